@@ -51,7 +51,7 @@ def copy_rates(mib: int, times: int) -> None:
 
 async def park_and_wake(folder: Path, place: ServicePlace, rounds: int) -> dict[str, Any]:
     """Medians of a copy that is brought to its block and parked again."""
-    from tangram_hpc.services.registry import make_backend
+    from tangram_hpc.services.backend_registry import make_backend
 
     spec = service_spec("bench", {"backend": "torch", "model": str(folder), "dtype": "bfloat16",
                                   "load_s": 1800})

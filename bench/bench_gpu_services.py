@@ -19,7 +19,7 @@ from typing import Any
 import common
 import gpu_services as cells
 
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 
 SEED, COUNT = 7, 105
 SIZES = ((1, 8), (2, 8), (3, 16), (4, 4), (8, 8), (16, 16), (6, 4), (12, 4), (12, 8), (24, 16))

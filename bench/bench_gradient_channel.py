@@ -19,9 +19,9 @@ import common
 import numpy as np
 
 from tangram_hpc.domain.hybrid import ContributorId, StepPlan
-from tangram_hpc.libra.live.lane import Lane
-from tangram_hpc.protocol.lane import PAYLOAD_MAX, Gradient, JoinMessage, Work
-from tangram_hpc.transport.socket.lane import dial_bulk
+from tangram_hpc.libra.live.gradient_channel import GradientChannel
+from tangram_hpc.protocol.gradient_messages import PAYLOAD_MAX, Gradient, GradientWork, JoinMessage
+from tangram_hpc.transport.socket.bulk_socket import dial_bulk
 
 JOB = "bench"
 
@@ -36,7 +36,7 @@ def member() -> None:
     with socket.create_connection(("127.0.0.1", int(port))) as bare:
         while (got := link.receive()) is not None:
             message, payload = got
-            if not isinstance(message, Work):
+            if not isinstance(message, GradientWork):
                 continue
             size = message.header.size * np.dtype(message.header.dtype).itemsize
             link.send(Gradient(message.header), memoryview(payload)[:size])
@@ -52,7 +52,7 @@ def exactly(sock: socket.socket, size: int) -> bytearray:
     return data
 
 
-def measure(channel: Lane, bare: socket.socket, step: int, elements: int, rounds: int
+def measure(channel: GradientChannel, bare: socket.socket, step: int, elements: int, rounds: int
             ) -> dict[str, float]:
     """The measurements of one size."""
     params = np.ones(elements)
@@ -78,7 +78,7 @@ def main() -> None:
     sizes = {"small": 1000, "large": 1 << (17 if tiny else 23)}
     rounds = 5 if tiny else 30
     key = os.urandom(32)
-    channel = Lane(0, "127.0.0.1", key, JOB)
+    channel = GradientChannel(0, "127.0.0.1", key, JOB)
     figures: dict[str, Any] = {}
     with socket.create_server(("127.0.0.1", 0)) as server, subprocess.Popen(
             [sys.executable, __file__, "member"], stdin=subprocess.PIPE, text=True) as child:

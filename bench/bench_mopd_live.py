@@ -33,7 +33,7 @@ from mopd import Timed, differences, make_models, mean, schedule
 from tangram_hpc.accounting.record import ActionRecord, fold
 from tangram_hpc.app.local import LocalCluster
 from tangram_hpc.client.future import Future
-from tangram_hpc.resources import tree
+from tangram_hpc.resources import process_tree
 from tangram_hpc.storage.journal import read_journal
 
 TEACHERS, SLOTS = 9, 3
@@ -154,7 +154,7 @@ def settle() -> None:
 def _cpu_s() -> float:
     """CPU seconds of all processes beneath this one."""
     spent = 0
-    for pid in tree.descendants(os.getpid()):
+    for pid in process_tree.descendants(os.getpid()):
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):

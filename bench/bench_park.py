@@ -20,7 +20,7 @@ import common
 import numpy as np
 
 from tangram_hpc.ports import ServicePlace, ServiceRequest
-from tangram_hpc.protocol.service_frames import Load
+from tangram_hpc.protocol.service_frames import LoadModel
 from tangram_hpc.protocol.value import encode_value
 from tangram_hpc.services.processes.process import ProcessBackend
 
@@ -45,7 +45,7 @@ async def measure(model: Path, scratch: str, rounds: int) -> dict[str, float]:
     """The figures of one model."""
     weights = sum(f.stat().st_size for f in model.glob("*.safetensors"))
     source = np.ones(weights, np.uint8)
-    copy = ProcessBackend(Load(str(model), "causal", "float32", 512, "cpu", 1),
+    copy = ProcessBackend(LoadModel(str(model), "causal", "float32", 512, "cpu", 1),
                           ServicePlace((0,), "cpu", scratch), 300)
     figures = {"weights_mb": weights / 1e6, "load_ms": await took_ms(copy.load())}
     call = [ServiceRequest("logprobs", encode_value({"prompts": ["one"], "completions": ["two"]}))]

@@ -23,7 +23,7 @@ from tangram_hpc.libra.planner.shapes import (
     Search,
     Training,
 )
-from tangram_hpc.libra.planner.split import Plan, plan
+from tangram_hpc.libra.planner.split import SplitPlan, plan
 
 DENSE = ModelShape("14b", 40, 5120, 40, 8, 128, 17408, 151936)
 MOE = ModelShape("30b-a3b", 48, 2048, 32, 4, 128, 0, 151936, experts=128, top_k=8, expert_ffn=768)
@@ -49,10 +49,10 @@ def history(seed: int, mean: int) -> list[Request]:
 
 
 def least(times: int, ways: list[tuple[Callable[[], AnalyticCosts], bool]], gpus: int
-          ) -> list[tuple[float, Plan]]:
+          ) -> list[tuple[float, SplitPlan]]:
     """Of each way the least CPU seconds of some plans, each of a new problem, and the last plan:
     others share this machine, so the ways take turns."""
-    took, found = [[0.0] * times for _ in ways], list[Plan]()
+    took, found = [[0.0] * times for _ in ways], list[SplitPlan]()
     for n in range(times):
         found = []
         for each, (problem, memo) in zip(took, ways, strict=True):

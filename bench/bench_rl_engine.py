@@ -20,11 +20,11 @@ import common
 
 import tangram_hpc.libra.simulation
 from tangram_hpc.libra.planner.costs import AnalyticCosts
+from tangram_hpc.libra.planner.layout_tree import LayoutTree
 from tangram_hpc.libra.planner.rollout_cost import RolloutCost
 from tangram_hpc.libra.planner.shapes import Request
-from tangram_hpc.libra.planner.tree import LayoutTree
-from tangram_hpc.libra.simulation.rl_engine import Engine, Work
-from tangram_hpc.libra.simulation.rl_scenario import Scenario, read_scenario
+from tangram_hpc.libra.simulation.rl_engine import DecodeWork, SimulatedEngine
+from tangram_hpc.libra.simulation.rl_scenario import Scenario, read_rl_scenario
 
 SCENARIO = Path(tangram_hpc.libra.simulation.__file__).parent / "examples" / "rl-48.toml"
 BUCKETS = ((200, 2_048), (16_384, 32_768))
@@ -57,18 +57,18 @@ def drawn(kind: Kind, count: int, low: int, high: int, rng: random.Random) -> li
     return found
 
 
-def played(cost: RolloutCost, degree: int, ones: list[Turns]) -> tuple[float, Engine]:
+def played(cost: RolloutCost, degree: int, ones: list[Turns]) -> tuple[float, SimulatedEngine]:
     """Seconds until all have ended on one engine, begun at once."""
-    engine = Engine(cost, degree, cost.rollout.max_batch)
+    engine = SimulatedEngine(cost, degree, cost.rollout.max_batch)
     at, context = [0] * len(ones), [prompt for prompt, _ in ones]
     back: list[tuple[int, int]] = []  # when tools return
     for one, (prompt, turns) in enumerate(ones):
-        engine.add(0, Work(one, prompt, turns[0][0]))
+        engine.add(0, DecodeWork(one, prompt, turns[0][0]))
     now = 0
     while (due := engine.due()) is not None or back:
         if back and (due is None or back[0][0] <= due):
             now, one = heapq.heappop(back)
-            engine.add(now, Work(one, context[one], ones[one][1][at[one]][0]))
+            engine.add(now, DecodeWork(one, context[one], ones[one][1][at[one]][0]))
             continue
         assert due is not None
         now, ended = due, engine.finish(due)
@@ -137,7 +137,7 @@ def training(scenario: Scenario, gpus: int) -> float:
 def main() -> None:
     """Prints one line."""
     tiny = common.arguments(__doc__).tiny
-    scenario = read_scenario(SCENARIO)
+    scenario = read_rl_scenario(SCENARIO)
     cost = RolloutCost(scenario.model, scenario.hardware, scenario.rollout)
     bare = replace(scenario, hardware=replace(scenario.hardware, update_s=0.0))
     flights, a_gpu = ((8, 16), (2,)) if tiny else ((8, 16, 64, 128, 192, 256, 512),

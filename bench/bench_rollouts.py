@@ -24,7 +24,7 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.rollouts import Turn
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.policy.declarations import declaration_of_rollouts
 from tangram_hpc.scheduler.scheduler import Scheduler
 

@@ -16,27 +16,33 @@ from typing import Any
 
 import common
 
-from tangram_hpc.libra.simulation.rl_lengths import Source, Trajectory, shuffled, three_phases
+from tangram_hpc.libra.simulation.rl_lengths import (
+    Source,
+    TrajectoryLengths,
+    shuffled,
+    three_phases,
+)
 from tangram_hpc.libra.simulation.rl_routing import Bucketing, LengthPredictor, Mlfq, play, teach
-from tangram_hpc.scheduler.routing.cmlfq import AGREE, CausalTree, Cmlfq, Shape
+from tangram_hpc.scheduler.routing.cmlfq import AGREE, CausalTree, Cmlfq, TreeLimits
 
 EDGES = (4_000, 12_000)
 EPOCHS = 4
 POLICIES: dict[str, Callable[[], Bucketing]] = {
     "cmlfq": lambda: Cmlfq(CausalTree(), EDGES),
-    "cmlfq_paper": lambda: Cmlfq(CausalTree(Shape(since=False)), EDGES, AGREE),
+    "cmlfq_paper": lambda: Cmlfq(CausalTree(TreeLimits(since=False)), EDGES, AGREE),
     "mlfq": lambda: Mlfq(EDGES),
     "length_predictor": lambda: LengthPredictor(EDGES),
 }
 
 
-def blind(trajectories: list[Trajectory]) -> list[Trajectory]:
+def blind(trajectories: list[TrajectoryLengths]) -> list[TrajectoryLengths]:
     """The same, with all returns alike: only their number and the lengths are left to see."""
     return [replace(one, turns=tuple(t._replace(tool="tool", chars=1, status=0)
                                      for t in one.turns)) for one in trajectories]
 
 
-def score(make: Callable[[], Bucketing], train: list[Trajectory], test: list[Trajectory]
+def score(make: Callable[[], Bucketing], train: list[TrajectoryLengths],
+          test: list[TrajectoryLengths]
           ) -> dict[str, Any]:
     """What a policy is worth on `test` after `train`."""
     policy = make()
@@ -57,7 +63,7 @@ def cell(spread: float, progress: float, prompts: int, samples: int, seed: int) 
     """All policies at one noise and one part of the run."""
     source = Source(three_phases(spread, prompts), seed)
 
-    def drawn(first: int, last: int) -> list[Trajectory]:
+    def drawn(first: int, last: int) -> list[TrajectoryLengths]:
         return [source.trajectory(p, s, progress)
                 for s in range(first, last) for p in range(prompts)]
 

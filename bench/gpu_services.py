@@ -28,12 +28,12 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import service_of
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.scheduler.placement.placers.base import Placement
-from tangram_hpc.scheduler.placement.placers.copies import Copies, Copy
+from tangram_hpc.scheduler.placement.placers.copy_map import CopyMap, PlacedCopy
 from tangram_hpc.scheduler.placement.snapshot import NodeView, Snapshot
-from tangram_hpc.scheduler.state.queue import GPU, Shape, Walk
+from tangram_hpc.scheduler.state.queue import GPU, ActionShape, Walk
 from tangram_hpc.simulator import progress
-from tangram_hpc.simulator.workload import Cluster, Trajectory, Workload
-from tangram_hpc.simulator.world import World
+from tangram_hpc.simulator.workload import Cluster, Workload, WorkloadTrajectory
+from tangram_hpc.simulator.world import SimulationWorld
 
 NODE_GPUS = 8
 MEAN_S, SIGMA = 2.0, 0.7  # run time of a call on its smallest degree: mean, and spread of its log
@@ -100,7 +100,7 @@ def material(cell: Cell) -> Material:
     for i, ((service, run_s), at) in enumerate(zip(drawn, times, strict=True)):
         least = degrees[service][0]
         work_s = run_s / (SERIAL + (1 - SERIAL) / least)
-        found.append(Trajectory.model_validate({
+        found.append(WorkloadTrajectory.model_validate({
             "trajectory": f"t{i}", "start_s": round(at, 6), "turns": [{"think_s": 0, "actions": [{
                 "name": service, "resource": f"service:{service}", "work_s": round(work_s, 6),
                 "degrees": degrees[service], "serial": SERIAL}]}]}))
@@ -133,7 +133,7 @@ class _Block:
     behind: list[int] = field(default_factory=list)
 
 
-class BatchWorld(World):
+class BatchWorld(SimulationWorld):
     """A simulated run in which calls that follow on a busy copy run as one batch with it."""
 
     batch = 1
@@ -157,7 +157,8 @@ class BatchWorld(World):
             block = self._blocks.setdefault((order.node, order.gpus), _Block())
             block.behind.append(order.lease)
             work = self.client.submission(order.action).work
-            self._runs[order.lease] = progress.Run(work, len(order.gpus), self.event_queue.now, 0)
+            self._runs[order.lease] = progress.SimulatedAttempt(work, len(order.gpus),
+                                                                self.event_queue.now, 0)
             if not block.running:
                 self._start(order.node, order.gpus, order.restore_ns)
             return
@@ -200,7 +201,7 @@ class _Calls:
     """The waiting calls of one pass, by service in order of readiness."""
 
     def __init__(self, view: Snapshot) -> None:
-        self.of: dict[str, list[tuple[int, Shape]]] = {}
+        self.of: dict[str, list[tuple[int, ActionShape]]] = {}
         walk = Walk(view.ledger.ready.bays(GPU))
         while (head := walk.head()) is not None:
             self.of.setdefault(service_of(head[1].key), []).append(head)
@@ -244,7 +245,7 @@ class Shares:
         """Serves each service on its own blocks. A block that services share goes to the one that
         has waited longest once those calls are served that came before it was last restored."""
         placement = Placement()
-        copies, calls = Copies(view, placement), _Calls(view)
+        copies, calls = CopyMap(view, placement), _Calls(view)
         held: set[tuple[int, int]] = set()
         for service in calls.by_age():
             for node, gpus in self._blocks[service]:
@@ -261,7 +262,7 @@ class Shares:
                              if (c := copies.at.get((node, g))) is None or c.service != service}
         return placement
 
-    def _others_turn(self, copies: Copies, calls: _Calls, service: str, node: int,
+    def _others_turn(self, copies: CopyMap, calls: _Calls, service: str, node: int,
                      gpus: tuple[int, ...]) -> bool:
         """Whether another service that stands here has calls left that came before it did."""
         for gpu in gpus:
@@ -312,12 +313,12 @@ class Pooled:
     def place(self, view: Snapshot) -> Placement:
         """Serves the services in order of their oldest calls."""
         placement = Placement()
-        copies, calls = Copies(view, placement), _Calls(view)
+        copies, calls = CopyMap(view, placement), _Calls(view)
         for service in calls.by_age():
             self._serve(view, copies, calls, service)
         return placement
 
-    def _serve(self, view: Snapshot, copies: Copies, calls: _Calls, service: str) -> None:
+    def _serve(self, view: Snapshot, copies: CopyMap, calls: _Calls, service: str) -> None:
         waiting = calls.of[service]
         while waiting:
             action, shape = waiting[0]
@@ -336,8 +337,8 @@ class Pooled:
                 copies.open(spot[0], spot[1], action, shape)
             waiting.pop(0)
 
-    def _wait(self, view: Snapshot, copies: Copies, waiting: list[tuple[int, Shape]],
-              fit: list[Copy]) -> int:
+    def _wait(self, view: Snapshot, copies: CopyMap, waiting: list[tuple[int, ActionShape]],
+              fit: list[PlacedCopy]) -> int:
         """How long the last that waits would, if all were dealt to the copies that stand."""
         ends = [(max(0, copies.free_at(c, view.now_ns) - view.now_ns), c.size) for c in fit]
         heapq.heapify(ends)
@@ -347,7 +348,7 @@ class Pooled:
             heapq.heapreplace(ends, (at + run, size))
         return ends[0][0]
 
-    def _spot(self, copies: Copies, calls: _Calls, shape: Shape, size: int
+    def _spot(self, copies: CopyMap, calls: _Calls, shape: ActionShape, size: int
               ) -> tuple[NodeView, tuple[int, ...]] | None:
         found = [(max((c.used_at for c in over), default=-1), node.node, gpus)
                  for node, gpus, over in copies.blocks(shape, size)
@@ -358,7 +359,7 @@ class Pooled:
         return copies.view.nodes[number], gpus
 
 
-def _start(copies: Copies, node: NodeView, gpus: tuple[int, ...], action: int, shape: Shape
+def _start(copies: CopyMap, node: NodeView, gpus: tuple[int, ...], action: int, shape: ActionShape
            ) -> None:
     there = copies.at.get((node.node, gpus[0]))
     if there is not None and there.service == service_of(shape.key) and there.gpus == gpus:

@@ -26,7 +26,7 @@ _HOMES = {
     "as_completed": "client.future",
     "as_completed_async": "client.future",
     "Endpoint": "client.endpoints.endpoint",
-    "check_response": "client.endpoints.verdict",
+    "check_response": "client.endpoints.retry_decision",
     "Profile": "domain.action",
     "Routed": "domain.rollouts",
     "ActionState": "domain.states",

@@ -17,7 +17,7 @@ from .domain.session import SessionSpec
 from .domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
 from .domain.states import ActionState
 from .protocol.frame import Buffer, Parcel
-from .protocol.message import Message, Result, Start
+from .protocol.message import ActionResult, Message, StartAttempt
 from .scheduler.routing.cmlfq import CausalTree
 
 # Seconds. An action that runs longer lets its worker give back the leases that wait behind it. The
@@ -98,7 +98,7 @@ class Spool(Protocol):
         """Keeps what an action is to do; False: there is no room for one more."""
         ...
 
-    def keep_result(self, once: str, result: Result, payload: Buffer | None) -> None:
+    def keep_result(self, once: str, result: ActionResult, payload: Buffer | None) -> None:
         """Keeps what came of it, in place of what it was to do."""
         ...
 
@@ -106,7 +106,7 @@ class Spool(Protocol):
         """What it is to do."""
         ...
 
-    def result(self, once: str) -> tuple[Result, bytes | None] | None:
+    def result(self, once: str) -> tuple[ActionResult, bytes | None] | None:
         """What came of it."""
         ...
 
@@ -248,11 +248,11 @@ class Sandboxes(Protocol):
         follows, or `session_down` when that cannot be done."""
         ...
 
-    def start(self, order: Start, payload: memoryview) -> None:
+    def start(self, order: StartAttempt, payload: memoryview) -> None:
         """Runs an action; `finished` follows, whatever happens."""
         ...
 
-    def follow(self, order: Start, payload: memoryview) -> bool:
+    def follow(self, order: StartAttempt, payload: memoryview) -> bool:
         """Takes an action whose turn comes when the lease `order.after` is gone; False: not now,
         keep it until then."""
         ...

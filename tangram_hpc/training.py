@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from .config.planner.files import read_hardware, read_model
-from .config.planner.settings import PlannerSettings
-from .domain.hybrid import End as JoinOutcome
-from .domain.hybrid import ReplicaState
-from .domain.hybrid import Signal as PipelineSignal
+from .config.planner.planner_settings import PlannerSettings
+from .domain.hybrid import JoinOutcome, PipelineSignal, ReplicaState
 from .libra.hybrid.hybrid_signal import PoolRules
 from .libra.live.core_trainer import CoreTrainer
 from .libra.live.leased_member import add_leased_member

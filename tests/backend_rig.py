@@ -22,10 +22,10 @@ from executor_rig import alive
 from tangram_hpc.config.services import service_spec
 from tangram_hpc.ports import ServiceBackend, ServicePlace, ServiceReply, ServiceRequest
 from tangram_hpc.protocol.value import decode_value, encode_value
-from tangram_hpc.resources import tree
+from tangram_hpc.resources import process_tree
+from tangram_hpc.services.backend_registry import make_backend
 from tangram_hpc.services.fake import FakeBackend
 from tangram_hpc.services.processes.process import ProcessBackend
-from tangram_hpc.services.registry import make_backend
 
 TORCH = all(find_spec(name) for name in ("torch", "transformers", "safetensors", "tokenizers"))
 NEEDS_TORCH = [pytest.mark.long, pytest.mark.timeout(300),
@@ -181,8 +181,8 @@ def tiny(home: Path, task: str, **about: Any) -> Path:
 @contextmanager
 def nothing_left(scratch: Path) -> Iterator[None]:
     """Asserts that no process, descriptor or file of a copy is there afterwards."""
-    processes, files = set(tree.descendants(os.getpid())), len(os.listdir("/proc/self/fd"))
+    processes, files = set(process_tree.descendants(os.getpid())), len(os.listdir("/proc/self/fd"))
     yield
-    assert set(tree.descendants(os.getpid())) <= processes
+    assert set(process_tree.descendants(os.getpid())) <= processes
     assert len(os.listdir("/proc/self/fd")) <= files
     assert not scratch.exists()

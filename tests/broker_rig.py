@@ -18,7 +18,7 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.protocol.frame import Inbox, Outbox
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
 
 S = 10**9
@@ -137,7 +137,7 @@ class BrokerRig:
 
     def client(self, uid: str = "u", **fields: Any) -> FakePeer:
         peer = FakePeer(self)
-        peer.say(ms.Hello(ms.PROTOCOL_VERSION, "j", uid, **fields))
+        peer.say(ms.ClientHello(ms.PROTOCOL_VERSION, "j", uid, **fields))
         return peer
 
     def worker(self, cpus: int = 4, name: str = "n1", **fields: Any) -> FakePeer:
@@ -156,11 +156,11 @@ def serves(rig: BrokerRig, client: FakePeer, worker: FakePeer, number: int) -> b
     """Whether an action of this client is started, ends, and comes back."""
     action = action_of(client, number)
     client.say(ms.Submit(action), b"call")
-    started = {start.action.id: start.lease for start in worker.all(ms.Start)}
+    started = {start.action.id: start.lease for start in worker.all(ms.StartAttempt)}
     if action.id not in started:
         return False
     worker.say(ms.Finished(started[action.id], Outcome(ActionState.COMPLETED), n=1), b"done")
     rig.run(0.1)
-    result = client.last(ms.Result)
+    result = client.last(ms.ActionResult)
     client.say(ms.Ack((action.id,)))
     return bool(result.action == action.id and result.outcome.state is ActionState.COMPLETED)

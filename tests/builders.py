@@ -12,7 +12,7 @@ from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
 
 
@@ -109,4 +109,4 @@ def started(made: list[de.Decision]) -> list[int]:
 
 def replies(made: list[de.Decision]) -> dict[int, ActionState]:
     """The actions that these decisions end, and how."""
-    return {d.action: d.outcome.state for d in made if isinstance(d, de.Reply)}
+    return {d.action: d.outcome.state for d in made if isinstance(d, de.ReplyToClient)}

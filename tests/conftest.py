@@ -12,7 +12,7 @@ from devcluster_fixture import RunningCluster, running_cluster
 from executor_rig import SECRETS, Rig
 from slurm_site import Site, install_for
 
-from tangram_hpc.resources import tree
+from tangram_hpc.resources import process_tree
 
 # Files whose tests judge times or shares of CPU: in `make test` nothing runs beside them. The rest
 # runs beside the Slurm tests, which mostly wait.
@@ -60,7 +60,7 @@ def site(slurm: RunningCluster) -> Site:
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
-    before = set(tree.descendants(os.getpid()))
+    before = set(process_tree.descendants(os.getpid()))
     rig = Rig(tmp_path)
     yield rig
     rig.close()

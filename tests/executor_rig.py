@@ -18,7 +18,7 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.ports import SandboxSettings
-from tangram_hpc.protocol.message import Start
+from tangram_hpc.protocol.message import StartAttempt
 from tangram_hpc.protocol.payload import (
     ExecCall,
     ExecReturn,
@@ -30,13 +30,13 @@ from tangram_hpc.protocol.payload import (
     encode,
 )
 from tangram_hpc.protocol.value import decode_value
-from tangram_hpc.resources import tree
+from tangram_hpc.resources import process_tree
 from tangram_hpc.resources.cpu import affinity
 from tangram_hpc.resources.gpu.devices import Device, Devices
-from tangram_hpc.resources.gpu.meter import GpuMeter
+from tangram_hpc.resources.gpu.gpu_meter import GpuMeter
 from tangram_hpc.sandbox.manager import backends
 from tangram_hpc.sandbox.manager.backends import Backends
-from tangram_hpc.sandbox.manager.executor import SandboxExecutor
+from tangram_hpc.sandbox.manager.sandbox_executor import SandboxExecutor
 from tangram_hpc.storage.store import FolderStore
 
 DEADLINE_S = 40.0
@@ -162,8 +162,8 @@ class Rig:
         self.lease += 1
         if session:
             self._busy[session] = self.lease
-        order = Start(self.lease, Action(id=self.lease, name="t", kind=kind, **action),
-                      self.cores[:1] if cores is None else cores, gpus)
+        order = StartAttempt(self.lease, Action(id=self.lease, name="t", kind=kind, **action),
+                             self.cores[:1] if cores is None else cores, gpus)
         payload = encode(call)
         if store:
             payload = encode(Stored(self.store.put(payload), len(payload)))
@@ -207,7 +207,7 @@ class Rig:
         self.until(lambda: session in self.up)
 
     def processes(self) -> list[int]:
-        return [p for p in tree.descendants(os.getpid()) if alive(p)]
+        return [p for p in process_tree.descendants(os.getpid()) if alive(p)]
 
     def close(self) -> None:
         async def close() -> None:

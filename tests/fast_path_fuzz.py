@@ -23,13 +23,13 @@ from tangram_hpc.protocol.payload import ExecCall, decode, encode
 from tangram_hpc.protocol.process_frames import (
     Ended,
     FreezeBackground,
-    Limits,
     ProcessInbox,
-    Run,
+    RunAction,
+    SandboxLimits,
     WorkerInbox,
     frame,
 )
-from tangram_hpc.sandbox.process import plain
+from tangram_hpc.sandbox.process import fast_path
 from tangram_hpc.sandbox.process.command import changed_signals
 from tangram_hpc.sandbox.process.isolation_setup import SandboxIsolation
 from tangram_hpc.sandbox.process.sandbox_processes import DescendantProcesses
@@ -40,18 +40,19 @@ STANDS = "so"
 PATIENCE_NS = 900_000_000  # a busy machine is no reason to be served otherwise
 
 
-def order(call: ExecCall, lease: int = 1) -> Run:
-    return Run(lease, encode(call), "", 1, 1, 0, True, "stop", Limits(0, 64, 100))
+def order(call: ExecCall, lease: int = 1) -> RunAction:
+    return RunAction(lease, encode(call), "", 1, 1, 0, True, "stop", SandboxLimits(0, 64, 100))
 
 
 KNOWN = msgspec.structs.astuple(order(ExecCall()))[2:]
 
 
-def is_plain(data: bytes) -> Run | None:
+def is_plain(data: bytes) -> RunAction | None:
     """What Python reads in it, if that is one order that the library may serve."""
     try:
         orders = list(ProcessInbox().feed(data))
-        call = decode(orders[0].payload) if len(orders) == 1 and isinstance(orders[0], Run) else 0
+        call = (decode(orders[0].payload) if len(orders) == 1 and isinstance(orders[0], RunAction)
+                else 0)
     except (ProtocolError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     if not isinstance(call, ExecCall) or msgspec.structs.astuple(orders[0])[2:] != KNOWN:
@@ -90,16 +91,16 @@ class Bench:
     """The library with both ends of its socket."""
 
     def __init__(self, library: str) -> None:
-        plain._library = ctypes.CDLL(library)
-        assert plain._library.fast_path_size() == ctypes.sizeof(plain._Struct)
-        assert plain._library.fast_path_version() == plain._VERSION
+        fast_path._library = ctypes.CDLL(library)
+        assert fast_path._library.fast_path_size() == ctypes.sizeof(fast_path._Struct)
+        assert fast_path._library.fast_path_version() == fast_path._VERSION
         self.ours, theirs = socket.socketpair()
         self.theirs = theirs
         self.wake, self.into = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self.into, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, where: None)
         doors = [os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in ("cpus", os.devnull)]
-        self.served = plain.FastPath((theirs.fileno(), self.wake, doors[0], -1, doors[1]),
+        self.served = fast_path.FastPath((theirs.fileno(), self.wake, doors[0], -1, doors[1]),
                                   changed_signals(),
                                   SandboxIsolation("process", DescendantProcesses(), ".", ".",
                                                    "cpus"), 1000)
@@ -107,10 +108,10 @@ class Bench:
         self.served.command.patience_ns = PATIENCE_NS
         self.inbox = WorkerInbox()
 
-    def play(self, data: bytes) -> tuple[plain.ReturnCode, list[Ended]]:
+    def play(self, data: bytes) -> tuple[fast_path.ReturnCode, list[Ended]]:
         """What becomes of these bytes: they are told ended, or come back."""
         ends: list[Ended] = []
-        back: list[plain.ReturnCode] = []
+        back: list[fast_path.ReturnCode] = []
 
         def peer() -> None:
             self.ours.sendall(data)
@@ -125,7 +126,7 @@ class Bench:
 
         other = threading.Thread(target=peer)
         other.start()
-        while (what := self.served.serve()) is plain.ReturnCode.LOOK:
+        while (what := self.served.serve()) is fast_path.ReturnCode.LOOK:
             try:
                 os.read(self.wake, 64)
             except BlockingIOError:
@@ -165,14 +166,15 @@ def main() -> None:
                 want = (b"out\n", b"err\n") if failed else (
                     (" ".join(call.argv[1:]) + "\n").encode(), b"")
                 assert (back.stdout, back.stderr) == want, back  # type: ignore[union-attr]
-            assert (what, bench.served.data) == (plain.ReturnCode.READ, frame(FreezeBackground()))
+            assert (what, bench.served.data) == (fast_path.ReturnCode.READ,
+                                                 frame(FreezeBackground()))
             seen["served"] += 1
-        elif what is plain.ReturnCode.RUNNING:
+        elif what is fast_path.ReturnCode.RUNNING:
             assert read is not None and bench.served.data == data
             bench.take_over()
             seen["taken over"] += 1
         else:
-            assert what is plain.ReturnCode.READ and bench.served.data == data, (what, data)
+            assert what is fast_path.ReturnCode.READ and bench.served.data == data, (what, data)
             seen["sent back"] += 1
     print(msgspec.json.encode(seen).decode())
 

@@ -28,7 +28,7 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.ports import SandboxSettings
 from tangram_hpc.protocol.payload import ExecCall, ExecReturn
-from tangram_hpc.resources import tree
+from tangram_hpc.resources import process_tree
 
 BACKENDS = ("process", "bwrap")
 # As a command that Python serves, and as the second of its kind, which is plain (`_fast_path.c`).
@@ -93,11 +93,11 @@ class Photo:
                    if f"tangram-{os.getpid()}-" in path}
         mounts = {line for line in Path("/proc/self/mountinfo").read_text().splitlines()
                   if str(scratch) in line or token in line}
-        mine = {str(p) for p in [os.getpid(), *tree.descendants(os.getpid())]}
+        mine = {str(p) for p in [os.getpid(), *process_tree.descendants(os.getpid())]}
         sysv = {f"{kind} {row}" for kind in ("shm", "sem", "msg")
                 for row in Path(f"/proc/sysvipc/{kind}").read_text().splitlines()[1:]
                 if row.split()[0] == str(sysv_key(token)) or set(row.split()[4:6]) & mine}
-        return cls(set(tree.descendants(os.getpid())), cgroups, mounts,
+        return cls(set(process_tree.descendants(os.getpid())), cgroups, mounts,
                    {str(p) for p in scratch.glob("worker-*/*")}, shared, sysv)
 
 
@@ -207,8 +207,8 @@ class Duel:
         shells: list[int] = []
 
         def found() -> bool:
-            shells[:] = [pid for pid in tree.descendants(process.pid)
-                         if b"sha256sum" in (tree.read(f"/proc/{pid}/cmdline") or b"")]
+            shells[:] = [pid for pid in process_tree.descendants(process.pid)
+                         if b"sha256sum" in (process_tree.read(f"/proc/{pid}/cmdline") or b"")]
             return bool(shells)
 
         until(found, "the neighbour's shell to run")
@@ -245,7 +245,7 @@ def arena(backend: str, folder: Path, enforcement: str = "", way: str = "plain",
     with pytest.MonkeyPatch.context() as patch:
         for name, value in secrets.items():
             patch.setenv(name, value)
-        before = set(tree.descendants(os.getpid()))
+        before = set(process_tree.descendants(os.getpid()))
         options = {"session_pids": PIDS, "disk_mib": DISK_MIB, "output_max": OUTPUT_MAX,
                    "compiled": way == "plain", "again": way == "plain"} | settings
         rig = Rig(folder, trusted=False, isolation=backend, enforcement=enforcement, **options)

@@ -11,7 +11,7 @@ from tangram_hpc.domain.hybrid import (
     MemberDone,
     MemberFailed,
     MemberUp,
-    Signal,
+    PipelineSignal,
     StepBegins,
     StepPlan,
 )
@@ -66,7 +66,7 @@ class Rig:
 
     def signal(self, times: tuple[int, int] = TRAIN, **more: Any) -> list[AnyOrder]:
         self.version += 1
-        return self.tell(Signal(self.version, self.step, *times, **more))
+        return self.tell(PipelineSignal(self.version, self.step, *times, **more))
 
     def done(self, replica: int, stage: R) -> list[AnyOrder]:
         generation = self.pool.generation(replica)
@@ -94,7 +94,7 @@ def stale(pool: HybridPool, event: AnyPoolEvent) -> bool:
     current."""
     if isinstance(event, StepBegins):
         return event.step <= pool._step
-    if isinstance(event, Signal):
+    if isinstance(event, PipelineSignal):
         last = pool._target._signal
         return last is not None and event.version <= last.version
     if isinstance(event, JoinCancelled):

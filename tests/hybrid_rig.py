@@ -132,11 +132,11 @@ class Director:
         self.in_step = ""  # what to do while the step's gradients are computed
 
     def say(self, planned: int, step: int) -> None:
-        from tangram_hpc.domain.hybrid import Signal
+        from tangram_hpc.domain.hybrid import PipelineSignal
 
         self.version += 1
         ratio = (0, 1000) if planned == 0 else (1000, 1000)
-        self._core.coordinator.signal(Signal(self.version, step, *ratio, planned=planned))
+        self._core.coordinator.signal(PipelineSignal(self.version, step, *ratio, planned=planned))
 
     def count(self, end: str) -> int:
         return sum(news.end.value == end for news in self._core.coordinator.ended_joins)

@@ -18,7 +18,7 @@ from tangram_hpc.ports import (
     ServiceReply,
     ServiceRequest,
 )
-from tangram_hpc.protocol.message import Start
+from tangram_hpc.protocol.message import StartAttempt
 from tangram_hpc.protocol.payload import (
     ErrorReturn,
     ServiceCall,
@@ -28,7 +28,7 @@ from tangram_hpc.protocol.payload import (
     encode,
 )
 from tangram_hpc.protocol.value import decode_value, encode_value
-from tangram_hpc.services.processes.executor import ServiceExecutor
+from tangram_hpc.services.processes.service_executor import ServiceExecutor
 
 
 class FakeCopy:
@@ -169,7 +169,7 @@ class Rig:
         action = Action(self.lease, "x", Kind.CALL, (len(gpus),), f"service:{service}",
                         timeout_ns=round(timeout_s * 1e9))
         payload = encode(ServiceCall(method, encode_value(value), tokens))
-        self.executor.start(Start(self.lease, action, (), gpus), memoryview(payload))
+        self.executor.start(StartAttempt(self.lease, action, (), gpus), memoryview(payload))
         return self.lease
 
     async def all(self, *leases: int) -> None:

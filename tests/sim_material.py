@@ -6,7 +6,7 @@ import heapq
 import random
 from typing import Any
 
-from tangram_hpc.simulator.workload import Cluster, Trajectory, Workload
+from tangram_hpc.simulator.workload import Cluster, Workload, WorkloadTrajectory
 
 CLUSTER = {
     "nodes": [{"name": "c", "count": 2, "cpus": 12, "mem_mib": 900},
@@ -37,7 +37,7 @@ def workload(seed: int, size: int = 12, resources: tuple[str, ...] = ("cpu",)) -
                   "actions": [action(rng, rng.choice(resources))
                               for _ in range(rng.choice([1, 1, 1, 2, 3]))]}
                  for _ in range(rng.randrange(1, 5))]
-        found.append(Trajectory.model_validate({
+        found.append(WorkloadTrajectory.model_validate({
             "trajectory": f"t{i}", "start_s": rng.choice([0, 0.5, rng.random() * 3]),
             "session": {"mem_mib": rng.choice([10, 100, 300])}, "turns": turns}))
     return Workload(name=f"random-{seed}", trajectories=tuple(found))

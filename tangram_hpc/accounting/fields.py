@@ -167,7 +167,7 @@ DEFAULT = "JobID,JobName,NodeList,NCPUS,State,ExitCode,Planned,Elapsed,TotalCPU"
 _BY_NAME = {f.name.lower(): f for f in FIELDS}
 
 
-def choose(text: str) -> list[tuple[Field, int]]:
+def choose_fields(text: str) -> list[tuple[Field, int]]:
     """Returns the columns of a format such as `JobID%20,State`, with their widths.
 
     A width below 0 aligns left.

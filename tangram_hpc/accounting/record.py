@@ -100,7 +100,7 @@ class ActionRecord:
 
 
 @dataclass(slots=True)
-class Usage:
+class JobUsage:
     """What a whole job held and used, in core-ns.
 
     Attributes:
@@ -126,7 +126,7 @@ class Fold:
         self.job = ""
         self.placer = ""
         self.sync = ""
-        self.usage = Usage()
+        self.usage = JobUsage()
         self._user = ""
         self._ranks: dict[int, int] = {}
         self._nodes: dict[int, tuple[NodeSpec, int]] = {}

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..broker.broker_settings import Settings
 from ..broker.driver import Broker
 from ..broker.satellites import SatelliteScripts
-from ..broker.settings import Settings
 from ..config.endpoints import endpoint_spec
 from ..config.rollouts import rollouts_spec
 from ..config.services import service_spec
@@ -24,11 +24,11 @@ from ..config.settings import Config
 from ..domain.allocation import AllocPolicy
 from ..domain.service import EndpointSpec
 from ..errors import InvalidInput, TangramError
-from ..scheduler.placement.placers.registry import make_placer
+from ..scheduler.placement.placers.placer_registry import make_placer
 from ..scheduler.scheduler import Scheduler
 from ..slurm.budgeted import BudgetedSlurm
 from ..slurm.choice import make_slurm
-from ..slurm.environ import slurm_place
+from ..slurm.job_environment import slurm_place
 from ..storage.access import Access, mark_ended, write_access
 from ..storage.cmlfq_file import TreeFiles
 from ..storage.folder_lock import BEAT_S, FolderLock
@@ -39,11 +39,11 @@ from ..storage.spool import FileSpool
 from ..storage.store import TEMPORARY_S, FolderStore
 from ..transport.socket.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from ..version import VERSION
-from .clock import SystemClock
 from .connecting import own_addresses
 from .folder import take_folder
 from .job_comment import set_job_comment
 from .loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
+from .system_clock import SystemClock
 
 _GAP_S = 0.002  # of a busy broker or worker, see there
 

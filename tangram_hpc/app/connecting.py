@@ -15,9 +15,9 @@ from ..client.client import Client
 from ..config.settings import load_config
 from ..errors import AccessError, BrokerUnreachable
 from ..ports import Dial
-from ..slurm.environ import other_nodes, slurm_place
+from ..slurm.job_environment import other_nodes, slurm_place
 from ..storage.access import Access, read_access
-from ..storage.rundir import home, job_dir
+from ..storage.rundir import job_dir, tangram_home
 from ..storage.store import FolderStore
 from ..transport.socket.address import Addresses, addresses, rank_address
 from ..transport.socket.channel import SocketChannel
@@ -67,7 +67,7 @@ def find_access(environ: Mapping[str, str], job: str = "") -> Path:
     if named:
         return job_dir(environ, named) / "access.json"
     raise AccessError("no way to a broker: set TANGRAM_ACCESS to an access file or TANGRAM_JOB to "
-                      f"a job below {home(environ)}, or start one with LocalCluster")
+                      f"a job below {tangram_home(environ)}, or start one with LocalCluster")
 
 
 def socket_dial(access: Access) -> Dial:

@@ -17,9 +17,9 @@ from pathlib import Path
 from ..errors import InvalidInput, TangramError
 from ..ports import SlurmRejected, SlurmTransient
 from ..slurm.commands import Commands
-from ..slurm.environ import slurm_place
+from ..slurm.job_environment import slurm_place
 from ..storage.folder_lock import SILENT_S, YIELD_S, FileLock, FolderLock, holder_of, last_sign
-from ..storage.identity import Start, read_starts, why_foreign, write_starts
+from ..storage.identity import JobStart, read_starts, why_foreign, write_starts
 from ..storage.journal import journals
 from ..storage.rundir import link_last, make_job_dir, move_away
 
@@ -76,12 +76,12 @@ def _link(folder: Path, job: str) -> None:
               f"is; it is now {moved}", file=sys.stderr)
 
 
-async def _start(environ: Mapping[str, str], job: str, slurm: Commands) -> Start | None:
+async def _start(environ: Mapping[str, str], job: str, slurm: Commands) -> JobStart | None:
     """Which start of which Slurm job this is; None where this job is none of Slurm's."""
     place = slurm_place(environ)
     if place is None or place.job != job:
         return None
-    return Start(place.cluster, job, await _submitted(job, slurm), place.restarts)
+    return JobStart(place.cluster, job, await _submitted(job, slurm), place.restarts)
 
 
 async def _submitted(job: str, slurm: Commands) -> int:
@@ -99,7 +99,7 @@ async def _submitted(job: str, slurm: Commands) -> int:
     return 0
 
 
-async def _refuse_if_alive(folder: Path, job: str, now: Start | None) -> None:
+async def _refuse_if_alive(folder: Path, job: str, now: JobStart | None) -> None:
     """Returns where the holder of a folder that is locked is known to be over.
 
     - It belongs to an earlier start of our own job: Slurm ended that one before it began this one.

@@ -24,7 +24,7 @@ from ..client.client import Client
 from ..client.forked import not_ours
 from ..config.settings import Config, load_config
 from ..errors import BrokerUnreachable, InvalidInput, TangramError
-from ..slurm.environ import without_slurm
+from ..slurm.job_environment import without_slurm
 from ..storage.rundir import local_job_name, own_dir
 from .connecting import await_access, connect
 

@@ -7,8 +7,8 @@ from ..domain.service import ServiceSpec
 from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 from ..ports import Sandboxes
-from ..protocol.message import Start
-from ..services.processes.executor import ServiceExecutor
+from ..protocol.message import StartAttempt
+from ..services.processes.service_executor import ServiceExecutor
 
 
 class NodeExecutor:
@@ -33,14 +33,14 @@ class NodeExecutor:
         """See `ports.Executor`."""
         self._services.prepare(spec)
 
-    def start(self, order: Start, payload: memoryview) -> None:
+    def start(self, order: StartAttempt, payload: memoryview) -> None:
         """See `ports.Executor`."""
         if order.action.kind is Kind.CALL:
             self._services.start(order, payload)
         else:
             self._sandboxes.start(order, payload)
 
-    def follow(self, order: Start, payload: memoryview) -> bool:
+    def follow(self, order: StartAttempt, payload: memoryview) -> bool:
         """See `ports.Executor`. A call's service knows by itself when its turn comes."""
         if order.action.kind is Kind.CALL:
             self._services.start(order, payload)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..atomic_file import replace_file
 from ..errors import BrokerUnreachable, InvalidInput, WrongWorld
-from ..slurm.environ import slurm_place
+from ..slurm.job_environment import slurm_place
 from ..transport.mpi.mpi_launch import launch_of, launch_rank, managed
 from ..transport.mpi.mpi_oversubscription import wait_environment
 
@@ -28,7 +28,7 @@ REMEDY = ("start it with `srun --mpi=pmi2` (MPICH; an mpi4py built on Open MPI n
 
 
 @dataclass(frozen=True)
-class Rank:
+class TrainerTask:
     """One task: its number in the step, how many there are, its number on this node, and whether
     the last of them is the gateway."""
 
@@ -51,7 +51,7 @@ class Rank:
 # ---- what was launched -------------------------------------------------------------------------
 
 
-def rank_of(environ: Mapping[str, str], gateway: str, mpi: bool) -> Rank:
+def rank_of(environ: Mapping[str, str], gateway: str, mpi: bool) -> TrainerTask:
     """This task. `gateway` as in GATEWAY_MODES: `auto` makes the last rank one where the step was
     started with MPI, has another rank, and `mpi`: this program could use it.
 
@@ -69,7 +69,7 @@ def rank_of(environ: Mapping[str, str], gateway: str, mpi: bool) -> Rank:
     if gateway == "on":
         _refuse_gateway(with_mpi, size)
     use = gateway == "on" or (gateway == "auto" and with_mpi and size > 1 and mpi)
-    found = Rank(rank, size, local, use)
+    found = TrainerTask(rank, size, local, use)
     if not torch:
         _refuse_stale(environ, found)
     return found
@@ -104,7 +104,7 @@ def _refuse_gateway(with_mpi: bool, size: int) -> None:
                          "than the trainers: start at least 2, or use --gateway off")
 
 
-def _refuse_stale(environ: Mapping[str, str], found: Rank) -> None:
+def _refuse_stale(environ: Mapping[str, str], found: TrainerTask) -> None:
     """RANK of an outer program, exported into this step, would be the same for all ranks."""
     want = {"RANK": found.rank, "WORLD_SIZE": found.trainers}
     for name, number in want.items():
@@ -127,8 +127,8 @@ def affinity_complaint(environ: Mapping[str, str], usable: int, online: int) -> 
 # ---- what its program finds ----------------------------------------------------------------------
 
 
-def environment(environ: Mapping[str, str], found: Rank, job: str, access: str,
-                master: tuple[str, int] | None, is_shared: bool = False) -> dict[str, str]:
+def trainer_environment(environ: Mapping[str, str], found: TrainerTask, job: str, access: str,
+                        master: tuple[str, int] | None, is_shared: bool = False) -> dict[str, str]:
     """The program's environment. What a torchrun-style trainer needs is added where it is not set,
     and how MPI is to wait on an oversubscribed node; of ours, all is as it is now."""
     made = {k: v for k, v in environ.items() if k not in _GATEWAY}
@@ -145,15 +145,15 @@ def environment(environ: Mapping[str, str], found: Rank, job: str, access: str,
     return made | {k: v for k, v in torch.items() if not environ.get(k)}
 
 
-def wants_master(environ: Mapping[str, str], found: Rank) -> bool:
+def wants_master(environ: Mapping[str, str], found: TrainerTask) -> bool:
     """Whether this rank is to be told where rank 0 can be met."""
     in_step = "SLURM_STEP_ID" in environ
     known = environ.get("MASTER_ADDR") and environ.get("MASTER_PORT")
     return not known and not found.is_gateway and (in_step or found.trainers == 1)
 
 
-def meet(environ: Mapping[str, str], found: Rank, folder: Path, address: str,
-         patience_s: float = _MEET_S) -> tuple[str, int]:
+def master_address(environ: Mapping[str, str], found: TrainerTask, folder: Path, address: str,
+                   patience_s: float = _MEET_S) -> tuple[str, int]:
     """Where rank 0 can be met: its own `address` (used by rank 0 alone), and a port that was free
     there. It writes them into a file in `folder`, which all nodes see; the others read them.
 

@@ -28,12 +28,12 @@ from ..protocol.message import WorkerWelcome
 from ..resources import memory
 from ..resources.cpu import affinity, enforce
 from ..resources.gpu.devices import Devices, find_devices
-from ..resources.gpu.meter import GpuMeter
+from ..resources.gpu.gpu_meter import GpuMeter
 from ..sandbox.manager.backends import Backends
-from ..sandbox.manager.executor import SandboxExecutor
-from ..services.processes.executor import ServiceExecutor
-from ..services.registry import make_backend
-from ..slurm.environ import SlurmPlace, slurm_place
+from ..sandbox.manager.sandbox_executor import SandboxExecutor
+from ..services.backend_registry import make_backend
+from ..services.processes.service_executor import ServiceExecutor
+from ..slurm.job_environment import SlurmPlace, slurm_place
 from ..storage.rundir import make_scratch
 from ..storage.store import FolderStore
 from ..transport.socket.asyncsock import SocketLink

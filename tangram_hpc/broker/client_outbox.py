@@ -31,18 +31,18 @@ KEPT_MAX = 16 << 20  # bytes of payloads in memory for one client's results; as 
 LINK_MAX = 4 << 20  # unsent bytes of a connection from which on messages wait in the queue
 
 
-class Place(NamedTuple):
+class SpillLocation(NamedTuple):
     """Where a payload lies in its client's spill file, in bytes."""
 
     offset: int
     size: int
 
 
-Payload = Buffer | Place | None
+QueuedPayload = Buffer | SpillLocation | None
 
 
 @dataclass(slots=True)
-class Queue:
+class SendQueue:
     """The messages that wait for room on one connection.
 
     Attributes:
@@ -51,7 +51,7 @@ class Queue:
         held: bytes of payloads in memory among them.
     """
 
-    words: deque[tuple[ms.Message, Payload]] = field(default_factory=deque)
+    words: deque[tuple[ms.Message, QueuedPayload]] = field(default_factory=deque)
     held: int = 0
 
 
@@ -64,7 +64,7 @@ class _Kept:
         held: bytes of payloads in memory among them.
     """
 
-    results: dict[int, tuple[ms.Result, Payload]] = field(default_factory=dict)
+    results: dict[int, tuple[ms.ActionResult, QueuedPayload]] = field(default_factory=dict)
     held: int = 0
 
 
@@ -81,16 +81,16 @@ class ClientOutbox:
 
     # ---- results until they are acknowledged ---------------------------------------------------
 
-    def keep(self, result: ms.Result, payload: Buffer | None) -> None:
+    def keep(self, result: ms.ActionResult, payload: Buffer | None) -> None:
         """Keeps a result until its client acknowledges it."""
         client = client_of(result.action)
         kept = self._kept.get(client)
         if kept is None:
             kept = self._kept[client] = _Kept()
-        place: Payload = payload
+        place: QueuedPayload = payload
         if payload is not None:
             held = kept.held + len(payload)
-            if held > KEPT_MAX and type(place := self._spilled(client, payload)) is Place:
+            if held > KEPT_MAX and type(place := self._spilled(client, payload)) is SpillLocation:
                 held = kept.held
             kept.held = held
         kept.results[result.action] = result, place
@@ -103,7 +103,7 @@ class ClientOutbox:
             return
         for action in actions:
             _, place = kept.results.pop(action, (None, None))
-            if type(place) is Place:
+            if type(place) is SpillLocation:
                 self._free(client)
             elif place is not None:
                 kept.held -= len(place)
@@ -116,7 +116,7 @@ class ClientOutbox:
         if self._spill is not None:
             self._spill.drop(client)
 
-    def of(self, client: int) -> list[ms.Result]:
+    def of(self, client: int) -> list[ms.ActionResult]:
         """Returns a client's results, to be sent again on a new connection."""
         kept = self._kept.get(client)
         return [result for result, _ in kept.results.values()] if kept is not None else []
@@ -125,15 +125,15 @@ class ClientOutbox:
         """Returns the number of unacknowledged results of each client that has payloads in its
         spill file; shown by `tangram info --json`."""
         return {str(client): len(kept.results) for client, kept in self._kept.items()
-                if any(isinstance(place, Place) for _, place in kept.results.values())}
+                if any(isinstance(place, SpillLocation) for _, place in kept.results.values())}
 
     # ---- messages on their way -----------------------------------------------------------------
 
-    def send(self, client: int, link: Link, queue: Queue, message: ms.Message,
+    def send(self, client: int, link: Link, queue: SendQueue, message: ms.Message,
              payload: Buffer | None) -> None:
         """Sends a message, or queues it until the connection has room. A result that is sent again
         comes without its payload, which is kept here."""
-        again = payload is None and type(message) is ms.Result and message.n > 0
+        again = payload is None and type(message) is ms.ActionResult and message.n > 0
         if queue.words or link.unsent > LINK_MAX:
             self._queue(client, queue, message, payload)
         elif not again:
@@ -142,28 +142,28 @@ class ClientOutbox:
             link.send(message, found)
             link.flush()  # there may be many of these, and now we know whether there is room
 
-    def _queue(self, client: int, queue: Queue, message: ms.Message, payload: Buffer | None
+    def _queue(self, client: int, queue: SendQueue, message: ms.Message, payload: Buffer | None
                ) -> None:
-        place: Payload = payload
+        place: QueuedPayload = payload
         if payload is not None and not self._is_kept(message):
             if queue.held + len(payload) > KEPT_MAX:
                 place = self._spilled(client, payload)
-            if not isinstance(place, Place):
+            if not isinstance(place, SpillLocation):
                 queue.held += len(payload)
         elif payload is not None:
             place = None  # the payload is kept with the result and looked up there
         queue.words.append((message, place))
 
-    def pump(self, client: int, link: Link, queue: Queue) -> None:
+    def pump(self, client: int, link: Link, queue: SendQueue) -> None:
         """Sends queued messages as far as the connection has room now."""
         while queue.words and link.unsent <= LINK_MAX:
             message, place = queue.words.popleft()
-            if type(message) is ms.Result and message.n and place is None:
+            if type(message) is ms.ActionResult and message.n and place is None:
                 found = self.payload(message.action)
                 if found is None:
                     continue  # acknowledged on an earlier connection
                 link.send(message, found)
-            elif isinstance(place, Place):
+            elif isinstance(place, SpillLocation):
                 link.send(message, self._read(client, place))
                 self._free(client)
             else:
@@ -172,10 +172,10 @@ class ClientOutbox:
                 link.send(message, place)
             link.flush()
 
-    def close(self, client: int, queue: Queue) -> None:
+    def close(self, client: int, queue: SendQueue) -> None:
         """Forgets the queue of a connection that has ended; the client's results are kept."""
         for _, place in self._drained(queue):
-            if isinstance(place, Place):
+            if isinstance(place, SpillLocation):
                 self._free(client)
 
     def payload(self, action: int) -> Buffer | None:
@@ -185,29 +185,29 @@ class ClientOutbox:
         found = kept.results.get(action) if kept is not None else None
         if found is None:
             return None
-        return self._read(client, found[1]) if isinstance(found[1], Place) else found[1]
+        return self._read(client, found[1]) if isinstance(found[1], SpillLocation) else found[1]
 
     def _is_kept(self, message: ms.Message) -> bool:
-        if type(message) is not ms.Result:
+        if type(message) is not ms.ActionResult:
             return False
         kept = self._kept.get(client_of(message.action))
         return kept is not None and message.action in kept.results
 
     @staticmethod
-    def _drained(queue: Queue) -> Iterator[tuple[ms.Message, Payload]]:
+    def _drained(queue: SendQueue) -> Iterator[tuple[ms.Message, QueuedPayload]]:
         queue.held = 0
         while queue.words:
             yield queue.words.popleft()
 
     # ---- spill files ---------------------------------------------------------------------------
 
-    def _spilled(self, client: int, payload: Buffer) -> Payload:
+    def _spilled(self, client: int, payload: Buffer) -> QueuedPayload:
         """Writes a payload to the client's spill file; returns the payload itself where that is not
         possible."""
         offset = self._spill.put(client, payload) if self._spill is not None else -1
-        return Place(offset, len(payload)) if offset >= 0 else payload
+        return SpillLocation(offset, len(payload)) if offset >= 0 else payload
 
-    def _read(self, client: int, place: Place) -> bytes:
+    def _read(self, client: int, place: SpillLocation) -> bytes:
         assert self._spill is not None
         return self._spill.get(client, place.offset, place.size)
 

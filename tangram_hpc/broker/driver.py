@@ -31,6 +31,7 @@ from ..scheduler.policy.admission import refusal, refusal_of_session
 from ..scheduler.policy.lease_reports import finished, held_by_client, told_by_client
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.state.ledger import SessionEntry
+from .broker_settings import Settings
 from .client_outbox import ClientOutbox
 from .failure_detector import SILENCE_S, WATCH_S, FailureDetector
 from .idempotency import IdempotencyKeys
@@ -40,7 +41,6 @@ from .queries.query_replies import reply_to
 from .registration import Registration
 from .sandbox_reports import event_of_report
 from .satellites import Satellites, SatelliteScripts
-from .settings import Settings
 from .store_garbage import StoreGarbage
 from .time_limit_poller import TimeLimitPoller
 from .worker_messages import message_of
@@ -225,12 +225,12 @@ class Broker:
 
     def _refuse(self, peer: Peer, text: str) -> None:
         """Ends a connection and tells the peer why."""
-        peer.link.send(ms.Refused(text))
+        peer.link.send(ms.PeerRefused(text))
         peer.link.flush()
         peer.link.close()  # this does not call `lost`
         self.lost(peer, f"its broker refused it: {text}")
 
-    def _join_client(self, peer: Peer, hello: ms.Hello) -> None:
+    def _join_client(self, peer: Peer, hello: ms.ClientHello) -> None:
         if why := mismatch(hello.version, hello.job, self.settings.job):
             return self._refuse(peer, why)
         ledger, s = self.scheduler.ledger, self.settings
@@ -292,7 +292,7 @@ class Broker:
             self._from_client(peer, message, payload)
         elif peer.node:
             self._from_worker(peer, message, payload)
-        elif isinstance(message, ms.Hello):
+        elif isinstance(message, ms.ClientHello):
             self._join_client(peer, message)
         elif isinstance(message, ms.WorkerHello):
             self._join_worker(peer, message)
@@ -331,16 +331,16 @@ class Broker:
                     if client_of(asked) == client and action in ledger.actions:
                         self._record_event(
                             ev.ActionCancelled(self._now(), action, "by its client"))
-            case ms.Ask():
+            case ms.Query():
                 self._answer(client, message)
             case ms.Forget(request=request, names=names, prefix=prefix):
                 forgotten = json.dumps({"forgotten": self._keys.forget(names, prefix)}).encode()
-                self._peers.send_to_client(client, ms.Answer(request), forgotten)
+                self._peers.send_to_client(client, ms.QueryReply(request), forgotten)
             case ms.DeclareService() | ms.DeclareEndpoint() | ms.DeclareRollouts():
                 self._registration.declare(client, message)
-            case ms.ToolReturned() | ms.EndTrajectory():
+            case ms.ReportToolReturn() | ms.EndTrajectory():
                 self._registration.report(client, message)
-            case ms.Done():
+            case ms.GrantEnded():
                 for event in told_by_client(ledger, client, message.action, message.lease,
                                             mended(message.outcome), self._now()):
                     self._record_event(event)
@@ -397,14 +397,14 @@ class Broker:
         else:
             self._record_event(ev.SessionRequested(self._now(), spec))
 
-    def _answer(self, client: int, ask: ms.Ask) -> None:
+    def _answer(self, client: int, ask: ms.Query) -> None:
         reply = reply_to(ask, self.scheduler, self.settings.job, self._slurm, self.satellites,
                          self._now())
         if ask.what == "rollouts":
             reply |= {"rollouts_unsaved": self._registration.unsaved()}
         elif ask.what == "info":
             reply |= {"unread": self._outbox.unread()}
-        self._peers.send_to_client(client, ms.Answer(ask.request), json.dumps(reply).encode())
+        self._peers.send_to_client(client, ms.QueryReply(ask.request), json.dumps(reply).encode())
 
     def _from_worker(self, peer: Peer, message: ms.Message, payload: Buffer | None) -> None:
         now = self._now()
@@ -426,7 +426,7 @@ class Broker:
             case ms.Leaving(reason=reason):
                 peer.leaving = reason
                 self._drain_node(peer.node, reason)
-            case ms.Started(leases=leases):
+            case ms.AttemptsStarted(leases=leases):
                 for lease in leases:
                     if self._owns(peer, lease):
                         self._record_event(ev.LeaseStarted(now, lease))
@@ -482,10 +482,10 @@ class Broker:
                 action = self.scheduler.ledger.actions[decision.action].action
                 self._peers.send_to_worker(
                     decision.node,
-                    ms.Start(decision.lease, action, decision.cores, decision.gpus,
-                             restore_ns=decision.restore_ns, after=decision.after),
+                    ms.StartAttempt(decision.lease, action, decision.cores, decision.gpus,
+                                    restore_ns=decision.restore_ns, after=decision.after),
                     self._payloads[decision.action])
-            case de.Reply():
+            case de.ReplyToClient():
                 self._reply(decision, payload)
             case (de.KillLease() | de.ResizeLease() | de.OpenSession() | de.CloseSession()
                   | de.PackSession() | de.PrepareService()):
@@ -514,15 +514,15 @@ class Broker:
         self._peers.send_to_client(client_of(session.spec.id), ms.SessionUp(
             session.spec.id, node, session.placed_at - session.requested_at))
 
-    def _reply(self, order: de.Reply, payload: Buffer | None) -> None:
+    def _reply(self, order: de.ReplyToClient, payload: Buffer | None) -> None:
         """Sends an action's result to its client, and to those who submitted the same idempotency
         key."""
         action, ledger = order.action, self.scheduler.ledger
         self._payloads.pop(action, None)
         node = ledger.nodes[order.node].spec.name if order.node else ""
-        result = ms.Result(action, order.outcome, node, order.cores, order.attempt,
-                           order.queue_ns, order.held_ns, 0 if payload is None else 1,
-                           order.grants, order.route)
+        result = ms.ActionResult(action, order.outcome, node, order.cores, order.attempt,
+                                 order.queue_ns, order.held_ns, 0 if payload is None else 1,
+                                 order.grants, order.route)
         if action in ledger.actions:  # else its client has expired and will not come for it
             self._outbox.keep(result, payload)
         self._peers.send_to_client(client_of(action), result, payload)

@@ -115,7 +115,8 @@ class IdempotencyKeys:
 
     # ---- ends -------------------------------------------------------------------------------
 
-    def ended(self, result: ms.Result, payload: Buffer | None, ran: bool) -> list[ms.Result]:
+    def ended(self, result: ms.ActionResult, payload: Buffer | None,
+              ran: bool) -> list[ms.ActionResult]:
         """Keeps the result of an action, and returns results for all submissions that wait for it.
 
         Args:
@@ -127,7 +128,7 @@ class IdempotencyKeys:
                 self._drop([name])
             elif not self._spool.has_result(name):
                 self._spool.keep_result(name, result, payload)
-        found: list[ms.Result] = []
+        found: list[ms.ActionResult] = []
         for follower in self._followers.pop(result.action, ()):
             self._leader.pop(follower, None)
             owner = self._ledger.clients.get(client_of(follower))

@@ -219,13 +219,13 @@ def _wrong_pool(spec: RolloutsSpec) -> str:
     return _too_long(spec, ("name", "tree", "rule"))
 
 
-def _wrong_hello(hello: ms.Hello) -> str:
+def _wrong_hello(hello: ms.ClientHello) -> str:
     if not 0 < len(hello.uid) <= NAME_MAX:
         return f"uid: {_short(hello.uid)} is not a text of 1 to {NAME_MAX} characters"
     return _out_of(hello, _HELLO) or _too_long(hello, ("job", "name", "via"))
 
 
-def _wrong_trajectory(word: ms.ToolReturned | ms.EndTrajectory) -> str:
+def _wrong_trajectory(word: ms.ReportToolReturn | ms.EndTrajectory) -> str:
     if len(word.trajectory) > NAME_MAX:
         return f"trajectory: it has more than {NAME_MAX} characters"
     if isinstance(word, ms.EndTrajectory):
@@ -246,14 +246,14 @@ def _wrong_packed(word: ms.SandboxPacked) -> str:
 CHECKS: dict[type, Callable[[Any], str]] = {
     ms.Submit: _wrong_submit,
     ms.RequestSession: lambda m: wrong_session(m.spec),
-    ms.Hello: _wrong_hello,
+    ms.ClientHello: _wrong_hello,
     ms.WorkerHello: lambda m: wrong_node(m.spec),
     ms.DeclareService: lambda m: _wrong_request(m) or _wrong_service(m.spec),
     ms.DeclareEndpoint: lambda m: _wrong_request(m) or _wrong_endpoint(m.spec),
     ms.DeclareRollouts: lambda m: _wrong_request(m) or _wrong_pool(m.spec),
-    ms.Ask: _wrong_request,
+    ms.Query: _wrong_request,
     ms.Forget: _wrong_request,
-    ms.ToolReturned: _wrong_trajectory,
+    ms.ReportToolReturn: _wrong_trajectory,
     ms.EndTrajectory: _wrong_trajectory,
     ms.Leaving: lambda m: _too_long(m, ("reason",)),
     ms.Shutdown: lambda m: _too_long(m, ("reason",)),
@@ -286,7 +286,7 @@ def refusal_of(message: ms.Message, why: str, known: Iterable[Container[int]]) -
             number = action.id
         case ms.RequestSession(spec=spec):
             number = spec.id
-        case (ms.DeclareService() | ms.DeclareEndpoint() | ms.DeclareRollouts() | ms.Ask()
+        case (ms.DeclareService() | ms.DeclareEndpoint() | ms.DeclareRollouts() | ms.Query()
               | ms.Forget()):
             number = message.request
     if number and not any(number in ids for ids in known):

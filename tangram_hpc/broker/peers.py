@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ..ports import Buffer, Link
 from ..protocol import message as ms
-from .client_outbox import LINK_MAX, ClientOutbox, Queue
+from .client_outbox import LINK_MAX, ClientOutbox, SendQueue
 
 ToClient = tuple[int, ms.Message, Buffer | None]  # the client's number, a message, its payload
 
@@ -38,7 +38,7 @@ class Peer:
     node: int = 0
     leaving: str = ""
     said_bye: bool = False
-    queue: Queue = field(default_factory=Queue)
+    queue: SendQueue = field(default_factory=SendQueue)
 
 
 class Peers:

@@ -30,7 +30,7 @@ from ..scheduler.scheduler import Scheduler
 _SAVE_S = 10.0  # least time between two saves of trees: what a killed broker forgets at most
 
 Declaration = ms.DeclareService | ms.DeclareEndpoint | ms.DeclareRollouts
-TrajectoryReport = ms.ToolReturned | ms.EndTrajectory
+TrajectoryReport = ms.ReportToolReturn | ms.EndTrajectory
 
 
 class Registration:
@@ -93,13 +93,13 @@ class Registration:
         if why:
             self._send_to_client(client, ms.Rejected(message.request, why))
         else:
-            self._send_to_client(client, ms.Answer(message.request), b"{}")
+            self._send_to_client(client, ms.QueryReply(message.request), b"{}")
 
     def report(self, client: int, report: TrajectoryReport) -> None:
         """Records a client's report about a trajectory; a report to an unknown pool is ignored."""
         if report.pool not in self._scheduler.ledger.rollouts:
             return
-        if isinstance(report, ms.ToolReturned):
+        if isinstance(report, ms.ReportToolReturn):
             self._record_event(ev.ToolReturned(self._now(), client, report.pool, report.trajectory,
                                                report.tool, report.characters, report.status))
         else:

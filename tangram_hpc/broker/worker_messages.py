@@ -16,7 +16,7 @@ def message_of(decision: ToWorker) -> ms.Message:
     """Returns the message that carries out a decision on its node."""
     match decision:
         case de.KillLease():
-            return ms.Kill(decision.lease, decision.state, decision.reason)
+            return ms.KillAttempt(decision.lease, decision.state, decision.reason)
         case de.ResizeLease():
             return ms.Resize(decision.lease, decision.cores)
         case de.OpenSession():
@@ -26,4 +26,4 @@ def message_of(decision: ToWorker) -> ms.Message:
         case de.PackSession():
             return ms.PackSandbox(decision.session)
         case de.PrepareService():
-            return ms.PrepareService(decision.spec)
+            return ms.InstallService(decision.spec)

@@ -35,7 +35,7 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Folds the journal and prints."""
-    from ..accounting.fields import DEFAULT, FIELDS, as_json, choose
+    from ..accounting.fields import DEFAULT, FIELDS, as_json, choose_fields
     from ..accounting.record import fold
     from ..accounting.summary import summary
     from ..domain.states import ActionState
@@ -51,7 +51,7 @@ def go(args: argparse.Namespace) -> int:
     for state in sorted(wanted - {s.value for s in ActionState}):
         raise InvalidInput(f"--state: {state!r} is no state; choose of "
                            f"{', '.join(s.value for s in ActionState)}")
-    columns = choose(args.format or os.environ.get("TANGRAM_ACCT_FORMAT") or DEFAULT)
+    columns = choose_fields(args.format or os.environ.get("TANGRAM_ACCT_FORMAT") or DEFAULT)
     named = args.jobs or [ids.Named(last_job(os.environ))]
     if args.held or args.comment:
         if len({one.job for one in named}) > 1:
@@ -106,7 +106,7 @@ def _held(job: str, as_json: bool) -> int:
     """Allocations instead of actions; CPUs are those that they lend."""
     from dataclasses import asdict
 
-    from ..accounting.held import held, total
+    from ..accounting.held_usage import held, total
     from ..storage.journal import read_journals
     from ..storage.rundir import job_dir
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..broker.satellites import SatelliteScripts
-    from ..config.allocations import Elastic
+    from ..config.allocations import ElasticSettings
 
 # what a satellite's workers must know of the broker's environment
 _HANDED_ON = ("HOME", "CONFIG", "DEVICES", "ISOLATION", "ENFORCEMENT", "READ_PATHS", "DISK_MIB",
@@ -44,7 +44,7 @@ def go(args: argparse.Namespace) -> int:
     from ..app.broker import BrokerPlan, serve_broker
     from ..config.allocations import alloc_policy, elastic
     from ..config.settings import load_config
-    from ..slurm.environ import slurm_place
+    from ..slurm.job_environment import slurm_place
     from ..storage.rundir import local_job_name
 
     config = load_config(os.environ, {"placer": args.placer, "sync": args.sync, "bind": args.bind})
@@ -62,7 +62,7 @@ def go(args: argparse.Namespace) -> int:
     return 0
 
 
-def _scripts(told: Elastic, job: str, environ: Mapping[str, str]) -> SatelliteScripts:
+def _scripts(told: ElasticSettings, job: str, environ: Mapping[str, str]) -> SatelliteScripts:
     """The template `satellite`, filled in for each kind of satellite."""
     from ..broker.satellites import SatelliteScripts
     from ..storage.rundir import own_dir

@@ -78,7 +78,7 @@ def _coding(plan: DemoPlan) -> int:
     from ..demo import conditions, job, report
 
     _announce(plan)
-    machine = conditions.machine()
+    machine = conditions.machine_line()
     print(f"Runs: {', '.join(job.ORDER)}. Machine: {machine}", flush=True)
     ours, static, plain = job.run_all(plan, _bar)
     _finish_bar()
@@ -101,7 +101,7 @@ def _mixed(plan: DemoPlan) -> int:
     from ..demo import crew, mixed, mixed_report, problems
 
     crew.need_torch()
-    problems.load()
+    problems.load_problems()
     _announce(plan)
     print(f"Each trajectory searches once (a server on loopback, {mixed.RATE:g} a second), and a "
           f"judge and {len(crew.TEACHERS)} teachers\nlook at its program: small models with random "

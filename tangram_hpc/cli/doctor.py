@@ -42,7 +42,7 @@ def go(args: argparse.Namespace) -> int:
     from ..app.connecting import own_addresses
     from ..config.settings import Config, load_config
     from ..doctor.checkup import check_up, look_around
-    from ..doctor.verdict import hindrances
+    from ..doctor.severity import hindrances
     from ..errors import InvalidInput
 
     wrong = ""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..config.planner.files import ModelFile
     from ..config.planner.plan_file import PlanFile
-    from ..config.planner.settings import PlannerSettings
+    from ..config.planner.planner_settings import PlannerSettings
     from ..libra.planner.costs import AnalyticCosts, Costs
+    from ..libra.planner.layout_tree import LayoutNode
     from ..libra.planner.shapes import Factors, Request, Search
-    from ..libra.planner.split import Plan, Split
-    from ..libra.planner.tree import Node
+    from ..libra.planner.split import Split, SplitPlan
     from ..simulator.pictures.curve_svg import Panel
 
 PLAN_FILE = "tangram-plan.json"
@@ -62,7 +62,7 @@ def go(args: argparse.Namespace) -> int:
     history, source = _history(args.history, model, settings)
     factors, settings, learned = _learned(args.measured, settings)
     own = _own(model, kind, history, factors)
-    seen: list[Node] = []
+    seen: list[LayoutNode] = []
     found, costs, said = _plan(own, args, settings, seen)
     said += learned
     nodes = [node.words() for node in sorted(seen, key=lambda node: (node.gpus, node.path))]
@@ -100,7 +100,7 @@ def _check(args: argparse.Namespace) -> None:
 def _settings() -> PlannerSettings:
     import os
 
-    from ..config.planner.settings import planner_settings
+    from ..config.planner.planner_settings import planner_settings
     from ..config.settings import load_config
 
     return planner_settings(load_config(os.environ).planner)
@@ -147,12 +147,12 @@ def _own(model: ModelFile, kind: Any, history: list[Request], factors: Factors) 
 
 
 def _plan(own: AnalyticCosts, args: argparse.Namespace, settings: PlannerSettings,
-          seen: list[Node]) -> tuple[Plan, Costs, str]:
+          seen: list[LayoutNode]) -> tuple[SplitPlan, Costs, str]:
     """The plan, the costs it was made with, and where these are from."""
     from ..libra.live.plan_costs import CommandCosts, CostsFailed
     from ..libra.planner.split import plan
 
-    def note(node: Node) -> None:
+    def note(node: LayoutNode) -> None:
         if args.explain in (0, node.gpus):
             seen.append(node)
 
@@ -245,7 +245,7 @@ def _degree_words(own: AnalyticCosts) -> list[str]:
     return words
 
 
-def _print(found: Plan, own: AnalyticCosts, source: str, said: str, factors: Factors,
+def _print(found: SplitPlan, own: AnalyticCosts, source: str, said: str, factors: Factors,
            top: int) -> None:
     totals = [r.total for r in own.batch]
     print(f"{own.model.name} ({own.model.params / 1e9:.1f} B weights) on {found.gpus} "
@@ -284,7 +284,7 @@ def _factor_words(factors: Factors) -> str:
     return f", corrected by what was measured: {', '.join(moved)}" if moved else ""
 
 
-def _told(args: argparse.Namespace, found: Plan, own: AnalyticCosts, source: str, said: str,
+def _told(args: argparse.Namespace, found: SplitPlan, own: AnalyticCosts, source: str, said: str,
           factors: Factors, nodes: list[str], applied: str) -> dict[str, Any]:
     """All of it for a program."""
     from dataclasses import asdict
@@ -309,7 +309,7 @@ def _told(args: argparse.Namespace, found: Plan, own: AnalyticCosts, source: str
 # ---- picture ------------------------------------------------------------------------------------
 
 
-def _panels(found: Plan, costs: Costs, search: Search, name: str, gpus: int) -> list[Panel]:
+def _panels(found: SplitPlan, costs: Costs, search: Search, name: str, gpus: int) -> list[Panel]:
     """Both sides against the split, and the best step against the number of GPUs."""
     from ..simulator.pictures.curve_svg import Panel
 
@@ -341,12 +341,12 @@ def _by_gpus(costs: Costs, search: Search, gpus: int) -> list[Split]:
 
 
 def _lines(points: list[tuple[float, Split]], best: Split) -> list[Any]:
-    from ..simulator.pictures.curve_svg import Line
+    from ..simulator.pictures.curve_svg import PolicyCurve
 
-    def line(name: str, ns: Any) -> Line:
+    def line(name: str, ns: Any) -> PolicyCurve:
         mark = next(((x, ns(s) / 1e9) for x, s in points if s == best), None)
-        return Line(name, name, [(x, ns(s) / 1e9) for x, s in points],
-                    mark if name == "step" else None)
+        return PolicyCurve(name, name, [(x, ns(s) / 1e9) for x, s in points],
+                           mark if name == "step" else None)
 
     return [line("step", lambda s: s.step_ns), line("training", lambda s: s.price.ns),
             line("rollouts", lambda s: s.rollout_ns)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .helpers import ids
 
 if TYPE_CHECKING:
-    from ..app.trainer_rank import Rank
+    from ..app.trainer_rank import TrainerTask
 
 _SHARED_FS_S = 10.0  # a shared file system may show a new access file so much later
 
@@ -77,11 +77,16 @@ def go(args: argparse.Namespace) -> int:
     _become(command, made)
 
 
-def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Rank
+def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: TrainerTask
              ) -> dict[str, str]:
     """The environment of this rank's program; TANGRAM_ACCESS names the access file."""
     from ..app.connecting import await_access, find_access, meeting_address
-    from ..app.trainer_rank import affinity_complaint, environment, meet, wants_master
+    from ..app.trainer_rank import (
+        affinity_complaint,
+        master_address,
+        trainer_environment,
+        wants_master,
+    )
     from ..config.settings import load_config
     from ..transport.mpi.mpi_oversubscription import oversubscribed
 
@@ -90,7 +95,7 @@ def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Rank
     master = None
     if wants_master(environ, found):
         own = meeting_address(load_config(environ).bind, environ) if found.rank == 0 else ""
-        master = meet(environ, found, Path(access.store).parent, own)
+        master = master_address(environ, found, Path(access.store).parent, own)
     if found.rank == 0 and found.gateway:
         print(f"tangram: {found.trainers} trainer ranks and the gateway as rank "
               f"{found.size - 1} (--gateway off: all {found.size} are trainers)",
@@ -101,8 +106,8 @@ def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Rank
         if told:
             print(f"tangram: warning: rank {found.rank} on {socket.gethostname()}: {told}",
                   file=sys.stderr, flush=True)
-    return environment(environ, found, access.job, str(path.resolve()), master,
-                       oversubscribed(environ, usable, online))
+    return trainer_environment(environ, found, access.job, str(path.resolve()), master,
+                               oversubscribed(environ, usable, online))
 
 
 def _become(command: list[str], made: dict[str, str]) -> NoReturn:

@@ -34,7 +34,7 @@ def add(verbs: Any) -> None:
 def go(args: argparse.Namespace) -> int:
     """Runs and prints."""
     from ..errors import InvalidInput
-    from ..simulator.replay.run import first, replay
+    from ..simulator.replay.replay_run import first, replay
     from ..simulator.workload import Cluster, read_cluster, read_workload
 
     work = read_workload(args.workload)

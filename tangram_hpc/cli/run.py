@@ -39,7 +39,7 @@ def go(args: argparse.Namespace) -> int:
     """Runs it and waits."""
     from ..app.connecting import connect, find_access
     from ..errors import AccessError, ActionFailed, InvalidInput
-    from ..slurm.environ import without_slurm
+    from ..slurm.job_environment import without_slurm
     from ..storage.rundir import last_job
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command

@@ -56,8 +56,8 @@ def _failure(text: str) -> Failure:
 
 def go(args: argparse.Namespace) -> int:
     """Runs and prints."""
-    from ..scheduler.placement.placers.registry import make_placer
-    from ..simulator.run import simulate
+    from ..scheduler.placement.placers.placer_registry import make_placer
+    from ..simulator.simulate import simulate
     from ..simulator.workload import read_cluster, read_workload
 
     if args.elastic is not None:
@@ -81,13 +81,13 @@ def go(args: argparse.Namespace) -> int:
 def _three_ways(args: argparse.Namespace) -> int:
     """A scenario of satellites: three runs of one workload."""
     from ..errors import InvalidInput
-    from ..simulator.elastic_runs import read_scenario, three_ways
+    from ..simulator.elastic_runs import read_elastic_scenario, three_ways
     from ..simulator.workload import read_cluster, read_workload
 
     if args.records is not None or args.fail or args.latency_us is not None:
         raise InvalidInput("--elastic: goes without --records, --fail and --latency-us")
     told = three_ways(read_workload(args.workload), read_cluster(args.cluster), args.policy,
-                      args.static, read_scenario(args.elastic), args.durations, args.seed)
+                      args.static, read_elastic_scenario(args.elastic), args.durations, args.seed)
     if args.json:
         print(json.dumps(told))
         return 0

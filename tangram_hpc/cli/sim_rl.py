@@ -39,8 +39,8 @@ def go(args: argparse.Namespace) -> int:
     """Plays, prints and draws."""
     from ..errors import InvalidInput
     from ..libra.simulation.rl_pipeline import Pipeline
-    from ..libra.simulation.rl_report import panels, steps, table, told
-    from ..libra.simulation.rl_scenario import read_scenario, with_run
+    from ..libra.simulation.rl_report import panels, steps_table, table, told
+    from ..libra.simulation.rl_scenario import read_rl_scenario, with_run
     from ..simulator.pictures.curve_svg import write
 
     systems = _systems(args.systems)
@@ -48,7 +48,7 @@ def go(args: argparse.Namespace) -> int:
         raise InvalidInput(f"--plot {args.plot}: its name must end in .svg")
     path = args.scenario
     shipped = EXAMPLES / f"{path}.toml"
-    scenario = read_scenario(shipped if not path.exists() and shipped.exists() else path)
+    scenario = read_rl_scenario(shipped if not path.exists() and shipped.exists() else path)
     changed = {k: v for k, v in (
         ("iterations", args.iterations), ("prompts", args.prompts), ("seed", args.seed),
         ("pipeline", args.pipeline)) if v is not None}
@@ -61,7 +61,7 @@ def go(args: argparse.Namespace) -> int:
         print(f"{scenario.name}  {scenario.run.gpus} GPUs  {scenario.run.iterations} batches of "
               f"{scenario.batch}  seed {scenario.run.seed}")
         for run in runs if args.steps else ():
-            print(f"\n{run.system.name}", *steps(run), sep="\n")
+            print(f"\n{run.system.name}", *steps_table(run), sep="\n")
         print("", *table(runs), sep="\n")
     if args.plot is not None:
         write(panels(runs, scenario.name), args.plot)

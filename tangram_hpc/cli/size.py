@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..simulator.pictures.curve_svg import Panel
-    from ..simulator.sizing import Answer, Curve, Figures, Holding, Measure, Scale, Target
+    from ..simulator.sizing import Curve, Holding, Measure, RunFigures, Scale, SizingResult, Target
 
 POLICIES = ("elastic", "paper", "fcfs:4", "static:4")
 
@@ -43,7 +43,7 @@ def add(verbs: Any) -> None:
 def go(args: argparse.Namespace) -> int:
     """Searches, prints and draws."""
     from ..errors import InvalidInput
-    from ..scheduler.placement.placers.registry import make_placer
+    from ..scheduler.placement.placers.placer_registry import make_placer
     from ..simulator.sizing import scale_of, search
     from ..simulator.workload import check_match, read_cluster, read_workload
 
@@ -80,7 +80,7 @@ def go(args: argparse.Namespace) -> int:
 def _policies(text: str | None) -> list[str]:
     """Those asked for, each once, or the known ones of the default."""
     from ..errors import InvalidInput
-    from ..scheduler.placement.placers.registry import make_placer
+    from ..scheduler.placement.placers.placer_registry import make_placer
 
     if text is not None:
         asked = [p.strip() for p in text.split(",") if p.strip()]
@@ -118,13 +118,13 @@ def drawer(path: Path | None) -> Any:
 def _measure(work: Any, cluster: Any, args: argparse.Namespace) -> tuple[Measure, dict[str, str]]:
     """Plays the workload at one size, and why a policy could not."""
     from ..errors import InvalidInput
-    from ..scheduler.placement.placers.registry import make_placer
-    from ..simulator.run import simulate
-    from ..simulator.sizing import Figures, resized
+    from ..scheduler.placement.placers.placer_registry import make_placer
+    from ..simulator.simulate import simulate
+    from ..simulator.sizing import RunFigures, resized
 
     why: dict[str, str] = {}
 
-    def measure(policy: str, held: Holding) -> Figures | None:
+    def measure(policy: str, held: Holding) -> RunFigures | None:
         try:
             run = simulate(work, resized(cluster, held), make_placer(policy), args.durations,
                            args.seed)
@@ -132,7 +132,7 @@ def _measure(work: Any, cluster: Any, args: argparse.Namespace) -> tuple[Measure
             why[policy] = str(error)
             return None
         told = run.figures()
-        return Figures(told["mean_act_s"], told["p99_act_s"] or 0.0, told["step_s"])
+        return RunFigures(told["mean_act_s"], told["p99_act_s"] or 0.0, told["step_s"])
 
     return measure, why
 
@@ -153,7 +153,8 @@ def _target(args: argparse.Namespace, scale: Scale, measure: Measure,
     return Target(figures.mean_act_s, figures.step_s)
 
 
-def _hopeless(target: Target, answers: list[Answer], scale: Scale, why: dict[str, str]) -> str:
+def _hopeless(target: Target, answers: list[SizingResult], scale: Scale,
+              why: dict[str, str]) -> str:
     if not answers:
         return next(iter(why.values()))
     best = min(answers, key=lambda a: target.excess(a.figures))
@@ -169,7 +170,7 @@ def _words(target: Target) -> str:
     return " and ".join(f"{name} {value:.3f} s" for name, value in parts if value is not None)
 
 
-def _reached(figures: Figures) -> str:
+def _reached(figures: RunFigures) -> str:
     return f"mean ACT {figures.mean_act_s:.3f} s, step {figures.step_s:.3f} s"
 
 
@@ -230,7 +231,7 @@ def _compared(policy: str, held: Holding, against: str, other: Holding, scale: S
 def _told(args: argparse.Namespace, name: str, scale: Scale, target: Target,
           curves: list[Curve], why: dict[str, str]) -> dict[str, Any]:
     """All of it for a program."""
-    def figures(f: Figures | None) -> dict[str, float | None]:
+    def figures(f: RunFigures | None) -> dict[str, float | None]:
         return dict(f._asdict()) if f else dict.fromkeys(
             ("mean_act_s", "p99_act_s", "step_s"))
 
@@ -256,7 +257,7 @@ def _told(args: argparse.Namespace, name: str, scale: Scale, target: Target,
 
 def _panels(curves: list[Curve], target: Target, name: str, scale: Scale) -> list[Panel]:
     """Mean ACT and step against the amount of which the cluster has more."""
-    from ..simulator.pictures.curve_svg import Line, Panel
+    from ..simulator.pictures.curve_svg import Panel, PolicyCurve
 
     unit, full = max(_used(scale.full, scale), key=lambda pair: pair[1])
     beside = [f"{amount} {other}" for other, amount in _used(scale.full, scale) if other != unit]
@@ -272,6 +273,6 @@ def _panels(curves: list[Curve], target: Target, name: str, scale: Scale) -> lis
                 at, figures = scale.holding(answer.level), curve.at(answer.level)
                 mark = (float(dict(_used(at, scale))[unit]), figures[column]) if figures else None
                 text = _amounts(answer.held, scale)
-            lines.append(Line(curve.policy, f"{curve.policy}: {text}", points, mark))
+            lines.append(PolicyCurve(curve.policy, f"{curve.policy}: {text}", points, mark))
         panels.append(Panel(f"{title}, {name}", x_label, "seconds", lines, wanted))
     return panels

@@ -70,7 +70,7 @@ def add(verbs: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Key:
+class TemplateKey:
     """What may be filled in; `default` is None where the site must say."""
 
     default: str | None
@@ -84,7 +84,7 @@ class Template:
     name: str
     text: str
     about: str
-    keys: Mapping[str, Key]
+    keys: Mapping[str, TemplateKey]
 
     def values(self, given: Mapping[str, str]) -> dict[str, str | None]:
         """What each placeholder stands for, with what follows from others."""
@@ -178,7 +178,7 @@ def load(name: str) -> Template:
 
     text = _PART.sub(part, paths[name].read_text()).replace("<TEMPLATE>", name)
     about = _ABOUT.search(text)
-    keys = {m[1]: Key(m[3] if m[2] else None, m[4].startswith("(optional)"))
+    keys = {m[1]: TemplateKey(m[3] if m[2] else None, m[4].startswith("(optional)"))
             for m in _KEY.finditer(text)}
     return Template(name, text, about[1] if about else "", keys)
 

@@ -46,7 +46,7 @@ def go(args: argparse.Namespace) -> int:
     from ..app.connecting import find_access
     from ..app.worker import WorkerPlan, lend
     from ..config.settings import load_config
-    from ..slurm.environ import slurm_place
+    from ..slurm.job_environment import slurm_place
 
     config = load_config(os.environ, {"cpus": args.cpus, "mem_mib": args.mem_mib,
                                       "devices": args.devices, "end": args.end},

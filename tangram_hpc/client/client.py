@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ..config.endpoints import endpoint_spec
-from ..config.rollouts import Rollouts
+from ..config.rollouts import RolloutPoolSettings
 from ..config.services import Service
 from ..domain.action import Profile
 from ..domain.session import SessionSpec
@@ -291,7 +291,7 @@ class Client:
         return self._services.call(service, method, tokens, timeout, retries, name, component,
                                    once, trajectory, arguments)
 
-    def register_rollouts(self, name: str, pool: Rollouts | Mapping[str, Any]) -> None:
+    def register_rollouts(self, name: str, pool: RolloutPoolSettings | Mapping[str, Any]) -> None:
         """Declares a rollout pool over services that are declared: buckets of services, by how many
         tokens a trajectory has left. Declaring the same pool again is harmless.
 

@@ -34,7 +34,7 @@ from ..protocol import message as ms
 from ..protocol import payload as pl
 from ..protocol.frame import Buffer, Outbox
 from ..protocol.liveness import Patience
-from .forked import end_copy, not_ours, watch
+from .forked import end_copy, not_ours, watch_forks
 from .functions import FunctionCache, UploadedFunction
 from .future import Future
 from .request import Options, make_action, packed
@@ -86,7 +86,7 @@ class Connection:
         self._closing = False
         self._channel: Channel | None = None
         self._ready = threading.Event()  # the first Welcome is here, or will never be
-        watch(self)
+        watch_forks(self)
         self._thread = threading.Thread(target=self._run, name="tangram-client", daemon=True)
         self._thread.start()
         welcome = self._await_welcome(connect_s)
@@ -203,7 +203,7 @@ class Connection:
 
     def ask(self, what: str, argument: str = "", timeout_s: float = 10.0) -> Any:
         """The broker's answer to a query; see `Client.ask`."""
-        return self.request(lambda request: ms.Ask(request, what, argument), timeout_s)
+        return self.request(lambda request: ms.Query(request, what, argument), timeout_s)
 
     def request(self, question: Callable[[int], ms.Message], timeout_s: float = 10.0) -> Any:
         """Sends a question and waits for its answer.
@@ -366,8 +366,8 @@ class Connection:
 
     def _greet(self, channel: Channel, first: bool) -> None:
         hello, name = Outbox(), self._name or f"{os.uname().nodename}:{os.getpid()}"
-        hello.put(ms.Hello(ms.PROTOCOL_VERSION, self.job, self._uid, name, self._rank, self._size,
-                           channel.via))
+        hello.put(ms.ClientHello(ms.PROTOCOL_VERSION, self.job, self._uid, name, self._rank,
+                                 self._size, channel.via))
         channel.send(hello.take())
         deadline = time.monotonic() + _HELLO_S
         later = []
@@ -376,7 +376,7 @@ class Connection:
             if time.monotonic() > deadline:
                 raise ChannelLost("no welcome within 10 s")
             for message, payload in channel.wait(0.1, True):
-                if isinstance(message, ms.Refused):
+                if isinstance(message, ms.PeerRefused):
                     raise InvalidInput(f"job {self.job}: the broker refused us: {message.text}")
                 if isinstance(message, ms.Welcome):
                     welcome = message
@@ -408,7 +408,7 @@ class Connection:
 
     def _receive(self, message: ms.Message, payload: memoryview | None) -> None:
         match message:
-            case ms.Result(action=action):
+            case ms.ActionResult(action=action):
                 self._acks.append(action)
                 if payload is not None:
                     self._ack_bytes += len(payload)
@@ -435,7 +435,7 @@ class Connection:
                     session.on_down(reason, never)
             case ms.Rejected():
                 self._rejected(message)
-            case ms.Answer(request=request):
+            case ms.QueryReply(request=request):
                 answer = self._answers.pop(request, None)
                 if answer is not None and payload is not None:
                     answer.set_result(json.loads(bytes(payload)))

@@ -31,7 +31,7 @@ class Forkable(Protocol):
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def watch(connection: Forkable) -> None:
+def watch_forks(connection: Forkable) -> None:
     """Disowns this connection in every child of a fork from now on."""
     _watched.add(connection)
 

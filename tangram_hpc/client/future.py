@@ -26,7 +26,7 @@ from ..domain.ids import show
 from ..domain.rollouts import Routed
 from ..domain.states import ActionState
 from ..errors import ActionFailed, ActionOutOfMemory, ActionTimeout
-from ..protocol.message import Result
+from ..protocol.message import ActionResult
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class Future(concurrent.futures.Future[Any]):
         self._exception: BaseException | None = None
         self._made: threading.Condition | None = None
         self.action = action
-        self.told: tuple[Result, int] | None = None
+        self.told: tuple[ActionResult, int] | None = None
         self._cancel = cancel
 
     @property

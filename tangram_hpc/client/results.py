@@ -31,7 +31,7 @@ from ..errors import (
 from ..protocol import message as ms
 from ..protocol import payload as pl
 from ..protocol.value import decode_value
-from .endpoints.turn import Turn
+from .endpoints.turn import GrantRequest
 from .functions import FunctionCache, UploadedFunction
 from .future import ExecResult, Future
 from .session_record import SessionRecord
@@ -68,7 +68,7 @@ class Pending(msgspec.Struct, gc=False):
     submitted_ns: int
     on_output: Callable[[int, bytes], None] | None = None
     cancelled: bool = False
-    turn: Turn | None = None
+    turn: GrantRequest | None = None
     session: SessionRecord | None = None
     stored: str = ""
     uploaded: UploadedFunction | None = None
@@ -92,7 +92,8 @@ def give_output(pending: Pending, stream: int, data: bytes) -> None:
         _log.exception("%s: its on_output raised this and is called no more", _name(pending))
 
 
-def conclude(pending: Pending, result: ms.Result, payload: memoryview | None, store: StoredPayloads
+def conclude(pending: Pending, result: ms.ActionResult, payload: memoryview | None,
+             store: StoredPayloads
              ) -> None:
     """Ends the future with what the result says. The future ends as cancelled only if this client
     asked for it (decision 0036): a `CancelledError` that is awaited cancels the awaiting task."""
@@ -117,7 +118,7 @@ def _name(pending: Pending) -> str:
     return f"action {pending.future.id} ({pending.action.name})"
 
 
-def _value(pending: Pending, result: ms.Result, payload: memoryview | None,
+def _value(pending: Pending, result: ms.ActionResult, payload: memoryview | None,
            store: StoredPayloads) -> Any:
     outcome = result.outcome
     told = pl.decode(payload) if payload is not None else None

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
-from ..config.rollouts import Rollouts, rollouts_spec
+from ..config.rollouts import RolloutPoolSettings, rollouts_spec
 from ..domain.action import Kind
 from ..domain.outcome import TEXT_MAX
 from ..domain.rollouts import CONTEXT_MAX, Turn
@@ -34,7 +34,7 @@ class RolloutCalls:
         self._connection = connection
         self._pools: set[str] = set()  # names of pools that are known to be declared
 
-    def register(self, name: str, pool: Rollouts | Mapping[str, Any]) -> None:
+    def register(self, name: str, pool: RolloutPoolSettings | Mapping[str, Any]) -> None:
         """Declares a pool; see `Client.register_rollouts`."""
         spec = rollouts_spec(name, pool)
         self._connection.request(lambda request: ms.DeclareRollouts(request, spec), timeout_s=60.0)
@@ -54,7 +54,7 @@ class RolloutCalls:
         if status not in _STATUSES:
             raise InvalidInput(f"status: {status!r} is not one of {', '.join(_STATUSES)}")
         self._check_declared(pool)
-        self._connection.send(ms.ToolReturned(
+        self._connection.send(ms.ReportToolReturn(
             pool, trajectory_name(trajectory), str(tool)[:TEXT_MAX],
             _count("characters", characters), _STATUSES[status]))
 

@@ -123,7 +123,7 @@ def download(session: Files, path: str, local: str | os.PathLike[str], max_bytes
     if len(entries) == 1 and not entries[0].name:  # the file itself
         target = target / PurePosixPath(path).name if target.is_dir() else target
         entries, target, base = [_named(entries[0], target.name)], target.parent, ""
-    folders, files = checked(entries, skip_others)
+    folders, files = checked_entries(entries, skip_others)
     listed = sum(file.size for file in files)
     if listed > max_bytes:
         raise InvalidInput(f"download: {path!r} holds {listed} bytes, more than max_bytes "
@@ -152,8 +152,8 @@ def _named(entry: FileEntry, name: str) -> FileEntry:
     return FileEntry(name, entry.kind, entry.size, entry.mode)
 
 
-def checked(entries: Iterable[FileEntry], skip_others: bool = False
-            ) -> tuple[list[FileEntry], list[FileEntry]]:
+def checked_entries(entries: Iterable[FileEntry], skip_others: bool = False
+                    ) -> tuple[list[FileEntry], list[FileEntry]]:
     """Checks a listing.
 
     Args:

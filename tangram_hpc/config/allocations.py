@@ -40,7 +40,7 @@ class Satellite(_Model):
     component: str = Field("satellite", pattern=_WORD, description="that its workers join as")
 
 
-class Elastic(_Model):
+class ElasticSettings(_Model):
     """The table `[elastic]`. Nothing is requested while `max_nodes` is 0."""
 
     max_nodes: int = Field(0, ge=0, le=4096, description="satellites' nodes at once, those asked "
@@ -70,7 +70,11 @@ class Elastic(_Model):
     satellites: tuple[Satellite, ...] = ()
 
 
-def elastic(table: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Elastic:
+Elastic = ElasticSettings  # the name until this release; goes with the next one
+
+
+def elastic(table: Mapping[str, Any], overrides: Mapping[str,
+                                                         Any] | None = None) -> ElasticSettings:
     """Returns the table, checked.
 
     Args:
@@ -82,7 +86,7 @@ def elastic(table: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
     """
     given = {k: v for k, v in (overrides or {}).items() if v is not None}
     try:
-        told = Elastic(**{**table, **given})
+        told = ElasticSettings(**{**table, **given})
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
@@ -101,7 +105,7 @@ def elastic(table: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
     return told
 
 
-def alloc_policy(told: Elastic) -> AllocPolicy:
+def alloc_policy(told: ElasticSettings) -> AllocPolicy:
     """Returns what the scheduler needs of the table."""
     def ns(seconds: float) -> int:
         return round(seconds * _S)

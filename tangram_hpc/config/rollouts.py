@@ -45,7 +45,7 @@ class Bucket(BaseModel):
         return (value,) if isinstance(value, str) else value
 
 
-class Rollouts(BaseModel):
+class RolloutPoolSettings(BaseModel):
     """A rollout pool. Its costs need to be right only relative to each other."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -87,7 +87,10 @@ class Rollouts(BaseModel):
         return path
 
 
-def rollouts_spec(name: str, wanted: Rollouts | Mapping[str, Any]) -> RolloutsSpec:
+Rollouts = RolloutPoolSettings  # the name until this release; goes with the next one
+
+
+def rollouts_spec(name: str, wanted: RolloutPoolSettings | Mapping[str, Any]) -> RolloutsSpec:
     """Returns what the scheduler needs of a pool.
 
     Where the broker fills a number in, it is 0, or -1 for `queue_max`.
@@ -97,7 +100,7 @@ def rollouts_spec(name: str, wanted: Rollouts | Mapping[str, Any]) -> RolloutsSp
     """
     if not name or any(c.isspace() for c in name):
         raise InvalidInput(f"rollouts name: {name!r} must be one word")
-    told = wanted if isinstance(wanted, Rollouts) else _checked(name, wanted)
+    told = wanted if isinstance(wanted, RolloutPoolSettings) else _checked(name, wanted)
     edges = [bucket.upto for bucket in told.buckets]
     if edges[-1] is not None or None in edges[:-1]:
         raise InvalidInput(f"rollouts {name}: upto: every bucket but the last has one, the last "
@@ -125,9 +128,9 @@ def _ns(amount: float, unit: float) -> int:
     return round(amount * unit)
 
 
-def _checked(name: str, wanted: Mapping[str, Any]) -> Rollouts:
+def _checked(name: str, wanted: Mapping[str, Any]) -> RolloutPoolSettings:
     try:
-        return Rollouts(**wanted)
+        return RolloutPoolSettings(**wanted)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))

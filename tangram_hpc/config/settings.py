@@ -30,8 +30,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ..errors import InvalidInput
-from ..scheduler.placement.placers.registry import NAMES as PLACERS
-from ..scheduler.placement.placers.registry import make_placer
+from ..scheduler.placement.placers.placer_registry import NAMES as PLACERS
+from ..scheduler.placement.placers.placer_registry import make_placer
 from .ownership import read_trusted
 
 if sys.version_info >= (3, 11):
@@ -113,7 +113,7 @@ class Config(BaseModel):
     rollouts: dict[str, dict[str, Any]] = Field(
         {}, description="rollout pools over them by name, as for `register_rollouts`")
     planner: dict[str, Any] = Field(
-        {}, description="table [planner] of `tangram plan`, see config/planner/settings.py")
+        {}, description="table [planner] of `tangram plan`, see config/planner/planner_settings.py")
 
     @field_validator("devices")
     @classmethod

@@ -76,7 +76,7 @@ def between(begin: CpuTimes, end: CpuTimes, cpus: int) -> Others:
     return Others(max(0.0, busy) / there_was, (end.steal - begin.steal) / there_was)
 
 
-def machine() -> str:
+def machine_line() -> str:
     """The machine in one line: processor, kernel, load before the runs, date."""
     model = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo")
                   if line.startswith("model name")), platform.machine())
@@ -94,7 +94,7 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def told(runs: list[tuple[str, Others]]) -> str:
+def load_note(runs: list[tuple[str, Others]]) -> str:
     """One line on other work beside the ratios; says which runs it slowed."""
     slowed = [f"{name} {o.share:.0%}" + (f" ({o.steal:.0%} by the hypervisor)" if o.steal > 0.005
                                          else "") for name, o in runs if o.share > WORTH_TELLING]

@@ -28,8 +28,8 @@ from ..storage.journal import read_journals
 from ..transport.mpi.launcher import mpiexec
 from . import conditions
 from .policy import GROUP
-from .report import Figures, figures, mean
-from .walls import walls
+from .report import PhaseFigures, figures, mean
+from .walls import isolation_options
 
 TRAINERS = 2
 OURS, STATIC, PLAIN = str(Config.model_fields["placer"].default), "static:1", "fcfs:1"
@@ -51,13 +51,13 @@ class DemoPlan:
 Progress = Callable[[str, float], None]
 
 
-def run_all(plan: DemoPlan, progress: Progress) -> tuple[Figures, Figures, Figures]:
+def run_all(plan: DemoPlan, progress: Progress) -> tuple[PhaseFigures, PhaseFigures, PhaseFigures]:
     """The figures of the default placer, of `static:1` and of `fcfs:1`, each a mean of its runs.
 
     Raises:
         TangramError: a rank failed; the message holds the end of its words.
     """
-    runs: dict[str, list[Figures]] = {}
+    runs: dict[str, list[PhaseFigures]] = {}
     for number, placer in enumerate(ORDER, 1):
         def tell(name: str, share: float, number: int = number) -> None:
             progress(f"{number}/{len(ORDER)} {name}", share)
@@ -66,7 +66,7 @@ def run_all(plan: DemoPlan, progress: Progress) -> tuple[Figures, Figures, Figur
     return mean(runs[OURS]), mean(runs[STATIC]), mean(runs[PLAIN])
 
 
-def run_phase(plan: DemoPlan, placer: str, progress: Progress) -> Figures:
+def run_phase(plan: DemoPlan, placer: str, progress: Progress) -> PhaseFigures:
     """One RL step under one placer.
 
     Raises:
@@ -112,7 +112,7 @@ def run_ranks(plan: DemoPlan, cluster: LocalCluster, program: str,
 
 def warm(cluster: LocalCluster, cpus: int) -> None:
     """Reads the interpreter from disk before anything is timed, so that no phase pays for it."""
-    trusted = walls(cluster)["trusted"]
+    trusted = isolation_options(cluster)["trusted"]
     words = [sys.executable, "-I", "-S", "-B", "-c", "import typing, math, collections, random"]
     for future in [cluster.submit(words, name="warm", trusted=trusted) for _ in range(4 * cpus)]:
         future.result()

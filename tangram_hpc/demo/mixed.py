@@ -11,7 +11,6 @@ from __future__ import annotations
 import concurrent.futures
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ from ..app.local import LocalCluster
 from ..errors import TangramError
 from ..storage.journal import read_journals
 from .crew import CREW, question
-from .job import SESSION_ROOM_MIB, DemoPlan, run_ranks, warm
-from .mixed_report import Mixed, gather
+from .job import SESSION_ROOM_MIB, DemoPlan, Progress, run_ranks, warm
+from .mixed_report import Mixed, gather_mixed
 from .policy import GROUP
-from .problems import load
+from .problems import load_problems
 from .search import SEARCH, SearchServer
 
 RATE, BURST, JITTER_MS, CONCURRENCY = 40.0, 10.0, 100.0, 16  # the search endpoint's quota
@@ -31,9 +30,6 @@ SHARED, OWN = "shared", "own"
 DEVICES = {SHARED: 1, OWN: len(CREW)}
 _STAY_S = 3600.0
 _LOAD_S = 300.0
-
-Progress = Callable[[str, float], None]
-
 
 def run_mixed(plan: DemoPlan, models: dict[str, dict[str, Any]], phase: str,
               progress: Progress) -> Mixed:
@@ -45,7 +41,7 @@ def run_mixed(plan: DemoPlan, models: dict[str, dict[str, Any]], phase: str,
     total = plan.problems * GROUP
     room = max(1024, total * SESSION_ROOM_MIB) + _weights_mib(models)
     devices = DEVICES[phase]
-    with SearchServer(load(), RATE, BURST) as search:
+    with SearchServer(load_problems(), RATE, BURST) as search:
         with LocalCluster(plan.cpus, placer="elastic", home=plan.home, mem_mib=room,
                           devices=f"cpu:{devices}") as cluster:
             warm(cluster, plan.cpus)
@@ -55,7 +51,7 @@ def run_mixed(plan: DemoPlan, models: dict[str, dict[str, Any]], phase: str,
             folder, job = cluster.folder, cluster.job
     progress(phase, 1.0)
     records = fold(read_journals(folder)).records.values()
-    return gather(told, list(records), phase, devices, search.served, search.throttled, job)
+    return gather_mixed(told, list(records), phase, devices, search.served, search.throttled, job)
 
 
 def _weights_mib(models: dict[str, dict[str, Any]]) -> int:

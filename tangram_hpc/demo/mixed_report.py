@@ -67,8 +67,8 @@ class Mixed:
         return self.busy / max(1e-9, self.held)
 
 
-def gather(told: dict[str, Any], records: Sequence[ActionRecord], phase: str, devices: int,
-           served: Counter[str], throttled: int, job: str) -> Mixed:
+def gather_mixed(told: dict[str, Any], records: Sequence[ActionRecord], phase: str, devices: int,
+                 served: Counter[str], throttled: int, job: str) -> Mixed:
     """From the ranks' summary, the journal's records and the server's counts."""
     ranks = told["ranks"]
     calls = [call for rank in ranks for call in rank["calls"]]

@@ -110,7 +110,7 @@ def _known(problem: Problem) -> tuple[Facts, tuple[Mutant, ...]]:
 
 def _mutant(problem: Problem, entry: dict[str, Any]) -> Mutant:
     edits = [(start, end, text) for start, end, text in entry["edits"]]
-    source = problem.prompt + apply(problem.canonical, edits)
+    source = problem.prompt + apply_edits(problem.canonical, edits)
     if digest(source) != entry["sha256"]:
         raise InvalidInput(f"{problem.task_id}: a variant is not the one that was vetted")
     error = entry["error"]
@@ -132,7 +132,7 @@ def digest(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
-def apply(text: str, edits: Sequence[Edit]) -> str:
+def apply_edits(text: str, edits: Sequence[Edit]) -> str:
     """`text` with each (start, end, replacement) done; offsets count in the text as given.
 
     Raises `InvalidInput` for edits that overlap or lie outside.
@@ -157,7 +157,7 @@ def candidates(problem: Problem) -> list[Candidate]:
         if getattr(node, "lineno", 0) < places.first_line:
             continue
         for candidate in _of_node(node, places):
-            text = problem.prompt + apply(problem.canonical, candidate.edits)
+            text = problem.prompt + apply_edits(problem.canonical, candidate.edits)
             if text != problem.solution and text not in found and _parses(text):
                 found[text] = candidate
     return sorted(found.values(), key=lambda one: (one.edits, one.kind))

@@ -54,7 +54,7 @@ class Thinking:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrajectoryScript:
     """All that one trajectory will do. `drafts[0]` is written first; after the examples' run it is
     kept or replaced by `drafts[if_failed]` or `drafts[if_passed]` (0: kept).
     """
@@ -110,7 +110,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunStep:
     """An action: put `files` (path, text) into the working directory, run `argv` there.
 
     `argv[0]` names the interpreter. The driver sends the exit code into the generator.
@@ -121,11 +121,11 @@ class Run:
     files: tuple[tuple[str, str], ...]
 
 
-Step: TypeAlias = Think | Write | Run
+Step: TypeAlias = Think | Write | RunStep
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class TrajectoryResult:
     """What a trajectory came to: the reward seen and the one that was certain on this branch."""
 
     reward: int
@@ -134,11 +134,12 @@ class Result:
     final: Draft
 
 
-def steps(plan: Plan, python: str = "python3") -> Generator[Step, int | None, Result]:
-    """The steps of a trajectory in order; the generator's return value is its `Result`.
+def steps(plan: TrajectoryScript, python: str = "python3") -> Generator[Step, int | None,
+                                                                        TrajectoryResult]:
+    """The steps of a trajectory in order; the generator's return value is its `TrajectoryResult`.
 
-    After a `Run`, send its exit code; after anything else send nothing (or None). Raises
-    `InvalidInput` if a `Run` is answered without an exit code.
+    After a `RunStep`, send its exit code; after anything else send nothing (or None). Raises
+    `InvalidInput` if a `RunStep` is answered without an exit code.
     """
     first, thinking = plan.drafts[0], plan.thinking
     yield Think(thinking.draft_s)
@@ -153,11 +154,11 @@ def steps(plan: Plan, python: str = "python3") -> Generator[Step, int | None, Re
     yield Think(thinking.tests_s)
     code = yield _run("tests", python, harness.TESTS, plan.tests_program)
     reward = int(_exit_code(code) == 0)
-    return Result(reward, int(final.passes), passed, final)
+    return TrajectoryResult(reward, int(final.passes), passed, final)
 
 
-def _run(kind: Literal["examples", "tests"], python: str, path: str, text: str) -> Run:
-    return Run(kind, (python, *harness.FLAGS, path), ((path, text),))
+def _run(kind: Literal["examples", "tests"], python: str, path: str, text: str) -> RunStep:
+    return RunStep(kind, (python, *harness.FLAGS, path), ((path, text),))
 
 
 def _exit_code(code: int | None) -> int:
@@ -166,7 +167,7 @@ def _exit_code(code: int | None) -> int:
     return code
 
 
-def trajectory_plan(problem: Problem, member: int, seed: int) -> Plan:
+def trajectory_plan(problem: Problem, member: int, seed: int) -> TrajectoryScript:
     """The plan of one member (0, 1, ...) of a problem's group; the same for the same arguments.
 
     Raises `InvalidInput` for a negative `member` or `seed`, or a problem that was not vetted.
@@ -177,7 +178,7 @@ def trajectory_plan(problem: Problem, member: int, seed: int) -> Plan:
     ease = float(_rng(seed, _HARDNESS_STREAM, problem.index).random())
     known = mutate.facts(problem)
     drafts, if_failed, if_passed = _decisions(_pool(problem), ease, rng)
-    return Plan(
+    return TrajectoryScript(
         task_id=problem.task_id,
         index=problem.index,
         member=member,

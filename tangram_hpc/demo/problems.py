@@ -64,7 +64,7 @@ def data_file() -> Path:
     raise MissingExtra(f"package {DISTRIBUTION} carries no {DATA_NAME}; install it anew: {_REMEDY}")
 
 
-def load(path: Path | None = None) -> list[Problem]:
+def load_problems(path: Path | None = None) -> list[Problem]:
     """All problems in file order, from `path` or the installed package.
 
     Raises `MissingExtra` without the package and `InvalidInput` for a file of another shape.
@@ -89,7 +89,7 @@ def _problem(index: int, row: dict[str, str]) -> Problem:
     )
 
 
-def choose(problems: Sequence[Problem], n: int, seed: int) -> list[Problem]:
+def choose_problems(problems: Sequence[Problem], n: int, seed: int) -> list[Problem]:
     """`n` different problems, drawn by `seed` (>= 0), in the order of their indices.
 
     Raises `InvalidInput` unless 1 <= n <= len(problems) and seed >= 0.

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from .conditions import Others, told
+from .conditions import Others, load_note
 
 
 @dataclass(frozen=True)
-class Figures:
+class PhaseFigures:
     """One phase's figures; seconds, CPU-seconds. `*_bare` leaves the wait for admission out."""
 
     placer: str
@@ -54,7 +54,7 @@ class Figures:
 
 
 def figures(summed: dict[str, Any], usage: Any, cpus: int, placer: str, job: str,
-            others: Others) -> Figures:
+            others: Others) -> PhaseFigures:
     """From the ranks' summary and the journal's usage (ns)."""
     ranks = summed["ranks"]
     rows = [row for rank in ranks for row in rank["rows"]]
@@ -64,7 +64,7 @@ def figures(summed: dict[str, Any], usage: Any, cpus: int, placer: str, job: str
     bare = act - np.array([r["opening_s"] for r in rows])
     p50, p95, p99 = np.percentile(act, [50, 95, 99])
     step = max(rank["step_s"] for rank in ranks)
-    return Figures(
+    return PhaseFigures(
         placer=placer, actions=len(rows), act_mean=float(act.mean()), act_p50=float(p50),
         act_p95=float(p95), act_p99=float(p99), queue=float(queue.mean()),
         exec=float(run.mean()), system=float((act - queue - run).mean()),
@@ -77,11 +77,11 @@ def figures(summed: dict[str, Any], usage: Any, cpus: int, placer: str, job: str
         mixed_groups=summed["mixed_groups"], via=ranks[0]["via"], job=job, others=others)
 
 
-def mean(runs: Sequence[Figures]) -> Figures:
+def mean(runs: Sequence[PhaseFigures]) -> PhaseFigures:
     """Runs of one placer as one: times and CPU time are means, what went wrong is summed."""
     first = runs[0]
     floats = {f.name: float(np.mean([getattr(r, f.name) for r in runs]))
-              for f in fields(Figures) if f.type == "float" and f.name != "spread"}
+              for f in fields(PhaseFigures) if f.type == "float" and f.name != "spread"}
     worst = max((r.others for r in runs), key=lambda others: others.share)
     return replace(first, **floats, wrong=sum(r.wrong for r in runs),  # type: ignore[arg-type]
                    passed=min(r.passed for r in runs), job=", ".join(r.job for r in runs),
@@ -89,7 +89,7 @@ def mean(runs: Sequence[Figures]) -> Figures:
                    spread=max(r.step for r in runs) - min(r.step for r in runs))
 
 
-def table(ours: Figures, static: Figures, plain: Figures) -> str:
+def table(ours: PhaseFigures, static: PhaseFigures, plain: PhaseFigures) -> str:
     """A column a placer, and how many times the first column the others are."""
     lines = [f"{'':<30}{ours.placer:>13}{plain.placer:>13}{static.placer:>13}"
              f"{plain.placer + ' x':>10}{static.placer + ' x':>12}"]
@@ -119,12 +119,12 @@ def table(ours: Figures, static: Figures, plain: Figures) -> str:
     return "\n".join(lines)
 
 
-def under(ours: Figures, static: Figures, plain: Figures) -> str:
+def under(ours: PhaseFigures, static: PhaseFigures, plain: PhaseFigures) -> str:
     """The line on other work that belongs beside the ratios."""
-    return told([(f.placer, f.others) for f in (ours, plain, static)])
+    return load_note([(f.placer, f.others) for f in (ours, plain, static)])
 
 
-def summary(ours: Figures, static: Figures, plain: Figures) -> dict[str, Any]:
+def summary(ours: PhaseFigures, static: PhaseFigures, plain: PhaseFigures) -> dict[str, Any]:
     """The demo's last line."""
     runs = (ours, static, plain)
     return {

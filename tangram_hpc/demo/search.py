@@ -27,7 +27,7 @@ QUERY_CHARS = 80
 
 
 @dataclass(frozen=True)
-class Reply:
+class SearchResponse:
     """An answer, in the shape in which `tangram_hpc.check_response` reads one."""
 
     status: int
@@ -122,7 +122,7 @@ class SearchServer:
         return "200 OK", "", json.dumps({"hits": self._index.find(asked["q"][0])}).encode()
 
 
-async def get(port: int, name: str, query: str) -> Reply:
+async def get(port: int, name: str, query: str) -> SearchResponse:
     """One request for the id `name`, over a connection of its own.
 
     Raises:
@@ -139,4 +139,4 @@ async def get(port: int, name: str, query: str) -> Reply:
     words = lines[0].split(" ")
     if len(words) < 2 or not words[1].isdigit():
         raise ConnectionResetError("the connection ended without an answer")
-    return Reply(int(words[1]), dict(line.split(": ", 1) for line in lines[1:]), body)
+    return SearchResponse(int(words[1]), dict(line.split(": ", 1) for line in lines[1:]), body)

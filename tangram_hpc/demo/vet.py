@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from . import harness, mutate
-from .problems import DISTRIBUTION, Problem, load
+from .problems import DISTRIBUTION, Problem, load_problems
 
 HASH_SEEDS = (0, 1, 2)
 TRIED = 20  # variants looked at per problem
@@ -38,7 +38,7 @@ UNSURE = ("RecursionError", "MemoryError", "OverflowError", "")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class VariantOutcome:
     """How one run ended: exit code, class of its error (empty: none), CPU seconds."""
 
     code: int
@@ -51,7 +51,7 @@ class Outcome:
         return self.code == 0 or (self.code == 1 and self.error not in UNSURE)
 
 
-def run_program(python: str, source: str, program: str, hash_seed: int) -> Outcome:
+def run_program(python: str, source: str, program: str, hash_seed: int) -> VariantOutcome:
     """Runs a judging `program` on the draft `source` under limits; one child at a time."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, harness.SOLUTION).write_text(source, encoding="utf-8")
@@ -63,7 +63,7 @@ def run_program(python: str, source: str, program: str, hash_seed: int) -> Outco
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     last = (stderr.strip().splitlines() or [""])[-1]
-    return Outcome(code, last.split(":")[0] if code else "", cpu_s)
+    return VariantOutcome(code, last.split(":")[0] if code else "", cpu_s)
 
 
 def _finish(argv: Sequence[str], folder: str, environ: dict[str, str]) -> tuple[int, str]:
@@ -83,12 +83,12 @@ def _finish(argv: Sequence[str], folder: str, environ: dict[str, str]) -> tuple[
     return done.returncode, done.stderr.decode(errors="replace")
 
 
-def settled(pythons: Sequence[str], source: str, program: str) -> Outcome | None:
+def settled(pythons: Sequence[str], source: str, program: str) -> VariantOutcome | None:
     """The outcome that all runs share, with the least CPU time seen; None if they differ."""
     runs = [run_program(python, source, program, seed) for python in pythons for seed in HASH_SEEDS]
     if not all(run.sure for run in runs) or len({(run.code, run.error) for run in runs}) != 1:
         return None
-    return Outcome(runs[0].code, runs[0].error, min(run.cpu_s for run in runs))
+    return VariantOutcome(runs[0].code, runs[0].error, min(run.cpu_s for run in runs))
 
 
 def vet_problem(problem: Problem, pythons: Sequence[str]) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _vet_mutants(
     room = dict(WANTED if "_expect" in examples else WANTED_BLIND)
     rows = []
     for candidate in _varied(problem)[:TRIED]:
-        source = problem.prompt + mutate.apply(problem.canonical, candidate.edits)
+        source = problem.prompt + mutate.apply_edits(problem.canonical, candidate.edits)
         quick = [run_program(pythons[0], source, program, 0) for program in (tests, examples)]
         bucket = _bucket(*quick)
         if room.get(bucket, 0) < 1:
@@ -145,7 +145,7 @@ def _vet_mutants(
     return rows
 
 
-def _bucket(judged: Outcome, tried: Outcome) -> str:
+def _bucket(judged: VariantOutcome, tried: VariantOutcome) -> str:
     """`harmless` passes the tests; of those that fail, `misled` passes the examples."""
     if not (judged.sure and tried.sure) or max(judged.cpu_s, tried.cpu_s) > MAX_CPU_S:
         return "unsure"
@@ -155,7 +155,7 @@ def _bucket(judged: Outcome, tried: Outcome) -> str:
 
 
 def _row(
-    candidate: mutate.Candidate, source: str, judged: Outcome, tried: Outcome
+    candidate: mutate.Candidate, source: str, judged: VariantOutcome, tried: VariantOutcome
 ) -> dict[str, Any]:
     return {
         "kind": candidate.kind,
@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / mutate.TABLE)
     options = parser.parse_args(argv)
     pythons = [os.path.abspath(python) for python in options.python or [sys.executable]]
-    problems = load()
+    problems = load_problems()
     with ProcessPoolExecutor(options.jobs) as pool:
         rows = list(pool.map(partial(vet_problem, pythons=pythons), problems))
     named = {problem.task_id: row for problem, row in zip(problems, rows, strict=True)}

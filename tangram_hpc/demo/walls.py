@@ -7,7 +7,7 @@ from typing import Any
 from ..sandbox.manager.backends import Backends
 
 
-def walls(client: Any) -> dict[str, Any]:
+def isolation_options(client: Any) -> dict[str, Any]:
     """Session options for the demo's programs. `process` starts fastest, and hundreds of sandboxes
     open at once; otherwise the nodes' best backend. If no backend can hold untrusted code, the
     programs run as trusted, since they ship with this package. A model's code must not."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..config.settings import Config
-from ..slurm.environ import SlurmPlace
+from ..slurm.job_environment import SlurmPlace
 
 OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
 MACHINE, LOGIN, JOB = "machine", "login", "job"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from ..config.settings import Config
 from ..errors import TangramError
-from ..slurm.environ import slurm_place
+from ..slurm.job_environment import slurm_place
 from ..transport.socket.address import Addresses
 from . import gpu, isolation, limits, mpi, net, rehearsal, slurm, storage
 from .check import Check, Finding, Item, SlurmFacts, Where, fail, skip

@@ -85,7 +85,7 @@ def _end(pid: int) -> None:
 
 
 @dataclass(frozen=True)
-class Told:
+class CommandOutput:
     """What a command said. `code` 127: there is no such command; 124: it was late."""
 
     code: int
@@ -103,7 +103,7 @@ class Told:
 _NO_COMPONENT = "No directives to start application on any available hetjob components"
 
 
-def run_command(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> Told:
+def run_command(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> CommandOutput:
     """Runs a command without input. One that is late is asked to end, as `srun` then ends its step,
     and killed 2 s later."""
     began = time.monotonic()
@@ -112,7 +112,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str], seconds: float)
                                  stderr=subprocess.PIPE, text=True, errors="replace",
                                  env=dict(environ))
     except OSError as error:
-        return Told(127, "", f"{argv[0]}: {error.strerror}", 0.0)
+        return CommandOutput(127, "", f"{argv[0]}: {error.strerror}", 0.0)
     for limit, end in ((seconds, child.terminate), (2.0, child.kill), (_REAP_S, None)):
         try:
             out, err = child.communicate(timeout=limit)
@@ -121,12 +121,13 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str], seconds: float)
                 end()
             continue
         late = time.monotonic() - began >= seconds and child.returncode < 0
-        return Told(124 if late else child.returncode, out,
-                    f"no answer in {seconds:g} s" if late else err, time.monotonic() - began)
-    return Told(124, "", f"no answer in {seconds:g} s", time.monotonic() - began)
+        return CommandOutput(124 if late else child.returncode, out,
+                             f"no answer in {seconds:g} s" if late else err,
+                             time.monotonic() - began)
+    return CommandOutput(124, "", f"no answer in {seconds:g} s", time.monotonic() - began)
 
 
-def run_step(words: Sequence[str], environ: Mapping[str, str], seconds: float) -> Told:
+def run_step(words: Sequence[str], environ: Mapping[str, str], seconds: float) -> CommandOutput:
     """`srun` with these words, as a further step of our job. A step of a het job that was started
     from outside of it is told neither of components nor that there are some; without a component
     its own `srun` finds nothing to start. Then the step is the first component's."""

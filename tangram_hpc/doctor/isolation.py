@@ -16,7 +16,7 @@ from ..resources.cpu import affinity, enforce
 from ..sandbox.isolation import landlock, seccomp
 from ..sandbox.isolation.container_runtimes import RUNTIMES
 from ..sandbox.manager.backends import Backends, is_root
-from ..sandbox.process import plain
+from ..sandbox.process import fast_path
 from .check import Finding, Item, Where, fail, ok, skip, warn
 
 _NEWUSER, _NEWNS = 0x10000000, 0x00020000
@@ -147,7 +147,7 @@ def plain_commands(where: Where) -> Finding:
     """What serves commands that are over at once."""
     if not where.config.compiled:
         return ok("Python (compiled = false)")
-    if plain.built():
+    if fast_path.built():
         return ok("the compiled loop")
     return warn("Python: the compiled loop was not built for this Python and machine, so a command "
                 "that does nothing costs several times as much",

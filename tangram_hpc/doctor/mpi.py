@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import how_to_install
-from ..slurm.environ import unsized, without_slurm
+from ..slurm.job_environment import unsized, without_slurm
 from .check import JOB, LOGIN, Finding, Item, Where, fail, ok, skip, warn
-from .deadline import Told, run_command, run_step
+from .deadline import CommandOutput, run_command, run_step
 
 HELLO = f"{__package__}.mpi_hello"
 _HELLO_S = 50.0
@@ -91,7 +91,7 @@ def _mpiexec() -> str:
     return str(beside) if beside.exists() else shutil.which("mpiexec") or ""
 
 
-def _through_srun(where: Where, way: str) -> tuple[Told, str]:
+def _through_srun(where: Where, way: str) -> tuple[CommandOutput, str]:
     assert where.place is not None
     nodes = min(2, where.place.nodes[0])
     argv = ["--overlap", "--overcommit", "--ntasks=2", f"--nodes={nodes}", "--mem=0",
@@ -101,7 +101,7 @@ def _through_srun(where: Where, way: str) -> tuple[Told, str]:
     return told, f"srun --mpi={way} on {nodes} node" + "s" * (nodes > 1)
 
 
-def _judged(told: Told, way: str) -> Finding:
+def _judged(told: CommandOutput, way: str) -> Finding:
     worlds = _lines(told)
     remedy = "`srun --mpi=list` names the ways there are; try one with `tangram doctor --mpi=WAY`"
     if way == "mpiexec":
@@ -118,7 +118,7 @@ def _judged(told: Told, way: str) -> Finding:
     return ok(text)
 
 
-def _lines(told: Told) -> list[dict[str, Any]]:
+def _lines(told: CommandOutput) -> list[dict[str, Any]]:
     """What the ranks said; a launcher's own words are passed over."""
     found = []
     for line in told.out.splitlines():

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import AccessError, BrokerUnreachable
-from ..slurm.environ import unsized
+from ..slurm.job_environment import unsized
 from ..storage.access import Access, write_access
-from ..storage.rundir import home
+from ..storage.rundir import tangram_home
 from ..transport.socket import address
 from ..transport.socket.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from ..transport.socket.dial import dial
 from .check import JOB, LOGIN, Finding, Item, Where, fail, ok, skip, warn
-from .deadline import Told, run_step
+from .deadline import CommandOutput, run_step
 from .storage import NoFolder, scratch_base, trial_folder
 
 STEP = f"{__package__}.step"
@@ -145,7 +145,7 @@ def nodes(where: Where) -> Finding:
     size = ([f"--nodes={groups[0]}", f"--ntasks={groups[0]}"] if len(groups) == 1
             else [f"--het-group=0-{len(groups) - 1}"])
     try:
-        with trial_folder(home(where.environ)) as folder:
+        with trial_folder(tangram_home(where.environ)) as folder:
             sock = listen_tcp(where.listen or where.address)
             port = sock.getsockname()[1]
             path = folder / "access.json"
@@ -162,7 +162,7 @@ def nodes(where: Where) -> Finding:
     return _judged(told, sum(groups), before, time.time())
 
 
-def _step(argv: list[str], where: Where, count: int) -> Told:
+def _step(argv: list[str], where: Where, count: int) -> CommandOutput:
     """The step's words. One that did not run everywhere, and of which no node says why, is tried
     once more: a step may be refused while another one of the job ends, and where SrunPortRange is
     set the threads that srun has for its het components may take each other's port."""
@@ -173,11 +173,11 @@ def _step(argv: list[str], where: Where, count: int) -> Told:
     return told
 
 
-def _rows(told: Told) -> list[dict[str, Any]]:
+def _rows(told: CommandOutput) -> list[dict[str, Any]]:
     return [json.loads(line) for line in told.out.splitlines() if line.startswith("{")]
 
 
-def _judged(told: Told, count: int, before: float, after: float) -> Finding:
+def _judged(told: CommandOutput, count: int, before: float, after: float) -> Finding:
     """`before` and `after`: our clock around the step; the others' must lie between."""
     rows = _rows(told)
     well = [row for row in rows if not row["why"]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 
-from ..storage.rundir import home
+from ..storage.rundir import tangram_home
 from .check import Finding, Item, Where, fail, ok, warn
 from .deadline import run_command
 from .storage import trial_folder
@@ -31,7 +31,7 @@ def run(where: Where) -> Finding:
     """What the rehearsal did."""
     remedy = "mend what else fails here first; else `python -c 'from tangram_hpc import " \
              "LocalCluster; LocalCluster(cpus=1).start()'` names its log"
-    with trial_folder(home(where.environ)) as folder:
+    with trial_folder(tangram_home(where.environ)) as folder:
         told = run_command([sys.executable, "-c", _PROGRAM, str(folder)], where.environ, _SECONDS)
     lines = [line for line in told.out.splitlines() if line.startswith("{")]
     if told.code or not lines:

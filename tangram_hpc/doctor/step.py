@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from ..errors import TangramError
-from ..slurm.environ import slurm_place
+from ..slurm.job_environment import slurm_place
 from ..storage.access import Access, read_access
 from ..transport.socket.dial import dial
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..config.settings import gather, ignored_line
-from ..storage.rundir import home
+from ..storage.rundir import tangram_home
 from .check import MACHINE, Finding, Item, Where, fail, ok, skip, warn
 
 _NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "fuse.", "wekafs", "pvfs",
@@ -38,7 +38,8 @@ def nearest(path: Path) -> Path:
 
 
 class NoFolder(OSError):
-    """None could be made. `home` and `scratch` say so; who else needs one does not apply."""
+    """None could be made. `tangram_home` and `scratch` say so; who else needs one does not
+    apply."""
 
 
 @contextmanager
@@ -84,7 +85,7 @@ def is_shared(kind: str) -> bool:
 
 def folder(where: Where) -> Finding:
     """That it can be written, and seen by other nodes."""
-    path = home(where.environ)
+    path = tangram_home(where.environ)
     there = nearest(path)
     kind = file_system(there)
     free = _free_mib(there)
@@ -110,7 +111,7 @@ def folder(where: Where) -> Finding:
 
 def latency(where: Where) -> Finding:
     """A small file made, synced, looked at and removed."""
-    with trial_folder(home(where.environ)) as trial:
+    with trial_folder(tangram_home(where.environ)) as trial:
         steps = [_one_file(trial / str(n)) for n in range(_TIMES)]
     median = [statistics.median(step[i] for step in steps) * 1000 for i in range(4)]
     total = statistics.median(sum(step) for step in steps)
@@ -144,14 +145,14 @@ def _one_file(path: Path) -> tuple[float, float, float, float]:
 
 def locking(where: Where) -> Finding:
     """That a lock of one process holds another one off."""
-    text, holds = _locks(home(where.environ))
+    text, holds = _locks(tangram_home(where.environ))
     return ok(text) if holds else warn(
         text, "nothing of a job locks there; put no database of yours there")
 
 
 def clock(where: Where) -> Finding:
     """The file system's clock against ours."""
-    with trial_folder(home(where.environ)) as trial:
+    with trial_folder(tangram_home(where.environ)) as trial:
         before = time.time()
         (trial / "now").write_text("x")
         after = time.time()

@@ -127,7 +127,7 @@ class AnnounceSessionEnd(Decision, frozen=True):
     never: bool = False
 
 
-class Reply(Decision, frozen=True):
+class ReplyToClient(Decision, frozen=True):
     """Tell the client the outcome of an action.
 
     Attributes:
@@ -152,6 +152,6 @@ class Reply(Decision, frozen=True):
     grants: tuple[tuple[int, int], ...] = ()
     route: Routed | None = None
 
-    def by(self, route: Routed | None) -> Reply:
+    def by(self, route: Routed | None) -> ReplyToClient:
         """Returns this reply with the route of its turn."""
         return self if route is None else msgspec.structs.replace(self, route=route)

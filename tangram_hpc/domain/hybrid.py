@@ -51,7 +51,7 @@ class Role(str, Enum):
     LOST = "LOST"
 
 
-class End(str, Enum):
+class JoinOutcome(str, Enum):
     """The outcome of a join.
 
     Each join is reported as JOINED or ROLLED_BACK, or as LOST if a member was lost first. A join
@@ -71,7 +71,7 @@ class PoolEvent(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
     """Base class of all events that the pool handles."""
 
 
-class Signal(PoolEvent, frozen=True, tag="signal"):
+class PipelineSignal(PoolEvent, frozen=True, tag="signal"):
     """How long the two stages of the pipeline take, and how many replicas the planner wants.
 
     Attributes:
@@ -117,7 +117,7 @@ class MemberLost(PoolEvent, frozen=True, tag="member-lost"):
 
 
 class MemberDone(PoolEvent, frozen=True, tag="member-done"):
-    """A member has done what the `Ask` of this generation and stage told it to do."""
+    """A member has done what the `StageOrder` of this generation and stage told it to do."""
 
     member: int
     incarnation: int
@@ -145,7 +145,8 @@ class JoinCancelled(PoolEvent, frozen=True, tag="join-cancelled"):
     reason: str = ""
 
 
-AnyPoolEvent = Union[Signal, StepBegins, MemberUp, MemberLost, MemberDone, MemberFailed,  # noqa: UP007
+AnyPoolEvent = Union[PipelineSignal, StepBegins, MemberUp, MemberLost, MemberDone,  # noqa: UP007
+                     MemberFailed,
                 JoinCancelled]
 
 
@@ -156,7 +157,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
     """Base class of all orders that the pool gives."""
 
 
-class Ask(Order, frozen=True, tag="ask"):
+class StageOrder(Order, frozen=True, tag="ask"):
     """Tells a member to do one stage and to report `MemberDone` afterwards.
 
     REQUESTED: take no more rollouts, and finish or hand on the running ones. FETCHING_STATE: fetch
@@ -201,7 +202,7 @@ class EvictReplica(Order, frozen=True, tag="expel"):
     reason: str
 
 
-class Kill(Order, frozen=True, tag="kill"):
+class KillMember(Order, frozen=True, tag="kill"):
     """A member did not come back in time: end this incarnation, so that its GPU is free."""
 
     member: int
@@ -214,11 +215,11 @@ class JoinEnded(Order, frozen=True, tag="settled"):
 
     replica: int
     generation: int
-    end: End
+    end: JoinOutcome
     reason: str = ""
 
 
-AnyOrder = Union[Ask, StepPlan, EvictReplica, Kill, JoinEnded]  # noqa: UP007
+AnyOrder = Union[StageOrder, StepPlan, EvictReplica, KillMember, JoinEnded]  # noqa: UP007
 
 
 # ---- the channel

@@ -28,10 +28,10 @@ def offered(node: NodeSpec, trusted: bool) -> tuple[str, ...]:
 def backend_for(node: NodeSpec, spec: SessionSpec) -> str:
     """Returns the backend that a session gets on this node; an empty string if the node has none.
     """
-    return choose(offered(node, spec.trusted), spec)
+    return choose_isolation(offered(node, spec.trusted), spec)
 
 
-def choose(offers: tuple[str, ...], spec: SessionSpec) -> str:
+def choose_isolation(offers: tuple[str, ...], spec: SessionSpec) -> str:
     """Returns the first of these backends that serves a session; an empty string if none does."""
     for name in offers:
         if spec.backend in ("", name) and (not spec.image or takes_image(name, spec.image)):

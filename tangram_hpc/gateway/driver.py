@@ -106,7 +106,7 @@ class Gateway:
         self._yield_cpu, self._shares_fate = yield_cpu, shares_fate
         now = now_ns() / 1e9
         self._members = {rank: _Rank(now) for rank in members}
-        self._pace = relay.Pace(spin_us * 1000)
+        self._pace = relay.PollBackoff(spin_us * 1000)
         self._stalls, self._beaten = Stalls(now, _STALLED_S), now
         self._keel_at = self._orphan_until = 0
         self.turns = 0  # grows as long as it lives, for a watchdog

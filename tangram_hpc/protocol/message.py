@@ -47,7 +47,7 @@ class Pong(Message, frozen=True, tag=2):
     stamp: int = 0
 
 
-class Refused(Message, frozen=True, tag=3):
+class PeerRefused(Message, frozen=True, tag=3):
     """The peer ends the connection because of a wrong version, job or role; `text` says which, for
     people.
     """
@@ -58,7 +58,7 @@ class Refused(Message, frozen=True, tag=3):
 # ---- client -> broker ------------------------------------------------------------------------
 
 
-class Hello(Message, frozen=True, tag=10):
+class ClientHello(Message, frozen=True, tag=10):
     """The first message of a client.
 
     Attributes:
@@ -116,8 +116,8 @@ class Ack(Message, frozen=True, tag=15):
     actions: tuple[int, ...]
 
 
-class Ask(Message, frozen=True, tag=16):
-    """A query about the broker's state, answered by Answer.
+class Query(Message, frozen=True, tag=16):
+    """A query about the broker's state, answered by QueryReply.
 
     `what` is `info`, `nodes`, `pending` or another name in `broker/questions/`; `explain` has an
     action's id as its `argument`.
@@ -129,7 +129,8 @@ class Ask(Message, frozen=True, tag=16):
 
 
 class DeclareService(Message, frozen=True, tag=21):
-    """Declares a service, which actions may call from now on. Answered by Answer or Rejected."""
+    """Declares a service, which actions may call from now on. Answered by QueryReply or
+    Rejected."""
 
     request: int
     spec: ServiceSpec
@@ -138,14 +139,14 @@ class DeclareService(Message, frozen=True, tag=21):
 class DeclareRollouts(Message, frozen=True, tag=22):
     """Declares a rollout pool, among whose services turns are routed from now on.
 
-    It is answered by Answer or Rejected. To declare the same pool again does no harm.
+    It is answered by QueryReply or Rejected. To declare the same pool again does no harm.
     """
 
     request: int
     spec: RolloutsSpec
 
 
-class ToolReturned(Message, frozen=True, tag=23):
+class ReportToolReturn(Message, frozen=True, tag=23):
     """Reports that a tool of a trajectory, which ran elsewhere, returned so many characters.
 
     `status` is SUCCESS, FAILURE or TIMEOUT of `scheduler.routing.cmlfq`. The broker ignores the
@@ -177,7 +178,7 @@ class Forget(Message, frozen=True, tag=26):
     (`Action.once`).
 
     If `prefix` is not empty, the results of all keys that begin with it may go too. Answered by
-    Answer.
+    QueryReply.
     """
 
     request: int
@@ -198,14 +199,14 @@ class RenewSession(Message, frozen=True, tag=19):
 class DeclareEndpoint(Message, frozen=True, tag=20):
     """Declares an endpoint, which actions may call from now on.
 
-    It is answered by Answer or Rejected. To declare the same endpoint again does no harm.
+    It is answered by QueryReply or Rejected. To declare the same endpoint again does no harm.
     """
 
     request: int
     spec: EndpointSpec
 
 
-class Done(Message, frozen=True, tag=25):
+class GrantEnded(Message, frozen=True, tag=25):
     """Reports how the call of an endpoint went that was made under a grant.
 
     `lease` is the one in Granted; 0 says that the client no longer wants the action, granted or
@@ -238,7 +239,7 @@ class Welcome(Message, frozen=True, tag=30):
     fresh: bool = True  # False if the broker knows it, and its open actions, from before
 
 
-class Result(Message, frozen=True, tag=31):
+class ActionResult(Message, frozen=True, tag=31):
     """The outcome of an action, with the payload that its worker returned.
 
     Attributes:
@@ -265,7 +266,7 @@ class Result(Message, frozen=True, tag=31):
     grants: tuple[tuple[int, int], ...] = ()
     route: Routed | None = None
 
-    def under(self, action: int) -> Result:
+    def under(self, action: int) -> ActionResult:
         """Returns this result for another action, which had the same idempotency key."""
         return msgspec.structs.replace(self, action=action)
 
@@ -310,7 +311,7 @@ class Output(Message, frozen=True, tag=35):
     n: int = 1
 
 
-class Answer(Message, frozen=True, tag=36):
+class QueryReply(Message, frozen=True, tag=36):
     """Answers a query; the payload is JSON."""
 
     request: int
@@ -320,9 +321,9 @@ class Answer(Message, frozen=True, tag=36):
 class Granted(Message, frozen=True, tag=37):
     """The client may now make this call: it holds a slot and has taken a token of the endpoint.
 
-    It holds the slot under `lease` until it sends Done. `rate_micro` and `burst_micro` are the
-    token bucket's current values. A client that did not run for a while observes them by itself,
-    and gives back what it cannot use in time.
+    It holds the slot under `lease` until it sends GrantEnded. `rate_micro` and `burst_micro` are
+    the token bucket's current values. A client that did not run for a while observes them by
+    itself, and gives back what it cannot use in time.
     """
 
     action: int
@@ -342,7 +343,7 @@ class WorkerHello(Message, frozen=True, tag=50):
     spec: NodeSpec
 
 
-class Started(Message, frozen=True, tag=51):
+class AttemptsStarted(Message, frozen=True, tag=51):
     """The processes of these leases run. Workers report it periodically, for leases that still run.
     """
 
@@ -414,7 +415,7 @@ class WorkerWelcome(Message, frozen=True, tag=70):
     output_max: int = 1 << 20
 
 
-class Start(Message, frozen=True, tag=71):
+class StartAttempt(Message, frozen=True, tag=71):
     """Start an action under a lease; the payload is the client's.
 
     Attributes:
@@ -436,7 +437,7 @@ class Start(Message, frozen=True, tag=71):
     after: int = 0
 
 
-class Kill(Message, frozen=True, tag=72):
+class KillAttempt(Message, frozen=True, tag=72):
     """End what runs under a lease, and report `state`."""
 
     lease: int
@@ -457,7 +458,7 @@ class OpenSandbox(Message, frozen=True, tag=74):
     spec: SessionSpec
 
 
-class PrepareService(Message, frozen=True, tag=76):
+class InstallService(Message, frozen=True, tag=76):
     """Actions may call this service on this node from now on."""
 
     spec: ServiceSpec
@@ -481,34 +482,34 @@ class PackSandbox(Message, frozen=True, tag=77):
 AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     Ping,
     Pong,
-    Refused,
-    Hello,
+    PeerRefused,
+    ClientHello,
     Submit,
     Cancel,
     RequestSession,
     ReleaseSession,
     Ack,
-    Ask,
+    Query,
     DeclareService,
     DeclareRollouts,
-    ToolReturned,
+    ReportToolReturn,
     EndTrajectory,
     Forget,
     Bye,
     Shutdown,
     RenewSession,
     DeclareEndpoint,
-    Done,
+    GrantEnded,
     Welcome,
-    Result,
+    ActionResult,
     Rejected,
     SessionUp,
     SessionDown,
     Output,
-    Answer,
+    QueryReply,
     Granted,
     WorkerHello,
-    Started,
+    AttemptsStarted,
     Finished,
     Released,
     Returned,
@@ -516,12 +517,12 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     SandboxUp,
     SandboxDown,
     WorkerWelcome,
-    Start,
-    Kill,
+    StartAttempt,
+    KillAttempt,
     Resize,
     OpenSandbox,
     CloseSandbox,
-    PrepareService,
+    InstallService,
     SandboxPacked,
     PackSandbox,
 ]

@@ -39,14 +39,14 @@ INIT = "init"
 RUNNER = "runner"
 
 
-class Frame(msgspec.Struct, frozen=True, array_like=True, tag_field="k"):
+class ProcessFrame(msgspec.Struct, frozen=True, array_like=True, tag_field="k"):
     """The root of all messages of this module."""
 
 
 # ---- worker -> execution process ----
 
 
-class Box(msgspec.Struct, frozen=True, array_like=True):
+class SandboxSpec(msgspec.Struct, frozen=True, array_like=True):
     """How a sandbox is built. Sandboxes of equal boxes are interchangeable until they are used.
 
     Attributes:
@@ -62,7 +62,7 @@ class Box(msgspec.Struct, frozen=True, array_like=True):
     image: str = ""
 
 
-class Limits(msgspec.Struct, frozen=True, array_like=True):
+class SandboxLimits(msgspec.Struct, frozen=True, array_like=True):
     """What one sandbox may use besides cores; 0 means no limit.
 
     Attributes:
@@ -76,7 +76,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     pids: int = 0
 
 
-class Setup(Frame, frozen=True, tag=1):
+class Setup(ProcessFrame, frozen=True, tag=1):
     """The first message to an execution process.
 
     Attributes:
@@ -95,7 +95,7 @@ class Setup(Frame, frozen=True, tag=1):
 
     kill_wait_ns: int
     output_max: int
-    box: Box = Box()
+    box: SandboxSpec = SandboxSpec()
     read: tuple[str, ...] = ()
     etc: str = ""
     watch: bool = True
@@ -106,7 +106,7 @@ class Setup(Frame, frozen=True, tag=1):
     cpu_file: str = ""
 
 
-class Run(Frame, frozen=True, tag=2):
+class RunAction(ProcessFrame, frozen=True, tag=2):
     """Runs the payload that a client sent.
 
     Attributes:
@@ -129,10 +129,10 @@ class Run(Frame, frozen=True, tag=2):
     timeout_ns: int
     keep: bool
     background: str
-    limits: Limits
+    limits: SandboxLimits
 
 
-class Kill(Frame, frozen=True, tag=3):
+class KillCommand(ProcessFrame, frozen=True, tag=3):
     """Ends what runs under a lease, which is then reported with `state` and `reason`."""
 
     lease: int
@@ -140,14 +140,14 @@ class Kill(Frame, frozen=True, tag=3):
     reason: str
 
 
-class Units(Frame, frozen=True, tag=4):
+class Units(ProcessFrame, frozen=True, tag=4):
     """Tells a running action how many CPUs it holds now."""
 
     lease: int
     units: int
 
 
-class Load(Frame, frozen=True, tag=5):
+class LoadFunction(ProcessFrame, frozen=True, tag=5):
     """Gives a runner a function to keep under its digest. `drop` is the digest of one to forget, or
     empty.
     """
@@ -157,38 +157,38 @@ class Load(Frame, frozen=True, tag=5):
     drop: str
 
 
-class Drop(Frame, frozen=True, tag=7):
+class Drop(ProcessFrame, frozen=True, tag=7):
     """Tells a runner to forget these calls, whose tokens were taken back."""
 
     leases: tuple[int, ...]
 
 
-class Close(Frame, frozen=True, tag=6):
+class ExitProcess(ProcessFrame, frozen=True, tag=6):
     """Tells an execution process to end all its descendants, remove its directory and exit."""
 
 
 # ---- execution process -> worker ----
 
 
-class FreezeBackground(Frame, frozen=True, tag=8):
+class FreezeBackground(ProcessFrame, frozen=True, tag=8):
     """Tells an init that the node is short of memory: it stops its background processes, whatever
     their session was promised.
     """
 
 
-class Ready(Frame, frozen=True, tag=23):
+class Ready(ProcessFrame, frozen=True, tag=23):
     """The execution process accepts orders. `isolation` names what really isolates its sandbox."""
 
     isolation: str
 
 
-class Broken(Frame, frozen=True, tag=24):
+class Broken(ProcessFrame, frozen=True, tag=24):
     """The sandbox could not be built, or has broken down. The execution process ends."""
 
     text: str
 
 
-class Ended(Frame, frozen=True, tag=20):
+class Ended(ProcessFrame, frozen=True, tag=20):
     """The result of an action.
 
     Attributes:
@@ -206,13 +206,13 @@ class Ended(Frame, frozen=True, tag=20):
     process_cpu_ns: int = 0
 
 
-class Gone(Frame, frozen=True, tag=21):
+class Gone(ProcessFrame, frozen=True, tag=21):
     """No process is left of an action whose Ended had `none_left` false."""
 
     lease: int
 
 
-class Piece(Frame, frozen=True, tag=22):
+class OutputChunk(ProcessFrame, frozen=True, tag=22):
     """A part of the output of a command that is streamed."""
 
     lease: int
@@ -223,7 +223,7 @@ class Piece(Frame, frozen=True, tag=22):
 # ---- worker -> fork server ----
 
 
-class Fork(Frame, frozen=True, tag=40):
+class Fork(ProcessFrame, frozen=True, tag=40):
     """Forks an execution process.
 
     Attributes:
@@ -239,13 +239,13 @@ class Fork(Frame, frozen=True, tag=40):
     fresh: bool
 
 
-class End(Frame, frozen=True, tag=41):
+class KillProcess(ProcessFrame, frozen=True, tag=41):
     """Sends SIGKILL to an execution process. Died follows."""
 
     number: int
 
 
-class RemoveDirectory(Frame, frozen=True, tag=42):
+class RemoveDirectory(ProcessFrame, frozen=True, tag=42):
     """Removes the directory of a dead execution process."""
 
     home: str
@@ -254,7 +254,7 @@ class RemoveDirectory(Frame, frozen=True, tag=42):
 # ---- fork server -> worker ----
 
 
-class Forked(Frame, frozen=True, tag=50):
+class Forked(ProcessFrame, frozen=True, tag=50):
     """The execution process lives. The worker's end of its control socket comes with this packet.
     """
 
@@ -262,14 +262,14 @@ class Forked(Frame, frozen=True, tag=50):
     pid: int
 
 
-class Unforked(Frame, frozen=True, tag=51):
+class Unforked(ProcessFrame, frozen=True, tag=51):
     """The execution process could not be forked; `text` says why."""
 
     number: int
     text: str
 
 
-class Died(Frame, frozen=True, tag=52):
+class Died(ProcessFrame, frozen=True, tag=52):
     """An execution process ended.
 
     Attributes:
@@ -286,16 +286,17 @@ class Died(Frame, frozen=True, tag=52):
     tail: str
 
 
-class DescendantsEnded(Frame, frozen=True, tag=53):
+class DescendantsEnded(ProcessFrame, frozen=True, tag=53):
     """All descendants of an execution process have ended that died with `none_left` false."""
 
     number: int
 
 
 # unions by tag, which msgspec reads from typing.Union
-ToProcess = Union[Setup, Run, Kill, Units, Load, Drop, Close, FreezeBackground]  # noqa: UP007
-FromProcess = Union[Ready, Broken, Ended, Gone, Piece]  # noqa: UP007
-ToForkServer = Union[Fork, End, RemoveDirectory]  # noqa: UP007
+ToProcess = Union[Setup, RunAction, KillCommand, Units, LoadFunction, Drop,  # noqa: UP007
+                  ExitProcess, FreezeBackground]
+FromProcess = Union[Ready, Broken, Ended, Gone, OutputChunk]  # noqa: UP007
+ToForkServer = Union[Fork, KillProcess, RemoveDirectory]  # noqa: UP007
 FromForkServer = Union[Forked, Unforked, Died, DescendantsEnded]  # noqa: UP007
 
 _LENGTH = struct.Struct("<I")
@@ -308,7 +309,7 @@ decode_from_fork_server = reader(FromForkServer)
 packet = _encoder.encode
 
 
-def frame(message: Frame) -> bytes:
+def frame(message: ProcessFrame) -> bytes:
     """Returns a message as one frame for a control socket."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body

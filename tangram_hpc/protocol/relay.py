@@ -34,7 +34,7 @@ WINDOW = 8 << 20  # bytes on their way to one peer, at most; the rest waits in t
 _SHARE = 16  # sleep for 1/16 of the quiet time, so that what comes is seen at most 6 % later
 
 
-class Pace:
+class PollBackoff:
     """Says when to poll again: at once at first, later after a fraction of the time that was quiet.
 
     Args:

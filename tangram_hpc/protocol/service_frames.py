@@ -20,14 +20,14 @@ _SLACK = 64  # bytes of a message around its requests or replies
 HEAD = struct.Struct("<I")
 
 
-class Frame(msgspec.Struct, frozen=True, array_like=True, tag_field="k"):
+class ServiceFrame(msgspec.Struct, frozen=True, array_like=True, tag_field="k"):
     """The base class of all messages of this file."""
 
 
 # ---- worker -> runner ------------------------------------------------------------------------
 
 
-class Load(Frame, frozen=True, tag=1):
+class LoadModel(ServiceFrame, frozen=True, tag=1):
     """The first order: load a model.
 
     Attributes:
@@ -49,66 +49,66 @@ class Load(Frame, frozen=True, tag=1):
     fresh: str = ""
 
 
-class Wake(Frame, frozen=True, tag=2):
+class Wake(ServiceFrame, frozen=True, tag=2):
     """Bring the model onto the device with this number, as the runner's process counts devices."""
 
     device: int = 0
 
 
-class Park(Frame, frozen=True, tag=3):
+class Park(ServiceFrame, frozen=True, tag=3):
     """Move the model away from its device."""
 
 
-class Call(Frame, frozen=True, tag=4):
+class CallBatch(ServiceFrame, frozen=True, tag=4):
     """Carry out these requests as one batch. Each is a method and its arguments."""
 
     requests: tuple[tuple[str, bytes], ...]
 
 
-class Close(Frame, frozen=True, tag=5):
+class ExitRunner(ServiceFrame, frozen=True, tag=5):
     """Exit. There is no answer."""
 
 
 # ---- runner -> worker ------------------------------------------------------------------------
 
 
-class Loaded(Frame, frozen=True, tag=20):
+class Loaded(ServiceFrame, frozen=True, tag=20):
     """The model is loaded and parked; `host_mib` is the host memory that it takes."""
 
     host_mib: int
 
 
-class Done(Frame, frozen=True, tag=21):
+class CopyMoved(ServiceFrame, frozen=True, tag=21):
     """A Wake or Park has been carried out."""
 
 
-class Answers(Frame, frozen=True, tag=22):
+class Answers(ServiceFrame, frozen=True, tag=22):
     """For each request its value, or what was wrong with it."""
 
     replies: tuple[tuple[bytes, str], ...]
 
 
-class NoRoom(Frame, frozen=True, tag=23):
+class NoRoom(ServiceFrame, frozen=True, tag=23):
     """The device has too little memory. Everything is as it was before the order."""
 
     text: str
 
 
-class Refused(Frame, frozen=True, tag=24):
+class ModelRefused(ServiceFrame, frozen=True, tag=24):
     """The model can never be served in this way."""
 
     text: str
 
 
-Order = Union[Load, Wake, Park, Call, Close]  # noqa: UP007 - by tag
-Answer = Union[Loaded, Done, Answers, NoRoom, Refused]  # noqa: UP007
+RunnerOrder = Union[LoadModel, Wake, Park, CallBatch, ExitRunner]  # noqa: UP007 - by tag
+RunnerAnswer = Union[Loaded, CopyMoved, Answers, NoRoom, ModelRefused]  # noqa: UP007
 
 _encoder = msgspec.msgpack.Encoder()
-_read_order = reader(Order)
-_read_answer = reader(Answer)
+_read_order = reader(RunnerOrder)
+_read_answer = reader(RunnerAnswer)
 
 
-def frame(message: Frame) -> bytes:
+def frame(message: ServiceFrame) -> bytes:
     """Returns the bytes of a message's frame.
 
     Raises:
@@ -132,23 +132,23 @@ def size(head: bytes) -> int:
     return told
 
 
-def order(body: bytes) -> Order:
+def order(body: bytes) -> RunnerOrder:
     """Returns the order in the body of a frame.
 
     Raises:
         ProtocolError: it is no order.
     """
-    told: Order = _told(_read_order, body, "an order")
+    told: RunnerOrder = _told(_read_order, body, "an order")
     return told
 
 
-def answer(body: bytes) -> Answer:
+def answer(body: bytes) -> RunnerAnswer:
     """Returns the answer in the body of a frame.
 
     Raises:
         ProtocolError: it is no answer.
     """
-    told: Answer = _told(_read_answer, body, "an answer")
+    told: RunnerAnswer = _told(_read_answer, body, "an answer")
     return told
 
 

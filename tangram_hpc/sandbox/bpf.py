@@ -1,12 +1,12 @@
 """Decisions about one system call, and their assembly into a kernel filter (classic BPF,
 seccomp(2)). Pure.
 
-A filter only jumps forward, so it is a decision graph without cycles. Each `Step` answers, loads a
-value, or compares the loaded value and goes on in one of two ways. The assembler emits equal steps
-once, however many calls lead to them: all calls that end in EPERM share one return, and all calls
-whose mode is their second argument share one look at it. It works from the last instruction to the
-first, so the place of every target is known when a jump to it is emitted. Which calls are refused
-is not known here.
+A filter only jumps forward, so it is a decision graph without cycles. Each `FilterStep` answers,
+loads a value, or compares the loaded value and goes on in one of two ways. The assembler emits
+equal steps once, however many calls lead to them: all calls that end in EPERM share one return, and
+all calls whose mode is their second argument share one look at it. It works from the last
+instruction to the first, so the place of every target is known when a jump to it is emitted. Which
+calls are refused is not known here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OFTEN = 12  # the weight of a frequent number, in ranges
 NUMBER_AT, ARCH_AT = 0, 4
 
 
-class Step(NamedTuple):
+class FilterStep(NamedTuple):
     """A part of a filter, with everything that follows it.
 
     Attributes:
@@ -39,53 +39,54 @@ class Step(NamedTuple):
 
     op: int
     value: int
-    yes: Step | None = None
-    no: Step | None = None
+    yes: FilterStep | None = None
+    no: FilterStep | None = None
 
 
-def answer(value: int) -> Step:
+def answer(value: int) -> FilterStep:
     """Ends the filter with the action `value`."""
-    return Step(_RETURN, value)
+    return FilterStep(_RETURN, value)
 
 
-def load(at: int, then: Step) -> Step:
+def load(at: int, then: FilterStep) -> FilterStep:
     """Loads the 32 bits at offset `at` of struct seccomp_data."""
-    return Step(_LOAD, at, then)
+    return FilterStep(_LOAD, at, then)
 
 
-def low(argument: int, then: Step) -> Step:
+def low(argument: int, then: FilterStep) -> FilterStep:
     """Loads the lower half of an argument, which is all that the kernel reads of an `int`."""
     return load(_ARGS_AT + 8 * argument, then)
 
 
-def high(argument: int, then: Step) -> Step:
+def high(argument: int, then: FilterStep) -> FilterStep:
     """Loads the upper half of an argument."""
     return load(_ARGS_AT + 8 * argument + 4, then)
 
 
-def masked(mask: int, then: Step) -> Step:
+def masked(mask: int, then: FilterStep) -> FilterStep:
     """Keeps these bits of the loaded value."""
-    return Step(_AND, mask, then)
+    return FilterStep(_AND, mask, then)
 
 
-def equal(value: int, yes: Step, no: Step) -> Step:
+def equal(value: int, yes: FilterStep, no: FilterStep) -> FilterStep:
     """Branches on whether the loaded value is `value`."""
-    return Step(_EQUAL, value, yes, no)
+    return FilterStep(_EQUAL, value, yes, no)
 
 
-def any_bit(bits: int, yes: Step, no: Step) -> Step:
+def any_bit(bits: int, yes: FilterStep, no: FilterStep) -> FilterStep:
     """Branches on whether the loaded value has one of these bits."""
-    return Step(_ANY_BIT, bits, yes, no)
+    return FilterStep(_ANY_BIT, bits, yes, no)
 
 
-def one_of(values: Sequence[int], yes: Step, no: Step) -> Step:
+def one_of(values: Sequence[int], yes: FilterStep, no: FilterStep) -> FilterStep:
     """Branches on whether the loaded value is one of these."""
     for value in reversed(values):
         no = equal(value, yes, no)
     return no
 
 
-def search(ranges: Sequence[tuple[int, Step]], often: Collection[int] = ()) -> Step:
+def binary_search(ranges: Sequence[tuple[int, FilterStep]],
+                  often: Collection[int] = ()) -> FilterStep:
     """A binary search for the range that contains the loaded number. Frequent numbers are found
     after fewer comparisons, and all others after hardly more.
 
@@ -96,16 +97,16 @@ def search(ranges: Sequence[tuple[int, Step]], often: Collection[int] = ()) -> S
     """
     sums = [0, *accumulate(_OFTEN if first in often else 1 for first, _ in ranges)]
 
-    def among(start: int, end: int) -> Step:
+    def among(start: int, end: int) -> FilterStep:
         if end - start == 1:
             return ranges[start][1]
         middle = bisect(sums, (sums[start] + sums[end]) // 2, start + 2, end) - 1
-        return Step(_AT_LEAST, ranges[middle][0], among(middle, end), among(start, middle))
+        return FilterStep(_AT_LEAST, ranges[middle][0], among(middle, end), among(start, middle))
 
     return among(0, len(ranges))
 
 
-def assemble(first: Step) -> tuple[bytes, list[int]]:
+def assemble(first: FilterStep) -> tuple[bytes, list[int]]:
     """The instructions, 8 bytes each, that decide from `first` on.
 
     Returns:
@@ -126,7 +127,7 @@ class _Assembler:
         self._lines: list[tuple[int, int, int, int]] = []  # op, value, place if yes, place if no
         self._places: dict[tuple[int, int, int, int], int] = {}
 
-    def run(self, first: Step) -> list[tuple[int, int, int, int]]:
+    def run(self, first: FilterStep) -> list[tuple[int, int, int, int]]:
         """The fields of struct sock_filter (code, skip if yes, skip if no, value), in order."""
         self._put(first)
         found = []
@@ -139,7 +140,7 @@ class _Assembler:
                 found.append((op, place - 1 - yes, place - 1 - no, value))
         return found[::-1]
 
-    def _put(self, step: Step) -> int:
+    def _put(self, step: FilterStep) -> int:
         """The place of a step. It is emitted unless an equal one was."""
         op, value, then, otherwise = step
         yes = -1 if then is None else self._put(then)

@@ -1,8 +1,8 @@
 """The worker's side of model services: copies of models on GPUs, and the backends that serve them.
 
-`registry.py` finds a backend by name; `processes/` runs copies and their calls, `http/` speaks to
-engines that somebody else runs, and `torch/` is our own runner. What a person writes about a
-service is checked in `config/services.py`, and the scheduler decides which call may run.
+`backend_registry.py` finds a backend by name; `processes/` runs copies and their calls, `http/`
+speaks to engines that somebody else runs, and `torch/` is our own runner. What a person writes
+about a service is checked in `config/services.py`, and the scheduler decides which call may run.
 
 Experimental: the torch runner was run on slots of CPU only, never on a GPU, and the engines only as
 fakes of their protocols.

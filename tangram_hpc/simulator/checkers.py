@@ -14,19 +14,19 @@ from itertools import pairwise
 
 from ..domain.service import endpoint_of, service_of
 from ..scheduler.state.ledger import RESIZE_GAP_NS
-from .records import Record, Run
+from .run_records import Record, RunRecords
 from .workload import Cluster, WorkAction, Workload, to_ns
 
 _Spans = dict[Hashable, list[tuple[int, int, int]]]  # what -> (from, to, amount)
 
 
-def faults(run: Run, work: Workload, cluster: Cluster) -> list[str]:
+def faults(run: RunRecords, work: Workload, cluster: Cluster) -> list[str]:
     """All faults of a run; empty if it kept every invariant."""
     return [*complete(run, work), *run_times(run), *amounts(run, work, cluster),
             *residents(run, cluster), *quotas(run, cluster)]
 
 
-def complete(run: Run, work: Workload) -> list[str]:
+def complete(run: RunRecords, work: Workload) -> list[str]:
     """Every action ends once, was submitted when its turn was ready, and stays on its node."""
     tries: dict[tuple[int, ...], list[Record]] = defaultdict(list)
     for r in run.records:
@@ -59,7 +59,7 @@ def complete(run: Run, work: Workload) -> list[str]:
     return found + [f"{key}: no such action" for key in done]
 
 
-def run_times(run: Run) -> list[str]:
+def run_times(run: RunRecords) -> list[str]:
     """Attempts of one size take their run time; resized ones add up to the whole work."""
     found = []
     for r in (r for r in run.records if r.state == "COMPLETED"):
@@ -83,7 +83,7 @@ def run_times(run: Run) -> list[str]:
     return found
 
 
-def amounts(run: Run, work: Workload, cluster: Cluster) -> list[str]:
+def amounts(run: RunRecords, work: Workload, cluster: Cluster) -> list[str]:
     """No core, GPU or memory is granted twice at a time, or is not in the cluster."""
     spans: _Spans = defaultdict(list)
     nodes = {n.name: n for n in cluster.node_specs()}
@@ -111,7 +111,7 @@ def amounts(run: Run, work: Workload, cluster: Cluster) -> list[str]:
                     if _peak(held) > nodes[str(node)].mem_mib]
 
 
-def residents(run: Run, cluster: Cluster) -> list[str]:
+def residents(run: RunRecords, cluster: Cluster) -> list[str]:
     """Blocks are aligned; a restore is paid just where the block holds something else."""
     cost = {s.name: to_ns(s.restore_s) for s in cluster.services}
     lent = {n.name: set(n.gpus) for n in cluster.node_specs()}
@@ -134,7 +134,7 @@ def residents(run: Run, cluster: Cluster) -> list[str]:
     return found
 
 
-def quotas(run: Run, cluster: Cluster) -> list[str]:
+def quotas(run: RunRecords, cluster: Cluster) -> list[str]:
     """No endpoint serves more calls at once, or grants more tokens, than its quota."""
     found, calls = [], defaultdict(list)
     for r in run.records:

@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..config.allocations import alloc_policy, elastic
 from ..config.settings import read_toml
 from ..errors import InvalidInput
-from ..scheduler.placement.placers.registry import make_placer
+from ..scheduler.placement.placers.placer_registry import make_placer
 from .message_world import Growth, MessageWorld
-from .model_slurm import Queue
+from .model_slurm import SlurmQueueModel
 from .workload import Cluster, ClusterNode, Workload, to_ns
 
 
@@ -34,7 +34,7 @@ class ModelledQueue(BaseModel):
     partitions: tuple[str, ...] = Field((), description="those there are; empty: any")
 
 
-def read_scenario(path: Path) -> Growth:
+def read_elastic_scenario(path: Path) -> Growth:
     """Reads a scenario: `[elastic]` as in tangram.toml, and `[slurm]`.
 
     Raises:
@@ -54,7 +54,7 @@ def read_scenario(path: Path) -> Growth:
         first = error.errors()[0]
         raise InvalidInput(f"scenario {path}: slurm.{'.'.join(map(str, first['loc']))}: "
                            f"{first['msg']}, got {first['input']!r}") from None
-    return Growth(policy, Queue(to_ns(queue.wait_s), queue.nodes, queue.partitions))
+    return Growth(policy, SlurmQueueModel(to_ns(queue.wait_s), queue.nodes, queue.partitions))
 
 
 def three_ways(work: Workload, cluster: Cluster, placer: str, static: str, growth: Growth,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..domain import event as ev
 from ..scheduler.state.ledger import Ledger
-from .records import Record
+from .run_records import Record
 from .workload_client import WorkloadClient
 
 

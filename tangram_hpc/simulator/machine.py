@@ -12,9 +12,9 @@ from ..domain.service import ServiceSpec, endpoint_of, service_of
 from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 from ..ports import Reports
-from ..protocol.message import Start
+from ..protocol.message import StartAttempt
 from . import progress
-from .clock import EventQueue
+from .event_queue import EventQueue
 from .workload import WorkAction
 
 
@@ -24,7 +24,7 @@ class Machine:
     def __init__(self, event_queue: EventQueue, reports: Reports,
                  work_of: Callable[[int], WorkAction]) -> None:
         self._event_queue, self._reports, self._work_of = event_queue, reports, work_of
-        self._runs: dict[int, progress.Run] = {}
+        self._runs: dict[int, progress.SimulatedAttempt] = {}
 
     def open_session(self, spec: SessionSpec) -> None:
         """See `ports.Executor`."""
@@ -41,16 +41,16 @@ class Machine:
     def prepare_service(self, spec: ServiceSpec) -> None:
         """See `ports.Executor`."""
 
-    def start(self, order: Start, payload: memoryview) -> None:
+    def start(self, order: StartAttempt, payload: memoryview) -> None:
         """See `ports.Executor`."""
         key = order.action.key
         units = 1 if endpoint_of(key) else len(order.gpus if service_of(key) else order.cores)
         work, now = self._work_of(order.action.id), self._event_queue.now
-        self._runs[order.lease] = progress.Run(work, units, now, order.restore_ns)
+        self._runs[order.lease] = progress.SimulatedAttempt(work, units, now, order.restore_ns)
         self._reports.started(order.lease)
         self._await(order.lease)
 
-    def follow(self, order: Start, payload: memoryview) -> bool:
+    def follow(self, order: StartAttempt, payload: memoryview) -> bool:
         """See `ports.Executor`."""
         return False
 
@@ -79,7 +79,7 @@ class Machine:
         if end_at is not None:
             self._event_queue.put(end_at, 0, lambda: self._due(lease, run, end_at))
 
-    def _due(self, lease: int, run: progress.Run, end_at: int) -> None:
+    def _due(self, lease: int, run: progress.SimulatedAttempt, end_at: int) -> None:
         if self._runs.get(lease) is run and run.end_at == end_at:
             self._end(lease, ActionState.COMPLETED, "")
 

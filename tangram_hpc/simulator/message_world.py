@@ -2,8 +2,8 @@
 
 Only what lies behind the ports is modelled: clock, links, journal, machines, Slurm, and one client
 that plays the workload. Times are the broker's, so the run time in a record includes the time of
-two messages. `World` answers what the policy decides; this simulation also answers whether the
-drivers work together.
+two messages. `SimulationWorld` answers what the policy decides; this simulation also answers
+whether the drivers work together.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..accounting.record import Fold
+from ..broker.broker_settings import Settings
 from ..broker.driver import Broker
 from ..broker.satellites import SatelliteScripts
-from ..broker.settings import Settings
 from ..domain import event as ev
 from ..domain.allocation import AllocPolicy
 from ..domain.node import NodeSpec
@@ -25,12 +25,12 @@ from ..protocol import message as ms
 from ..scheduler.placement.placers.base import Placer
 from ..scheduler.scheduler import Scheduler
 from ..worker.driver import WorkerDriver
-from .clock import EventQueue
+from .event_queue import EventQueue
 from .log import Log
 from .machine import Machine
-from .model_slurm import ModelSlurm, Queue
+from .model_slurm import ModelSlurm, SlurmQueueModel
 from .network import BEAT, FLUSH, MemoryJournal, SimulatedLink, SimulatedTimer
-from .records import FORMAT, Run
+from .run_records import FORMAT, RunRecords
 from .workload import Cluster, WorkAction, Workload, check_match, to_ns
 from .workload_client import CLIENT, TrajectoryState, WorkloadClient
 
@@ -49,7 +49,7 @@ class Growth(NamedTuple):
     """The policy that asks for satellites, and how the modelled Slurm treats requests."""
 
     policy: AllocPolicy
-    queue: Queue
+    queue: SlurmQueueModel
 
 
 class MessageWorld:
@@ -110,10 +110,10 @@ class MessageWorld:
                 raise InvalidInput(f"failure of {failure.node!r}: the cluster has no such node")
             self._plan_failure(failure, names[failure.node])
         self._to_broker = self._converse(self._from_broker)
-        self._to_broker.send(ms.Hello(ms.PROTOCOL_VERSION, JOB, "step"))
+        self._to_broker.send(ms.ClientHello(ms.PROTOCOL_VERSION, JOB, "step"))
         self._to_broker.flush()
 
-    def run(self) -> Run:
+    def run(self) -> RunRecords:
         """Simulates the workload to its end.
 
         Raises:
@@ -142,7 +142,7 @@ class MessageWorld:
             head["failures"] = [[*failure] for failure in self._failures]
         self.usage.last_ns = self.event_queue.now
         self.usage.close()
-        return Run(head, self._log.ordered(), self.client.step_ns)
+        return RunRecords(head, self._log.ordered(), self.client.step_ns)
 
     def _stuck(self) -> bool:
         """Whether nothing has run or happened for longer than any pause of the workload."""
@@ -220,7 +220,7 @@ class MessageWorld:
             return
         client = self.client
         assert client is not None
-        if isinstance(message, ms.Result):
+        if isinstance(message, ms.ActionResult):
             self._to_broker.send(ms.Ack((message.action,)))
             if message.outcome.state is ActionState.COMPLETED:
                 session = client.ended(message.action)

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from ..domain.node import NodeSpec
 from ..domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
 from ..ports import SlurmFailure, SlurmRejected
-from .clock import EventQueue
+from .event_queue import EventQueue
 
 LATER = 4  # priority of its answers: after a broker's beat
 _FIRST_JOB = 1001
 
 
 @dataclass(frozen=True)
-class Queue:
+class SlurmQueueModel:
     """How the modelled Slurm treats requests.
 
     Attributes:
@@ -70,7 +70,7 @@ class ModelSlurm:
         leave: Kills the worker on the node of this name; the second argument says why.
     """
 
-    def __init__(self, event_queue: EventQueue, queue: Queue, seed: int,
+    def __init__(self, event_queue: EventQueue, queue: SlurmQueueModel, seed: int,
                  join: Callable[[NodeSpec], None], leave: Callable[[str, str], None]) -> None:
         self._event_queue, self._queue, self._rng = event_queue, queue, random.Random(seed)
         self._join, self._leave = join, leave

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from ..domain.event import Event
 from ..protocol.frame import Buffer, Inbox, Outbox
 from ..protocol.message import AnyMessage, Message
-from .clock import EventQueue
+from .event_queue import EventQueue
 
 DELIVERY, FLUSH, BEAT = 1, 2, 3  # priorities within an instant; ends have priority 0
 Receive = Callable[[AnyMessage, memoryview | None], None]

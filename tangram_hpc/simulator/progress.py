@@ -14,7 +14,7 @@ _ONE = 1 << 96
 _SECOND = 10**9
 
 
-class Run:
+class SimulatedAttempt:
     """An attempt that runs. `end_at` is its end in ns; None while it is suspended (0 units)."""
 
     __slots__ = ("_action", "_left", "_rates", "_since", "_units", "end_at", "start")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..domain.service import service_of
-from .workload import Cluster, ClusterNode, Turn, WorkAction, Workload, all_actions
+from .workload import Cluster, ClusterNode, WorkAction, Workload, WorkloadTurn, all_actions
 
 LEVELS = 1000  # no finer answer than one part in 1000 of the cluster is searched
 GRID = tuple(2 ** (-k / 2) for k in range(6, -1, -1))  # shares of the cluster that a curve shows
@@ -31,7 +31,7 @@ class Holding(NamedTuple):
     gpus: int
 
 
-class Figures(NamedTuple):
+class RunFigures(NamedTuple):
     """The metrics of a run, in seconds."""
 
     mean_act_s: float
@@ -44,10 +44,10 @@ class Point(NamedTuple):
 
     level: int
     held: Holding
-    figures: Figures | None
+    figures: RunFigures | None
 
 
-Measure = Callable[[str, Holding], Figures | None]  # of a policy and its holding
+Measure = Callable[[str, Holding], RunFigures | None]  # of a policy and its holding
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class Target:
     act_s: float | None = None
     step_s: float | None = None
 
-    def reached(self, figures: Figures | None) -> bool:
+    def reached(self, figures: RunFigures | None) -> bool:
         """Whether these metrics are within the bounds."""
         return figures is not None and all(
             wanted_s is None or is_s <= wanted_s
             for is_s, wanted_s in ((figures.mean_act_s, self.act_s), (figures.step_s, self.step_s)))
 
-    def excess(self, figures: Figures) -> float:
+    def excess(self, figures: RunFigures) -> float:
         """By which factor these metrics exceed the bounds, at the worse of the two."""
         pairs = ((figures.mean_act_s, self.act_s), (figures.step_s, self.step_s))
         return max(is_s / max(wanted_s, 1e-9) for is_s, wanted_s in pairs if wanted_s is not None)
@@ -99,7 +99,7 @@ class Scale:
 
 
 @dataclass
-class Answer:
+class SizingResult:
     """What one policy needs.
 
     Attributes:
@@ -113,7 +113,7 @@ class Answer:
     policy: str
     held: Holding | None
     at: Holding
-    figures: Figures
+    figures: RunFigures
     level: int
 
 
@@ -124,16 +124,16 @@ class Curve:
     policy: str
     scale: Scale
     measure: Measure
-    answer: Answer | None = None
-    _known: dict[Holding, Figures | None] = field(default_factory=dict)
+    answer: SizingResult | None = None
+    _known: dict[Holding, RunFigures | None] = field(default_factory=dict)
     _levels: set[int] = field(default_factory=set)
 
-    def at(self, level: int) -> Figures | None:
+    def at(self, level: int) -> RunFigures | None:
         """The metrics at a level."""
         self._levels.add(level)
         return self.hold(self.scale.holding(level))
 
-    def hold(self, held: Holding) -> Figures | None:
+    def hold(self, held: Holding) -> RunFigures | None:
         """The metrics of any holding; each is measured once."""
         if held not in self._known:
             self._known[held] = self.measure(self.policy, held)
@@ -196,13 +196,13 @@ def search(policy: str, scale: Scale, target: Target, measure: Measure) -> Curve
         held = _trimmed(curve, target, scale.holding(level))
         figures = curve.hold(held)
         if figures is not None:
-            curve.answer = Answer(policy, held, held, figures, level)
+            curve.answer = SizingResult(policy, held, held, figures, level)
         return curve
     run = [(target.excess(p.figures), p.level, p) for p in curve.points() if p.figures is not None]
     if run:
         _, level, point = min(run)
         if point.figures is not None:
-            curve.answer = Answer(policy, None, point.held, point.figures, level)
+            curve.answer = SizingResult(policy, None, point.held, point.figures, level)
     return curve
 
 
@@ -262,7 +262,7 @@ def scale_of(work: Workload, cluster: Cluster, reserve: int = 0) -> Scale:
 
 def _most(work: Workload, reserve: int) -> Holding:
     """More units than this are of no use: those of each trajectory's widest turn, all at once."""
-    def wide(turn: Turn, wants: Callable[[WorkAction], bool]) -> int:
+    def wide(turn: WorkloadTurn, wants: Callable[[WorkAction], bool]) -> int:
         return sum(a.degrees[-1] for a in turn.actions if wants(a))
 
     cpus = sum(max([reserve, *(wide(turn, lambda a: a.resource == "cpu") for turn in t.turns)])

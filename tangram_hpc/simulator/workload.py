@@ -48,7 +48,7 @@ class WorkAction(_Model):
         return to_ns(self.work_s * (self.serial + (1.0 - self.serial) / units))
 
 
-class Turn(_Model):
+class WorkloadTurn(_Model):
     """The policy takes `think_s` seconds; then all actions become ready at once."""
 
     think_s: float = Field(ge=0, allow_inf_nan=False)
@@ -61,20 +61,20 @@ class SessionNeed(_Model):
     mem_mib: int = Field(0, ge=0)
 
 
-class Trajectory(_Model):
+class WorkloadTrajectory(_Model):
     """One trajectory of a step."""
 
     trajectory: str
     start_s: float = Field(ge=0, allow_inf_nan=False)
     session: SessionNeed = SessionNeed(mem_mib=0)
-    turns: tuple[Turn, ...]
+    turns: tuple[WorkloadTurn, ...]
 
 
 class Workload(_Model):
     """A whole workload file."""
 
     name: str
-    trajectories: tuple[Trajectory, ...]
+    trajectories: tuple[WorkloadTrajectory, ...]
 
 
 class ClusterNode(_Model):
@@ -180,11 +180,11 @@ def read_workload(path: Path) -> Workload:
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise InvalidInput(f"workload {path}: its first line must say "
                            f'{{"format": "{FORMAT}", ...}}')
-    found: dict[str, Trajectory] = {}
+    found: dict[str, WorkloadTrajectory] = {}
     for number, text in lines[1:]:
         where = f"workload {path} line {number}"
         try:
-            one = Trajectory.model_validate_json(text)
+            one = WorkloadTrajectory.model_validate_json(text)
         except ValidationError as error:
             raise InvalidInput(f"{where}: {_first(error)}") from None
         if one.trajectory in found:
@@ -235,7 +235,7 @@ def check_match(work: Workload, cluster: Cluster) -> None:
             raise InvalidInput(f"workload {work.name}: the cluster has no endpoint {endpoint!r}")
 
 
-def _check_degrees(one: Trajectory, where: str) -> None:
+def _check_degrees(one: WorkloadTrajectory, where: str) -> None:
     for i, turn in enumerate(one.turns):
         for k, action in enumerate(turn.actions):
             degrees = list(action.degrees)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from ..domain.action import Action, Profile
 from ..domain.ids import mint
 from ..domain.session import SessionSpec
-from .clock import EventQueue
-from .workload import Trajectory, WorkAction, Workload, to_ns
+from .event_queue import EventQueue
+from .workload import WorkAction, Workload, WorkloadTrajectory, to_ns
 
 CLIENT = 1
 
@@ -39,7 +39,7 @@ class TrajectoryState:
     """
 
     index: int
-    spec: Trajectory
+    spec: WorkloadTrajectory
     cpu_left: int
     early: bool
     turn: int = -1

@@ -14,13 +14,13 @@ from ..domain.outcome import Outcome
 from ..domain.states import ActionState
 from ..errors import InfeasibleRequest, InvalidInput
 from ..scheduler.placement.placers.base import Placer
-from ..scheduler.placement.placers.static import Static, deal
+from ..scheduler.placement.placers.static import Static, deal_gpus
 from ..scheduler.policy.admission import refusal, refusal_of_session
 from ..scheduler.scheduler import Scheduler
 from . import progress
-from .clock import EventQueue
+from .event_queue import EventQueue
 from .log import Log
-from .records import FORMAT, Run
+from .run_records import FORMAT, RunRecords
 from .workload import Cluster, Workload, check_match
 from .workload_client import CLIENT, TrajectoryState, WorkloadClient
 
@@ -28,7 +28,7 @@ _END = 0  # priority within an instant; trajectories are 1
 _IDLE_MAX = 100_000
 
 
-class World:
+class SimulationWorld:
     """One run. With `check` the ledger's invariants are checked after every event (slow)."""
 
     def __init__(self, work: Workload, cluster: Cluster, placer: Placer, oracle: bool,
@@ -40,14 +40,14 @@ class World:
         self.client = WorkloadClient(work, self.event_queue, oracle, placer.reserve > 0)
         self._idle = 0  # instants in a row in which only the placer was asked
         self.events: list[ev.Event] | None = None  # set to a list to keep them all
-        self._runs: dict[int, progress.Run] = {}  # by lease
+        self._runs: dict[int, progress.SimulatedAttempt] = {}  # by lease
         self._log = Log(self.client, self.scheduler.ledger)
         self._opened: list[int] = []  # sessions whose sandbox is being built
         self._ended: list[int] = []  # actions whose result is known
 
     # ---- the loop ----------------------------------------------------------------------------
 
-    def run(self) -> Run:
+    def run(self) -> RunRecords:
         """Simulates the workload to its end.
 
         Raises:
@@ -64,8 +64,8 @@ class World:
                                     f"{ready} actions wait for ever")
         head = {"format": FORMAT, "workload": self._work.name,
                 "policy": self.scheduler.state.placer.name}
-        return Run(head | ({"services_warm": True} if warm else {}), self._log.ordered(),
-                   self.client.step_ns)
+        return RunRecords(head | ({"services_warm": True} if warm else {}), self._log.ordered(),
+                          self.client.step_ns)
 
     def _next_instant(self) -> int | None:
         at, deadline = self.event_queue.next_at(), self.scheduler.next_deadline()
@@ -117,7 +117,8 @@ class World:
             case de.StartLease(lease=lease, restore_ns=restore_ns):
                 work = self.client.submission(order.action).work
                 units = self.scheduler.ledger.leases[lease].units
-                self._runs[lease] = progress.Run(work, units, self.event_queue.now, restore_ns)
+                self._runs[lease] = progress.SimulatedAttempt(work, units, self.event_queue.now,
+                                                              restore_ns)
                 self._await(lease)
             case de.ResizeLease(lease=lease, cores=cores):
                 self._runs[lease].resize(self.event_queue.now, len(cores))
@@ -126,7 +127,7 @@ class World:
                 self._opened.append(spec.id)
             case de.AnnounceSession(session=session):
                 self.client.admitted(session)
-            case de.Reply(action=action):
+            case de.ReplyToClient(action=action):
                 self._ended.append(action)
 
     def _await(self, lease: int) -> None:
@@ -182,7 +183,7 @@ class World:
         if not services or not isinstance(self.scheduler.state.placer, Static):
             return False
         gpus = [(n, gpu) for n, node in enumerate(specs, 1) for gpu in node.gpus]
-        for name, dealt in deal(services, gpus).items():
+        for name, dealt in deal_gpus(services, gpus).items():
             if not dealt:
                 raise InvalidInput(f"policy {self.scheduler.state.placer.name}: "
                                    f"{len(services)} services want a GPU each "

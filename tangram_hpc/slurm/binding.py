@@ -21,8 +21,8 @@ from ..ports import SlurmRejected, SlurmTransient
 from .adapter import checked_comment, comment_of, failure, says_over, wanted
 from .child import Child, ChildGone, ChildLate
 from .commands import DEADLINE_S, Commands
-from .environ import for_commands
 from .hostlist import expand
+from .job_environment import slurm_command_environment
 
 CHILD = "tangram_hpc.slurm.pyslurm_child"
 # sbatch's long options and their names in pyslurm; a job with any other goes to sbatch itself
@@ -56,7 +56,7 @@ class Pyslurm:
 
     def __init__(self, environ: Mapping[str, str], deadline_s: float = DEADLINE_S,
                  argv: Sequence[str] = (sys.executable, "-m", CHILD)) -> None:
-        env = for_commands(environ)
+        env = slurm_command_environment(environ)
         package = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2))
         paths = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
         self._commands, self._conf = Commands(environ, deadline_s), env.get("SLURM_CONF", "")

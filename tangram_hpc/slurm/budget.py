@@ -16,7 +16,7 @@ _JITTER = 0.25  # of a pause, either way, so that brokers that failed together d
 
 
 @dataclass(frozen=True)
-class Limits:
+class RpcLimits:
     """How often Slurm may be called.
 
     Attributes:
@@ -44,8 +44,8 @@ class Budget:
         closed_until: no call may be made before, epoch ns; 0 while no failure is pending.
     """
 
-    def __init__(self, seed: int, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, seed: int, limits: RpcLimits | None = None) -> None:
+        self.limits = limits or RpcLimits()
         self._dice = np.random.default_rng(seed)
         self._queried_at = 0
         self._full_at = 0  # when the token bucket will be full again, epoch ns

@@ -17,7 +17,7 @@ from ..errors import MissingExtra, how_to_install
 from ..ports import Clock
 from .adapter import SlurmAdapter
 from .binding import Pyslurm, PyslurmUnusable
-from .budget import Budget, Limits
+from .budget import Budget, RpcLimits
 from .budgeted import BudgetedSlurm
 from .commands import DEADLINE_S, Commands
 
@@ -62,7 +62,7 @@ def make_slurm(choice: str, environ: Mapping[str, str], job: str, query_s: float
     Raises:
         MissingExtra: pyslurm was asked for and is not installed.
     """
-    limits = Limits(query_ns=int(query_s * 1e9))
+    limits = RpcLimits(query_ns=int(query_s * 1e9))
     return BudgetedSlurm(make_adapter(choice, environ), Budget(zlib.crc32(job.encode()), limits),
                          clock)
 

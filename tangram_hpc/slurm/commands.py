@@ -19,8 +19,8 @@ from contextlib import suppress
 from ..domain.slurm import JobOrder, JobRef, JobView, with_remark
 from ..ports import SlurmRejected, SlurmTransient
 from .adapter import checked_comment, comment_of, failure, says_over, says_unknown, wanted
-from .environ import for_commands
 from .hostlist import expand
+from .job_environment import slurm_command_environment
 
 DEADLINE_S = 60.0  # Slurm's own MessageTimeout is 10 s by default, and sites raise it
 _FIELDS = ("JobID", "UserID", "HetJobID", "HetJobOffset", "State", "Reason", "Name", "Partition",
@@ -40,7 +40,7 @@ class Commands:
     """
 
     def __init__(self, environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> None:
-        self._environ, self._deadline_s = for_commands(environ), deadline_s
+        self._environ, self._deadline_s = slurm_command_environment(environ), deadline_s
 
     @property
     def name(self) -> str:

@@ -44,7 +44,7 @@ _HELD = (errno.EWOULDBLOCK, errno.EACCES)
 
 
 @dataclass(frozen=True)
-class Holder:
+class FolderOwner:
     """A broker that took a folder: where it runs, since when, and which start of its Slurm job it
     belongs to (`restarts`: SLURM_RESTART_COUNT, -1 without Slurm)."""
 
@@ -96,7 +96,8 @@ class FolderLock:
     def __init__(self, folder: Path, file_lock: FileLock, restarts: int = -1) -> None:
         self.folder, self.file_lock = folder, file_lock
         self._lost, self._checked_at = False, 0
-        me = Holder(socket.gethostname(), os.getpid(), time.strftime("%Y-%m-%dT%H:%M:%S"), restarts)
+        me = FolderOwner(socket.gethostname(), os.getpid(), time.strftime("%Y-%m-%dT%H:%M:%S"),
+                         restarts)
         self._mark = json.dumps({**vars(me), "word": secrets.token_hex(8)}).encode()
         before = _epochs(folder)
         self.earlier = bool(before)  # another broker had the folder before
@@ -149,15 +150,15 @@ class FolderLock:
         return True
 
 
-def holder_of(folder: Path) -> Holder | None:
+def holder_of(folder: Path) -> FolderOwner | None:
     """Who took a folder last; None: nobody, or a file that cannot be read."""
     found = _epochs(folder)
     if not found:
         return None
     try:
         told = json.loads(_read(_path(folder, found[-1])))
-        return Holder(str(told["host"]), int(told["pid"]), str(told["since"]),
-                      int(told["restarts"]))
+        return FolderOwner(str(told["host"]), int(told["pid"]), str(told["since"]),
+                           int(told["restarts"]))
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -37,7 +37,7 @@ _NAME = "identity.json"
 
 
 @dataclass(frozen=True)
-class Start:
+class JobStart:
     """One start of a Slurm job.
 
     Attributes:
@@ -53,26 +53,26 @@ class Start:
     restarts: int
 
 
-def read_starts(folder: Path) -> list[Start]:
+def read_starts(folder: Path) -> list[JobStart]:
     """The starts on record, oldest first; empty: there is no record, or it cannot be read."""
     try:
         told = json.loads((folder / _NAME).read_text())
         if told["format"] != FORMAT:
             return []
-        return [Start(str(told["cluster"]), str(told["job"]), int(at), int(count))
+        return [JobStart(str(told["cluster"]), str(told["job"]), int(at), int(count))
                 for at, count in told["starts"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
 
-def write_starts(folder: Path, starts: Sequence[Start]) -> None:
+def write_starts(folder: Path, starts: Sequence[JobStart]) -> None:
     """Replaces the record; `starts` are of one job and not empty."""
     replace_file(folder / _NAME, json.dumps({
         "format": FORMAT, "cluster": starts[0].cluster, "job": starts[0].job,
         "starts": [[start.submitted_s, start.restarts] for start in starts]}), 0o666)
 
 
-async def why_foreign(starts: Sequence[Start], now: Start,
+async def why_foreign(starts: Sequence[JobStart], now: JobStart,
                       accounted: Callable[[], Awaitable[Sequence[int]]]) -> str:
     """Why what lies in a folder is another job's; empty: it is this job's.
 

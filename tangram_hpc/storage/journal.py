@@ -19,7 +19,7 @@ import msgspec
 from ..domain.event import JOURNAL_VERSION, AnyEvent, Event
 from ..errors import InvalidInput
 from ..protocol.reading import reader
-from .records import framed, read_records, read_unguarded
+from .record_file import framed, read_records, read_unguarded
 
 MAGIC = b"TGJRNL" + bytes([JOURNAL_VERSION, 0])
 _READ_TOO = (5, 6)  # older versions; those of 6 lack an event of 7, see decision 0058

@@ -26,7 +26,7 @@ from pathlib import Path
 from ..atomic_file import replace_link
 from ..errors import InvalidInput
 from ..sandbox.files import scratch
-from ..slurm.environ import slurm_place
+from ..slurm.job_environment import slurm_place
 from .folder_lock import FileLock
 
 KEPT_LOCAL_RUNS = 50
@@ -34,7 +34,7 @@ _OURS = ("tangram-worker-", "tangram-broker-")
 _NODES = "tangram-node-"  # made by the templates around a worker's, and removed by their epilog
 
 
-def home(environ: Mapping[str, str]) -> Path:
+def tangram_home(environ: Mapping[str, str]) -> Path:
     """The folder of all jobs of this user."""
     named = environ.get("TANGRAM_HOME")
     if named:
@@ -48,7 +48,8 @@ def own_dir(environ: Mapping[str, str], job: str) -> Path:
         raise InvalidInput(f"job: {job!r} is not a job id")
     place = slurm_place(environ)
     cluster = place.cluster if place is not None and place.job == job else ""
-    return home(environ) / "jobs" / (f"{job}@{cluster.replace('/', '_')}" if cluster else job)
+    return tangram_home(environ) / "jobs" / (f"{job}@{cluster.replace('/', '_')}" if cluster
+                                             else job)
 
 
 def job_dir(environ: Mapping[str, str], job: str) -> Path:
@@ -89,7 +90,7 @@ def make_job_dir(environ: Mapping[str, str], job: str) -> Path:
         os.chmod(folder, 0o700)
         _prune(folder.parent)
     except OSError as error:
-        raise InvalidInput(f"TANGRAM_HOME {home(environ)}: cannot make {folder} "
+        raise InvalidInput(f"TANGRAM_HOME {tangram_home(environ)}: cannot make {folder} "
                            f"({error.strerror})") from None
     return folder
 
@@ -121,10 +122,11 @@ def last_job(environ: Mapping[str, str]) -> str:
     Raises:
         InvalidInput: there is none.
     """
-    begun = max((home(environ) / "jobs").glob("*/journal*"), default=None,
+    begun = max((tangram_home(environ) / "jobs").glob("*/journal*"), default=None,
                 key=lambda path: path.stat().st_mtime_ns)
     if begun is None:
-        raise InvalidInput(f"TANGRAM_HOME {home(environ)}: no job has run here; name one with -j "
+        raise InvalidInput(
+            f"TANGRAM_HOME {tangram_home(environ)}: no job has run here; name one with -j "
                            "or set TANGRAM_HOME")
     folder = begun.parent
     link = folder.with_name(folder.name.partition("@")[0])

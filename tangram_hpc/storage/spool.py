@@ -21,9 +21,9 @@ import msgspec
 
 from ..errors import InvalidInput
 from ..protocol.frame import Buffer
-from ..protocol.message import Result
+from ..protocol.message import ActionResult
 from ..protocol.reading import reader
-from .records import HEAD, Damaged, framed, read_records, read_unguarded
+from .record_file import HEAD, Damaged, framed, read_records, read_unguarded
 
 MAGIC = b"TGSPOL\x01\0"
 # A segment of the format before begins with the length of a record, which was less than this.
@@ -35,7 +35,7 @@ CALL, RESULT, DELETED = 1, 2, 3
 class _Record(msgspec.Struct, array_like=True, frozen=True):
     kind: int
     once: str
-    result: Result | None = None
+    result: ActionResult | None = None
     payload: bytes | None = None
 
 
@@ -86,7 +86,7 @@ class FileSpool:
         self._add(_Record(CALL, once, None, bytes(payload)))
         return True
 
-    def keep_result(self, once: str, result: Result, payload: Buffer | None) -> None:
+    def keep_result(self, once: str, result: ActionResult, payload: Buffer | None) -> None:
         """See `ports.Spool.keep_result`."""
         self._add(_Record(RESULT, once, result, None if payload is None else bytes(payload)))
 
@@ -95,7 +95,7 @@ class FileSpool:
         found = self._find(once, CALL)
         return found.payload if found is not None else None
 
-    def result(self, once: str) -> tuple[Result, bytes | None] | None:
+    def result(self, once: str) -> tuple[ActionResult, bytes | None] | None:
         """See `ports.Spool.result`."""
         found = self._find(once, RESULT)
         if found is None or found.result is None:

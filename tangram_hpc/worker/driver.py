@@ -17,18 +17,19 @@ from ..ports import GIVE_BACK_S, Executor, Link, Reports, Timer
 from ..protocol.message import (
     PROTOCOL_VERSION,
     AnyMessage,
+    AttemptsStarted,
     CloseSandbox,
     Finished,
-    Kill,
+    InstallService,
+    KillAttempt,
     Leaving,
     Message,
     OpenSandbox,
     Output,
     PackSandbox,
+    PeerRefused,
     Ping,
     Pong,
-    PrepareService,
-    Refused,
     Released,
     Resize,
     Returned,
@@ -36,15 +37,14 @@ from ..protocol.message import (
     SandboxPacked,
     SandboxUp,
     Shutdown,
-    Start,
-    Started,
+    StartAttempt,
     WorkerHello,
     WorkerWelcome,
 )
 from .lease_queues import LeaseQueues, WaitingStart
 
 MANY = 16  # messages in one frame that make a worker a busy one; leases ahead do so too
-BEAT_S = 0.1  # between two Started messages
+BEAT_S = 0.1  # between two AttemptsStarted messages
 PING_S = 2.0  # of silence before a Ping
 AHEAD = 512  # leases that it takes ahead on one unit
 SIGTERM_S = 0.5  # between Slurm's signal to a command and the same signal to its worker
@@ -107,13 +107,13 @@ class WorkerDriver:
         self._due: list[WaitingStart] = []  # orders whose turn has come in this turn of the loop
         self._ticking = False
         self._orders: dict[type, Callable[..., None]] = {
-            Start: self._start,
-            Kill: self._kill,
+            StartAttempt: self._start,
+            KillAttempt: self._kill,
             Resize: self._resize,
             OpenSandbox: self._open_sandbox,
             CloseSandbox: self._close_sandbox,
             PackSandbox: self._pack_sandbox,
-            PrepareService: self._prepare_service,
+            InstallService: self._prepare_service,
         }
 
     @property
@@ -149,12 +149,12 @@ class WorkerDriver:
                 self._executor = self._make_executor(self, message)
         elif isinstance(message, Shutdown):
             self.stop(message.reason)
-        elif isinstance(message, Refused):
+        elif isinstance(message, PeerRefused):
             self.stop(message.text)
         elif not isinstance(message, Pong):
             raise ProtocolError(f"a worker does not take {type(message).__name__}")
 
-    def _start(self, executor: Executor, order: Start, payload: memoryview | None) -> None:
+    def _start(self, executor: Executor, order: StartAttempt, payload: memoryview | None) -> None:
         if order.lease not in self._open:
             self._open.add(order.lease)
             if order.after in self._open:
@@ -209,7 +209,7 @@ class WorkerDriver:
         if self._queues:
             self._tick_later()
 
-    def _kill(self, executor: Executor, order: Kill, payload: memoryview | None) -> None:
+    def _kill(self, executor: Executor, order: KillAttempt, payload: memoryview | None) -> None:
         if order.lease in self._queues:
             self._end_held(order.lease, order.state, order.reason)
         elif order.lease in self._ahead and executor.take_back(order.lease):
@@ -224,7 +224,7 @@ class WorkerDriver:
     def _open_sandbox(self, executor: Executor, order: OpenSandbox, _: memoryview | None) -> None:
         executor.open_session(order.spec)
 
-    def _prepare_service(self, executor: Executor, order: PrepareService,
+    def _prepare_service(self, executor: Executor, order: InstallService,
                          _: memoryview | None) -> None:
         executor.prepare_service(order.spec)
 
@@ -350,7 +350,7 @@ class WorkerDriver:
         running = tuple(lease for lease in self._fresh if lease in self._running)
         self._fresh.clear()
         if running:
-            self._send(Started(running))
+            self._send(AttemptsStarted(running))
 
     def _ping(self) -> None:
         if self._over:

@@ -1,16 +1,16 @@
 """Pure. Leases that a worker was given ahead of time: each begins when the one before it is gone.
 
-The queues hold `Start` orders and know nothing of time or processes. An order leaves its queue
-exactly once: to begin, because its lease was killed, or to be returned to the broker.
+The queues hold `StartAttempt` orders and know nothing of time or processes. An order leaves its
+queue exactly once: to begin, because its lease was killed, or to be returned to the broker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..protocol.message import Start
+from ..protocol.message import StartAttempt
 
-WaitingStart = tuple[Start, "memoryview | None"]  # the order and its payload
+WaitingStart = tuple[StartAttempt, "memoryview | None"]  # the order and its payload
 
 
 class LeaseQueues:
@@ -27,7 +27,7 @@ class LeaseQueues:
     def __contains__(self, lease: object) -> bool:
         return lease in self._before
 
-    def hold(self, order: Start, payload: memoryview | None) -> None:
+    def hold(self, order: StartAttempt, payload: memoryview | None) -> None:
         """Keeps an order until the lease `order.after` is gone."""
         self._behind[order.after] = order, payload
         self._before[order.lease] = order.after
@@ -46,7 +46,7 @@ class LeaseQueues:
         if waiting is not None:
             self._behind[before], self._before[waiting[0].lease] = waiting, before
 
-    def where(self, true: Callable[[Start], bool]) -> list[int]:
+    def where(self, true: Callable[[StartAttempt], bool]) -> list[int]:
         """Returns the waiting leases whose orders satisfy a predicate."""
         return [order.lease for order, _ in self._behind.values() if true(order)]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from builders import World
 
-from tangram_hpc.accounting.fields import FIELDS, as_json, choose, duration
-from tangram_hpc.accounting.held import held
+from tangram_hpc.accounting.fields import FIELDS, as_json, choose_fields, duration
+from tangram_hpc.accounting.held_usage import held
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.node import NodeSpec
@@ -99,12 +99,12 @@ def test_out_of_memory_is_a_word_of_its_own_and_grants_add_up_in_reply_and_recor
 def test_durations_and_formats() -> None:
     assert duration(1_234_000_000) == "00:00:01.234"
     assert duration((26 * 3600 + 61) * 10**9) == "1-02:01:01.000"
-    assert [(f.name, width) for f, width in choose("jobid%-9,State")] == [("JobID", -9),
-                                                                          ("State", 14)]
+    assert [(f.name, width) for f, width in choose_fields("jobid%-9,State")] == [("JobID", -9),
+                                                                                 ("State", 14)]
     with pytest.raises(InvalidInput, match="'Colour' is not a column"):
-        choose("JobID,Colour")
+        choose_fields("JobID,Colour")
     with pytest.raises(InvalidInput, match="width"):
-        choose("JobID%x")
+        choose_fields("JobID%x")
 
 
 def test_what_is_open_when_a_broker_ends_for_good_has_an_end() -> None:

@@ -21,8 +21,8 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.scheduler.forecast import OPEN_MAX, forecast
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
-from tangram_hpc.simulator.progress import Run
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
+from tangram_hpc.simulator.progress import SimulatedAttempt
 from tangram_hpc.simulator.workload import WorkAction
 
 S = 10**9
@@ -31,14 +31,14 @@ S = 10**9
 def happens(world: World, works: dict[int, WorkAction]) -> dict[int, int]:
     """Plays all to its end on modelled machines; action -> when it started."""
     starts: dict[int, int] = {}
-    runs: dict[int, Run] = {}
+    runs: dict[int, SimulatedAttempt] = {}
     while True:
         while events := world.scheduler.plan(world.now):
             for order in [order for event in events for order in world.happen(event)]:
                 if isinstance(order, de.StartLease):
                     starts[order.action] = world.now
                     units = world.ledger.leases[order.lease].units
-                    runs[order.lease] = Run(works[order.action], units, world.now, 0)
+                    runs[order.lease] = SimulatedAttempt(works[order.action], units, world.now, 0)
                 elif isinstance(order, de.ResizeLease):
                     runs[order.lease].resize(world.now, len(order.cores))
         if not runs:

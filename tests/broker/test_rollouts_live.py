@@ -21,7 +21,7 @@ from tangram_hpc.accounting.fields import as_json
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.atomic_file import replace_file
 from tangram_hpc.cli import main as cli
-from tangram_hpc.config.rollouts import Rollouts, rollouts_spec
+from tangram_hpc.config.rollouts import RolloutPoolSettings, rollouts_spec
 from tangram_hpc.config.settings import load_config
 from tangram_hpc.scheduler.routing.cmlfq import CausalTree
 from tangram_hpc.storage import cmlfq_file
@@ -64,7 +64,7 @@ def test_what_a_sandbox_returned_moves_a_trajectory_and_silence_does_not(
         cluster: LocalCluster, told: bool) -> None:
     pool = f"told-{told}"
     cluster.register_rollouts(pool, POOL)
-    cluster.register_rollouts(pool, Rollouts(**POOL))  # as every rank does
+    cluster.register_rollouts(pool, RolloutPoolSettings(**POOL))  # as every rank does
     for n in range(4):
         name = f"{pool}-{n}"
         play(cluster, pool, name, FAIL if n % 2 else PASS, told)

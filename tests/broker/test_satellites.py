@@ -16,7 +16,7 @@ from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
 from tangram_hpc.domain.states import AllocState
 from tangram_hpc.ports import SlurmRejected, SlurmTransient
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
 
 S = 10**9

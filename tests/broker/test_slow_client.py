@@ -130,11 +130,11 @@ def test_everything_arrives_once_and_in_order(comes_back: bool) -> None:
     rig = BrokerRig(spill=spill)
     worker = rig.worker(8)
     slow = SlowPeer(rig)
-    slow.say(ms.Hello(ms.PROTOCOL_VERSION, "j", "slow"))
+    slow.say(ms.ClientHello(ms.PROTOCOL_VERSION, "j", "slow"))
     slow.reads = False
     for number in range(1, 601):
         slow.say(ms.Submit(action_of(slow, number)), b"call")
-        lease = worker.last(ms.Start).lease
+        lease = worker.last(ms.StartAttempt).lease
         worker.say(ms.Output(lease, 1), b"%d" % number * 20_000)
         worker.say(ms.Finished(lease, Outcome(ActionState.COMPLETED), n=1),
                    b"%d" % number * 20_000)
@@ -142,10 +142,10 @@ def test_everything_arrives_once_and_in_order(comes_back: bool) -> None:
     if comes_back:
         slow.leave()
         slow = SlowPeer(rig)
-        slow.say(ms.Hello(ms.PROTOCOL_VERSION, "j", "slow"))
+        slow.say(ms.ClientHello(ms.PROTOCOL_VERSION, "j", "slow"))
     else:
         slow.read()
-    results = [(m, p) for m, p in slow.heard if isinstance(m, ms.Result)]
+    results = [(m, p) for m, p in slow.heard if isinstance(m, ms.ActionResult)]
     numbers = [m.action & 0xFFFFFFFF for m, _ in results]
     assert numbers == list(range(1, 601))
     assert all(payload == b"%d" % n * 20_000 for n, (_, payload) in zip(numbers, results,

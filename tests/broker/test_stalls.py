@@ -102,8 +102,8 @@ def test_nodes_keep_their_time_to_join() -> None:
     client.say(ms.Submit(action), b"call")
     rig.stopped(SILENCE_S - 5)
     large = rig.worker(8, "large")  # its hello lay in the socket
-    assert not client.all(ms.Result)
-    assert large.last(ms.Start).action == action
+    assert not client.all(ms.ActionResult)
+    assert large.last(ms.StartAttempt).action == action
 
 
 @pytest.mark.long

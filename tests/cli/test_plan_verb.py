@@ -22,7 +22,7 @@ from tangram_hpc.config.planner.files import (
     shipped,
 )
 from tangram_hpc.config.planner.plan_file import read_plan
-from tangram_hpc.config.planner.settings import PlannerSettings, planner_settings
+from tangram_hpc.config.planner.planner_settings import PlannerSettings, planner_settings
 from tangram_hpc.config.settings import load_config
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.libra.live.plan_costs import CommandCosts, CostsFailed

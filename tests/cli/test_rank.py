@@ -15,7 +15,13 @@ from typing import Any
 import pytest
 
 from tangram_hpc.app.local import LocalCluster
-from tangram_hpc.app.trainer_rank import Rank, affinity_complaint, environment, meet, rank_of
+from tangram_hpc.app.trainer_rank import (
+    TrainerTask,
+    affinity_complaint,
+    master_address,
+    rank_of,
+    trainer_environment,
+)
 from tangram_hpc.errors import BrokerUnreachable, WrongWorld
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "4",
@@ -28,20 +34,21 @@ TORCH = {"TORCHELASTIC_RUN_ID": "x", "RANK": "5", "WORLD_SIZE": "16", "LOCAL_RAN
 
 
 @pytest.mark.parametrize(("environ", "gateway", "mpi", "want"), [
-    (PMI, "auto", True, Rank(3, 4, 1, True)),
-    (PMI, "auto", False, Rank(3, 4, 1, False)),  # no mpi4py: its trainers are none of ours by MPI
-    (PMI, "off", True, Rank(3, 4, 1, False)),
-    (STEP, "auto", True, Rank(3, 4, 1, False)),  # --mpi=none
-    ({**PMI, "TANGRAM_WORLD_SIZE": "4"}, "on", True, Rank(3, 4, 1, True)),
-    ({**PMI, "PMI_SIZE": "1", "PMI_RANK": "0"}, "auto", True, Rank(0, 1, 1, False)),
-    ({**STEP, "PMIX_RANK": "2"}, "on", True, Rank(2, 4, 1, True)),
-    ({}, "auto", True, Rank(0, 1, 0, False)),
-    ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1"}, "auto", True, Rank(0, 1, 0, False)),
-    ({**STEP, **TORCH}, "auto", True, Rank(5, 16, 5, False)),
-    ({**PMI, **TORCH}, "auto", True, Rank(5, 16, 5, False)),  # torchrun in an MPI step
+    (PMI, "auto", True, TrainerTask(3, 4, 1, True)),
+    # no mpi4py: its trainers are none of ours by MPI
+    (PMI, "auto", False, TrainerTask(3, 4, 1, False)),
+    (PMI, "off", True, TrainerTask(3, 4, 1, False)),
+    (STEP, "auto", True, TrainerTask(3, 4, 1, False)),  # --mpi=none
+    ({**PMI, "TANGRAM_WORLD_SIZE": "4"}, "on", True, TrainerTask(3, 4, 1, True)),
+    ({**PMI, "PMI_SIZE": "1", "PMI_RANK": "0"}, "auto", True, TrainerTask(0, 1, 1, False)),
+    ({**STEP, "PMIX_RANK": "2"}, "on", True, TrainerTask(2, 4, 1, True)),
+    ({}, "auto", True, TrainerTask(0, 1, 0, False)),
+    ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1"}, "auto", True, TrainerTask(0, 1, 0, False)),
+    ({**STEP, **TORCH}, "auto", True, TrainerTask(5, 16, 5, False)),
+    ({**PMI, **TORCH}, "auto", True, TrainerTask(5, 16, 5, False)),  # torchrun in an MPI step
 ])
 def test_what_a_step_is_taken_for(environ: dict[str, str], gateway: str, mpi: bool,
-                                  want: Rank) -> None:
+                                  want: TrainerTask) -> None:
     assert rank_of(environ, gateway, mpi) == want
 
 
@@ -78,19 +85,23 @@ def test_cpus_that_srun_did_not_take_over(asked: str, usable: int, online: int,
 
 def test_what_a_trainer_finds_and_what_it_had_set_stays() -> None:
     before = {"PATH": "/bin", "MASTER_PORT": "77", "TANGRAM_WORLD_SIZE": "4"}
-    made = environment(before, Rank(1, 4, 1, True), "7", "/a", ("host", 5))
+    made = trainer_environment(before, TrainerTask(1, 4, 1, True), "7", "/a", ("host", 5))
     assert made == {"PATH": "/bin", "TANGRAM_JOB": "7", "TANGRAM_ACCESS": "/a",
                     "TANGRAM_GATEWAY": "1", "TANGRAM_WORLD_SIZE": "4", "RANK": "1",
                     "WORLD_SIZE": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "host",
                     "MASTER_PORT": "77"}
-    made = environment({**before, "TANGRAM_GATEWAY": "1"}, Rank(1, 4, 1, False), "7", "/a", None)
+    made = trainer_environment({**before, "TANGRAM_GATEWAY": "1"}, TrainerTask(1, 4, 1, False), "7",
+                               "/a", None)
     assert not {"TANGRAM_GATEWAY", "TANGRAM_WORLD_SIZE", "MASTER_ADDR"} & made.keys()
     assert made["WORLD_SIZE"] == "4"
-    assert "RANK" not in environment(before, Rank(3, 4, 1, True), "7", "/a", None)  # the gateway
+    # the gateway
+    assert "RANK" not in trainer_environment(before, TrainerTask(3, 4, 1, True), "7", "/a", None)
     for oversubscribed in (False, True):  # how MPI waits; without MPI nothing is said of it
-        made = environment(before, Rank(3, 4, 1, True), "7", "/a", None, oversubscribed)
+        made = trainer_environment(before, TrainerTask(3, 4, 1, True), "7", "/a", None,
+                                   oversubscribed)
         assert ("MPIR_CVAR_ENABLE_HEAVY_YIELD" in made) == oversubscribed
-    assert environment(before, Rank(1, 4, 1, False), "7", "/a", None, True).keys().isdisjoint(
+    assert trainer_environment(before, TrainerTask(1, 4, 1, False), "7", "/a", None,
+                               True).keys().isdisjoint(
         {"MPIR_CVAR_ENABLE_HEAVY_YIELD"})
 
 
@@ -100,16 +111,18 @@ def test_all_meet_where_rank_0_says(tmp_path: Path) -> None:
     environ = {**STEP, "SLURM_RESTART_COUNT": "2"}
     told: list[Any] = []
     waits = [threading.Thread(target=lambda n=n: told.append(
-        meet(environ, Rank(n, 4, 0, True), tmp_path, "127.0.0.1"))) for n in (1, 2)]
+        master_address(environ, TrainerTask(n, 4, 0, True), tmp_path, "127.0.0.1"))) for n in (1,
+                                                                                               2)]
     for thread in waits:
         thread.start()
-    first = meet(environ, Rank(0, 4, 0, True), tmp_path, "127.0.0.1")
+    first = master_address(environ, TrainerTask(0, 4, 0, True), tmp_path, "127.0.0.1")
     for thread in waits:
         thread.join(30)
     assert told == [first, first] and first[0] == "127.0.0.1" and 0 < first[1] < 65536
     assert (tmp_path / "rank0.7.3.2").stat().st_mode & 0o777 == 0o600
     with pytest.raises(BrokerUnreachable, match="rank 0 of this step did not write it"):
-        meet(STEP | {"SLURM_STEP_ID": "4"}, Rank(1, 4, 0, True), tmp_path, "127.0.0.1", 0.1)
+        master_address(STEP | {"SLURM_STEP_ID": "4"}, TrainerTask(1, 4, 0, True), tmp_path,
+                       "127.0.0.1", 0.1)
 
 
 # ---- what it becomes -----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from fake_search import FakeSearch, Reply, Storm, get
 
 import tangram_hpc
 from tangram_hpc import ActionState, LocalCluster, Throttled, Transient, check_response
-from tangram_hpc.client.endpoints.verdict import retry_after_s, understood
+from tangram_hpc.client.endpoints.retry_decision import retry_after_s, understood
 from tangram_hpc.client.request import Options, make_action
 from tangram_hpc.domain.action import Kind
 

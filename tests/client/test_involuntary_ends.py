@@ -224,7 +224,7 @@ def test_what_its_caller_cancels_is_cancelled(cluster: LocalCluster) -> None:
 
 def told(w: World, made: list[de.Decision]) -> list[str]:
     """The reasons of these ends; accounting has the same."""
-    ends = [d for d in made if isinstance(d, de.Reply)]
+    ends = [d for d in made if isinstance(d, de.ReplyToClient)]
     records = fold(w.events).records
     for end in ends:
         record = records[end.action]
@@ -245,7 +245,7 @@ def test_an_action_that_is_ended_with_its_session_knows_why_that_ended() -> None
     made = w.happen(ev.SessionClosing(w.now, s, "node n1: its allocation ends in 30 s"))
     closed = Outcome(ActionState.CANCELLED, reason="its session was closed")
     made += w.happen(ev.LeaseFinished(w.now, w.lease_of(action), closed, True))
-    assert {d.action for d in made if isinstance(d, de.Reply)} == {action, waiting}
+    assert {d.action for d in made if isinstance(d, de.ReplyToClient)} == {action, waiting}
     for reason in told(w, made):
         assert reason == "session 1.1 ended: node n1: its allocation ends in 30 s"
 

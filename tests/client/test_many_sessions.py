@@ -12,7 +12,7 @@ import pytest
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.client.session import Session
-from tangram_hpc.resources import tree
+from tangram_hpc.resources import process_tree
 
 MEM_MIB = 32
 _IN_FLIGHT = 64
@@ -22,9 +22,9 @@ def uses(cluster: LocalCluster) -> dict[str, tuple[int, int, int]]:
     """Processes, anonymous memory in KiB and open descriptors, by what they are."""
     found: dict[str, tuple[int, int, int]] = {}
     for child in cluster._children:
-        for pid in (child.pid, *tree.descendants(child.pid)):
+        for pid in (child.pid, *process_tree.descendants(child.pid)):
             name = "broker" if child is cluster._children[0] else (
-                tree.read(f"/proc/{pid}/comm") or b"gone").decode().strip()
+                process_tree.read(f"/proc/{pid}/comm") or b"gone").decode().strip()
             if pid == child.pid and name != "broker":
                 name = "worker"
             count, memory, fds = found.get(name, (0, 0, 0))
@@ -41,7 +41,7 @@ def anonymous_kib(pid: int) -> int:
     page of the fork server becomes private to it when the last of its execution processes has
     written its own copy.
     """
-    lines = (tree.read(f"/proc/{pid}/smaps_rollup") or b"").decode().splitlines()
+    lines = (process_tree.read(f"/proc/{pid}/smaps_rollup") or b"").decode().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
 
 
@@ -68,7 +68,7 @@ def waits_for(cluster: LocalCluster, session: Session, reason: str) -> None:
 
 
 def many(count: int, actions: int, kib_each: int, home: Path) -> None:
-    before = set(tree.descendants(os.getpid()))
+    before = set(process_tree.descendants(os.getpid()))
     with LocalCluster(cpus=2, mem_mib=MEM_MIB * count, warm=0, home=home) as cluster:
         sessions = [cluster.session(mem=MEM_MIB) for _ in range(count)]
         for session in sessions:
@@ -89,7 +89,7 @@ def many(count: int, actions: int, kib_each: int, home: Path) -> None:
         sessions.pop().close()
         over.opened.result(60)
         assert over.exec("echo in").result(60).text == "in\n"
-    assert set(tree.descendants(os.getpid())) <= before
+    assert set(process_tree.descendants(os.getpid())) <= before
 
 
 def test_sixty_sessions(tmp_path: Path) -> None:

@@ -205,7 +205,8 @@ def concluded(kind: Kind) -> Future:
     action = make_action(1, kind, Options(), 0, "x")
     payload = pl.encode(pl.ExecReturn(b"half")) if kind is Kind.EXEC else None
     outcome = Outcome(OOM, signal=9, reason="it took more than its 5 MiB", maxrss_kib=6000)
-    result = ms.Result(1, outcome, "n", (0,), 1, 5, 6, int(payload is not None), ((0, 1), (3, 2)))
+    result = ms.ActionResult(1, outcome, "n", (0,), 1, 5, 6, int(payload is not None),
+                             ((0, 1), (3, 2)))
     store = None
     conclude(Pending(action, b"", future, False, 0), result,
              memoryview(payload) if payload else None, store)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tangram_hpc.client.transfer import FILES_MAX, checked, download, upload
+from tangram_hpc.client.transfer import FILES_MAX, checked_entries, download, upload
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.protocol.payload import FileEntry
 
@@ -133,7 +133,7 @@ def test_a_hostile_listing_is_refused_in_one_line(sandbox: Folder, tmp_path: Pat
 
 def test_too_many_or_too_much_is_refused(sandbox: Folder, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="more than"):
-        checked(FileEntry(str(n), "file") for n in range(FILES_MAX + 1))
+        checked_entries(FileEntry(str(n), "file") for n in range(FILES_MAX + 1))
     (sandbox.root / "a").write_bytes(b"x" * 1000)
     with pytest.raises(InvalidInput, match="1000 bytes, more than max_bytes"):
         download(sandbox, "", tmp_path / "t", 999, False)

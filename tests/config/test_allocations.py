@@ -12,7 +12,7 @@ from tangram_hpc.cli import main
 from tangram_hpc.cli.broker import _scripts
 from tangram_hpc.cli.helpers.told_allocs import elastic_lines
 from tangram_hpc.cli.template import left_open
-from tangram_hpc.config.allocations import Elastic, Satellite, alloc_policy, elastic
+from tangram_hpc.config.allocations import ElasticSettings, Satellite, alloc_policy, elastic
 from tangram_hpc.errors import InvalidInput
 
 REPO = Path(__file__).resolve().parents[2]
@@ -70,7 +70,7 @@ def test_the_broker_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_page_names_every_key() -> None:
     page = (REPO / "docs" / "ELASTIC.md").read_text()
-    missing = [f"`{name}`" for model in (Elastic, Satellite) for name in model.model_fields
+    missing = [f"`{name}`" for model in (ElasticSettings, Satellite) for name in model.model_fields
                if f"`{name}`" not in page]
     assert missing == []
 

@@ -7,4 +7,4 @@ import time
 go = sys.argv.pop(1)
 while not os.path.exists(go):
     time.sleep(0.05)
-os.execv(sys.executable, [sys.executable, "-m", "tangram_hpc.demo.rank", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, "-m", "tangram_hpc.demo.demo_rank", *sys.argv[1:]])

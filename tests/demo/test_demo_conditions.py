@@ -30,8 +30,8 @@ def spin(cpu_s: float) -> None:
         pass
 
 
-def figures(placer: str, step: float, busy: float = 0.0) -> report.Figures:
-    return report.Figures(
+def figures(placer: str, step: float, busy: float = 0.0) -> report.PhaseFigures:
+    return report.PhaseFigures(
         placer=placer, actions=4, act_mean=step / 10, act_p50=1, act_p95=1, act_p99=1, queue=0.5,
         exec=0.1, system=0.1, act_bare=1, step=step, think=1, held=step, used=1, allocated=2 * step,
         passed=3, expected=3, trajectories=4, wrong=0, mixed_groups=1, via="mpi",

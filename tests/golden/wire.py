@@ -82,13 +82,14 @@ def _layout(struct: Any, renames: Renames, used: set[type]) -> Any:
     name = renames.old_class(struct.__name__)
     hints = typing.get_type_hints(struct)
     fields = [f"{renames.old_field(name, field)}: {shown(hints[field], renames, used)}"
-              + _default(struct, index) for index, field in enumerate(struct.__struct_fields__)]
+              + _default(struct, index, renames)
+              for index, field in enumerate(struct.__struct_fields__)]
     if struct.__struct_config__.tag is None:
         return fields
     return {"tag field": struct.__struct_config__.tag_field, "fields": fields}
 
 
-def _default(struct: Any, index: int) -> str:
+def _default(struct: Any, index: int, renames: Renames) -> str:
     defaults = struct.__struct_defaults__
     at = index - (len(struct.__struct_fields__) - len(defaults))
     if at < 0:
@@ -98,7 +99,11 @@ def _default(struct: Any, index: int) -> str:
         return ""
     if type(value).__module__.startswith("msgspec"):
         return f" = {value.factory.__name__}()"
-    return f" = {value.value!r}" if isinstance(value, enum.Enum) else f" = {value!r}"
+    if isinstance(value, enum.Enum):
+        return f" = {value.value!r}"
+    kind = type(value).__name__  # the repr of a struct begins with it
+    return f" = {renames.old_class(kind)}{repr(value).removeprefix(kind)}" if (
+        isinstance(value, msgspec.Struct)) else f" = {value!r}"
 
 
 def shown(hint: Any, renames: Renames, used: set[type] | None = None) -> str:

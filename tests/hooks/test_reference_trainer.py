@@ -116,9 +116,9 @@ def rising(told: dict[str, Any]) -> None:
 @pytest.mark.timeout(1200)
 def test_it_learns_with_pool_and_router_on_and_off() -> None:
     from tangram_hpc.hooks.reference.reference_compare import STEPS, compare, table
-    from tangram_hpc.hooks.reference.reference_run import Plan
+    from tangram_hpc.hooks.reference.reference_run import RunPlan
 
-    told = compare(Plan(folder="", steps=STEPS))
+    told = compare(RunPlan(folder="", steps=STEPS))
     print(table(told))
     assert [(one["pool"], one["routed"]) for one in told["runs"]] == [
         (False, False), (True, False), (False, True), (True, True)]
@@ -138,9 +138,9 @@ def test_it_learns_with_pool_and_router_on_and_off() -> None:
 @pytest.mark.timeout(900)
 def test_the_planner_lends_nothing_to_a_training_that_rollouts_wait_for(tmp_path: Path) -> None:
     """The split stays; what the planner foretells of a step comes to be what it takes."""
-    from tangram_hpc.hooks.reference.reference_run import Plan, run
+    from tangram_hpc.hooks.reference.reference_run import RunPlan, run
 
-    told = run(Plan(str(tmp_path), steps=12, planner=True))
+    told = run(RunPlan(str(tmp_path), steps=12, planner=True))
     rising(told)
     plan = told["plan"]
     assert plan["plans"] >= 2 and plan["lent_at_end"] == 0
@@ -154,7 +154,7 @@ def test_the_planner_lends_nothing_to_a_training_that_rollouts_wait_for(tmp_path
 @pytest.mark.timeout(900)
 def test_its_replica_is_killed_and_the_training_goes_on(tmp_path: Path) -> None:
     """The action ends with its process, its GPU serves rollouts again, and another life is lent."""
-    from tangram_hpc.hooks.reference.reference_run import Plan, run
+    from tangram_hpc.hooks.reference.reference_run import RunPlan, run
 
     named = tmp_path / "replica.pid"
     killed: list[int] = []
@@ -168,6 +168,6 @@ def test_its_replica_is_killed_and_the_training_goes_on(tmp_path: Path) -> None:
             time.sleep(0.05)
 
     threading.Thread(target=kill, daemon=True).start()
-    told = run(Plan(str(tmp_path), steps=16, lend=(1, 16)))
+    told = run(RunPlan(str(tmp_path), steps=16, lend=(1, 16)))
     rising(told)
     assert killed and "LOST" in [end for _, end, _ in told["news"]], told["news"]

@@ -17,9 +17,9 @@ from tangram_hpc.config.rollouts import rollouts_spec
 from tangram_hpc.errors import TangramError
 from tangram_hpc.hooks.reference import reference_task as task
 from tangram_hpc.hooks.reference.reference_planning import Planned, figures
-from tangram_hpc.hooks.reference.reference_rollouts import Batch, Rollouts
+from tangram_hpc.hooks.reference.reference_rollouts import Batch, RolloutDriver
 from tangram_hpc.hooks.reference.reference_routes import LeastLoaded, Routes, routes
-from tangram_hpc.hooks.reference.reference_turns import FADE, TURNS, Trajectory, credits
+from tangram_hpc.hooks.reference.reference_turns import FADE, TURNS, ArithmeticTrajectory, credits
 from tangram_hpc.libra.planner.shapes import Request
 
 LONGEST = 64  # what services and policy take, as `reference_model` has it (which needs torch)
@@ -29,9 +29,9 @@ def words(text: str, end: bool = True) -> list[int]:
     return [*map(task.token_of, text), *([task.END] if end else [])]
 
 
-def play(prompt: str, *said: tuple[str, int, bytes]) -> Trajectory:
+def play(prompt: str, *said: tuple[str, int, bytes]) -> ArithmeticTrajectory:
     """A trajectory whose programs end as told."""
-    one = Trajectory(prompt)
+    one = ArithmeticTrajectory(prompt)
     for program, code, out in said:
         assert not one.over
         tokens = words(program)
@@ -70,7 +70,7 @@ turn = st.tuples(st.lists(st.integers(0, 16), min_size=1, max_size=task.NEW_TOKE
 @given(st.integers(0, 9), st.lists(turn, min_size=TURNS, max_size=TURNS))
 def test_any_trajectory_ends_and_its_mask_is_what_the_model_wrote(
         digit: int, turns: list[tuple[list[int], tuple[int, bytes]]]) -> None:
-    one, wrote = Trajectory(f"{digit}="), list[int]()
+    one, wrote = ArithmeticTrajectory(f"{digit}="), list[int]()
     for n, (tokens, (code, out)) in enumerate(turns):
         if one.over:
             break
@@ -196,7 +196,7 @@ def test_the_least_loaded_service_is_asked() -> None:
 def step_of(client: _FakeClient, router: bool) -> tuple[Batch, Routes]:
     """A step of 5 prompts of 2 trajectories each."""
     ways = routes(client, router, "policy")
-    rollouts = Rollouts(client, ways, sandboxes=2, group=2, seed=7)
+    rollouts = RolloutDriver(client, ways, sandboxes=2, group=2, seed=7)
     batch = rollouts.begin(2, [(n, "1=") for n in range(5)], 0)
     rollouts.half(batch)
     try:

@@ -28,18 +28,18 @@ from hypothesis import strategies as st
 from tangram_hpc.domain.hybrid import (
     AnyOrder,
     AnyPoolEvent,
-    Ask,
-    End,
     EvictReplica,
     JoinCancelled,
     JoinEnded,
-    Kill,
+    JoinOutcome,
+    KillMember,
     MemberDone,
     MemberFailed,
     MemberLost,
     MemberUp,
+    PipelineSignal,
     Role,
-    Signal,
+    StageOrder,
     StepBegins,
     StepPlan,
 )
@@ -54,7 +54,7 @@ class Witness:
 
     def __init__(self, pool: HybridPool) -> None:
         self.pool = pool
-        self.ends: dict[tuple[int, int], list[End]] = {}
+        self.ends: dict[tuple[int, int], list[JoinOutcome]] = {}
         self.asked: dict[tuple[int, int], None] = {}
         self.plan: StepPlan | None = None
         self.evicted: set[tuple[int, int]] = set()
@@ -62,10 +62,10 @@ class Witness:
     def see(self, orders: list[AnyOrder]) -> None:
         for order in orders:
             match order:
-                case Ask(member=member, replica=n, generation=generation, core=core):
+                case StageOrder(member=member, replica=n, generation=generation, core=core):
                     assert member in REPLICAS[n] and core < len(CORE)
                     self.asked[(n, generation)] = None
-                case Kill(member=member):
+                case KillMember(member=member):
                     assert member in HYBRID
                 case EvictReplica(replica=n, generation=generation):
                     self.evicted.add((n, generation))
@@ -99,13 +99,14 @@ class Witness:
                 assert Role.LOST not in {roles[g] for g in gpus}
             if self.pool.state(n) in (R.ACTIVE, R.LEAVING):
                 key = (n, self.pool.generation(n))
-                assert self.ends[key] == [End.JOINED]
+                assert self.ends[key] == [JoinOutcome.JOINED]
 
     def all_ended(self) -> None:
         for key in self.asked:
             ends = self.ends[key]
-            assert ends in ([End.ROLLED_BACK], [End.LOST], [End.JOINED, End.LEFT],
-                            [End.JOINED, End.LOST]), (key, ends)
+            assert ends in ([JoinOutcome.ROLLED_BACK], [JoinOutcome.LOST],
+                            [JoinOutcome.JOINED, JoinOutcome.LEFT],
+                            [JoinOutcome.JOINED, JoinOutcome.LOST]), (key, ends)
 
 
 MEMBER = st.sampled_from([*HYBRID, 0, 99])
@@ -116,7 +117,7 @@ EVENTS = st.one_of(
     st.builds(MemberFailed, MEMBER, SMALL, SMALL, st.just("no")),
     st.builds(JoinCancelled, st.integers(-1, 3), SMALL),
     st.builds(StepBegins, st.integers(0, 30), SMALL),
-    st.builds(Signal, st.integers(0, 30), st.integers(0, 30), st.integers(0, 1300),
+    st.builds(PipelineSignal, st.integers(0, 30), st.integers(0, 30), st.integers(0, 1300),
               st.just(1000), st.sampled_from([0, 0, 0, 900]), st.sampled_from([0, 0, 1, 2, 9])))
 # what brings histories on: the next boundary, a signal, all of a replica's words, time
 MOVES = st.one_of(st.just("begin"), st.sampled_from(["train", "back"]), st.integers(0, 2),
@@ -180,7 +181,8 @@ class Actor:
 
     def work(self) -> None:
         order = self.inbox.popleft()
-        if not self.alive or not isinstance(order, Ask) or order.incarnation != self.incarnation:
+        if (not self.alive or not isinstance(order, StageOrder)
+            or order.incarnation != self.incarnation):
             return
         uses = {R.REQUESTED: "nothing", R.RETURNING: "rollout"}.get(order.stage, "training")
         assert (self.uses, uses) != ("rollout", "training"), "asked to train while it serves"
@@ -219,9 +221,9 @@ def test_no_gpu_serves_and_trains_at_once_whatever_the_channels_do(steps: list[A
         orders = rig.new()
         witness.see(orders)
         for order in orders:
-            if isinstance(order, Kill):
+            if isinstance(order, KillMember):
                 by_gpu[order.member].die()
-            elif isinstance(order, Ask):
+            elif isinstance(order, StageOrder):
                 by_gpu[order.member].inbox.append(order)
         for gpu, role in rig.pool.roles().items():
             if gpu in by_gpu and by_gpu[gpu].uses == "training":

@@ -25,15 +25,15 @@ import numpy as np
 import pytest
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.app.clock import SystemClock
+from tangram_hpc.app.system_clock import SystemClock
 from tangram_hpc.domain.hybrid import (
     ContributorId,
-    End,
     GradientHeader,
+    JoinOutcome,
     MemberDone,
     MemberFailed,
+    PipelineSignal,
     Role,
-    Signal,
     StepPlan,
 )
 from tangram_hpc.domain.hybrid import ReplicaState as R
@@ -43,24 +43,24 @@ from tangram_hpc.libra.hybrid.hybrid_signal import PoolRules
 from tangram_hpc.libra.live.coordinator import Coordinator
 from tangram_hpc.libra.live.core import HybridCore
 from tangram_hpc.libra.live.core_trainer import CoreTrainer
-from tangram_hpc.libra.live.lane import Lane
+from tangram_hpc.libra.live.gradient_channel import GradientChannel
 from tangram_hpc.libra.live.leased_member import add_leased_member
 from tangram_hpc.libra.live.lend import lend
 from tangram_hpc.libra.live.member import Member, ReplicaCallbacks, Skills
-from tangram_hpc.protocol.lane import (
+from tangram_hpc.protocol.gradient_messages import (
     HEAD,
     Alive,
     Gradient,
     GradientReceipt,
-    Hello,
+    GradientWork,
     JoinMessage,
+    MemberHello,
     MemberReport,
-    Told,
-    Work,
+    OrderMessage,
 )
 from tangram_hpc.protocol.value import decode_value
 from tangram_hpc.storage.access import Access
-from tangram_hpc.transport.socket.lane import BulkLink, dial_bulk
+from tangram_hpc.transport.socket.bulk_socket import BulkLink, dial_bulk
 
 EVERY_STATE = ["REQUESTED", "FETCHING_STATE", "ZERO_SYNC", "ACTIVATING", "ACTIVE",
                "in-step ACTIVE", "LEAVING", "in-step LEAVING", "RETURNING"]
@@ -219,14 +219,14 @@ PARAMS = np.arange(6, dtype=np.float64)
 class MemberEnd:
     """A member's end of a gradient channel."""
 
-    def __init__(self, channel: Lane, replica: int, generation: int) -> None:
+    def __init__(self, channel: GradientChannel, replica: int, generation: int) -> None:
         self.link: BulkLink = dial_bulk((channel.address,), KEY, JOB)
         self.link.most = 1 << 30
         self.link.send(JoinMessage(replica, generation))
 
     def work(self) -> tuple[GradientHeader, np.ndarray, list[Any]]:
         got = self.link.receive()
-        assert got is not None and isinstance(got[0], Work)
+        assert got is not None and isinstance(got[0], GradientWork)
         header, payload = got[0].header, got[1]
         return (header, np.frombuffer(payload, header.dtype, header.size),
                 decode_value(memoryview(payload)[header.size * 8 :]))
@@ -241,13 +241,13 @@ class MemberEnd:
 
 
 @pytest.fixture
-def channel() -> Iterator[Lane]:
-    one = Lane(1, "127.0.0.1", KEY, JOB)
+def channel() -> Iterator[GradientChannel]:
+    one = GradientChannel(1, "127.0.0.1", KEY, JOB)
     yield one
     one.close()
 
 
-def entered(channel: Lane, *replicas: int) -> None:
+def entered(channel: GradientChannel, *replicas: int) -> None:
     """Waits until these replicas are connected to the channel."""
     done = threading.Event()
     for _ in range(2000):
@@ -257,7 +257,8 @@ def entered(channel: Lane, *replicas: int) -> None:
     raise AssertionError(f"{replicas} did not enter")
 
 
-def test_a_gradient_is_added_and_what_does_not_match_is_ignored_and_counted(channel: Lane) -> None:
+def test_a_gradient_is_added_and_what_does_not_match_is_ignored_and_counted(
+    channel: GradientChannel) -> None:
     member = MemberEnd(channel, 0, 3)
     entered(channel, 0)
     own, theirs = channel.begin(PLAN, PARAMS, ["a", "b", "c"])
@@ -285,7 +286,7 @@ def test_a_gradient_is_added_and_what_does_not_match_is_ignored_and_counted(chan
                             "size": 3, "dtype": 1, "again": 1}
 
 
-def test_one_who_follows_is_given_nothing_and_adds_nothing(channel: Lane) -> None:
+def test_one_who_follows_is_given_nothing_and_adds_nothing(channel: GradientChannel) -> None:
     channel.begin(PLAN, PARAMS, ["a", "b", "c"])
     member = MemberEnd(channel, 4, 1)  # it comes in the middle of a step
     header, params, samples = member.work()
@@ -296,7 +297,7 @@ def test_one_who_follows_is_given_nothing_and_adds_nothing(channel: Lane) -> Non
     assert member.say(header, np.zeros(6)) == "step" and channel.added == 0
 
 
-def test_one_who_is_gone_is_not_waited_for(channel: Lane) -> None:
+def test_one_who_is_gone_is_not_waited_for(channel: GradientChannel) -> None:
     member = MemberEnd(channel, 0, 3)
     entered(channel, 0)
     channel.begin(PLAN, PARAMS, ["a", "b"])
@@ -307,7 +308,7 @@ def test_one_who_is_gone_is_not_waited_for(channel: Lane) -> None:
     assert channel.collect(3600) == {}
 
 
-def test_an_older_generation_does_not_take_a_newer_one_s_place(channel: Lane) -> None:
+def test_an_older_generation_does_not_take_a_newer_one_s_place(channel: GradientChannel) -> None:
     new = MemberEnd(channel, 0, 3)
     entered(channel, 0)
     old = MemberEnd(channel, 0, 2)
@@ -316,7 +317,7 @@ def test_an_older_generation_does_not_take_a_newer_one_s_place(channel: Lane) ->
     assert new.work()[0].samples == 1
 
 
-def test_a_slow_one_delays_nobody(channel: Lane) -> None:
+def test_a_slow_one_delays_nobody(channel: GradientChannel) -> None:
     """It does not read what it is sent, which is more than any buffer holds."""
     member = MemberEnd(channel, 0, 3)
     entered(channel, 0)
@@ -327,17 +328,18 @@ def test_a_slow_one_delays_nobody(channel: Lane) -> None:
     member.link.close()
 
 
-def test_nobody_enters_without_the_key(channel: Lane) -> None:
+def test_nobody_enters_without_the_key(channel: GradientChannel) -> None:
     with pytest.raises(AccessError, match="key is wrong"):
         dial_bulk((channel.address,), b"x" * 32, JOB)
     with pytest.raises(AccessError):
         dial_bulk((channel.address,), KEY, "another-job")
     first = dial_bulk((channel.address,), KEY, JOB)
-    first.send(Hello(1, 1))  # the key, and then not the words of a channel
+    first.send(MemberHello(1, 1))  # the key, and then not the words of a channel
     assert first.receive() is None and not channel._members
 
 
-def test_what_is_no_message_ends_the_channel_and_its_payload_is_not_read(channel: Lane) -> None:
+def test_what_is_no_message_ends_the_channel_and_its_payload_is_not_read(
+    channel: GradientChannel) -> None:
     one = MemberEnd(channel, 0, 3)
     entered(channel, 0)
     channel.begin(PLAN, PARAMS, [])
@@ -356,14 +358,14 @@ class AtCoordinator:
     def __init__(self, coordinator: Coordinator, member: int, incarnation: int) -> None:
         self.member, self.incarnation = member, incarnation
         self.link = dial_bulk((coordinator.address,), KEY, JOB)
-        self.link.send(Hello(member, incarnation))
+        self.link.send(MemberHello(member, incarnation))
 
     def say(self, event: Any) -> None:
         self.link.send(MemberReport(event))
 
-    def order(self) -> Told:
+    def order(self) -> OrderMessage:
         got = self.link.receive()
-        assert got is not None and isinstance(got[0], Told)
+        assert got is not None and isinstance(got[0], OrderMessage)
         return got[0]
 
 
@@ -389,7 +391,7 @@ def test_a_member_gets_orders_and_is_lost_with_its_conversation(coordinator: Coo
     one = AtCoordinator(coordinator, 6, 5)
     becomes(coordinator, Role.HYBRID_ROLLOUT)
     coordinator.begin(0, 0)
-    coordinator.signal(Signal(1, 0, 2000, 1000))
+    coordinator.signal(PipelineSignal(1, 0, 2000, 1000))
     told = one.order()
     assert (told.order.stage, told.order.incarnation) == (R.REQUESTED, 5)
     one.say(MemberDone(6, 5, told.order.generation, R.REQUESTED))
@@ -397,7 +399,8 @@ def test_a_member_gets_orders_and_is_lost_with_its_conversation(coordinator: Coo
     assert told.order.stage is R.FETCHING_STATE and told.channel == ("tcp:nowhere:1",)
     one.link.close()
     becomes(coordinator, Role.LOST)
-    assert coordinator.states() == [R.LOST, R.LOST] and coordinator.ended_joins[-1].end is End.LOST
+    assert (coordinator.states() == [R.LOST, R.LOST]
+            and coordinator.ended_joins[-1].end is JoinOutcome.LOST)
 
 
 def test_a_newer_incarnation_takes_an_older_one_s_place_and_not_the_other_way(
@@ -410,7 +413,7 @@ def test_a_newer_incarnation_takes_an_older_one_s_place_and_not_the_other_way(
     late = AtCoordinator(coordinator, 6, 7)
     assert late.link.receive() is None
     coordinator.begin(0, 0)
-    coordinator.signal(Signal(1, 0, 2000, 1000))
+    coordinator.signal(PipelineSignal(1, 0, 2000, 1000))
     assert new.order().order.incarnation == 9
 
 
@@ -455,7 +458,7 @@ def test_a_coordinator_that_was_stopped_judges_nobody_by_that_time() -> None:
     one, nap = AtCoordinator(coordinator, 6, 5), threading.Event()
     becomes(coordinator, Role.HYBRID_ROLLOUT)
     coordinator.begin(0, 0)
-    coordinator.signal(Signal(1, 0, 2000, 1000))
+    coordinator.signal(PipelineSignal(1, 0, 2000, 1000))
     told = one.order()
     for _ in range(2):  # longer than anybody may be silent, and than any stage may take
         clock.jumped_ns += 3600 * 10**9
@@ -503,10 +506,10 @@ def leased(coordinator: Coordinator, start: Any) -> None:
     """Registers member 6 as a leased member and asks it to join."""
     add_leased_member(coordinator, 6, 0, start)
     coordinator.begin(0, 0)
-    coordinator.signal(Signal(1, 0, 2000, 1000))
+    coordinator.signal(PipelineSignal(1, 0, 2000, 1000))
 
 
-def ended(coordinator: Coordinator, end: End) -> str:
+def ended(coordinator: Coordinator, end: JoinOutcome) -> str:
     """Waits until the first join has ended in this way; returns the reason."""
     nap = threading.Event()
     for _ in range(3000):
@@ -522,7 +525,7 @@ def test_a_lease_that_is_refused_does_not_stop_the_trainer(coordinator: Coordina
         raise InvalidInput("gpus: no")
 
     leased(coordinator, refuse)
-    assert ended(coordinator, End.ROLLED_BACK) == "member 6: gpus: no"
+    assert ended(coordinator, JoinOutcome.ROLLED_BACK) == "member 6: gpus: no"
     assert coordinator.states()[0] is R.ROLLOUT
 
 
@@ -537,7 +540,7 @@ def test_an_action_that_ends_by_itself_is_an_incarnation_and_another_is_lent(
 
     leased(coordinator, start)
     lives[0][1].set_exception(InvalidInput("its node is gone"))
-    assert "its node is gone" in ended(coordinator, End.LOST)
+    assert "its node is gone" in ended(coordinator, JoinOutcome.LOST)
     becomes(coordinator, Role.HYBRID_ROLLOUT)
     for step in range(1, 8):  # asked again after `retry_steps`
         coordinator.begin(step, step)
@@ -548,7 +551,7 @@ def test_an_action_that_ends_by_itself_is_an_incarnation_and_another_is_lent(
     assert process.order().order.stage is R.REQUESTED
     process.say(MemberDone(6, 1, 2, R.REQUESTED))
     assert process.order().order.stage is R.FETCHING_STATE
-    coordinator.signal(Signal(2, 7, 500, 1000))
+    coordinator.signal(PipelineSignal(2, 7, 500, 1000))
     assert process.link.receive() is None and coordinator.states()[0] is R.RETURNING
     lives[1][1].set_result(None)
     becomes(coordinator, Role.HYBRID_ROLLOUT)
@@ -557,8 +560,8 @@ def test_an_action_that_ends_by_itself_is_an_incarnation_and_another_is_lent(
 def test_a_leased_member_that_has_not_begun_is_given_back(coordinator: Coordinator) -> None:
     waiting: Future[Any] = Future()
     leased(coordinator, lambda number, incarnation: waiting)
-    coordinator.signal(Signal(2, 0, 500, 1000, 900))
-    ended(coordinator, End.ROLLED_BACK)
+    coordinator.signal(PipelineSignal(2, 0, 500, 1000, 900))
+    ended(coordinator, JoinOutcome.ROLLED_BACK)
     assert waiting.cancelled()
 
 
@@ -584,8 +587,8 @@ def test_a_wrong_size_of_the_core_is_named(tmp_path: Path) -> None:
 
 _STOPPED = '''
 import numpy as np
-from test_hybrid_live import JOB, KEY, PLAN, Lane, entered
-channel = Lane(1, "127.0.0.1", KEY, JOB)
+from test_hybrid_live import JOB, KEY, PLAN, GradientChannel, entered
+channel = GradientChannel(1, "127.0.0.1", KEY, JOB)
 print(channel.address, flush=True)
 entered(channel, 0)
 channel.begin(PLAN, np.zeros(1 << 20), ["a", "b"])

@@ -9,19 +9,19 @@ from hybrid_pool_rig import BACK, CORE, TRAIN, Rig, S, picture
 
 from tangram_hpc.domain.hybrid import (
     AnyPoolEvent,
-    Ask,
     ContributorId,
-    End,
     EvictReplica,
     JoinCancelled,
     JoinEnded,
-    Kill,
+    JoinOutcome,
+    KillMember,
     MemberDone,
     MemberFailed,
     MemberLost,
     MemberUp,
+    PipelineSignal,
     Role,
-    Signal,
+    StageOrder,
     StepBegins,
     StepPlan,
 )
@@ -36,11 +36,12 @@ from tangram_hpc.libra.hybrid.hybrid_signal import PoolRules, ReplicaTarget
 def test_a_replica_joins_as_a_whole_and_goes_back() -> None:
     rig = Rig(reserved_gpus=6)
     assert rig.begin() == StepPlan(0, 0, 0)
-    assert rig.signal() == [Ask(6, 0, 0, 1, R.REQUESTED, 0), Ask(7, 0, 0, 1, R.REQUESTED, 0)]
+    assert rig.signal() == [StageOrder(6, 0, 0, 1, R.REQUESTED, 0),
+                            StageOrder(7, 0, 0, 1, R.REQUESTED, 0)]
     assert rig.pool.roles()[6] is Role.HYBRID_JOINING
     assert rig.tell(MemberDone(6, 0, 1, R.REQUESTED)) == []  # not the whole
     assert rig.tell(MemberDone(7, 0, 1, R.REQUESTED)) == [
-        Ask(6, 0, 0, 1, R.FETCHING_STATE, 0), Ask(7, 0, 0, 1, R.FETCHING_STATE, 0)]
+        StageOrder(6, 0, 0, 1, R.FETCHING_STATE, 0), StageOrder(7, 0, 0, 1, R.FETCHING_STATE, 0)]
     rig.to(0, R.ZERO_SYNC)
     assert rig.begin() == StepPlan(1, 1, 0, (), (ContributorId(0, 1, 0),))  # it follows with zero
     rig.to(0, R.ACTIVATING)
@@ -54,7 +55,7 @@ def test_a_replica_joins_as_a_whole_and_goes_back() -> None:
     rig.done(0, R.RETURNING)
     assert rig.pool.roles()[7] is Role.HYBRID_ROLLOUT
     told = [order.end for order in rig.orders if isinstance(order, JoinEnded)]
-    assert told == [End.JOINED, End.LEFT]
+    assert told == [JoinOutcome.JOINED, JoinOutcome.LEFT]
     assert rig.pool.core_training == CORE
 
 
@@ -88,19 +89,20 @@ def test_whatever_goes_wrong_brings_all_of_it_back(state: R, how: str) -> None:
     assert rig.pool.state(0) is R.RETURNING
     counted = state not in (R.REQUESTED, R.FETCHING_STATE)
     assert any(isinstance(order, EvictReplica) for order in rig.orders) == counted
-    asked = [o.member for o in told if isinstance(o, Ask)]
+    asked = [o.member for o in told if isinstance(o, StageOrder)]
     if not (how == "cancelled" and state in (R.ACTIVE, R.LEAVING)):
         assert asked == ([6] if how == "lost" else [6, 7])
     rig.done(0, R.RETURNING)
     last = next(o for o in reversed(rig.orders) if isinstance(o, JoinEnded))
     if how == "lost":
-        assert last.end is End.LOST and rig.pool.state(0) is R.LOST
+        assert last.end is JoinOutcome.LOST and rig.pool.state(0) is R.LOST
         assert (rig.pool.roles()[6], rig.pool.roles()[7]) == (Role.HYBRID_ROLLOUT, Role.LOST)
         rig.tell(MemberUp(7, 0))  # of an incarnation that is over
         assert rig.pool.state(0) is R.LOST
         rig.tell(MemberUp(7, 1))
     else:
-        assert last.end is (End.LEFT if state in (R.ACTIVE, R.LEAVING) else End.ROLLED_BACK)
+        assert last.end is (JoinOutcome.LEFT if state in (R.ACTIVE, R.LEAVING)
+                            else JoinOutcome.ROLLED_BACK)
     assert rig.pool.state(0) is R.ROLLOUT
     assert rig.begin().counting == ()
 
@@ -113,8 +115,8 @@ def test_one_that_does_not_come_back_is_ended_and_told_lost() -> None:
     rig.tell(MemberDone(6, 0, 1, R.RETURNING))
     assert rig.tick(179) == []
     told = rig.tick(1)
-    assert told[0] == Kill(7, 0, "did not come back in time")
-    assert told[1] == JoinEnded(0, 1, End.LOST, "REQUESTED timed out waiting for 6, 7")
+    assert told[0] == KillMember(7, 0, "did not come back in time")
+    assert told[1] == JoinEnded(0, 1, JoinOutcome.LOST, "REQUESTED timed out waiting for 6, 7")
     assert rig.pool.roles()[7] is Role.LOST
 
 
@@ -169,7 +171,7 @@ def test_one_that_was_cancelled_leaves_even_if_it_is_wanted() -> None:
     rig.tell(MemberFailed(6, 0, 2, "no"))
     rig.done(0, R.RETURNING)
     told = [(o.generation, o.end) for o in rig.orders if isinstance(o, JoinEnded)]
-    assert told == [(1, End.JOINED), (1, End.LEFT), (2, End.ROLLED_BACK)]
+    assert told == [(1, JoinOutcome.JOINED), (1, JoinOutcome.LEFT), (2, JoinOutcome.ROLLED_BACK)]
 
 
 @pytest.mark.parametrize("state", list(R))
@@ -198,7 +200,7 @@ def test_a_stale_word_changes_nothing_in_any_state(state: R) -> None:
               for generation in (1, 2, 3)
               if (incarnation, generation) != (0, 2)]
     words += [JoinCancelled(0, 1), JoinCancelled(0, 3), MemberLost(7, 1), MemberUp(7, 0),
-              StepBegins(rig.step, 9), Signal(rig.version, 9, *BACK)]
+              StepBegins(rig.step, 9), PipelineSignal(rig.version, 9, *BACK)]
     before, ignored = picture(rig.pool), rig.pool.ignored
     for word in words:
         assert rig.tell(word) == [] and picture(rig.pool) == before, word
@@ -208,7 +210,7 @@ def test_a_stale_word_changes_nothing_in_any_state(state: R) -> None:
 # the signal
 
 
-def wanted(*signals: tuple[int, Signal], spare: int = 3, **rules: Any) -> list[int]:
+def wanted(*signals: tuple[int, PipelineSignal], spare: int = 3, **rules: Any) -> list[int]:
     target = ReplicaTarget(PoolRules(**rules))
     told = []
     for step, signal in signals:
@@ -218,16 +220,17 @@ def wanted(*signals: tuple[int, Signal], spare: int = 3, **rules: Any) -> list[i
 
 
 def test_the_signal_is_the_reference_s() -> None:
-    def at(step: int, ratio: int, pressure: int = 0, planned: int = 0) -> tuple[int, Signal]:
-        return step, Signal(step, step, ratio, 1000, pressure, planned)
+    def at(step: int, ratio: int, pressure: int = 0,
+           planned: int = 0) -> tuple[int, PipelineSignal]:
+        return step, PipelineSignal(step, step, ratio, 1000, pressure, planned)
 
     assert wanted(at(0, 1149), at(1, 1150), at(2, 1149), at(3, 901), at(4, 900), at(5, 1000)) == [
         0, 3, 3, 3, 0, 0]
     assert wanted(at(0, 2000, 799), at(1, 2000, 800), at(2, 2000)) == [3, 0, 3]
     assert wanted(at(0, 0, 0, 2), at(1, 0, 0, 9), at(2, 0, 800, 2)) == [2, 3, 0]
-    assert wanted((0, Signal(1, 0, 2000, 1000)), (20, Signal(1, 20, 0, 1000)),
-                  (21, Signal(0, 21, 2000, 1000))) == [3, 3, 0]  # not newer; expired
-    assert wanted((0, Signal(1, 0, 5, 0)), (1, Signal(2, 1, 0, 0))) == [3, 3]
+    assert wanted((0, PipelineSignal(1, 0, 2000, 1000)), (20, PipelineSignal(1, 20, 0, 1000)),
+                  (21, PipelineSignal(0, 21, 2000, 1000))) == [3, 3, 0]  # not newer; expired
+    assert wanted((0, PipelineSignal(1, 0, 5, 0)), (1, PipelineSignal(2, 1, 0, 0))) == [3, 3]
     assert wanted(at(0, 1200), at(1, 800), at(2, 800), cooldown_steps=2) == [3, 3, 0]
     assert wanted(at(0, 1200), at(1, 800, 900), cooldown_steps=2) == [3, 0]
 

@@ -22,10 +22,11 @@ from planner_material import DENSE, HARDWARE, MOE, REQUESTS, problems
 
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.libra.planner.costs import AnalyticCosts
+from tangram_hpc.libra.planner.layout_tree import LayoutNode, LayoutTree
 from tangram_hpc.libra.planner.lengths import Ints, Strata, batch_of, sorted_requests, strata_of
 from tangram_hpc.libra.planner.reprice import reprice
 from tangram_hpc.libra.planner.rollout_cost import RolloutCost
-from tangram_hpc.libra.planner.rollout_dp import RolloutTable
+from tangram_hpc.libra.planner.rollout_dp import RolloutDpTable
 from tangram_hpc.libra.planner.shapes import (
     NEVER,
     Hardware,
@@ -36,9 +37,8 @@ from tangram_hpc.libra.planner.shapes import (
     Search,
     Training,
 )
-from tangram_hpc.libra.planner.split import Plan, dealt_to, lossy, plan
+from tangram_hpc.libra.planner.split import SplitPlan, dealt_to, lossy, plan
 from tangram_hpc.libra.planner.train_cost import TrainCost
-from tangram_hpc.libra.planner.tree import LayoutTree, Node
 
 # ---- an independent count of costs --------------------------------------------------------------
 
@@ -352,7 +352,7 @@ def random_costs(seed: int, moe: bool) -> tuple[AnalyticCosts, int, Search]:
     return AnalyticCosts(model, hardware, training, rollout, history), r.randint(2, 8), search
 
 
-def as_good_as_brute_force(costs: AnalyticCosts, gpus: int, search: Search) -> Plan | None:
+def as_good_as_brute_force(costs: AnalyticCosts, gpus: int, search: Search) -> SplitPlan | None:
     """The plan, which is as short as can be; None where none can run, and it says so."""
     wanted = brute_force(costs, gpus, search)
     if math.isinf(wanted):
@@ -401,7 +401,7 @@ def test_every_prune_decides_somewhere() -> None:
     cuts = set()
     for seed in range(250):
         costs, gpus, search = random_costs(seed, moe=seed % 2 == 1)
-        nodes: list[Node] = []
+        nodes: list[LayoutNode] = []
         try:
             told = plan(costs, gpus, search, nodes.append)
         except InvalidInput:
@@ -531,7 +531,7 @@ def test_runs_of_lengths_are_nearly_as_good_as_any_assignment(at_once: int, most
         gpus = r.choice([2, 3, 4, 6, 8])
         costs = AnalyticCosts(DENSE, HARDWARE, Training(len(history)), rollout, history)
         strata = costs.strata(64)
-        table = RolloutTable({d: costs.segments(d, strata) for d in rollout.degrees}, gpus)
+        table = RolloutDpTable({d: costs.segments(d, strata) for d in rollout.degrees}, gpus)
         seconds: dict[tuple[int, tuple[int, ...]], float] = {}
         best = math.inf
         for groups in partitions(list(range(len(history)))):
@@ -551,7 +551,7 @@ def test_runs_of_lengths_are_nearly_as_good_as_any_assignment(at_once: int, most
 
 # ---- invariants ---------------------------------------------------------------------------------
 
-def planned(costs: AnalyticCosts, gpus: int, search: Search | None = None) -> Plan | None:
+def planned(costs: AnalyticCosts, gpus: int, search: Search | None = None) -> SplitPlan | None:
     try:
         return plan(costs, gpus, search or Search())
     except InvalidInput:
@@ -645,7 +645,7 @@ def test_spare_gpus_are_spare_where_cuts_count_as_longer() -> None:
         costs = AnalyticCosts(DENSE, HARDWARE, Training(96, forward_passes=passes), Rollout(),
                               history)
         strata = costs.strata(64)
-        table = RolloutTable({d: costs.segments(d, strata) for d in costs.rollout.degrees}, 32)
+        table = RolloutDpTable({d: costs.segments(d, strata) for d in costs.rollout.degrees}, 32)
         for split in plan(costs, 32, search).splits:
             left = split.rollout_gpus - split.spare
             ways = [dealt_to(costs, d, left // d, 0, 0)[0] for d in costs.rollout.degrees]
@@ -751,7 +751,7 @@ def test_one_table_serves_all_splits() -> None:
     history = [Request(r.randint(200, 2000), min(38000, 1 + int(r.lognormvariate(0, 1.1) * 2000)))
                for _ in range(960)]
 
-    def planned_in(memo: bool) -> tuple[float, Plan, int]:
+    def planned_in(memo: bool) -> tuple[float, SplitPlan, int]:
         took = []
         for _ in range(3):
             costs = Counted(DENSE, HARDWARE, Training(960), Rollout(), history)

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from tangram_hpc.cli import main
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.libra.planner.rollout_cost import RolloutCost
-from tangram_hpc.libra.simulation.rl_engine import Engine, Work
+from tangram_hpc.libra.simulation.rl_engine import DecodeWork, SimulatedEngine
 from tangram_hpc.libra.simulation.rl_faults import Fate, Faults
 from tangram_hpc.libra.simulation.rl_lengths import Source
 from tangram_hpc.libra.simulation.rl_pipeline import Pipeline, Played
 from tangram_hpc.libra.simulation.rl_report import panels
-from tangram_hpc.libra.simulation.rl_scenario import Scenario, read_scenario, with_run
+from tangram_hpc.libra.simulation.rl_scenario import Scenario, read_rl_scenario, with_run
 from tangram_hpc.libra.simulation.rl_systems import ABLATION, SYSTEMS, System
 
 EXAMPLES = (Path(__file__).resolve().parents[2] / "tangram_hpc" / "libra" / "simulation"
             / "examples")
 SECOND = 10**9
-WHOLE = read_scenario(EXAMPLES / "rl-48.toml")
+WHOLE = read_rl_scenario(EXAMPLES / "rl-48.toml")
 MANY = with_run(WHOLE, replace(WHOLE.run, pool_slack=99.0))  # one node trains, others are lent
 COST = RolloutCost(WHOLE.model, WHOLE.hardware, WHOLE.rollout)
 
@@ -50,7 +50,7 @@ def played(small: Scenario) -> dict[str, Played]:
 # ---- the engine ----------------------------------------------------------------------------------
 
 
-def run_down(engine: Engine) -> list[tuple[int, int]]:
+def run_down(engine: SimulatedEngine) -> list[tuple[int, int]]:
     """(request, when) of all that it serves."""
     ends = []
     while (due := engine.due()) is not None:
@@ -71,19 +71,19 @@ def small_room(tokens: int) -> RolloutCost:
 
 def test_an_engine_alone_takes_what_the_cost_model_says() -> None:
     for degree in (1, 8):
-        engine = Engine(COST, degree, 256)
-        engine.add(0, Work(1, 1_000, 5_000))
+        engine = SimulatedEngine(COST, degree, 256)
+        engine.add(0, DecodeWork(1, 1_000, 5_000))
         said = COST.alone_s(degree, 1_000, 5_000)
         [(_, ended)] = run_down(engine)
         assert ended / SECOND == pytest.approx(float(said), rel=0.01)
 
 
 def test_who_comes_later_slows_who_is_there_and_neither_is_lost() -> None:
-    alone, shared = Engine(COST, 2, 256), Engine(COST, 2, 256)
+    alone, shared = SimulatedEngine(COST, 2, 256), SimulatedEngine(COST, 2, 256)
     for engine in (alone, shared):
-        engine.add(0, Work(1, 2_000, 3_000, brought=2_000))
+        engine.add(0, DecodeWork(1, 2_000, 3_000, brought=2_000))
     for i in range(2, 30):
-        shared.add(SECOND, Work(i, 2_000, 3_000))
+        shared.add(SECOND, DecodeWork(i, 2_000, 3_000))
     [(_, first)] = run_down(alone)
     ends = dict(run_down(shared))
     assert sorted(ends) == list(range(1, 30)) and ends[1] > first * 1.2
@@ -94,7 +94,7 @@ class Served:
     """An engine whose invariants are checked after each change, and what it has served."""
 
     def __init__(self, room: int, at_once: int) -> None:
-        self.engine, self.at_once = Engine(small_room(room), 1, at_once), at_once
+        self.engine, self.at_once = SimulatedEngine(small_room(room), 1, at_once), at_once
         self.now, self.tokens = 0, 0
         self.ended: list[int] = []
 
@@ -127,7 +127,7 @@ def test_every_turn_ends_once_and_the_cache_never_overflows(asked: list, room: i
     served, taken = Served(room, at_once), []
     for request, (pause, tokens, context, off) in enumerate(asked):
         served.until(served.now + pause)
-        served.engine.add(served.now, Work(request, context, tokens))
+        served.engine.add(served.now, DecodeWork(request, context, tokens))
         served.look()
         if off:
             left = served.engine.remove(served.now, request)
@@ -149,32 +149,32 @@ def test_the_same_turns_are_served_the_same(asked: list, room: int) -> None:
         served = Served(room, 8)
         for request, (pause, tokens, context, _) in enumerate(asked):
             served.until(served.now + pause)
-            served.engine.add(served.now, Work(request, context, tokens))
+            served.engine.add(served.now, DecodeWork(request, context, tokens))
         served.until(None)
         runs.append((served.ended, served.now, served.engine.busy_ns, served.engine.read))
     assert runs[0] == runs[1]
 
 
 def test_the_oldest_is_never_set_back_and_the_latest_reads_again() -> None:
-    engine = Engine(small_room(10_000), 1, 256)
+    engine = SimulatedEngine(small_room(10_000), 1, 256)
     for i in range(3):
-        engine.add(0, Work(i, 3_000, 2_000))
+        engine.add(0, DecodeWork(i, 3_000, 2_000))
     assert engine.running == 3 and engine.read == 9_000  # by what they have, not by what they get
     assert [request for request, _ in run_down(engine)] == [0, 1, 2]
     # the last had 333 tokens more when all was full; the others took the room of all its keys
     assert (engine.preempted, engine.read) == (1, 9_000 + 3_333)
     assert engine.kept(2) == 5_000  # what it had decoded before is not decoded again
-    roomy = Engine(small_room(15_000), 1, 256)
+    roomy = SimulatedEngine(small_room(15_000), 1, 256)
     for i in range(3):
-        roomy.add(0, Work(i, 3_000, 2_000))
+        roomy.add(0, DecodeWork(i, 3_000, 2_000))
     run_down(roomy)
     assert (roomy.read, roomy.preempted) == (9_000, 0)
 
 
 def test_who_was_set_back_stands_before_those_who_never_ran() -> None:
-    engine = Engine(small_room(10_000), 1, 256)
+    engine = SimulatedEngine(small_room(10_000), 1, 256)
     for request, tokens in enumerate((1_500, 2_000, 2_000, 2_000)):
-        engine.add(0, Work(request, 3_000, tokens))
+        engine.add(0, DecodeWork(request, 3_000, tokens))
     ends = []
     while not ends:
         due = engine.due()
@@ -187,35 +187,35 @@ def test_who_was_set_back_stands_before_those_who_never_ran() -> None:
 
 
 def test_keys_stay_while_nobody_needs_the_room_and_the_oldest_go_first() -> None:
-    engine = Engine(small_room(10_000), 1, 256)
+    engine = SimulatedEngine(small_room(10_000), 1, 256)
     now = 0
     for request in (1, 2):
-        engine.add(now, Work(request, 3_900, 100))
+        engine.add(now, DecodeWork(request, 3_900, 100))
         [(_, now)] = run_down(engine)
     assert (engine.kept(1), engine.kept(2), engine.cached) == (4_000, 4_000, 8_000)
-    engine.add(now, Work(3, 4_900, 100))
+    engine.add(now, DecodeWork(3, 4_900, 100))
     assert (engine.kept(1), engine.kept(2)) == (1_100, 4_000)  # its first tokens are left
     [(_, now)] = run_down(engine)
     assert engine.kept(1) == 1_000
     before = engine.read
-    engine.add(now, Work(2, 4_200, 10))  # its tool returned 200 tokens
+    engine.add(now, DecodeWork(2, 4_200, 10))  # its tool returned 200 tokens
     assert engine.read - before == 200
     [(_, now)] = run_down(engine)
-    engine.add(now, Work(1, 4_200, 10))
+    engine.add(now, DecodeWork(1, 4_200, 10))
     assert engine.read - before == 200 + 4_200 - 790, "two more have taken of what it had"
     [(_, now)] = run_down(engine)
     before = engine.read
-    engine.add(now, Work(4, 3_000, 10, brought=2_500))
+    engine.add(now, DecodeWork(4, 3_000, 10, brought=2_500))
     assert engine.read - before == 500
 
 
 def test_a_short_cache_costs_small_instances_more_than_a_long_one() -> None:
     """Turns that come back after others took the room: all is read at each of them."""
     def tokens_a_second(room: int) -> float:
-        engine, now = Engine(small_room(room), 1, 256), 0
+        engine, now = SimulatedEngine(small_room(room), 1, 256), 0
         for turn in range(8):
             for request in range(20):
-                engine.add(now, Work(request, 1_000 + 500 * turn, 400))
+                engine.add(now, DecodeWork(request, 1_000 + 500 * turn, 400))
             now = run_down(engine)[-1][1]
         return 20 * 8 * 400 / (now / SECOND)
 
@@ -527,7 +527,7 @@ def test_a_bad_scenario_is_one_clear_line(was: str, now: str, told: str, tmp_pat
     path = tmp_path / "s.toml"
     path.write_text(text.replace(was, now, 1))
     with pytest.raises(InvalidInput, match=re.escape(told)) as error:
-        read_scenario(path)
+        read_rl_scenario(path)
     assert "\n" not in str(error.value)
 
 

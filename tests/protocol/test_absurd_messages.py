@@ -43,7 +43,7 @@ def test_a_worker_that_lends_a_core_twice_is_refused() -> None:
     rig = BrokerRig()
     worker, client, twice = rig.worker(), rig.client(), FakePeer(rig)
     twice.say(ms.WorkerHello(ms.PROTOCOL_VERSION, "j", NodeSpec("n", "h", (0, 0), 64)))
-    assert "cores" in twice.last(ms.Refused).text and twice.closed
+    assert "cores" in twice.last(ms.PeerRefused).text and twice.closed
     assert serves(rig, client, worker, 1)
 
 
@@ -66,13 +66,14 @@ def test_an_action_is_refused_by_the_name_of_its_field(fields: dict[str, Any], f
 
 
 @pytest.mark.parametrize(("message", "said"), [
-    (ms.ToolReturned("p", "t", "pytest", -1, 0), "ToolReturned: characters: -1"),
-    (ms.ToolReturned("p", "t", "pytest", 1, 7), "ToolReturned: status: 7"),
-    (ms.ToolReturned("p", "x" * 10_000, "pytest", 1, 0), "ToolReturned: trajectory"),
+    (ms.ReportToolReturn("p", "t", "pytest", -1, 0), "ReportToolReturn: characters: -1"),
+    (ms.ReportToolReturn("p", "t", "pytest", 1, 7), "ReportToolReturn: status: 7"),
+    (ms.ReportToolReturn("p", "x" * 10_000, "pytest", 1, 0), "ReportToolReturn: trajectory"),
     (ms.EndTrajectory("p", "t", 1 << 60), "EndTrajectory: tokens"),
     (ms.Shutdown("x" * 10_000), "Shutdown: reason"),
-    (ms.Hello(ms.PROTOCOL_VERSION, "j", "u"), "Hello: a client does not say it"),
-    (ms.Hello(1, "other", ""), "Hello: uid"), (ms.Started((1,)), "Started: a client does not"),
+    (ms.ClientHello(ms.PROTOCOL_VERSION, "j", "u"), "ClientHello: a client does not say it"),
+    (ms.ClientHello(1, "other", ""), "ClientHello: uid"),
+    (ms.AttemptsStarted((1,)), "AttemptsStarted: a client does not"),
     (ms.Finished(1, Outcome(ActionState.COMPLETED), n=0), "Finished: a client does not"),
     (ms.WorkerHello(7, "j", NodeSpec("n", "h", (0, 0), 1)), "WorkerHello: cores"),
     (ms.Submit(Action(mint(1, 1), "x", degrees=())), "Submit: cpus"),
@@ -90,9 +91,10 @@ def test_a_refused_message_of_a_client_costs_it_nothing_else(message: Any, said:
     (told,) = client.all(ms.Rejected)[before:]
     assert said in told.text and "\n" not in told.text and len(told.text) < 200
     assert told.id == (mint(1, 9) if "payload" in said else 0)
-    assert not client.closed and not client.all(ms.Refused) and not client.all(ms.SessionDown)
-    worker.say(ms.Finished(worker.last(ms.Start).lease, Outcome(ActionState.COMPLETED), n=1), b"v")
-    assert client.last(ms.Result).action == mint(1, 1)
+    assert not client.closed and not client.all(ms.PeerRefused) and not client.all(ms.SessionDown)
+    worker.say(ms.Finished(worker.last(ms.StartAttempt).lease, Outcome(ActionState.COMPLETED), n=1),
+               b"v")
+    assert client.last(ms.ActionResult).action == mint(1, 1)
     assert serves(rig, client, worker, 3)
 
 
@@ -105,11 +107,11 @@ def test_a_client_logs_what_was_refused_and_keeps_its_futures(
 def _say_and_go_on(cluster: LocalCluster, caplog: pytest.LogCaptureFixture) -> None:
     channel, opens = cluster._channel, cluster.submit(["sleep", "0.5"])
     with cluster._lock:
-        cluster._put(ms.ToolReturned("p", "t", "pytest", -1, 0))
+        cluster._put(ms.ReportToolReturn("p", "t", "pytest", -1, 0))
     assert cluster.submit(pow, 2, 3).result(60) == 8 and opens.result(60).exit_code == 0
     assert cluster._channel is channel
     (record,) = [r for r in caplog.records if r.name.startswith("tangram_hpc.client")]
-    assert "ToolReturned: characters: -1" in record.getMessage()
+    assert "ReportToolReturn: characters: -1" in record.getMessage()
     with pytest.raises(InvalidInput, match="tokens"):
         cluster._pools.add("p")
         cluster.trajectory_ended("p", "t", 1 << 33)
@@ -120,19 +122,20 @@ def test_a_client_acknowledges_only_its_own_results() -> None:
     worker, victim, thief = rig.worker(), rig.client(), rig.client("thief")
     action = action_of(victim, 1)
     victim.say(ms.Submit(action), b"call")
-    worker.say(ms.Finished(worker.last(ms.Start).lease, Outcome(ActionState.COMPLETED), n=1), b"v")
+    worker.say(ms.Finished(worker.last(ms.StartAttempt).lease, Outcome(ActionState.COMPLETED), n=1),
+               b"v")
     thief.say(ms.Ack((action.id,)))
     victim.leave()
     back = rig.client()
-    assert [m.action for m in back.all(ms.Result)] == [action.id]
+    assert [m.action for m in back.all(ms.ActionResult)] == [action.id]
 
 
 def test_an_end_that_is_none_is_a_failure_that_says_so() -> None:
     rig = BrokerRig()
     worker, client = rig.worker(), rig.client()
     client.say(ms.Submit(action_of(client, 1)), b"call")
-    worker.say(ms.Finished(worker.last(ms.Start).lease, Outcome(ActionState.RUNNING)))
-    outcome = client.last(ms.Result).outcome
+    worker.say(ms.Finished(worker.last(ms.StartAttempt).lease, Outcome(ActionState.RUNNING)))
+    outcome = client.last(ms.ActionResult).outcome
     assert outcome.state is ActionState.FAILED and "state" in outcome.reason
     assert serves(rig, client, worker, 2)
 
@@ -183,26 +186,27 @@ FROM_CLIENT = st.one_of(
         IDS, max_size=3).map(tuple)),
     st.builds(ms.RequestSession, SESSION, st.booleans()), st.builds(ms.ReleaseSession, IDS),
     st.builds(ms.RenewSession, IDS), st.builds(ms.Ack, st.lists(IDS, max_size=3).map(tuple)),
-    st.builds(ms.Ask, NUMBER, WORD, WORD), st.builds(ms.DeclareService, NUMBER, SERVICE),
+    st.builds(ms.Query, NUMBER, WORD, WORD), st.builds(ms.DeclareService, NUMBER, SERVICE),
     st.builds(ms.DeclareEndpoint, NUMBER, ENDPOINT), st.builds(ms.DeclareRollouts, NUMBER, POOL),
-    st.builds(ms.ToolReturned, WORD, WORD, WORD, NUMBER, NUMBER),
+    st.builds(ms.ReportToolReturn, WORD, WORD, WORD, NUMBER, NUMBER),
     st.builds(ms.EndTrajectory, WORD, WORD, NUMBER, NUMBER),
     st.builds(ms.Forget, NUMBER, st.lists(WORD, max_size=2).map(tuple), WORD),
-    st.builds(ms.Done, IDS, NUMBER, OUTCOME), st.builds(ms.Ping, NUMBER), st.just(ms.Bye()),
-    st.builds(ms.Hello, NUMBER, WORD, WORD, WORD, NUMBER, NUMBER, WORD),
-    st.builds(ms.Hello, st.just(ms.PROTOCOL_VERSION), st.just("j"), WORD, WORD, NUMBER, NUMBER))
+    st.builds(ms.GrantEnded, IDS, NUMBER, OUTCOME), st.builds(ms.Ping, NUMBER), st.just(ms.Bye()),
+    st.builds(ms.ClientHello, NUMBER, WORD, WORD, WORD, NUMBER, NUMBER, WORD),
+    st.builds(ms.ClientHello, st.just(ms.PROTOCOL_VERSION), st.just("j"), WORD, WORD, NUMBER,
+              NUMBER))
 LEASES = st.lists(st.one_of(st.integers(1, 6), NUMBER), max_size=3).map(tuple)
 LEASE = st.one_of(st.integers(1, 6), NUMBER)
 FROM_WORKER = st.one_of(
     st.builds(ms.WorkerHello, st.just(ms.PROTOCOL_VERSION), st.just("j"), NODE),
-    st.builds(ms.Started, LEASES), st.builds(ms.Finished, LEASE, OUTCOME, st.booleans()),
+    st.builds(ms.AttemptsStarted, LEASES), st.builds(ms.Finished, LEASE, OUTCOME, st.booleans()),
     st.builds(ms.Finished, LEASE, st.builds(Outcome, st.sampled_from(ActionState)), st.booleans()),
     st.builds(ms.Released, LEASE), st.builds(ms.Returned, LEASES), st.builds(ms.Leaving, WORD),
     st.builds(ms.SandboxUp, IDS), st.builds(ms.SandboxDown, IDS, WORD),
     st.builds(ms.SandboxPacked, IDS, WORD), st.builds(ms.Output, LEASE, NUMBER),
-    st.builds(ms.Pong, NUMBER), st.builds(ms.Refused, WORD), st.builds(ms.Welcome, NUMBER, WORD,
-                                                                       WORD, WORD, WORD,
-                                                                       st.floats()))
+    st.builds(ms.Pong, NUMBER), st.builds(ms.PeerRefused, WORD), st.builds(ms.Welcome, NUMBER, WORD,
+                                                                           WORD, WORD, WORD,
+                                                                           st.floats()))
 STEPS = st.lists(st.tuples(
     st.sampled_from(["client", "client", "worker"]), FROM_CLIENT | FROM_WORKER, PIECE,
     st.sampled_from([0.0, 0.0, 0.1, 40.0])), max_size=25)
@@ -245,10 +249,10 @@ def test_the_broker_serves_on_whatever_is_said(
     for number in (1, 2):
         action = action_of(client, number, component="honest")
         client.say(ms.Submit(action), b"call")
-        started = {start.action.id: start.lease for start in worker.all(ms.Start)}
+        started = {start.action.id: start.lease for start in worker.all(ms.StartAttempt)}
         assert action.id in started
         worker.say(ms.Finished(started[action.id], Outcome(ActionState.COMPLETED), n=1), b"done")
-        assert client.last(ms.Result).outcome.state is ActionState.COMPLETED
-    client.say(ms.Ask(1, "info"))
-    assert client.all(ms.Answer)
+        assert client.last(ms.ActionResult).outcome.state is ActionState.COMPLETED
+    client.say(ms.Query(1, "info"))
+    assert client.all(ms.QueryReply)
     spool.close(remove=True)

@@ -39,7 +39,7 @@ from tangram_hpc.errors import (
     TangramError,
 )
 from tangram_hpc.ports import ChannelLost, ServicePlace, ServiceReply, ServiceRequest
-from tangram_hpc.protocol import lane, process_frames
+from tangram_hpc.protocol import gradient_messages, process_frames
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.protocol import service_frames as frames
 from tangram_hpc.protocol.frame import FRAME_MAX, Inbox, Outbox
@@ -53,18 +53,18 @@ from tangram_hpc.protocol.payload import (
     encode,
 )
 from tangram_hpc.protocol.value import decode_value, encode_value
-from tangram_hpc.services.http import asked, plain
-from tangram_hpc.services.http.web import Answer, Web
-from tangram_hpc.services.registry import make_backend
+from tangram_hpc.services.backend_registry import make_backend
+from tangram_hpc.services.http import asked, plain_http
+from tangram_hpc.services.http.web import HttpResponse, Web
 from tangram_hpc.services.torch.torch_request import Reader, Wrong
-from tangram_hpc.storage import records, spool
+from tangram_hpc.storage import record_file, spool
 from tangram_hpc.storage.access import read_access
 from tangram_hpc.storage.journal import FileJournal, read_journal
 from tangram_hpc.storage.spool import FileSpool
 from tangram_hpc.storage.store import FolderStore
+from tangram_hpc.transport.socket.bulk_socket import BulkLink
 from tangram_hpc.transport.socket.channel import SocketChannel
 from tangram_hpc.transport.socket.dial import dial
-from tangram_hpc.transport.socket.lane import BulkLink
 
 WORD, BROKEN = b"a-word-to-break", b"\xff\xfe\x80 is not text"
 DEEP = b"\x91" * 5000 + b"\x90"  # arrays in arrays
@@ -99,8 +99,8 @@ def undeep(body: bytes) -> bytes:
 # ---- any bytes ---------------------------------------------------------------------------------
 
 READERS: list[Callable[[bytes], object]] = [
-    decode, decode_value, lane.unpack, lane.unpack_plan, frames.order, frames.answer,
-    process_frames.decode_to_fork_server, process_frames.decode_from_fork_server,
+    decode, decode_value, gradient_messages.unpack, gradient_messages.unpack_plan, frames.order,
+    frames.answer, process_frames.decode_to_fork_server, process_frames.decode_from_fork_server,
     lambda body: list(process_frames.ProcessInbox().feed(len(body).to_bytes(4, "little") + body)),
     lambda body: list(process_frames.WorkerInbox().feed(len(body).to_bytes(4, "little") + body)),
     lambda body: list(Inbox().feed(
@@ -163,8 +163,8 @@ def outgoing(message: ms.Message) -> bytes:
 def test_of_a_client_only_its_conversation_ends(cluster: LocalCluster, harm: Any) -> None:
     job = read_access(cluster.access).job
     word = WORD.decode()
-    assert spoken(cluster, framed(ms.Hello(ms.PROTOCOL_VERSION, job, word), harm=harm)) == []
-    hello = outgoing(ms.Hello(ms.PROTOCOL_VERSION, job, "u"))
+    assert spoken(cluster, framed(ms.ClientHello(ms.PROTOCOL_VERSION, job, word), harm=harm)) == []
+    hello = outgoing(ms.ClientHello(ms.PROTOCOL_VERSION, job, "u"))
     (welcome,) = spoken(cluster, hello, framed(
         ms.Submit(Action(mint(1, 1), word), n=1), b"x", harm))
     assert isinstance(welcome, ms.Welcome)
@@ -182,7 +182,7 @@ def test_of_a_worker_too(cluster: LocalCluster, harm: Any) -> None:
 @HARMS
 def test_of_a_broker_a_client_and_a_worker_lose_their_conversation(harm: Any) -> None:
     """Both read with `Inbox`; a client by a channel of its own."""
-    data = framed(ms.Refused(WORD.decode()), harm=harm)
+    data = framed(ms.PeerRefused(WORD.decode()), harm=harm)
     with pytest.raises(ProtocolError, match="not in the protocol"):
         list(Inbox().feed(data))
     here, there = socket.socketpair()
@@ -246,7 +246,7 @@ def test_whatever_a_runner_says_of_a_call_the_broker_goes_on(cluster: LocalClust
 
 def teller() -> Callable[..., None]:
     """A function that has its runner say this to its worker, however large."""
-    def tell(message: process_frames.Frame) -> None:
+    def tell(message: process_frames.ProcessFrame) -> None:
         import sys
 
         at: Any = sys._getframe()
@@ -281,7 +281,7 @@ def test_of_a_runners_texts_the_first_of_them_is_told(cluster: LocalCluster) -> 
 
 def test_a_runner_prints_nothing(cluster: LocalCluster) -> None:
     def tell(size: int) -> int:
-        tell_it(process_frames.Piece(0, 1, bytes(size)))
+        tell_it(process_frames.OutputChunk(0, 1, bytes(size)))
         return 7
     tell_it = teller()
     assert cluster.submit(tell, FRAME_MAX + 1).result(60) == 7
@@ -347,11 +347,11 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def given_raw(rig: Rig, payload: bytes, kind: Kind) -> Any:
-    from tangram_hpc.protocol.message import Start
+    from tangram_hpc.protocol.message import StartAttempt
 
     rig.lease += 1
     action = Action(rig.lease, "t", kind, trusted=True)
-    rig.loop.call_soon(rig.executor.start, Start(rig.lease, action, rig.cores[:1], ()),
+    rig.loop.call_soon(rig.executor.start, StartAttempt(rig.lease, action, rig.cores[:1], ()),
                        memoryview(payload))
     return rig.end(rig.lease)[0]
 
@@ -425,7 +425,7 @@ def test_a_listing_is_whole_or_refused(rig: Rig) -> None:
 
 @HARMS
 def test_what_a_host_reads(harm: Any) -> None:
-    body = harm(msgspec.msgpack.encode(process_frames.Load(WORD.decode(), b"", "")))
+    body = harm(msgspec.msgpack.encode(process_frames.LoadFunction(WORD.decode(), b"", "")))
     with pytest.raises(ProtocolError, match="not in the protocol"):
         list(process_frames.ProcessInbox().feed(len(body).to_bytes(4, "little") + body))
 
@@ -453,7 +453,7 @@ def test_a_call_that_is_none_fails_alone(payload: bytes, tmp_path: Path) -> None
         rig.declare("a")
         rig.lease += 1
         action = Action(rig.lease, "x", Kind.CALL, (1,), "service:a")
-        rig.executor.start(ms.Start(rig.lease, action, (), (0,)), memoryview(payload))
+        rig.executor.start(ms.StartAttempt(rig.lease, action, (), (0,)), memoryview(payload))
         after = rig.call("a", "well")
         await rig.all(rig.lease - 1, after)
         assert rig.ends[rig.lease - 1].state is ActionState.FAILED
@@ -478,7 +478,7 @@ def test_arguments_that_are_none_are_told_to_their_call(value: bytes) -> None:
     with pytest.raises(Wrong, match="arguments: not a value"):
         Reader(None, 1, 1).fields(value, ("texts",))
     with pytest.raises(msgspec.DecodeError):
-        plain._body(request)
+        plain_http._body(request)
 
 
 HUGE = 10 ** 5000  # Python refuses to write it
@@ -544,7 +544,7 @@ def test_arguments_that_nest_deeper_than_json_may_are_told() -> None:
 
 
 async def _plainly(value: bytes) -> Any:
-    class Nowhere(plain.PlainEngine):
+    class Nowhere(plain_http.PlainEngine):
         async def _batch(self, bodies: list[dict[str, Any]]) -> list[ServiceReply]:
             return [ServiceReply(b"sent") for _ in bodies]
 
@@ -555,9 +555,10 @@ async def _plainly(value: bytes) -> Any:
 
 
 def test_half_a_character_in_an_answer_is_no_answer() -> None:
-    assert Answer(200, r'{"a": "\ud83d\ude00 \\\\ud800"}').json() == {"a": "\U0001f600 \\\\ud800"}
+    assert HttpResponse(200,
+                        r'{"a": "\ud83d\ude00 \\\\ud800"}').json() == {"a": "\U0001f600 \\\\ud800"}
     for text in (r'{"a": "\ud800"}', r'{"\uDfff": 1}'):
-        answer = Answer(500, text)
+        answer = HttpResponse(500, text)
         assert answer.json() is None and answer.line() == f"500: {text}"
     with pytest.raises(TypeError, match="not UTF-8"):
         encode_value(["\ud800"])
@@ -567,7 +568,7 @@ def test_half_a_character_in_an_answer_is_no_answer() -> None:
 def test_what_a_runner_of_a_service_reads_and_says(harm: Any) -> None:
     word = WORD.decode()
     with pytest.raises(ProtocolError, match="an order is not in the protocol"):
-        frames.order(harm(msgspec.msgpack.encode(frames.Load(word, "", "", 1, "", 1))))
+        frames.order(harm(msgspec.msgpack.encode(frames.LoadModel(word, "", "", 1, "", 1))))
     with pytest.raises(ProtocolError, match="an answer is not in the protocol"):
         frames.answer(harm(msgspec.msgpack.encode(frames.NoRoom(word))))
 
@@ -577,10 +578,10 @@ def test_what_a_runner_of_a_service_reads_and_says(harm: Any) -> None:
 
 @HARMS
 def test_what_a_member_or_its_core_reads(harm: Any) -> None:
-    body = harm(msgspec.msgpack.encode(lane.GradientReceipt(_header(), WORD.decode())))
+    body = harm(msgspec.msgpack.encode(gradient_messages.GradientReceipt(_header(), WORD.decode())))
     here, there = socket.socketpair()
     with here, there:
-        there.sendall(lane.HEAD.pack(len(body), 0) + body)
+        there.sendall(gradient_messages.HEAD.pack(len(body), 0) + body)
         with pytest.raises(ProtocolError, match="not in the protocol"):
             BulkLink(here).receive()
 
@@ -600,7 +601,7 @@ def test_a_journal_is_one_line(tmp_path: Path, harm: Any) -> None:
     path = tmp_path / "journal"
     FileJournal(path, "none", lambda call: call()).close()
     body = harm(msgspec.msgpack.encode(ev.ActionSubmitted(1, Action(1, WORD.decode()))))
-    path.write_bytes(path.read_bytes() + records.framed(b"\x91" + body))
+    path.write_bytes(path.read_bytes() + record_file.framed(b"\x91" + body))
     with pytest.raises(InvalidInput, match="this release cannot read it"):
         list(read_journal(path))
 
@@ -608,6 +609,6 @@ def test_a_journal_is_one_line(tmp_path: Path, harm: Any) -> None:
 @HARMS
 def test_a_spool_is_one_line(tmp_path: Path, harm: Any) -> None:
     body = harm(msgspec.msgpack.encode((1, WORD.decode(), None, None)))
-    (tmp_path / "0").write_bytes(spool.MAGIC + records.framed(body))
+    (tmp_path / "0").write_bytes(spool.MAGIC + record_file.framed(body))
     with pytest.raises(InvalidInput, match="move the folder away"):
         FileSpool(tmp_path, 1 << 20)

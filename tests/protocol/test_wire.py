@@ -68,9 +68,9 @@ def test_a_missing_payload_is_a_protocol_error() -> None:
 def test_every_field_survives() -> None:
     action = Action(9, "n", degrees=(1, 4), mem_mib=3, session=8, timeout_ns=5, attempts_max=2,
                     resizable=False, component="gpu", profile=Profile(10, 20))
-    result = ms.Result(9, Outcome(ActionState.TIMEOUT, 1, 9, 2, 3, 4, "r", "i", "e"), "n1", (3, 4),
-                       2, 5, 6, 1)
-    sent = [(ms.Start(4, action, (1, 2), (0,)), b"p"), (result, b"q")]
+    result = ms.ActionResult(9, Outcome(ActionState.TIMEOUT, 1, 9, 2, 3, 4, "r", "i", "e"), "n1",
+                             (3, 4), 2, 5, 6, 1)
+    sent = [(ms.StartAttempt(4, action, (1, 2), (0,)), b"p"), (result, b"q")]
     assert [(m, bytes(p)) for m, p in Inbox().feed(frame(*sent))] == sent  # type: ignore[arg-type]
 
 

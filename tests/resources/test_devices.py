@@ -18,7 +18,7 @@ from tangram_hpc.protocol.value import decode_value
 from tangram_hpc.resources.gpu.devices import Devices, find_devices
 from tangram_hpc.resources.gpu.nvml import Seen, look
 from tangram_hpc.sandbox.manager.backends import Backends
-from tangram_hpc.slurm.environ import slurm_place
+from tangram_hpc.slurm.job_environment import slurm_place
 
 A, B = "GPU-aaaa1111-0", "GPU-aabb2222-0"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.resources import tree
+from tangram_hpc.resources import process_tree
 from tangram_hpc.resources.cpu import affinity, cgroupfs, enforce
 from tangram_hpc.resources.cpu.cgroup import CgroupGroup
 from tangram_hpc.resources.cpu.enforce import Enforcer, Group
@@ -117,10 +117,10 @@ class Process:
 
     def beneath(self) -> list[int]:
         """The living ones."""
-        return [pid for pid in tree.descendants(self.pid) if cgroupfs.started(pid)]
+        return [pid for pid in process_tree.descendants(self.pid) if cgroupfs.started(pid)]
 
     def tasks(self) -> list[int]:
-        return [t for p in self.beneath() for t in tree.threads(p)]
+        return [t for p in self.beneath() for t in process_tree.threads(p)]
 
     def end(self) -> None:
         deadline = time.monotonic() + 20

@@ -15,9 +15,9 @@ from tangram_hpc.accounting.record import ActionRecord
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.resources.gpu import meter as metering
+from tangram_hpc.resources.gpu import gpu_meter as metering
 from tangram_hpc.resources.gpu.devices import Devices, find_devices
-from tangram_hpc.resources.gpu.meter import GpuMeter, GpuUsage, Tally
+from tangram_hpc.resources.gpu.gpu_meter import GpuMeter, GpuTally, GpuUsage
 from tangram_hpc.resources.gpu.nvml import Reading, look, open_nvml
 
 S = 10**9
@@ -35,7 +35,7 @@ def reading(joules: int, watts: int = 100, util: int = 50, mib: int = 10) -> Rea
 
 
 def test_a_lease_alone_gets_what_the_counter_says() -> None:
-    tally = Tally("a")
+    tally = GpuTally("a")
     tally.renew({"a": reading(1000, watts=100)}, S)
     tally.begin(1, "a", S)
     tally.renew({"a": reading(1300, watts=300, util=80, mib=70)}, 2 * S)  # 300 J, not 100
@@ -45,7 +45,7 @@ def test_a_lease_alone_gets_what_the_counter_says() -> None:
 
 
 def test_leases_at_once_have_equal_parts_and_idle_time_is_nobodys() -> None:
-    tally = Tally("a")
+    tally = GpuTally("a")
     tally.renew({"a": reading(0)}, 0)
     tally.renew({"a": reading(1000)}, 10 * S)  # idle so far: 100 W
     tally.begin(1, "a", 10 * S)
@@ -56,7 +56,7 @@ def test_leases_at_once_have_equal_parts_and_idle_time_is_nobodys() -> None:
 
 
 def test_a_block_is_the_sum_of_its_gpus() -> None:
-    tally = Tally("ab")
+    tally = GpuTally("ab")
     tally.begin(1, "ab", S)
     tally.renew({"a": reading(0, util=100), "b": reading(0, watts=50, util=0)}, 2 * S)
     tally.renew({"a": reading(100, util=100), "b": reading(50, util=0, mib=30)}, 3 * S)
@@ -64,7 +64,7 @@ def test_a_block_is_the_sum_of_its_gpus() -> None:
 
 
 def test_what_a_gpu_does_not_say_stays_unknown() -> None:
-    tally = Tally("a")
+    tally = GpuTally("a")
     tally.begin(1, "a", 0)
     tally.renew({"a": Reading(used_mib=7)}, S)
     tally.renew({"a": Reading(used_mib=5)}, 2 * S)
@@ -77,7 +77,7 @@ def test_what_a_gpu_does_not_say_stays_unknown() -> None:
 @pytest.mark.parametrize("say", [
     lambda joules: Reading(energy_mj=joules * 1000), lambda joules: Reading(power_mw=100_000)])
 def test_either_the_counter_or_the_power_is_enough(say) -> None:
-    tally = Tally("a")
+    tally = GpuTally("a")
     for second in range(5):
         tally.renew({"a": say(second * 100)}, second * S)
     tally.begin(1, "a", 4 * S)
@@ -88,7 +88,7 @@ def test_either_the_counter_or_the_power_is_enough(say) -> None:
 
 def test_the_parts_of_many_leases_add_up_to_the_counter() -> None:
     """Power swings between readings; whoever holds the device, nothing is lost or made."""
-    tally, joules, parts = Tally("a"), 0, 0
+    tally, joules, parts = GpuTally("a"), 0, 0
     tally.renew({"a": reading(0, watts=100)}, 0)
     tally.begin(0, "a", 0)  # holds it all the time
     for second in range(1, 30):

@@ -15,7 +15,7 @@ import pytest
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.resources.gpu.devices import MASK, allowed, find_devices
-from tangram_hpc.resources.gpu.meter import GpuMeter
+from tangram_hpc.resources.gpu.gpu_meter import GpuMeter
 from tangram_hpc.resources.gpu.nvml import look, open_nvml
 
 BARE = {k: v for k, v in os.environ.items() if k != MASK}

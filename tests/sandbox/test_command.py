@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from tangram_hpc.sandbox.environ import Grants, for_commands
+from tangram_hpc.sandbox.environment import Grants, sandbox_environment
 
 _LIBRARY = 3 << 31  # the C library's own signals 32 and 33, which its spawn ignores
 
@@ -33,7 +33,7 @@ def test_a_command_hears_what_whoever_started_us_ignores() -> None:
 
 
 def test_an_environment_is_made_once_for_a_grant_and_own_names_stay_with_their_command() -> None:
-    grants = Grants(for_commands({"PATH": "/bin", "SLURM_JOB_ID": "7"}, "/h", "/t"), "/cpus")
+    grants = Grants(sandbox_environment({"PATH": "/bin", "SLURM_JOB_ID": "7"}, "/h", "/t"), "/cpus")
     plain = grants.plain(1, 2, "")
     assert plain is grants.plain(1, 2, "") and plain is not grants.plain(2, 2, "")
     before = dict(plain)

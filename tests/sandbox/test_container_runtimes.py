@@ -23,12 +23,12 @@ pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bwrap is not 
 HOST = """
 import os, sys
 from tangram_hpc.sandbox.process import bootstrap; from tangram_hpc.sandbox.isolation import join
-from tangram_hpc.sandbox.isolation.pause_process import Holder
-from tangram_hpc.sandbox.isolation.container_runtimes import RUNTIMES, Box
+from tangram_hpc.sandbox.isolation.pause_process import PauseProcess
+from tangram_hpc.sandbox.isolation.container_runtimes import RUNTIMES, ContainerSpec
 bootstrap.guard("execution", 9)
-box = Box(sys.argv[1], read=sys.argv[3:])
+box = ContainerSpec(sys.argv[1], read=sys.argv[3:])
 runtime = RUNTIMES["bwrap"]
-pause = Holder(runtime.argv(box), runtime.env(os.environ), 20)
+pause = PauseProcess(runtime.argv(box), runtime.env(os.environ), 20)
 join.enter(pause.inside, "/session")
 pid = os.posix_spawn("/bin/sh", ["sh", "-c", sys.argv[2]], {"PATH": "/usr/bin:/bin"})
 os.waitpid(pid, 0)

@@ -24,7 +24,7 @@ from tangram_hpc.protocol.payload import (
     FileReturn,
     ValueReturn,
 )
-from tangram_hpc.resources import tree
+from tangram_hpc.resources import process_tree
 
 
 def test_argv_and_exit_codes(rig: Rig) -> None:
@@ -132,7 +132,7 @@ def test_units_are_bound_and_moved(rig: Rig) -> None:
     pids = [int(path.name[2:]) for path in home.glob("*/home/up*")]
     rig.loop.call_soon(rig.executor.resize, lease, rig.cores)
     rig.until(lambda: all(os.sched_getaffinity(t) == set(rig.cores)
-                          for pid in pids for t in tree.threads(pid)))
+                          for pid in pids for t in process_tree.threads(pid)))
     rig.loop.call_soon(rig.executor.kill, lease, ActionState.CANCELLED, "enough")
     assert rig.end(lease)[0].state is ActionState.CANCELLED
 

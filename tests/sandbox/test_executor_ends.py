@@ -29,7 +29,7 @@ from tangram_hpc.protocol.payload import (
     Stored,
 )
 from tangram_hpc.protocol.value import decode_value, encode_value
-from tangram_hpc.resources import memory, tree
+from tangram_hpc.resources import memory, process_tree
 from tangram_hpc.resources.cpu import affinity
 from tangram_hpc.sandbox.files import scratch
 
@@ -164,11 +164,11 @@ def test_kill_9_of_the_fork_server(rig: Rig, tmp_path: Path) -> None:
 WORKER = """
 import asyncio, os, sys
 from tangram_hpc.resources.cpu import affinity
-from tangram_hpc.sandbox.manager.executor import SandboxExecutor
+from tangram_hpc.sandbox.manager.sandbox_executor import SandboxExecutor
 from tangram_hpc.storage.store import FolderStore
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.session import SessionSpec
-from tangram_hpc.protocol.message import Start
+from tangram_hpc.protocol.message import StartAttempt
 from tangram_hpc.protocol.payload import ExecCall, FunctionCall, encode
 import cloudpickle, pickle, time
 class Reports:
@@ -179,13 +179,13 @@ async def main():
     executor.open_session(SessionSpec(1, trusted=True))
     text = "trap '' TERM; setsid sleep 1000 & echo x >%s/up; while :; do sleep 1000; done"
     call = ExecCall(shell=text % sys.argv[1])
-    executor.start(Start(1, Action(id=1, name="x", session=1), (0,)), encode(call))
+    executor.start(StartAttempt(1, Action(id=1, name="x", session=1), (0,)), encode(call))
     def hang(path):
         open(path, "w").close()
         while True: pass
     digest = store.put(cloudpickle.dumps(hang))
     call = FunctionCall(digest, pickle.dumps(((sys.argv[1] + "/up2",), {})))
-    executor.start(Start(2, Action(id=2, name="x", kind=Kind.FUNCTION), (0,)), encode(call))
+    executor.start(StartAttempt(2, Action(id=2, name="x", kind=Kind.FUNCTION), (0,)), encode(call))
     await asyncio.sleep(1000)
 asyncio.run(main())
 """
@@ -194,7 +194,7 @@ asyncio.run(main())
 def test_kill_9_of_the_worker_leaves_nothing(tmp_path: Path) -> None:
     worker = subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path)])
     until(lambda: (tmp_path / "up").exists() and (tmp_path / "up2").exists(), "the worker is up")
-    beneath = tree.descendants(worker.pid)
+    beneath = process_tree.descendants(worker.pid)
     assert len(beneath) >= 5
     worker.kill()
     worker.wait()

@@ -26,13 +26,13 @@ from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol.payload import ExecCall, FileCall
 from tangram_hpc.protocol.process_frames import WorkerInbox
-from tangram_hpc.resources import tree
-from tangram_hpc.sandbox.process import plain
+from tangram_hpc.resources import process_tree
+from tangram_hpc.sandbox.process import fast_path
 
-SOURCE = Path(plain.__file__).with_name("_fast_path.c")
+SOURCE = Path(fast_path.__file__).with_name("_fast_path.c")
 HERE = Path(__file__).parent.parent
 COMPILER = shutil.which("cc") or shutil.which("gcc")
-BUILT = pytest.mark.skipif(not plain.built(),
+BUILT = pytest.mark.skipif(not fast_path.built(),
                            reason="_fast_path.c was not built: no C compiler here")
 
 
@@ -91,14 +91,14 @@ def both(pair: tuple[Rig, Rig]) -> Iterator[tuple[tuple[Rig, int], ...]]:
 def test_it_is_built_where_there_is_a_compiler() -> None:
     if COMPILER is None:
         pytest.skip("no C compiler here")
-    assert plain.built(), "install again: _fast_path.c is not built, or from other code"
+    assert fast_path.built(), "install again: _fast_path.c is not built, or from other code"
 
 
 def test_another_shape_has_another_version() -> None:
     """What was built before may be of the same size: only its version tells them apart."""
     shape = SOURCE.read_text().partition("struct bytes {")[2].partition("enum {")[0]
     words = "".join(re.sub(r"/\*.*?\*/", "", shape, flags=re.DOTALL).split())
-    assert (plain._VERSION, zlib.crc32(words.encode())) == (4, 0xB87C9A17), (
+    assert (fast_path._VERSION, zlib.crc32(words.encode())) == (4, 0xB87C9A17), (
         "FAST_PATH_VERSION and _VERSION: one more; then their number and the new crc32 here")
 
 
@@ -372,7 +372,7 @@ def test_an_init_that_ends_in_the_library(backend: str, victim: str, tmp_path: P
         if victim == "init":
             os.kill(session.process.pid, signal.SIGTERM)
         else:
-            os.kill(tree.children(session.process.pid)[0], signal.SIGKILL)
+            os.kill(process_tree.children(session.process.pid)[0], signal.SIGKILL)
         rig.until(lambda: session.up and session.process is not None
                   and session.process.pid not in pids)
     assert rig.exec("/bin/true", session=1)[0].state is ActionState.COMPLETED
@@ -413,15 +413,15 @@ def test_what_was_built_from_other_code_is_not_used(tmp_path: Path,
               "int nothing;\n", ours]
     for number, text in enumerate(others):
         (folder := tmp_path / str(number)).mkdir()  # a path once loaded stays so
-        monkeypatch.setattr(plain, "__file__", str(folder / "plain.py"))
-        assert plain._load() is None
+        monkeypatch.setattr(fast_path, "__file__", str(folder / "plain.py"))
+        assert fast_path._load() is None
         library = folder / f"_fast_path{EXTENSION_SUFFIXES[0]}"
         if text is None:
             library.write_text("for another machine")
         else:
             (source := folder / "other.c").write_text(text)
             os.replace(compiled(folder, source=source), library)
-        assert (plain._load() is not None) == (text is ours), text
+        assert (fast_path._load() is not None) == (text is ours), text
 
 
 def test_broken_orders(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hostile_rig import WAYS, Arena, Duel, reason_to_skip
 from hostile_rig import arena as new_arena
 
 from tangram_hpc.ports import SandboxSettings
-from tangram_hpc.resources import tree
+from tangram_hpc.resources import process_tree
 from tangram_hpc.sandbox import kernel
 from tangram_hpc.sandbox.manager import backends
 from tangram_hpc.storage.rundir import make_scratch, sweep_scratch
@@ -359,12 +359,12 @@ def test_no_command_line_of_a_worker_names_the_access_file_or_a_scratch_folder(
         arena: Arena, tmp_path: Path) -> None:
     from tangram_hpc import LocalCluster
 
-    words = [tree.read(f"/proc/{pid}/cmdline") or b"" for pid in arena.rig.processes()]
+    words = [process_tree.read(f"/proc/{pid}/cmdline") or b"" for pid in arena.rig.processes()]
     assert words and not any(str(arena.rig.scratch).encode() in word for word in words), words
     with LocalCluster(cpus=1, home=tmp_path / "home") as cluster:
         def lines() -> list[bytes]:
-            return [tree.read(f"/proc/{pid}/cmdline") or b"" for child in cluster._children
-                    for pid in (child.pid, *tree.descendants(child.pid))]
+            return [process_tree.read(f"/proc/{pid}/cmdline") or b"" for child in cluster._children
+                    for pid in (child.pid, *process_tree.descendants(child.pid))]
 
         assert not any(b"access.json" in line for line in lines()), lines()
         cluster._spawn("worker", "--access", str(cluster.access), "--name", "named")

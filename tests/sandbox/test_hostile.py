@@ -20,7 +20,7 @@ from hostile_rig import arena as new_arena
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol.payload import ExecCall
-from tangram_hpc.resources import tree
+from tangram_hpc.resources import process_tree
 
 # where what is enforced matters: as the kernel does it, and as an unprivileged user has it
 EVERYWHERE = pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_a_gigabyte_of_output(arena: Arena, size: int, stream: bool) -> None:
 
 def peak_kib(pid: int) -> int:
     """The most memory that a process ever had."""
-    text = (tree.read(f"/proc/{pid}/status") or b"").decode()
+    text = (process_tree.read(f"/proc/{pid}/status") or b"").decode()
     return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("VmHWM"))
 
 
@@ -532,7 +532,7 @@ def test_another_sessions_process_is_out_of_reach(arena: Arena) -> None:
         about = (os.sched_getaffinity(victim), os.getpriority(os.PRIO_PROCESS, victim),
                  os.sched_getscheduler(victim))
         assert duel.successes(NEIGHBOUR, victim, arena.backend) == []
-        assert alive(victim) and tree.state(victim) != "T"
+        assert alive(victim) and process_tree.state(victim) != "T"
         assert about == (os.sched_getaffinity(victim), os.getpriority(os.PRIO_PROCESS, victim),
                          os.sched_getscheduler(victim))
         duel.goes_on()

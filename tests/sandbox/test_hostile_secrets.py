@@ -20,7 +20,7 @@ from tangram_hpc import LocalCluster
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol.payload import ExecCall, FileCall
-from tangram_hpc.resources import tree
+from tangram_hpc.resources import process_tree
 from tangram_hpc.sandbox.files import scratch
 
 
@@ -226,7 +226,7 @@ def test_the_brokers_key_and_its_processes(cluster: LocalCluster) -> None:
         paths = [str(cluster.access), str(cluster.folder), str(cluster.folder / "journal"),
                  str(cluster.folder / "worker.log"), str(cluster.folder.parent)]
         ours = [pid for child in cluster._children for pid in (child.pid,
-                                                               *tree.descendants(child.pid))]
+                                                               *process_tree.descendants(child.pid))]
         assert len(ours) >= 4  # broker, worker, fork server, an init
         done = s.exec(list(program(PROCESSES, "s3cr3t", "-value", *paths)), timeout=60).result()
         assert done.ok and done.text.strip() == "[]", done
@@ -241,8 +241,8 @@ def test_the_brokers_key_and_its_processes(cluster: LocalCluster) -> None:
 
 def _seen_inside(cluster: LocalCluster) -> set[int]:
     """The inits: in one domain with their commands, which may signal them (and so lose)."""
-    names = {pid: (tree.read(f"/proc/{pid}/comm") or b"") for child in cluster._children
-             for pid in tree.descendants(child.pid)}
+    names = {pid: (process_tree.read(f"/proc/{pid}/comm") or b"") for child in cluster._children
+             for pid in process_tree.descendants(child.pid)}
     return {pid for pid, name in names.items() if name.startswith(b"tangram-init")}
 
 

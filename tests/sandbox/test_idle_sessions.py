@@ -17,7 +17,7 @@ from hostile_rig import arena as new_arena
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol.payload import ExecCall
-from tangram_hpc.resources import memory, tree
+from tangram_hpc.resources import memory, process_tree
 
 LOOP = "for n in 1 2 3; do (setsid sh -c 'while :; do :; done' &) ; done"
 
@@ -39,14 +39,14 @@ def ticks(pids: list[int]) -> int:
     """User and system time that these have used, in clock ticks."""
     total = 0
     for pid in pids:
-        fields = (tree.read(f"/proc/{pid}/stat") or b"0) 0").rpartition(b")")[2].split()
+        fields = (process_tree.read(f"/proc/{pid}/stat") or b"0) 0").rpartition(b")")[2].split()
         total += sum(map(int, fields[11:13]))
     return total
 
 
 def background(arena: Arena, session: int) -> list[int]:
-    found = [pid for pid in tree.descendants(init_of(arena, session))
-             if b"while :" in (tree.read(f"/proc/{pid}/cmdline") or b"")]
+    found = [pid for pid in process_tree.descendants(init_of(arena, session))
+             if b"while :" in (process_tree.read(f"/proc/{pid}/cmdline") or b"")]
     return found
 
 
@@ -99,7 +99,7 @@ def test_a_session_outlives_its_init_and_not_for_ever(arena: Arena) -> None:
     outcome = arena.rig.end(lease)[0]
     assert outcome.state is ActionState.FAILED and "init ended (signal 9" in outcome.reason
     assert arena.rig.shell("cat kept", session=session)[1].stdout == b"1"
-    assert not any(tree.state(pid) not in "XZ" for pid in lost)
+    assert not any(process_tree.state(pid) not in "XZ" for pid in lost)
     assert arena.rig.end(beside)[1].stdout == b"right\n"
     arena.close(session)
     arena.close(other)
@@ -156,8 +156,10 @@ def test_when_the_node_runs_out_the_greedy_one_goes(arena: Arena,
     small = arena.rig.begin(ExecCall(shell="sleep 3; echo right"), Kind.EXEC, session=modest)
     hoard = "python3 -c 'x = bytearray(200 << 20); import time; time.sleep(30)'"
     big = arena.rig.begin(ExecCall(shell=hoard), Kind.EXEC, session=greedy)
-    arena.rig.until(lambda: sum(int((tree.read(f"/proc/{p}/statm") or b"0 0").split()[1]) for p in
-                                tree.descendants(init_of(arena, greedy))) > (200 << 20) // 4096)
+    arena.rig.until(lambda: sum(int((process_tree.read(f"/proc/{p}/statm") or b"0 0").split()[1])
+                                for p in
+                                process_tree.descendants(init_of(arena,
+                                                                 greedy))) > (200 << 20) // 4096)
     monkeypatch.setattr(memory, "left_mib", lambda: 0)
     arena.rig.until(lambda: big in arena.rig.done)
     monkeypatch.undo()

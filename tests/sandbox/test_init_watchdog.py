@@ -11,7 +11,7 @@ from executor_rig import Rig
 
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.protocol.message import Start
+from tangram_hpc.protocol.message import StartAttempt
 from tangram_hpc.protocol.payload import ExecCall
 from tangram_hpc.sandbox.manager import init_watchdog
 from tangram_hpc.sandbox.manager.memory_pressure import LOOK_S
@@ -92,7 +92,8 @@ def test_looks_are_counted_and_not_time(monkeypatch: pytest.MonkeyPatch) -> None
         def kill(self) -> None:
             ended.append(1)
 
-    attempt = NodeAttempt(Start(1, Action(1, "a", session=1, timeout_ns=5_000_000_000), (0,)))
+    attempt = NodeAttempt(StartAttempt(1, Action(1, "a", session=1, timeout_ns=5_000_000_000),
+                                       (0,)))
     attempt.process = ExecutionProcess()  # type: ignore[assignment]
     attempt.started_ns = time.monotonic_ns() - 3_600_000_000_000
     watch = init_watchdog.InitWatchdog(2.0)

@@ -17,7 +17,7 @@ from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol.payload import ExecCall
 from tangram_hpc.protocol.process_frames import INIT, RUNNER, FreezeBackground
-from tangram_hpc.resources import memory, tree
+from tangram_hpc.resources import memory, process_tree
 from tangram_hpc.sandbox.manager.memory_pressure import MemoryPressure
 from tangram_hpc.sandbox.process.sandbox_processes import memory_kib
 
@@ -137,7 +137,8 @@ def test_an_action_that_asked_for_nothing_is_ended_when_the_node_runs_out(
         call = ExecCall(argv=(sys.executable, "-c", eat))
         calm, greedy = (rig.begin(call, Kind.EXEC, session=session) for session in (1, 2))
         processes = [rig.executor._sessions._open[session].process for session in (1, 2)]
-        rig.until(lambda: all(memory_kib(tree.descendants(h.pid), 0) > 64 << 10 for h in processes))
+        rig.until(lambda: all(memory_kib(process_tree.descendants(h.pid), 0) > 64 << 10
+                              for h in processes))
         monkeypatch.setattr(memory, "left_mib", lambda: 0)
         outcome, _, _ = rig.end(greedy)
         assert outcome.state is ActionState.OUT_OF_MEMORY and "the node ran out" in outcome.reason

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from executor_rig import Rig
 
-from tangram_hpc.protocol.process_frames import Box
+from tangram_hpc.protocol.process_frames import SandboxSpec
 from tangram_hpc.sandbox.manager import process_supervisor
 from tangram_hpc.sandbox.manager.pools import Pool, StartLimiter
 
@@ -155,12 +155,12 @@ def worker(tmp_path: Path) -> Any:
     rig.close()
 
 
-def free(rig: Rig, box: Box) -> list[Any]:
+def free(rig: Rig, box: SandboxSpec) -> list[Any]:
     return rig.executor._supervisor._pools[box].free
 
 
 def test_each_kind_of_box_is_warm_from_its_first_use_on(worker: Rig) -> None:
-    box = Box("process", True, network=False)
+    box = SandboxSpec("process", True, network=False)
     worker.open(1)
     worker.until(lambda: len(free(worker, box)) == 2)
     waiting = list(free(worker, box))
@@ -174,7 +174,7 @@ def test_each_kind_of_box_is_warm_from_its_first_use_on(worker: Rig) -> None:
 
 def test_only_the_boxes_used_last_are_warm(worker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_supervisor, "_WARM_BOXES", 1)
-    first, second = (Box("process", True, network=on) for on in (False, True))
+    first, second = (SandboxSpec("process", True, network=on) for on in (False, True))
     worker.open(1)
     worker.until(lambda: len(free(worker, first)) == 2)
     cold = {process.pid for process in free(worker, first)}

@@ -126,7 +126,7 @@ def test_comparisons_reach_further_than_one_jump() -> None:
     masks = [bpf.masked(0xFF, bpf.equal(7, bpf.answer(ALLOWED), bpf.answer(ERRNO | nr)))
              for nr in range(400)]
     ranges = [(nr, bpf.low(nr % 3, mask)) for nr, mask in enumerate(masks)]
-    code, holes = bpf.assemble(bpf.load(bpf.NUMBER_AT, bpf.search(ranges, often={9})))
+    code, holes = bpf.assemble(bpf.load(bpf.NUMBER_AT, bpf.binary_search(ranges, often={9})))
     assert len(code) // 8 > 1600 and holes == []
     for nr in range(400):
         args = [7 if at == nr % 3 else nr for at in range(3)]
@@ -138,7 +138,7 @@ def test_equal_decisions_are_one() -> None:
     yes, no = bpf.answer(ALLOWED), bpf.answer(ERRNO | 1)
     both = [bpf.low(0, bpf.equal(5, bpf.low(at, bpf.any_bit(6, no, yes)), yes)) for at in (1, 1)]
     one, _ = bpf.assemble(both[0])
-    two, _ = bpf.assemble(bpf.load(bpf.NUMBER_AT, bpf.search([(0, both[0]), (9, both[1])])))
+    two, _ = bpf.assemble(bpf.load(bpf.NUMBER_AT, bpf.binary_search([(0, both[0]), (9, both[1])])))
     assert (len(one) // 8, len(two) // 8) == (6, 8)
 
 

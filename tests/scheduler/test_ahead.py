@@ -14,7 +14,7 @@ from tangram_hpc.domain.action import Action, Profile
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ENDED, ActionState
-from tangram_hpc.protocol.message import Start
+from tangram_hpc.protocol.message import StartAttempt
 from tangram_hpc.scheduler.placement.ahead import AHEAD_NS
 from tangram_hpc.worker.lease_queues import LeaseQueues
 
@@ -170,7 +170,7 @@ def test_random_histories_keep_the_laws_and_lose_nothing(placer: str, seed: int)
                      ev.LeaseFinished(w.now, lease.lease, Outcome(ActionState.COMPLETED), True))
         w.plan()
     assert all(w.ledger.actions[x].state in ENDED for x in ids)
-    ends = [d.action for d in w.decisions if isinstance(d, de.Reply)]
+    ends = [d.action for d in w.decisions if isinstance(d, de.ReplyToClient)]
     assert sorted(ends) == sorted(set(ends)) and set(ids) == set(ends)
     assert not w.ledger.short
     rows = fold(w.events).records
@@ -180,8 +180,8 @@ def test_random_histories_keep_the_laws_and_lose_nothing(placer: str, seed: int)
 
 
 def test_chains_of_a_worker() -> None:
-    def order(lease: int, after: int) -> Start:
-        return Start(lease, Action(lease, "x"), (0,), after=after)
+    def order(lease: int, after: int) -> StartAttempt:
+        return StartAttempt(lease, Action(lease, "x"), (0,), after=after)
 
     chains = LeaseQueues()
     for lease in (2, 3, 4):

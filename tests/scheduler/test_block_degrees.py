@@ -20,7 +20,7 @@ from tangram_hpc.domain.rollouts import RolloutService, RolloutsSpec, Turn
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol import message as ms
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.policy.admission import refusal
 from tangram_hpc.scheduler.scheduler import Scheduler
 
@@ -94,7 +94,8 @@ def test_a_broker_with_static_refuses_wide_services_and_serves_on() -> None:
     assert client.last(ms.Rejected).id == call.id
     good = Action(mint(1, 10), "x", Kind.CALL, (1, 2), "service:j")
     client.say(ms.Submit(good), b"call")
-    assert worker.last(ms.Start).action.id == good.id and len(worker.last(ms.Start).gpus) == 1
+    assert (worker.last(ms.StartAttempt).action.id == good.id
+            and len(worker.last(ms.StartAttempt).gpus) == 1)
 
 
 def test_static_deals_turns_only_to_services_on_one_gpu() -> None:

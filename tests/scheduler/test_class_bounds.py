@@ -15,7 +15,7 @@ from tangram_hpc.domain.action import Action
 from tangram_hpc.domain.ids import mint
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
 from tangram_hpc.scheduler.state.estimator import Estimator
 

@@ -13,7 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.libra.simulation.rl_lengths import Source, Trajectory, shuffled, three_phases
+from tangram_hpc.libra.simulation.rl_lengths import (
+    Source,
+    TrajectoryLengths,
+    shuffled,
+    three_phases,
+)
 from tangram_hpc.libra.simulation.rl_routing import LengthPredictor, Mlfq, play, teach
 from tangram_hpc.scheduler.routing.cmlfq import (
     AGREE,
@@ -24,15 +29,15 @@ from tangram_hpc.scheduler.routing.cmlfq import (
     Belief,
     CausalTree,
     Cmlfq,
-    Shape,
-    Signal,
-    Tally,
+    LengthHistogram,
+    ToolSignal,
+    TreeLimits,
     bucket_of,
 )
 from tangram_hpc.storage.cmlfq_file import load, load_all, save
 
 EDGES = (4_000, 12_000)
-SIGNALS = [Signal(tool, size, status) for tool in ("a", "b") for size in (0, 2)
+SIGNALS = [ToolSignal(tool, size, status) for tool in ("a", "b") for size in (0, 2)
            for status in (SUCCESS, FAILURE, TIMEOUT)]
 
 returns = st.lists(st.tuples(st.sampled_from(SIGNALS), st.integers(1, 3000)), max_size=6)
@@ -40,7 +45,7 @@ ends = st.tuples(st.integers(0, 3), st.integers(0, 5), returns, st.integers(1, 3
 histories = st.lists(ends, max_size=30)
 
 
-def grown(history: list, shape: Shape) -> CausalTree:
+def grown(history: list, shape: TreeLimits) -> CausalTree:
     """A tree that learned these (prompt, epoch, returns, tokens after the last)."""
     tree = CausalTree(shape)
     for prompt, epoch, turns, last in history:
@@ -63,7 +68,7 @@ def told(tree: CausalTree) -> str:
 @given(st.lists(st.integers(0, 60_000), min_size=1, max_size=60))
 @settings(max_examples=60, deadline=None)
 def test_a_tally_knows_mean_and_p90_of_its_lengths(lengths: list[int]) -> None:
-    tally = Tally()
+    tally = LengthHistogram()
     for length in lengths:
         tally.add(length)
     count, mean, p90 = tally.beyond(0)
@@ -73,11 +78,11 @@ def test_a_tally_knows_mean_and_p90_of_its_lengths(lengths: list[int]) -> None:
 
 
 def test_what_was_generated_since_the_known_prefix_is_taken_off() -> None:
-    tree = CausalTree(Shape(least=4))
-    long = Signal("search", 2, SUCCESS)
+    tree = CausalTree(TreeLimits(least=4))
+    long = ToolSignal("search", 2, SUCCESS)
     for _ in range(20):
         tree.learn(0, 0, [long], [100], 20_100)
-    unseen = [long, Signal("new", 0, SUCCESS), Signal("new", 0, SUCCESS)]
+    unseen = [long, ToolSignal("new", 0, SUCCESS), ToolSignal("new", 0, SUCCESS)]
     belief = tree.belief(0, unseen, [100, 5_100, 8_100])
     assert belief is not None and (belief.depth, belief.own) == (1, True)
     assert belief.mean == 20_000 - 8_000
@@ -88,7 +93,7 @@ def test_what_was_generated_since_the_known_prefix_is_taken_off() -> None:
 
 
 def test_the_deepest_prefix_wins_and_the_prompts_own_at_equal_depth() -> None:
-    tree = CausalTree(Shape(least=4))
+    tree = CausalTree(TreeLimits(least=4))
     a, b = SIGNALS[:2]
     for _ in range(4):
         tree.learn(1, 0, [a], [10], 1_010)
@@ -103,7 +108,7 @@ def test_the_deepest_prefix_wins_and_the_prompts_own_at_equal_depth() -> None:
 
 def test_a_request_starts_small_and_moves_as_far_as_mean_and_p90_both_ask_for() -> None:
     sure, torn = SIGNALS[:2]
-    tree = CausalTree(Shape(least=4))
+    tree = CausalTree(TreeLimits(least=4))
     for length in (20_000,) * 20:
         tree.learn(0, 0, [sure], [0], length)
     for length in (1_000,) * 17 + (30_000,) * 3:
@@ -128,7 +133,7 @@ def test_a_request_starts_small_and_moves_as_far_as_mean_and_p90_both_ask_for() 
 
 
 def test_other_edges_move_who_is_under_way() -> None:
-    tree = CausalTree(Shape(least=1))
+    tree = CausalTree(TreeLimits(least=1))
     tree.learn(0, 0, [SIGNALS[0]], [0], 9_000)
     queues = Cmlfq(tree, EDGES)
     queues.started(1, 0)
@@ -141,7 +146,7 @@ def test_other_edges_move_who_is_under_way() -> None:
 
 
 def test_drift_is_followed_within_an_epoch_that_has_enough() -> None:
-    tree = CausalTree(Shape(enough=50))
+    tree = CausalTree(TreeLimits(enough=50))
     for epoch, length in enumerate((1_000, 3_000, 9_000)):
         for _ in range(60):
             tree.learn(0, epoch, [SIGNALS[0]], [0], length)
@@ -156,7 +161,7 @@ def test_drift_is_followed_within_an_epoch_that_has_enough() -> None:
 @settings(max_examples=40, deadline=None)
 def test_merging_commutes_and_associates_and_equals_learning_all(a: list, b: list, c: list
                                                                   ) -> None:
-    shape = Shape(epochs=3)
+    shape = TreeLimits(epochs=3)
     x, y, z = (grown(h, shape) for h in (a, b, c))
     assert told(x.merged(y)) == told(y.merged(x))
     assert told(x.merged(y).merged(z)) == told(x.merged(y.merged(z)))
@@ -169,7 +174,7 @@ def test_merging_commutes_and_associates_and_equals_learning_all(a: list, b: lis
 @given(histories)
 @settings(max_examples=60, deadline=None)
 def test_memory_is_bounded_whatever_is_learned(history: list) -> None:
-    shape = Shape(nodes_max=16, epochs=2)
+    shape = TreeLimits(nodes_max=16, epochs=2)
     tree = grown(history, shape)
     tree.check()
     other = grown(history[::2], shape)
@@ -180,7 +185,7 @@ def test_memory_is_bounded_whatever_is_learned(history: list) -> None:
 @given(histories)
 @settings(max_examples=40, deadline=None)
 def test_saved_is_loaded(history: list) -> None:
-    tree = grown(history, Shape(epochs=4))
+    tree = grown(history, TreeLimits(epochs=4))
     back = CausalTree.from_plain(json.loads(told(tree)))
     assert told(back) == told(tree) and back.nodes == tree.nodes
     tree.learn(0, 5, SIGNALS[:2], [5, 6], 100)
@@ -189,9 +194,9 @@ def test_saved_is_loaded(history: list) -> None:
 
 
 def test_pruning_keeps_what_is_new_and_often_seen() -> None:
-    tree = CausalTree(Shape(nodes_max=40))
+    tree = CausalTree(TreeLimits(nodes_max=40))
     for i in range(40):
-        tree.learn(1_000 + i, 0, [Signal("rare", 0, i % 3)], [1], 10)
+        tree.learn(1_000 + i, 0, [ToolSignal("rare", 0, i % 3)], [1], 10)
         tree.learn(1, 1, [SIGNALS[0]], [1], 10)
     tree.check()
     assert 1 in tree.prompts and SIGNALS[0] in tree.root.children
@@ -241,9 +246,9 @@ def test_bad_settings_and_folders_are_one_clear_line(tmp_path: Path) -> None:
     for wrong in ({"payload_edges": (5, 1)}, {"payload_edges": (1, 2, 3)}, {"depth": 0},
                   {"nodes_max": 3}):
         with pytest.raises(InvalidInput, match=f"cmlfq: {next(iter(wrong))}"):
-            Shape(**wrong)  # type: ignore[arg-type]
+            TreeLimits(**wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="different shapes"):
-        CausalTree().merged(CausalTree(Shape(depth=3)))
+        CausalTree().merged(CausalTree(TreeLimits(depth=3)))
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInput, match="name a folder"):
         save(tmp_path / "file", 0, CausalTree())
@@ -252,7 +257,7 @@ def test_bad_settings_and_folders_are_one_clear_line(tmp_path: Path) -> None:
 # ---- how often it is right -----------------------------------------------------------------------
 
 
-def blind(ones: list[Trajectory]) -> list[Trajectory]:
+def blind(ones: list[TrajectoryLengths]) -> list[TrajectoryLengths]:
     return [replace(one, turns=tuple(t._replace(tool="tool", chars=1, status=SUCCESS)
                                      for t in one.turns)) for one in ones]
 
@@ -262,7 +267,7 @@ def test_it_is_right_nine_times_in_ten_and_no_better_than_blind_when_shuffled() 
     train = [source.trajectory(p, s, 0.5) for s in range(16) for p in range(64)]
     test = [source.trajectory(p, s, 0.5) for s in range(16, 20) for p in range(64)]
 
-    def right(make, taught: list[Trajectory], held_aside: list[Trajectory]) -> float:
+    def right(make, taught: list[TrajectoryLengths], held_aside: list[TrajectoryLengths]) -> float:
         policy = make()
         teach(policy, taught, 4)
         return play(policy, held_aside, 4, learn=False).right

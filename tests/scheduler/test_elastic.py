@@ -16,17 +16,17 @@ from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.scheduler.placement.placers.arrange import arrange, choose, read_off
-from tangram_hpc.scheduler.placement.placers.divide import Entrant, Holder, divide, weight
+from tangram_hpc.scheduler.placement.placers.arrange import arrange, choose_degrees, read_off
+from tangram_hpc.scheduler.placement.placers.divide import Entrant, ResizableLease, divide, weight
 from tangram_hpc.scheduler.placement.placers.elastic_cpus import STARTS
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.placement.placers.waiting import BYPASS, OVERDUE_NS
 from tangram_hpc.scheduler.scheduler import Scheduler
 from tangram_hpc.scheduler.state.estimator import PRIOR, UNKNOWN_NS, Estimator
 from tangram_hpc.scheduler.state.ledger import RESIZE_GAP_NS
-from tangram_hpc.scheduler.state.speed import run_ns, speed, steps
+from tangram_hpc.scheduler.state.speed import run_ns, speed, speed_gains
 from tangram_hpc.simulator.checkers import faults
-from tangram_hpc.simulator.run import simulate
+from tangram_hpc.simulator.simulate import simulate
 from tangram_hpc.simulator.workload import Cluster, read_cluster, read_workload
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "workloads"
@@ -60,9 +60,9 @@ def test_the_greedy_starts_a_prefix_that_fits() -> None:
         options = [[(d, 1000 // d + 1) for d in (1, 2, 4)] for _ in range(n)]
         options = options[:free]
         least = [o[0] for o in options] + [(1, 500)] * rng.randrange(3)
-        chosen = choose(options, free, least, [(rng.randrange(900), 2)], 0, 64)
+        chosen = choose_degrees(options, free, least, [(rng.randrange(900), 2)], 0, 64)
         assert 1 <= len(chosen) <= len(options) and sum(chosen) <= free
-    assert choose([[(1, 9), (4, 3)]], 4, [(1, 9)], [], 0, 64) == [4]
+    assert choose_degrees([[(1, 9), (4, 3)]], 4, [(1, 9)], [], 0, 64) == [4]
 
 
 # ---- the division ------------------------------------------------------------------------------
@@ -78,11 +78,12 @@ def test_a_division_makes_and_loses_no_unit(seed: int) -> None:
     holders, entrants = [], []
     for i in range(rng.randrange(6)):
         (serial, w), top = value(), rng.choice([1, 4, 16])
-        holders.append(Holder(i, rng.randrange(0, top + 1), top, steps(serial, top), w))
+        holders.append(ResizableLease(i, rng.randrange(0, top + 1), top, speed_gains(serial, top),
+                                      w))
     for i in range(10, 10 + rng.randrange(6)):
         (serial, w), degrees = value(), rng.choice([(1,), (1, 2, 4), (2, 8), (3,)])
         rigid = len(degrees) == 1 or rng.random() < .3
-        entrants.append(Entrant(i, degrees, rigid, steps(serial, degrees[-1]), w,
+        entrants.append(Entrant(i, degrees, rigid, speed_gains(serial, degrees[-1]), w,
                                 rng.random() < .2))
     free = rng.randrange(12)
     changed, starts = divide(free, holders, entrants)

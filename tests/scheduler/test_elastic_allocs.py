@@ -25,9 +25,9 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.rollouts import Turn
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState, AllocState, NodeState, SessionState
-from tangram_hpc.scheduler.autoscale.alloc_demand import Load, loads
+from tangram_hpc.scheduler.autoscale.alloc_demand import QueueLoad, loads
 from tangram_hpc.scheduler.autoscale.backoff import refused
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.policy.declarations import declaration_of_rollouts
 from tangram_hpc.scheduler.scheduler import Scheduler
 
@@ -209,7 +209,7 @@ class Rollouts(Elastic):
             self.happen(ev.ActionSubmitted(self.now, Action(
                 number, "p.sample", Kind.CALL, (1,), "rollouts:p", turn=turn)))
 
-    def gpus(self) -> Load:
+    def gpus(self) -> QueueLoad:
         return loads(self.ledger, self.now)["gpu", ""]
 
 

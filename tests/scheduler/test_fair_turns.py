@@ -18,7 +18,7 @@ from tangram_hpc.domain.service import MICRO, EndpointSpec, ServiceSpec
 from tangram_hpc.domain.states import ActionState, SessionState
 from tangram_hpc.protocol.frame import Outbox
 from tangram_hpc.protocol.message import Ping
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
 from tangram_hpc.scheduler.state.fair_order import PoolShares
 from tangram_hpc.transport.socket.asyncsock import SocketLink

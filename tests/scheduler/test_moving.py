@@ -23,11 +23,11 @@ from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState, NodeState, SessionState
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.protocol import message as ms
-from tangram_hpc.resources import tree
+from tangram_hpc.resources import process_tree
 from tangram_hpc.sandbox.files import scratch as folders
 from tangram_hpc.sandbox.files import session_archive
 from tangram_hpc.scheduler.forecast import forecast
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.policy.admission import refusal_of_session
 from tangram_hpc.scheduler.scheduler import Scheduler
 from tangram_hpc.storage.store import FolderStore
@@ -271,7 +271,7 @@ def test_laws_of_moving_in_any_history(placer: str, seed: int) -> None:
                 assert not session or home[session] == d.node
             elif isinstance(d, de.AnnounceSessionEnd):
                 home.pop(d.session, None)
-            elif isinstance(d, de.Reply):
+            elif isinstance(d, de.ReplyToClient):
                 assert d.action not in ended
                 ended[d.action] = d.outcome.state
 
@@ -340,7 +340,8 @@ def move(rig: Rig, old: int, new: int) -> None:
 
 
 def sleepers(rig: Rig) -> list[int]:
-    return [p for p in rig.processes() if b"sleep" in (tree.read(f"/proc/{p}/cmdline") or b"")]
+    return [p for p in rig.processes() if b"sleep" in (process_tree.read(f"/proc/{p}/cmdline")
+                                                       or b"")]
 
 
 def test_a_session_goes_on_from_what_was_packed(rig: Rig) -> None:

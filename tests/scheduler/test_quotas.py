@@ -9,7 +9,7 @@ from builders import World, replies, started
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tangram_hpc.client.endpoints.client_rate_limit import Pace
+from tangram_hpc.client.endpoints.client_rate_limit import ClientRateLimit
 from tangram_hpc.config.endpoints import endpoint_spec
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
@@ -112,7 +112,7 @@ def test_without_a_rate_concurrency_is_what_is_cut() -> None:
 @given(st.integers(1, 2000 * MICRO), st.integers(MICRO, 20 * MICRO),
        st.lists(st.integers(0, SECOND), max_size=150))
 def test_starts_keep_the_bucket_whenever_grants_are_seen(rate: int, burst: int, steps) -> None:
-    pace, now, starts = Pace(), 0, []
+    pace, now, starts = ClientRateLimit(), 0, []
     gap = -(-SECOND * MICRO // rate)
     for step in steps:
         now += step if step % 3 else 0  # a third of them are seen together
@@ -127,7 +127,7 @@ def test_starts_keep_the_bucket_whenever_grants_are_seen(rate: int, burst: int, 
 
 
 def test_what_a_process_finds_after_it_stood_still_is_mostly_given_back() -> None:
-    pace = Pace()
+    pace = ClientRateLimit()
     starts = [pace.start_at(7 * SECOND, 50 * MICRO, 3 * MICRO) for _ in range(20)]
     assert starts == [7 * SECOND] * 3 + [7 * SECOND + 20 * MS] + [-1] * 16
     assert pace.start_at(7 * SECOND + 40 * MS, 50 * MICRO, 3 * MICRO) == 7 * SECOND + 40 * MS

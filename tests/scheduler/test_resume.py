@@ -27,7 +27,7 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.protocol import message as ms
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
 from tangram_hpc.storage.journal import FileJournal, journals, next_journal, read_journals
 from tangram_hpc.storage.spool import FileSpool
@@ -60,7 +60,7 @@ class Rig:
                  segment: int = 1 << 20, policy: AllocPolicy | None = None) -> None:
         self.folder, self.rng, self.now = folder, random.Random(seed), start * 10**12
         self.due: list = []
-        self.runs: list[tuple[ms.Start, bytes, Peer]] = []
+        self.runs: list[tuple[ms.StartAttempt, bytes, Peer]] = []
         self.ran: dict[str, int] = {}
         self.told: dict[str, tuple[str, str]] = {}  # name -> state, payload
         self.names: dict[int, str] = {}
@@ -79,7 +79,8 @@ class Rig:
             f"n{n}", "h", (0, 1), 1024, untrusted=("model",)))) for n in range(2)]
         self.trainer = Peer()
         self.peer = self.broker.accept(self.trainer)
-        self.broker.receive(self.peer, ms.Hello(ms.PROTOCOL_VERSION, JOB, f"uid{start}"), None)
+        self.broker.receive(self.peer, ms.ClientHello(ms.PROTOCOL_VERSION, JOB, f"uid{start}"),
+                            None)
         self.turn()
         welcome = next(m for m, _ in self.trainer.heard if isinstance(m, ms.Welcome))
         self.client, self.counter = welcome.client, 0
@@ -104,13 +105,13 @@ class Rig:
             self.due.pop(0)()
         for peer, _ in self.workers if hasattr(self, "workers") else ():
             for message, payload in peer.heard:
-                if isinstance(message, ms.Start):
+                if isinstance(message, ms.StartAttempt):
                     name = message.action.once
                     self.ran[name] = self.ran.get(name, 0) + 1
                     self.runs.append((message, payload or b"", peer))
             peer.heard.clear()
         for message, payload in self.trainer.heard if hasattr(self, "trainer") else ():
-            if isinstance(message, ms.Result) and message.action in self.names:
+            if isinstance(message, ms.ActionResult) and message.action in self.names:
                 self.told[self.names[message.action]] = (
                     message.outcome.state.value, (payload or b"").decode())
 
@@ -260,7 +261,7 @@ def test_a_name_is_waited_for_by_all_who_submit_it(tmp_path: Path) -> None:
     other = mint(rig.client, 99)
     rig.say(ms.Submit(Action(other, "y", once="a")), b"a")
     rig.finish_all()
-    said = {m.action: p for m, p in rig.trainer.heard if isinstance(m, ms.Result)}
+    said = {m.action: p for m, p in rig.trainer.heard if isinstance(m, ms.ActionResult)}
     assert said == {first: b"a/1", second: b"a/1"}
     refused = [m for m, _ in rig.trainer.heard if isinstance(m, ms.Rejected)]
     assert [m.id for m in refused] == [other] and "is the name of exec x" in refused[0].text
@@ -288,7 +289,7 @@ def test_a_command_whose_class_an_older_release_derived_otherwise_is_the_same_wo
     assert action.name == "make"
     again.say(ms.Submit(action), b"a")
     again.finish_all()
-    said = {m.action: p for m, p in again.trainer.heard if isinstance(m, ms.Result)}
+    said = {m.action: p for m, p in again.trainer.heard if isinstance(m, ms.ActionResult)}
     assert said == {action.id: b"a/1"}
     assert not [m for m, _ in again.trainer.heard if isinstance(m, ms.Rejected)]
     again.close()
@@ -320,7 +321,8 @@ def test_what_did_not_end_by_itself_may_be_submitted_again(tmp_path: Path) -> No
     rig.say(ms.Cancel((follower,)))  # the name's work, whoever says it
     rig.finish(ActionState.CANCELLED)
     rig.turn()
-    assert {m.action for m, _ in rig.trainer.heard if isinstance(m, ms.Result)} == {first, follower}
+    assert {m.action for m, _ in rig.trainer.heard if isinstance(m, ms.ActionResult)} == {first,
+                                                                                          follower}
     rig.submit("a")
     rig.finish_all()
     assert rig.ran == {"a": 2} and rig.told["a"] == ("COMPLETED", "a/2")
@@ -338,7 +340,7 @@ def test_forgetting_frees_room(tmp_path: Path) -> None:
     rig.say(ms.Forget(500, ("step1/0",), ""))
     rig.say(ms.Forget(501, (), "step1/"))
     rig.turn()
-    answers = [p for m, p in rig.trainer.heard if isinstance(m, ms.Answer)]
+    answers = [p for m, p in rig.trainer.heard if isinstance(m, ms.QueryReply)]
     assert answers == [b'{"forgotten": 1}', b'{"forgotten": %d}' % (n - 2)]
     assert len(list((tmp_path / "once").iterdir())) == 1
     rig.submit("step1/0")

@@ -33,12 +33,12 @@ from tangram_hpc.errors import InvalidInput
 from tangram_hpc.libra.simulation.rl_lengths import Source, three_phases
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.scheduler.forecast import forecast
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.policy.admission import reason, refusal
 from tangram_hpc.scheduler.policy.declarations import declaration_of_rollouts
 from tangram_hpc.scheduler.policy.lease_reports import finished
 from tangram_hpc.scheduler.routing import rollout_pools
-from tangram_hpc.scheduler.routing.cmlfq import CausalTree, Cmlfq, Signal, bucket_of
+from tangram_hpc.scheduler.routing.cmlfq import CausalTree, Cmlfq, ToolSignal, bucket_of
 from tangram_hpc.scheduler.routing.rollout_pools import shape_of
 from tangram_hpc.scheduler.scheduler import Scheduler
 from tangram_hpc.scheduler.state.speed import octaves
@@ -279,7 +279,7 @@ def test_turns_whose_services_can_never_stand_fail_and_do_not_wait() -> None:
     world.plan()
     assert replies(world.decisions) == dict.fromkeys((large.id, call.id), ActionState.FAILED)
     assert world.service(small.id) == "s0" and world.ledger.rollouts["q"].router.waiting == 0
-    said = [d.outcome.reason for d in world.decisions if isinstance(d, de.Reply)]
+    said = [d.outcome.reason for d in world.decisions if isinstance(d, de.ReplyToClient)]
     assert said[1] == ("pool: no service of 'q' that takes 600 tokens can stand, as no node has an "
                        "aligned block for it: big needs 4 GPUs; hold such a node, or serve the "
                        "model on fewer GPUs")
@@ -506,7 +506,7 @@ def test_a_result_says_where_a_turn_went_though_its_client_is_gone() -> None:
     world.happen(ev.ClientLeft(world.now, 1, True, world.now))
     world.plan()
     world.finish(turn)
-    told = [d for d in world.decisions if isinstance(d, de.Reply) and d.action == turn]
+    told = [d for d in world.decisions if isinstance(d, de.ReplyToClient) and d.action == turn]
     assert [reply.route.service for reply in told] == ["s0"] and turn not in world.ledger.actions
 
 
@@ -555,7 +555,7 @@ def test_a_word_with_a_status_that_is_none_says_nothing() -> None:
     world.serve(world.turn("t"))
     registration = Saves(world).registration
     for status, told in ((99, 0), (-1, 0), (1, 1)):
-        before, word = len(world.events), ms.ToolReturned("p", "t", "tests", 1, status)
+        before, word = len(world.events), ms.ReportToolReturn("p", "t", "tests", 1, status)
         why = CHECKS[type(word)](word)  # as the driver asks before it hands a word on
         if not why:
             registration.report(1, word)
@@ -774,7 +774,7 @@ def test_the_same_over_many_histories(ops: list[tuple[str, int, int]]) -> None:
 
 
 def check_history(ops: list[tuple[str, int, int]]) -> None:
-    """Plays a history (`World.happen` checks all laws after each event) to its end."""
+    """Plays a history (`SimulationWorld.happen` checks all laws after each event) to its end."""
     world = History()
     world.events.clear()
     world.scheduler = Scheduler(make_placer("first-fit"))
@@ -782,7 +782,7 @@ def check_history(ops: list[tuple[str, int, int]]) -> None:
     for op, a, b in ops:
         world.play(op, a, b)
     world.settle()
-    told = Counter(d.action for d in world.decisions if isinstance(d, de.Reply))
+    told = Counter(d.action for d in world.decisions if isinstance(d, de.ReplyToClient))
     assert all(told[action] == 1 for action in world.asked), "a turn ended twice or never"
     world.pool.router.check()
     assert world.pool.router.waiting == 0 and not any(
@@ -805,7 +805,7 @@ def wisdom(spec: RolloutsSpec) -> CausalTree:
     """A tree that knows that all is long, whatever returns."""
     tree = CausalTree(shape_of(spec))
     for n in range(8):
-        tree.learn(1, n, [Signal(f"tool{n % 4}", 0, n % 3)], [0], 20_000)
+        tree.learn(1, n, [ToolSignal(f"tool{n % 4}", 0, n % 3)], [0], 20_000)
     return tree
 
 

@@ -12,11 +12,11 @@ from tangram_hpc.scheduler.routing.rollout_router import (
     PREFILL,
     STAY,
     TRANSFER,
-    Ask,
     KvCost,
     RolloutInstance,
     Route,
     Router,
+    RouteRequest,
 )
 
 
@@ -39,39 +39,39 @@ def router(*instances: RolloutInstance, rules: KvCost = PLAIN) -> Router:
 
 def test_least_loaded_inside_the_bucket_then_outwards_larger_first() -> None:
     r = router(instance(1), instance(2), instance(3, 1, running=1, queue=0), instance(4, 2))
-    went = [r.ask(Ask(i, 0, 100, 1_000)) for i in range(6)]
+    went = [r.ask(RouteRequest(i, 0, 100, 1_000)) for i in range(6)]
     assert [w.instance for w in went if w] == [1, 2, 1, 2, 1, 2]  # queues fill evenly
-    outward = r.ask(Ask(6, 0, 100, 1_000))
+    outward = r.ask(RouteRequest(6, 0, 100, 1_000))
     assert outward is not None and outward.instance == 3
     both = router(instance(1, 0), instance(2, 1, running=1, queue=0), instance(3, 2))
-    both.ask(Ask(0, 1, 100, 10))
-    up = both.ask(Ask(1, 1, 100, 10))
+    both.ask(RouteRequest(0, 1, 100, 10))
+    up = both.ask(RouteRequest(1, 1, 100, 10))
     assert up is not None and up.instance == 3
 
 
 def test_kv_stays_moves_or_is_computed_again() -> None:
     r = router(instance(1), instance(2), instance(3, 1), instance(4, 1, node="n1"))
-    first = r.ask(Ask(9, 0, 1_000, 5_000))
+    first = r.ask(RouteRequest(9, 0, 1_000, 5_000))
     assert first == Route(9, 1, PREFILL, 100_000_000)
     assert r.left(9) == []
-    assert r.ask(Ask(9, 0, 30_000, 5_000)) == Route(9, 1, STAY, 0)
+    assert r.ask(RouteRequest(9, 0, 30_000, 5_000)) == Route(9, 1, STAY, 0)
     r.left(9)
-    moved = r.ask(Ask(9, 1, 30_000, 20_000))
+    moved = r.ask(RouteRequest(9, 1, 30_000, 20_000))
     assert moved == Route(9, 3, TRANSFER, 10_000_000 + 30_000 * 8_000)
     r.left(9)
-    r.ask(Ask(8, 0, 50, 5_000))
+    r.ask(RouteRequest(8, 0, 50, 5_000))
     r.left(8)
-    again = r.ask(Ask(8, 1, 50, 1_000_000))  # shorter to read than to move
+    again = r.ask(RouteRequest(8, 1, 50, 1_000_000))  # shorter to read than to move
     assert again == Route(8, 3, PREFILL, 50 * 50_000)
 
 
 def test_a_move_that_costs_more_than_it_is_worth_is_not_made() -> None:
     r = router(instance(1), instance(2, 1))
-    r.ask(Ask(1, 0, 30_000, 1_000))
+    r.ask(RouteRequest(1, 0, 30_000, 1_000))
     r.left(1)
-    assert r.ask(Ask(1, 1, 30_000, 20)) == Route(1, 1, STAY, 0)
+    assert r.ask(RouteRequest(1, 1, 30_000, 20)) == Route(1, 1, STAY, 0)
     r.left(1)
-    gone = r.ask(Ask(1, 1, 30_000, 20_000))
+    gone = r.ask(RouteRequest(1, 1, 30_000, 20_000))
     assert gone is not None and gone.instance == 2
 
 
@@ -79,30 +79,30 @@ def test_a_larger_degree_that_idles_helps_and_a_crowded_one_does_not() -> None:
     # one request lengthens a step of bucket 0 by 1/200
     rules = KvCost(idle=10, crowded=15)
     r = router(instance(1, running=50), instance(2, 1, running=50), rules=rules)
-    went = [r.ask(Ask(i, 0, 100, 1_000)) for i in range(8)]
+    went = [r.ask(RouteRequest(i, 0, 100, 1_000)) for i in range(8)]
     # 0 and 1 to the idle larger one, then the own bucket until it is crowded, then outwards
     assert [w.instance for w in went if w] == [2, 2, 1, 1, 1, 1, 2, 2]
-    late = r.ask(Ask(8, 0, 100, 1_000))  # all are crowded: the own bucket again
+    late = r.ask(RouteRequest(8, 0, 100, 1_000))  # all are crowded: the own bucket again
     assert late is not None and late.instance == 1
     r.check()
 
 
 def test_a_larger_degree_keeps_whose_keys_it_has() -> None:
     r = router(instance(1), instance(2, 1, running=4))
-    r.ask(Ask(1, 1, 20_000, 20_000))
+    r.ask(RouteRequest(1, 1, 20_000, 20_000))
     r.left(1)
     for i in range(2, 5):
-        r.ask(Ask(i, 1, 100, 100))
-    assert r.ask(Ask(1, 0, 21_000, 3_000)) == Route(1, 2, STAY, 0)
+        r.ask(RouteRequest(i, 1, 100, 100))
+    assert r.ask(RouteRequest(1, 0, 21_000, 3_000)) == Route(1, 2, STAY, 0)
 
 
 def test_never_and_not_now_are_different_answers() -> None:
     r = router(instance(1, context=1_000, running=1, queue=0))
     with pytest.raises(InfeasibleRequest, match="larger degree"):
-        r.ask(Ask(1, 0, 1_001, 5))
-    assert r.ask(Ask(2, 0, 10, 5)) is not None
+        r.ask(RouteRequest(1, 0, 1_001, 5))
+    assert r.ask(RouteRequest(2, 0, 10, 5)) is not None
     assert r.pressure == 1000
-    assert r.ask(Ask(3, 0, 10, 5)) is None and r.waiting == 1 and r.pressure == 2000
+    assert r.ask(RouteRequest(3, 0, 10, 5)) is None and r.waiting == 1 and r.pressure == 2000
     assert [p.request for p in r.left(2)] == [3]
     with pytest.raises(InvalidInput, match="twice"):
         r.add(instance(1))
@@ -113,10 +113,10 @@ def test_never_and_not_now_are_different_answers() -> None:
 def test_what_ran_on_an_instance_that_goes_is_told() -> None:
     r = router(instance(1), instance(2, queue=0, running=1))
     for i in range(4):
-        r.ask(Ask(i, 0, 10, 10))
+        r.ask(RouteRequest(i, 0, 10, 10))
     there = r.remove(1)
     assert len(there) == 3
-    assert [r.ask(Ask(i, 0, 10, 10)) for i in there] == [None] * 3
+    assert [r.ask(RouteRequest(i, 0, 10, 10)) for i in there] == [None] * 3
     placed = r.add(instance(5, running=4))
     assert [p.request for p in placed] == there and all(p.how == PREFILL for p in placed)
     r.check()
@@ -144,7 +144,7 @@ def test_every_request_is_served_once_whatever_happens(moves: list) -> None:
     def ask(request: int, bucket: int) -> None:
         state[request] = "waits"
         asked[request] = asked.get(request, 0) + 1
-        route = r.ask(Ask(request, bucket, 100, 5_000))
+        route = r.ask(RouteRequest(request, bucket, 100, 5_000))
         placed([route] if route else [])
 
     for what, n, bucket in moves:

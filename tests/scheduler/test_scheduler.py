@@ -14,7 +14,7 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ENDED, ActionState, SessionState
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.policy.admission import refusal, refusal_of_session
 from tangram_hpc.scheduler.scheduler import Scheduler
 

@@ -12,7 +12,7 @@ from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.ids import client_of
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState, SessionState
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.policy.admission import refusal_of_session
 from tangram_hpc.scheduler.scheduler import Scheduler
 

@@ -17,7 +17,7 @@ from executor_rig import Rig
 from hostile_rig import reason_to_skip
 from test_ahead import SHORT, world
 
-from tangram_hpc.accounting.fields import as_json, choose
+from tangram_hpc.accounting.fields import as_json, choose_fields
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Kind
@@ -178,7 +178,7 @@ def test_a_lower_bound_is_marked_in_the_records() -> None:
     w.happen(ev.LeaseFinished(5, lease, Outcome(
         ActionState.TIMEOUT, cpu_ns=3 * SECOND, maxrss_kib=99, at_least=3), True))
     (record,) = fold(w.events).records.values()
-    columns = {f.name: f.text(record) for f, _ in choose("TotalCPU,MaxRSS,Restarts")}
+    columns = {f.name: f.text(record) for f, _ in choose_fields("TotalCPU,MaxRSS,Restarts")}
     assert columns == {"TotalCPU": ">00:00:03.000", "MaxRSS": ">99K", "Restarts": "0"}
     assert as_json(record)["lower_bounds"] == ["cpu", "maxrss"]
 
@@ -195,7 +195,7 @@ def test_an_action_that_a_lost_node_may_have_started_says_so() -> None:
     for action in (first, second, third):
         w.finish(action)
     records = fold(w.events).records
-    (restarts, _), = choose("Restarts")
+    (restarts, _), = choose_fields("Restarts")
     assert [restarts.text(records[a]) for a in (first, second, third)] == ["1", ">0", "0"]
     assert [as_json(records[a])["attempt_at_least"] for a in (first, second, third)] == [
         False, True, False]

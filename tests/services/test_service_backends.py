@@ -37,9 +37,9 @@ from tangram_hpc.ports import (
     ServiceRefused,
 )
 from tangram_hpc.protocol import service_frames as frames
+from tangram_hpc.services.backend_registry import make_backend
 from tangram_hpc.services.fake import FakeBackend
 from tangram_hpc.services.processes.process import ProcessBackend
-from tangram_hpc.services.registry import make_backend
 
 EVERY = pytest.mark.parametrize("adapter", ADAPTERS)
 
@@ -248,7 +248,7 @@ def test_a_fake_says_so_and_takes_its_time(scratch: Path) -> None:
 
 
 def test_without_torch_the_remedy_is_told(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tangram_hpc.services.registry.find_spec", lambda name: None)
+    monkeypatch.setattr("tangram_hpc.services.backend_registry.find_spec", lambda name: None)
     spec = service_spec("it", {"backend": "torch", "model": "/nowhere"})
     with pytest.raises(ServiceRefused, match=r"pip install '.*\[torch\]'"):
         make_backend(spec, ServicePlace((0,), "cpu", str(scratch)))
@@ -262,8 +262,8 @@ def test_options_of_another_version_are_refused(scratch: Path) -> None:
 
 
 def test_frames() -> None:
-    messages = [frames.Load("m", "causal", "float32", 8, "cpu", 1), frames.Wake(), frames.Park(),
-                frames.Call((("score", b"x"),)), frames.Close()]
+    messages = [frames.LoadModel("m", "causal", "float32", 8, "cpu", 1), frames.Wake(),
+                frames.Park(), frames.CallBatch((("score", b"x"),)), frames.ExitRunner()]
     for message in messages:
         data = frames.frame(message)
         assert frames.size(data[:4]) == len(data) - 4
@@ -339,10 +339,10 @@ class TestRunner:
         program = (
             "import asyncio, sys, time\n"
             "from tangram_hpc.services.processes.process import ProcessBackend\n"
-            "from tangram_hpc.protocol.service_frames import Load\n"
+            "from tangram_hpc.protocol.service_frames import LoadModel\n"
             "from tangram_hpc.ports import ServicePlace\n"
             "async def life():\n"
-            "    copy = ProcessBackend(Load(sys.argv[1], 'causal', 'float32', 99, 'cpu', 1),\n"
+            "    copy = ProcessBackend(LoadModel(sys.argv[1], 'causal', 'float32', 99, 'cpu', 1),\n"
             "                          ServicePlace((0,), 'cpu', sys.argv[2]), 99)\n"
             "    await copy.load()\n"
             "    print(copy.pid, flush=True)\n"

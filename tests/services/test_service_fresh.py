@@ -13,7 +13,7 @@ from backend_rig import NEEDS_TORCH, request, tiny, value
 
 from tangram_hpc.config.services import service_spec
 from tangram_hpc.ports import ServiceBackend, ServicePlace
-from tangram_hpc.services.registry import make_backend
+from tangram_hpc.services.backend_registry import make_backend
 
 pytestmark = NEEDS_TORCH
 if all(find_spec(name) for name in ("torch", "safetensors")):

@@ -18,7 +18,7 @@ from reference_models import reference
 
 from tangram_hpc.config.services import service_spec
 from tangram_hpc.ports import ServicePlace, ServiceRequest
-from tangram_hpc.services.registry import make_backend
+from tangram_hpc.services.backend_registry import make_backend
 
 pytestmark = NEEDS_TORCH
 END = 2  # the tiny models' last token

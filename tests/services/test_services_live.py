@@ -16,7 +16,7 @@ from backend_rig import NEEDS_TORCH, tiny
 from executor_rig import alive
 
 from tangram_hpc import ActionFailed, LocalCluster
-from tangram_hpc.resources import tree
+from tangram_hpc.resources import process_tree
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "bench_mopd_live.py"
 SERVICES = ("a", "b", "c")
@@ -76,7 +76,7 @@ def test_copies_that_crash_under_calls_of_others_lose_none(tmp_path: Path) -> No
 def runners() -> list[int]:
     """The processes of this test's copies."""
     found = []
-    for pid in tree.descendants(os.getpid()):
+    for pid in process_tree.descendants(os.getpid()):
         try:
             name = Path(f"/proc/{pid}/comm").read_text().strip()
         except FileNotFoundError:

@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 from sim_material import workload
 
-from tangram_hpc.accounting.held import held, total
+from tangram_hpc.accounting.held_usage import held, total
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.cli import main
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.allocation import AllocPolicy, SatelliteShape
 from tangram_hpc.domain.states import AllocState
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
 from tangram_hpc.simulator.message_world import Growth, MessageWorld
-from tangram_hpc.simulator.model_slurm import Queue
+from tangram_hpc.simulator.model_slurm import SlurmQueueModel
 from tangram_hpc.simulator.workload import Cluster, Workload
 
 S = 10**9
 SMALL = Cluster.model_validate({"nodes": [{"name": "base", "cpus": 8, "mem_mib": 310}]})
 SHAPE = SatelliteShape("spare", "cpu", cpus=8, mem_mib=600, time_ns=600 * S)
-AT_ONCE = Queue(S)
+AT_ONCE = SlurmQueueModel(S)
 POLICY = AllocPolicy(max_nodes=3, max_core_ns=10**15, target_ns=2 * S, grow_after_ns=S,
                      arrive_ns=2 * S, idle_ns=3 * S, join_ns=20 * S, backoff_ns=5 * S,
                      shapes=(SHAPE,))
@@ -49,8 +49,8 @@ class Kept(MessageWorld):
         super()._note(event)
 
 
-def run(work: Workload, policy: AllocPolicy = POLICY, queue: Queue = AT_ONCE, seed: int = 1,
-        check: bool = False) -> Kept:
+def run(work: Workload, policy: AllocPolicy = POLICY, queue: SlurmQueueModel = AT_ONCE,
+        seed: int = 1, check: bool = False) -> Kept:
     world = Kept(work, SMALL, make_placer("elastic"), False, seed=seed, check=check,
                  growth=Growth(policy, queue))
     world.run()
@@ -100,14 +100,14 @@ def test_a_partition_that_is_not_there_is_told_and_the_work_goes_on() -> None:
     policy = AllocPolicy(**{f: getattr(POLICY, f) for f in POLICY.__struct_fields__}
                          | {"shapes": (SatelliteShape("odd", "nowhere", cpus=8, mem_mib=600),
                                        SHAPE)})
-    world = run(crowd(5), policy, Queue(S, partitions=("cpu",)))
+    world = run(crowd(5), policy, SlurmQueueModel(S, partitions=("cpu",)))
     told = [what for _, what in world.scheduler.ledger.allocs.told]
     assert any("odd) was refused: invalid partition" in what for what in told), told
     assert any(what.startswith("asked for spare") for what in told), told
 
 
 def test_a_full_cluster_is_waited_for_and_let_go() -> None:
-    world = run(crowd(6), queue=Queue(S, nodes=1), check=True)
+    world = run(crowd(6), queue=SlurmQueueModel(S, nodes=1), check=True)
     assert world.slurm is not None
     assert len(world.slurm.jobs_run()) >= 1
     allocs = world.scheduler.ledger.allocs

@@ -16,11 +16,11 @@ from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.simulator.checkers import faults
-from tangram_hpc.simulator.records import Run
-from tangram_hpc.simulator.run import simulate
-from tangram_hpc.simulator.workload import Cluster, Trajectory, Workload
+from tangram_hpc.simulator.run_records import RunRecords
+from tangram_hpc.simulator.simulate import simulate
+from tangram_hpc.simulator.workload import Cluster, Workload, WorkloadTrajectory
 
 S = 10**9
 RUN_S = 2.0  # mean run time of a call
@@ -28,8 +28,9 @@ SHARE = 1.2  # of the mean ACT of a fixed share of the GPUs for each service
 
 
 def one_call(number: int, at_s: float, service: str, run_s: float, degrees: tuple[int, ...]
-             ) -> Trajectory:
-    return Trajectory.model_validate({"trajectory": f"t{number}", "start_s": at_s, "turns": [{
+             ) -> WorkloadTrajectory:
+    return WorkloadTrajectory.model_validate({"trajectory": f"t{number}", "start_s": at_s,
+                                              "turns": [{
         "think_s": 0, "actions": [{"name": service, "resource": f"service:{service}",
                                    "work_s": run_s, "degrees": degrees}]}]})
 
@@ -50,7 +51,7 @@ def cluster(services: int, gpus: int, restore_s: float) -> Cluster:
         {"name": f"s{n}", "restore_s": restore_s} for n in range(services)]})
 
 
-def mean_s(run: Run) -> float:
+def mean_s(run: RunRecords) -> float:
     return float(run.figures()["mean_act_s"])
 
 

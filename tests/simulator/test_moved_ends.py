@@ -19,8 +19,8 @@ from builders import World, started
 from test_elastic_sim import AT_ONCE, POLICY, Kept, crowd
 from test_elastic_sim import SMALL as BASE
 
+from tangram_hpc.broker.broker_settings import Settings
 from tangram_hpc.broker.driver import Broker
-from tangram_hpc.broker.settings import Settings
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.allocation import AllocPolicy, SatelliteShape
@@ -32,9 +32,9 @@ from tangram_hpc.domain.states import ActionState, NodeState, SessionState
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.ports import SlurmTransient
 from tangram_hpc.protocol import message as ms
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
-from tangram_hpc.simulator.clock import EventQueue
+from tangram_hpc.simulator.event_queue import EventQueue
 from tangram_hpc.simulator.machine import Machine
 from tangram_hpc.simulator.message_world import Growth
 from tangram_hpc.simulator.network import (
@@ -105,7 +105,7 @@ class Job:
         down.receive = self.heard
         peer = self.broker.accept(down)
         self.up.receive = lambda message, payload: self.broker.receive(peer, message, payload)
-        self.up.send(ms.Hello(ms.PROTOCOL_VERSION, "7", "uid"))
+        self.up.send(ms.ClientHello(ms.PROTOCOL_VERSION, "7", "uid"))
         self.up.flush()
         self.counter = 0
         self.until(2)
@@ -131,7 +131,7 @@ class Job:
         return WorkAction(name="x", resource="cpu", degrees=(1,), work_s=self.work_s)
 
     def heard(self, message: ms.AnyMessage, payload: memoryview | None) -> None:
-        if isinstance(message, ms.Result):
+        if isinstance(message, ms.ActionResult):
             self.told[message.action] = message.outcome.state
 
     def say(self, message: ms.Message, payload: bytes | None = None) -> None:

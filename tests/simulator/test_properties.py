@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.simulator.checkers import faults
-from tangram_hpc.simulator.run import simulate
-from tangram_hpc.simulator.workload import Cluster, Trajectory, Workload
+from tangram_hpc.simulator.simulate import simulate
+from tangram_hpc.simulator.workload import Cluster, Workload, WorkloadTrajectory
 
 # every node can hold every session and every rigid action, so that nothing is "never"
 NODES = st.lists(st.builds(
@@ -44,7 +44,7 @@ def cases(draw: Any) -> tuple[Workload, Cluster]:
         min_size=1, max_size=4)
     trajectories = draw(st.lists(st.tuples(SECONDS, st.integers(1, 300), turns),
                                  min_size=1, max_size=8))
-    work = Workload(name="any", trajectories=tuple(Trajectory.model_validate({
+    work = Workload(name="any", trajectories=tuple(WorkloadTrajectory.model_validate({
         "trajectory": f"t{i}", "start_s": start, "session": {"mem_mib": mem}, "turns": told})
         for i, (start, mem, told) in enumerate(trajectories)))
     nodes = [{"name": f"n{i}", **node} for i, node in enumerate(draw(NODES))]

@@ -15,11 +15,11 @@ import pytest
 
 from tangram_hpc.cli import main
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
-from tangram_hpc.simulator.records import Run
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.simulator.replay.countdown import POLL_S, command
-from tangram_hpc.simulator.replay.run import first, replay
-from tangram_hpc.simulator.workload import Cluster, Trajectory, Workload, read_workload
+from tangram_hpc.simulator.replay.replay_run import first, replay
+from tangram_hpc.simulator.run_records import RunRecords
+from tangram_hpc.simulator.workload import Cluster, Workload, WorkloadTrajectory, read_workload
 
 CHECKER = Path(__file__).resolve().parents[3] / "shared" / "workloads" / "check_records.py"
 CLUSTER = {"nodes": [{"name": "v", "cpus": 12, "mem_mib": 4000}]}
@@ -49,7 +49,7 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> tuple[Path, Path]:
     return work, cluster
 
 
-def lawful(run: Run, work: Workload, cpus: int) -> None:
+def lawful(run: RunRecords, work: Workload, cpus: int) -> None:
     """Order, completeness and capacity of a live run."""
     wanted = [(i, j, k, 0) for i, t in enumerate(work.trajectories)
               for j, turn in enumerate(t.turns) for k in range(len(turn.actions))]
@@ -101,7 +101,7 @@ def test_a_live_run_is_what_the_simulator_says(policy: str, tmp_path: Path,
 
 def test_invariants_on_two_nodes() -> None:
     work = Workload(name="two", trajectories=tuple(
-        Trajectory.model_validate(t) for t in trajectories(3, 5)))
+        WorkloadTrajectory.model_validate(t) for t in trajectories(3, 5)))
     cluster = Cluster.model_validate(
         {"nodes": [{"name": "v", "count": 2, "cpus": 8, "mem_mib": 2000}]})
     run = replay(work, cluster, "fcfs:4", 0.1)

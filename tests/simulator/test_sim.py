@@ -22,11 +22,11 @@ from tangram_hpc.scheduler.placement.placers.base import (
     open_by_load,
 )
 from tangram_hpc.scheduler.placement.placers.fcfs import Fcfs
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.state.queue import CPU
 from tangram_hpc.simulator.checkers import faults
 from tangram_hpc.simulator.message_world import Failure
-from tangram_hpc.simulator.run import simulate
+from tangram_hpc.simulator.simulate import simulate
 from tangram_hpc.simulator.workload import Cluster, Workload, read_cluster, read_workload
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "workloads"

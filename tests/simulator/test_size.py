@@ -15,14 +15,14 @@ from sim_material import one_node
 from sim_material import workload as random_workload
 
 from tangram_hpc.cli import main
-from tangram_hpc.scheduler.placement.placers.registry import make_placer
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.simulator.pictures import curve_png
-from tangram_hpc.simulator.pictures.curve_svg import Axis, Line, Panel, svg
-from tangram_hpc.simulator.run import simulate
+from tangram_hpc.simulator.pictures.curve_svg import Axis, Panel, PolicyCurve, svg
+from tangram_hpc.simulator.simulate import simulate
 from tangram_hpc.simulator.sizing import (
     Curve,
-    Figures,
     Holding,
+    RunFigures,
     Scale,
     Target,
     full_holding,
@@ -49,10 +49,10 @@ def curve(act: Callable[[Holding], float | None], over: Scale, target: Target) -
     """A search over a known function of what is held."""
     asked: list[Holding] = []
 
-    def measure(policy: str, held: Holding) -> Figures | None:
+    def measure(policy: str, held: Holding) -> RunFigures | None:
         asked.append(held)
         value = act(held)
-        return None if value is None else Figures(value, 3 * value, 10 * value)
+        return None if value is None else RunFigures(value, 3 * value, 10 * value)
 
     found = search("p", over, target, measure)
     assert len(asked) == len(set(asked)), "measured twice"
@@ -148,9 +148,9 @@ def test_only_what_a_workload_uses_is_searched() -> None:
 def test_it_agrees_with_the_simulator_at_every_size(policy: str) -> None:
     work, cluster = random_workload(5, 10), one_node(24)
 
-    def measure(name: str, held: Holding) -> Figures | None:
+    def measure(name: str, held: Holding) -> RunFigures | None:
         told = simulate(work, resized(cluster, held), make_placer(name)).figures()
-        return Figures(told["mean_act_s"], told["p99_act_s"], told["step_s"])
+        return RunFigures(told["mean_act_s"], told["p99_act_s"], told["step_s"])
 
     target = Target(act_s=1.2 * measure(policy, Holding(24, 0)).mean_act_s)  # type: ignore[union-attr]
     good = [n for n in range(2, 25) if target.reached(measure(policy, Holding(n, 0)))]
@@ -164,9 +164,9 @@ def test_it_agrees_with_the_simulator_at_every_size(policy: str) -> None:
 
 
 def test_the_picture_is_xml_with_a_line_a_policy() -> None:
-    lines = [Line(f"p{i} <&>", f"p{i} <&>: 3 CPUs", [(1, 9), (10, 3), (800, 1)], (10, 3))
+    lines = [PolicyCurve(f"p{i} <&>", f"p{i} <&>: 3 CPUs", [(1, 9), (10, 3), (800, 1)], (10, 3))
              for i in range(9)]
-    lines.append(Line("none", "none: not reached", []))
+    lines.append(PolicyCurve("none", "none: not reached", []))
     text = svg([Panel("Mean ACT", "CPUs held", "seconds", lines, 2.0),
                 Panel("Step", "CPUs held", "seconds", lines)])
     root = ET.fromstring(text)
@@ -252,7 +252,7 @@ def test_png_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 def test_png_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    line = Line("p", "p: 3 CPUs", [(1, 9), (10, 3)], (10, 3))
+    line = PolicyCurve("p", "p: 3 CPUs", [(1, 9), (10, 3)], (10, 3))
     curve_png.write([Panel("a", "x", "y", [line], 4.0), Panel("b", "x", "y", [line])],
                     tmp_path / "c.png")
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tangram_hpc.app.clock import SystemClock
+from tangram_hpc.app.system_clock import SystemClock
 from tangram_hpc.domain.slurm import JobOrder, JobRef, JobView
 from tangram_hpc.ports import SlurmRejected, SlurmTransient
-from tangram_hpc.slurm.budget import Budget, Limits
+from tangram_hpc.slurm.budget import Budget, RpcLimits
 from tangram_hpc.slurm.budgeted import BudgetedSlurm
 
 S = 10**9
@@ -57,7 +57,7 @@ def test_pauses_double_up_to_a_limit_and_differ_between_brokers() -> None:
             assert budget.may_query_at(0) >= budget.closed_until <= budget.may_act_at(0)
         return found
 
-    one, limits = pauses(1), Limits()
+    one, limits = pauses(1), RpcLimits()
     for n, pause in enumerate(one):
         whole = min(limits.most_ns, limits.first_ns << n)
         assert 0.75 * whole <= pause <= 1.25 * whole
@@ -117,7 +117,7 @@ class FakeAdapter:
         self.made.append(("close", None, 0))
 
 
-FAST = Limits(query_ns=S // 20, burst=4, refill_ns=S // 20, first_ns=S // 20, most_ns=S)
+FAST = RpcLimits(query_ns=S // 20, burst=4, refill_ns=S // 20, first_ns=S // 20, most_ns=S)
 
 
 async def told(ask: Callable[[Callable[[Any], None]], None]) -> Any:
@@ -131,7 +131,7 @@ async def told(ask: Callable[[Callable[[Any], None]], None]) -> Any:
 class WatchedBudget(Budget):
     """Keeps when each query was counted: the adapter hears of it whenever the machine has time."""
 
-    def __init__(self, seed: int, limits: Limits) -> None:
+    def __init__(self, seed: int, limits: RpcLimits) -> None:
         super().__init__(seed, limits)
         self.times: list[int] = []
 
@@ -140,7 +140,7 @@ class WatchedBudget(Budget):
         super().queried(now)
 
 
-def play(scene: Callable[[BudgetedSlurm, FakeAdapter], Any], limits: Limits = FAST,
+def play(scene: Callable[[BudgetedSlurm, FakeAdapter], Any], limits: RpcLimits = FAST,
          budget: Budget | None = None) -> Any:
     async def go() -> Any:
         fake = FakeAdapter()
@@ -197,14 +197,14 @@ def test_more_than_the_budget_is_not_now_and_says_when() -> None:
         now = SystemClock().now_ns()
         assert all(not a.unsure and now < a.again_ns <= now + 20 * S for a in late)
         assert slurm.calls().held_back == 2
-    slow = Limits(burst=4, refill_ns=10 * S)
+    slow = RpcLimits(burst=4, refill_ns=10 * S)
     play(scene, slow)
 
 
 def test_after_a_failure_nobody_calls_for_a_while() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         fake.fails = SlurmTransient("no answer", unsure=True)
-        first = Limits(first_ns=10 * S).first_ns
+        first = RpcLimits(first_ns=10 * S).first_ns
         fake.gate.clear()
         asked = [asyncio.ensure_future(each) for each in (
             told(lambda then: slurm.submit(JobOrder("s"), then)),
@@ -221,7 +221,7 @@ def test_after_a_failure_nobody_calls_for_a_while() -> None:
         more = await told(lambda then: slurm.query([1], then))
         assert isinstance(more, SlurmTransient) and "no answer" in str(more) and len(fake.made) == 1
         assert (slurm.calls().failed, slurm.calls().held_back) == (1, 3)
-    play(scene, Limits(first_ns=10 * S))
+    play(scene, RpcLimits(first_ns=10 * S))
 
 
 def test_it_comes_back_after_the_pause() -> None:

@@ -15,8 +15,8 @@ from tangram_hpc.domain.slurm import COMMENT_MAX, JobView, with_remark
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.ports import SlurmRejected, SlurmTransient
 from tangram_hpc.slurm.adapter import failure
-from tangram_hpc.slurm.environ import for_commands
 from tangram_hpc.slurm.hostlist import expand
+from tangram_hpc.slurm.job_environment import slurm_command_environment
 
 HOUR = 3600 * 10**9
 
@@ -120,5 +120,5 @@ def test_commands_see_nothing_of_our_own_job() -> None:
     environ = {"PATH": "/bin", "HOME": "/h", "SLURM_CONF": "/etc/slurm.conf", "SLURM_JWT": "x",
                "SLURM_JOB_ID": "1", "SBATCH_QOS": "x", "SQUEUE_FORMAT": "x", "SACCT_FORMAT": "x",
                "SCANCEL_STATE": "x", "PMI_RANK": "0", "TANGRAM_JOB": "1", "SLURM_CLUSTERS": "x"}
-    assert for_commands(environ) == {"PATH": "/bin", "HOME": "/h", "SLURM_JWT": "x",
-                                     "SLURM_CONF": "/etc/slurm.conf"}
+    assert slurm_command_environment(environ) == {"PATH": "/bin", "HOME": "/h", "SLURM_JWT": "x",
+                                                  "SLURM_CONF": "/etc/slurm.conf"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from slurm_site import Site
 
-from tangram_hpc.slurm.environ import slurm_place
+from tangram_hpc.slurm.job_environment import slurm_place
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 def test_the_main_job(site: Site) -> None:
     """The RL step over coding tasks, by the template; rewards as the mutations make certain."""
-    job = site.sbatch("main", "python -m tangram_hpc.demo.rank --problems 12 --seed 0 "
+    job = site.sbatch("main", "python -m tangram_hpc.demo.demo_rank --problems 12 --seed 0 "
                       "--scale 0.01 --out main.json")
     said = site.finish("main", job)
     told = json.loads((site.cluster.home / "main.json").read_text())

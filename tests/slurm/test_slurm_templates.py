@@ -16,7 +16,7 @@ from slurm_site import Site
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
-MAIN = "python -m tangram_hpc.demo.rank --problems 12 --seed 0 --scale 0.01 --out {}.json"
+MAIN = "python -m tangram_hpc.demo.demo_rank --problems 12 --seed 0 --scale 0.01 --out {}.json"
 LAYOUTS = {
     "hetjob": {},
     "homogeneous": {"partition": "gpu", "cpus_lent": "4", "gres": "gpu:2", "gres_lent": "gpu:1",

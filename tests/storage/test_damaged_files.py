@@ -28,7 +28,7 @@ from tangram_hpc.storage.spool import FileSpool
 
 BATCHES = [[ev.LeaseReleased(at, 10 * at + n) for n in range(at % 3 + 1)] for at in range(1, 17)]
 EVENTS = [event for batch in BATCHES for event in batch]
-RESULT = ms.Result(1, Outcome(ActionState.COMPLETED), "n", (0,), 1, 0, 0, 0)
+RESULT = ms.ActionResult(1, Outcome(ActionState.COMPLETED), "n", (0,), 1, 0, 0, 0)
 KEPT = {f"step0/{n}": b"kept %d" % n for n in range(6)}
 
 

@@ -17,7 +17,7 @@ from tangram_hpc.domain.action import Action
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.storage.journal import FileJournal, read_journal
-from tangram_hpc.storage.records import framed
+from tangram_hpc.storage.record_file import framed
 
 
 def events(n: int, start: int = 0) -> list[ev.Event]:

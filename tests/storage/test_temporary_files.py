@@ -11,10 +11,10 @@ import pytest
 from tangram_hpc.app.trainer_rank import write_whole
 from tangram_hpc.atomic_file import replace_file
 from tangram_hpc.storage.access import Access, mark_ended, read_access, write_access
-from tangram_hpc.storage.identity import Start, read_starts, write_starts
+from tangram_hpc.storage.identity import JobStart, read_starts, write_starts
 from tangram_hpc.storage.rundir import link_last
 
-START = Start("c", "7", 1, 0)
+START = JobStart("c", "7", 1, 0)
 WRITERS: list[Callable[[Path], object]] = [
     lambda f: write_access(f / "access.json", Access("7", ("unix:x",), b"k", "s")),
     lambda f: mark_ended(f / "access.json", "7", "now"),

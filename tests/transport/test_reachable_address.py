@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from tangram_hpc.slurm import environ as slurm_environ
-from tangram_hpc.transport.socket.lane import BulkListener
+from tangram_hpc.slurm import job_environment as slurm_environ
+from tangram_hpc.transport.socket.bulk_socket import BulkListener
 
 REPO = Path(__file__).resolve().parents[2]
 NAMES, CABLE = ("tangram1", "tangram2"), "10.213.77"

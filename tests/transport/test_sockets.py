@@ -23,7 +23,7 @@ from tangram_hpc.protocol import auth
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.protocol.frame import Outbox
 from tangram_hpc.storage.access import read_access
-from tangram_hpc.transport.socket import asyncsock, lane
+from tangram_hpc.transport.socket import asyncsock, bulk_socket
 from tangram_hpc.transport.socket.dial import dial
 
 
@@ -72,7 +72,7 @@ def test_who_has_not_the_key_hears_nothing(cluster: LocalCluster) -> None:
     known = read_access(cluster.access)
     ours = os.urandom(auth.NONCE)
     hello = Outbox()
-    hello.put(ms.Hello(ms.PROTOCOL_VERSION, known.job, "intruder"))
+    hello.put(ms.ClientHello(ms.PROTOCOL_VERSION, known.job, "intruder"))
     frame = b"".join(hello.take())
     for answer in (b"\0" * auth.ANSWER + frame, ours + ours + frame, frame + b"\0" * 200,
                    ours + auth.proof(b"x" * 32, "peer", ours, ours, known.job) + frame):
@@ -122,9 +122,9 @@ async def _until(true: Callable[[], object]) -> None:
 
 
 def test_nor_at_a_bulk_listener(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "unproven_max", lambda: 3)
+    monkeypatch.setattr(bulk_socket, "unproven_max", lambda: 3)
     let_in = threading.Event()
-    listener = lane.BulkListener("127.0.0.1", b"k" * 32, "job", lambda link: let_in.set())
+    listener = bulk_socket.BulkListener("127.0.0.1", b"k" * 32, "job", lambda link: let_in.set())
     _crowd(int(listener.address.rsplit(":", 1)[1]), listener.address)
     assert let_in.wait(30)
     listener.close()
@@ -191,8 +191,8 @@ def test_another_version_or_job_is_told_so(cluster: LocalCluster) -> None:
     from tangram_hpc.transport.socket.dial import dial
 
     known = read_access(cluster.access)
-    for hello, said in ((ms.Hello(99, known.job, "u"), "protocol version 99"),
-                        (ms.Hello(ms.PROTOCOL_VERSION, "other", "u"), "not other"),
+    for hello, said in ((ms.ClientHello(99, known.job, "u"), "protocol version 99"),
+                        (ms.ClientHello(ms.PROTOCOL_VERSION, "other", "u"), "not other"),
                         (ms.Ping(1), "Hello first")):
         sock = dial(known.addresses, known.key, known.job)
         outbox = Outbox()
@@ -200,7 +200,7 @@ def test_another_version_or_job_is_told_so(cluster: LocalCluster) -> None:
         sock.sendall(b"".join(outbox.take()))
         sock.settimeout(30)
         ((told, _),) = Inbox().feed(sock.recv(4096))
-        assert isinstance(told, ms.Refused) and said in told.text
+        assert isinstance(told, ms.PeerRefused) and said in told.text
         sock.close()
 
 
@@ -222,7 +222,7 @@ def test_a_submit_without_its_payload_is_refused_and_that_conversation_goes_on(
             sock.sendall(b"".join(outbox.take()))
             told[:] = [m for m, _ in inbox.feed(sock.recv(1 << 16))]
 
-        say(ms.Hello(ms.PROTOCOL_VERSION, known.job, "u"))
+        say(ms.ClientHello(ms.PROTOCOL_VERSION, known.job, "u"))
         welcome = told[0]
         assert isinstance(welcome, ms.Welcome)
         say(ms.Submit(Action(mint(welcome.client, 1), "x"), n=0))

@@ -16,7 +16,7 @@ from executor_rig import Rig
 from tangram_hpc import LocalCluster
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.protocol.message import Start
+from tangram_hpc.protocol.message import StartAttempt
 from tangram_hpc.protocol.payload import FunctionCall, encode
 
 
@@ -40,8 +40,8 @@ class Ahead(Rig):
             for args in arguments:
                 self.lease += 1
                 after = leases[-1] if leases else 0
-                order = Start(self.lease, Action(self.lease, "t", Kind.FUNCTION), self.cores[:1],
-                              after=after)
+                order = StartAttempt(self.lease, Action(self.lease, "t", Kind.FUNCTION),
+                                     self.cores[:1], after=after)
                 payload = memoryview(encode(FunctionCall(digest, pickle.dumps((args, {})))))
                 if after:
                     took.append(self.executor.follow(order, payload))

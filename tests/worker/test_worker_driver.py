@@ -20,7 +20,7 @@ from tangram_hpc.ports import SandboxSettings
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.protocol.payload import ExecCall, decode, encode
 from tangram_hpc.resources.cpu import affinity
-from tangram_hpc.sandbox.manager.executor import SandboxExecutor
+from tangram_hpc.sandbox.manager.sandbox_executor import SandboxExecutor
 from tangram_hpc.storage.store import FolderStore
 from tangram_hpc.worker.driver import BEAT_S, PING_S, SIGTERM_S, WorkerDriver
 
@@ -96,7 +96,7 @@ class Rig:
         self.hand.turn()
 
     def start(self, lease: int) -> None:
-        self.driver.receive(ms.Start(lease, Action(lease, "a"), (0,)), memoryview(b"p"))
+        self.driver.receive(ms.StartAttempt(lease, Action(lease, "a"), (0,)), memoryview(b"p"))
 
 
 def test_orders_go_down_once() -> None:
@@ -104,8 +104,8 @@ def test_orders_go_down_once() -> None:
     assert rig.wire.said() == [ms.WorkerHello(ms.PROTOCOL_VERSION, "7", SPEC)]
     rig.start(1)
     rig.start(1)
-    rig.driver.receive(ms.Kill(2, ActionState.CANCELLED), None)
-    rig.driver.receive(ms.Kill(1, ActionState.CANCELLED, "why"), None)
+    rig.driver.receive(ms.KillAttempt(2, ActionState.CANCELLED), None)
+    rig.driver.receive(ms.KillAttempt(1, ActionState.CANCELLED, "why"), None)
     rig.driver.receive(ms.Resize(1, (0, 1)), None)
     rig.driver.receive(ms.OpenSandbox(SessionSpec(5)), None)
     rig.driver.receive(ms.CloseSandbox(5), None)
@@ -114,7 +114,7 @@ def test_orders_go_down_once() -> None:
     assert rig.orders.got[1] == ("kill", 1, ActionState.CANCELLED, "why")
     rig.driver.finished(1, DONE, None, False)
     rig.start(1)  # something of it may still be there
-    rig.driver.receive(ms.Kill(1, ActionState.CANCELLED), None)
+    rig.driver.receive(ms.KillAttempt(1, ActionState.CANCELLED), None)
     assert len(rig.orders.got) == 5
     rig.driver.released(1)
 
@@ -146,7 +146,8 @@ def test_started_is_told_of_what_still_runs_on_the_beat() -> None:
     rig.driver.finished(2, DONE, None, True)
     rig.hand.turn(BEAT_S)
     rig.hand.turn(BEAT_S)
-    assert [m for m in rig.wire.said() if isinstance(m, ms.Started)] == [ms.Started((1, 3))]
+    assert [m for m in rig.wire.said()
+            if isinstance(m, ms.AttemptsStarted)] == [ms.AttemptsStarted((1, 3))]
 
 
 def test_silence_is_broken_by_pings() -> None:
@@ -159,7 +160,7 @@ def test_silence_is_broken_by_pings() -> None:
     assert rig.wire.said()[-1] == ms.Pong(7)
 
 
-@pytest.mark.parametrize("last", [ms.Shutdown("done"), ms.Refused("done"), None])
+@pytest.mark.parametrize("last", [ms.Shutdown("done"), ms.PeerRefused("done"), None])
 def test_the_end(last: ms.Message | None) -> None:
     rig = Rig()
     rig.start(1)
@@ -218,7 +219,7 @@ def test_who_waited_for_units_begins_when_the_executor_is_in_the_middle_of_nothi
     rig.start(1)
     follow = rig.orders.got
     for lease in (2, 3):
-        order = ms.Start(lease, Action(lease, "a"), (0,), after=lease - 1)
+        order = ms.StartAttempt(lease, Action(lease, "a"), (0,), after=lease - 1)
         rig.driver._queues.hold(order, memoryview(b"p"))
         rig.driver._open.add(lease)
     rig.driver.finished(1, DONE, None, True, soon)
@@ -245,7 +246,7 @@ def test_what_is_not_for_a_worker_is_an_error() -> None:
     early = WorkerDriver("7", SPEC, Wire(), Hand(), lambda r, w: Orders(),
                          lambda reason: None)
     with pytest.raises(ProtocolError, match="before the welcome"):
-        early.receive(ms.Start(1, Action(1, "a"), (0,)), None)
+        early.receive(ms.StartAttempt(1, Action(1, "a"), (0,)), None)
 
 
 def test_with_the_real_executor(tmp_path: Path) -> None:
@@ -262,9 +263,9 @@ def test_with_the_real_executor(tmp_path: Path) -> None:
         driver.start()
         driver.receive(ms.WorkerWelcome(1, str(tmp_path / "store"), output_max=3), None)
         for lease, argv in ((1, ("echo", "hello")), (2, ("sleep", "1000"))):
-            driver.receive(ms.Start(lease, Action(lease, "a"), (0,)),
+            driver.receive(ms.StartAttempt(lease, Action(lease, "a"), (0,)),
                            memoryview(encode(ExecCall(argv=argv))))
-        while not {ms.Finished, ms.Started} <= {type(m) for m in wire.said()}:
+        while not {ms.Finished, ms.AttemptsStarted} <= {type(m) for m in wire.said()}:
             await asyncio.sleep(0.01)
         driver.receive(ms.Shutdown("done"), None)
         await asyncio.wait_for(ended.wait(), 30)
@@ -275,5 +276,5 @@ def test_with_the_real_executor(tmp_path: Path) -> None:
     assert ends[1][0] is ActionState.COMPLETED and ends[2][0] is ActionState.CANCELLED
     back = decode(ends[1][1])
     assert (back.stdout, back.cut) == (b"hel", (3, 0))  # type: ignore[union-attr]
-    assert (ms.Started((2,)), None) in parcels
+    assert (ms.AttemptsStarted((2,)), None) in parcels
     assert not (tmp_path / "scratch").exists()

@@ -16,7 +16,7 @@ from ...scheduler.placement.homes import homes, session_reason
 from ...scheduler.policy.admission import ending_reason, reason
 from ...scheduler.scheduler import Scheduler
 from ...scheduler.state.ledger import ActionEntry, LeaseEntry, SessionEntry
-from ...scheduler.state.queue import Shape, pool_of
+from ...scheduler.state.queue import ActionShape, pool_of
 from .rollouts_view import turn_view
 
 _LIST_MAX = 8
@@ -134,7 +134,7 @@ def _holders(scheduler: Scheduler, entry: ActionEntry, now: int) -> list[dict[st
     session = ledger.sessions.get(action.session)
     home = session.node if session is not None else 0
     shape = (ledger.ready.shape_of(action.id) if action.id in ledger.ready else
-             Shape(action.key, action.degrees, 0, 0, action.component, home, 0))
+             ActionShape(action.key, action.degrees, 0, 0, action.component, home, 0))
     found: list[tuple[float, int, dict[str, Any]]] = []
     for lease in ledger.leases.values():
         node, of = ledger.place(lease.node), ledger.actions[lease.action].action

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...ports import Slurm
-from ...protocol.message import Ask
+from ...protocol.message import Query
 from ...scheduler.scheduler import Scheduler
 from ..satellites import Satellites
 from .allocations_view import allocations
@@ -20,8 +20,8 @@ _VIEWS = {"info": info, "nodes": nodes, "pending": pending, "services": services
           "rollouts": rollouts}
 
 
-def reply_to(ask: Ask, scheduler: Scheduler, job: str, slurm: Slurm | None, satellites: Satellites,
-             now: int) -> dict[str, Any]:
+def reply_to(ask: Query, scheduler: Scheduler, job: str, slurm: Slurm | None,
+             satellites: Satellites, now: int) -> dict[str, Any]:
     """Returns the reply to a query, as plain values for JSON; `{"error": ...}` to a wrong one."""
     if ask.what == "explain" and ask.argument == "allocation":
         return {"elastic": allocations(scheduler, satellites, now)}

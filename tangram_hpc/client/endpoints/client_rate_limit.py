@@ -14,7 +14,7 @@ _SECOND = 10**9
 _LEAST_WAIT_NS = 5_000_000
 
 
-class Pace:
+class ClientRateLimit:
     """The token bucket of one endpoint in one process."""
 
     __slots__ = ("_full_at",)

@@ -17,8 +17,8 @@ from typing import Any, SupportsFloat
 from ...domain.states import ActionState
 from ...errors import ActionTimeout, InvalidInput, Throttled, Transient
 from .grants import GrantSource
-from .turn import Turn
-from .verdict import understood
+from .retry_decision import understood
+from .turn import GrantRequest
 
 Attempt = Callable[[], Awaitable[Any]]
 Cost = float | Callable[[Any], float]
@@ -37,9 +37,9 @@ class Slot:
         returned: for a trajectory's tool, how many characters it returned; set it likewise.
     """
 
-    def __init__(self, request_grant: Callable[[], Turn]) -> None:
+    def __init__(self, request_grant: Callable[[], GrantRequest]) -> None:
         self.cost, self.returned, self._request_grant = 0.0, 0, request_grant
-        self._turn: Turn | None = None
+        self._turn: GrantRequest | None = None
 
     @property
     def id(self) -> str:
@@ -155,7 +155,7 @@ class Endpoint:
         call = _Call(name or self.name, self._rng, attempt, timeout, idempotent, cost,
                      trajectory != "")
 
-        def turn() -> Turn:
+        def turn() -> GrantRequest:
             return self._grants.request(self.name, name, trajectory)
 
         if key is None:
@@ -199,7 +199,7 @@ class _Call:
         self._idempotent, self._cost, self._told = idempotent, cost, told
         self._deadline, self._failed, self._tries = 0.0, "", 0
 
-    async def run(self, turn: Turn) -> Any:
+    async def run(self, turn: GrantRequest) -> Any:
         """Returns the value. The grant request has ended then, whatever happens."""
         try:
             await turn.wait()
@@ -223,7 +223,7 @@ class _Call:
             _end(turn, error, 0.0)
             raise
 
-    async def _once(self, turn: Turn) -> Throttled | Transient | None:
+    async def _once(self, turn: GrantRequest) -> Throttled | Transient | None:
         """Makes one attempt. Returns the failure if the call shall be repeated, else None."""
         try:
             self._value = value = await self._in_time(self._attempt())
@@ -241,7 +241,7 @@ class _Call:
     def _may_repeat(self, failure: Throttled | Transient) -> bool:
         return isinstance(failure, Throttled) or self._idempotent or not failure.reached
 
-    async def _before_the_next(self, turn: Turn, failure: Throttled | Transient) -> None:
+    async def _before_the_next(self, turn: GrantRequest, failure: Throttled | Transient) -> None:
         """Waits for the grant of the next attempt. Where the endpoint said how long to wait, the
         broker waits for all of its callers. After any other failure this call pauses first, for a
         random time, with its slot still held."""
@@ -282,7 +282,7 @@ def _size(value: Any) -> int:
     return len(value if isinstance(value, str | bytes) else str(value))
 
 
-def _end(turn: Turn, error: BaseException | None, cost: float, returned: int = 0) -> None:
+def _end(turn: GrantRequest, error: BaseException | None, cost: float, returned: int = 0) -> None:
     """Reports to the broker how the last attempt ended."""
     if error is None:
         return turn.end(ActionState.COMPLETED, cost=cost, returned=returned)

@@ -15,8 +15,8 @@ from ..connection import Connection
 from ..future import Future
 from ..request import sendable, trajectory_name
 from ..results import Pending
-from .client_rate_limit import Pace
-from .turn import Turn
+from .client_rate_limit import ClientRateLimit
+from .turn import GrantRequest
 
 
 class GrantSource:
@@ -25,9 +25,9 @@ class GrantSource:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
-        self._limits: dict[str, Pace] = {}  # endpoint -> its rate limit in this process
+        self._limits: dict[str, ClientRateLimit] = {}  # endpoint -> its rate limit in this process
 
-    def request(self, endpoint: str, name: str, trajectory: str | int = "") -> Turn:
+    def request(self, endpoint: str, name: str, trajectory: str | int = "") -> GrantRequest:
         """Submits a request for one grant; returns at once.
 
         Args:
@@ -42,7 +42,8 @@ class GrantSource:
             self._connection.new_id(), name or endpoint, Kind.GRANT, key=f"endpoint:{endpoint}",
             trajectory=trajectory_name(trajectory) if trajectory != "" else ""))
         future = Future(action.id, self._connection.cancel)
-        turn = Turn(future, self._connection.send, lambda grant: self._delay_s(endpoint, grant))
+        turn = GrantRequest(future, self._connection.send,
+                            lambda grant: self._delay_s(endpoint, grant))
         self._connection.submit_grant(
             Pending(action, b"", future, False, time.monotonic_ns(), turn=turn))
         return turn
@@ -51,6 +52,6 @@ class GrantSource:
         """Seconds until the call may start; None if the grant came too late to be used."""
         with self._lock:
             now = time.monotonic_ns()
-            limit = self._limits.setdefault(endpoint, Pace())
+            limit = self._limits.setdefault(endpoint, ClientRateLimit())
             start = limit.start_at(now, grant.rate_micro, grant.burst_micro)
         return None if start < 0 else (start - now) / 1e9

@@ -1,9 +1,9 @@
-"""`Turn`: one action that asks for an endpoint's slot and token, as its client holds it.
+"""`GrantRequest`: one action that asks for an endpoint's slot and token, as its client holds it.
 
-The broker grants, and the client reports how the call went (`Done`). Every grant is answered once,
-under the lease that fences it. The last answer is kept until the action's result is here, so that
-the connection can repeat it after a reconnect. The connection's thread only hands grants over; all
-other methods run in the caller's thread or event loop.
+The broker grants, and the client reports how the call went (`GrantEnded`). Every grant is answered
+once, under the lease that fences it. The last answer is kept until the action's result is here, so
+that the connection can repeat it after a reconnect. The connection's thread only hands grants over;
+all other methods run in the caller's thread or event loop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RETURNED_MAX = 1 << 40
 _Grant = concurrent.futures.Future[ms.Granted]
 
 
-class Turn:
+class GrantRequest:
     """One request for grants: `wait` for a grant, make the call, then report its end (`end`), or
     ask for another grant (`again`).
 
@@ -45,7 +45,7 @@ class Turn:
     def __init__(self, future: Future, send: Callable[[ms.Message], None],
                  delay_s: Callable[[ms.Granted], float | None]) -> None:
         self.future, self._send, self._delay_s = future, send, delay_s
-        self.said: ms.Done | None = None
+        self.said: ms.GrantEnded | None = None
         self._lease = 0  # of the grant that is in use; 0 for none
         self._over = 0  # the lease that was answered last
         self._began_ns = 0  # when the call could start
@@ -146,7 +146,7 @@ class Turn:
               failure: BaseException | None, cost: float = 0.0, returned: int = 0) -> None:
         ran_ns = time.monotonic_ns() - self._began_ns if lease else 0
         pushed, wait_ns = pushed_by(failure) if failure is not None else (0, 0)
-        self.said = ms.Done(self.future.action, lease, Outcome(
+        self.said = ms.GrantEnded(self.future.action, lease, Outcome(
             state, exec_ns=ran_ns, reason=" ".join(reason.split())[:500],
             cost_micro=round(float(cost) * 1e6), pushed=pushed, retry_after_ns=wait_ns,
             returned=returned))

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ...errors import InvalidInput
 from ...libra.planner.shapes import Hardware, ModelShape, Request, Rollout, Training
 from ..settings import read_toml
-from .settings import first_fault
+from .planner_settings import first_fault
 
 EXAMPLES = Path(__file__).resolve().parent / "examples"
 DEGREES = (1, 2, 4, 8)

@@ -18,7 +18,7 @@ from ...errors import InvalidInput
 from ...libra.planner.place import place
 from ...libra.planner.shapes import Factors, Layout
 from ...libra.planner.split import Split
-from .settings import first_fault
+from .planner_settings import first_fault
 
 
 class _Part(BaseModel):

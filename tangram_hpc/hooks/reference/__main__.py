@@ -17,16 +17,16 @@ import tempfile
 from tangram_hpc import InvalidInput, TangramError
 
 from .reference_compare import STEPS, compare, table
-from .reference_run import Plan, run
+from .reference_run import RunPlan, run
 
 
 def main() -> None:
     """Makes one run, or four to compare; prints the metrics as one line of JSON."""
     p = argparse.ArgumentParser(prog="python -m tangram_hpc.hooks.reference")
     for name in ("ranks", "prompts", "group", "seed", "slots", "stale", "hidden"):
-        p.add_argument(f"--{name}", type=int, default=getattr(Plan, name))
-    p.add_argument("--steps", type=int, help=f"{Plan.steps}, or {STEPS} to compare")
-    p.add_argument("--patience_s", type=float, default=Plan.patience_s, help="see Plan")
+        p.add_argument(f"--{name}", type=int, default=getattr(RunPlan, name))
+    p.add_argument("--steps", type=int, help=f"{RunPlan.steps}, or {STEPS} to compare")
+    p.add_argument("--patience_s", type=float, default=RunPlan.patience_s, help="see Plan")
     p.add_argument("--lend", default="", help="FROM:TO, the steps for which a replica is lent")
     p.add_argument("--plan", action="store_true", dest="planner",
                    help="the planner lends the replica, from what it measures")
@@ -34,7 +34,7 @@ def main() -> None:
                    help="on: turns go by what tools returned; off: to the least loaded service")
     p.add_argument("--compare", action="store_true",
                    help="four runs, pool and router on and off; a table, then JSON")
-    p.add_argument("--device", default=Plan.device, help="of the ranks: cpu or cuda")
+    p.add_argument("--device", default=RunPlan.device, help="of the ranks: cpu or cuda")
     args = vars(p.parse_args())
     lend_text, router, compared = args.pop("lend"), args.pop("router") == "on", args.pop("compare")
     if compared and (lend_text or router or args["planner"]):
@@ -47,13 +47,13 @@ def main() -> None:
         raise InvalidInput(f"--lend: {lend_text!r} is not FROM:TO, as 4:18") from None
     if compared:
         args["steps"] = STEPS if args["steps"] is None else args["steps"]
-        told = compare(Plan(folder="", **args))
+        told = compare(RunPlan(folder="", **args))
         print(table(told), file=sys.stderr)
         print(json.dumps(told))
         return
-    args["steps"] = Plan.steps if args["steps"] is None else args["steps"]
+    args["steps"] = RunPlan.steps if args["steps"] is None else args["steps"]
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(run(Plan(folder=folder, lend=lent, router=router, **args))))
+        print(json.dumps(run(RunPlan(folder=folder, lend=lent, router=router, **args))))
 
 
 if __name__ == "__main__":

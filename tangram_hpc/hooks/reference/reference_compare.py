@@ -14,14 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .reference_run import Plan, cluster_of, run_on
+from .reference_run import RunPlan, cluster_of, run_on
 
 STEPS = 10
 _KINDS = ((False, False), (False, True), (True, False), (True, True))  # router, pool
 _SHOWN = ("reward_first", "reward_last", "solved_last", "step_s", "train_s", "rollout_s")
 
 
-def compare(plan: Plan) -> dict[str, Any]:
+def compare(plan: RunPlan) -> dict[str, Any]:
     """Runs the plan with both off, the pool on, the router on, and both on.
 
     Args:

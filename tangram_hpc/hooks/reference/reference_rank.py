@@ -39,9 +39,9 @@ from tangram_hpc.training import (
 from . import reference_task as task
 from .reference_model import LONGEST, Policy
 from .reference_planning import Planned
-from .reference_rollouts import Batch, Rollouts
+from .reference_rollouts import Batch, RolloutDriver
 from .reference_routes import SERVICES, Routes, routes
-from .reference_run import Plan
+from .reference_run import RunPlan
 from .reference_turns import credits
 
 LEASED = 1000  # the member number of the one replica that may be lent
@@ -68,10 +68,10 @@ class Adam:
 # ---- a rank of the core --------------------------------------------------------------------------
 
 
-class Trainer:
+class ReferenceTrainer:
     """One rank of the core trainer."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
         self._client = tangram_hpc.connect(name="trainer")
         comm = self._comm = tangram_hpc.comm
@@ -87,7 +87,8 @@ class Trainer:
                 "backend": "torch", "model": model, "fresh": str(self._fresh), "threads": degree,
                 "max_len": LONGEST, "batch_wait_ms": 8, "batch": 256})
         self._routes: Routes = routes(self._client, plan.router, f"policy-{plan.base}")
-        self._rollouts = Rollouts(self._client, self._routes, plan.sandboxes, plan.group, plan.seed)
+        self._rollouts = RolloutDriver(self._client, self._routes, plan.sandboxes, plan.group,
+                                       plan.seed)
         self._planned = Planned(comm.size, plan.slots, 1, plan.prompts * plan.group * comm.size,
                                 plan.hidden) if plan.planner else None
         access = Path(plan.folder, "hybrid.json")
@@ -251,10 +252,10 @@ def settle(request: Any, pause_s: float = 0.002) -> None:
 def main(path: Path) -> None:
     """Trains as the plan in this file says. Rank 0 writes the results to `out.json` beside it."""
     fields = json.loads(path.read_text())
-    plan = Plan(**{**fields, "lend": tuple(fields["lend"])})
+    plan = RunPlan(**{**fields, "lend": tuple(fields["lend"])})
     if plan.device == "cpu":
         torch.set_num_threads(1)
-    trainer = Trainer(plan)
+    trainer = ReferenceTrainer(plan)
     steps = trainer.run()
     rank = tangram_hpc.comm.rank
     told = trainer.close()

@@ -20,7 +20,7 @@ from tangram_hpc import TangramError
 
 from . import reference_task as task
 from .reference_routes import Routes
-from .reference_turns import Trajectory
+from .reference_turns import ArithmeticTrajectory
 
 TOOL = "verify"
 _SANDBOX_MIB = 32
@@ -34,7 +34,7 @@ class Live:
     name: str
     number: int  # of its prompt
     seed: int
-    trajectory: Trajectory
+    trajectory: ArithmeticTrajectory
     batch: Batch
     tool_s: float = 0.0  # seconds for which it has waited for its tools
     asked_at: float = 0.0  # when its last tool was submitted
@@ -61,7 +61,7 @@ class Batch:
         return min(one.trajectory.version for one in self.lives)
 
 
-class Rollouts:
+class RolloutDriver:
     """The rollouts of one rank.
 
     Args:
@@ -105,7 +105,7 @@ class Rollouts:
             for member in range(self._group):
                 seed = ((self._seed * 100_003 + step) * 1009 + number) * self._group + member
                 batch.lives.append(Live(f"{step}-{number}-{member}", number, seed,
-                                        Trajectory(prompt), batch))
+                                        ArithmeticTrajectory(prompt), batch))
         batch.left = len(batch.lives)
         for live in batch.lives:
             self._ask(live)

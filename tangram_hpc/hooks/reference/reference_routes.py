@@ -62,7 +62,7 @@ def routes(client: Any, router: bool, pool: str) -> Routes:
         router: whether the broker's router chooses; otherwise the least loaded service is taken.
         pool: the name of the rollout pool for the router.
     """
-    return Routed(client, SERVICES, pool) if router else LeastLoaded(client, SERVICES)
+    return BrokerRoutes(client, SERVICES, pool) if router else LeastLoaded(client, SERVICES)
 
 
 def _costs(degree: int) -> dict[str, float]:
@@ -114,7 +114,7 @@ class LeastLoaded:
             self._load[service] -= 1
 
 
-class Routed:
+class BrokerRoutes:
     """Lets the broker's router choose. There are two buckets by the tokens that are left: the
     service with the larger degree takes trajectories that have more than one turn left. The broker
     sees the returns of tools itself, because they are its actions."""

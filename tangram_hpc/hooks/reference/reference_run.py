@@ -30,7 +30,7 @@ _NEEDED = ("torch", "transformers", "safetensors", "tokenizers", "mpi4py")
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What to train, and on what.
 
     Attributes:
@@ -101,8 +101,11 @@ class Plan:
         return bool(self.lend) or self.planner
 
 
+Plan = RunPlan  # the name until this release; goes with the next one
+
+
 @contextmanager
-def cluster_of(plan: Plan) -> Iterator[LocalCluster]:
+def cluster_of(plan: RunPlan) -> Iterator[LocalCluster]:
     """Starts a cluster on this machine and makes the untrained model in the plan's folder.
 
     Args:
@@ -123,13 +126,13 @@ def cluster_of(plan: Plan) -> Iterator[LocalCluster]:
         yield cluster
 
 
-def run(plan: Plan) -> dict[str, Any]:
+def run(plan: RunPlan) -> dict[str, Any]:
     """Trains on a new cluster on this machine; returns the metrics and raises as `run_on`."""
     with cluster_of(plan) as cluster:
         return run_on(cluster, plan)
 
 
-def run_on(cluster: LocalCluster, plan: Plan) -> dict[str, Any]:
+def run_on(cluster: LocalCluster, plan: RunPlan) -> dict[str, Any]:
     """Trains on a cluster.
 
     Returns:
@@ -157,7 +160,7 @@ def run_on(cluster: LocalCluster, plan: Plan) -> dict[str, Any]:
     return figures(plan, json.loads(out.read_text()))
 
 
-def figures(plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
+def figures(plan: RunPlan, told: dict[str, Any]) -> dict[str, Any]:
     """The metrics of a run, from the results of rank 0."""
     steps, part = told["steps"], max(1, plan.steps // 4)
     rewards = [step["reward"] for step in steps]

@@ -22,7 +22,7 @@ FADE = 0.9  # factor of the reward for each turn after the first
 
 
 @dataclass
-class Trajectory:
+class ArithmeticTrajectory:
     """A trajectory, from its prompt to its end.
 
     Attributes:
@@ -92,7 +92,7 @@ class Trajectory:
         self.logprobs += [0.0] * len(tokens)
 
 
-def credits(group: Sequence[Trajectory]) -> list[list[float]]:
+def credits(group: Sequence[ArithmeticTrajectory]) -> list[list[float]]:
     """The advantage of each token of each trajectory of one prompt; 0 for tokens of the prompt and
     the tool. Each turn is judged by itself: by the reward of its program among those of all turns
     of the group. This is GRPO with process supervision (arXiv 2402.03300, section 4.1.3) without

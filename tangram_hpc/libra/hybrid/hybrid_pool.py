@@ -22,19 +22,19 @@ from dataclasses import dataclass, field
 from ...domain.hybrid import (
     AnyOrder,
     AnyPoolEvent,
-    Ask,
     ContributorId,
-    End,
     EvictReplica,
     JoinCancelled,
     JoinEnded,
-    Kill,
+    JoinOutcome,
+    KillMember,
     MemberDone,
     MemberFailed,
     MemberLost,
     MemberUp,
+    PipelineSignal,
     Role,
-    Signal,
+    StageOrder,
     StepBegins,
     StepPlan,
 )
@@ -170,7 +170,7 @@ class HybridPool:
                 known = step > self._step
                 if known:
                     self._begin(step, version, now)
-            case Signal():
+            case PipelineSignal():
                 known = self._target.update(event)
                 if known:
                     self._follow_target(now)
@@ -185,7 +185,7 @@ class HybridPool:
             if replica.state is R.RETURNING:
                 for member in list(replica.waits_for):
                     late = "did not come back in time"
-                    self._order(Kill(member, self._members[member].incarnation, late))
+                    self._order(KillMember(member, self._members[member].incarnation, late))
                     self._lose(member, late, now)
             else:
                 whom = ", ".join(map(str, replica.waits_for)) or "the next step"
@@ -264,8 +264,8 @@ class HybridPool:
         alive = [m for m in replica.members if self._members[m].alive]
         replica.waits_for = dict.fromkeys(alive)
         for member in alive:
-            self._order(Ask(member, self._members[member].incarnation, replica.number,
-                            replica.generation, replica.state, replica.core))
+            self._order(StageOrder(member, self._members[member].incarnation, replica.number,
+                                   replica.generation, replica.state, replica.core))
 
     def _roll_back(self, replica: _Replica, reason: str, now: int) -> None:
         """Ends a join that failed; the replica is not asked again for `retry_steps`."""
@@ -286,7 +286,8 @@ class HybridPool:
             return
         whole = all(self._members[m].alive for m in replica.members)
         self._to(replica, R.ROLLOUT if whole else R.LOST, 0)
-        end = End.LOST if not whole else End.LEFT if replica.joined else End.ROLLED_BACK
+        end = (JoinOutcome.LOST if not whole else JoinOutcome.LEFT if replica.joined
+               else JoinOutcome.ROLLED_BACK)
         self._order(JoinEnded(replica.number, replica.generation, end, replica.reason))
         replica.joined, replica.reason = False, ""
         self._follow_target(now)
@@ -323,7 +324,7 @@ class HybridPool:
             elif replica.state is R.ACTIVATING:
                 self._to(replica, R.ACTIVE, 0)
                 replica.joined = True
-                self._order(JoinEnded(replica.number, replica.generation, End.JOINED))
+                self._order(JoinEnded(replica.number, replica.generation, JoinOutcome.JOINED))
         counting = tuple(r.contributor for r in self._replicas if r.state is R.ACTIVE)
         if counting != self._counting:
             self._counting, self.epoch = counting, self.epoch + 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...domain.hybrid import Signal
+from ...domain.hybrid import PipelineSignal
 from ...errors import InvalidInput
 
 
@@ -70,11 +70,11 @@ class ReplicaTarget:
 
     def __init__(self, rules: PoolRules) -> None:
         self._rules = rules
-        self._signal: Signal | None = None
+        self._signal: PipelineSignal | None = None
         self._changed_at = -(1 << 62)
         self.wanted = 0
 
-    def update(self, signal: Signal) -> bool:
+    def update(self, signal: PipelineSignal) -> bool:
         """Takes a signal; returns False, and keeps the last one, if it is not newer."""
         if self._signal is not None and signal.version <= self._signal.version:
             return False

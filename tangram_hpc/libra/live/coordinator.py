@@ -21,24 +21,24 @@ from typing import Protocol
 from ...domain.hybrid import (
     AnyOrder,
     AnyPoolEvent,
-    Ask,
     EvictReplica,
     JoinEnded,
-    Kill,
+    KillMember,
     MemberFailed,
     MemberLost,
     MemberUp,
+    PipelineSignal,
     ReplicaState,
     Role,
-    Signal,
+    StageOrder,
     StepBegins,
     StepPlan,
 )
 from ...errors import ProtocolError
 from ...ports import Clock
-from ...protocol.lane import Alive, Hello, MemberReport, Told
+from ...protocol.gradient_messages import Alive, MemberHello, MemberReport, OrderMessage
 from ...protocol.liveness import Liveness, Stalls
-from ...transport.socket.lane import BulkLink, BulkListener
+from ...transport.socket.bulk_socket import BulkLink, BulkListener
 from ..hybrid.hybrid_pool import HybridPool
 
 _TICK_S = 0.5
@@ -48,7 +48,7 @@ _STALLED_S = 4 * _TICK_S  # a longer gap between two looks at the clock is a sta
 class Port(Protocol):
     """How the coordinator reaches one member."""
 
-    def tell(self, order: Ask, channel: tuple[str, ...]) -> None:
+    def tell(self, order: StageOrder, channel: tuple[str, ...]) -> None:
         """Passes an order on; must not block for long."""
         ...
 
@@ -71,9 +71,9 @@ class _LinkPort:
     def __init__(self, link: BulkLink) -> None:
         self._link = link
 
-    def tell(self, order: Ask, channel: tuple[str, ...]) -> None:
+    def tell(self, order: StageOrder, channel: tuple[str, ...]) -> None:
         try:
-            self._link.send(Told(order, channel))
+            self._link.send(OrderMessage(order, channel))
         except OSError:
             pass  # the thread that reads this link reports the member as lost
 
@@ -135,8 +135,8 @@ class Coordinator:
         assert isinstance(plan, StepPlan), f"step {step} had begun before"
         return plan
 
-    def signal(self, signal: Signal) -> None:
-        """Tells the pool how long the stages take; see `Signal`."""
+    def signal(self, signal: PipelineSignal) -> None:
+        """Tells the pool how long the stages take; see `PipelineSignal`."""
         self.handle(signal)
 
     def missed(self, replica: int, why: str) -> None:
@@ -189,12 +189,12 @@ class Coordinator:
         for order in orders:
             self._on_news(order)
             match order:
-                case Ask(member=member, incarnation=incarnation, core=core):
+                case StageOrder(member=member, incarnation=incarnation, core=core):
                     known = self._ports.get(member)
                     if known is not None and known[0] == incarnation:
                         _, at = self._place[member]
                         known[1].tell(order, (self._channels[core][at],))
-                case Kill(member=member, incarnation=incarnation):
+                case KillMember(member=member, incarnation=incarnation):
                     known = self._ports.get(member)
                     if known is not None and known[0] == incarnation:
                         del self._ports[member]
@@ -208,7 +208,8 @@ class Coordinator:
 
     def _serve(self, link: BulkLink) -> None:
         first = link.receive()
-        if first is None or not isinstance(first[0], Hello) or first[0].member not in self._place:
+        if (first is None or not isinstance(first[0], MemberHello)
+            or first[0].member not in self._place):
             return
         member, incarnation = first[0].member, first[0].incarnation
         with self._lock:

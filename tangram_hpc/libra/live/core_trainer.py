@@ -21,15 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from ...app.clock import SystemClock
+from ...app.system_clock import SystemClock
 from ...domain.hybrid import AnyOrder, StepPlan
 from ...errors import InvalidInput
-from ...protocol.lane import pack_plan, unpack_plan
+from ...protocol.gradient_messages import pack_plan, unpack_plan
 from ...storage.access import Access, mark_ended, write_access
 from ..hybrid.hybrid_pool import HybridPool
 from ..hybrid.hybrid_signal import PoolRules
 from .coordinator import Coordinator
-from .lane import Lane, Vector
+from .gradient_channel import GradientChannel, Vector
 
 _PAUSE_S = 0.0005
 _SLOT = 128  # bytes reserved for an address
@@ -75,7 +75,7 @@ class CoreTrainer:
         drawn = bytearray(secrets.token_bytes(_KEY + 4) if comm.rank == 0 else _KEY + 4)
         comm.Bcast(drawn, root=0)
         key, job = bytes(drawn[:_KEY]), f"hybrid-{bytes(drawn[_KEY:]).hex()}"
-        self.channel = Lane(comm.rank // width, host, key, job)
+        self.channel = GradientChannel(comm.rank // width, host, key, job)
         channels = _gathered(comm, self.channel.address)
         self.coordinator: Coordinator | None = None
         self._access, self._job = Path(access), job
@@ -93,7 +93,7 @@ class CoreTrainer:
         return self.coordinator
 
     @property
-    def lane(self) -> Lane:
+    def lane(self) -> GradientChannel:
         """Old name of `channel`, kept for one release."""
         return self.channel
 

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from ...domain.hybrid import AnyPoolEvent, Ask, MemberDone, MemberFailed
+from ...domain.hybrid import AnyPoolEvent, MemberDone, MemberFailed, StageOrder
 from ...domain.hybrid import ReplicaState as R
 from ...errors import TangramError
-from ...protocol.lane import Told
-from ...transport.socket.lane import BulkLink
+from ...protocol.gradient_messages import OrderMessage
+from ...transport.socket.bulk_socket import BulkLink
 from .coordinator import Coordinator
 
 Start = Callable[[int, int], "Future[Any]"]
@@ -43,18 +43,18 @@ class LeasedMember:
         self._lock = threading.Lock()
         self._action: Future[Any] | None = None
         self._link: BulkLink | None = None
-        self._waiting: list[Told] = []
+        self._waiting: list[OrderMessage] = []
         self._going = 0  # the generation that it was told to return from; 0 for none
         self._over = False  # whether the pool has given up this incarnation
 
-    def tell(self, order: Ask, channel: tuple[str, ...]) -> None:
+    def tell(self, order: StageOrder, channel: tuple[str, ...]) -> None:
         """See `Port.tell`. The coordinator's lock is held, so another thread sends answers."""
         with self._lock:
             if order.stage is R.RETURNING:
                 self._going = order.generation
                 self._hang_up()
                 return
-            self._waiting.append(Told(order, channel))
+            self._waiting.append(OrderMessage(order, channel))
             if order.stage is R.REQUESTED:
                 self._going = 0
                 try:

@@ -15,23 +15,23 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...domain.hybrid import Ask, MemberDone, MemberFailed
+from ...domain.hybrid import MemberDone, MemberFailed, StageOrder
 from ...domain.hybrid import ReplicaState as R
 from ...errors import ProtocolError, TangramError
-from ...protocol.lane import (
+from ...protocol.gradient_messages import (
     PAYLOAD_MAX,
     Alive,
     Gradient,
     GradientReceipt,
-    Hello,
+    GradientWork,
     JoinMessage,
+    MemberHello,
     MemberReport,
-    Told,
-    Work,
+    OrderMessage,
 )
 from ...protocol.value import decode_value
 from ...storage.access import Access
-from ...transport.socket.lane import BulkLink, dial_bulk
+from ...transport.socket.bulk_socket import BulkLink, dial_bulk
 
 _ALIVE_S = 2.0
 
@@ -96,10 +96,10 @@ class Member:
         coordinator = self._coordinator = dial_bulk(access.addresses, access.key, access.job)
         stop = threading.Event()
         try:
-            coordinator.send(Hello(self._member, self._incarnation))
+            coordinator.send(MemberHello(self._member, self._incarnation))
             threading.Thread(target=_breathe, args=(coordinator, stop), daemon=True).start()
             while (got := coordinator.receive()) is not None:
-                if not isinstance(got[0], Told):
+                if not isinstance(got[0], OrderMessage):
                     raise ProtocolError("the coordinator sent a message that is not an order")
                 self._obey(got[0].order, got[0].channel)
         except OSError:
@@ -110,7 +110,7 @@ class Member:
             self._leave_channel()
             self._callbacks.start_rollouts()
 
-    def _obey(self, order: Ask, channel: tuple[str, ...]) -> None:
+    def _obey(self, order: StageOrder, channel: tuple[str, ...]) -> None:
         try:
             match order.stage:
                 case R.REQUESTED:
@@ -133,11 +133,11 @@ class Member:
             return
         self.done(order, order.stage)
 
-    def done(self, order: Ask, stage: R) -> None:
+    def done(self, order: StageOrder, stage: R) -> None:
         """Reports to the coordinator that a stage is done."""
         self._report(MemberDone(self._member, self._incarnation, order.generation, stage))
 
-    def failed(self, order: Ask, reason: str) -> None:
+    def failed(self, order: StageOrder, reason: str) -> None:
         """Reports to the coordinator that this join cannot go on."""
         self._report(MemberFailed(self._member, self._incarnation, order.generation, reason))
 
@@ -166,14 +166,14 @@ class _ChannelThread:
     to follow (ZERO_SYNC). Until then the last such work is kept in `_unanswered`.
     """
 
-    def __init__(self, member: Member, channel: tuple[str, ...], order: Ask) -> None:
+    def __init__(self, member: Member, channel: tuple[str, ...], order: StageOrder) -> None:
         self._member, self._order = member, order
         key, job = member.access_key()
         self._link = dial_bulk(channel, key, job)
         self._link.most = PAYLOAD_MAX
         self._lock = threading.Lock()
         self._fetched = self._follows = self._synced = self._closing = False
-        self._unanswered: Work | None = None
+        self._unanswered: GradientWork | None = None
         self._thread = threading.Thread(target=self._run, name="gradient-channel", daemon=True)
         self._link.send(JoinMessage(order.replica, order.generation))
         self._thread.start()
@@ -199,7 +199,7 @@ class _ChannelThread:
         try:
             while (got := self._link.receive()) is not None:
                 message, payload = got
-                if isinstance(message, Work):
+                if isinstance(message, GradientWork):
                     self._work(message, payload)
                 elif isinstance(message, GradientReceipt):
                     self._received(message)
@@ -216,7 +216,7 @@ class _ChannelThread:
             except OSError:
                 pass  # the coordinator is gone as well
 
-    def _work(self, work: Work, payload: bytearray) -> None:
+    def _work(self, work: GradientWork, payload: bytearray) -> None:
         if not self._fetched:
             self._fetched = True
             self._member.done(self._order, R.FETCHING_STATE)
@@ -234,7 +234,7 @@ class _ChannelThread:
         gradient = self._member.gradient(params, samples)
         self._link.send(Gradient(header), np.ascontiguousarray(gradient, dtype).data)
 
-    def _answer_zero(self, work: Work) -> None:
+    def _answer_zero(self, work: GradientWork) -> None:
         header = work.header
         self._link.send(Gradient(header), np.zeros(header.size, np.dtype(header.dtype)).data)
 

@@ -19,7 +19,7 @@ from .calibrate import TRAIN, Calibrator, Learning
 from .costs import Costs
 from .reprice import reprice
 from .shapes import Factors, Layout, Request, Search
-from .split import Plan, Split, plan
+from .split import Split, SplitPlan, plan
 from .trigger import StepFacts, Trigger, Triggers, Verdict, worth
 
 Priced = Callable[[Sequence[Request], Factors], Costs]  # the costs of a history, with these factors
@@ -37,7 +37,7 @@ class Advice:
 
     reason: str
     verdict: Verdict
-    plan: Plan | None
+    plan: SplitPlan | None
 
 
 class OnlinePlanner:
@@ -53,7 +53,7 @@ class OnlinePlanner:
             search: Bounds of the search.
             triggers: When to plan, and what a switch must gain.
             learning: How factors follow measurements.
-            slack: See `Plan.roomy`.
+            slack: See `SplitPlan.roomy`.
         """
         self._priced, self._gpus, self._search = priced, gpus, search
         self._slack = slack
@@ -79,7 +79,7 @@ class OnlinePlanner:
         """Whether the rollouts of the step that ends next ran on the plan in force alone."""
         return self._since >= self._lag
 
-    def preflight(self, history: Sequence[Request]) -> Plan:
+    def preflight(self, history: Sequence[Request]) -> SplitPlan:
         """Makes and takes the first plan, before anything runs, so switching costs nothing.
 
         Raises:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from .split import Split
 
 
-class Block(NamedTuple):
+class GpuSpan(NamedTuple):
     """Neighbouring GPUs of one node.
 
     Attributes:
@@ -29,7 +29,7 @@ class Block(NamedTuple):
     gpus: tuple[int, ...]
 
 
-def place(split: Split, gpus_per_node: int) -> list[Block]:
+def place(split: Split, gpus_per_node: int) -> list[GpuSpan]:
     """The blocks of all training groups, then those of all instances. O(groups x log groups)."""
     layout = split.layout
     wanted = [(layout.tp, "train", k) for k in range(layout.pp * layout.dp)]
@@ -37,6 +37,6 @@ def place(split: Split, gpus_per_node: int) -> list[Block]:
     blocks, at = [], 0
     for size, role, part in sorted(wanted, key=lambda w: (-w[0], w[1] == "rollout", w[2])):
         node, first = divmod(at, gpus_per_node)
-        blocks.append(Block(role, part, node, tuple(range(first, first + size))))
+        blocks.append(GpuSpan(role, part, node, tuple(range(first, first + size))))
         at += size
     return sorted(blocks, key=lambda b: (b.role == "rollout", b.part))

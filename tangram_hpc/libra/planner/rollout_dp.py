@@ -19,7 +19,7 @@ from .lengths import Ints
 from .shapes import NEVER
 
 
-class Piece(NamedTuple):
+class StrataRange(NamedTuple):
     """One instance of this degree, for strata `first` .. `end - 1`."""
 
     degree: int
@@ -27,7 +27,7 @@ class Piece(NamedTuple):
     end: int
 
 
-class RolloutTable:
+class RolloutDpTable:
     """The least makespan, in ns, of the first i strata on at most g GPUs.
 
     least[g][i] = min over degree and j of max(least[g - degree][j], cost(degree, j .. i-1)).
@@ -63,12 +63,12 @@ class RolloutTable:
         good = np.flatnonzero(self._least[:, -1] <= within_ns)
         return int(good[0]) if len(good) else -1
 
-    def pieces(self, gpus: int) -> list[Piece]:
+    def pieces(self, gpus: int) -> list[StrataRange]:
         """The instances behind `ns(gpus)`, shortest requests first.
 
         O(instances x degrees x strata).
         """
-        found: list[Piece] = []
+        found: list[StrataRange] = []
         at, g = self._least.shape[1] - 1, gpus
         while at:
             wanted = self._least[g, at]
@@ -78,9 +78,10 @@ class RolloutTable:
             at, g = piece.first, g - piece.degree
         return found[::-1]
 
-    def _ways(self, g: int, at: int, ns: int) -> Iterator[Piece]:
+    def _ways(self, g: int, at: int, ns: int) -> Iterator[StrataRange]:
         """Last instances with which `g` GPUs take all before `at` to `ns`; small degrees first."""
         for degree, ending in self._ending.items():
             if degree <= g:
                 takes = np.maximum(ending[at], self._least[g - degree])
-                yield from (Piece(degree, int(first), at) for first in np.flatnonzero(takes == ns))
+                yield from (StrataRange(degree, int(first), at)
+                            for first in np.flatnonzero(takes == ns))

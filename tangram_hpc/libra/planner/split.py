@@ -20,10 +20,10 @@ from itertools import accumulate
 
 from ...errors import InvalidInput
 from .costs import Costs
+from .layout_tree import LayoutNode, LayoutTree, Note
 from .lengths import Ints, Strata, hands_of
-from .rollout_dp import RolloutTable
+from .rollout_dp import RolloutDpTable
 from .shapes import NEVER, Layout, Price, Search
-from .tree import LayoutTree, Node, Note
 
 STRATA, STRATA_MOST = 64, 256  # least and most groups of requests (Libra: always 64)
 
@@ -94,7 +94,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SplitPlan:
     """All splits that can run, the best first."""
 
     gpus: int
@@ -134,7 +134,7 @@ def groups_for(gpus: int) -> int:
 
 
 def plan(costs: Costs, gpus: int, search: Search, note: Note | None = None,
-         memo: bool = True) -> Plan:
+         memo: bool = True) -> SplitPlan:
     """Plans `gpus` GPUs. O(layouts + gpus x degrees x strata ** 2).
 
     Args:
@@ -161,7 +161,7 @@ def plan(costs: Costs, gpus: int, search: Search, note: Note | None = None,
     found = [split for one in best if (split := rollouts.split(*one)) is not None]
     if not found:
         raise InvalidInput(_hopeless(costs, gpus, sizes, search, True))
-    return Plan(gpus, tuple(sorted(found, key=lambda s: s.rank)))
+    return SplitPlan(gpus, tuple(sorted(found, key=lambda s: s.rank)))
 
 
 def _trained(costs: Costs, sizes: list[int], search: Search, note: Note | None, memo: bool) -> (
@@ -189,14 +189,14 @@ class _Rollouts:
         self._search, self._ahead, self._memo = search, search.ahead, memo
         self._kept = self._planned(most, 0) if memo and not self._ahead else None
 
-    def _planned(self, most: int, train_ns: int) -> tuple[dict[int, Ints], RolloutTable]:
+    def _planned(self, most: int, train_ns: int) -> tuple[dict[int, Ints], RolloutDpTable]:
         """Prices and table of at most `most` GPUs; where batches mix, beside that training."""
         strata = self._strata
         if not (self._memo and self._ahead):
             strata = replace(strata)  # a copy without cached sums, so that each plan is made anew
         segments = segments_of(self._costs, self._costs.rollout.degrees, strata, self._ahead,
                                train_ns)
-        return segments, RolloutTable(segments, most)
+        return segments, RolloutDpTable(segments, most)
 
     def split(self, layout: Layout, price: Price) -> Split | None:
         """The split with this training side; None if the rollouts cannot run."""
@@ -266,7 +266,7 @@ def _hopeless(costs: Costs, gpus: int, sizes: list[int], search: Search, trains:
     if trains:
         return (f"{gpus} GPUs: the rollouts cannot run in any split: the longest request does not "
                 "fit into the cache of any degree; more GPUs, or shorter requests")
-    cut: list[Node] = []
+    cut: list[LayoutNode] = []
     _trained(costs, sizes, search, cut.append, True)
     deepest = max(len(node.path) for node in cut)  # the nodes that came nearest to a layout
     cut = [node for node in cut if node.cut and len(node.path) == deepest]

@@ -22,7 +22,7 @@ from .shapes import NEVER, SECOND, Hardware, Layout, ModelShape, Price, Prices, 
 
 
 @dataclass(frozen=True)
-class Load:
+class TokenLoad:
     """Tokens and squares of tokens in a number of micro-batches; one entry for each layout."""
 
     tokens: Any
@@ -84,17 +84,17 @@ class TrainCost:
             self._dealt[dp, micro] = found
         return found
 
-    def _loads(self, of: _Layouts) -> tuple[Load, Load]:
+    def _loads(self, of: _Layouts) -> tuple[TokenLoad, TokenLoad]:
         """The load of the slowest replica, and that of its longest micro-batch."""
         pairs = zip(of.dp.tolist(), of.micro.tolist(), strict=True)
         tokens, squares, micros, top_tokens, top_squares = np.array(
             [self._deal(dp, micro) for dp, micro in pairs], np.int64).T
-        return Load(tokens, squares, micros), Load(top_tokens, top_squares, 1)
+        return TokenLoad(tokens, squares, micros), TokenLoad(top_tokens, top_squares, 1)
 
     def tp_share(self, tp: int) -> float:
         """Communication of tensor parallelism over compute, at the batch's mean length."""
         one = self._stage(_Layouts([Layout(tp, 1, 1, 1, 1)]),
-                          Load(self.mean_tokens, self.mean_tokens ** 2, 0))
+                          TokenLoad(self.mean_tokens, self.mean_tokens ** 2, 0))
         return float(one.tp[0] / one.compute[0])
 
     def price(self, layout: Layout, factor: float = 1.0) -> Price:
@@ -120,7 +120,7 @@ class TrainCost:
         memory = self._mem_bytes(of, load, top).tolist()
         return Prices(total, memory, parts)
 
-    def _mem_bytes(self, of: _Layouts, load: Load, top: Load) -> Ints:
+    def _mem_bytes(self, of: _Layouts, load: TokenLoad, top: TokenLoad) -> Ints:
         """Weights, gradients, optimizer states, activations and logits of the fullest GPU."""
         t, m = self.training, self.model
         held = np.zeros(len(of.tp), np.int64)
@@ -158,7 +158,7 @@ class TrainCost:
         return (np.where(near, h.link_bw, h.net_bw) * h.comm_share,
                 np.where(near, h.link_latency_s, h.net_latency_s))
 
-    def _stage(self, of: _Layouts, load: Load) -> Stage:
+    def _stage(self, of: _Layouts, load: TokenLoad) -> Stage:
         """The work of one stage, without the output head."""
         m, tp, ep = self.model, of.tp, of.ep
         layers = m.layers // of.pp

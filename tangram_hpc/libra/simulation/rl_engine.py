@@ -28,7 +28,7 @@ _SECOND = 10**9
 
 
 @dataclass
-class Work:
+class DecodeWork:
     """A turn to decode.
 
     Attributes:
@@ -47,14 +47,14 @@ class Work:
     start: int = 0
 
 
-class Engine:
+class SimulatedEngine:
     """A rollout instance of one degree."""
 
     def __init__(self, cost: RolloutCost, degree: int, max_batch: int) -> None:
         self._cost, self.degree, self._max = cost, degree, max_batch
         self.room = cost.kv_tokens(degree)
-        self._line: deque[Work] = deque()
-        self._runs: dict[int, Work] = {}  # running turns by request, in order of admission
+        self._line: deque[DecodeWork] = deque()
+        self._runs: dict[int, DecodeWork] = {}  # running turns by request, in order of admission
         self._ends: list[tuple[int, int]] = []  # heap of (progress at end, request)
         self._kept: OrderedDict[int, int] = OrderedDict()  # request -> tokens, LRU first
         self._kept_sum = 0
@@ -89,7 +89,7 @@ class Engine:
         """Cached tokens of one request that does not run."""
         return self._kept.get(request, 0)
 
-    def add(self, now: int, work: Work) -> None:
+    def add(self, now: int, work: DecodeWork) -> None:
         """Takes one more turn."""
         assert work.tokens > 0 and work.context + work.tokens <= self.room, "it fits nowhere"
         self._advance(now)
@@ -137,7 +137,7 @@ class Engine:
         self._stalled = max(now, self._stalled) + ns
         self.version += 1
 
-    def _leave(self, request: int) -> Work:
+    def _leave(self, request: int) -> DecodeWork:
         """Stops a running turn and returns it as of now; its keys stay in the cache."""
         work = self._runs.pop(request)
         self._base -= work.context * _PART - work.start
@@ -165,7 +165,7 @@ class Engine:
         self._rate()
         self.version += 1
 
-    def _read(self, now: int, work: Work, tokens: int) -> None:
+    def _read(self, now: int, work: DecodeWork, tokens: int) -> None:
         """Reads the last `tokens` tokens of a turn's context before anything else is decoded."""
         self.read += tokens
         busy = round(_SECOND * self._cost.prefill_s(

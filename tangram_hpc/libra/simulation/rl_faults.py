@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from ...errors import InvalidInput
 from ...scheduler.routing.cmlfq import TIMEOUT
-from .rl_lengths import Trajectory
+from .rl_lengths import TrajectoryLengths
 
 _SECOND = 10**9
 FAULTS_MAX = 10_000  # most faults (tools excepted) between two trained batches
@@ -82,7 +82,7 @@ class Fate:
             self._happens("step")
         return failed
 
-    def with_tools(self, one: Trajectory, key: str) -> Trajectory:
+    def with_tools(self, one: TrajectoryLengths, key: str) -> TrajectoryLengths:
         """The trajectory, with the tool calls in it that never return."""
         if not self.faults.tool:
             return one

@@ -21,19 +21,19 @@ from functools import partial
 
 from ...domain.hybrid import (
     AnyPoolEvent,
-    Ask,
-    Kill,
+    KillMember,
     MemberDone,
     MemberLost,
     MemberUp,
+    PipelineSignal,
     ReplicaState,
     Role,
-    Signal,
+    StageOrder,
     StepBegins,
     StepPlan,
 )
 from ..hybrid.hybrid_pool import HybridPool
-from .rl_rollout import After, Place, Rollouts
+from .rl_rollout import After, EnginePlan, SimulatedRollouts
 from .rl_scenario import Scenario
 from .rl_systems import Shares
 
@@ -50,19 +50,19 @@ class Lending:
         self._unit = scenario.hardware.gpus_per_node
         self._counting: dict[int, int] = {}  # node -> incarnation, of those that help in this step
         self._incarnations = 0
-        self._follow: list[Ask] = []  # members that follow the running step with zeros
+        self._follow: list[StageOrder] = []  # members that follow the running step with zeros
         self._train_ns = self._rollout_ns = 0  # smoothed times of a batch
         self._waits = False  # whether training waits for rollouts, which then spare no node
 
-    def begin(self, now: int, shares: Shares, rollouts: Rollouts, engines: dict[int, list[int]],
-              back: Callable[[int], None]) -> None:
+    def begin(self, now: int, shares: Shares, rollouts: SimulatedRollouts,
+              engines: dict[int, list[int]], back: Callable[[int], None]) -> None:
         """Begins with another split; its rollout nodes may be lent, those with small degrees first.
 
         `engines` holds the engines of each node that lives.
         """
         self._era += 1
         self._rollouts, self._back = rollouts, back
-        self._places: dict[int, list[Place]] = {}
+        self._places: dict[int, list[EnginePlan]] = {}
         for place in shares.places:
             self._places.setdefault(place.node, []).append(place)
         nodes = sorted(self._places, reverse=True)
@@ -109,7 +109,7 @@ class Lending:
             if engine in engines:
                 engines.remove(engine)
 
-    def reopen(self, now: int, place: Place) -> None:
+    def reopen(self, now: int, place: EnginePlan) -> None:
         """Opens an engine again if its node is in rollout and has not opened it itself."""
         assert self._pool is not None
         there = [self._rollouts.place(e) for e in self._engines[place.node]]
@@ -194,7 +194,8 @@ class Lending:
     def _signal(self, now: int, planned: int) -> None:
         """Tells the pool that `planned` nodes are wanted in training; 0 calls all back."""
         self._version += 1
-        self._tell(now, Signal(self._version, self._step, 0, 0 if planned else 1, 0, planned))
+        self._tell(now, PipelineSignal(self._version, self._step, 0, 0 if planned else 1, 0,
+                                       planned))
 
     def _next_step(self, now: int) -> None:
         self._step += 1
@@ -203,14 +204,15 @@ class Lending:
     def _tell(self, now: int, event: AnyPoolEvent) -> None:
         assert self._pool is not None
         for order in [*self._pool.tick(now), *self._pool.handle(event, now)]:
-            if isinstance(order, Ask):
+            if isinstance(order, StageOrder):
                 self._asked(now, order)
             elif isinstance(order, StepPlan):
                 nodes = [self._pool.replicas[one.replica][0] for one in order.counting]
                 self._counting = {node: self._incarnation[node] for node in nodes}
-            assert not isinstance(order, Kill), "the scenario's pauses are longer than is waited"
+            assert not isinstance(order,
+                                  KillMember), "the scenario's pauses are longer than is waited"
 
-    def _asked(self, now: int, ask: Ask) -> None:
+    def _asked(self, now: int, ask: StageOrder) -> None:
         if ask.stage is ReplicaState.REQUESTED:
             closed, self._engines[ask.member] = self._engines[ask.member], []
             self._rollouts.close(now, closed)
@@ -223,10 +225,10 @@ class Lending:
         else:  # its time was counted when the node was asked to join
             self._later(now, 0.0, ask)
 
-    def _later(self, now: int, seconds: float, ask: Ask) -> None:
+    def _later(self, now: int, seconds: float, ask: StageOrder) -> None:
         self._after(now + round(seconds * _SECOND), partial(self._did, self._era, ask))
 
-    def _did(self, era: int, ask: Ask, now: int) -> None:
+    def _did(self, era: int, ask: StageOrder, now: int) -> None:
         if era != self._era or self._incarnation.get(ask.member) != ask.incarnation:
             return  # the order was for a split or an incarnation that is over
         self._tell(now, _done(ask))
@@ -238,5 +240,5 @@ class Lending:
             self._back(now)
 
 
-def _done(ask: Ask) -> MemberDone:
+def _done(ask: StageOrder) -> MemberDone:
     return MemberDone(ask.member, ask.incarnation, ask.generation, ask.stage)

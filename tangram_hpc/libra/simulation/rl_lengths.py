@@ -21,7 +21,7 @@ CHARS_PER_TOKEN = 4
 _SECOND = 10**9
 
 
-class Turn(NamedTuple):
+class TurnLengths(NamedTuple):
     """`generated` tokens are generated, then a tool runs and returns something.
 
     Attributes:
@@ -41,12 +41,12 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Trajectory:
+class TrajectoryLengths:
     """One sample of a prompt: turns that end with a tool call, then `last` tokens."""
 
     prompt: int
     prompt_tokens: int
-    turns: tuple[Turn, ...]
+    turns: tuple[TurnLengths, ...]
     last: int
 
     @property
@@ -134,7 +134,7 @@ class Source:
         self._seed = seed
         self._hard = [rng.gauss(0, 1) * causes.tilt for _ in range(causes.prompts)]
 
-    def trajectory(self, prompt: int, sample: int, progress: float) -> Trajectory:
+    def trajectory(self, prompt: int, sample: int, progress: float) -> TrajectoryLengths:
         """One sample of a prompt at this progress (0 to 1) of the run.
 
         The same arguments give the same trajectory, in whatever order they are asked for.
@@ -143,7 +143,7 @@ class Source:
         rng = random.Random(f"{self._seed}/{prompt}/{sample}")
         read = max(1, round(_lognormal(rng, c.prompt_tokens, 0.3)))
         level = self._first(rng, prompt, progress)
-        turns: list[Turn] = []
+        turns: list[TurnLengths] = []
         spent, chunk, begins = 0, max(1, round(_lognormal(rng, c.first_tokens, 0.2))), True
         left = self._tokens(rng, level, progress)
         while spent + chunk < c.generated_max:
@@ -162,7 +162,8 @@ class Source:
                 break
             level, begins = level - 1, True
             left = self._tokens(rng, level, progress)
-        return Trajectory(prompt, read, tuple(turns), max(1, min(chunk, c.generated_max - spent)))
+        return TrajectoryLengths(prompt, read, tuple(turns),
+                                 max(1, min(chunk, c.generated_max - spent)))
 
     def _first(self, rng: random.Random, prompt: int, progress: float) -> int:
         phases = self.causes.phases
@@ -174,7 +175,7 @@ class Source:
         phase = self.causes.phases[level]
         return max(1, round(_lognormal(rng, _mean(phase, progress), phase.spread)))
 
-    def _turn(self, rng: random.Random, generated: int, level: int, begins: bool) -> Turn:
+    def _turn(self, rng: random.Random, generated: int, level: int, begins: bool) -> TurnLengths:
         c = self.causes
         shown = c.phases[level]
         tokens, status = shown.steady, SUCCESS
@@ -186,10 +187,10 @@ class Source:
                 status = TIMEOUT if rng.random() < 0.2 else FAILURE
         tokens = max(1, round(_lognormal(rng, tokens, 0.15)))
         tool_ns = round(_lognormal(rng, c.tool_s, c.tool_spread) * _SECOND)
-        return Turn(generated, shown.tool, tokens * CHARS_PER_TOKEN, tokens, status, tool_ns)
+        return TurnLengths(generated, shown.tool, tokens * CHARS_PER_TOKEN, tokens, status, tool_ns)
 
 
-def shuffled(trajectories: Sequence[Trajectory], seed: int) -> list[Trajectory]:
+def shuffled(trajectories: Sequence[TrajectoryLengths], seed: int) -> list[TrajectoryLengths]:
     """The same lengths with all returns (tool, size, status) dealt anew over all trajectories.
 
     After that, returns say nothing about lengths.
@@ -198,9 +199,10 @@ def shuffled(trajectories: Sequence[Trajectory], seed: int) -> list[Trajectory]:
     deck = [(t.tool, t.chars, t.tokens, t.status) for one in trajectories for t in one.turns]
     rng.shuffle(deck)
     cards = iter(deck)
-    return [Trajectory(one.prompt, one.prompt_tokens,
-                       tuple(Turn(t.generated, *next(cards), t.tool_ns) for t in one.turns),
-                       one.last)
+    return [TrajectoryLengths(one.prompt, one.prompt_tokens,
+                              tuple(TurnLengths(t.generated, *next(cards), t.tool_ns)
+                                    for t in one.turns),
+                              one.last)
             for one in trajectories]
 
 

@@ -25,18 +25,18 @@ from ..planner.rollout_cost import RolloutCost
 from ..planner.shapes import Request
 from .rl_faults import Fate
 from .rl_lend import Lending
-from .rl_lengths import Source, Trajectory
-from .rl_rollout import Place, Rollouts
+from .rl_lengths import Source, TrajectoryLengths
+from .rl_rollout import EnginePlan, SimulatedRollouts
 from .rl_routing import Bucketing, Mlfq, play
 from .rl_scenario import TRAJECTORIES, Scenario
 from .rl_systems import CMLFQ, Shares, Splitter, System
-from .rl_train import Trainer
+from .rl_train import SimulatedTrainer
 
 _SECOND = 10**9
 
 
 @dataclass
-class Step:
+class StepTimes:
     """What one batch took. Times are in seconds."""
 
     batch: int
@@ -59,7 +59,7 @@ class Played:
     """The whole run of one system."""
 
     system: System
-    steps: list[Step] = field(default_factory=list)
+    steps: list[StepTimes] = field(default_factory=list)
     warmup: int = 0
     moved_share: float = 0.0  # tokens of context that changed their engine, over tokens generated
     again_share: float = 0.0  # tokens of context that were read again, over tokens generated
@@ -90,20 +90,23 @@ class Pipeline:
         first = [request_of(t) for t in before]
         self._splitter = Splitter(scenario, system, first)
         self._cost = RolloutCost(scenario.model, scenario.hardware, scenario.rollout)
-        self._rollouts = Rollouts(self._cost, kv_of(scenario, system), scenario.tree,
-                                  self._bucketing(before), self._after, self._trajectory_ended)
+        self._rollouts = SimulatedRollouts(self._cost, kv_of(scenario, system), scenario.tree,
+                                           self._bucketing(before), self._after,
+                                           self._trajectory_ended)
         self._rollouts.mean_context = mean_context(first)
         self.fate = Fate(scenario.faults, scenario.run.seed)
         self._dead: dict[int, None] = {}  # rollout nodes that are dead; values are unused
-        self._trainer = Trainer(scenario, self._after, self._boundary, self._used, self._trained,
-                                self.fate)
+        self._trainer = SimulatedTrainer(scenario, self._after, self._boundary, self._used,
+                                         self._trained, self.fate)
         self._lending = Lending(scenario, self._after) if system.elastic else None
         self._colocated = system.splits == "colocated"
         self._mixed = scenario.run.pipeline == TRAJECTORIES and not self._colocated
-        self._line: deque[tuple[int, Trajectory]] = deque()  # trajectories that may start, in order
-        self._trajectories: dict[int, list[Trajectory]] = {}  # of batches begun and not trained
+        # trajectories that may start, in order
+        self._line: deque[tuple[int, TrajectoryLengths]] = deque()
+        # of batches begun and not trained
+        self._trajectories: dict[int, list[TrajectoryLengths]] = {}
         self._ends: dict[int, list[int]] = {}  # when their trajectories ended
-        self._steps: dict[int, Step] = {}
+        self._steps: dict[int, StepTimes] = {}
         self._began: dict[int, int] = {}
         self._last = -1  # the last batch that may roll out, or is about to
         self._opening = self._stopped = False  # the next batch, or all, waits for a pause
@@ -149,7 +152,7 @@ class Pipeline:
         self._made += 1
         heapq.heappush(self._events, (at, self._made, do))
 
-    def _bucketing(self, before: list[Trajectory]) -> Bucketing:
+    def _bucketing(self, before: list[TrajectoryLengths]) -> Bucketing:
         edges = self._splitter.now.edges
         if self._system.routing == CMLFQ:
             queues = Cmlfq(CausalTree(self._s.tree), edges)
@@ -157,7 +160,7 @@ class Pipeline:
             return queues
         return Mlfq(edges)
 
-    def _batch(self, number: int, turn: int = 0) -> list[Trajectory]:
+    def _batch(self, number: int, turn: int = 0) -> list[TrajectoryLengths]:
         """The trajectories of a batch; with another `turn`, other trajectories of the same kind."""
         run = self._s.run
         progress = number / max(1, run.iterations - 1)
@@ -195,7 +198,7 @@ class Pipeline:
         self._began[number], self._ends[number] = now, []
         tokens = sum(t.generated for t in batch)
         degrees = sorted((p.degree for p in self._shares.places), reverse=True)
-        self._steps[number] = Step(
+        self._steps[number] = StepTimes(
             number, tokens / len(batch), tokens, self._shares.layout.gpus,
             self._shares.rollout_gpus,
             " ".join(f"{degrees.count(d)}xTP{d}" for d in dict.fromkeys(degrees)))
@@ -383,7 +386,7 @@ class Pipeline:
                         lambda at: self._engine_returns(at, place, shares))
         self._alarm(now, self.fate.next_engine_ns(), self._engine_dies)
 
-    def _engine_returns(self, now: int, place: Place, shares: Shares) -> None:
+    def _engine_returns(self, now: int, place: EnginePlan, shares: Shares) -> None:
         if shares is not self._shares or self._stopped or place.node in self._dead:
             return  # its node opens all of its engines anew
         if self._lending is None or not self._lending.owns(place.node):
@@ -415,7 +418,7 @@ def kv_of(scenario: Scenario, system: System) -> KvCost:
     return kv if system.routing == CMLFQ else replace(kv, near_ns=ANY, far_ns=ANY)
 
 
-def request_of(one: Trajectory) -> Request:
+def request_of(one: TrajectoryLengths) -> Request:
     """A trajectory as the planner knows it."""
     return Request(one.read, one.generated, one.tool_ns, len(one.turns) + 1)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from ...simulator.pictures.curve_svg import Line, Panel
+from ...simulator.pictures.curve_svg import Panel, PolicyCurve
 from .rl_pipeline import Played
 from .rl_systems import ABLATION, BASELINES, LIBRA
 
@@ -53,7 +53,7 @@ def table(runs: Sequence[Played]) -> list[str]:
     return [*lines, NOTE]
 
 
-def steps(run: Played) -> list[str]:
+def steps_table(run: Played) -> list[str]:
     """Lines for people: the steps of one run."""
     lines = [f"{'batch':>5}{'mean tok':>9}{'train':>6}{'roll':>5}{'rollout s':>10}{'p90':>6}"
              f"{'train s':>8}{'lent GPU s':>11}{'trained at':>11}  degrees"]
@@ -77,8 +77,8 @@ def panels(runs: Sequence[Played], name: str) -> list[Panel]:
                 rates.append((at, s.generated / (s.trained_at_s - before)))
             ends.append((at, s.trained_at_s / 3600))
             before = s.trained_at_s
-        speed.append(Line(run.system.name, title, rates))
-        when.append(Line(run.system.name, title, ends))
+        speed.append(PolicyCurve(run.system.name, title, rates))
+        when.append(PolicyCurve(run.system.name, title, ends))
     return [Panel(f"Throughput, {name}, simulated", "batch", "generated tokens a second", speed),
             Panel(f"Trained, {name}, simulated", "batch", "hours", when)]
 

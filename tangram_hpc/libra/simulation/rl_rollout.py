@@ -12,26 +12,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ...scheduler.routing.cmlfq import Cmlfq, Shape
+from ...scheduler.routing.cmlfq import Cmlfq, TreeLimits
 from ...scheduler.routing.rollout_router import (
     PREFILL,
     TRANSFER,
-    Ask,
     KvCost,
     RolloutInstance,
     Route,
     Router,
+    RouteRequest,
 )
 from ..planner.rollout_cost import RolloutCost
-from .rl_engine import Engine, Work
-from .rl_lengths import Trajectory
+from .rl_engine import DecodeWork, SimulatedEngine
+from .rl_lengths import TrajectoryLengths
 from .rl_routing import Bucketing
 
 After = Callable[[int, Callable[[int], None]], None]  # at this time (ns), call this
 
 
 @dataclass(frozen=True)
-class Place:
+class EnginePlan:
     """An engine to be opened.
 
     Attributes:
@@ -64,7 +64,7 @@ class _Live:
         engine: Its engine; -1 for none.
     """
 
-    one: Trajectory
+    one: TrajectoryLengths
     batch: int
     turn: int = 0
     done: int = 0
@@ -95,7 +95,7 @@ class Totals:
         return self.read - self.given
 
 
-class Rollouts:
+class SimulatedRollouts:
     """Engines, router and trajectories.
 
     Args:
@@ -107,13 +107,13 @@ class Rollouts:
         ended: Called with the time and the batch when a trajectory ends.
     """
 
-    def __init__(self, cost: RolloutCost, kv: KvCost, shape: Shape, bucketing: Bucketing,
+    def __init__(self, cost: RolloutCost, kv: KvCost, shape: TreeLimits, bucketing: Bucketing,
                  after: After, ended: Callable[[int, int], None]) -> None:
         self._cost, self._shape, self._after, self._ended = cost, shape, after, ended
         self.bucketing = bucketing
         self.router = Router(kv)
-        self._engines: dict[int, Engine] = {}
-        self._place: dict[int, Place] = {}
+        self._engines: dict[int, SimulatedEngine] = {}
+        self._place: dict[int, EnginePlan] = {}
         self._live: dict[int, _Live] = {}
         self._next_engine = self._next_request = 0
         self.mean_context = 1  # mean tokens in the cache, by trajectories that have ended
@@ -130,7 +130,7 @@ class Rollouts:
         return sum(min(self._cost.rollout.max_batch, i.context_max // self.mean_context)
                    for i in self.router.instances)
 
-    def place(self, engine: int) -> Place:
+    def place(self, engine: int) -> EnginePlan:
         """The place of an engine that serves."""
         return self._place[engine]
 
@@ -142,9 +142,9 @@ class Rollouts:
 
     # ---- engines -----------------------------------------------------------------------------
 
-    def open(self, now: int, place: Place) -> int:
+    def open(self, now: int, place: EnginePlan) -> int:
         """Opens one more engine; returns its id."""
-        engine = Engine(self._cost, place.degree, self._cost.rollout.max_batch)
+        engine = SimulatedEngine(self._cost, place.degree, self._cost.rollout.max_batch)
         self._next_engine += 1
         id_ = self._next_engine
         self._engines[id_], self._place[id_] = engine, place
@@ -176,7 +176,7 @@ class Rollouts:
         for request in stranded:
             self._ask(now, request)
 
-    def _count(self, engine: Engine) -> None:
+    def _count(self, engine: SimulatedEngine) -> None:
         self.totals.busy_ns += engine.busy_ns * engine.degree
         self.totals.read += engine.read
         self.totals.preempted += engine.preempted
@@ -189,7 +189,7 @@ class Rollouts:
 
     # ---- trajectories ------------------------------------------------------------------------
 
-    def start(self, now: int, batch: int, trajectories: Sequence[Trajectory]) -> None:
+    def start(self, now: int, batch: int, trajectories: Sequence[TrajectoryLengths]) -> None:
         """Starts these trajectories of a batch."""
         begun = []
         for one in trajectories:
@@ -206,8 +206,8 @@ class Rollouts:
     def _ask(self, now: int, request: int) -> None:
         live = self._live[request]
         live.asked += 1
-        ask = Ask(request, live.bucket, live.context + live.unread + live.left,
-                  self._believed(request))
+        ask = RouteRequest(request, live.bucket, live.context + live.unread + live.left,
+                           self._believed(request))
         route = self.router.ask(ask)
         if route is not None:
             self._go(now, [route])
@@ -237,7 +237,7 @@ class Rollouts:
         live.engine = route.instance
         engine = self._engines[route.instance]
         brought = live.context if route.how == TRANSFER else 0
-        engine.add(now, Work(route.request, live.context + live.unread, live.left, brought))
+        engine.add(now, DecodeWork(route.request, live.context + live.unread, live.left, brought))
         self._alarm(route.instance)
 
     def _alarm(self, id_: int) -> None:

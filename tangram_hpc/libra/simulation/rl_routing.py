@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...scheduler.routing.cmlfq import CausalTree, Cmlfq, Shape, Signal, bucket_of
-from .rl_lengths import Trajectory
+from ...scheduler.routing.cmlfq import CausalTree, Cmlfq, ToolSignal, TreeLimits, bucket_of
+from .rl_lengths import TrajectoryLengths
 
 
 class Bucketing(Protocol):
@@ -23,7 +23,7 @@ class Bucketing(Protocol):
     def started(self, request: int, prompt: int) -> int:
         """The first bucket."""
 
-    def returned(self, request: int, signal: Signal, generated: int) -> int:
+    def returned(self, request: int, signal: ToolSignal, generated: int) -> int:
         """The bucket after a tool has returned."""
 
     def ended(self, request: int, total: int, epoch: int) -> None:
@@ -40,7 +40,7 @@ class Mlfq:
         """Always the smallest bucket."""
         return 0
 
-    def returned(self, request: int, signal: Signal, generated: int) -> int:
+    def returned(self, request: int, signal: ToolSignal, generated: int) -> int:
         """One level down for each edge that the request has outgrown."""
         return bucket_of(self.edges, generated)
 
@@ -55,7 +55,7 @@ class LengthPredictor:
     too few) among those that are longer than what is generated already.
     """
 
-    def __init__(self, edges: Sequence[int], shape: Shape | None = None) -> None:
+    def __init__(self, edges: Sequence[int], shape: TreeLimits | None = None) -> None:
         self.edges = tuple(edges)
         self._tree = CausalTree(shape)
         self._prompts: dict[int, int] = {}
@@ -65,7 +65,7 @@ class LengthPredictor:
         self._prompts[request] = prompt
         return self._bucket(request, 0)
 
-    def returned(self, request: int, signal: Signal, generated: int) -> int:
+    def returned(self, request: int, signal: ToolSignal, generated: int) -> int:
         """The bucket of the expected rest."""
         return self._bucket(request, generated)
 
@@ -90,10 +90,10 @@ class Accuracy:
     by_bucket: tuple[float, ...]  # share of right decisions, by the true bucket
 
 
-def play(policy: Bucketing, trajectories: Iterable[Trajectory], epoch: int,
-         learn: bool = True, shape: Shape | None = None) -> Accuracy:
+def play(policy: Bucketing, trajectories: Iterable[TrajectoryLengths], epoch: int,
+         learn: bool = True, shape: TreeLimits | None = None) -> Accuracy:
     """Plays whole trajectories in turn; without `learn` the policy is not told their ends."""
-    shape, edges = shape or Shape(), policy.edges
+    shape, edges = shape or TreeLimits(), policy.edges
     right: Counter[int] = Counter()
     truth: Counter[int] = Counter()
     moved = generated_in_all = 0
@@ -123,7 +123,7 @@ def play(policy: Bucketing, trajectories: Iterable[Trajectory], epoch: int,
               for b in range(len(edges) + 1)))
 
 
-def teach(policy: Bucketing, trajectories: Sequence[Trajectory], epochs: int = 1) -> None:
+def teach(policy: Bucketing, trajectories: Sequence[TrajectoryLengths], epochs: int = 1) -> None:
     """Teaches a policy, with the trajectories divided over `epochs` epochs."""
     for epoch in range(epochs):
         share = trajectories[epoch * len(trajectories) // epochs:

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from ...config.planner.files import read_hardware, read_model
-from ...config.planner.settings import PlannerSettings, planner_settings
+from ...config.planner.planner_settings import PlannerSettings, planner_settings
 from ...config.settings import read_toml
 from ...errors import InvalidInput
-from ...scheduler.routing.cmlfq import Shape
+from ...scheduler.routing.cmlfq import TreeLimits
 from ...scheduler.routing.rollout_router import KvCost
 from ..hybrid.hybrid_signal import PoolRules
 from ..planner.shapes import Hardware, ModelShape, Rollout, Training
@@ -30,7 +30,7 @@ BATCHES, TRAJECTORIES = "batches", "trajectories"  # see `rl_pipeline`
 
 
 @dataclass(frozen=True)
-class Run:
+class RunSection:
     """The size and the pipeline of the run.
 
     Attributes:
@@ -93,7 +93,7 @@ class Scenario:
     """A whole scenario, checked."""
 
     name: str
-    run: Run
+    run: RunSection
     model: ModelShape
     hardware: Hardware
     training: Training
@@ -104,7 +104,7 @@ class Scenario:
     planner: PlannerSettings
     pool: PoolRules
     router: KvCost
-    tree: Shape
+    tree: TreeLimits
     faults: Faults = field(default_factory=Faults)
 
     @property
@@ -119,21 +119,21 @@ class _File:
 
     name: str
     model: str
-    run: Run
+    run: RunSection
     lengths: Causes
     pauses: Pauses
     baselines: Baselines = field(default_factory=Baselines)
     planner: dict[str, Any] = field(default_factory=dict)
     pool: PoolRules = field(default_factory=PoolRules)
     router: KvCost = field(default_factory=KvCost)
-    tree: Shape = field(default_factory=Shape)
+    tree: TreeLimits = field(default_factory=TreeLimits)
     faults: Faults = field(default_factory=Faults)
 
 
 _T = TypeVar("_T")
 
 
-def read_scenario(path: Path) -> Scenario:
+def read_rl_scenario(path: Path) -> Scenario:
     """Reads a scenario.
 
     Raises:
@@ -144,7 +144,7 @@ def read_scenario(path: Path) -> Scenario:
     if told.pop("format", None) != FORMAT:
         raise InvalidInput(f"{where}: field `format` must be {FORMAT!r}")
     _numbers(told, where, "")
-    of = checked(_File, told, where)
+    of = checked_section(_File, told, where)
     planner = planner_settings(of.planner)
     model = read_model(_beside(path, of.model))
     job = replace(model.job(), batch=of.run.prompts * of.run.samples, steps=of.run.train_steps)
@@ -156,7 +156,7 @@ def read_scenario(path: Path) -> Scenario:
     return scenario
 
 
-def with_run(scenario: Scenario, run: Run) -> Scenario:
+def with_run(scenario: Scenario, run: RunSection) -> Scenario:
     """The scenario with another run.
 
     Raises:
@@ -174,7 +174,7 @@ def _beside(path: Path, name: str) -> str:
     return str(there) if there.suffix == ".toml" and there.exists() else name
 
 
-def checked(kind: type[_T], values: dict[str, Any], where: str) -> _T:
+def checked_section(kind: type[_T], values: dict[str, Any], where: str) -> _T:
     """Makes a dataclass of these values and refuses unknown fields, nested ones too.
 
     Raises:
@@ -204,7 +204,7 @@ def _known(kind: Any, values: dict[str, Any], where: str, under: str) -> None:
 
 
 _PARTS: dict[str, Any] = {c.__name__: c for c in (
-    Run, Causes, Pauses, Baselines, PoolRules, KvCost, Shape, Faults)}
+    RunSection, Causes, Pauses, Baselines, PoolRules, KvCost, TreeLimits, Faults)}
 
 
 def _numbers(value: Any, where: str, place: str) -> None:

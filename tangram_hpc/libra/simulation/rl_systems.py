@@ -14,13 +14,13 @@ from itertools import accumulate
 
 from ...errors import InvalidInput
 from ..planner.costs import AnalyticCosts
+from ..planner.layout_tree import LayoutTree
 from ..planner.online import OnlinePlanner
 from ..planner.reprice import reprice
 from ..planner.shapes import Factors, Layout, Request
 from ..planner.split import Split, dealt_to, plan
-from ..planner.tree import LayoutTree
 from ..planner.trigger import StepFacts
-from .rl_rollout import Place
+from .rl_rollout import EnginePlan
 from .rl_scenario import TRAJECTORIES, Scenario
 
 LEAST, MLFQ, CMLFQ = "least connections", "MLFQ", "C-MLFQ"
@@ -83,7 +83,7 @@ class Shares:
     """
 
     layout: Layout
-    places: tuple[Place, ...]
+    places: tuple[EnginePlan, ...]
     rollout_gpus: int
     edges: tuple[int, ...] = ()
 
@@ -195,11 +195,11 @@ class Splitter:
         return Shares(best[0].layout, self._alike(best[0].rollout_gpus, best[1]),
                       best[0].rollout_gpus)
 
-    def _alike(self, gpus: int, degree: int) -> tuple[Place, ...]:
+    def _alike(self, gpus: int, degree: int) -> tuple[EnginePlan, ...]:
         """Instances of one degree, each meant for an equal share of the batch."""
         count, node = gpus // degree, self._s.hardware.gpus_per_node
         meant = -(-self._s.batch // count)
-        return tuple(Place(degree, 0, i * degree // node, meant) for i in range(count))
+        return tuple(EnginePlan(degree, 0, i * degree // node, meant) for i in range(count))
 
     # ---- later ones --------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class Splitter:
         node = self._s.hardware.gpus_per_node
         places, at = [], 0
         for degree, requests in sorted(wanted, reverse=True):
-            places.append(Place(degree, degrees.index(degree), at // node, requests))
+            places.append(EnginePlan(degree, degrees.index(degree), at // node, requests))
             at += degree
         return Shares(split.layout, tuple(places), split.rollout_gpus,
                       self._edges(split, degrees))

@@ -21,16 +21,16 @@ from .rl_rollout import After
 from .rl_scenario import Scenario
 
 Boundary = Callable[[int], int]  # from the time, the GPUs that help in the step that begins
-Used = Callable[[], int]  # the GPUs of them whose gradients can be used at its end
+UsableGpus = Callable[[], int]  # the GPUs of them whose gradients can be used at its end
 Trained = Callable[[int, int, int, list[Request]], None]  # time, batch, ns without help, requests
 
 
-class Trainer:
+class SimulatedTrainer:
     """The simulated core trainer. `layout` may be changed while it is not busy."""
 
     layout: Layout
 
-    def __init__(self, scenario: Scenario, after: After, boundary: Boundary, used: Used,
+    def __init__(self, scenario: Scenario, after: After, boundary: Boundary, used: UsableGpus,
                  trained: Trained, fate: Fate) -> None:
         self._s, self._after, self._fate = scenario, after, fate
         self._boundary, self._used, self._done = boundary, used, trained

@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
-from .. import tree
+from .. import process_tree
 
 _CPUS = Path("/sys/devices/system/cpu")
 _PASSES = 8  # walks; the youngest of a tree that forks faster keep the old cores
@@ -72,7 +72,7 @@ def apply(pid: int, cores: Collection[int]) -> int:
     """
     bound: set[int] = set()
     for _ in range(_PASSES):
-        found = [t for p in (pid, *tree.descendants(pid)) for t in tree.threads(p)]
+        found = [t for p in (pid, *process_tree.descendants(pid)) for t in process_tree.threads(p)]
         fresh = [t for t in found if t not in bound]
         if not fresh:
             break

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from . import affinity, cgroupfs
-from .usage import Usage
+from .usage import GroupUsage
 
 PERIOD_US = 100_000
 _FREEZE_S = 0.02  # a process that takes longer waits for a disk, and does not fork meanwhile
@@ -84,7 +84,7 @@ class CgroupGroup:
         """How many of its processes the kernel has killed for memory."""
         raise NotImplementedError
 
-    def usage(self) -> Usage:
+    def usage(self) -> GroupUsage:
         """What it has used so far."""
         raise NotImplementedError
 

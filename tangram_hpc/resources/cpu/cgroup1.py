@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from . import cgroupfs
 from .cgroup import CORES, MEMORY, PIDS, QUOTA, CgroupEnforcer, CgroupGroup, CgroupProbe
-from .usage import Usage
+from .usage import GroupUsage
 
 _GIVES = {"cpuset": CORES, "cpu": QUOTA, "memory": MEMORY, "pids": PIDS, "freezer": "",
           "cpuacct": ""}  # fmt: skip
@@ -96,7 +96,7 @@ class Group1(CgroupGroup):
         home = self._at.get("cpuacct")
         return f"{home}/cpuacct.usage" if home else ""
 
-    def usage(self) -> Usage:
+    def usage(self) -> GroupUsage:
         """See `enforce.Group`."""
 
         def told(controller: str, name: str) -> int | None:
@@ -104,8 +104,8 @@ class Group1(CgroupGroup):
             return None if home is None else cgroupfs.number(f"{home}/{name}")
 
         peak = told("memory", "memory.max_usage_in_bytes")
-        return Usage(told("cpuacct", "cpuacct.usage"), None if peak is None else peak >> 10,
-                     told("pids", "pids.current"))
+        return GroupUsage(told("cpuacct", "cpuacct.usage"), None if peak is None else peak >> 10,
+                          told("pids", "pids.current"))
 
 
 class Cgroup1(CgroupEnforcer):

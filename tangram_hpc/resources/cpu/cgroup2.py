@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from . import cgroupfs
 from .cgroup import CORES, MEMORY, PIDS, QUOTA, CgroupEnforcer, CgroupGroup, CgroupProbe
-from .usage import Usage
+from .usage import GroupUsage
 
 _GIVES = {"cpuset": CORES, "cpu": QUOTA, "memory": MEMORY, "pids": PIDS}
 _PASSES, _PAUSE_S = 250, 0.002
@@ -72,13 +72,13 @@ class Group2(CgroupGroup):
         """See `enforce.Group`."""
         return f"{self._at}/cpu.stat"
 
-    def usage(self) -> Usage:
+    def usage(self) -> GroupUsage:
         """See `enforce.Group`."""
         cpu_us = cgroupfs.flat_keyed(self._at + "/cpu.stat", "usage_usec")
         peak = cgroupfs.number(self._at + "/memory.peak")  # since Linux 5.19
-        return Usage(None if cpu_us is None else cpu_us * 1000,
-                     None if peak is None else peak >> 10,
-                     cgroupfs.number(self._at + "/pids.current"))  # fmt: skip
+        return GroupUsage(None if cpu_us is None else cpu_us * 1000,
+                          None if peak is None else peak >> 10,
+                          cgroupfs.number(self._at + "/pids.current"))  # fmt: skip
 
 
 class Cgroup2(CgroupEnforcer):

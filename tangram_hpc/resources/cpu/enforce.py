@@ -16,7 +16,7 @@ from typing import Protocol
 from ...errors import InvalidInput
 from . import cgroup1, cgroup2
 from .unforced import Unforced
-from .usage import Usage
+from .usage import GroupUsage
 
 NAMES = ("cgroup2", "cgroup1", "affinity", "counted")
 
@@ -52,7 +52,7 @@ class Group(Protocol):
     def oom_kills(self) -> int:
         """How many of its processes the kernel has killed for the memory limit."""
 
-    def usage(self) -> Usage:
+    def usage(self) -> GroupUsage:
         """What it has used since it was made, as far as that is known."""
 
     def kill(self, spare: frozenset[int] = frozenset()) -> bool:

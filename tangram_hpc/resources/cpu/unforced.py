@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 
-from .. import tree
+from .. import process_tree
 from . import affinity
-from .usage import Usage
+from .usage import GroupUsage
 
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") >> 10
 
@@ -50,11 +50,11 @@ class UnforcedGroup:
         """Always 0: nothing counts them."""
         return 0
 
-    def usage(self) -> Usage:
+    def usage(self) -> GroupUsage:
         """Walks the tree. Memory is the sum of private memory and the most that one process shares,
         and the highest of all calls so far. The CPU time of processes that have ended is unknown.
         """
-        pids = (self._pid, *tree.descendants(self._pid))
+        pids = (self._pid, *process_tree.descendants(self._pid))
         private = shared = 0
         for pid in pids:
             try:
@@ -65,7 +65,7 @@ class UnforcedGroup:
             private += int(fields[1]) - int(fields[2])
             shared = max(shared, int(fields[2]))
         self._peak_kib = max(self._peak_kib, (private + shared) * _PAGE_KIB)
-        return Usage(None, self._peak_kib, len(pids))
+        return GroupUsage(None, self._peak_kib, len(pids))
 
     def kill(self, spare: frozenset[int] = frozenset()) -> bool:
         """Always False: a tree that forks can outrun a walk."""

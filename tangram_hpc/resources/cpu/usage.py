@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Usage(NamedTuple):
+class GroupUsage(NamedTuple):
     """What the processes of one group have used since it was made; None means unknown.
 
     Attributes:

@@ -22,11 +22,11 @@ _DEPTH_MAX = 512  # nested directories; a walk holds each of them open
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Refused(Exception):
+class PathRefused(Exception):
     """The path cannot be used; the text is one line that names it and says why."""
 
 
-class TooDeep(Refused):
+class TooDeep(PathRefused):
     """The path has more directories than a walk may hold open."""
 
 
@@ -44,11 +44,11 @@ def read(home: str, path: str) -> bytes:
     with open(fd, "rb", buffering=0) as file:
         size = os.fstat(fd).st_size
         if size > FILE_MAX:
-            raise Refused(f"{path}: {size} bytes are more than one read may carry ({FILE_MAX})")
+            raise PathRefused(f"{path}: {size} bytes are more than one read may carry ({FILE_MAX})")
         try:
             return file.read(FILE_MAX) if size else b""
         except OSError as error:
-            raise Refused(f"{path}: {error.strerror}") from None
+            raise PathRefused(f"{path}: {error.strerror}") from None
 
 
 def write(home: str, path: str, data: bytes, mode: int) -> None:
@@ -69,7 +69,7 @@ def write(home: str, path: str, data: bytes, mode: int) -> None:
                 view = view[file.write(view) :]
             modes.change_open(fd, mode & 0o777)  # the umask is tighter than the mode asked for
         except OSError as error:
-            raise Refused(f"{path}: {error.strerror}") from None
+            raise PathRefused(f"{path}: {error.strerror}") from None
 
 
 def mkdir(home: str, path: str) -> None:
@@ -92,11 +92,13 @@ def listing(home: str, path: str) -> Iterator[FileEntry]:
     """
     for found, entry in enumerate(_entries(home, path)):
         if found == ENTRIES_MAX:
-            raise Refused(f"{path or '.'}: more than {ENTRIES_MAX} entries; name a folder below it")
+            raise PathRefused(
+                f"{path or '.'}: more than {ENTRIES_MAX} entries; name a folder below it")
         try:
             entry.name.encode()
         except UnicodeEncodeError:
-            raise Refused(f"{entry.name!r}: its name is not UTF-8; rename or remove it") from None
+            raise PathRefused(
+                f"{entry.name!r}: its name is not UTF-8; rename or remove it") from None
         yield entry
 
 
@@ -106,7 +108,7 @@ def _entries(home: str, path: str) -> Iterator[FileEntry]:
         try:
             yield _entry("", os.lstat(name, dir_fd=folder))
         except OSError as error:
-            raise Refused(_why(path, error)) from None
+            raise PathRefused(_why(path, error)) from None
         finally:
             os.close(folder)
         return
@@ -115,7 +117,7 @@ def _entries(home: str, path: str) -> Iterator[FileEntry]:
         below = todo.pop()
         try:
             here = _folder(home, f"{path or '.'}/{below}", make=False)
-        except Refused as error:
+        except PathRefused as error:
             if not below or isinstance(error, TooDeep):
                 raise
             continue  # it is gone, or closed to its owner
@@ -142,7 +144,7 @@ def _entry(name: str, about: os.stat_result) -> FileEntry:
 def _is_folder(home: str, path: str) -> bool:
     try:
         os.close(_folder(home, path, make=False))
-    except Refused:
+    except PathRefused:
         return False
     return True
 
@@ -163,10 +165,10 @@ def _open(folder: int, name: str, flags: int, path: str) -> int:
     try:
         fd = os.open(name, flags, 0o600, dir_fd=folder)
     except OSError as error:
-        raise Refused(_why(path, error)) from None
+        raise PathRefused(_why(path, error)) from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise Refused(f"{path}: not a plain file")
+        raise PathRefused(f"{path}: not a plain file")
     return fd
 
 
@@ -182,26 +184,27 @@ def _walk(home: str, path: str, make: bool) -> tuple[int, str]:
     """Follows all links; returns the open directory that holds the path's last part, and that part.
     """
     if os.path.isabs(path) or ".." in path.split("/") or "\0" in path:
-        raise Refused(f"{path}: leaves the session's directory; use a relative path without '..'")
+        raise PathRefused(
+            f"{path}: leaves the session's directory; use a relative path without '..'")
     todo = _parts(path)
     if not todo:
-        raise Refused(f"{path or '.'}: not a plain file")
+        raise PathRefused(f"{path or '.'}: not a plain file")
     try:
         held = [os.open(home, _DIRECTORY)]
     except OSError as error:
-        raise Refused(_why(path, error)) from None
+        raise PathRefused(_why(path, error)) from None
     links = 0
     try:
         while True:
             name = todo.pop(0)
             if name == "..":
                 if len(held) == 1:
-                    raise Refused(f"{path}: a link in it leaves the session's directory")
+                    raise PathRefused(f"{path}: a link in it leaves the session's directory")
                 os.close(held.pop())
             elif (target := _link(held[-1], name)) is not None:
                 links += 1
                 if links > _LINKS_MAX:
-                    raise Refused(f"{path}: too many links")
+                    raise PathRefused(f"{path}: too many links")
                 todo = _follow(home, path, target, held) + todo
             elif not todo:
                 return os.dup(held[-1]), name
@@ -210,7 +213,7 @@ def _walk(home: str, path: str, make: bool) -> tuple[int, str]:
             else:
                 held.append(_step(held[-1], name, make, path))
             if not todo:
-                raise Refused(f"{path}: not a plain file")
+                raise PathRefused(f"{path}: not a plain file")
     finally:
         for fd in held:
             os.close(fd)
@@ -234,7 +237,7 @@ def _follow(home: str, path: str, target: str, held: list[int]) -> list[str]:
     if not os.path.isabs(target):
         return _parts(target)
     if not target.startswith(home + "/"):
-        raise Refused(f"{path}: a link in it leaves the session's directory")
+        raise PathRefused(f"{path}: a link in it leaves the session's directory")
     while len(held) > 1:
         os.close(held.pop())
     return _parts(target[len(home) :])
@@ -245,9 +248,9 @@ def _step(folder: int, name: str, make: bool, path: str) -> int:
         return os.open(name, _DIRECTORY, dir_fd=folder)
     except OSError as error:
         if not make or error.errno != errno.ENOENT:
-            raise Refused(_why(path, error)) from None
+            raise PathRefused(_why(path, error)) from None
     try:
         os.mkdir(name, 0o755, dir_fd=folder)
         return os.open(name, _DIRECTORY, dir_fd=folder)
     except OSError as error:
-        raise Refused(_why(path, error)) from None
+        raise PathRefused(_why(path, error)) from None

@@ -21,7 +21,7 @@ AT_FDCWD = -100
 _password: tuple[int, int] | None = None  # until this process has such a filter
 
 
-def number(name: str, machine: str) -> int:
+def syscall_number(name: str, machine: str) -> int:
     """The number of a system call on "x86_64" or "aarch64"; -1 where the machine has no such call.
     """
     if name in BOTH:
@@ -46,8 +46,8 @@ def change(path: str, mode: int, dir_fd: int | None = None) -> None:
         return os.chmod(path, mode, dir_fd=dir_fd)
     name = ctypes.create_string_buffer(os.fsencode(path))
     folder = AT_FDCWD if dir_fd is None else dir_fd
-    kernel.call(number("fchmodat", kernel.machine()), folder, ctypes.addressof(name), mode, 0,
-                *_password)
+    kernel.call(syscall_number("fchmodat", kernel.machine()), folder, ctypes.addressof(name), mode,
+                0, *_password)
 
 
 def change_open(fd: int, mode: int) -> None:

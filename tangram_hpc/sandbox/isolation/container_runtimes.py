@@ -32,7 +32,7 @@ _SHIELD = "CAP_WAKE_ALARM"
 
 
 @dataclass(frozen=True)
-class Box:
+class ContainerSpec:
     """What a runtime shall build.
 
     Attributes:
@@ -64,7 +64,7 @@ class Runtime(Protocol):
     takes_images: bool
     needs_image: bool
 
-    def argv(self, box: Box) -> list[str]:
+    def argv(self, box: ContainerSpec) -> list[str]:
         """The command line of the pause process."""
         ...
 
@@ -89,7 +89,7 @@ class Bwrap:
 
     name, takes_images, needs_image = "bwrap", True, False
 
-    def argv(self, box: Box) -> list[str]:
+    def argv(self, box: ContainerSpec) -> list[str]:
         """See `Runtime`."""
         return [
             "bwrap", "--unshare-user", "--disable-userns", "--unshare-pid", "--unshare-ipc",
@@ -139,7 +139,7 @@ def _beneath(path: str, above: str) -> bool:
     return path == above or path.startswith(above.rstrip("/") + "/")
 
 
-def _of_image(box: Box) -> list[str]:
+def _of_image(box: ContainerSpec) -> list[str]:
     words: list[str] = []
     for name in sorted(set(os.listdir(box.image)) - _OURS):
         path = os.path.join(box.image, name)
@@ -161,7 +161,7 @@ class Podman:
 
     name, takes_images, needs_image = "podman", True, True
 
-    def argv(self, box: Box) -> list[str]:
+    def argv(self, box: ContainerSpec) -> list[str]:
         """See `Runtime`. As root the container gets a user namespace in which only root is mapped:
         it owns its own files and has no power over the machine.
         """
@@ -212,7 +212,7 @@ class Apptainer:
 
     name, takes_images, needs_image = "apptainer", True, True
 
-    def argv(self, box: Box) -> list[str]:
+    def argv(self, box: ContainerSpec) -> list[str]:
         """See `Runtime`. Its /dev/shm is a tmpfs whose size is the site's (`sessiondir max size` in
         apptainer.conf); mounting /session needs underlay or overlay enabled there.
         """
@@ -245,7 +245,7 @@ class Enroot:
 
     name, takes_images, needs_image = "enroot", True, True
 
-    def argv(self, box: Box) -> list[str]:
+    def argv(self, box: ContainerSpec) -> list[str]:
         """See `Runtime`."""
         net = [] if box.network else ["--net"]
         mounts = [f"{scratch.home(box.home)}:{SESSION}:none:x-create=dir,bind,rw,nosuid,nodev",
@@ -277,7 +277,7 @@ class Enroot:
 RUNTIMES: Mapping[str, Runtime] = {r.name: r for r in (Bwrap(), Apptainer(), Podman(), Enroot())}
 
 
-def tmp_of(box: Box) -> str:
+def tmp_of(box: ContainerSpec) -> str:
     """The path of a sandbox's temporary directory, which must not hide a visible path of the node.
     """
     shown = not box.image and any(path.startswith(f"{_TMP}/") for path in box.read)

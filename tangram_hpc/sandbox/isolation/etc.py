@@ -13,7 +13,7 @@ from collections.abc import Iterable
 _ETC = "/etc/"
 
 
-def gather(read: Iterable[str], folder: str) -> str:
+def copy_etc(read: Iterable[str], folder: str) -> str:
     """Copies those of `read` that lie in /etc to a fresh `folder`; returns the folder. Files that
     cannot be read are left out, as they could not be read inside either.
     """

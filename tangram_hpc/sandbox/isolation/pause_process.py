@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from ...resources import tree
+from ...resources import process_tree
 
 # dash neither ignores SIGCHLD nor survives `trap "" CHLD` in a `read` (an orphan's end breaks it)
 CAT = ("cat",)
@@ -29,7 +29,7 @@ class PauseFailed(Exception):
     """The sandbox could not be built; the text is one line that says why."""
 
 
-class Holder:
+class PauseProcess:
     """A sandbox that lives until `end`, or until this process ends.
 
     Attributes:
@@ -129,7 +129,7 @@ def _first_inside(outer: int) -> int:
     """The sandbox's process with the lowest number inside: the shell or cat of the pause process.
     """
     depth = len(_numbers(os.getpid()))
-    found = [(numbers[-1], pid) for pid in tree.descendants(os.getpid())
+    found = [(numbers[-1], pid) for pid in process_tree.descendants(os.getpid())
              if len(numbers := _numbers(pid)) > depth]
     if not found:
         raise PauseFailed(f"no process of it (pid {outer}) is in a pid namespace of its own")

@@ -21,17 +21,17 @@ from .. import kernel
 from ..bpf import (
     ARCH_AT,
     NUMBER_AT,
-    Step,
+    FilterStep,
     answer,
     any_bit,
     assemble,
+    binary_search,
     equal,
     high,
     load,
     low,
     masked,
     one_of,
-    search,
 )
 from ..files import modes
 from ..syscalls import BOTH, NEWEST, NUMBERS
@@ -167,7 +167,7 @@ def _template(machine: str, namespaced: bool, network: bool, ids: tuple[int, int
     numbers = {NUMBERS[name][column] if name in NUMBERS else BOTH[name]: step
                for name, step in special.items()}
     numbers.pop(-1, None)  # calls that this machine does not have
-    ranges: list[tuple[int, Step]] = [(0, _ALLOWED)]
+    ranges: list[tuple[int, FilterStep]] = [(0, _ALLOWED)]
     for number, step in sorted(numbers.items()):
         if ranges[-1] == (number, _ALLOWED):
             ranges.pop()
@@ -178,13 +178,13 @@ def _template(machine: str, namespaced: bool, network: bool, ids: tuple[int, int
     ranges.append((NEWEST + 1, _NO_CALL))
     often = [NUMBERS[name][column] for name in _OFTEN]
     return assemble(load(ARCH_AT, equal(_AUDIT_ARCH[machine],
-                                        load(NUMBER_AT, search(ranges, often)), _NO_CALL)))
+                                        load(NUMBER_AT, binary_search(ranges, often)), _NO_CALL)))
 
 
 def _special(namespaced: bool, network: bool, ids: tuple[int, int], sampled: bool,
-             password: bool) -> dict[str, Step]:
+             password: bool) -> dict[str, FilterStep]:
     """The calls that are not simply allowed, by name."""
-    table: dict[str, Step] = dict.fromkeys(_NEVER.split(), _REFUSED)
+    table: dict[str, FilterStep] = dict.fromkeys(_NEVER.split(), _REFUSED)
     table["clone3"] = _NO_CALL  # its flags are in memory; libc then uses clone
     table["clone"] = _refuse_bits(0, _NEW_NAMESPACE)
     table["unshare"] = _refuse_bits(0, _NEW_NAMESPACE | _NEW_TIME)
@@ -213,18 +213,18 @@ def _special(namespaced: bool, network: bool, ids: tuple[int, int], sampled: boo
 # ---- what decides by the arguments of a call ----
 
 
-def _refuse_bits(argument: int, bits: int) -> Step:
+def _refuse_bits(argument: int, bits: int) -> FilterStep:
     return low(argument, any_bit(bits, _REFUSED, _ALLOWED))
 
 
-def _refuse_values(argument: int, *values: int) -> Step:
+def _refuse_values(argument: int, *values: int) -> FilterStep:
     """Refuses some values of an argument. The kernel takes these arguments as 32-bit numbers, so
     the upper half must not count.
     """
     return low(argument, one_of(values, _REFUSED, _ALLOWED))
 
 
-def _file_modes(namespaced: bool, password: bool) -> dict[str, Step]:
+def _file_modes(namespaced: bool, password: bool) -> dict[str, FilterStep]:
     """The calls that give a file its mode: set-uid and set-gid bits are refused. Without namespaces
     a `ModeKeeper` changes modes, as it sees where the file lies.
     """
@@ -241,11 +241,11 @@ def _file_modes(namespaced: bool, password: bool) -> dict[str, Step]:
     return table
 
 
-def _without_set_id(mode: int, otherwise: Step) -> Step:
+def _without_set_id(mode: int, otherwise: FilterStep) -> FilterStep:
     return low(mode, any_bit(_SET_ID, _REFUSED, otherwise))
 
 
-def _lets_pass(otherwise: Step) -> Step:
+def _lets_pass(otherwise: FilterStep) -> FilterStep:
     """Allows a call that carries the password in its last two arguments. The four words of the
     password are holes, so that one filter serves many sandboxes.
     """
@@ -255,7 +255,7 @@ def _lets_pass(otherwise: Step) -> Step:
     return low(4, equal(-1, step, otherwise))
 
 
-def _families(namespaced: bool, network: bool) -> Step:
+def _families(namespaced: bool, network: bool) -> FilterStep:
     """Which sockets can be created.
 
     Common families get EACCES, which socket(2) gives for "not allowed": programs then go on without
@@ -267,7 +267,7 @@ def _families(namespaced: bool, network: bool) -> Step:
     return low(0, one_of(inet, _ALLOWED if namespaced or network else _DENIED, rest))
 
 
-def _pairs() -> Step:
+def _pairs() -> FilterStep:
     """Allows pairs of connected Unix sockets, but no datagrams: those could still be sent anywhere.
     """
     connected = (socket.SOCK_STREAM, socket.SOCK_SEQPACKET)
@@ -275,7 +275,7 @@ def _pairs() -> Step:
     return low(0, equal(socket.AF_UNIX, kind, _DENIED))
 
 
-def _keeps_owner(argument: int, uid: int, gid: int) -> Step:
+def _keeps_owner(argument: int, uid: int, gid: int) -> FilterStep:
     """Answers a change to the own user and group with success, without a call: a real call would
     clear the set-id bits of the named file, or change its group, wherever it lies. Others are
     refused.
@@ -284,11 +284,11 @@ def _keeps_owner(argument: int, uid: int, gid: int) -> Step:
     return low(argument, one_of((uid, _UNCHANGED), group, _REFUSED))
 
 
-def _own_priority() -> Step:
+def _own_priority() -> FilterStep:
     return low(0, equal(0, low(1, equal(0, _ALLOWED, _REFUSED)), _REFUSED))
 
 
-def _own_limits() -> Step:
+def _own_limits() -> FilterStep:
     """Allows limits of pid 0, and reading: libc's setrlimit and the shells need no more."""
     read = low(2, equal(0, high(2, equal(0, _ALLOWED, _REFUSED)), _REFUSED))
     return low(0, equal(0, _ALLOWED, read))

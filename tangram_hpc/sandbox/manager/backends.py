@@ -12,10 +12,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...domain.isolation import choose, preferred, takes_image
+from ...domain.isolation import choose_isolation, preferred, takes_image
 from ...domain.session import SessionSpec
 from ...errors import InvalidInput
-from ...protocol.process_frames import Box
+from ...protocol.process_frames import SandboxSpec
 from ..isolation import landlock, seccomp, visible_paths
 from ..isolation.container_runtimes import RUNTIMES, missing
 from .probe import probe
@@ -97,18 +97,18 @@ class Backends:
         return cls(preferred(("process", *works), default), preferred(untrusted, default),
                    {name: why for name, why in why_not.items() if why}, read)
 
-    def box(self, spec: SessionSpec) -> Box:
+    def box(self, spec: SessionSpec) -> SandboxSpec:
         """Chooses how the sandbox of a session is built.
 
         Raises:
             InvalidInput: no backend that works here can build it.
         """
-        backend = choose(self.trusted if spec.trusted else self.untrusted, spec)
+        backend = choose_isolation(self.trusted if spec.trusted else self.untrusted, spec)
         if not backend:
             raise InvalidInput(self._refusal(spec))
         if backend != "process" and RUNTIMES[backend].needs_image and not spec.image:
             raise InvalidInput(f"image: {backend} builds its sandboxes from an image; name one")
-        return Box(backend, spec.trusted, spec.network, spec.image)
+        return SandboxSpec(backend, spec.trusted, spec.network, spec.image)
 
     def _refusal(self, spec: SessionSpec) -> str:
         backend = spec.backend

@@ -24,21 +24,21 @@ from ...protocol.process_frames import (
     PACKET_MAX,
     RECEIVE,
     RUNNER,
-    Box,
     Broken,
     DescendantsEnded,
     Died,
     Drop,
-    End,
     Ended,
     Fork,
     Forked,
-    Frame,
     Gone,
-    Load,
-    Piece,
+    KillProcess,
+    LoadFunction,
+    OutputChunk,
+    ProcessFrame,
     Ready,
     RemoveDirectory,
+    SandboxSpec,
     Setup,
     Unforked,
     WorkerInbox,
@@ -46,9 +46,9 @@ from ...protocol.process_frames import (
     frame,
     packet,
 )
-from ...resources import tree
+from ...resources import process_tree
 from ...resources.cpu.enforce import Group
-from .. import environ
+from .. import environment
 from ..files import scratch
 from .payload_cache import FUNCTIONS_MAX
 
@@ -111,7 +111,8 @@ class ExecutionProcess:
         "up",
     )
 
-    def __init__(self, fork_server: ForkServerClient, number: int, kind: str, box: Box) -> None:
+    def __init__(self, fork_server: ForkServerClient, number: int, kind: str,
+                 box: SandboxSpec) -> None:
         self._fork_server = fork_server
         self._loop = fork_server.loop
         self._unsent = bytearray()
@@ -134,7 +135,7 @@ class ExecutionProcess:
         self.tokens = self.bell = -1  # of a runner, see `process_frames`
         self._soon: list[bytes] = []
 
-    def connect(self, fd: int, setup: Frame) -> None:
+    def connect(self, fd: int, setup: ProcessFrame) -> None:
         """Takes over the control socket of the process, which lives now, and sends its setup."""
         self.control = socket.socket(fileno=fd)
         self.control.setblocking(False)
@@ -146,7 +147,7 @@ class ExecutionProcess:
         else:
             self.send(setup)
 
-    def call(self, run: Frame) -> None:
+    def call(self, run: ProcessFrame) -> None:
         """Gives a runner one more call. All calls of one turn of the loop leave together at its
         end.
         """
@@ -178,7 +179,7 @@ class ExecutionProcess:
             self.send(Drop(tuple(leases)))
         return leases
 
-    def send(self, message: Frame) -> None:
+    def send(self, message: ProcessFrame) -> None:
         """Sends or queues an order. Orders to a dead process are dropped."""
         self._call_now()
         self._send(frame(message))
@@ -189,7 +190,7 @@ class ExecutionProcess:
             drop = next(iter(self.functions)) if len(self.functions) >= FUNCTIONS_MAX else ""
             self.functions.pop(drop, None)
             self.functions[digest] = None
-            self.send(Load(digest, blob, drop))
+            self.send(LoadFunction(digest, blob, drop))
 
     def _send(self, data: bytes) -> None:
         if self.control is None:
@@ -221,7 +222,7 @@ class ExecutionProcess:
 
     def kill(self) -> None:
         """Sends SIGKILL; the owner hears of the death."""
-        self._fork_server.tell(End(self.number))
+        self._fork_server.tell(KillProcess(self.number))
 
     def remove_directory(self) -> None:
         """Removes the directory of this dead process."""
@@ -293,7 +294,7 @@ class Owner(Protocol):
         """No process of an action is left."""
         ...
 
-    def piece(self, process: ExecutionProcess, message: Piece) -> None:
+    def piece(self, process: ExecutionProcess, message: OutputChunk) -> None:
         """A part of an action's streamed output."""
         ...
 
@@ -320,7 +321,7 @@ class ForkServerClient:
                 [sys.executable, "-m", "tangram_hpc.sandbox.process.fork_server",
                  str(there.fileno())],
                 pass_fds=(there.fileno(),),
-                env=environ.for_child_processes(os.environ),
+                env=environment.for_child_processes(os.environ),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -334,7 +335,7 @@ class ForkServerClient:
         """The fork server's process id."""
         return self._server.pid
 
-    def fork(self, kind: str, box: Box, home: str = "") -> ExecutionProcess:
+    def fork(self, kind: str, box: SandboxSpec, home: str = "") -> ExecutionProcess:
         """Asks for a process in the directory `home` of a dead one, or in a fresh one.
         `process_up`, `process_failed` or `process_died` follows.
         """
@@ -344,7 +345,7 @@ class ForkServerClient:
         self.tell(Fork(process.number, kind, process.home, process.fresh))
         return process
 
-    def tell(self, message: Frame) -> None:
+    def tell(self, message: ProcessFrame) -> None:
         """Sends or queues an order to the fork server."""
         self._unsent.append(packet(message))
         if len(self._unsent) == 1:
@@ -405,7 +406,7 @@ class ForkServerClient:
         if process.kind == RUNNER:
             self.loop.add_reader(process.bell, self._turn, self._on_bell, process)
             process.up, process.isolation = True, "process"
-            process.process_cpu_ns = tree.cpu_ns(process.pid)
+            process.process_cpu_ns = process_tree.cpu_ns(process.pid)
             self._owner.process_up(process)
         else:
             self.loop.add_reader(fd, self._turn, self._on_data, process)

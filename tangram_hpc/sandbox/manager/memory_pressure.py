@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from ...domain.states import ActionState
 from ...protocol.process_frames import RUNNER, FreezeBackground
-from ...resources import memory, tree
+from ...resources import memory, process_tree
 from ..process.sandbox_processes import memory_kib
 from .execution_processes import ExecutionProcess
 from .node_attempts import NodeAttempt
@@ -75,4 +75,4 @@ class MemoryPressure:
 
 
 def _used_mib(process: ExecutionProcess, asked: int) -> int:
-    return memory_kib([process.pid, *tree.descendants(process.pid)], asked * 1024) // 1024
+    return memory_kib([process.pid, *process_tree.descendants(process.pid)], asked * 1024) // 1024

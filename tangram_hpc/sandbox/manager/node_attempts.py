@@ -11,9 +11,9 @@ from collections import deque
 from ...domain.outcome import CPU_AT_LEAST, RSS_AT_LEAST, Outcome
 from ...domain.session import SessionSpec
 from ...domain.states import ActionState
-from ...protocol.message import Start
-from ...protocol.process_frames import RUNNER, Box
-from ...resources import tree
+from ...protocol.message import StartAttempt
+from ...protocol.process_frames import RUNNER, SandboxSpec
+from ...resources import process_tree
 from .execution_processes import ExecutionProcess
 
 
@@ -59,7 +59,7 @@ class NodeAttempt:
         "timer",
     )  # fmt: skip
 
-    def __init__(self, order: Start) -> None:
+    def __init__(self, order: StartAttempt) -> None:
         self.order = order
         self.cores = order.cores
         self.payload = b""
@@ -84,9 +84,9 @@ class NodeAttempt:
 
     def look_before_kill(self, process: ExecutionProcess) -> None:
         """Measures a call whose runner is about to be killed and cannot report its usage."""
-        pids = [process.pid, *tree.descendants(process.pid)]
-        used = sum(map(tree.cpu_ns, pids)) - process.process_cpu_ns
-        self.last_usage = max(0, used), max(map(tree.high_water_kib, pids))
+        pids = [process.pid, *process_tree.descendants(process.pid)]
+        used = sum(map(process_tree.cpu_ns, pids)) - process.process_cpu_ns
+        self.last_usage = max(0, used), max(map(process_tree.high_water_kib, pids))
 
     def end_timer(self) -> None:
         """Cancels its time limit."""
@@ -118,7 +118,7 @@ class NodeAttempt:
         )
 
 
-class Session:
+class NodeSession:
     """A session that is open on this node.
 
     Attributes:
@@ -148,7 +148,7 @@ class Session:
         "was_up",
     )
 
-    def __init__(self, spec: SessionSpec, box: Box) -> None:
+    def __init__(self, spec: SessionSpec, box: SandboxSpec) -> None:
         self.id = spec.id
         self.spec = spec
         self.box = box
@@ -156,8 +156,8 @@ class Session:
         self.up = self.was_up = self.closing = self.packing = False
         self.running = 0
         self.deaths = 0
-        self.copies: deque[Session] = deque()
-        self.copying: list[Session] = []
+        self.copies: deque[NodeSession] = deque()
+        self.copying: list[NodeSession] = []
         self.waiting: deque[NodeAttempt] = deque()
 
 

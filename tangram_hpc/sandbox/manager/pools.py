@@ -12,7 +12,7 @@ from collections.abc import Callable
 from .execution_processes import ExecutionProcess
 from .node_attempts import NodeAttempt
 
-Fork = Callable[[], ExecutionProcess]
+ForkFunction = Callable[[], ExecutionProcess]
 
 
 class StartLimiter:
@@ -56,7 +56,7 @@ class Pool:
         warm: see above.
     """
 
-    def __init__(self, fork: Fork, limiter: StartLimiter, limit: int, warm: int) -> None:
+    def __init__(self, fork: ForkFunction, limiter: StartLimiter, limit: int, warm: int) -> None:
         self._fork = fork
         self._limiter = limiter
         self._limit = limit

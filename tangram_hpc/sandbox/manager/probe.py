@@ -12,11 +12,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from ...resources import tree
+from ...resources import process_tree
 from ..files import scratch
 from ..isolation import join
-from ..isolation.container_runtimes import RUNTIMES, SESSION, Box, Runtime, missing
-from ..isolation.pause_process import Holder, PauseFailed
+from ..isolation.container_runtimes import RUNTIMES, SESSION, ContainerSpec, Runtime, missing
+from ..isolation.pause_process import PauseFailed, PauseProcess
 from ..process import bootstrap
 
 
@@ -47,21 +47,21 @@ def main(name: str, image: str, seconds: float, read: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="tangram-probe-") as place:
         home = os.path.join(place, "home")
         scratch.make(home)
-        box = Box(home, image, read=read, name=f"tangram-probe-{os.getpid()}")
+        box = ContainerSpec(home, image, read=read, name=f"tangram-probe-{os.getpid()}")
         child = os.fork()
         if child == 0:
             os._exit(_try(runtime, box, seconds))
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        tree.end_beneath(2.0)
+        process_tree.end_beneath(2.0)
         if (command := runtime.clean_up(box.name)) and status:
             subprocess.run(command, capture_output=True, timeout=seconds)
     return status
 
 
-def _try(runtime: Runtime, box: Box, seconds: float) -> int:
+def _try(runtime: Runtime, box: ContainerSpec, seconds: float) -> int:
     try:
         bootstrap.guard("tangram-probe", 9)
-        pause = Holder(runtime.argv(box), runtime.env(os.environ), seconds)
+        pause = PauseProcess(runtime.argv(box), runtime.env(os.environ), seconds)
         try:
             join.enter(pause.inside, SESSION)
             pid = os.posix_spawn("/bin/sh", ["sh", "-c", "echo x >probe"], {})

@@ -17,7 +17,14 @@ from ...domain.action import Action, Kind
 from ...domain.session import SessionSpec
 from ...errors import InvalidInput
 from ...ports import SandboxSettings
-from ...protocol.process_frames import INIT, RUNNER, Box, Limits, RemoveDirectory, Setup
+from ...protocol.process_frames import (
+    INIT,
+    RUNNER,
+    RemoveDirectory,
+    SandboxLimits,
+    SandboxSpec,
+    Setup,
+)
 from ...resources.cpu.enforce import Enforcer
 from ..files import scratch as folders
 from ..isolation import etc
@@ -27,8 +34,8 @@ from .pools import Pool, StartLimiter
 
 _WARM_BOXES = 4  # pools that are warm at a time: of the boxes used last
 _SPARE = 4  # inits beyond the units: some actions hold no unit
-_RUNNER_BOX = Box()
-_FREE = Limits()
+_RUNNER_BOX = SandboxSpec()
+_FREE = SandboxLimits()
 
 
 class ProcessSupervisor:
@@ -63,7 +70,7 @@ class ProcessSupervisor:
         self.start_limiter = StartLimiter(settings.starts_max or max(2, os.cpu_count() or 1))
         self.runners = Pool(lambda: self._fork_server.fork(RUNNER, _RUNNER_BOX), self.start_limiter,
                             units, 0)
-        self._pools: dict[Box, Pool] = {}
+        self._pools: dict[SandboxSpec, Pool] = {}
         if backends.untrusted:
             self.pool(backends.box(SessionSpec(0))).warm_up()
 
@@ -72,7 +79,7 @@ class ProcessSupervisor:
         """The fork server's process id."""
         return self._fork_server.pid
 
-    def pool(self, box: Box) -> Pool:
+    def pool(self, box: SandboxSpec) -> Pool:
         """The pool of a box. A pool stays warm from its first use until four others have been used
         since.
         """
@@ -91,7 +98,7 @@ class ProcessSupervisor:
         """The pool of a process that has no session."""
         return self.runners if process.kind == RUNNER else self._pools[process.box]
 
-    def fork(self, box: Box, home: str = "") -> ExecutionProcess:
+    def fork(self, box: SandboxSpec, home: str = "") -> ExecutionProcess:
         """Asks for an init in the directory named `home`, or in a fresh one."""
         return self._fork_server.fork(INIT, box, home)
 
@@ -116,17 +123,17 @@ class ProcessSupervisor:
                      self.backends.read, self._etc, watch, process.origin, self._held,
                      process.group.joins, settings.compiled, process.group.cpu_file)
 
-    def limits(self, action: Action, spec: SessionSpec | None) -> Limits:
+    def limits(self, action: Action, spec: SessionSpec | None) -> SandboxLimits:
         """The limits of an action: its own memory is added to its session's. A function that asked
         for no memory has no limit.
         """
         settings, mem = self._settings, action.mem_mib
         if action.kind is Kind.FUNCTION:
-            return Limits(mem) if mem else _FREE
+            return SandboxLimits(mem) if mem else _FREE
         if spec is None:
-            return Limits(mem, settings.disk_mib, settings.session_pids)
-        return Limits(spec.mem_mib + mem, spec.disk_mib or settings.disk_mib,
-                      settings.session_pids)
+            return SandboxLimits(mem, settings.disk_mib, settings.session_pids)
+        return SandboxLimits(spec.mem_mib + mem, spec.disk_mib or settings.disk_mib,
+                             settings.session_pids)
 
     def discard(self, process: ExecutionProcess, keep: bool) -> None:
         """Removes what is left of a dead process whose descendants have ended; with `keep` its
@@ -171,5 +178,5 @@ class ProcessSupervisor:
                 "name a writable directory on a local disk"
             ) from None
         self._roots.append(root)
-        self._etc = etc.gather(self.backends.read, f"{root}/etc")
+        self._etc = etc.copy_etc(self.backends.read, f"{root}/etc")
         return ForkServerClient(self._owner, root, self._numbers)

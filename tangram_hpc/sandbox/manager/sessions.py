@@ -18,9 +18,9 @@ from ...domain.states import ActionState
 from ...errors import InvalidInput
 from ...ports import Reports
 from ...protocol.payload import owner_by_client
-from ...protocol.process_frames import Close
+from ...protocol.process_frames import ExitProcess
 from .execution_processes import ExecutionProcess
-from .node_attempts import NodeAttempt, Session
+from .node_attempts import NodeAttempt, NodeSession
 from .payload_cache import PayloadCache
 from .process_supervisor import ProcessSupervisor
 
@@ -54,9 +54,9 @@ class Sessions:
         self._dispatcher = dispatcher
         self._reports = reports
         self._loop = asyncio.get_running_loop()
-        self._open: dict[int, Session] = {}
+        self._open: dict[int, NodeSession] = {}
 
-    def get(self, session: int) -> Session | None:
+    def get(self, session: int) -> NodeSession | None:
         """An open session; None when it is not open here."""
         return self._open.get(session)
 
@@ -70,7 +70,7 @@ class Sessions:
             box = self._supervisor.backends.box(spec)
         except InvalidInput as error:
             return self._reports.session_down(spec.id, str(error))
-        session = self._open[spec.id] = Session(spec, box)
+        session = self._open[spec.id] = NodeSession(spec, box)
         if spec.origin:
             return self._ask_copy(session)
         if spec.files:
@@ -84,7 +84,8 @@ class Sessions:
             self.up(process)
         pool.warm_up()  # for the next session
 
-    def _build(self, session: Session, home: str = "", origin: str = "") -> ExecutionProcess | None:
+    def _build(self, session: NodeSession, home: str = "",
+               origin: str = "") -> ExecutionProcess | None:
         """Forks the init of a session, if it is still wanted."""
         if self._open.get(session.id) is not session:
             return None
@@ -97,7 +98,7 @@ class Sessions:
         process.session, process.origin = session.id, origin
         return process
 
-    def _unpack(self, session: Session) -> None:
+    def _unpack(self, session: NodeSession) -> None:
         """Unpacks the files of a session that moved here; its init takes them over like those of a
         dead one.
         """
@@ -113,21 +114,21 @@ class Sessions:
 
         self._cache.unpack(session.spec.files, folder, then)
 
-    def _ask_copy(self, session: Session) -> None:
+    def _ask_copy(self, session: NodeSession) -> None:
         origin = self._open.get(session.spec.origin)
         if origin is None or origin.closing:
             return self._end(session, "origin: its session is not open on this node")
         origin.copies.append(session)
         self._next(origin)
 
-    def _copy(self, session: Session, origin: Session) -> ExecutionProcess | None:
+    def _copy(self, session: NodeSession, origin: NodeSession) -> ExecutionProcess | None:
         assert origin.process is not None
         process = self._build(session, origin=origin.process.folder)
         if process is None:
             self._copied(session)
         return process
 
-    def _copied(self, session: Session) -> None:
+    def _copied(self, session: NodeSession) -> None:
         origin = self._open.get(session.spec.origin) if session.spec.origin else None
         if origin is not None and session in origin.copying:
             origin.copying.remove(session)
@@ -149,7 +150,7 @@ class Sessions:
 
     # ---- closing and moving ----
 
-    def close(self, session: Session) -> None:
+    def close(self, session: NodeSession) -> None:
         """Takes a sandbox down; `session_down` follows."""
         if session.closing:
             return
@@ -173,7 +174,8 @@ class Sessions:
             # else that happens as soon as the init is up, or nothing of it is left
             session.process.kill()
 
-    def _packed(self, session: Session, process: ExecutionProcess, digest: str, why: str) -> None:
+    def _packed(self, session: NodeSession, process: ExecutionProcess, digest: str,
+                why: str) -> None:
         process.remove_directory()
         if self._open.get(session.id) is not session:
             return
@@ -183,7 +185,7 @@ class Sessions:
         self._reports.session_packed(session.id, digest)
 
     def _shut(self, process: ExecutionProcess) -> None:
-        process.send(Close())
+        process.send(ExitProcess())
         self._loop.call_later(_CLOSE_S, process.kill)
 
     def lost(self, process: ExecutionProcess, reason: str) -> bool:
@@ -215,7 +217,7 @@ class Sessions:
                     session, process, data.decode(), why))
             self._supervisor.start_limiter.ask(lambda: self._build(session, process.home))
 
-    def _end(self, session: Session, reason: str) -> None:
+    def _end(self, session: NodeSession, reason: str) -> None:
         self._open.pop(session.id, None)
         state = ActionState.CANCELLED if session.closing else ActionState.FAILED
         text = "its session was closed" if session.closing else reason
@@ -244,7 +246,7 @@ class Sessions:
 
     # ---- order of actions ----
 
-    def enter(self, attempt: NodeAttempt, session: Session) -> None:
+    def enter(self, attempt: NodeAttempt, session: NodeSession) -> None:
         """Runs an action in a session, now or after those that wait. Files are read and written
         beside commands.
         """
@@ -254,13 +256,13 @@ class Sessions:
         else:
             self._dispatcher.dispatch(attempt, session.process)
 
-    def left(self, session: Session, lease: int) -> None:
+    def left(self, session: NodeSession, lease: int) -> None:
         """Notes that no process of a lease is left in a session."""
         if session.running == lease:
             session.running = 0
             self._next(session)
 
-    def _next(self, session: Session) -> None:
+    def _next(self, session: NodeSession) -> None:
         if session.running or not session.up or session.closing or session.packing:
             return
         starts = self._supervisor.start_limiter

@@ -19,8 +19,8 @@ from typing import Protocol
 from ...domain.outcome import Outcome
 from ...domain.states import ActionState
 from ...protocol.payload import ExecCall, ExecReturn, encode
-from ...protocol.process_frames import Run
-from ..environ import DEFAULT_PATH, Grants
+from ...protocol.process_frames import RunAction
+from ..environment import DEFAULT_PATH, Grants
 from .resource_usage import ResourceUsage
 
 _PIECE = 1 << 16
@@ -56,7 +56,7 @@ class Unstartable(Exception):
         self.full = full
 
 
-class Started(Protocol):
+class StartedCommand(Protocol):
     """A command that the fast path has started.
 
     Attributes:
@@ -116,7 +116,7 @@ class Command:
         "usage",
     )
 
-    def __init__(self, run: Run, call: ExecCall, output_max: int, isolation: str,
+    def __init__(self, run: RunAction, call: ExecCall, output_max: int, isolation: str,
                  usage: ResourceUsage | None = None) -> None:
         self.run = run
         self.usage = usage or ResourceUsage()
@@ -177,7 +177,7 @@ class Command:
             return grants.adding(call.env, run.units, run.most, run.gpus)
         return grants.plain(run.units, run.most, run.gpus)
 
-    def adopt(self, started: Started) -> None:
+    def adopt(self, started: StartedCommand) -> None:
         """Takes over a command that the fast path has started."""
         self.pid, self.started_ns = started.pid, started.started_ns
         self.pipes = (started.out, started.err)

@@ -33,15 +33,15 @@ from ...protocol.process_frames import (
     TAIL,
     DescendantsEnded,
     Died,
-    End,
     Fork,
     Forked,
+    KillProcess,
     RemoveDirectory,
     Unforked,
     decode_to_fork_server,
     packet,
 )
-from ...resources import tree
+from ...resources import process_tree
 from ..files import scratch
 from ..isolation import seccomp
 from .bootstrap import become, guard
@@ -121,7 +121,7 @@ class ForkServer:
             except OSError as error:
                 text = f"cannot start an execution process ({error.strerror})"
                 self._worker.sendall(packet(Unforked(order.number, text)))
-        elif isinstance(order, End):
+        elif isinstance(order, KillProcess):
             if order.number in self._pids:
                 os.kill(self._pids[order.number], signal.SIGKILL)
         elif isinstance(order, RemoveDirectory):
@@ -208,7 +208,7 @@ class ForkServer:
             return ""
 
     def _kill_orphans(self) -> bool:
-        return tree.kill_beneath(os.getpid(), frozenset(self._processes) | self._brooms)
+        return process_tree.kill_beneath(os.getpid(), frozenset(self._processes) | self._brooms)
 
     def _sweep(self) -> None:
         if self._kill_orphans():
@@ -235,7 +235,7 @@ class ForkServer:
                 self._brooms.add(pid)
 
     def _end(self) -> None:
-        tree.end_beneath(_END_S)
+        process_tree.end_beneath(_END_S)
         if not scratch.remove(self._root):
             shutil.rmtree(self._root, ignore_errors=True)
         with suppress(OSError):  # a worker that was killed cannot remove it

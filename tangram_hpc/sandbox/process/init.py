@@ -3,7 +3,7 @@ unnoticed.
 
 An event loop waits for its worker's orders, SIGCHLD, the command's output and deadlines. User's
 programs run only as its children. As a subreaper it adopts every orphan of a command, so it knows
-when nothing is left. Plain commands are served by the fast path (`plain.py`), which hands back
+when nothing is left. Plain commands are served by the fast path (`fast_path.py`), which hands back
 everything else. An init knows no other sandbox.
 """
 
@@ -26,28 +26,28 @@ from ...protocol.payload import ExecCall, FileCall, FileList, FileReturn, decode
 from ...protocol.process_frames import (
     RECEIVE,
     Broken,
-    Close,
     Ended,
+    ExitProcess,
     FreezeBackground,
     Gone,
-    Kill,
-    Piece,
+    KillCommand,
+    OutputChunk,
     ProcessInbox,
     Ready,
-    Run,
+    RunAction,
     Setup,
     Units,
     frame,
 )
-from ...resources import tree
-from .. import environ
+from ...resources import process_tree
+from .. import environment
 from ..files import confine, scratch
-from . import isolation_setup, plain
+from . import fast_path, isolation_setup
 from .background_processes import BackgroundProcesses
 from .bootstrap import open_oom_score
 from .command import Command, Unstartable, changed_signals
-from .meter import Meter
 from .resource_usage import GroupCpu, ResourceUsage
+from .sandbox_meter import SandboxMeter
 from .units_file import UnitsFile
 
 _SOON_NS = 2_000_000  # the pipes of a command that is shorter are read only at its end
@@ -81,13 +81,13 @@ class Init:
         self._setup: Setup
         self._isolation: isolation_setup.SandboxIsolation
         self._group_cpu: GroupCpu
-        self._meter: Meter
+        self._meter: SandboxMeter
         self._background: BackgroundProcesses
         self._devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._units = UnitsFile(home)
         self._score = open_oom_score()
         self._inbox = ProcessInbox()
-        self._fast_path: plain.FastPath | None = None
+        self._fast_path: fast_path.FastPath | None = None
         self._command: Command | None = None
         self._watch_at = 0
         self._file_mib = 0
@@ -155,23 +155,23 @@ class Init:
                 and not self._meter.over(self._file_mib))
         return self._units.now, self._file_mib, idle
 
-    def _serve_fast_path(self, served: plain.FastPath) -> None:
+    def _serve_fast_path(self, served: fast_path.FastPath) -> None:
         back = served.serve()
-        if back is plain.ReturnCode.READ:
+        if back is fast_path.ReturnCode.READ:
             self._obey(served.data)
-        elif back is plain.ReturnCode.RUNNING:
+        elif back is fast_path.ReturnCode.RUNNING:
             self._take_over(served)
-        elif back is plain.ReturnCode.GONE:
+        elif back is fast_path.ReturnCode.GONE:
             self._ending = True
-        elif back is plain.ReturnCode.FELL:
+        elif back is fast_path.ReturnCode.FELL:
             self._fall()
         else:
             self._turn()
 
-    def _take_over(self, served: plain.FastPath) -> None:
+    def _take_over(self, served: fast_path.FastPath) -> None:
         """Takes over a running command that the fast path started."""
         (run,) = self._inbox.feed(served.data)
-        assert isinstance(run, Run)
+        assert isinstance(run, RunAction)
         call = decode(run.payload)
         assert isinstance(call, ExecCall)
         command = self._command_of(run, call)
@@ -179,9 +179,9 @@ class Init:
         self._begun(command)
         self._reap()
 
-    def _learn(self, run: Run) -> None:
+    def _learn(self, run: RunAction) -> None:
         """Tells the fast path of an order that was served: further ones like it are plain."""
-        if self._fast_path is None or not run.keep or 0 < run.timeout_ns <= plain.PATIENCE_NS:
+        if self._fast_path is None or not run.keep or 0 < run.timeout_ns <= fast_path.PATIENCE_NS:
             return
         shared = bool(run.limits.mem_mib) and not self._setup.watch
         processes = run.limits.pids if self._isolation.pause is not None else 0
@@ -198,9 +198,9 @@ class Init:
         if not data:
             self._ending = True
         for order in self._inbox.feed(data):
-            if isinstance(order, Run):
+            if isinstance(order, RunAction):
                 self._run(order)
-            elif isinstance(order, Kill):
+            elif isinstance(order, KillCommand):
                 self._kill(order)
             elif isinstance(order, Units):
                 if self._command is not None and self._command.run.lease == order.lease:
@@ -209,7 +209,7 @@ class Init:
                 self._build(order)
             elif isinstance(order, FreezeBackground):
                 self._background.freeze()
-            elif isinstance(order, Close):
+            elif isinstance(order, ExitProcess):
                 self._ending = self._closing = True
 
     def _build(self, setup: Setup) -> None:
@@ -224,22 +224,22 @@ class Init:
             self._ending = True
             return
         self._setup, self._home = setup, self._isolation.home
-        base = environ.for_commands(os.environ, self._home, self._isolation.tmp,
-                                    self._isolation.own_root)
-        self._grants = environ.Grants(base, self._isolation.units)
+        base = environment.sandbox_environment(os.environ, self._home, self._isolation.tmp,
+                                               self._isolation.own_root)
+        self._grants = environment.Grants(base, self._isolation.units)
         self._processes = self._isolation.processes
-        self._meter = Meter((self._home, self._isolation.tmp), self._processes)
+        self._meter = SandboxMeter((self._home, self._isolation.tmp), self._processes)
         self._background = BackgroundProcesses(self._processes)
         self._built = True
-        if setup.compiled and plain.serves(self._isolation):
+        if setup.compiled and fast_path.serves(self._isolation):
             doors = self._control_fd, self._wake, self._units.fd, self._score, self._devnull
-            self._fast_path = plain.FastPath(doors, changed_signals(), self._isolation,
-                                             setup.output_max)
+            self._fast_path = fast_path.FastPath(doors, changed_signals(), self._isolation,
+                                                 setup.output_max)
         if self._isolation.pause is not None:
             self._poll.register(self._isolation.pause.gone_fd, select.POLLIN)
         self._send(Ready(self._isolation.name))
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: RunAction) -> None:
         try:
             call = decode(run.payload)
         except msgspec.DecodeError as error:
@@ -256,14 +256,14 @@ class Init:
                 confine.write(self._home, path, data, 0o644)
             self._units.write(run.units)
             self._start(command)
-        except confine.Refused as error:
+        except confine.PathRefused as error:
             return self._refuse(run, 0, f"files: {error}")
         except Unstartable as error:
             return self._refuse(run, error.code, error.reason)
         self._learn(run)
         self._begun(command)
 
-    def _command_of(self, run: Run, call: ExecCall) -> Command:
+    def _command_of(self, run: RunAction, call: ExecCall) -> Command:
         others = frozenset(self._processes.pids()) if self._background.there else frozenset[int]()
         usage = ResourceUsage(self._group_cpu, self._isolation.pause is not None, others)
         return Command(run, call, self._setup.output_max, self._isolation.name, usage)
@@ -314,14 +314,14 @@ class Init:
             if few:
                 resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
 
-    def _refuse(self, run: Run, code: int, reason: str) -> None:
+    def _refuse(self, run: RunAction, code: int, reason: str) -> None:
         outcome = Outcome(ActionState.FAILED, exit_code=code, reason=reason,
                           isolation=self._isolation.name)
         self._send(Ended(run.lease, outcome, None, True))
         if not run.keep:
             self._freshen()
 
-    def _file(self, run: Run, call: FileCall) -> None:
+    def _file(self, run: RunAction, call: FileCall) -> None:
         began = time.monotonic_ns()
         try:
             if call.op == "list":
@@ -336,17 +336,17 @@ class Init:
             else:
                 confine.write(self._home, call.path, call.data, call.mode)
                 payload = encode(FileReturn())
-        except confine.Refused as error:
+        except confine.PathRefused as error:
             return self._refuse(run, 0, str(error))
         spent = time.monotonic_ns() - began
         outcome = Outcome(ActionState.COMPLETED, exec_ns=spent, isolation=self._isolation.name)
         self._send(Ended(run.lease, outcome, payload, True))
 
-    def _kill(self, order: Kill) -> None:
+    def _kill(self, order: KillCommand) -> None:
         if self._command is not None and self._command.run.lease == order.lease:
             self._stop(self._command, order.state, order.reason, self._setup.kill_wait_ns)
 
-    def _send(self, message: Ready | Broken | Ended | Gone | Piece) -> None:
+    def _send(self, message: Ready | Broken | Ended | Gone | OutputChunk) -> None:
         self._control.sendall(frame(message))
 
     # ---- the running command ----
@@ -370,7 +370,7 @@ class Init:
         if piece is None:
             self._unwatch(fd)
         elif command.call.stream and piece[1]:
-            self._send(Piece(command.run.lease, *piece))
+            self._send(OutputChunk(command.run.lease, *piece))
 
     def _reap(self) -> None:
         """Waits for all processes that have ended; reports the command when it is among them."""
@@ -443,7 +443,7 @@ class Init:
         pieces = command.drain()
         if command.call.stream:
             for stream, data in pieces:
-                self._send(Piece(command.run.lease, stream, data))
+                self._send(OutputChunk(command.run.lease, stream, data))
         self._send(Ended(command.run.lease, outcome, command.result(), none_left))
 
     def _tick(self, command: Command) -> None:
@@ -503,9 +503,9 @@ class Init:
         """
         if self._built and self._isolation.pause is not None:
             self._isolation.pause.end()
-            tree.wait_for_all(_END_S)
+            process_tree.wait_for_all(_END_S)
         else:
-            tree.end_beneath(_END_S)
+            process_tree.end_beneath(_END_S)
         if self._closing and self._built:  # else another init may take the files over
             with suppress(OSError):
                 scratch.empty(self._home, self._isolation.tmp)

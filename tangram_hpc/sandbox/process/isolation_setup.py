@@ -13,12 +13,19 @@ import os
 from dataclasses import dataclass
 
 from ...protocol.process_frames import Setup
-from ...resources import tree
+from ...resources import process_tree
 from ...resources.cpu import cgroupfs
 from ..files import modes, scratch
 from ..isolation import etc, join, landlock, seccomp, visible_paths
-from ..isolation.container_runtimes import RUNTIMES, SESSION, UNITS, Box, container_name, tmp_of
-from ..isolation.pause_process import Holder, PauseFailed
+from ..isolation.container_runtimes import (
+    RUNTIMES,
+    SESSION,
+    UNITS,
+    ContainerSpec,
+    container_name,
+    tmp_of,
+)
+from ..isolation.pause_process import PauseFailed, PauseProcess
 from .bootstrap import MODES
 from .sandbox_processes import DescendantProcesses, NamespaceProcesses, SandboxProcesses
 from .units_file import path_of
@@ -57,7 +64,7 @@ class SandboxIsolation:
     tmp: str
     units: str
     own_root: bool = False
-    pause: Holder | None = None
+    pause: PauseProcess | None = None
     own: frozenset[int] = frozenset()
 
 
@@ -76,7 +83,7 @@ def build(setup: Setup, home: str) -> SandboxIsolation:
             return _process(setup, home)
         return _held(setup, home)
     except PauseFailed as error:
-        tree.end_beneath(_END_S)
+        process_tree.end_beneath(_END_S)
         raise Unbuildable(f"backend: {box.backend} cannot build a sandbox here ({error})") from None
     except OSError as error:
         if box.backend == "process" and error.errno == errno.EBUSY:
@@ -108,9 +115,9 @@ def _held(setup: Setup, home: str) -> SandboxIsolation:
     files = [(path_of(home), UNITS)]
     if not box.image:
         files.insert(0, (setup.etc, "/etc"))
-    what = Box(home, box.image, box.network, etc.others(setup.read), files,
-               name=container_name(home))
-    pause = Holder(runtime.argv(what), runtime.env(os.environ), _READY_S)
+    what = ContainerSpec(home, box.image, box.network, etc.others(setup.read), files,
+                         name=container_name(home))
+    pause = PauseProcess(runtime.argv(what), runtime.env(os.environ), _READY_S)
     join.enter(pause.inside, SESSION)
     isolation = box.backend
     if not box.trusted and seccomp.available():

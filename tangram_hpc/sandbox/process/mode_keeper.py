@@ -26,7 +26,7 @@ from contextlib import suppress
 
 from .. import kernel
 from ..files import scratch
-from ..files.modes import AT_FDCWD, number
+from ..files.modes import AT_FDCWD, syscall_number
 from ..syscalls import BOTH
 
 _RECEIVE, _ANSWER, _STILL_VALID = 0xC0502100, 0xC0182101, 0x40082102  # ioctls of a listener
@@ -134,7 +134,7 @@ class ModeKeeper:
 def _carry_out(tid: int, call: int, args: list[int], own: tuple[bytes, ...],
                waits: Callable[[], bool]) -> None:
     """Makes the call for its caller. Raises the OSError that the caller shall see."""
-    numbers = {number(name, kernel.machine()): name for name in _CALLS}
+    numbers = {syscall_number(name, kernel.machine()): name for name in _CALLS}
     name = numbers[call]
     if name == "fchmod":
         fd, mode = _descriptor(tid, _signed(args[0])), args[1]

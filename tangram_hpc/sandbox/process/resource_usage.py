@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from ...domain.outcome import CPU_AT_LEAST, RSS_AT_LEAST
-from ...resources import tree
+from ...resources import process_tree
 
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024  # no process has less
 _FIRST_LOOK_NS, _LAST_LOOK_NS = 4_000_000, 64_000_000_000  # each pause doubles
@@ -111,7 +111,7 @@ class ResourceUsage:
         larger than this process, as the kernel's own figure will then be right.
         """
         for pid in self._own(pids):
-            self._maxrss_kib = max(self._maxrss_kib, tree.high_water_kib(pid))
+            self._maxrss_kib = max(self._maxrss_kib, process_tree.high_water_kib(pid))
         self._pause_ns = min(2 * self._pause_ns, _LAST_LOOK_NS)
         self.look_at = 0 if self._maxrss_kib > own_peak_kib() else now + self._pause_ns
 
@@ -120,7 +120,7 @@ class ResourceUsage:
         are counted as they are now.
         """
         if self._unseen and self._group_began < 0:
-            self._stopped_ns = sum(map(tree.cpu_ns, self._own(pids)))
+            self._stopped_ns = sum(map(process_tree.cpu_ns, self._own(pids)))
 
     def missed(self) -> None:
         """Notes that processes of the command go on after its end, so that their further use is not
@@ -133,8 +133,8 @@ class ResourceUsage:
         or about to be killed.
         """
         for pid in self._own(pids):
-            self._cpu_ns += tree.cpu_ns(pid)
-            self._maxrss_kib = max(self._maxrss_kib, tree.high_water_kib(pid))
+            self._cpu_ns += process_tree.cpu_ns(pid)
+            self._maxrss_kib = max(self._maxrss_kib, process_tree.high_water_kib(pid))
         self._missed = self._missed or bool(pids)
 
     def _own(self, pids: list[int]) -> list[int]:

@@ -36,20 +36,20 @@ from ...protocol.process_frames import (
     OUTPUT,
     RECEIVE,
     TAIL,
-    Close,
     Drop,
     Ended,
+    ExitProcess,
     Gone,
-    Load,
+    LoadFunction,
     ProcessInbox,
-    Run,
+    RunAction,
     Setup,
     frame,
 )
 from ...protocol.value import encode_value
-from ...resources import tree
+from ...resources import process_tree
 from ...resources.cpu import cgroupfs
-from .. import environ
+from .. import environment
 from ..files import scratch
 from .bootstrap import open_of_self
 
@@ -89,7 +89,7 @@ class Runner:
         os.environ["TMPDIR"] = scratch.tmp(home)
         self._inbox = ProcessInbox()
         self._functions: dict[str, bytes | Callable[..., Any]] = {}
-        self._calls: deque[Run] = deque()
+        self._calls: deque[RunAction] = deque()
         self._told: tuple[int, str] | None = None  # CPUs and GPUs
         self._enforcement = ""
         self._peak = OwnPeak()
@@ -119,9 +119,9 @@ class Runner:
     def _take(self, data: bytes) -> bool:
         """Takes in orders; returns False when it is over."""
         for order in self._inbox.feed(data):
-            if isinstance(order, Run):
+            if isinstance(order, RunAction):
                 self._calls.append(order)
-            elif isinstance(order, Load):
+            elif isinstance(order, LoadFunction):
                 self._functions.pop(order.drop, None)
                 self._functions[order.digest] = order.blob
             elif isinstance(order, Setup):
@@ -130,7 +130,7 @@ class Runner:
             elif isinstance(order, Drop):
                 while self._calls and self._calls[-1].lease in order.leases:
                     self._calls.pop()
-            elif isinstance(order, Close):
+            elif isinstance(order, ExitProcess):
                 return False
         return bool(data)
 
@@ -167,11 +167,11 @@ class Runner:
             self._silent = True
             data = memoryview(data)[sent:]
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: RunAction) -> None:
         if self._told != (run.units, run.gpus):
             self._told = (run.units, run.gpus)
-            os.environ.update(environ.hints(run.units))
-            environ.grant(os.environ, run.units, run.units, run.gpus)
+            os.environ.update(environment.hints(run.units))
+            environment.export_grant(os.environ, run.units, run.units, run.gpus)
         before, pushed, wait_ns = Used(), 0, 0
         began = time.monotonic_ns()
         try:
@@ -337,7 +337,7 @@ def _end_children(seconds: float) -> bool:
     while _children_left():
         if time.monotonic() > until:
             return False
-        tree.kill_beneath(os.getpid())
+        process_tree.kill_beneath(os.getpid())
         time.sleep(0.001)
     return True
 

@@ -12,7 +12,7 @@ import signal
 from contextlib import suppress
 from typing import Protocol
 
-from ...resources import tree
+from ...resources import process_tree
 
 _PASSES = 40  # walks; what still forks then is stopped by the next call
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
@@ -47,25 +47,25 @@ class DescendantProcesses:
 
     def pids(self) -> list[int]:
         """See `SandboxProcesses`."""
-        return tree.descendants(os.getpid())
+        return process_tree.descendants(os.getpid())
 
     def alone(self) -> bool:
         """See `SandboxProcesses`."""
-        return not tree.children(os.getpid())
+        return not process_tree.children(os.getpid())
 
     def kill(self) -> None:
         """See `SandboxProcesses`. They are stopped first, as a stopped process cannot fork away
         from the walk.
         """
         self.stop()
-        tree.kill_beneath(os.getpid())
+        process_tree.kill_beneath(os.getpid())
 
     def stop(self) -> None:
         """See `SandboxProcesses`. Walks until all are stopped at once, as one may have continued
         another.
         """
         for _ in range(_PASSES):
-            awake = [pid for pid in self.pids() if tree.state(pid) not in "TtZX"]
+            awake = [pid for pid in self.pids() if process_tree.state(pid) not in "TtZX"]
             if not awake:
                 return
             _signal(awake, signal.SIGSTOP)
@@ -136,14 +136,14 @@ def memory_kib(pids: list[int], enough_kib: int) -> int:
     """
     total = 0
     for pid in pids:
-        fields = tree.read(f"/proc/{pid}/statm")
+        fields = process_tree.read(f"/proc/{pid}/statm")
         total += int(fields.split()[1]) * _PAGE_KIB if fields else 0
     return total if total <= enough_kib else sum(map(_proportional_kib, pids))
 
 
 def _proportional_kib(pid: int) -> int:
-    for line in (tree.read(f"/proc/{pid}/smaps_rollup") or b"").splitlines():
+    for line in (process_tree.read(f"/proc/{pid}/smaps_rollup") or b"").splitlines():
         if line.startswith(b"Pss:"):
             return int(line.split()[1])
-    fields = tree.read(f"/proc/{pid}/statm")
+    fields = process_tree.read(f"/proc/{pid}/statm")
     return int(fields.split()[1]) * _PAGE_KIB if fields else 0

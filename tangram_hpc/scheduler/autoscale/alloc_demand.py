@@ -21,11 +21,11 @@ from ..state.estimator import work_of
 from ..state.ledger import LeaseEntry, Ledger
 from ..state.queue import CPU, GPU, Bay
 
-Key = tuple[str, str]  # kind (`cpu` or `gpu`), component (empty: any)
+DemandKey = tuple[str, str]  # kind (`cpu` or `gpu`), component (empty: any)
 
 
 @dataclass(slots=True)
-class Load:
+class QueueLoad:
     """Of one kind. Work in unit-ns; `waiting` actions that a new node could start, on `units` at
     most; `bound` ones that none could; `mem_mib` of `sessions` that wait for a node."""
 
@@ -40,9 +40,9 @@ class Load:
     held: int = 0  # units of nodes that are up
 
 
-def loads(ledger: Ledger, now: int) -> dict[Key, Load]:
+def loads(ledger: Ledger, now: int) -> dict[DemandKey, QueueLoad]:
     """All kinds for which somebody waits or something runs, or that are held."""
-    found: dict[Key, Load] = {(CPU, ""): Load(), (GPU, ""): Load()}
+    found: dict[DemandKey, QueueLoad] = {(CPU, ""): QueueLoad(), (GPU, ""): QueueLoad()}
     for pool in (CPU, GPU):
         for bay in ledger.ready.bays(pool):
             _waits(ledger, found, pool, bay)
@@ -54,7 +54,7 @@ def loads(ledger: Ledger, now: int) -> dict[Key, Load]:
         session = ledger.sessions[number]
         if session.spec.origin:
             continue  # it opens beside its origin or nowhere
-        load = found.setdefault((CPU, session.spec.component), Load())
+        load = found.setdefault((CPU, session.spec.component), QueueLoad())
         load.oldest_at = min(load.oldest_at or session.requested_at, session.requested_at)
         load.sessions += 1
         load.mem_mib += session.spec.mem_mib
@@ -66,7 +66,7 @@ def loads(ledger: Ledger, now: int) -> dict[Key, Load]:
     return found
 
 
-def serves(shape: SatelliteShape, key: Key) -> bool:
+def satellite_serves(shape: SatelliteShape, key: DemandKey) -> bool:
     """Whether a satellite of this shape could do what is needed."""
     kind, component = key
     return component in ("", shape.component) and (kind == CPU or shape.gpus > 0)
@@ -77,10 +77,10 @@ def units_of(shape: SatelliteShape, kind: str) -> int:
     return shape.nodes * (shape.gpus if kind == GPU else shape.cpus)
 
 
-def _waits(ledger: Ledger, found: dict[Key, Load], pool: str, bay: Bay) -> None:
+def _waits(ledger: Ledger, found: dict[DemandKey, QueueLoad], pool: str, bay: Bay) -> None:
     for line in bay.lines.values():
         action = ledger.actions[line.actions.at[line.actions.first()]].action
-        load = found.setdefault((pool, action.component), Load())
+        load = found.setdefault((pool, action.component), QueueLoad())
         if bay.node or _one_node(ledger, service_of(action.key)):
             load.bound += len(line)
             load.work_ns += len(line) * ledger.estimator.believed(action)[1]
@@ -93,7 +93,7 @@ def _one_node(ledger: Ledger, service: str) -> bool:
     return declared is not None and bool(declared.node)
 
 
-def _in_line(ledger: Ledger, load: Load, pool: RolloutPool) -> None:
+def _in_line(ledger: Ledger, load: QueueLoad, pool: RolloutPool) -> None:
     """Turns that wait for room at a service, or for one to stand."""
     room = {s.name: s.running_max + s.queue_max - max(0, pool.load(s.name))
             for s in pool.spec.services}
@@ -113,7 +113,7 @@ def _in_line(ledger: Ledger, load: Load, pool: RolloutPool) -> None:
         load.movable_ns += work if anywhere else 0
 
 
-def _movable(ledger: Ledger, load: Load, action: Action, count: int) -> None:
+def _movable(ledger: Ledger, load: QueueLoad, action: Action, count: int) -> None:
     if endpoint_of(action.key):
         return
     work = count * ledger.estimator.believed(action)[1]
@@ -123,12 +123,12 @@ def _movable(ledger: Ledger, load: Load, action: Action, count: int) -> None:
     load.units += count * max(1, action.degrees[-1])
 
 
-def _runs(ledger: Ledger, found: dict[Key, Load], lease: LeaseEntry, now: int) -> None:
+def _runs(ledger: Ledger, found: dict[DemandKey, QueueLoad], lease: LeaseEntry, now: int) -> None:
     entry = ledger.actions.get(lease.action)
     if entry is None or endpoint_of(lease.key):
         return
     action, kind = entry.action, GPU if service_of(lease.key) else CPU
     beliefs = ledger.estimator
     done = work_of(lease.spans(now), beliefs.serial(action))
-    load = found.setdefault((kind, action.component), Load())
+    load = found.setdefault((kind, action.component), QueueLoad())
     load.work_ns += beliefs.remaining(action, done)

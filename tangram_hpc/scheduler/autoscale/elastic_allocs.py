@@ -23,7 +23,7 @@ from ...domain.states import AllocState, NodeState
 from ..policy.admission import stands_somewhere
 from ..state.alloc_ledger import AllocEntry
 from ..state.ledger import Ledger, NodeEntry
-from .alloc_demand import Key, Load, loads, serves, units_of
+from .alloc_demand import DemandKey, QueueLoad, loads, satellite_serves, units_of
 from .backoff import backoff_until
 
 LOOK_NS = 1_000_000_000  # between two looks
@@ -46,7 +46,7 @@ class ElasticAllocs:
     def __init__(self) -> None:
         self.verdict = ""
         self._looked_at = 0
-        self._short_since: dict[Key, int] = {}
+        self._short_since: dict[DemandKey, int] = {}
         self._ample_since = 0
         self._idle_since: dict[int, tuple[int, int]] = {}  # node -> its news, and since when
         self._lent: deque[tuple[int, int]] = deque()  # (when, CPUs lent), of the last `idle_ns`
@@ -88,7 +88,8 @@ class ElasticAllocs:
 
     # ---- more ----------------------------------------------------------------------------------
 
-    def _grow(self, ledger: Ledger, demand: dict[Key, Load], short: dict[Key, Need], now: int
+    def _grow(self, ledger: Ledger, demand: dict[DemandKey, QueueLoad],
+              short: dict[DemandKey, Need], now: int
               ) -> list[ev.Event]:
         policy = ledger.allocs.policy
         for key in [k for k in self._short_since if k not in short]:
@@ -140,7 +141,8 @@ class ElasticAllocs:
                 return [ev.AllocationReleased(now, entry.alloc, "its workers are gone")]
         return []
 
-    def _withdraw(self, ledger: Ledger, demand: dict[Key, Load], now: int) -> list[ev.Event]:
+    def _withdraw(self, ledger: Ledger, demand: dict[DemandKey, QueueLoad],
+                  now: int) -> list[ev.Event]:
         """Requests that still wait although the queue will drain without them."""
         policy = ledger.allocs.policy
         waiting = [e for e in ledger.allocs.satellites()
@@ -166,7 +168,7 @@ class ElasticAllocs:
             elif seen.get(node.node, (-1, 0))[0] != node.news:
                 seen[node.node] = (node.news, now)
 
-    def _watch_use(self, ledger: Ledger, demand: dict[Key, Load], now: int) -> None:
+    def _watch_use(self, ledger: Ledger, demand: dict[DemandKey, QueueLoad], now: int) -> None:
         up = ledger.up_nodes()
         held = tuple(n.node for n in up)
         waits = any(load.waiting or load.sessions for load in demand.values())
@@ -241,17 +243,18 @@ def _stands(nodes: list[NodeEntry], ledger: Ledger, name: str) -> bool:
     return any(stands_somewhere(nodes, service, degree) for degree in service.degrees)
 
 
-def _missing(ledger: Ledger, key: Key, load: Load, now: int) -> Need:
+def _missing(ledger: Ledger, key: DemandKey, load: QueueLoad, now: int) -> Need:
     """What is needed beyond what is held and on its way."""
     policy, kind = ledger.allocs.policy, key[0]
     if not policy.max_nodes:
         return _ENOUGH
     coming = [e.shape for e in ledger.allocs.satellites()
-              if e.coming and e.shape is not None and serves(e.shape, key)]
+              if e.coming and e.shape is not None and satellite_serves(e.shape, key)]
     mem = 0
     if load.sessions and now - load.oldest_at > policy.target_ns:
         mem = max(0, load.mem_mib - sum(_mem(ledger, s) for s in coming))
-    arrive = min((_arrives(ledger, s) for s in policy.shapes if serves(s, key)), default=0)
+    arrive = min((_arrives(ledger, s) for s in policy.shapes if satellite_serves(s, key)),
+                 default=0)
     left = load.work_ns - load.held * arrive
     if not load.waiting or left <= load.held * policy.target_ns:
         return Need(0, mem)
@@ -270,11 +273,11 @@ def _mem(ledger: Ledger, shape: SatelliteShape) -> int:
     return max(1, known * shape.nodes)
 
 
-def _choose(ledger: Ledger, key: Key, now: int) -> tuple[SatelliteShape | None, str]:
+def _choose(ledger: Ledger, key: DemandKey, now: int) -> tuple[SatelliteShape | None, str]:
     """The first shape that may be asked for, or why none may."""
     allocs, why = ledger.allocs, "no shape of the policy serves that"
     for shape in allocs.policy.shapes:
-        if not serves(shape, key):
+        if not satellite_serves(shape, key):
             continue
         if allocs.left_alone(shape, now):
             rejected = allocs.rejected[shape.name]
@@ -297,7 +300,7 @@ def hours(core_ns: int) -> str:
     return f"{core_ns / 3600e9:.2f}"
 
 
-def _story(key: Key, load: Load, need: Need, target_ns: int) -> str:
+def _story(key: DemandKey, load: QueueLoad, need: Need, target_ns: int) -> str:
     """Why more is needed, in one line."""
     kind, component = key
     where = f" in {component}" if component else ""

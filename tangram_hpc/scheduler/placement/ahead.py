@@ -15,7 +15,7 @@ from ...domain.action import Action
 from ...domain.states import NodeState
 from ..policy.ending import Endings
 from ..state.ledger import LeaseEntry, Ledger, NodeEntry
-from ..state.queue import CPU, Shape, walk_by_turns
+from ..state.queue import CPU, ActionShape, walk_by_turns
 
 AHEAD_NS = 10_000_000  # of expected work on one unit
 LEAST_NS = 20_000  # what any action costs besides its own work
@@ -70,7 +70,7 @@ def ahead(ledger: Ledger, now: int) -> list[ev.Event]:
 def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]], share: int,
           depth: int, events: list[ev.Event], taken: set[int]) -> None:
     bays = [bay for home in (node.node, 0) for bay in ledger.ready.bays_at(CPU, "cpu", home)]
-    walk, fine, endings = walk_by_turns(bays), dict[Shape, int](), Endings(ledger, now)
+    walk, fine, endings = walk_by_turns(bays), dict[ActionShape, int](), Endings(ledger, now)
     tails = {unit: _tail(ledger.leases[ledger.short[unit]], share) for unit in units}
     while tails and (head := walk.head()) is not None:
         action, shape = head

@@ -25,7 +25,7 @@ from collections.abc import Collection
 
 from ...domain.service import service_of
 from ..state.ledger import Ledger
-from ..state.queue import Shape
+from ..state.queue import ActionShape
 from ..state.speed import run_ns
 from .placers.waiting import OVERDUE_NS
 
@@ -48,12 +48,12 @@ def term_end_ns(since_ns: int, restore_ns: int, oldest_ns: int) -> int:
     return begun + TERM_LEAST * restore_ns
 
 
-def crowd(wants: Collection[Shape]) -> int:
+def crowd(wants: Collection[ActionShape]) -> int:
     """The GPUs that one call of each of these kinds would take together."""
     return sum(degrees[0] for _, degrees in {(want.key, want.degrees) for want in wants})
 
 
-def patience_ns(ledger: Ledger, want: Shape, crowd_gpus: int, gpus: int) -> int:
+def patience_ns(ledger: Ledger, want: ActionShape, crowd_gpus: int, gpus: int) -> int:
     """How long a call waits before it may take a copy from other calls, in ns.
 
     A call that needs several GPUs at once also costs the time in which its block is emptied, about

@@ -15,7 +15,7 @@ from ...domain.session import SessionSpec
 from ..policy.ending import Endings
 from ..state.gpu_blocks import GpuSet, Resident
 from ..state.ledger import Ledger, NodeEntry
-from ..state.queue import Shape
+from ..state.queue import ActionShape
 from .homes import homes, may_fork
 
 
@@ -37,7 +37,7 @@ class NodeView:
     entry: NodeEntry
     endings: Endings | None = None
 
-    def takes(self, shape: Shape) -> bool:
+    def takes(self, shape: ActionShape) -> bool:
         """Whether an action of this shape may start here, amounts and home aside."""
         return (not shape.component or shape.component == self.component) and (
             self.guards or not shape.guarded) and (
@@ -63,7 +63,7 @@ class EndpointView:
         return min(self.free, self.tokens)
 
 
-class Block(NamedTuple):
+class FreeBlock(NamedTuple):
     """A free aligned block: `warm` if the service asked for stands on it, else `parks` is what
     would be parked."""
 
@@ -83,7 +83,7 @@ class Snapshot:
     ledger: Ledger
     _homes: dict[tuple[str, str, str, bool], list[NodeView]] = field(default_factory=dict)
 
-    def fits(self, view: NodeView, shape: Shape, units: int) -> bool:
+    def fits(self, view: NodeView, shape: ActionShape, units: int) -> bool:
         """Whether an action of this shape can start with `units` CPUs on this node now; the units
         of one whose session reserves its own are there already."""
         return (
@@ -108,7 +108,7 @@ class Snapshot:
             self._homes[want] = [self.nodes[n.node] for n in homes(self.ledger, spec)]
         return self._homes[want]
 
-    def candidates(self, shape: Shape) -> Iterator[NodeView]:
+    def candidates(self, shape: ActionShape) -> Iterator[NodeView]:
         """The nodes on which an action of this shape may start, in order of joining."""
         if shape.node:
             home = self.nodes.get(shape.node)
@@ -117,7 +117,7 @@ class Snapshot:
             found = iter(self.nodes.values())
         return (n for n in found if n.takes(shape))
 
-    def blocks(self, service: str, size: int, shape: Shape) -> Iterator[Block]:
+    def blocks(self, service: str, size: int, shape: ActionShape) -> Iterator[FreeBlock]:
         """The free aligned blocks of this size on which a call of this service can start now."""
         spec, nodes = self.ledger.services[service], self.ledger.nodes
         for view in self.candidates(shape):
@@ -127,7 +127,7 @@ class Snapshot:
                 if not spec.may_stand(nodes[view.node].spec.name, gpus):
                     continue
                 warm = view.gpus.holds(service, gpus)
-                yield Block(view, gpus, warm, () if warm else tuple(view.gpus.standing(gpus)))
+                yield FreeBlock(view, gpus, warm, () if warm else tuple(view.gpus.standing(gpus)))
 
 
 def snapshot(ledger: Ledger, now_ns: int) -> Snapshot:

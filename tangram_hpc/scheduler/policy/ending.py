@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from ...domain import event as ev
 from ...domain.service import service_of
 from ..state.estimator import PRIOR, UNKNOWN_NS
-from ..state.queue import Shape
+from ..state.queue import ActionShape
 from ..state.speed import most_of, run_ns
 from .moving import farewell
 from .session_life import OPEN_SESSION
@@ -104,21 +104,21 @@ class Endings:
 
     def __init__(self, ledger: Ledger, now: int) -> None:
         self._ledger, self._now = ledger, now
-        self._needs: dict[Shape, tuple[int, bool]] = {}
+        self._needs: dict[ActionShape, tuple[int, bool]] = {}
 
-    def fits(self, node: NodeEntry, shape: Shape) -> bool:
+    def fits(self, node: NodeEntry, shape: ActionShape) -> bool:
         """Whether an action of this shape should be over before the node lends no more. O(1)."""
         until = node.lends_until
         return not until or self.need_ns(node, shape) <= until - self._now
 
-    def need_ns(self, node: NodeEntry, shape: Shape) -> int:
+    def need_ns(self, node: NodeEntry, shape: ActionShape) -> int:
         """How long it is expected to need there."""
         need, by_limit = self._needs.get(shape) or self._look(shape)
         if by_limit and need > node.lends_until - node.joined_at:
             return UNKNOWN_NS
         return need
 
-    def _look(self, shape: Shape) -> tuple[int, bool]:
+    def _look(self, shape: ActionShape) -> tuple[int, bool]:
         """What it needs, and whether only its timeout says so."""
         ledger = self._ledger
         limit = most_of(shape.limit) if shape.limit else 0

@@ -3,7 +3,7 @@
 Law: a request starts in the smallest bucket and moves only at a tool's return, and then only as far
 as both the mean and the P90 of what is believed to be left ask for. What is believed comes from a
 prefix tree over what tools returned (Libra, arXiv 2606.03077: its C-MLFQ), one root a prompt and a
-global one. Whole numbers only; nothing is dropped at random; memory is bounded by `Shape`.
+global one. Whole numbers only; nothing is dropped at random; memory is bounded by `TreeLimits`.
 
 Ours, beside the paper's: where mean and P90 name two buckets, a request goes to the nearer one (in
 the paper it stays, however far behind both it is); lengths lie in mergeable histograms by epoch
@@ -28,7 +28,7 @@ FORMAT = "tangram-cmlfq/1"
 _NONE = -1  # the epoch of what was never seen
 
 
-class Signal(NamedTuple):
+class ToolSignal(NamedTuple):
     """What one tool returned: its name, the payload's class (0 small, 1, 2 large), its status."""
 
     tool: str
@@ -37,7 +37,7 @@ class Signal(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shape:
+class TreeLimits:
     """How a tree sees and how much it may hold. Tokens and characters are whole numbers.
 
     `payload_edges`: the first sizes (characters) of class 1 and class 2. `since`: take off what was
@@ -62,10 +62,10 @@ class Shape:
         if self.nodes_max < 16:
             raise InvalidInput(f"cmlfq: nodes_max {self.nodes_max}: at least 16")
 
-    def signal(self, tool: str, size: int, status: int) -> Signal:
+    def signal(self, tool: str, size: int, status: int) -> ToolSignal:
         """The signal of a return of so many characters."""
         small, large = self.payload_edges
-        return Signal(tool, (size >= small) + (size >= large), status)
+        return ToolSignal(tool, (size >= small) + (size >= large), status)
 
 
 def bucket_of(edges: Sequence[int], tokens: int) -> int:
@@ -88,7 +88,7 @@ class Belief(NamedTuple):
     own: bool  # from the prompt's own root
 
 
-class Tally:
+class LengthHistogram:
     """Lengths by octave bucket: count and sum of each, so that adding two is exact."""
 
     __slots__ = ("cells", "count")
@@ -104,7 +104,7 @@ class Tally:
         self.cells[cell] = (n + times, total + times * length)
         self.count += times
 
-    def absorb(self, other: Tally) -> None:
+    def absorb(self, other: LengthHistogram) -> None:
         """All of another's; O(its cells)."""
         for cell, (n, total) in other.cells.items():
             mine = self.cells.get(cell, (0, 0))
@@ -128,15 +128,15 @@ class Tally:
         raise AssertionError("a tally's tail is longer than its count")
 
 
-class Node:
+class PrefixNode:
     """A prefix: what its trajectories had left, by epoch, and what was returned next."""
 
     __slots__ = ("by_epoch", "children", "recent")
 
     def __init__(self) -> None:
-        self.by_epoch: dict[int, Tally] = {}
-        self.children: dict[Signal, Node] = {}
-        self.recent: Tally | None = None  # the newest epochs together, while still true
+        self.by_epoch: dict[int, LengthHistogram] = {}
+        self.children: dict[ToolSignal, PrefixNode] = {}
+        self.recent: LengthHistogram | None = None  # the newest epochs together, while still true
 
     @property
     def newest(self) -> int:
@@ -152,7 +152,7 @@ class Node:
         """One trajectory had so much left here."""
         tally = self.by_epoch.get(epoch)
         if tally is None:
-            tally = self.by_epoch[epoch] = Tally()
+            tally = self.by_epoch[epoch] = LengthHistogram()
         tally.add(length)
         self.recent = None
 
@@ -163,10 +163,10 @@ class Node:
             del self.by_epoch[e]
             self.recent = None
 
-    def tally(self, enough: int) -> Tally:
+    def tally(self, enough: int) -> LengthHistogram:
         """The newest epochs that together hold enough, or all."""
         if self.recent is None:
-            self.recent = Tally()
+            self.recent = LengthHistogram()
             for epoch in sorted(self.by_epoch, reverse=True):
                 self.recent.absorb(self.by_epoch[epoch])
                 if self.recent.count >= enough:
@@ -174,22 +174,22 @@ class Node:
         return self.recent
 
 
-Path = Sequence[Signal]
+ToolPath = Sequence[ToolSignal]
 
 
 class CausalTree:
     """What was learned of whole trajectories. Prompts are told apart by any whole number."""
 
-    def __init__(self, shape: Shape | None = None) -> None:
-        self.shape = shape or Shape()
-        self.root = Node()
-        self.prompts: dict[int, Node] = {}
+    def __init__(self, shape: TreeLimits | None = None) -> None:
+        self.shape = shape or TreeLimits()
+        self.root = PrefixNode()
+        self.prompts: dict[int, PrefixNode] = {}
         self.nodes = 1
         self.newest = _NONE  # epoch
 
     # ---- asking ------------------------------------------------------------------------------
 
-    def belief(self, prompt: int, path: Path, generated: Sequence[int]) -> Belief | None:
+    def belief(self, prompt: int, path: ToolPath, generated: Sequence[int]) -> Belief | None:
         """What is left after these returns, or None where nothing is known.
 
         `generated[i]` is how many tokens were generated by return i. The deepest prefix that is
@@ -204,7 +204,7 @@ class CausalTree:
                     best = found
         return best
 
-    def _deepest(self, node: Node, path: Path, generated: Sequence[int], own: bool
+    def _deepest(self, node: PrefixNode, path: ToolPath, generated: Sequence[int], own: bool
                  ) -> Belief | None:
         chain = [node]
         for signal in path[:self.shape.depth]:
@@ -225,10 +225,11 @@ class CausalTree:
 
     # ---- learning ----------------------------------------------------------------------------
 
-    def learn(self, prompt: int, epoch: int, path: Path, generated: Sequence[int],
+    def learn(self, prompt: int, epoch: int, path: ToolPath, generated: Sequence[int],
               total: int) -> None:
         """One trajectory ended with `total` generated tokens, in this epoch, of which the last
-        `Shape.epochs` numbers are kept. O(depth), and that of the tree in a new epoch or to prune.
+        `TreeLimits.epochs` numbers are kept. O(depth), and that of the tree in a new epoch or to
+        prune.
         """
         assert len(path) == len(generated), "one count of tokens a return"
         if epoch > self.newest:
@@ -236,14 +237,14 @@ class CausalTree:
         if epoch <= self.newest - self.shape.epochs:
             return
         if prompt not in self.prompts:
-            self.prompts[prompt] = Node()
+            self.prompts[prompt] = PrefixNode()
             self.nodes += 1
         for node in (self.prompts[prompt], self.root):
             node.learn(epoch, total)
             for signal, done in zip(path[:self.shape.depth], generated, strict=False):
                 below = node.children.get(signal)
                 if below is None:
-                    below = node.children[signal] = Node()
+                    below = node.children[signal] = PrefixNode()
                     self.nodes += 1
                 node = below
                 node.learn(epoch, max(0, total - done))
@@ -264,7 +265,7 @@ class CausalTree:
         for tree in (self, other):
             _absorb(both.root, tree.root)
             for prompt, node in tree.prompts.items():
-                _absorb(both.prompts.setdefault(prompt, Node()), node)
+                _absorb(both.prompts.setdefault(prompt, PrefixNode()), node)
         both._age(both.newest)
         both._bound()
         return both
@@ -298,11 +299,11 @@ class CausalTree:
                     node = node.children[signal]
                 del node.children[path[-1]]
 
-    def walk(self) -> Iterator[tuple[bool, int, tuple[Signal, ...], Node]]:
+    def walk(self) -> Iterator[tuple[bool, int, tuple[ToolSignal, ...], PrefixNode]]:
         """Every node: whether it is of a prompt, of which, its path."""
         tops = [(True, p, self.prompts[p]) for p in sorted(self.prompts)]
         for own, prompt, top in [*tops, (False, 0, self.root)]:
-            stack: list[tuple[tuple[Signal, ...], Node]] = [((), top)]
+            stack: list[tuple[tuple[ToolSignal, ...], PrefixNode]] = [((), top)]
             while stack:
                 path, node = stack.pop()
                 yield own, prompt, path, node
@@ -343,15 +344,15 @@ class CausalTree:
                 raise InvalidInput(f"cmlfq: format {told['format']!r} is not {FORMAT}")
             fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
                                       for k, v in told["shape"].items()}
-            tree = CausalTree(Shape(**fields))
+            tree = CausalTree(TreeLimits(**fields))
             tree.newest = int(told["newest"])
             for own, prompt, path, epochs in told["nodes"]:
                 _of_a_tree(prompt, path, epochs)
-                node = tree.prompts.setdefault(prompt, Node()) if own else tree.root
+                node = tree.prompts.setdefault(prompt, PrefixNode()) if own else tree.root
                 for signal in path:
-                    node = node.children.setdefault(Signal(*signal), Node())
+                    node = node.children.setdefault(ToolSignal(*signal), PrefixNode())
                 for epoch, cells in epochs:
-                    tally = node.by_epoch[epoch] = Tally()
+                    tally = node.by_epoch[epoch] = LengthHistogram()
                     for cell, n, total in cells:
                         tally.cells[cell] = (n, total)
                         tally.count += n
@@ -372,18 +373,18 @@ def _of_a_tree(prompt: Any, path: Any, epochs: Any) -> None:
         raise TypeError("a node is not of numbers and tools' names")
 
 
-def _absorb(mine: Node, other: Node) -> None:
+def _absorb(mine: PrefixNode, other: PrefixNode) -> None:
     """Adds another's counts to a node, and all below."""
     stack = [(mine, other)]
     while stack:
         to, of = stack.pop()
         to.recent = None
         for epoch, tally in of.by_epoch.items():
-            to.by_epoch.setdefault(epoch, Tally()).absorb(tally)
-        stack += [(to.children.setdefault(s, Node()), c) for s, c in of.children.items()]
+            to.by_epoch.setdefault(epoch, LengthHistogram()).absorb(tally)
+        stack += [(to.children.setdefault(s, PrefixNode()), c) for s, c in of.children.items()]
 
 
-def _forget(top: Node, first: int) -> None:
+def _forget(top: PrefixNode, first: int) -> None:
     """Drops epochs before `first`, and what was seen in none since."""
     stack = [top]
     while stack:
@@ -395,7 +396,7 @@ def _forget(top: Node, first: int) -> None:
         stack += node.children.values()
 
 
-def _plain_shape(shape: Shape) -> dict[str, Any]:
+def _plain_shape(shape: TreeLimits) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value
             for name, value in vars(shape).items()}
 
@@ -407,7 +408,7 @@ class _Live:
 
     def __init__(self, prompt: int) -> None:
         self.prompt, self.bucket = prompt, 0
-        self.path: list[Signal] = []
+        self.path: list[ToolSignal] = []
         self.generated: list[int] = []
 
 
@@ -453,7 +454,7 @@ class Cmlfq:
         self._live[request] = _Live(prompt)
         return 0
 
-    def returned(self, request: int, signal: Signal, generated: int) -> int:
+    def returned(self, request: int, signal: ToolSignal, generated: int) -> int:
         """A tool returned after so many generated tokens: the bucket for what follows."""
         live = self._live[request]
         live.path.append(signal)
@@ -466,7 +467,7 @@ class Cmlfq:
         live = self._live[request]
         return self.tree.belief(live.prompt, live.path, live.generated)
 
-    def story(self, request: int) -> tuple[int, Path, Sequence[int]]:
+    def story(self, request: int) -> tuple[int, ToolPath, Sequence[int]]:
         """Its prompt, what was returned to it, and how much it had generated by each return."""
         live = self._live[request]
         return live.prompt, live.path, live.generated

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...domain.rollouts import RolloutService, RolloutsSpec, Routed, Turn
-from .cmlfq import CausalTree, Cmlfq, Shape, Signal, bucket_of
-from .rollout_router import STAY, Ask, KvCost, RolloutInstance, Route, Router, nearness
+from .cmlfq import CausalTree, Cmlfq, ToolSignal, TreeLimits, bucket_of
+from .rollout_router import STAY, KvCost, RolloutInstance, Route, Router, RouteRequest, nearness
 
 TRAJECTORIES_MAX = 30_000  # without a turn, some 5 kB each; the one that rests longest goes first
 _TOOL_MAX = 64  # characters of a tool's name
@@ -30,7 +30,7 @@ _NEVER_NS = 1 << 50  # for a token that cannot be moved
 
 
 @dataclass(slots=True)
-class Trajectory:
+class TrajectoryEntry:
     """A trajectory between its first turn and its end."""
 
     number: int
@@ -41,7 +41,7 @@ class Trajectory:
     bucket: int = 0
     generated: int = 0  # as its last turn said
     turns: dict[int, Turn] = field(default_factory=dict)  # by action; the first is asked for
-    signals: list[Signal] = field(default_factory=list)  # since its last turn
+    signals: list[ToolSignal] = field(default_factory=list)  # since its last turn
     decisions: list[tuple[int, int]] = field(default_factory=list)  # (generated, bucket)
     seen: bool = False  # it had a turn that was dealt
     counted: int = 0  # the action of the turn that was counted last
@@ -100,9 +100,10 @@ class RolloutPool:
         self.lesson = CausalTree(shape_of(spec))  # what this pool learned itself
         self.queues = Cmlfq(CausalTree(shape_of(spec)), spec.edges, spec.rule)
         self._epochs = Epochs(max(1, spec.enough // spec.epochs), spec.epochs)
-        self._names: dict[tuple[int, str], Trajectory] = {}  # by client and name; idle ones first
-        self._numbers: dict[int, Trajectory] = {}
-        self._actions: dict[int, Trajectory] = {}
+        # by client and name; idle ones first
+        self._names: dict[tuple[int, str], TrajectoryEntry] = {}
+        self._numbers: dict[int, TrajectoryEntry] = {}
+        self._actions: dict[int, TrajectoryEntry] = {}
         self._next_number = 1
         self._closed: dict[str, int] = {}  # services that turns are not dealt to, until when
         self._pauses: dict[str, int] = {}  # how long they were closed the last time
@@ -201,7 +202,7 @@ class RolloutPool:
 
     # ---- trajectories ------------------------------------------------------------------------
 
-    def signal(self, client: int, name: str, signal: Signal, at: int) -> None:
+    def signal(self, client: int, name: str, signal: ToolSignal, at: int) -> None:
         """A tool returned to a trajectory; one that is not known, or had no turn, is no error."""
         one = self._names.get((client, name))
         if one is not None and len(one.signals) < self.spec.depth:
@@ -231,7 +232,7 @@ class RolloutPool:
         for owner, name in [key for key in self._names if key[0] == client]:
             self.ended(owner, name, -1)
 
-    def _learn(self, one: Trajectory, tokens: int, step: int) -> None:
+    def _learn(self, one: TrajectoryEntry, tokens: int, step: int) -> None:
         epoch = self._epochs.of(step)
         prompt, path, generated = self.queues.story(one.number)
         self.lesson.learn(prompt, epoch, path, generated, tokens)
@@ -242,10 +243,10 @@ class RolloutPool:
         self.queues.tree, self.lesson = all_learned, own
         self._epochs = Epochs(self._epochs.share, self._epochs.kept, all_learned.newest + 1)
 
-    def _trajectory(self, client: int, turn: Turn, at: int) -> Trajectory:
+    def _trajectory(self, client: int, turn: Turn, at: int) -> TrajectoryEntry:
         one = self._names.get((client, turn.trajectory))
         if one is None:
-            one = Trajectory(self._next_number, client, turn.trajectory, turn.prompt, at)
+            one = TrajectoryEntry(self._next_number, client, turn.trajectory, turn.prompt, at)
             self._next_number += 1
             self._numbers[one.number] = self._names[client, turn.trajectory] = one
             self.queues.started(one.number, turn.prompt)
@@ -253,7 +254,7 @@ class RolloutPool:
         self._expire(at)
         return one
 
-    def _ask(self, one: Trajectory) -> None:
+    def _ask(self, one: TrajectoryEntry) -> None:
         """Its first turn stands in line, in the bucket that its tools' returns say."""
         turn = next(iter(one.turns.values()))
         one.generated = max(one.generated, turn.generated)
@@ -261,9 +262,9 @@ class RolloutPool:
         if not one.gone:
             for signal in signals:
                 one.bucket = self.queues.returned(one.number, signal, one.generated)
-        self.router.wait(Ask(one.number, one.bucket, turn.context, self._remaining(one)))
+        self.router.wait(RouteRequest(one.number, one.bucket, turn.context, self._remaining(one)))
 
-    def _remaining(self, one: Trajectory) -> int:
+    def _remaining(self, one: TrajectoryEntry) -> int:
         """Tokens that are believed to be left of it; the most of its bucket where nothing is."""
         belief = None if one.gone else self.queues.believed(one.number)
         if belief is not None:
@@ -271,7 +272,7 @@ class RolloutPool:
         edges = self.spec.edges
         return edges[min(one.bucket, len(edges) - 1)] if edges else 1_000
 
-    def _touch(self, one: Trajectory, at: int) -> None:
+    def _touch(self, one: TrajectoryEntry, at: int) -> None:
         if self._names.pop((one.client, one.name), None) is not None:
             one.touched = at
             self._names[one.client, one.name] = one
@@ -288,7 +289,7 @@ class RolloutPool:
             else:
                 self.ended(one.client, one.name, -1)
 
-    def _forget(self, one: Trajectory) -> None:
+    def _forget(self, one: TrajectoryEntry) -> None:
         self.queues.dropped(one.number)
         self.router.forget(one.number)
         del self._numbers[one.number]
@@ -393,11 +394,11 @@ class RolloutPool:
         assert self.router.waiting <= len(self._numbers)
 
 
-def shape_of(spec: RolloutsSpec) -> Shape:
+def shape_of(spec: RolloutsSpec) -> TreeLimits:
     """How the pool's tree sees.
 
     Raises:
         InvalidInput: a field is wrong; names it.
     """
-    return Shape(spec.payload_edges, spec.depth, spec.least, spec.enough, spec.epochs,
-                 spec.nodes_max, spec.since)
+    return TreeLimits(spec.payload_edges, spec.depth, spec.least, spec.enough, spec.epochs,
+                      spec.nodes_max, spec.since)

@@ -52,7 +52,7 @@ class KvCost:
     crowded: int = 2000
 
 
-class Ask(NamedTuple):
+class RouteRequest(NamedTuple):
     """A request's next turn: its bucket, its context and what is believed to be left (tokens)."""
 
     request: int
@@ -88,7 +88,7 @@ class Router:
         self._on: dict[int, dict[int, None]] = {}  # instance -> its requests
         self._at: dict[int, int] = {}  # request -> where it runs
         self._kv: dict[int, int] = {}  # request -> where its KV lies
-        self._line: dict[int, Ask] = {}  # waits
+        self._line: dict[int, RouteRequest] = {}  # waits
         self._quiet = False  # nobody can be placed, as was found out already
 
     # ---- instances ---------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Router:
         return list(self._line).index(request) if request in self._line else -1
 
     @property
-    def line(self) -> list[Ask]:
+    def line(self) -> list[RouteRequest]:
         """The turns that wait, first come first."""
         return list(self._line.values())
 
@@ -168,7 +168,7 @@ class Router:
 
     # ---- requests ----------------------------------------------------------------------------
 
-    def ask(self, ask: Ask) -> Route | None:
+    def ask(self, ask: RouteRequest) -> Route | None:
         """Places a turn, or None: it waits and comes out of `left` or `add`.
 
         Raises:
@@ -186,7 +186,7 @@ class Router:
             route = placed
         return route
 
-    def wait(self, ask: Ask) -> None:
+    def wait(self, ask: RouteRequest) -> None:
         """A turn stands in the line. O(instances)."""
         assert ask.request not in self._at, f"request {ask.request} runs already"
         assert ask.request not in self._line, f"request {ask.request} waits already"
@@ -266,7 +266,7 @@ class Router:
             placed.append(route)
         return placed
 
-    def _choose(self, ask: Ask) -> Route | None:
+    def _choose(self, ask: RouteRequest) -> Route | None:
         home = self._instances.get(self._kv.get(ask.request, -1))
         for most in (self._cost.crowded, ANY):  # first those that are not crowded
             for bucket in self._outwards(ask.bucket):
@@ -277,7 +277,7 @@ class Router:
                     return self._worth(ask, home, self._least(there, ask, home))
         return None
 
-    def _least(self, there: list[RolloutInstance], ask: Ask, home: RolloutInstance | None
+    def _least(self, there: list[RolloutInstance], ask: RouteRequest, home: RolloutInstance | None
                ) -> Route:
         """The one with the least expected time; who would queue comes last."""
         best: tuple[tuple[int, int, int, int], Route] | None = None
@@ -296,12 +296,13 @@ class Router:
         """How much its requests lengthen its step, 1/1000."""
         return 1000 * len(self._on[instance.id]) * instance.request_ns // instance.step_ns
 
-    def _open_to(self, instance: RolloutInstance, ask: Ask, home: RolloutInstance | None) -> bool:
+    def _open_to(self, instance: RolloutInstance, ask: RouteRequest,
+                 home: RolloutInstance | None) -> bool:
         """Whether a larger degree takes a request of a smaller bucket: it has its KV, or idles."""
         return instance.bucket > ask.bucket and (
             instance is home or self._crowd(instance) < self._cost.idle)
 
-    def _worth(self, ask: Ask, home: RolloutInstance | None, route: Route) -> Route:
+    def _worth(self, ask: RouteRequest, home: RolloutInstance | None, route: Route) -> Route:
         """The route, or staying where the KV is, if moving costs too much for what is left."""
         target = self._instances[route.instance]
         if (home is None or home.bucket == target.bucket or not self._room(home, ask)
@@ -315,7 +316,7 @@ class Router:
         there = sorted({i.bucket for i in self._instances.values()})
         return sorted(there, key=lambda b: nearness(bucket, b))
 
-    def _room(self, instance: RolloutInstance, ask: Ask) -> bool:
+    def _room(self, instance: RolloutInstance, ask: RouteRequest) -> bool:
         return ask.context <= instance.context_max and self._free(instance)
 
     def _free(self, instance: RolloutInstance) -> bool:

@@ -15,7 +15,7 @@ HORIZON = 4  # restores: how far ahead calls are expected
 YOUNG = 8  # a rate is believed once this part of a horizon was seen
 HORIZON_MIN_NS = 1_000_000_000
 
-Kind = tuple[str, tuple[int, ...]]  # service, degrees
+CallKind = tuple[str, tuple[int, ...]]  # service, degrees
 
 
 class Calls:
@@ -53,8 +53,8 @@ class Demand:
     """Every kind of call that ever came, in order of its first."""
 
     def __init__(self) -> None:
-        self.kinds: dict[Kind, Calls] = {}
-        self.of_service: dict[str, list[Kind]] = {}
+        self.kinds: dict[CallKind, Calls] = {}
+        self.of_service: dict[str, list[CallKind]] = {}
 
     def came(self, action: Action, now: int, restore_ns: int, beliefs: Estimator) -> None:
         """A call was submitted. O(1)."""

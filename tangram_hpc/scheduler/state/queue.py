@@ -38,7 +38,7 @@ _OCTAVE = 7  # the low bits of a bucket of `octaves`
 _T = TypeVar("_T")
 
 
-class Shape(NamedTuple):
+class ActionShape(NamedTuple):
     """What placement needs to know of an action.
 
     `node` is the home node of its session (0: any); `session` its session when that one reserves
@@ -125,12 +125,12 @@ class Turns(Generic[_T]):
                 yield turn, at[turn]
 
 
-class Line:
+class ShapeQueue:
     """Actions of one shape, in order, in their bay."""
 
     __slots__ = ("_head", "actions", "bay", "shape")
 
-    def __init__(self, shape: Shape, bay: Bay) -> None:
+    def __init__(self, shape: ActionShape, bay: Bay) -> None:
         self.shape, self.bay = shape, bay
         self.actions: Turns[int] = Turns()
         self._head = 0  # the turn under which its bay knows it
@@ -147,11 +147,11 @@ class Bay:
 
     def __init__(self, key: str, node: int, share: ClientShare, group: int) -> None:
         self.key, self.node, self.share, self.group = key, node, share, group
-        self.lines: dict[Shape, Line] = {}
+        self.lines: dict[ActionShape, ShapeQueue] = {}
         self.passed = 0  # how many left although somebody had waited longer
-        self.heads: Turns[Line] = Turns()  # each line at the turn of its first action
+        self.heads: Turns[ShapeQueue] = Turns()  # each line at the turn of its first action
 
-    def refresh(self, line: Line) -> None:
+    def refresh(self, line: ShapeQueue) -> None:
         """A line's first action may be another one now."""
         head = line.actions.first() if line.actions.at else 0
         if head == line._head:
@@ -176,7 +176,7 @@ class ReadyQueue:
     def __init__(self) -> None:
         self.pools: dict[str, dict[tuple[str, int], _Bays]] = {}
         # turn, line, and how many had left its bay out of order when it came
-        self._place: dict[int, tuple[int, Line, int]] = {}
+        self._place: dict[int, tuple[int, ShapeQueue, int]] = {}
         self._shares: dict[str, PoolShares] = {}
         self._last = 0
 
@@ -208,10 +208,10 @@ class ReadyQueue:
         of an action without a profile, where its bay has too many lines to tell classes apart.
         `counted`: what `take` returned for a grant of it that came back; 0 for none."""
         size, key = size_of(action.profile), action.key
-        shape = Shape(key, action.degrees, action.mem_mib, action.gpus, action.component,
-                      node, session, "" if size else action.name, size, action.resizable,
-                      action.guarded, action.kind is Kind.GRANT,
-                      octaves(action.timeout_ns) if action.timeout_ns else 0)
+        shape = ActionShape(key, action.degrees, action.mem_mib, action.gpus, action.component,
+                            node, session, "" if size else action.name, size, action.resizable,
+                            action.guarded, action.kind is Kind.GRANT,
+                            octaves(action.timeout_ns) if action.timeout_ns else 0)
         pool, client = pool_of(key, action.degrees[-1]), client_of(action.id)
         group = TRAJECTORY if trajectory_of(action) else SINGLE
         shares = self._pool(pool)
@@ -235,7 +235,7 @@ class ReadyQueue:
                 shape = shape._replace(name="", size=octaves(believed(action)[1]) | _OCTAVE)
                 line = bay.lines.get(shape)
             if line is None:
-                line = bay.lines[shape] = Line(shape, bay)
+                line = bay.lines[shape] = ShapeQueue(shape, bay)
         line.actions.add(turn, action.id)
         bay.refresh(line)
         self._place[action.id] = (turn, line, bay.passed)
@@ -254,7 +254,7 @@ class ReadyQueue:
         line.bay.share.counted.pop(action, None)
         self._leave(turn, line)
 
-    def _leave(self, turn: int, line: Line) -> None:
+    def _leave(self, turn: int, line: ShapeQueue) -> None:
         bay = line.bay
         bay.passed += turn != bay.heads.first()
         line.actions.drop(turn)
@@ -273,7 +273,7 @@ class ReadyQueue:
                 if not self.pools[pool]:
                     del self.pools[pool]
 
-    def shape_of(self, action: int) -> Shape:
+    def shape_of(self, action: int) -> ActionShape:
         """The shape of an action that waits here."""
         return self._place[action][1].shape
 
@@ -313,18 +313,18 @@ class Walk:
 
     def __init__(self, bays: Iterable[Bay]) -> None:
         # (turn, action, line, rest of the line, lines of its bay that are not yet seen)
-        self._ahead: list[tuple[int, int, Line, Iterator[tuple[int, int]] | None,
-                                Iterator[tuple[int, Line]] | None]] = []
+        self._ahead: list[tuple[int, int, ShapeQueue, Iterator[tuple[int, int]] | None,
+                                Iterator[tuple[int, ShapeQueue]] | None]] = []
         for bay in bays:
             self._open(bay.heads.walk())
 
-    def _open(self, lines: Iterator[tuple[int, Line]]) -> None:
+    def _open(self, lines: Iterator[tuple[int, ShapeQueue]]) -> None:
         found = next(lines, None)
         if found is not None:
             turn, line = found
             heapq.heappush(self._ahead, (turn, line.actions.at[turn], line, None, lines))
 
-    def head(self) -> tuple[int, Shape] | None:
+    def head(self) -> tuple[int, ActionShape] | None:
         """The first action of those left, and its shape; None at the end."""
         return (self._ahead[0][1], self._ahead[0][2].shape) if self._ahead else None
 
@@ -365,7 +365,7 @@ class Rotation(Walk):
     def __init__(self, lists: Iterable[list[Bay]]) -> None:
         self._rounds = Rounds((some[0].share, some[0].group, Walk(some)) for some in lists)
 
-    def head(self) -> tuple[int, Shape] | None:
+    def head(self) -> tuple[int, ActionShape] | None:
         """The first action of those left, and its shape; None at the end."""
         walk = self._rounds.current()
         return walk.head() if walk is not None else None

@@ -19,7 +19,7 @@ def speed(serial: int, units: int) -> int:
 
 
 @lru_cache(maxsize=1 << 12)
-def steps(serial: int, top: int) -> tuple[int, ...]:
+def speed_gains(serial: int, top: int) -> tuple[int, ...]:
     """What each further unit adds to the speed; never 0, so that idle units are lent."""
     return tuple(max(1, speed(serial, k + 1) - speed(serial, k)) for k in range(top))
 

@@ -23,14 +23,14 @@ class WrongCall(Exception):
 
 
 @dataclass(frozen=True)
-class Score:
+class ScoreRequest:
     """One number (or a list of them, one for each class) for each text."""
 
     texts: list[Text]
 
 
 @dataclass(frozen=True)
-class Logprobs:
+class LogprobsRequest:
     """For each pair, the log-probabilities of the completion's tokens, each given all before it."""
 
     prompts: list[Text]
@@ -38,7 +38,7 @@ class Logprobs:
 
 
 @dataclass(frozen=True)
-class Generate:
+class GenerateRequest:
     """A continuation of each prompt. `temperature` 0 takes the likeliest token."""
 
     prompts: list[Text]
@@ -47,41 +47,42 @@ class Generate:
     seed: int | None = None
 
 
-Asked = Union[Score, Logprobs, Generate]  # noqa: UP007
+EngineRequest = Union[ScoreRequest, LogprobsRequest, GenerateRequest]  # noqa: UP007
 _LISTS = ("texts", "prompts", "completions")
 _MOST = 1 << 31  # below it lies every number of a call; others cannot even be told
 
 
-def size(asked: Asked) -> int:
+def answer_count(asked: EngineRequest) -> int:
     """How many answers it wants."""
-    return len(asked.texts if isinstance(asked, Score) else asked.prompts)
+    return len(asked.texts if isinstance(asked, ScoreRequest) else asked.prompts)
 
 
-def alike(asked: Asked) -> tuple[object, ...]:
+def alike(asked: EngineRequest) -> tuple[object, ...]:
     """Those that say the same may go into one request."""
-    if isinstance(asked, Logprobs):
+    if isinstance(asked, LogprobsRequest):
         return ("logprobs",)
-    texts = asked.texts if isinstance(asked, Score) else asked.prompts
+    texts = asked.texts if isinstance(asked, ScoreRequest) else asked.prompts
     kind = type(texts[0]) if texts else None
-    if isinstance(asked, Score):
+    if isinstance(asked, ScoreRequest):
         return ("score", kind)
     return ("generate", kind, asked.max_new_tokens, asked.temperature, asked.seed)
 
 
-def joined(many: Sequence[Asked]) -> Asked:
+def joined(many: Sequence[EngineRequest]) -> EngineRequest:
     """One that asks for what many do that are alike, in their order."""
     first: Any = many[0]
     return replace(first, **{name: [text for one in many for text in getattr(one, name)]
                              for name in _LISTS if hasattr(first, name)})
 
 
-def read(request: ServiceRequest) -> Asked:
+def read(request: ServiceRequest) -> EngineRequest:
     """What a call asks for.
 
     Raises:
         WrongCall: it is none of the three, or a field is wrong.
     """
-    kind = {"score": Score, "logprobs": Logprobs, "generate": Generate}.get(request.method)
+    kind = {"score": ScoreRequest, "logprobs": LogprobsRequest,
+            "generate": GenerateRequest}.get(request.method)
     if kind is None:
         raise WrongCall(f"method: {request.method!r} is not one of score, logprobs, generate")
     try:
@@ -99,10 +100,10 @@ def read(request: ServiceRequest) -> Asked:
     for name in _LISTS:
         if hasattr(asked, name):
             _texts(request.method, name, getattr(asked, name))
-    if isinstance(asked, Logprobs) and len(asked.prompts) != len(asked.completions):
+    if isinstance(asked, LogprobsRequest) and len(asked.prompts) != len(asked.completions):
         raise WrongCall(f"logprobs: completions: {len(asked.completions)} of them for "
                         f"{len(asked.prompts)} prompts")
-    if isinstance(asked, Generate):
+    if isinstance(asked, GenerateRequest):
         _sampling(asked)
     return asked
 
@@ -121,7 +122,7 @@ def _texts(method: str, name: str, found: Any) -> None:
         raise WrongCall(f"{method}: {name}: must be a list of str, or of lists of token ids")
 
 
-def _sampling(asked: Generate) -> None:
+def _sampling(asked: GenerateRequest) -> None:
     if type(asked.max_new_tokens) is not int or (
             not 0 < asked.max_new_tokens < _MOST):
         raise WrongCall("generate: max_new_tokens: must be a whole number above 0, of 31 bits")

@@ -22,14 +22,25 @@ from ...ports import (
     ServiceRequest,
 )
 from ...protocol.value import encode_value
-from .asked import Asked, Generate, Logprobs, Score, Text, WrongCall, alike, joined, read, size
-from .web import Answer, Web
+from .asked import (
+    EngineRequest,
+    GenerateRequest,
+    LogprobsRequest,
+    ScoreRequest,
+    Text,
+    WrongCall,
+    alike,
+    answer_count,
+    joined,
+    read,
+)
+from .web import HttpResponse, Web
 
 T = TypeVar("T")
-Work = Coroutine[Any, Any, T]
+EngineWork = Coroutine[Any, Any, T]
 
 
-class Engine:
+class HttpEngine:
     """One server as one copy of a service (fills `ports.ServiceBackend`).
 
     Args:
@@ -98,7 +109,7 @@ class Engine:
 
     # ---- what they share ---------------------------------------------------------------------
 
-    async def _guarded(self, work: Work[T]) -> T:
+    async def _guarded(self, work: EngineWork[T]) -> T:
         """Does it unless killed. A cancellation of our caller goes on as one."""
         if self._killed:
             work.close()
@@ -136,7 +147,7 @@ class Engine:
             self._refuse(path, answer)
         return said
 
-    def _refuse(self, path: str, answer: Answer) -> None:
+    def _refuse(self, path: str, answer: HttpResponse) -> None:
         where = f"{self._web.where}{path} answered {answer.line()}"
         if answer.unwelcome:
             raise ServiceRefused(f"service {self._name}: token_env: {where}; name the environment "
@@ -148,7 +159,7 @@ class Engine:
         """Posts what parks or wakes it."""
         await self._done(path, await self._web.post(path, body))
 
-    async def _done(self, path: str, answer: Answer) -> None:
+    async def _done(self, path: str, answer: HttpResponse) -> None:
         """Raises OutOfDeviceMemory or ServiceDied unless the answer says that it was done."""
         if answer.ok:
             return
@@ -176,14 +187,14 @@ class Engine:
         raise WrongCall(f"{self._web.where}{path} answered {answer.line()}")
 
 
-class ModelEngine(Engine):
+class ModelEngine(HttpEngine):
     """An engine that holds a model. The calls of a batch that are alike go as one request, which
     costs least here and is batched best there; when that is refused, each goes by itself, so that a
     wrong call harms no other."""
 
     async def _call(self, requests: Sequence[ServiceRequest]) -> list[ServiceReply]:
         replies: dict[int, ServiceReply] = {}
-        groups: dict[tuple[object, ...], dict[int, Asked]] = {}
+        groups: dict[tuple[object, ...], dict[int, EngineRequest]] = {}
         for at, request in enumerate(requests):
             try:
                 asked = read(request)
@@ -195,7 +206,7 @@ class ModelEngine(Engine):
             replies.update(found)
         return [replies[at] for at in range(len(requests))]
 
-    async def _group(self, group: dict[int, Asked]) -> dict[int, ServiceReply]:
+    async def _group(self, group: dict[int, EngineRequest]) -> dict[int, ServiceReply]:
         """Replies to calls that are alike, by their places in the batch."""
         try:
             values = iter(await self._values(joined(list(group.values()))))
@@ -204,22 +215,22 @@ class ModelEngine(Engine):
                 return {at: ServiceReply(error=str(error)) for at in group}
             alone = await together(self._group({at: asked}) for at, asked in group.items())
             return {at: reply for found in alone for at, reply in found.items()}
-        return {at: ServiceReply(value=encode_value(list(islice(values, size(asked)))))
+        return {at: ServiceReply(value=encode_value(list(islice(values, answer_count(asked)))))
                 for at, asked in group.items()}
 
-    async def _values(self, asked: Asked) -> list[Any]:
-        if not size(asked):
+    async def _values(self, asked: EngineRequest) -> list[Any]:
+        if not answer_count(asked):
             return []
-        if isinstance(asked, Score):
+        if isinstance(asked, ScoreRequest):
             return await self._score(asked)
-        if isinstance(asked, Generate):
+        if isinstance(asked, GenerateRequest):
             return await self._generate(asked)
         return await self._logprobs(asked)
 
-    async def _score(self, asked: Score) -> list[Any]:
+    async def _score(self, asked: ScoreRequest) -> list[Any]:
         raise NotImplementedError
 
-    async def _generate(self, asked: Generate) -> list[str]:
+    async def _generate(self, asked: GenerateRequest) -> list[str]:
         raise NotImplementedError
 
     async def _following(
@@ -228,7 +239,7 @@ class ModelEngine(Engine):
         """Log-probabilities of completions of at least one token each."""
         raise NotImplementedError
 
-    async def _logprobs(self, asked: Logprobs) -> list[list[float | None]]:
+    async def _logprobs(self, asked: LogprobsRequest) -> list[list[float | None]]:
         """A prompt gets the tokenizer's special tokens and a completion none; both are tokenised by
         themselves, so that a completion's tokens never depend on its prompt. Where a trainer has
         sampled other tokens than its text gives, it sends ids. A first token that nothing precedes
@@ -267,7 +278,7 @@ class ModelEngine(Engine):
         return WrongCall(f"{self._web.where}{path}: its answer has no fitting {lacks!r}")
 
 
-async def together(works: Iterable[Work[T]]) -> list[T]:
+async def together(works: Iterable[EngineWork[T]]) -> list[T]:
     """All at once; when one raises, the others are dropped first."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:

@@ -12,7 +12,7 @@ from ...config.services import HttpService, SglangService, VllmService, options_
 from ...domain.service import ServiceSpec
 from ...errors import InvalidInput
 from ...ports import ServiceBackend, ServicePlace, ServiceRefused
-from .plain import PlainEngine
+from .plain_http import PlainEngine
 from .sglang import SglangEngine
 from .vllm import VllmEngine
 from .web import Web

@@ -27,7 +27,7 @@ from typing import Any
 
 from ...config.services import SglangService
 from ...ports import ServiceDied, ServiceRefused
-from .asked import Generate, Score, Text, WrongCall
+from .asked import GenerateRequest, ScoreRequest, Text, WrongCall
 from .engine import ModelEngine
 from .web import Web
 
@@ -37,7 +37,7 @@ NEEDED = {"enable_memory_saver": "--enable-memory-saver",
 
 
 class SglangEngine(ModelEngine):
-    """One SGLang server (see `Engine`)."""
+    """One SGLang server (see `HttpEngine`)."""
 
     def __init__(self, name: str, web: Web, weights_mib: int, options: SglangService) -> None:
         super().__init__(name, web, weights_mib)
@@ -107,7 +107,7 @@ class SglangEngine(ModelEngine):
 
     # ---- calls -------------------------------------------------------------------------------
 
-    async def _score(self, asked: Score) -> list[Any]:
+    async def _score(self, asked: ScoreRequest) -> list[Any]:
         rows = self._rows("/classify", await self._answered("/classify", _input(asked.texts)),
                           len(asked.texts))
         if not all(isinstance(row.get("embedding"), list) and row["embedding"] for row in rows):
@@ -115,7 +115,7 @@ class SglangEngine(ModelEngine):
         return [row["embedding"][0] if len(row["embedding"]) == 1 else row["embedding"]
                 for row in rows]
 
-    async def _generate(self, asked: Generate) -> list[str]:
+    async def _generate(self, asked: GenerateRequest) -> list[str]:
         sampling: dict[str, Any] = {"max_new_tokens": asked.max_new_tokens,
                                     "temperature": asked.temperature}
         if asked.seed is not None and asked.temperature:

@@ -25,7 +25,7 @@ from typing import Any
 
 from ...config.services import VllmService
 from ...ports import OutOfDeviceMemory, ServiceDied, ServiceRefused
-from .asked import Generate, Score
+from .asked import GenerateRequest, ScoreRequest
 from .engine import ModelEngine
 from .web import Web
 
@@ -33,7 +33,7 @@ REMEDY = "start vLLM with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"
 
 
 class VllmEngine(ModelEngine):
-    """One vLLM server (see `Engine`)."""
+    """One vLLM server (see `HttpEngine`)."""
 
     def __init__(self, name: str, web: Web, weights_mib: int, options: VllmService) -> None:
         super().__init__(name, web, weights_mib if options.sleep_level == 1 else 0)
@@ -99,7 +99,7 @@ class VllmEngine(ModelEngine):
 
     # ---- calls -------------------------------------------------------------------------------
 
-    async def _score(self, asked: Score) -> list[Any]:
+    async def _score(self, asked: ScoreRequest) -> list[Any]:
         # `activation` is what the older of the versions that can leave it out call it
         said = await self._answered("/classify", self._named(
             {"input": asked.texts, "use_activation": False, "activation": False}))
@@ -108,7 +108,7 @@ class VllmEngine(ModelEngine):
             raise self._odd("/classify", "probs")
         return [row["probs"][0] if len(row["probs"]) == 1 else row["probs"] for row in rows]
 
-    async def _generate(self, asked: Generate) -> list[str]:
+    async def _generate(self, asked: GenerateRequest) -> list[str]:
         body = {"prompt": asked.prompts, "max_tokens": asked.max_new_tokens,
                 "temperature": asked.temperature, "n": 1}
         if asked.seed is not None:

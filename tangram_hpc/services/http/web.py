@@ -25,7 +25,7 @@ _MEMORY = re.compile(r"out of (device |gpu )?memory|OutOfMemory", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     """What came back. `text` has no token in it."""
 
     status: int
@@ -97,11 +97,11 @@ class Web:
             limits=httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=0),
             trust_env=False, follow_redirects=False)
 
-    async def get(self, path: str) -> Answer:
+    async def get(self, path: str) -> HttpResponse:
         """Raises ServiceDied when no answer comes."""
         return await self._send("GET", path, None)
 
-    async def post(self, path: str, body: Any = None) -> Answer:
+    async def post(self, path: str, body: Any = None) -> HttpResponse:
         """Sends `body` as JSON, or nothing. Raises ServiceDied when no answer comes."""
         return await self._send("POST", path, None if body is None else json.dumps(body))
 
@@ -109,7 +109,7 @@ class Web:
         """Leaves no connection."""
         await self._client.aclose()
 
-    async def _send(self, method: str, path: str, content: str | None) -> Answer:
+    async def _send(self, method: str, path: str, content: str | None) -> HttpResponse:
         try:
             answer = await self._client.request(
                 method, self._url + path, content=content,
@@ -121,7 +121,7 @@ class Web:
             why = " ".join(str(error).split()) or type(error).__name__
             raise ServiceDied(f"{self.where} cannot be reached: {self._clean(why)[:_CUT]}"
                               ) from None
-        return Answer(answer.status_code, self._clean(answer.text))
+        return HttpResponse(answer.status_code, self._clean(answer.text))
 
     def _clean(self, text: str) -> str:
         return text.replace(self._token, "***") if self._token else text

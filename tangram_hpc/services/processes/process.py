@@ -30,7 +30,7 @@ from ...ports import (
     ServiceRequest,
 )
 from ...protocol import service_frames as frames
-from ...sandbox import environ
+from ...sandbox import environment
 
 RUNNER = "tangram_hpc.services.torch.torch_runner"
 _CLOSE_S = 10.0  # after an order to exit; then it is killed
@@ -38,7 +38,7 @@ _EXIT_S = 2.0  # after it has closed its socket; then it is killed
 _REAP_S = 0.005
 _TAIL = 4096  # bytes; where the last line of its output is looked for
 _PREFIXES = ("CUDA_", "NVIDIA_", "NCCL_", "TORCH_", "PYTORCH_")
-_Answer = TypeVar("_Answer", bound=frames.Frame)
+_Answer = TypeVar("_Answer", bound=frames.ServiceFrame)
 
 
 class ProcessBackend:
@@ -53,13 +53,13 @@ class ProcessBackend:
         load_s: how long loading may take, seconds.
     """
 
-    def __init__(self, load: frames.Load, place: ServicePlace, load_s: float) -> None:
+    def __init__(self, load: frames.LoadModel, place: ServicePlace, load_s: float) -> None:
         self._load, self._place, self._load_s = load, place, load_s
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._watch: asyncio.Task[None] | None = None
         self._log: IO[bytes] | None = None
-        self._waiting: asyncio.Future[frames.Answer] | None = None
+        self._waiting: asyncio.Future[frames.RunnerAnswer] | None = None
         self._ending = False  # it has closed its socket
         self._ended = ""  # how it ended; nothing is left of it then
 
@@ -88,20 +88,20 @@ class ProcessBackend:
 
     async def wake(self, gpus: tuple[int, ...]) -> None:
         """See `ports.ServiceBackend.wake`."""
-        await self._ask(frames.Wake(self._place.gpus.index(gpus[0])), frames.Done)
+        await self._ask(frames.Wake(self._place.gpus.index(gpus[0])), frames.CopyMoved)
 
     async def call(self, requests: Sequence[ServiceRequest]) -> list[ServiceReply]:
         """See `ports.ServiceBackend.call`."""
         if sum(len(r.arguments) + len(r.method) + 16 for r in requests) > frames.FRAME_MAX:
             told = f"arguments: a batch of more than {frames.FRAME_MAX} bytes; send less at once"
             return [ServiceReply(error=told) for _ in requests]
-        order = frames.Call(tuple((r.method, r.arguments) for r in requests))
+        order = frames.CallBatch(tuple((r.method, r.arguments) for r in requests))
         answer = await self._ask(order, frames.Answers)
         return [ServiceReply(value, error) for value, error in answer.replies]
 
     async def park(self) -> None:
         """See `ports.ServiceBackend.park`."""
-        await self._ask(frames.Park(), frames.Done)
+        await self._ask(frames.Park(), frames.CopyMoved)
 
     def kill(self) -> None:
         """See `ports.ServiceBackend.kill`; `close` waits until nothing is left."""
@@ -116,7 +116,7 @@ class ProcessBackend:
             self._ended = self._ended or "it was closed"
             return
         if not self._ending:
-            self._writer.write(frames.frame(frames.Close()))
+            self._writer.write(frames.frame(frames.ExitRunner()))
         try:
             await asyncio.wait_for(asyncio.shield(self._watch), _CLOSE_S)
         except asyncio.TimeoutError:
@@ -145,7 +145,7 @@ class ProcessBackend:
         reader, self._writer = await asyncio.open_connection(sock=here)
         self._watch = asyncio.get_running_loop().create_task(self._read(reader))
 
-    async def _ask(self, order: frames.Frame, kind: type[_Answer]) -> _Answer:
+    async def _ask(self, order: frames.ServiceFrame, kind: type[_Answer]) -> _Answer:
         if self._ending and self._watch is not None:
             await asyncio.shield(self._watch)
         if self._ended:
@@ -162,7 +162,7 @@ class ProcessBackend:
             self._waiting = None
         if isinstance(answer, frames.NoRoom):
             raise OutOfDeviceMemory(answer.text)
-        if isinstance(answer, frames.Refused):
+        if isinstance(answer, frames.ModelRefused):
             raise ServiceRefused(answer.text)
         if not isinstance(answer, kind):
             self.kill()
@@ -216,7 +216,7 @@ class ProcessBackend:
 def _environment(place: ServicePlace) -> dict[str, str]:
     """A runner's environment: what a runner of functions gets, what concerns GPUs, and its place's
     own. Caches go to its scratch; the network is never asked."""
-    kept = environ.for_child_processes(os.environ)
+    kept = environment.for_child_processes(os.environ)
     kept |= {n: v for n, v in os.environ.items() if n.startswith(_PREFIXES)}
     package = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
     paths = [p for p in kept.get("PYTHONPATH", "").split(os.pathsep) if p]

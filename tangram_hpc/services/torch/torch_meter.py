@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class Meter(TorchDispatchMode):
+class TensorMemoryMeter(TorchDispatchMode):
     """Counts every byte that is allocated for tensors while it is active, until that is freed.
 
     Args:

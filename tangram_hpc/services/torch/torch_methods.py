@@ -34,7 +34,7 @@ _PROBE = 8  # tokens, from all over the vocabulary: one alone may have no weight
 
 
 @dataclass(frozen=True)
-class Asked:
+class BatchRow:
     """One row of a batch: its tokens, and what of them is asked."""
 
     tokens: list[int]
@@ -44,7 +44,7 @@ class Asked:
     seed: int = 0
 
 
-class Engine:
+class ForwardPass:
     """The model's forward pass for padded rows of tokens."""
 
     def __init__(self, module: Any, tokenizer: Any, device: torch.device) -> None:
@@ -95,31 +95,31 @@ class Engine:
 class Method(Protocol):
     """One thing that a model is asked."""
 
-    def __init__(self, engine: Engine, reader: Reader) -> None: ...
+    def __init__(self, engine: ForwardPass, reader: Reader) -> None: ...
 
-    def read(self, arguments: bytes) -> list[Asked]:
+    def read(self, arguments: bytes) -> list[BatchRow]:
         """The rows of one request. Raises Wrong."""
         ...
 
-    def run(self, asked: Sequence[Asked]) -> list[Any]:
+    def run(self, asked: Sequence[BatchRow]) -> list[Any]:
         """The answer to each row, in their order."""
         ...
 
 
-class Score:
+class ScoreMethod:
     """A reward model's scores."""
 
-    def __init__(self, engine: Engine, reader: Reader) -> None:
+    def __init__(self, engine: ForwardPass, reader: Reader) -> None:
         self._engine, self._reader = engine, reader
 
-    def read(self, arguments: bytes) -> list[Asked]:
+    def read(self, arguments: bytes) -> list[BatchRow]:
         """See `Method.read`."""
         rows = self._reader.sequences(self._reader.fields(arguments, ("texts",)), "texts")
         for i, row in enumerate(rows):
             self._reader.fits(f"texts[{i}]", len(row))
-        return [Asked(row) for row in rows]
+        return [BatchRow(row) for row in rows]
 
-    def run(self, asked: Sequence[Asked]) -> list[float]:
+    def run(self, asked: Sequence[BatchRow]) -> list[float]:
         """See `Method.run`. A decoder's score is read at each row's last token by its place: its
         own way, to look for padding, is misled by texts that end in the padding token."""
         engine = self._engine
@@ -135,13 +135,13 @@ class Score:
         return scores
 
 
-class Logprobs:
+class LogprobsMethod:
     """A teacher's opinion of each token."""
 
-    def __init__(self, engine: Engine, reader: Reader) -> None:
+    def __init__(self, engine: ForwardPass, reader: Reader) -> None:
         self._engine, self._reader = engine, reader
 
-    def read(self, arguments: bytes) -> list[Asked]:
+    def read(self, arguments: bytes) -> list[BatchRow]:
         """See `Method.read`."""
         fields = self._reader.fields(arguments, ("prompts", "completions"))
         prompts = self._reader.sequences(fields, "prompts")
@@ -151,9 +151,9 @@ class Logprobs:
         pairs = list(zip(prompts, completions, strict=True))
         for i, (prompt, completion) in enumerate(pairs):
             self._reader.fits(f"completions[{i}] with its prompt", len(prompt) + len(completion))
-        return [Asked(prompt + completion, len(prompt)) for prompt, completion in pairs]
+        return [BatchRow(prompt + completion, len(prompt)) for prompt, completion in pairs]
 
-    def run(self, asked: Sequence[Asked]) -> list[Any]:
+    def run(self, asked: Sequence[BatchRow]) -> list[Any]:
         """See `Method.run`."""
         ids, mask = self._engine.rows([each.tokens for each in asked])
         at = [(i, place) for i, each in enumerate(asked)
@@ -181,13 +181,13 @@ class Logprobs:
             yield start, head(states[start : start + step])
 
 
-class Generate:
+class GenerateMethod:
     """Short answers, as of a judge."""
 
     extra: tuple[str, ...] = ()  # fields beside its own
     warmth = 0.0
 
-    def __init__(self, engine: Engine, reader: Reader) -> None:
+    def __init__(self, engine: ForwardPass, reader: Reader) -> None:
         self._engine, self._reader = engine, reader
         own = engine.module.generation_config
         ends = own.eos_token_id if own is not None else None
@@ -195,7 +195,7 @@ class Generate:
             ends = engine.tokenizer.eos_token_id
         self._ends = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
 
-    def read(self, arguments: bytes) -> list[Asked]:
+    def read(self, arguments: bytes) -> list[BatchRow]:
         """See `Method.read`."""
         fields = self._reader.fields(arguments, ("prompts",),
                                      ("max_new_tokens", "temperature", "seed", *self.extra))
@@ -212,19 +212,19 @@ class Generate:
         prompts = self._reader.sequences(fields, "prompts")
         for i, prompt in enumerate(prompts):
             self._reader.fits(f"prompts[{i}] with max_new_tokens", len(prompt) + new)
-        return [Asked(prompt, 0, new, float(warmth), (seed + i) % _MOST)
+        return [BatchRow(prompt, 0, new, float(warmth), (seed + i) % _MOST)
                 for i, prompt in enumerate(prompts)]
 
     def also(self, fields: dict[str, Any]) -> None:
         """Reads the fields beside its own. Raises Wrong."""
 
-    def run(self, asked: Sequence[Asked]) -> list[Any]:
+    def run(self, asked: Sequence[BatchRow]) -> list[Any]:
         """See `Method.run`."""
         told = [[token for token, _ in row] for row in self._go(asked, False)]
         texts: list[str] = self._engine.tokenizer.batch_decode(told, skip_special_tokens=True)
         return texts
 
-    def _go(self, asked: Sequence[Asked], opinions: bool) -> list[list[tuple[int, float]]]:
+    def _go(self, asked: Sequence[BatchRow], opinions: bool) -> list[list[tuple[int, float]]]:
         """New tokens, each with its log-probability where those are wanted. All rows go on until
         the last has ended."""
         engine = self._engine
@@ -253,14 +253,14 @@ class Generate:
         return told
 
 
-class Sample(Generate):
+class Sample(GenerateMethod):
     """Rollouts to be trained on: tokens, how likely each was, and which weights drew them."""
 
     extra = ("min_version",)
     warmth = 1.0
 
     def also(self, fields: dict[str, Any]) -> None:
-        """See `Generate.also`."""
+        """See `GenerateMethod.also`."""
         least = fields.get("min_version", 0)
         if type(least) is not int or not 0 <= least < _MOST:
             raise Wrong("min_version: must be a whole number, at least 0, of 63 bits")
@@ -268,7 +268,7 @@ class Sample(Generate):
             raise Wrong(f"min_version: {least}, and the newest weights are of version "
                         f"{self._engine.version}")
 
-    def run(self, asked: Sequence[Asked]) -> list[Any]:
+    def run(self, asked: Sequence[BatchRow]) -> list[Any]:
         """See `Method.run`."""
         return [{"tokens": np.array([token for token, _ in row], np.int64),
                  "logprobs": np.array([opinion for _, opinion in row]),
@@ -276,8 +276,8 @@ class Sample(Generate):
 
 
 METHODS: dict[str, dict[str, type[Method]]] = {
-    "causal": {"logprobs": Logprobs, "generate": Generate, "sample": Sample},
-    "classifier": {"score": Score},
+    "causal": {"logprobs": LogprobsMethod, "generate": GenerateMethod, "sample": Sample},
+    "classifier": {"score": ScoreMethod},
 }
 
 

@@ -21,8 +21,8 @@ from safetensors import SafetensorError
 from ...protocol import service_frames as frames
 from ...protocol.value import encode_value
 from .torch_fresh import newest
-from .torch_meter import Meter
-from .torch_methods import METHODS, Asked, Engine, Method
+from .torch_meter import TensorMemoryMeter
+from .torch_methods import METHODS, BatchRow, ForwardPass, Method
 from .torch_request import Reader, Wrong
 from .torch_weights import Weights, release
 
@@ -49,7 +49,7 @@ class Model:
         Unservable: there is no such model, or it is of another kind.
     """
 
-    def __init__(self, order: frames.Load) -> None:
+    def __init__(self, order: frames.LoadModel) -> None:
         torch.set_num_threads(order.threads)
         self._device = _device(order.device)
         self._meter = _meter(order.device)
@@ -58,7 +58,7 @@ class Model:
         self._fresh = Path(order.fresh) if order.fresh else None
         self._weights = Weights(module, folder, self._device, mapped=self._fresh is None)
         self.host_mib = -(-self._weights.host_bytes >> 20)
-        engine = self._engine = Engine(module, tokenizer, self._device)
+        engine = self._engine = ForwardPass(module, tokenizer, self._device)
         reader = Reader(tokenizer, module.get_input_embeddings().num_embeddings,
                         _longest(module.config, order.max_len))
         self._methods: dict[str, Method] = {
@@ -89,7 +89,7 @@ class Model:
         replies: list[tuple[bytes, str]] = [(b"", "")] * len(requests)
         if why := self._renew():
             return [(b"", why)] * len(requests)
-        asked: dict[str, list[tuple[int, list[Asked]]]] = {}
+        asked: dict[str, list[tuple[int, list[BatchRow]]]] = {}
         for i, (name, arguments) in enumerate(requests):
             try:
                 if name not in self._methods:
@@ -142,9 +142,9 @@ def _device(kind: str) -> torch.device:
     return torch.device("cuda", 0) if kind == "cuda" else torch.device("cpu")
 
 
-def _meter(kind: str) -> Meter | None:
+def _meter(kind: str) -> TensorMemoryMeter | None:
     mib = os.environ.get(DEVICE_MIB, "")
-    return Meter(int(mib) << 20) if kind == "cpu" and mib else None
+    return TensorMemoryMeter(int(mib) << 20) if kind == "cpu" and mib else None
 
 
 def _longest(config: Any, wanted: int) -> int:
@@ -152,7 +152,7 @@ def _longest(config: Any, wanted: int) -> int:
     return min(wanted, own) if isinstance(own, int) and own > 0 else wanted
 
 
-def _open(folder: Path, order: frames.Load) -> tuple[Any, Any]:
+def _open(folder: Path, order: frames.LoadModel) -> tuple[Any, Any]:
     """The model on the host, and its tokenizer."""
     if not (folder / "config.json").is_file():
         raise Unservable(f"model: {folder} is no folder with a config.json on this node")

@@ -42,10 +42,10 @@ def _serve(control: socket.socket) -> None:
     model: Model | None = None
     while True:
         head = _receive(control, frames.HEAD.size)
-        order = frames.order(_receive(control, frames.size(head))) if head else frames.Close()
-        if isinstance(order, frames.Close):
+        order = frames.order(_receive(control, frames.size(head))) if head else frames.ExitRunner()
+        if isinstance(order, frames.ExitRunner):
             return
-        if isinstance(order, frames.Load):
+        if isinstance(order, frames.LoadModel):
             model, answer = _load(order)
         else:
             assert model is not None, "its first order was not to load"
@@ -53,27 +53,27 @@ def _serve(control: socket.socket) -> None:
         control.sendall(frames.frame(answer))
 
 
-def _load(order: frames.Load) -> tuple[Model | None, frames.Answer]:
+def _load(order: frames.LoadModel) -> tuple[Model | None, frames.RunnerAnswer]:
     from .torch_model import Model, Unservable  # seconds: only when it is wanted
 
     try:
         model = Model(order)
     except Unservable as error:
-        return None, frames.Refused(str(error))
+        return None, frames.ModelRefused(str(error))
     return model, frames.Loaded(model.host_mib)
 
 
-def _carry_out(model: Model, order: frames.Order) -> frames.Answer:
+def _carry_out(model: Model, order: frames.RunnerOrder) -> frames.RunnerAnswer:
     from .torch_model import NoDeviceMemory
 
     try:
-        if isinstance(order, frames.Call):
+        if isinstance(order, frames.CallBatch):
             return frames.Answers(tuple(model.call(order.requests)))
         if isinstance(order, frames.Wake):
             model.wake(order.device)
         else:
             model.park()
-        return frames.Done()
+        return frames.CopyMoved()
     except NoDeviceMemory as error:
         return frames.NoRoom(str(error))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import InvalidInput, MissingExtra, how_to_install
-from .curve_svg import COLOURS, Panel, axes_of, number
+from .curve_svg import COLOURS, Panel, axes_of, tick_text
 
 
 def check() -> None:
@@ -47,7 +47,7 @@ def write(panels: Sequence[Panel], path: Path) -> None:
                  yscale="log")
         for shown, axis in zip((axes.xaxis, axes.yaxis), axes_of(panel, (0, 1), (0, 1)),
                                strict=True):
-            shown.set_ticks(axis.ticks(), [number(value) for value in axis.ticks()])
+            shown.set_ticks(axis.ticks(), [tick_text(value) for value in axis.ticks()])
             shown.set_ticks([], minor=True)
         axes.grid(color="#e4e4e4")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)

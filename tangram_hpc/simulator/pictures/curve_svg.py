@@ -22,7 +22,7 @@ _ROW = 20  # of the legend
 
 
 @dataclass(frozen=True)
-class Line:
+class PolicyCurve:
     """A policy's points in order of x, and its answer as a mark."""
 
     name: str
@@ -45,7 +45,7 @@ class Panel:
     title: str
     x_label: str
     y_label: str
-    lines: Sequence[Line]
+    lines: Sequence[PolicyCurve]
     target: float | None = None
     key: str = "target; a ring is the smallest size that reaches it"
 
@@ -117,12 +117,12 @@ def write(panels: Sequence[Panel], path: Path) -> None:
         raise InvalidInput(f"--plot {path}: {error.strerror}") from None
 
 
-def number(value: float) -> str:
+def tick_text(value: float) -> str:
     """A value as the label of a tick."""
     return f"{value:.6g}" if value < 1e6 else f"{value:.0e}"
 
 
-def _keys(lines: Sequence[Line], key: str) -> list[tuple[str, str, str]]:
+def _keys(lines: Sequence[PolicyCurve], key: str) -> list[tuple[str, str, str]]:
     keys = [(line.legend, _look(i), COLOURS[i % len(COLOURS)]) for i, line in enumerate(lines)]
     return [*keys, (key, 'stroke-width="1.2" stroke-dasharray="4 4"', "#777")]
 
@@ -143,11 +143,11 @@ def _panel(panel: Panel, x0: int) -> list[str]:
     for value in y.ticks():
         at = y.at(value)
         parts += [f'<line x1="{left}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}" stroke="#e4e4e4"/>',
-                  _text(left - 7, at + 4, number(value), 'text-anchor="end"')]
+                  _text(left - 7, at + 4, tick_text(value), 'text-anchor="end"')]
     for value in x.ticks():
         at = x.at(value)
         parts += [f'<line x1="{at:.1f}" y1="{top}" x2="{at:.1f}" y2="{bottom}" stroke="#e4e4e4"/>',
-                  _text(at, bottom + 17, number(value), 'text-anchor="middle"')]
+                  _text(at, bottom + 17, tick_text(value), 'text-anchor="middle"')]
     middle = (top + bottom) / 2
     parts += [f'<path d="M{left} {top}V{bottom}H{right}" fill="none" stroke="#444"/>',
               _text((left + right) / 2, bottom + 36, panel.x_label, 'text-anchor="middle"'),

@@ -18,7 +18,7 @@ from ...client.future import Future
 from ...client.session import Session
 from ...domain.action import Profile
 from ...errors import ActionFailed
-from ..workload import Trajectory, WorkAction, to_ns
+from ..workload import WorkAction, WorkloadTrajectory, to_ns
 from .countdown import command
 
 
@@ -42,7 +42,7 @@ class Driver:
         self.sent: list[Sent] = []
         self.begun_ns = 0
 
-    async def run(self, trajectories: tuple[Trajectory, ...]) -> None:
+    async def run(self, trajectories: tuple[WorkloadTrajectory, ...]) -> None:
         """Runs all trajectories to their ends.
 
         Raises:
@@ -62,7 +62,7 @@ class Driver:
         """Sleeps until a time since the start of the run, in wall seconds."""
         await asyncio.sleep(self._zero + at - time.monotonic())
 
-    async def _play(self, number: int, one: Trajectory) -> None:
+    async def _play(self, number: int, one: WorkloadTrajectory) -> None:
         left = sum(len(turn.actions) for turn in one.turns)
         session: Session | None = None
         clock, late_ns = one.start_s * self._scale, 0
@@ -85,7 +85,7 @@ class Driver:
             if session is not None:
                 session.close()
 
-    def _session(self, one: Trajectory) -> Session:
+    def _session(self, one: WorkloadTrajectory) -> Session:
         return self._client.session(mem=one.session.mem_mib, name=one.trajectory, trusted=True)
 
     async def _act(self, number: int, turn: int, actions: tuple[WorkAction, ...],

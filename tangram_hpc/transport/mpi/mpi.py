@@ -6,7 +6,7 @@ own. Our traffic has another communicator, on which nobody ever blocks inside MP
 only one thread of a rank calls MPI for us.
 
 mpi4py is imported inside functions, because importing it starts MPI. Where a rank has died or the
-gateway is silent, nobody may finalise: MPI_Finalize waits for the dead. `World.leave` decides
+gateway is silent, nobody may finalise: MPI_Finalize waits for the dead. `MpiWorld.leave` decides
 whether a rank may finalise, and ends the process without it where mpi4py would try.
 """
 
@@ -75,7 +75,7 @@ class Card:
     library: str = ""
 
 
-class World:
+class MpiWorld:
     """The world after the meeting, as one rank sees it.
 
     Attributes:
@@ -315,7 +315,7 @@ class MpiWire:
 
 # ---- the meeting -------------------------------------------------------------------------------
 
-_met: World | None = None
+_met: MpiWorld | None = None
 
 
 def trainers() -> Any:
@@ -338,7 +338,7 @@ def launched(environ: Mapping[str, str]) -> Launch:
     return launch_of(environ)
 
 
-def meet(environ: Mapping[str, str], card: Card) -> World:
+def meet(environ: Mapping[str, str], card: Card) -> MpiWorld:
     """Starts MPI and meets all ranks. Collective over the world; a second call returns the world.
 
     Args:
@@ -366,7 +366,7 @@ def speaks(environ: Mapping[str, str]) -> bool:
     return launch_rank(environ) == 0
 
 
-def _bring_together(environ: Mapping[str, str], card: Card) -> World:
+def _bring_together(environ: Mapping[str, str], card: Card) -> MpiWorld:
     global _met
     launch = launch_of(environ)
     is_shared = oversubscribed(environ, len(os.sched_getaffinity(0)), os.cpu_count() or 1)
@@ -379,7 +379,7 @@ def _bring_together(environ: Mapping[str, str], card: Card) -> World:
         forget_names()  # every card has come, so every rank has left MPI_Init
         problem = complaint(cards)
         if problem is None:
-            _met = World(MPI, cards, own_finalize, is_shared, shares_fate(environ))
+            _met = MpiWorld(MPI, cards, own_finalize, is_shared, shares_fate(environ))
     if problem is not None:
         if own_finalize:
             MPI.Finalize()  # returns, as all ranks refuse alike; the launcher sees an orderly end

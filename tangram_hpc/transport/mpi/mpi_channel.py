@@ -73,7 +73,7 @@ class MpiChannel:
         self._bell = threading.Lock()  # `wake` releases it; a lock wakes us within microseconds
         self._bell.acquire()
         self._rung = False
-        self._pace = relay.Pace(spin_ns)
+        self._pace = relay.PollBackoff(spin_ns)
         self._heard = time.monotonic()
         self._stalls = Stalls(self._heard, _STALLED_S)
         self.closed = self._lost = False

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...errors import InvalidInput, WrongWorld
-from ...slurm.environ import slurm_place
+from ...slurm.job_environment import slurm_place
 
 REMEDY = ("start it with `mpiexec` or `srun --mpi=pmi2` (MPICH; an mpi4py built on Open MPI needs "
           "--mpi=pmix), or unset TANGRAM_GATEWAY to use the socket")

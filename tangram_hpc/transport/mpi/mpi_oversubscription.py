@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...slurm.environ import slurm_place
+from ...slurm.job_environment import slurm_place
 
 _LOCAL_RANKS = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")  # set by Hydra, by Open MPI
 _SLEEP = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}  # MPICH sleeps then; Open MPI can only yield

@@ -10,11 +10,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-Options = Sequence[tuple[int, int]]  # (degree, duration), degrees ascending
+DegreeOptions = Sequence[tuple[int, int]]  # (degree, duration), degrees ascending
 _NEVER = 1 << 200
 
 
-def arrange(options: Sequence[Options], free: int) -> tuple[list[list[int]], list[list[int]]]:
+def arrange(options: Sequence[DegreeOptions], free: int) -> tuple[list[list[int]], list[list[int]]]:
     """rows[i][j]: the least sum of durations of the first i on at most j units (huge if they do not
     fit); picks[i][j]: the degree of the i-th in it. O(candidates x degrees x free)."""
     rows, picks = [[0] * (free + 1)], []
@@ -39,8 +39,8 @@ def read_off(picks: Sequence[Sequence[int]], n: int, free: int) -> list[int]:
     return degrees[::-1]
 
 
-def choose(options: Sequence[Options], free: int, least: Sequence[tuple[int, int]],
-           releases: Sequence[tuple[int, int]], now: int, depth: int) -> list[int]:
+def choose_degrees(options: Sequence[DegreeOptions], free: int, least: Sequence[tuple[int, int]],
+                   releases: Sequence[tuple[int, int]], now: int, depth: int) -> list[int]:
     """Degrees of those to start now, a prefix of the candidates.
 
     `options`: the candidates' choices; they fit with their least degrees. `least`: (units,

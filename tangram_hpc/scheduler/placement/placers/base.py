@@ -11,11 +11,11 @@ from typing import NamedTuple, Protocol
 
 from ....domain.ids import client_of
 from ....domain.service import endpoint_of, service_of
-from ...state.queue import NOTHING, Shape
-from ..snapshot import Block, NodeView, Snapshot
+from ...state.queue import NOTHING, ActionShape
+from ..snapshot import FreeBlock, NodeView, Snapshot
 
 
-class Opening(NamedTuple):
+class SessionPlacement(NamedTuple):
     """Open this session here, with `reserve` cores of its own."""
 
     session: int
@@ -52,7 +52,7 @@ class Placement:
     `again_at`: place again then (epoch ns) although nothing may have happened; 0 for no need.
     """
 
-    openings: list[Opening] = field(default_factory=list)
+    openings: list[SessionPlacement] = field(default_factory=list)
     resizings: list[Resizing] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
     again_at: int = 0
@@ -78,7 +78,7 @@ def largest(degrees: tuple[int, ...], at_most: int) -> int:
     return fitting[-1] if fitting else degrees[0]
 
 
-def grant(view: Snapshot, placement: Placement, action: int, shape: Shape, node: NodeView,
+def grant(view: Snapshot, placement: Placement, action: int, shape: ActionShape, node: NodeView,
           units: int, gpus: tuple[int, ...] = ()) -> None:
     """Writes a grant down and draws its amounts from the snapshot."""
     service, endpoint = service_of(shape.key), endpoint_of(shape.key)
@@ -119,7 +119,7 @@ def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None
         best.sessions += 1
         best.free_mem_mib -= spec.mem_mib
         best.free_cpus -= reserve
-        placement.openings.append(Opening(session_id, best.node, reserve))
+        placement.openings.append(SessionPlacement(session_id, best.node, reserve))
 
 
 class Finder:
@@ -133,14 +133,14 @@ class Finder:
         self._full: set[tuple[object, ...]] = set()
         self._ends = any(n.endings is not None for n in view.nodes.values())
 
-    def most(self, shape: Shape) -> int:
+    def most(self, shape: ActionShape) -> int:
         """The CPUs of the largest node on which an action of this shape may run."""
         where = (shape.component, shape.guarded, shape.node)
         if where not in self._most:
             self._most[where] = max((n.cpus for n in self._view.candidates(shape)), default=0)
         return self._most[where]
 
-    def node(self, shape: Shape, units: int) -> NodeView | None:
+    def node(self, shape: ActionShape, units: int) -> NodeView | None:
         """The first node, in order of joining, where an action of this shape can start now."""
         need: tuple[object, ...] = (units, shape) if self._ends else (
             units, shape.mem_mib, shape.gpus, shape.component, shape.guarded, shape.node,
@@ -157,16 +157,16 @@ class Finder:
         return None
 
 
-def find_block(view: Snapshot, shape: Shape, size: int) -> Block | None:
+def find_block(view: Snapshot, shape: ActionShape, size: int) -> FreeBlock | None:
     """The free block for a call of this service that costs least: one where it stands, else one
     that parks nothing, else what was used longest ago. O(GPUs)."""
-    def cost(block: Block) -> tuple[bool, int, int, tuple[int, ...]]:
+    def cost(block: FreeBlock) -> tuple[bool, int, int, tuple[int, ...]]:
         return (not block.warm, max((p.used_at for p in block.parks), default=-1),
                 block.node.node, block.gpus)
     return min(view.blocks(service_of(shape.key), size, shape), key=cost, default=None)
 
 
-def block_sizes(view: Snapshot, shape: Shape) -> tuple[int, ...]:
+def block_sizes(view: Snapshot, shape: ActionShape) -> tuple[int, ...]:
     """Those degrees of a call for which a node that it may run on lends a block, free or not, on
     which its service may stand. O(nodes x blocks)."""
     spec, nodes = view.ledger.services[service_of(shape.key)], view.ledger.nodes

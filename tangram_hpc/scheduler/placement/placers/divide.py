@@ -15,7 +15,7 @@ from typing import NamedTuple
 NUM, DEN = 3, 2  # a unit moves from one to another only for a gain of more than NUM/DEN
 
 
-class Holder(NamedTuple):
+class ResizableLease(NamedTuple):
     """One that runs and whose size may change now."""
 
     id: int
@@ -58,7 +58,7 @@ class _Shares:
         self._low: list[tuple[int, int, int]] = []
         self._high: list[tuple[int, int, int]] = []
 
-    def add(self, units: int, least: int, of: Holder | Entrant, top: int) -> None:
+    def add(self, units: int, least: int, of: ResizableLease | Entrant, top: int) -> None:
         self.units.append(units)
         self.least.append(least)
         self.top.append(top)
@@ -118,7 +118,7 @@ class _Shares:
             self.shift(up[1], 1)
 
 
-def divide(free: int, holders: Sequence[Holder],
+def divide(free: int, holders: Sequence[ResizableLease],
            entrants: Sequence[Entrant]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """(id, units) of those who change, and of those who start.
 

@@ -15,7 +15,7 @@ from .elastic_cpus import ElasticCpus
 from .elastic_gpus import place_services
 
 
-class Elastic:
+class ElasticPlacer:
     """The elastic placer."""
 
     def __init__(self) -> None:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from ....domain.action import Action
 from ....domain.states import LeaseState
 from ...state.ledger import RESIZE_GAP_NS, LeaseEntry
-from ...state.queue import CPU, Line, Shape
-from ...state.speed import ONE, speed, steps
+from ...state.queue import CPU, ActionShape, ShapeQueue
+from ...state.speed import ONE, speed, speed_gains
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, Resizing, grant
-from .divide import Entrant, Holder, divide, weight
+from .divide import Entrant, ResizableLease, divide, weight
 from .waiting import OVERDUE_NS, Waiting
 
 STARTS = 64  # in one pass, where actions wait that may start anywhere
@@ -109,10 +109,11 @@ class ElasticCpus:
         scale = 2 * lefts // max(1, len(holders) + len(entrants))
         sizes, starts = divide(
             node.free_cpus,
-            [Holder(lease.lease, lease.units, top, steps(serial, top), weight(left, scale))
+            [ResizableLease(lease.lease, lease.units, top, speed_gains(serial, top),
+                            weight(left, scale))
              for lease, top, serial, left in holders],
             [Entrant(a.id, _degrees(shape.degrees), not is_elastic(a.resizable, a.degrees),
-                     steps(serial, a.degrees[-1]), weight(work, scale), must)
+                     speed_gains(serial, a.degrees[-1]), weight(work, scale), must)
              for a, shape, serial, work, must in entrants])
         now_held = {lease.lease: lease.units for lease, _, _, _ in holders}
         for lease_id, units in sizes:
@@ -181,7 +182,7 @@ def _degrees(degrees: tuple[int, ...]) -> tuple[int, ...]:
     return degrees if degrees[0] else degrees[1:]
 
 
-def _lines(view: Snapshot, node: NodeView) -> list[Line]:
+def _lines(view: Snapshot, node: NodeView) -> list[ShapeQueue]:
     """Those who may start on this node."""
     ready, lines = view.ledger.ready, []
     for home in (node.node, 0):
@@ -191,12 +192,12 @@ def _lines(view: Snapshot, node: NodeView) -> list[Line]:
 
 
 def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiting, room: int,
-            started: set[int]) -> tuple[list[tuple[Action, Shape, bool]], bool]:
+            started: set[int]) -> tuple[list[tuple[Action, ActionShape, bool]], bool]:
     """Returns the actions to start, in order, as if only units were scarce; each with a flag that
     it must start if it fits, since it is overdue or its client has had no turn in this pass. The
     second value says whether a waiting action reserves the node's GPUs. Actions with reserved cores
     start at once."""
-    chosen: list[tuple[Action, Shape, bool]] = []
+    chosen: list[tuple[Action, ActionShape, bool]] = []
     mem, gpus, mem_kept, gpus_kept = node.free_mem_mib, node.free_gpus, False, False
     several = waiting.several
     while (head := waiting.head()) is not None:

@@ -30,12 +30,12 @@ from collections.abc import Collection
 
 from ....domain.service import service_of
 from ...state.demand import ONE, Calls
-from ...state.queue import GPU, Line, Shape
+from ...state.queue import GPU, ActionShape, ShapeQueue
 from ...state.speed import run_ns
 from ..copy_terms import crowd, patience_ns, term_end_ns
 from ..snapshot import NodeView, Snapshot
 from .base import Placement
-from .copies import Copies, Copy
+from .copy_map import CopyMap, PlacedCopy
 from .waiting import OVERDUE_NS, Next, Waiting
 
 BYPASS = 64  # a call is overtaken at most so many times by shorter ones of its kind
@@ -65,21 +65,22 @@ class _Pass:
 
     def __init__(self, view: Snapshot, placement: Placement, kept: Collection[int]) -> None:
         self._view, self._now = view, view.now_ns
-        self._copies = Copies(view, placement)
+        self._copies = CopyMap(view, placement)
         self._demand, self._kept = view.ledger.demand, kept
-        lines: dict[Shape, list[Line]] = {}
+        lines: dict[ActionShape, list[ShapeQueue]] = {}
         for bay in view.ledger.ready.bays(GPU):
             for shape, line in bay.lines.items():
                 lines.setdefault(shape._replace(name="", size=0, resizable=True), []).append(line)
         self._queues = {want: Waiting(view.ledger, some, self._now, BYPASS)
                         for want, some in lines.items()}
-        self._kinds: dict[str, list[tuple[Shape, Waiting]]] = {}  # those that wait, by service
+        # those that wait, by service
+        self._kinds: dict[str, list[tuple[ActionShape, Waiting]]] = {}
         for want, q in self._queues.items():
             self._kinds.setdefault(service_of(want.key), []).append((want, q))
         self._crowd = crowd(self._queues)
         self._held: tuple[int, frozenset[int]] | None = None  # node and GPUs of a booked block
         self._drains = False  # the copies on the booked block take no further calls
-        self._losses: dict[tuple[Copy, ...], int] = {}  # of copies that are parked together
+        self._losses: dict[tuple[PlacedCopy, ...], int] = {}  # of copies that are parked together
         self._loads: dict[int, int] = {}
         self._stays = 0  # when the first copy that had to be left where it is may be parked
 
@@ -97,7 +98,7 @@ class _Pass:
         dues += [self._stays] if self._stays else []
         return min((due for due in dues if due > self._now), default=0)
 
-    def _bring_in(self, wants: list[Shape]) -> None:
+    def _bring_in(self, wants: list[ActionShape]) -> None:
         """New copies: one for each kind that has none, then one after another by turns."""
         for want in wants:
             if self._queues[want].n and not self._copies.usable(want):
@@ -106,7 +107,7 @@ class _Pass:
         while left:
             left = [want for want in left if self._more(want) and self._queues[want].n]
 
-    def _use_idle(self, want: Shape) -> None:
+    def _use_idle(self, want: ActionShape) -> None:
         q = self._queues[want]
         while q.n:
             if q.n > 1:
@@ -124,10 +125,10 @@ class _Pass:
     def _came(self, first: Next) -> int:
         return self._view.ledger.actions[first.action].submitted_at
 
-    def _patience(self, want: Shape) -> int:
+    def _patience(self, want: ActionShape) -> int:
         return patience_ns(self._view.ledger, want, self._crowd, self._copies.total)
 
-    def _take(self, want: Shape) -> Next:
+    def _take(self, want: ActionShape) -> Next:
         head = self._queues[want].head()
         assert head is not None
         self._queues[want].take(head)
@@ -137,13 +138,13 @@ class _Pass:
         """How many calls of a kind wait."""
         return sum(q.n for want, q in self._kinds.get(service, ()) if want.degrees == degrees)
 
-    def _calls(self, want: Shape) -> Calls:
+    def _calls(self, want: ActionShape) -> Calls:
         return self._demand.kinds[service_of(want.key), want.degrees]
 
     def _restore(self, service: str) -> int:
         return self._view.ledger.services[service].restore_ns
 
-    def _open(self, want: Shape, spot: Spot, head: Next) -> None:
+    def _open(self, want: ActionShape, spot: Spot, head: Next) -> None:
         self._queues[want].take(head)
         self._copies.open(spot[4], spot[3], head.action, head.shape)
         self._losses = {}
@@ -154,27 +155,27 @@ class _Pass:
         held = self._held
         return held is not None and held[0] == node.node and not held[1].isdisjoint(gpus)
 
-    def _is_drained(self, copy: Copy) -> bool:
+    def _is_drained(self, copy: PlacedCopy) -> bool:
         if copy.node.node in self._kept:
             return True
         return self._drains and self._is_held(copy.node, copy.gpus)
 
-    def _idle(self, want: Shape) -> Copy | None:
+    def _idle(self, want: ActionShape) -> PlacedCopy | None:
         """The widest idle copy for such calls."""
         idle = [c for c in self._copies.usable(want)
                 if self._copies.is_idle(c) and not self._is_drained(c)]
         return min(idle, key=lambda c: (-c.size, c.node.node, c.gpus), default=None)
 
-    def _loss(self, over: list[Copy]) -> int:
+    def _loss(self, over: list[PlacedCopy]) -> int:
         """What parking these idle copies together is expected to cost."""
         if len(over) == 1:
             return self._loss_of(over)
-        by_service: dict[str, list[Copy]] = {}
+        by_service: dict[str, list[PlacedCopy]] = {}
         for copy in over:
             by_service.setdefault(copy.service, []).append(copy)
         return sum(self._loss_of(parked) for parked in by_service.values())
 
-    def _loss_of(self, parked: list[Copy]) -> int:
+    def _loss_of(self, parked: list[PlacedCopy]) -> int:
         """The same for copies of one service."""
         key = tuple(parked)
         if key not in self._losses:
@@ -189,7 +190,7 @@ class _Pass:
             self._losses[key] = len(parked) * ((loss * use >> 20) * use >> 20)
         return self._losses[key]
 
-    def _use(self, service: str, copies: list[Copy]) -> int:
+    def _use(self, service: str, copies: list[PlacedCopy]) -> int:
         """The part of the next horizon in which these copies are busy with the calls of their
         service that wait and that are expected, at most ONE; ONE if there are no copies."""
         use = 0 if copies else ONE
@@ -227,8 +228,8 @@ class _Pass:
             best = d
         return best
 
-    def _spot(self, want: Shape, size: int, force: bool = False,
-              ignore: Shape | None = None) -> Spot | None:
+    def _spot(self, want: ActionShape, size: int, force: bool = False,
+              ignore: ActionShape | None = None) -> Spot | None:
         """The free block whose parking costs least, then the one used longest ago."""
         best: Spot | None = None
         for node, gpus, over in self._copies.blocks(want, size):
@@ -242,14 +243,14 @@ class _Pass:
                 best = (loss, used, node.node, gpus, node)
         return best
 
-    def _keeps(self, copy: Copy, ignore: Shape | None) -> bool:
+    def _keeps(self, copy: PlacedCopy, ignore: ActionShape | None) -> bool:
         if copy.stays_until > self._now and (ignore is None
                                              or copy.service != service_of(ignore.key)):
             self._stays = min(self._stays or copy.stays_until, copy.stays_until)
             return True
         return self._wanted(copy, ignore)
 
-    def _in_term(self, copy: Copy) -> bool:
+    def _in_term(self, copy: PlacedCopy) -> bool:
         """Whether calls wait for a copy that not even a starved call may take from them yet."""
         oldest = min((self._came(o) for want, q in self._kinds.get(copy.service, ())
                       if copy.size in want.degrees and (o := q.oldest()) is not None), default=0)
@@ -260,13 +261,13 @@ class _Pass:
             self._stays = min(self._stays or end, end)
         return True
 
-    def _wanted(self, copy: Copy, ignore: Shape | None) -> bool:
+    def _wanted(self, copy: PlacedCopy, ignore: ActionShape | None) -> bool:
         return any(q.n and want != ignore and copy.size in want.degrees
                    for want, q in self._kinds.get(copy.service, ()))
 
     # ---- the rules -----------------------------------------------------------------------------
 
-    def _rescue(self, want: Shape) -> None:
+    def _rescue(self, want: ActionShape) -> None:
         """Finds a block for a starved kind, or books one; its own copies serve a kind that has any.
         """
         if self._copies.usable(want):
@@ -298,7 +299,7 @@ class _Pass:
             return self._now + OVERDUE_NS
         return self._copies.free_at(copy, self._now)
 
-    def _split(self, want: Shape) -> None:
+    def _split(self, want: ActionShape) -> None:
         """Remakes an idle copy that is wider than what is coming allows into narrower ones, if
         those who wait and the calls of two horizons end sooner: each^2/2 runs on it, each^2/2k
         narrow runs and a restore each on k."""
@@ -325,7 +326,7 @@ class _Pass:
                         self._open(want, (0, 0, 0, gpus, copy.node), head)
                 return
 
-    def _widen(self, want: Shape, copy: Copy) -> bool:
+    def _widen(self, want: ActionShape, copy: PlacedCopy) -> bool:
         """The only call that waits would run on a copy narrower than the load allows: a wider one
         if it and the calls of two horizons that find no wide copy idle gain twice the restore and
         what is parked."""
@@ -349,7 +350,7 @@ class _Pass:
         self._open(want, spot, head)
         return True
 
-    def _more(self, want: Shape) -> bool:
+    def _more(self, want: ActionShape) -> bool:
         """Brings in one copy for the oldest call, if somebody would wait too long."""
         head = self._queues[want].oldest()
         if head is None or self._spot(want, want.degrees[0]) is None:
@@ -363,7 +364,7 @@ class _Pass:
         self._open(want, best[1], head)
         return True
 
-    def _cheapest(self, want: Shape, price: int) -> tuple[int, Spot]:
+    def _cheapest(self, want: ActionShape, price: int) -> tuple[int, Spot]:
         """The degree and block on which a new copy costs least."""
         top = self._wide(want.degrees)
         best: tuple[int, Spot] | None = None
@@ -384,7 +385,8 @@ class _Pass:
         assert best is not None
         return best
 
-    def _too_long(self, want: Shape, fit: list[Copy], price: int, best: tuple[int, Spot]) -> bool:
+    def _too_long(self, want: ActionShape, fit: list[PlacedCopy], price: int,
+                  best: tuple[int, Spot]) -> bool:
         """Whether a waiting call would rather have a new copy at the `best` cost and block: deals
         the waiting calls to the copies as they come free. Each is taken to run for the mean, since
         the oldest may be the longest."""

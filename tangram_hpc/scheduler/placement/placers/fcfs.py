@@ -10,7 +10,7 @@ An action that asks for no unit waits for nobody.
 from __future__ import annotations
 
 from ....domain.service import BLOCK_SIZES, service_of
-from ...state.queue import CPU, GPU, NOTHING, Shape, walk_by_turns
+from ...state.queue import CPU, GPU, NOTHING, ActionShape, walk_by_turns
 from ..snapshot import Snapshot
 from .base import (
     Finder,
@@ -77,6 +77,6 @@ class Fcfs:
                 walk.skip_shape()
 
 
-def _lacks_gpus(view: Snapshot, shape: Shape) -> bool:
+def _lacks_gpus(view: Snapshot, shape: ActionShape) -> bool:
     """Whether it waits for GPUs, which is no reason to hold back those who want CPUs only."""
     return bool(shape.gpus) and all(n.free_gpus < shape.gpus for n in view.candidates(shape))

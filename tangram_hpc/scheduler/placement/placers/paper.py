@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from ....domain.service import BLOCK_SIZES, service_of
 from ....domain.states import LeaseState
-from ...state.queue import CPU, GPU, Shape, walk_by_turns
+from ...state.queue import CPU, GPU, ActionShape, walk_by_turns
 from ...state.speed import ONE, run_ns, speed
 from ..snapshot import NodeView, Snapshot
-from .arrange import choose
+from .arrange import choose_degrees
 from .base import Placement, grant, open_by_load, start_calls, start_unitless
-from .copies import Copies, Copy
+from .copy_map import CopyMap, PlacedCopy
 
 N_MAX, DEPTH = 64, 64  # candidates, and how many behind them are estimated one by one
 
-Waiter = tuple[int, Shape]
+Waiter = tuple[int, ActionShape]
 
 
 class Paper:
@@ -75,18 +75,19 @@ def _start_on(view: Snapshot, placement: Placement, node: NodeView) -> None:
         return
     options = [_options(view, a, s) for a, s in candidates]
     least = [_options(view, a, s)[0] for a, s in waiting]
-    degrees = choose(options, node.free_cpus, least, _releases(view, node), view.now_ns, DEPTH)
+    degrees = choose_degrees(options, node.free_cpus, least, _releases(view, node), view.now_ns,
+                             DEPTH)
     for (action, shape), units in zip(candidates, degrees, strict=False):
         if not view.fits(node, shape, units):
             return
         grant(view, placement, action, shape, node, units)
 
 
-def _positive(shape: Shape) -> tuple[int, ...]:
+def _positive(shape: ActionShape) -> tuple[int, ...]:
     return shape.degrees if shape.degrees[0] else shape.degrees[1:]
 
 
-def _options(view: Snapshot, action: int, shape: Shape) -> list[tuple[int, int]]:
+def _options(view: Snapshot, action: int, shape: ActionShape) -> list[tuple[int, int]]:
     """Its degrees and how long it would run on each."""
     serial, work = view.ledger.estimator.believed(view.ledger.actions[action].action)
     return [(d, run_ns(work, serial, d)) for d in _positive(shape)]
@@ -114,7 +115,7 @@ def _releases(view: Snapshot, node: NodeView) -> list[tuple[int, int]]:
 
 def _start_services(view: Snapshot, placement: Placement) -> None:
     """Rounds over the one list of all calls, until one round does not start all its candidates."""
-    copies, started = Copies(view, placement), set[int]()
+    copies, started = CopyMap(view, placement), set[int]()
     walk, order = view.ledger.ready.walk(GPU), list[Waiter]()
     limit = N_MAX + DEPTH + sum(n.free_gpus for n in copies.nodes)
     while len(order) < limit and (head := walk.head()) is not None:
@@ -132,7 +133,7 @@ def _start_services(view: Snapshot, placement: Placement) -> None:
             return
 
 
-def _round(copies: Copies, candidates: list[Waiter], waiting: list[Waiter],
+def _round(copies: CopyMap, candidates: list[Waiter], waiting: list[Waiter],
            started: set[int]) -> bool:
     """Whether all candidates started."""
     view, now = copies.view, copies.view.now_ns
@@ -147,7 +148,7 @@ def _round(copies: Copies, candidates: list[Waiter], waiting: list[Waiter],
     least = [_options(view, a, s)[0] for a, s in waiting]
     releases = [(copies.free_at(c, now), c.size) for c in everything if not copies.is_idle(c)]
     free = sum(n.free_gpus for n in copies.nodes)
-    degrees = choose(options, free, least, releases, now, DEPTH)
+    degrees = choose_degrees(options, free, least, releases, now, DEPTH)
     for (action, shape), size in zip(candidates, degrees, strict=False):
         if not _start_call(copies, action, shape, size):
             return False
@@ -155,7 +156,7 @@ def _round(copies: Copies, candidates: list[Waiter], waiting: list[Waiter],
     return len(degrees) == len(candidates)
 
 
-def _start_call(copies: Copies, action: int, shape: Shape, size: int) -> bool:
+def _start_call(copies: CopyMap, action: int, shape: ActionShape, size: int) -> bool:
     """On an idle copy of this size, else on the block used longest ago, else on a smaller one."""
     for degree in reversed([d for d in shape.degrees if d <= size]):
         idle = [c for c in copies.usable(shape) if c.size == degree and copies.is_idle(c)]
@@ -171,5 +172,5 @@ def _start_call(copies: Copies, action: int, shape: Shape, size: int) -> bool:
     return False
 
 
-def _place(copy: Copy) -> tuple[int, tuple[int, ...]]:
+def _place(copy: PlacedCopy) -> tuple[int, tuple[int, ...]]:
     return copy.node.node, copy.gpus

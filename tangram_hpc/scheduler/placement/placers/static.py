@@ -15,7 +15,7 @@ from ...state.queue import CPU, GPU, NOTHING, walk_by_turns
 from ..snapshot import Snapshot
 from .base import Finder, Placement, grant, largest, open_by_load, start_calls
 
-Gpu = tuple[int, int]  # node, GPU
+NodeGpu = tuple[int, int]  # node, GPU
 
 
 class Static:
@@ -52,7 +52,7 @@ class Static:
 
     def _services(self, view: Snapshot, placement: Placement) -> None:
         gpus = [(n.node, gpu) for n in view.nodes.values() for gpu in n.gpus.units]
-        dealt = deal(list(view.ledger.services.values()), gpus)
+        dealt = deal_gpus(list(view.ledger.services.values()), gpus)
         waiting: dict[str, list] = {}
         for bay in view.ledger.ready.bays(GPU):
             waiting.setdefault(service_of(bay.key), []).append(bay)
@@ -75,9 +75,9 @@ class Static:
                 walk.next()
 
 
-def deal(services: list[ServiceSpec], gpus: list[Gpu]) -> dict[str, list[Gpu]]:
+def deal_gpus(services: list[ServiceSpec], gpus: list[NodeGpu]) -> dict[str, list[NodeGpu]]:
     """Which GPUs each service gets for good; the last ones get none where there are too few."""
-    dealt: dict[str, list[Gpu]] = {s.name: [] for s in services}
+    dealt: dict[str, list[NodeGpu]] = {s.name: [] for s in services}
     for number, gpu in enumerate(gpus):
         if number < len(services):
             dealt[services[number].name].append(gpu)

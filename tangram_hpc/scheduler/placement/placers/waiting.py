@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 from ...state.fair_order import Rounds, arrival_of, round_of
 from ...state.ledger import Ledger
-from ...state.queue import Bay, Line, Shape
+from ...state.queue import ActionShape, Bay, ShapeQueue
 from ...state.speed import octaves
 
 BYPASS = 256
 OVERDUE_NS = 20_000_000_000
 
 
-def rank(ledger: Ledger, shape: Shape) -> int:
+def rank(ledger: Ledger, shape: ActionShape) -> int:
     """The bucket of what an action of this shape is expected to take."""
     if shape.size:
         return shape.size
@@ -40,7 +40,7 @@ class Next(NamedTuple):
     """Who is next, and whether because nobody may overtake him."""
 
     action: int
-    shape: Shape
+    shape: ActionShape
     turn: int
     overdue: bool
 
@@ -48,10 +48,10 @@ class Next(NamedTuple):
 class Waiting:
     """One pass over some lines of one pool. Made in O(lines); a step costs O(log lines)."""
 
-    def __init__(self, ledger: Ledger, lines: Iterable[Line], now: int,
+    def __init__(self, ledger: Ledger, lines: Iterable[ShapeQueue], now: int,
                  bypass: int = BYPASS) -> None:
         self._ledger = ledger
-        found: dict[tuple[int, int], list[Line]] = {}
+        found: dict[tuple[int, int], list[ShapeQueue]] = {}
         for line in lines:
             whose = line.bay.share.client, line.bay.group
             if whose in found:
@@ -104,7 +104,7 @@ class Waiting:
         self._lists[bay.share.client, bay.group].take(chosen)
         self._rounds.charge(bay.share.counted.get(chosen.action, 0))
 
-    def skip_shape(self, shape: Shape) -> None:
+    def skip_shape(self, shape: ActionShape) -> None:
         """Nobody of this shape can start in this pass."""
         for each in self._lists.values():
             each.skip_shape(shape)
@@ -113,13 +113,13 @@ class Waiting:
 class _List:
     """One pass over lines of one client and group. Made in O(lines); a step costs O(log lines)."""
 
-    def __init__(self, ledger: Ledger, lines: Iterable[Line], now: int,
+    def __init__(self, ledger: Ledger, lines: Iterable[ShapeQueue], now: int,
                  bypass: int = BYPASS) -> None:
         self._ledger, self._now, self._bypass = ledger, now, bypass
         # (round, bucket, turn, action, line, rest of the line)
-        self._ahead: list[tuple[int, int, int, int, Line,
+        self._ahead: list[tuple[int, int, int, int, ShapeQueue,
                                 Iterator[tuple[int, int]] | None]] = []
-        self._oldest: list[tuple[int, int, Line, Iterator[tuple[int, int]] | None]] = []
+        self._oldest: list[tuple[int, int, ShapeQueue, Iterator[tuple[int, int]] | None]] = []
         self.n = 0
         for line in lines:
             turn = line.actions.first()
@@ -131,7 +131,7 @@ class _List:
         heapq.heapify(self._ahead)
         heapq.heapify(self._oldest)
         self._gone: set[int] = set()
-        self._skipped: set[Shape] = set()
+        self._skipped: set[ActionShape] = set()
         self._passes = 0
 
     def oldest(self) -> Next | None:
@@ -178,12 +178,12 @@ class _List:
         self._gone.add(chosen.turn)
         self.n -= 1
 
-    def skip_shape(self, shape: Shape) -> None:
+    def skip_shape(self, shape: ActionShape) -> None:
         """Nobody of this shape can start in this pass."""
         self._skipped.add(shape)
 
 
-def _after(line: Line, rest: Iterator[tuple[int, int]] | None) -> Iterator[tuple[int, int]]:
+def _after(line: ShapeQueue, rest: Iterator[tuple[int, int]] | None) -> Iterator[tuple[int, int]]:
     if rest is None:
         rest = line.actions.walk()
         next(rest)

@@ -12,7 +12,7 @@ from ....domain.action import Action
 from ....domain.service import BLOCK_SIZES, service_of
 from ....domain.states import LeaseState
 from ...state.gpu_blocks import Resident
-from ...state.queue import Shape
+from ...state.queue import ActionShape
 from ...state.speed import ONE, run_ns, speed
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, grant
@@ -21,7 +21,7 @@ FAR_NS = 3_600_000_000_000  # when units come free of which nothing is known
 
 
 @dataclass(slots=True, eq=False)
-class Copy:
+class PlacedCopy:
     """A service on its block; `busy` with this call since `began` (its restore left out)."""
 
     service: str
@@ -46,20 +46,20 @@ def stay(view: Snapshot, service: str) -> int:
     return declared.stay_ns if declared is not None else 0
 
 
-class Copies:
+class CopyMap:
     """All of them. Made in O(GPUs + leases on nodes that have some)."""
 
     def __init__(self, view: Snapshot, placement: Placement) -> None:
         self.view, self._placement = view, placement
-        self.of: dict[str, list[Copy]] = {}
-        self.at: dict[tuple[int, int], Copy] = {}  # by node and GPU
+        self.of: dict[str, list[PlacedCopy]] = {}
+        self.at: dict[tuple[int, int], PlacedCopy] = {}  # by node and GPU
         self.nodes = [n for n in view.nodes.values() if n.gpus.units]
         self.total = sum(len(n.gpus.units) for n in self.nodes)
         for node in self.nodes:
             seen: dict[Resident, None] = dict.fromkeys(node.gpus.resident.values())
             for there in seen:
-                self._add(Copy(there.service, node, there.gpus, there.used_at, there.since,
-                               there.since + stay(view, there.service)))
+                self._add(PlacedCopy(there.service, node, there.gpus, there.used_at, there.since,
+                                     there.since + stay(view, there.service)))
             self._mark_busy(node)
 
     def _mark_busy(self, node: NodeView) -> None:
@@ -72,32 +72,33 @@ class Copies:
                 copy.began = lease.granted_at + lease.restore_ns
                 copy.ahead = len(lease.chain) - 1
 
-    def _add(self, copy: Copy) -> None:
+    def _add(self, copy: PlacedCopy) -> None:
         self.of.setdefault(copy.service, []).append(copy)
         for gpu in copy.gpus:
             self.at[copy.node.node, gpu] = copy
 
-    def is_idle(self, copy: Copy) -> bool:
+    def is_idle(self, copy: PlacedCopy) -> bool:
         """Whether it could take a call now."""
         return all(copy.node.gpus.is_free(gpu) for gpu in copy.gpus)
 
-    def usable(self, want: Shape) -> list[Copy]:
+    def usable(self, want: ActionShape) -> list[PlacedCopy]:
         """The copies, busy or not, on which such a call could run."""
         return [c for c in self.of.get(service_of(want.key), ())
                 if c.size in want.degrees and self.may(c.node, want)]
 
-    def may(self, node: NodeView, want: Shape) -> bool:
+    def may(self, node: NodeView, want: ActionShape) -> bool:
         """Whether a call like this may start on this node, GPUs aside."""
         return (want.node in (0, node.node) and node.takes(want)
                 and want.mem_mib <= node.free_mem_mib)
 
-    def may_stand(self, want: Shape, node: NodeView, gpus: tuple[int, ...]) -> bool:
+    def may_stand(self, want: ActionShape, node: NodeView, gpus: tuple[int, ...]) -> bool:
         """Whether the service of such calls can be brought to this block."""
         ledger = self.view.ledger
         spec = ledger.services[service_of(want.key)]
         return spec.may_stand(ledger.nodes[node.node].spec.name, gpus)
 
-    def blocks(self, want: Shape, size: int) -> list[tuple[NodeView, tuple[int, ...], list[Copy]]]:
+    def blocks(self, want: ActionShape, size: int) -> list[tuple[NodeView, tuple[int, ...],
+                                                                 list[PlacedCopy]]]:
         """Free aligned blocks for such a call, each with the copies that would be parked."""
         found = []
         for node in self.nodes if size in BLOCK_SIZES else ():
@@ -110,7 +111,7 @@ class Copies:
                     found.append((node, gpus, list(over.values())))
         return found
 
-    def free_at(self, copy: Copy | None, now: int) -> int:
+    def free_at(self, copy: PlacedCopy | None, now: int) -> int:
         """When this block, or a GPU on which nothing stands, is expected to be free."""
         if copy is None:
             return now
@@ -125,13 +126,13 @@ class Copies:
 
     # ---- what a pass does ----------------------------------------------------------------------
 
-    def begin(self, copy: Copy, action: int, shape: Shape, restore_ns: int = 0) -> None:
+    def begin(self, copy: PlacedCopy, action: int, shape: ActionShape, restore_ns: int = 0) -> None:
         """A call starts on a copy."""
         copy.busy = self.view.ledger.actions[action].action
         copy.began = self.view.now_ns + restore_ns
         grant(self.view, self._placement, action, shape, copy.node, copy.size, copy.gpus)
 
-    def open(self, node: NodeView, gpus: tuple[int, ...], action: int, shape: Shape) -> None:
+    def open(self, node: NodeView, gpus: tuple[int, ...], action: int, shape: ActionShape) -> None:
         """A call brings its service onto a free block; what stood there is parked."""
         service = service_of(shape.key)
         for gpu in gpus:
@@ -141,7 +142,7 @@ class Copies:
                 for g in old.gpus:
                     del self.at[node.node, g]
         now = self.view.now_ns
-        copy = Copy(service, node, gpus, now, now, now + stay(self.view, service))
+        copy = PlacedCopy(service, node, gpus, now, now, now + stay(self.view, service))
         self._add(copy)
         self.begin(copy, action, shape, self.view.ledger.services[service].restore_ns)
 

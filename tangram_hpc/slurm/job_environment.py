@@ -80,7 +80,7 @@ def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
 _CONFIGURES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 
 
-def for_commands(environ: Mapping[str, str]) -> dict[str, str]:
+def slurm_command_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns an environment in which Slurm's commands do exactly what their arguments say.
 
     Inside a job, variables of the job and defaults such as `SQUEUE_FORMAT` would change a command's

@@ -12,7 +12,7 @@ id is the fencing key.
 from __future__ import annotations
 
 from ...domain import event as ev
-from ...domain.decision import Decision, Reply, ResizeLease, StartLease
+from ...domain.decision import Decision, ReplyToClient, ResizeLease, StartLease
 from ...domain.retry import is_retried, is_sent_back
 from ...domain.service import endpoint_of, service_of
 from ...domain.states import ActionState, LeaseState, SessionState
@@ -21,11 +21,11 @@ from ..placement.batches import forget, note
 from ..state.ledger import ActionEntry, LeaseEntry, Ledger, NodeEntry, SessionEntry
 from ..state.scheduler_state import SchedulerState
 from ..state.transitions import ACTION_MOVES, LEASE_MOVES, SESSION_MOVES, move
-from .actions import end_action
-from .nodes import mark_drained
+from .action_events import end_action
+from .node_events import mark_drained
 from .queueing import enqueue, promote, push, push_again, update_idle
-from .quotas import count_call
-from .services import note_restore
+from .quota_events import count_call
+from .service_events import note_restore
 
 _WHOLE = (ActionState.COMPLETED, ActionState.FAILED)  # the action ran to an end of its own
 
@@ -143,7 +143,7 @@ def on_lease_returned(state: SchedulerState, event: ev.LeaseReturned) -> list[De
     session = ledger.sessions.get(lease.session)
     if entry.doomed is not None:
         _release(state, lease, event.at)
-        return end_action(state, entry, event.at, Reply(
+        return end_action(state, entry, event.at, ReplyToClient(
             lease.action, entry.doomed, 0, (), entry.attempt, event.at - entry.submitted_at, 0))
     entry.state = move(ACTION_MOVES, entry.state, ActionState.PENDING, event)
     entry.lease, entry.attempt = 0, entry.attempt - 1
@@ -198,7 +198,8 @@ def _begin(ledger: Ledger, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
         ledger.short.pop((lease.node, lease.cores[0]), None)
 
 
-def _reply(entry: ActionEntry, lease: LeaseEntry, began_at: int, event: ev.LeaseFinished) -> Reply:
+def _reply(entry: ActionEntry, lease: LeaseEntry, began_at: int,
+           event: ev.LeaseFinished) -> ReplyToClient:
     """The reply of an action that ends with this lease. The broker learns late when a prefetched
     lease began, so its worker's `exec_ns` counts there."""
     outcome = event.outcome
@@ -206,9 +207,9 @@ def _reply(entry: ActionEntry, lease: LeaseEntry, began_at: int, event: ev.Lease
         began_at = max(entry.submitted_at, min(began_at, event.at - outcome.exec_ns))
     if entry.doomed is not None:
         outcome = outcome.explained_by(entry.doomed)
-    return Reply(lease.action, outcome, lease.node, lease.cores, entry.attempt,
-                 began_at - entry.submitted_at, event.at - began_at,
-                 tuple((max(0, at - began_at), units) for at, units in lease.grants))
+    return ReplyToClient(lease.action, outcome, lease.node, lease.cores, entry.attempt,
+                         began_at - entry.submitted_at, event.at - began_at,
+                         tuple((max(0, at - began_at), units) for at, units in lease.grants))
 
 
 def _release(state: SchedulerState, lease: LeaseEntry, at: int) -> None:

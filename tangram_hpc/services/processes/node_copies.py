@@ -11,7 +11,7 @@ small part of the time.
 
 Invariants: a GPU has at most one resident copy. A copy is moved to or from a block only by the
 caller that occupies the block, so nobody else moves anything there. This module knows nothing of
-leases or calls; `executor.py` does.
+leases or calls; `service_executor.py` does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from ...domain.service import ServiceSpec
 from ...ports import OutOfDeviceMemory, ServiceBackend, ServiceDied, ServiceRefused
-from .held import Block, Held
+from .gpu_occupancy import Block, GpuOccupancy
 
 LOADS = 2  # copies that may be loading at the same time
 DEATHS = 3  # a service is refused after so many deaths in a row of a copy that is being loaded
@@ -35,7 +35,7 @@ Make = Callable[[ServiceSpec, int], ServiceBackend]
 
 
 @dataclass(eq=False)
-class Copy:
+class ServiceCopy:
     """One service copy.
 
     Attributes:
@@ -64,7 +64,7 @@ class Copy:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Copies:
+class NodeCopies:
     """All service copies of a node.
 
     Args:
@@ -75,11 +75,11 @@ class Copies:
 
     def __init__(self, make: Make, mem_mib: int = 0) -> None:
         self._make, self._mem_mib = make, mem_mib
-        self._occupancy = Held()
+        self._occupancy = GpuOccupancy()
         self._loads = asyncio.Semaphore(LOADS)
         self._specs: dict[str, ServiceSpec] = {}
         self._preload: dict[str, int] = {}  # copies to load before any call asks for them
-        self._copies: dict[str, list[Copy]] = {}
+        self._copies: dict[str, list[ServiceCopy]] = {}
         self._refused: dict[str, str] = {}
         self._numbers = 0  # the number of the copy that was made last
         self._loading: dict[str, asyncio.Task[None]] = {}
@@ -104,7 +104,7 @@ class Copies:
         return self._specs.get(service)
 
     @asynccontextmanager
-    async def on(self, service: str, block: Block) -> AsyncIterator[tuple[Copy, int]]:
+    async def on(self, service: str, block: Block) -> AsyncIterator[tuple[ServiceCopy, int]]:
         """Reserves a block and yields a copy of the service that is resident there.
 
         Nobody else moves a copy to or from the block while the context is open.
@@ -152,19 +152,19 @@ class Copies:
         for copy in self._all():
             await self._remove(copy)
 
-    def _all(self) -> list[Copy]:
+    def _all(self) -> list[ServiceCopy]:
         return [copy for copies in self._copies.values() for copy in copies]
 
     # ---- residency ----
 
-    def _resident(self, service: str, block: Block) -> Copy | None:
+    def _resident(self, service: str, block: Block) -> ServiceCopy | None:
         for copy in self._copies.get(service, ()):
             yields = copy.yield_due and self._waiting[service]
             if copy.block == block and not copy.dead and not yields:
                 return copy
         return None
 
-    async def _bring(self, service: str, block: Block) -> Copy:
+    async def _bring(self, service: str, block: Block) -> ServiceCopy:
         """Parks what overlaps the block, then wakes a copy there."""
         began = time.monotonic_ns()
         over = [c for c in self._all() if not set(c.block).isdisjoint(block)]
@@ -184,7 +184,7 @@ class Copies:
             copy.claimed = copy.yield_due = False
         return copy
 
-    async def _park(self, copy: Copy) -> None:
+    async def _park(self, copy: ServiceCopy) -> None:
         async with copy.lock:
             if not copy.block or copy.dead:
                 return  # another caller parked it while this one waited for the lock
@@ -195,7 +195,7 @@ class Copies:
             copy.block = ()
         self._changed()
 
-    async def _free_copy(self, service: str) -> Copy:
+    async def _free_copy(self, service: str) -> ServiceCopy:
         """Waits in line for a copy of the service, and returns it parked and claimed.
 
         The copy may be newly loaded, parked already, or parked now from a block that nobody uses.
@@ -216,7 +216,7 @@ class Copies:
             queue.remove(ticket)
             self._changed()
 
-    async def _unused(self, service: str) -> Copy | None:
+    async def _unused(self, service: str) -> ServiceCopy | None:
         free = [c for c in self._copies[service] if not c.claimed and not c.dead]
         for copy in sorted(free, key=lambda c: c.block):  # parked copies first
             if not copy.block:
@@ -269,7 +269,7 @@ class Copies:
         if 0 < len(own) < self._preload[service] and self._may_load(service):
             self._load_another(service)
 
-    async def _loaded(self, service: str) -> Copy:
+    async def _loaded(self, service: str) -> ServiceCopy:
         async with self._loads:
             for attempt in range(1, DEATHS + 1):
                 self._numbers += 1
@@ -288,10 +288,10 @@ class Copies:
                     with suppress(ServiceDied):
                         await backend.close()
                     raise
-                return Copy(service, backend, mib)
+                return ServiceCopy(service, backend, mib)
         raise AssertionError("unreachable")
 
-    async def _remove(self, copy: Copy) -> None:
+    async def _remove(self, copy: ServiceCopy) -> None:
         if not copy.dead:
             copy.dead, copy.block = True, ()
             self._copies[copy.service].remove(copy)

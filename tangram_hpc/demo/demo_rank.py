@@ -20,9 +20,18 @@ import numpy as np
 import tangram_hpc
 
 from . import grpo
-from .policy import GROUP, Plan, Result, Run, Think, Write, steps, trajectory_plan
-from .problems import Problem, choose, load
-from .walls import walls
+from .policy import (
+    GROUP,
+    RunStep,
+    Think,
+    TrajectoryResult,
+    TrajectoryScript,
+    Write,
+    steps,
+    trajectory_plan,
+)
+from .problems import Problem, choose_problems, load_problems
+from .walls import isolation_options
 
 SESSION_MEM_MIB = 64
 RUN_TIMEOUT_S = 60.0
@@ -51,13 +60,14 @@ class Row:
 class Driven:
     """One trajectory's end."""
 
-    plan: Plan
-    result: Result
+    plan: TrajectoryScript
+    result: TrajectoryResult
     rows: list[Row] = field(default_factory=list)
     think_s: float = 0.0
 
 
-async def drive(client: tangram_hpc.Client, plan: Plan, scale: float, asked: Any) -> Driven:
+async def drive(client: tangram_hpc.Client, plan: TrajectoryScript, scale: float,
+                asked: Any) -> Driven:
     """Carries one trajectory out; its session is open from before its first thought to its end."""
     began = time.monotonic()
     rows: list[Row] = []
@@ -74,7 +84,7 @@ async def drive(client: tangram_hpc.Client, plan: Plan, scale: float, asked: Any
                     await asyncio.sleep(seconds * scale)
                 case Write(path=path, text=text):
                     await session.write(path, text)
-                case Run(kind=kind, argv=argv, files=files):
+                case RunStep(kind=kind, argv=argv, files=files):
                     first = (session.wait_s, opening_s) if not rows else (0.0, 0.0)
                     code = await _run(session, kind, argv, files, rows, plan.name, *first)
             try:
@@ -102,9 +112,10 @@ def settle(request: Any, pause_s: float = 0.002) -> None:
         time.sleep(pause_s)
 
 
-async def all_of(client: tangram_hpc.Client, plans: list[Plan], scale: float) -> list[Driven]:
+async def all_of(client: tangram_hpc.Client, plans: list[TrajectoryScript],
+                 scale: float) -> list[Driven]:
     """All of this rank's trajectories, at once."""
-    asked = walls(client)
+    asked = isolation_options(client)
     return list(await asyncio.gather(*(drive(client, plan, scale, asked) for plan in plans)))
 
 
@@ -131,7 +142,8 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def run_step(args: argparse.Namespace, problems: list[Problem],
-             work: Callable[[tangram_hpc.Client, list[Plan]], tuple[list[Driven], dict[str, Any]]]
+             work: Callable[[tangram_hpc.Client, list[TrajectoryScript]],
+                            tuple[list[Driven], dict[str, Any]]]
              ) -> None:
     """Runs one step and leaves rank 0's summary of all ranks in `args.out`. `work` drives this
     rank's plans; what it has to tell besides goes into the summary."""
@@ -168,7 +180,7 @@ def run_step(args: argparse.Namespace, problems: list[Problem],
 def main() -> None:
     """The coding step."""
     args = arguments().parse_args()
-    problems = choose(load(), args.problems, args.seed)
+    problems = choose_problems(load_problems(), args.problems, args.seed)
     run_step(args, problems,
              lambda client, plans: (asyncio.run(all_of(client, plans, args.scale)), {}))
 

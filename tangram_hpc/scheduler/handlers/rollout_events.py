@@ -15,7 +15,7 @@ from ...domain.outcome import Outcome
 from ...domain.rollouts import Routed
 from ...domain.service import service_of
 from ...domain.states import ActionState
-from ..routing.cmlfq import FAILURE, SUCCESS, TIMEOUT, Signal
+from ..routing.cmlfq import FAILURE, SUCCESS, TIMEOUT, ToolSignal
 from ..routing.rollout_pools import RolloutPool
 from ..state.ledger import ActionEntry, Ledger, NodeEntry
 from ..state.scheduler_state import SchedulerState
@@ -77,7 +77,7 @@ def _note_tool(pools: Iterable[RolloutPool], client: int, trajectory: str, tool:
                size: int, status: int, at: int) -> None:
     for pool in pools:
         small, large = pool.spec.payload_edges
-        signal = Signal(tool, (size >= small) + (size >= large), status)
+        signal = ToolSignal(tool, (size >= small) + (size >= large), status)
         pool.signal(client, trajectory, signal, at)
 
 

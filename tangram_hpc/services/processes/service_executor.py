@@ -31,7 +31,7 @@ from ...ports import (
     ServiceRequest,
     Store,
 )
-from ...protocol.message import INLINE_MAX, Start
+from ...protocol.message import INLINE_MAX, StartAttempt
 from ...protocol.payload import (
     ErrorReturn,
     ServiceCall,
@@ -41,9 +41,9 @@ from ...protocol.payload import (
     encode,
     owner_of_result,
 )
-from ...resources.gpu.meter import GpuMeter
-from .copies import Copies, Copy, Make
-from .held import Block
+from ...resources.gpu.gpu_meter import GpuMeter
+from .gpu_occupancy import Block
+from .node_copies import Make, NodeCopies, ServiceCopy
 
 DEATHS_MAX = 3  # copies that may die under one call
 DIED = "its copy died under it"
@@ -54,10 +54,10 @@ class TookTooLong(ServiceDied):
 
 
 @dataclass(eq=False)
-class Call:
+class PendingCall:
     """A call that has no outcome yet."""
 
-    order: Start
+    order: StartAttempt
     payload: bytes
     request: ServiceRequest = field(default_factory=lambda: ServiceRequest("", b""))
     tokens: int = 0
@@ -72,12 +72,12 @@ class Call:
         return self.order.action.timeout_ns / 1e9 if self.order.action.timeout_ns else None
 
 
-class Lane:
+class CallQueue:
     """The calls of one service on one block."""
 
     def __init__(self, service: str, block: Block) -> None:
         self.service, self.block = service, block
-        self.calls: deque[Call] = deque()
+        self.calls: deque[PendingCall] = deque()
         self.deaths = 0  # copies that died on their way to it, in a row
         self.task: asyncio.Task[None] | None = None
 
@@ -96,9 +96,9 @@ class ServiceExecutor:
     def __init__(self, reports: Reports, store: Store, make: Make, mem_mib: int = 0,
                  meter: GpuMeter | None = None) -> None:
         self._reports, self._store, self._meter = reports, store, meter
-        self._copies = Copies(make, mem_mib)
-        self._queues: dict[tuple[str, Block], Lane] = {}
-        self._of: dict[int, tuple[Lane, Call]] = {}  # by lease
+        self._copies = NodeCopies(make, mem_mib)
+        self._queues: dict[tuple[str, Block], CallQueue] = {}
+        self._of: dict[int, tuple[CallQueue, PendingCall]] = {}  # by lease
         self._tasks: list[asyncio.Task[None]] = []  # that were cancelled
 
     def __contains__(self, lease: object) -> bool:
@@ -112,10 +112,10 @@ class ServiceExecutor:
             copies = 1  # its backend says why it cannot be served
         self._copies.prepare(spec, copies)
 
-    def start(self, order: Start, payload: memoryview) -> None:
+    def start(self, order: StartAttempt, payload: memoryview) -> None:
         """Runs a call, or lets it follow on those of its service on that block."""
-        call, service = Call(order, bytes(payload)), service_of(order.action.key)
-        queue = self._queues.setdefault((service, order.gpus), Lane(service, order.gpus))
+        call, service = PendingCall(order, bytes(payload)), service_of(order.action.key)
+        queue = self._queues.setdefault((service, order.gpus), CallQueue(service, order.gpus))
         self._of[order.lease] = queue, call
         why = self._read(call) if self._copies.spec(service) else (
             f"key: service {service!r} is not known to this node")
@@ -165,7 +165,7 @@ class ServiceExecutor:
 
     # ---- one queue ----
 
-    async def _serve(self, queue: Lane) -> None:
+    async def _serve(self, queue: CallQueue) -> None:
         spec = self._copies.spec(queue.service)
         assert spec is not None
         options: Service = options_of(spec)
@@ -176,7 +176,7 @@ class ServiceExecutor:
         queue.task = None
         self._queues.pop((queue.service, queue.block), None)
 
-    async def _run(self, queue: Lane, batch: list[Call]) -> None:
+    async def _run(self, queue: CallQueue, batch: list[PendingCall]) -> None:
         """Gives each call its outcome, or puts it back to the front."""
         called = False
         try:
@@ -201,20 +201,20 @@ class ServiceExecutor:
         except ServiceRefused as error:
             self._fail(batch, ActionState.FAILED, str(error), FALTERED)
 
-    def _begin(self, call: Call, block: Block) -> None:
+    def _begin(self, call: PendingCall, block: Block) -> None:
         if self._meter is not None:
             self._meter.end(call.metered)  # of a copy that died under it
             call.metered = self._meter.begin(block)
         self._reports.started(call.order.lease)
 
-    def _wanted(self, batch: list[Call]) -> list[Call]:
+    def _wanted(self, batch: list[PendingCall]) -> list[PendingCall]:
         """Those that were not cancelled while their copy was brought."""
         for call in batch:
             if call.told:
                 self._end(call, Outcome(ActionState.CANCELLED))
         return [call for call in batch if not call.told]
 
-    async def _call(self, copy: Copy, batch: list[Call]) -> None:
+    async def _call(self, copy: ServiceCopy, batch: list[PendingCall]) -> None:
         began = time.monotonic_ns()
         limits = [call.timeout_s for call in batch if call.timeout_s is not None]
         try:
@@ -236,7 +236,8 @@ class ServiceExecutor:
             raise TookTooLong("it was ended, as a call of it took too long") from None
         self._tell(batch, replies, time.monotonic_ns() - began)
 
-    def _tell(self, batch: Sequence[Call], replies: Sequence[ServiceReply], spent_ns: int) -> None:
+    def _tell(self, batch: Sequence[PendingCall], replies: Sequence[ServiceReply],
+              spent_ns: int) -> None:
         for call, reply in zip(batch, replies, strict=True):
             state = ActionState.FAILED if reply.error else ActionState.COMPLETED
             payload = encode(ErrorReturn("ServiceError", reply.error) if reply.error
@@ -248,14 +249,15 @@ class ServiceExecutor:
                 payload = encode(Stored(self._store.put(payload, owner), len(payload)))
             self._end(call, outcome, payload)
 
-    def _time_out(self, batch: Sequence[Call], spent_ns: int) -> None:
+    def _time_out(self, batch: Sequence[PendingCall], spent_ns: int) -> None:
         for call in batch:
             limit = call.timeout_s
             if limit is not None and spent_ns >= limit * 1e9:
                 self._end(call, Outcome(ActionState.TIMEOUT, exec_ns=spent_ns,
                                         reason=too_long(limit), restore_ns=call.restore_ns))
 
-    def _again(self, queue: Lane, batch: Sequence[Call], why: str, under_it: bool) -> None:
+    def _again(self, queue: CallQueue, batch: Sequence[PendingCall], why: str,
+               under_it: bool) -> None:
         """Puts those without an outcome back; `under_it`: the copy may have died of them."""
         for call in reversed(batch):
             if call.order.lease not in self._of:
@@ -266,13 +268,14 @@ class ServiceExecutor:
             else:
                 queue.calls.appendleft(call)
 
-    def _fail(self, batch: Sequence[Call], state: ActionState, why: str, pushed: int = 0) -> None:
+    def _fail(self, batch: Sequence[PendingCall], state: ActionState, why: str,
+              pushed: int = 0) -> None:
         """`pushed`: FALTERED where the service is to blame and not these calls."""
         for call in batch:
             if call.order.lease in self._of:
                 self._end(call, Outcome(state, reason=why, pushed=pushed))
 
-    def _end(self, call: Call, outcome: Outcome, payload: bytes | None = None) -> None:
+    def _end(self, call: PendingCall, outcome: Outcome, payload: bytes | None = None) -> None:
         lease = call.order.lease
         del self._of[lease]
         if self._meter is not None:
@@ -282,7 +285,7 @@ class ServiceExecutor:
         else:
             self._reports.finished(lease, outcome, payload, True)
 
-    def _read(self, call: Call) -> str:
+    def _read(self, call: PendingCall) -> str:
         """Decodes its payload; why it cannot, or an empty string."""
         try:
             told: Any = decode(call.payload)
@@ -299,7 +302,7 @@ class ServiceExecutor:
         return ""
 
 
-def _batch(calls: deque[Call], options: Service) -> list[Call]:
+def _batch(calls: deque[PendingCall], options: Service) -> list[PendingCall]:
     """Takes the next batch; a call that a copy died under twice runs alone."""
     batch = [calls.popleft()]
     tokens = batch[0].tokens
@@ -311,7 +314,7 @@ def _batch(calls: deque[Call], options: Service) -> list[Call]:
     return batch
 
 
-def _alone(call: Call) -> bool:
+def _alone(call: PendingCall) -> bool:
     return call.deaths >= DEATHS_MAX - 1
 
 

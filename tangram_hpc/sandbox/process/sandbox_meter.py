@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 
 from ...domain.states import ActionState
-from ...protocol.process_frames import Limits
+from ...protocol.process_frames import SandboxLimits
 from ..files import modes
 from .sandbox_processes import SandboxProcesses, memory_kib
 
@@ -25,7 +25,7 @@ _DEPTH_MAX = 512  # nested directories; deeper ones are made only to hide files
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Meter:
+class SandboxMeter:
     """Checks the use of one sandbox whose files lie in `folders`.
 
     Attributes:
@@ -35,13 +35,13 @@ class Meter:
     def __init__(self, folders: tuple[str, ...], processes: SandboxProcesses) -> None:
         self._folders = folders
         self._processes = processes
-        self._limits = Limits()
+        self._limits = SandboxLimits()
         self._watch = False
         self._disk_due = 0
         self._had_mib = 0
         self.due = 0
 
-    def begin(self, limits: Limits, watch: bool, now: int) -> None:
+    def begin(self, limits: SandboxLimits, watch: bool, now: int) -> None:
         """Begins with a command. Without `watch` only the disk is checked."""
         self._limits = limits
         self._watch = watch and bool(limits.mem_mib or limits.pids)

@@ -74,7 +74,7 @@ class Record:
 
 
 @dataclass(slots=True)
-class Run:
+class RunRecords:
     """Everything that a run left. `head` is the first line of its records."""
 
     head: dict[str, Any]

@@ -12,7 +12,7 @@ import asyncio
 Block = tuple[int, ...]
 
 
-class Held:
+class GpuOccupancy:
     """The occupied GPUs, and the queue of callers that wait for a block."""
 
     def __init__(self) -> None:

@@ -15,12 +15,12 @@ from ...config.services import HttpService
 from ...ports import ServiceRefused, ServiceReply, ServiceRequest
 from ...protocol.value import decode_value, encode_value
 from .asked import WrongCall
-from .engine import Engine, together
+from .engine import HttpEngine, together
 from .web import Web
 
 
-class PlainEngine(Engine):
-    """One server of `HttpService`'s protocol (see `Engine`)."""
+class PlainEngine(HttpEngine):
+    """One server of `HttpService`'s protocol (see `HttpEngine`)."""
 
     def __init__(self, name: str, web: Web, weights_mib: int, options: HttpService) -> None:
         super().__init__(name, web, weights_mib)

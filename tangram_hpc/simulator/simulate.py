@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 from ..scheduler.placement.placers.base import Placer
 from .message_world import Failure, MessageWorld
-from .records import Run
+from .run_records import RunRecords
 from .workload import Cluster, Workload
-from .world import World
+from .world import SimulationWorld
 
 
 def simulate(work: Workload, cluster: Cluster, placer: Placer, durations: str = "oracle",
              seed: int = 0, check: bool = False, latency_us: int | None = None,
-             failures: Sequence[Failure] = ()) -> Run:
+             failures: Sequence[Failure] = ()) -> RunRecords:
     """Simulates a workload to its end under one placer.
 
-    Without `latency_us` and failures the scheduler is called directly (`World`); otherwise
-    everything goes through the drivers of broker and workers and over simulated links
+    Without `latency_us` and failures the scheduler is called directly (`SimulationWorld`);
+    otherwise everything goes through the drivers of broker and workers and over simulated links
     (`MessageWorld`).
 
     Args:
@@ -34,7 +34,7 @@ def simulate(work: Workload, cluster: Cluster, placer: Placer, durations: str = 
     """
     oracle = durations == "oracle"
     if latency_us is None and not failures:
-        run = World(work, cluster, placer, oracle, check).run()
+        run = SimulationWorld(work, cluster, placer, oracle, check).run()
     else:
         run = MessageWorld(work, cluster, placer, oracle, (latency_us or 0) * 1000, seed, failures,
                          check).run()

@@ -26,8 +26,8 @@ from ...domain.states import ActionState, SessionState
 from ..state.ledger import Ledger, SessionEntry
 from ..state.scheduler_state import SchedulerState
 from ..state.transitions import SESSION_MOVES, move
-from .clients import forget_if_gone
-from .nodes import mark_drained
+from .client_events import forget_if_gone
+from .node_events import mark_drained
 from .queueing import resume, update_idle, withdraw
 
 

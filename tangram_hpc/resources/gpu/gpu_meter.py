@@ -130,7 +130,7 @@ class _Lease:
                         self.mem_mib, round(energy) if self.known else -1)
 
 
-class Tally:
+class GpuTally:
     """The sums, without a thread or a clock. Times are ns of one clock, in order."""
 
     def __init__(self, uuids: Iterable[str]) -> None:
@@ -175,7 +175,7 @@ class GpuMeter:
         self.devices = devices
         self._uuids = {d.index: d.uuid for d in devices.devices if d.uuid}
         self._read = read
-        self._tally = Tally(self._uuids.values())
+        self._tally = GpuTally(self._uuids.values())
         self._tokens = 0
         self._idle_since = 0
         self._closed = not self._uuids

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from ...errors import AccessError, ProtocolError
 from ...protocol import auth
 from ...protocol.frame import Buffer
-from ...protocol.lane import HEAD, AnyMemberMessage, MemberMessage, pack, sizes, unpack
+from ...protocol.gradient_messages import HEAD, AnyMemberMessage, MemberMessage, pack, sizes, unpack
 from .address import addresses
 from .asyncsock import HANDSHAKE_S, listen_tcp, tune, unproven_max
 from .dial import dial

@@ -45,10 +45,10 @@ def _torch(options: TorchService, place: ServicePlace) -> ServiceBackend:
     if options.degrees != (1,):
         raise ServiceRefused(f"degrees: torch serves on one GPU, not {options.degrees}; say (1,), "
                              "or use vllm or sglang")
-    from ..protocol.service_frames import Load
+    from ..protocol.service_frames import LoadModel
     from .processes.process import ProcessBackend
 
     place = replace(place, threads=options.threads or place.threads)
-    load = Load(options.model, options.task, options.dtype, options.max_len, place.device,
-                place.threads, options.fresh)
+    load = LoadModel(options.model, options.task, options.dtype, options.max_len, place.device,
+                     place.threads, options.fresh)
     return ProcessBackend(load, place, options.load_s)

@@ -20,7 +20,7 @@ import msgspec
 from ...domain.outcome import Outcome
 from ...domain.states import ActionState
 from ...protocol.payload import ExecCall, encode
-from ...protocol.process_frames import RECEIVE, Run
+from ...protocol.process_frames import RECEIVE, RunAction
 from .isolation_setup import SandboxIsolation
 
 PATIENCE_NS = 2_000_000  # Python takes over a command that takes longer
@@ -135,7 +135,8 @@ class FastPath:
         self._next = 0
         self.stands: object = None
 
-    def learn(self, run: Run, env: Mapping[str, str], shared: bool, processes: int, stands: object
+    def learn(self, run: RunAction, env: Mapping[str, str], shared: bool, processes: int,
+              stands: object
               ) -> None:
         """Notes that Python has served such an order. Similar ones are plain for as long as
         `stands` is the same.

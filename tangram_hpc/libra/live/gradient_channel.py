@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from ...domain.hybrid import ContributorId, GradientHeader, StepPlan
 from ...errors import ProtocolError
 from ...protocol.frame import Buffer
-from ...protocol.lane import Gradient, GradientReceipt, JoinMessage, Work
+from ...protocol.gradient_messages import Gradient, GradientReceipt, GradientWork, JoinMessage
 from ...protocol.liveness import Patience
 from ...protocol.value import encode_value
-from ...transport.socket.lane import BulkLink, BulkListener
+from ...transport.socket.bulk_socket import BulkLink, BulkListener
 from ..hybrid.gradient_filter import GradientFilter, contributors, split
 
 Vector = NDArray[Any]
@@ -49,12 +49,12 @@ class _MemberLink:
     def __init__(self, link: BulkLink, contributor: ContributorId) -> None:
         self.link, self.id = link, contributor
         self.zeros: dict[GradientHeader, None] = {}
-        self._work: tuple[Work, tuple[Buffer, ...]] | None = None
+        self._work: tuple[GradientWork, tuple[Buffer, ...]] | None = None
         self._wake = threading.Condition()
         self._ended = False
         threading.Thread(target=self._run, name="channel-send", daemon=True).start()
 
-    def give(self, work: Work, *payload: Buffer) -> None:
+    def give(self, work: GradientWork, *payload: Buffer) -> None:
         with self._wake:
             self._work = (work, payload)
             self._wake.notify()
@@ -97,7 +97,7 @@ class _Step:
     taken: dict[int, Vector] = field(default_factory=dict)
 
 
-class Lane:
+class GradientChannel:
     """The gradient channel of one rank of core number `core`.
 
     Args:
@@ -183,7 +183,7 @@ class Lane:
             member.id.replica, member.id.generation, plan.epoch, plan.step, plan.version,
             len(samples), params.size, params.dtype.str)
         member.link.most = params.nbytes
-        member.give(Work(header), params.data, encode_value(samples))
+        member.give(GradientWork(header), params.data, encode_value(samples))
 
     def _serve(self, link: BulkLink) -> None:
         first = link.receive()

@@ -64,7 +64,7 @@ class HeldRow:
         self.came, self.cpus, self.nodes = False, 0, []
 
 
-class Held:
+class HeldUsage:
     """Folds events into rows, one for each job id. Events must come in order."""
 
     def __init__(self) -> None:
@@ -196,7 +196,7 @@ class Held:
 
 def held(events: Iterable[ev.Event]) -> list[HeldRow]:
     """Returns a row for each allocation that was granted, in the order of the grants."""
-    fold = Held()
+    fold = HeldUsage()
     for event in without_gaps(events):
         fold.add(event)
     fold.close()

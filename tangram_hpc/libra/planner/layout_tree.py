@@ -16,7 +16,7 @@ from .costs import Costs
 from .shapes import NEVER, Layout, Price, Prices, Search, Training
 
 
-class Node(NamedTuple):
+class LayoutNode(NamedTuple):
     """One node of the tree.
 
     Attributes:
@@ -40,8 +40,8 @@ class Node(NamedTuple):
         return f"{self.gpus} GPUs: {place}" + (f": {told}" if told else "")
 
 
-Note = Callable[[Node], None]
-Path = tuple[tuple[str, int], ...]
+Note = Callable[[LayoutNode], None]
+LayoutPath = tuple[tuple[str, int], ...]
 
 
 def _gib(size: int) -> str:
@@ -104,7 +104,7 @@ class LayoutTree:
                 best, least = k, prices.ns[k]
             if self._note is not None:
                 cut = self._leaf_cut(prices[k])
-                self._note(Node(gpus, _path(layouts[k - first]), cut, prices[k]))
+                self._note(LayoutNode(gpus, _path(layouts[k - first]), cut, prices[k]))
         return None if best < 0 else (layouts[best - first], prices[best])
 
     def best(self, gpus: int) -> tuple[Layout, Price] | None:
@@ -121,33 +121,34 @@ class LayoutTree:
     # ---- the same node by node, for who is told --------------------------------------------------
 
     def _under_tp(self, gpus: int, tp: int, note: Note) -> Iterator[Layout]:
-        path: Path = (("tp", tp),)
+        path: LayoutPath = (("tp", tp),)
         cut = f"TP does not divide {gpus} GPUs" if gpus % tp else self._tp_cut(tp)
-        note(Node(gpus, path, cut))
+        note(LayoutNode(gpus, path, cut))
         if cut:
             return
         for ep in divisors(self._costs.model.experts or 1):
             there = (*path, ("ep", ep))
             cut = f"EP does not divide {gpus // tp} GPUs" if gpus // tp % ep else ""
-            note(Node(gpus, there, cut))
+            note(LayoutNode(gpus, there, cut))
             if not cut:
                 yield from self._under_ep(gpus, there, tp, ep, note)
 
-    def _under_ep(self, gpus: int, path: Path, tp: int, ep: int, note: Note) -> Iterator[Layout]:
+    def _under_ep(self, gpus: int, path: LayoutPath, tp: int, ep: int,
+                  note: Note) -> Iterator[Layout]:
         layers, training = self._costs.model.layers, self._costs.training
         for pp in divisors(gpus // tp):
             there, dp = (*path, ("pp", pp)), gpus // tp // pp
             cut = f"PP does not divide {layers} layers" if layers % pp else ""
-            note(Node(gpus, there, cut))
+            note(LayoutNode(gpus, there, cut))
             if cut:
                 continue
             there = (*there, ("dp", dp))
             cut = f"EP does not divide DP {dp}" if dp % ep else self._dp_cut(dp)
-            note(Node(gpus, there, cut))
+            note(LayoutNode(gpus, there, cut))
             for micro in () if cut else training.micro_batches:
                 layout = Layout(tp, ep, pp, dp, micro)
                 if cut := self._micro_cut(pp, dp, micro):
-                    note(Node(gpus, _path(layout), cut))
+                    note(LayoutNode(gpus, _path(layout), cut))
                 else:
                     yield layout
 
@@ -190,6 +191,6 @@ def _batch(training: Training) -> str:
     return f"a batch of {training.batch}{parts}"
 
 
-def _path(layout: Layout) -> Path:
+def _path(layout: Layout) -> LayoutPath:
     return (("tp", layout.tp), ("ep", layout.ep), ("pp", layout.pp), ("dp", layout.dp),
             ("micro", layout.micro))

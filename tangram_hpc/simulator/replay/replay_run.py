@@ -15,10 +15,10 @@ from typing import Any
 from ...accounting.record import ActionRecord, fold
 from ...app.local import LocalCluster
 from ...errors import InfeasibleRequest, InvalidInput
-from ...scheduler.placement.placers.registry import make_placer
+from ...scheduler.placement.placers.placer_registry import make_placer
 from ...storage.journal import read_journal
-from ..records import FORMAT, Record, Run
-from ..run import simulate
+from ..run_records import FORMAT, Record, RunRecords
+from ..simulate import simulate
 from ..workload import Cluster, Workload, all_actions
 from .drive import Driver, Sent
 
@@ -27,8 +27,8 @@ from .drive import Driver, Sent
 class Replay:
     """A workload as it ran, and as the simulator predicts it."""
 
-    live: Run
-    simulated: Run
+    live: RunRecords
+    simulated: RunRecords
 
     def comparison(self) -> dict[str, Any]:
         """Both mean action completion times, and their ratio live over simulated."""
@@ -65,7 +65,7 @@ def replay(work: Workload, cluster: Cluster, policy: str, scale: float, seed: in
     rows = _rows(work, driver, folded, names, scale)
     head = {"format": FORMAT, "workload": work.name, "policy": policy, "durations": "oracle",
             "seed": seed, "live": True, "scale": scale}
-    return Replay(Run(head, rows, max((r.end for r in rows), default=0)), simulated)
+    return Replay(RunRecords(head, rows, max((r.end for r in rows), default=0)), simulated)
 
 
 def _check(work: Workload, cluster: Cluster, scale: float) -> None:

@@ -16,7 +16,7 @@ from typing import Union
 
 import msgspec
 
-from ..domain.hybrid import Ask, GradientHeader, MemberDone, MemberFailed, StepPlan
+from ..domain.hybrid import GradientHeader, MemberDone, MemberFailed, StageOrder, StepPlan
 from ..errors import ProtocolError
 from .reading import reader
 
@@ -29,7 +29,7 @@ class MemberMessage(msgspec.Struct, frozen=True, array_like=True, tag_field="kin
     """Base class of all messages."""
 
 
-class Hello(MemberMessage, frozen=True, tag="hello"):
+class MemberHello(MemberMessage, frozen=True, tag="hello"):
     """Member to coordinator, first: which member it is. `incarnation` grows with each restart."""
 
     member: int
@@ -40,10 +40,10 @@ class Alive(MemberMessage, frozen=True, tag="alive"):
     """Member to coordinator: heartbeat."""
 
 
-class Told(MemberMessage, frozen=True, tag="told"):
+class OrderMessage(MemberMessage, frozen=True, tag="told"):
     """Coordinator to member: an order, and the addresses of the gradient channel that it names."""
 
-    order: Ask
+    order: StageOrder
     channel: tuple[str, ...]
 
 
@@ -60,7 +60,7 @@ class JoinMessage(MemberMessage, frozen=True, tag="enter"):
     generation: int
 
 
-class Work(MemberMessage, frozen=True, tag="work"):
+class GradientWork(MemberMessage, frozen=True, tag="work"):
     """Gradient channel to member: the parameters of a step, then its samples, as one payload.
 
     Samples are encoded by `protocol.value`; a member that only follows gets none. The answer is a
@@ -83,8 +83,8 @@ class GradientReceipt(MemberMessage, frozen=True, tag="heard"):
     refusal: str
 
 
-AnyMemberMessage = Union[Hello, Alive, Told, MemberReport, JoinMessage, Work,  # noqa: UP007
-                         Gradient, GradientReceipt]
+AnyMemberMessage = Union[MemberHello, Alive, OrderMessage, MemberReport, JoinMessage,  # noqa: UP007
+                         GradientWork, Gradient, GradientReceipt]
 _encoder = msgspec.msgpack.Encoder()
 _read = reader(AnyMemberMessage)
 _read_plan = reader(StepPlan)

@@ -7,7 +7,7 @@ stays in the ledger until its client has acknowledged the result, or has expired
 from __future__ import annotations
 
 from ...domain import event as ev
-from ...domain.decision import Decision, KillLease, Reply
+from ...domain.decision import Decision, KillLease, ReplyToClient
 from ...domain.ids import client_of
 from ...domain.outcome import Outcome
 from ...domain.service import service_of
@@ -15,9 +15,9 @@ from ...domain.states import ENDED, ActionState
 from ..state.ledger import ActionEntry
 from ..state.scheduler_state import SchedulerState
 from ..state.transitions import ACTION_MOVES, move
-from .clients import forget_action
+from .client_events import forget_action
 from .queueing import dequeue, enqueue
-from .rollouts import note_end
+from .rollout_events import note_end
 
 
 def on_action_submitted(state: SchedulerState, event: ev.ActionSubmitted) -> list[Decision]:
@@ -50,7 +50,7 @@ def on_action_cancelled(state: SchedulerState, event: ev.ActionCancelled) -> lis
         dequeue(state, entry.action, event.at)
         outcome = Outcome(event.state, reason=event.reason)
         queue_ns = event.at - entry.submitted_at
-        return end_action(state, entry, event.at, Reply(
+        return end_action(state, entry, event.at, ReplyToClient(
             event.action, outcome, 0, (), entry.attempt, queue_ns, 0))
     entry.doomed = Outcome(event.state, reason=event.reason)
     ledger.clients[client_of(event.action)].loose.pop(event.action, None)
@@ -68,7 +68,8 @@ def on_action_acknowledged(state: SchedulerState, event: ev.ActionAcknowledged) 
     return []
 
 
-def end_action(state: SchedulerState, entry: ActionEntry, at: int, reply: Reply) -> list[Decision]:
+def end_action(state: SchedulerState, entry: ActionEntry, at: int,
+               reply: ReplyToClient) -> list[Decision]:
     """Ends an action with the outcome of `reply`, and returns the reply to its client."""
     ledger, outcome = state.ledger, reply.outcome
     entry.state = move(ACTION_MOVES, entry.state, outcome.state, entry)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ....errors import InvalidInput
 from .base import Placer
-from .elastic import Elastic
+from .elastic import ElasticPlacer
 from .fcfs import Fcfs
 from .paper import Paper
 from .static import Static
@@ -27,7 +27,7 @@ def make_placer(name: str) -> Placer:
     if kind == "first-fit" and not argument:
         return Fcfs(_NO_LIMIT, strict=False)
     if name == "elastic":
-        return Elastic()
+        return ElasticPlacer()
     if name == "paper":
         return Paper()
     if name == "static":

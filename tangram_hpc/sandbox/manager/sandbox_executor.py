@@ -19,23 +19,23 @@ from ...domain.session import SessionSpec
 from ...domain.states import ENDED, ActionState
 from ...errors import InvalidInput
 from ...ports import Reports, SandboxSettings, Store
-from ...protocol.message import INLINE_MAX, Start
+from ...protocol.message import INLINE_MAX, StartAttempt
 from ...protocol.payload import ErrorReturn, FunctionCall, decode, encode, owner_of_result
 from ...protocol.process_frames import (
     FRAME_MAX,
     RUNNER,
     Ended,
     Gone,
-    Kill,
-    Piece,
-    Run,
+    KillCommand,
+    OutputChunk,
+    RunAction,
     Setup,
     Units,
 )
 from ...resources.cpu import affinity
 from ...resources.cpu.enforce import Enforcer, probe
 from ...resources.gpu.devices import Devices
-from ...resources.gpu.meter import GpuMeter
+from ...resources.gpu.gpu_meter import GpuMeter
 from .backends import Backends
 from .execution_processes import ExecutionProcess
 from .init_watchdog import InitWatchdog
@@ -125,7 +125,7 @@ class SandboxExecutor:
         """See `ports.Executor`."""
         self._sessions.pack(session)
 
-    def start(self, order: Start, payload: memoryview | bytes) -> None:
+    def start(self, order: StartAttempt, payload: memoryview | bytes) -> None:
         """See `ports.Executor`. A lease that is known is ignored."""
         if self._closed or order.lease in self._attempts:
             return
@@ -140,7 +140,7 @@ class SandboxExecutor:
             attempt.payload = bytes(payload)
             self._admit(attempt)
 
-    def follow(self, order: Start, payload: memoryview) -> bool:
+    def follow(self, order: StartAttempt, payload: memoryview) -> bool:
         """See `ports.Executor`. Calls of functions wait in the runner itself."""
         before = self._attempts.get(order.after)
         process = before.process if before is not None else None
@@ -258,8 +258,8 @@ class SandboxExecutor:
         most = max(units, action.degrees[-1]) if action.resizable else units
         attempt.gpu_token = self._gpus.begin(order.gpus)
         mask = self._gpus.devices.mask(order.gpus)
-        run = Run(order.lease, attempt.payload, mask, units, most, limit,
-                  spec is not None, spec.background if spec is not None else "end", limits)
+        run = RunAction(order.lease, attempt.payload, mask, units, most, limit,
+                        spec is not None, spec.background if spec is not None else "end", limits)
         attempt.payload = b""
         attempt.started_ns = time.monotonic_ns()
         (process.call if process.kind == RUNNER else process.send)(run)
@@ -291,7 +291,7 @@ class SandboxExecutor:
                 attempt.look_before_kill(attempt.process)
                 attempt.process.kill()
         else:
-            attempt.process.send(Kill(lease, state, reason))
+            attempt.process.send(KillCommand(lease, state, reason))
 
     def resize(self, lease: int, cores: tuple[int, ...]) -> None:
         """See `ports.Executor`."""
@@ -383,7 +383,7 @@ class SandboxExecutor:
         self._release(attempt)
         self._left(process, message.lease)
 
-    def piece(self, process: ExecutionProcess, message: Piece) -> None:
+    def piece(self, process: ExecutionProcess, message: OutputChunk) -> None:
         """See `execution_processes.Owner`. A runner has no output of its own to stream."""
         if message.lease in process.leases and process.kind != RUNNER:
             self._reports.output(message.lease, message.stream, message.data)

@@ -29,7 +29,7 @@ def for_child_processes(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def for_commands(
+def sandbox_environment(
     environ: Mapping[str, str], home: str, tmp: str, own_root: bool = False
 ) -> dict[str, str]:
     """The environment that every command in a sandbox begins with. Paths of the node mean nothing
@@ -67,8 +67,8 @@ class Grants:
     """The environments of one sandbox's commands, made once for each set of granted resources.
 
     Args:
-        base: what every command begins with; see `for_commands`.
-        cpus_file: see `grant`.
+        base: what every command begins with; see `sandbox_environment`.
+        cpus_file: see `export_grant`.
     """
 
     __slots__ = ("_base", "_cpus_file", "_made")
@@ -86,25 +86,25 @@ class Grants:
             if len(self._made) >= _MADE_MAX:
                 self._made.clear()
             env = {**self._base, **dict(hints(units, most))}
-            grant(env, units, most, gpus, self._cpus_file)
+            export_grant(env, units, most, gpus, self._cpus_file)
             self._made[key] = env
         return env
 
     def adding(self, own: Mapping[str, str], units: int, most: int, gpus: str) -> dict[str, str]:
         """The environment of a command that adds variables. They may not hide what was granted."""
         env = {**self.plain(units, most, gpus), **own}
-        grant(env, units, most, gpus, self._cpus_file)
+        export_grant(env, units, most, gpus, self._cpus_file)
         return env
 
     def only(self, own: Mapping[str, str], units: int, most: int, gpus: str) -> dict[str, str]:
         """The environment of a command that brings all of it, except what was granted."""
         env = dict(own)
-        grant(env, units, most, gpus, self._cpus_file)
+        export_grant(env, units, most, gpus, self._cpus_file)
         return env
 
 
-def grant(env: MutableMapping[str, str], units: int, most: int, gpus: str,
-          cpus_file: str = "") -> None:
+def export_grant(env: MutableMapping[str, str], units: int, most: int, gpus: str,
+                 cpus_file: str = "") -> None:
     """Writes what was granted into an environment, over whatever it holds.
 
     Args:

@@ -16,9 +16,9 @@ from ..state.gpu_blocks import GpuSet
 from ..state.ledger import Ledger, NodeEntry
 from ..state.scheduler_state import SchedulerState
 from ..state.transitions import NODE_MOVES, move
-from .allocations import node_came, node_left
-from .rollouts import update_services
-from .services import prepare
+from .allocation_events import node_came, node_left
+from .rollout_events import update_services
+from .service_events import prepare
 
 
 def on_node_joined(state: SchedulerState, event: ev.NodeJoined) -> list[Decision]:
