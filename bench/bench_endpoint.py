@@ -1,8 +1,8 @@
 """An endpoint of 50 requests a second that pushes back: how much of its limit is used, and whether
 it ever sees more, loses or repeats a request.
 
-The endpoint is a fake one (`tests/fake_search.py`): a real HTTP server on loopback with a token
-bucket of its own, which now and then answers 429 to everybody for a while, with and without
+The endpoint is a fake one (`tests/helpers/fake_search.py`): a real HTTP server on loopback with a
+token bucket of its own, which now and then answers 429 to everybody for a while, with and without
 Retry-After, and 503 to some requests that it has carried out. Half of the requests are declared
 idempotent. `share_of_limit` counts its storms as lost time, `share_while_open` does not.
 """
@@ -19,7 +19,7 @@ import common
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-from fake_search import FakeSearch, Storm, get
+from helpers.fake_search import FakeSearch, Storm, get
 
 from tangram_hpc import LocalCluster, Transient, check_response
 

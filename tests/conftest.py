@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from devcluster_fixture import RunningCluster, running_cluster
-from executor_rig import SECRETS, Rig
-from slurm_site import Site, install_for
+from helpers.devcluster_fixture import RunningCluster, running_cluster
+from helpers.executor_rig import SECRETS, Rig
+from helpers.slurm_site import Site, install_for
 
 from tangram_hpc.resources import process_tree
 

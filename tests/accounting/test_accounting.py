@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from builders import World
+from helpers.builders import World
 
 from tangram_hpc.accounting.fields import FIELDS, as_json, choose_fields, duration
 from tangram_hpc.accounting.held_usage import held

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders import World
+from helpers.builders import World
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.broker.queries.explain import explain

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from broker_rig import BrokerRig, FakePeer, action_of
+from helpers.broker_rig import BrokerRig, FakePeer, action_of
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.domain.outcome import Outcome

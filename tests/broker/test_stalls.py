@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from broker_rig import BrokerRig, action_of, serves
+from helpers.broker_rig import BrokerRig, action_of, serves
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.broker.driver import SILENCE_S

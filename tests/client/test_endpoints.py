@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_search import FakeSearch, Reply, Storm, get
+from helpers.fake_search import FakeSearch, Reply, Storm, get
 
 import tangram_hpc
 from tangram_hpc import ActionState, LocalCluster, Throttled, Transient, check_response

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import World
+from helpers.builders import World
 
 import tangram_hpc
 from tangram_hpc import as_completed, as_completed_async

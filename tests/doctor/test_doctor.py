@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fake_nvml as fake
+import helpers.fake_nvml as fake
 import pytest
 
 from tangram_hpc.cli.doctor import page

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_site import Site
+from helpers.slurm_site import Site
 from test_mpi import Rig
 
 from tangram_hpc import LocalCluster

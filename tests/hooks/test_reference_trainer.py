@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_rig import NEEDS_TORCH
+from helpers.backend_rig import NEEDS_TORCH
 
 from tangram_hpc.hooks.reference import reference_task as task
 

@@ -13,9 +13,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import documented
 import pytest
-from documented import ALL, REPO, TO_RUN, Block, filled
+from helpers import documented
+from helpers.documented import ALL, REPO, TO_RUN, Block, filled
 
 from tangram_hpc.cli import parser
 from tangram_hpc.config.settings import load_config

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from documented import REPO, TO_RUN, Block, filled
-from slurm_site import Site
+from helpers.documented import REPO, TO_RUN, Block, filled
+from helpers.slurm_site import Site
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 BLOCKS = [b for b in TO_RUN if b.needs_slurm and not b.page.startswith("slurm/devcluster")]

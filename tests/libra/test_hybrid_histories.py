@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from hybrid_pool_rig import (
+from helpers.hybrid_pool_rig import (
     ASKED,
     BACK,
     CORE,

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import hybrid_rig as rig
+import helpers.hybrid_rig as rig
 import msgspec
 import numpy as np
 import pytest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hybrid_pool_rig import BACK, CORE, TRAIN, Rig, S, picture
+from helpers.hybrid_pool_rig import BACK, CORE, TRAIN, Rig, S, picture
 
 from tangram_hpc.domain.hybrid import (
     AnyPoolEvent,

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+from helpers.planner_material import DENSE, HARDWARE, MOE, REQUESTS, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_material import DENSE, HARDWARE, MOE, REQUESTS, problems
 
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.libra.planner.costs import AnalyticCosts

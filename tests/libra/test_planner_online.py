@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from helpers.planner_material import DENSE, HARDWARE, MOE, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_material import DENSE, HARDWARE, MOE, problems
 
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.libra.planner.calibrate import TRAIN, Calibrator, Learning

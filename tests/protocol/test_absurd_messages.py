@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_rig import BrokerRig, FakePeer, action_of, serves
+from helpers.broker_rig import BrokerRig, FakePeer, action_of, serves
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

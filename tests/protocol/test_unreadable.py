@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from executor_rig import Rig
+from helpers.executor_rig import Rig
+from helpers.service_rig import Rig as ServiceRig
+from helpers.service_rig import play
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from service_rig import Rig as ServiceRig
-from service_rig import play
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.config.services import HttpService, service_spec

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from devcluster_fixture import devcluster, reason_to_skip
+from helpers.devcluster_fixture import devcluster, reason_to_skip
 from vm import boot
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]

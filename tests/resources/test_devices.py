@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import fake_nvml as fake
+import helpers.fake_nvml as fake
 import pytest
-from executor_rig import Rig
+from helpers.executor_rig import Rig
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.app.worker import node_spec, service_maker

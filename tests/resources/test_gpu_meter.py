@@ -6,9 +6,9 @@ import threading
 import time
 from pathlib import Path
 
-import fake_nvml as fake
+import helpers.fake_nvml as fake
 import pytest
-from executor_rig import Rig
+from helpers.executor_rig import Rig
 
 from tangram_hpc.accounting.fields import FIELDS, as_json
 from tangram_hpc.accounting.record import ActionRecord

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fake_nvml as fake
+import helpers.fake_nvml as fake
 import pytest
 
 from tangram_hpc.resources.gpu.mps import mps_serves

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_rig import UsersCluster
+from helpers.hostile_rig import UsersCluster
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.accounting.record import ActionRecord, fold

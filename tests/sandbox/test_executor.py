@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from executor_rig import SECRETS, Rig, alive
+from helpers.executor_rig import SECRETS, Rig, alive
 
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState

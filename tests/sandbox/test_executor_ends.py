@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from executor_rig import Rig, alive, until
+from helpers.executor_rig import Rig, alive, until
 
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
@@ -293,7 +293,7 @@ def test_an_unprivileged_user_can_do_it_too() -> None:
     program = textwrap.dedent("""
         import os, sys
         from pathlib import Path
-        import executor_rig as t
+        import helpers.executor_rig as t
         rig = t.Rig(Path(sys.argv[1]))
         rig.open()
         outcome, back = rig.shell("setsid sleep 1000 & id -u", session=1)
@@ -303,8 +303,9 @@ def test_an_unprivileged_user_can_do_it_too() -> None:
         print("fine")
     """)
     env = {"PYTHONPATH": ":".join([str(Path(__file__).parent.parent), *filter(None, sys.path)])}
-    seen = subprocess.run([python, "-B", "-c", "import executor_rig"], user=65534, group=65534,
-                          extra_groups=(), cwd=folder, env=env, capture_output=True, check=False)
+    seen = subprocess.run([python, "-B", "-c", "import helpers.executor_rig"], user=65534,
+                          group=65534, extra_groups=(), cwd=folder, env=env, capture_output=True,
+                          check=False)
     if seen.returncode:
         folder.rmdir()
         pytest.skip("no other user can read where this checkout lies")

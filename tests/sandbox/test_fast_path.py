@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from executor_rig import Rig
+from helpers.executor_rig import Rig
 from test_executor_ends import other_users_python
 
 from tangram_hpc.domain.action import Kind
@@ -178,7 +178,7 @@ def test_in_a_user_namespace_a_command_begins_under_its_limit_of_processes(
 FULL = """
 import dataclasses, tempfile
 from pathlib import Path
-from executor_rig import Rig
+from helpers.executor_rig import Rig
 from test_executor_ends import other_users_python
 rig = Rig(Path(tempfile.mkdtemp()), isolation="bwrap", compiled=False, session_pids=40)
 rig.open()
@@ -209,7 +209,7 @@ def test_a_command_begins_though_what_was_left_behind_is_more_than_may_be() -> N
     env = {"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": str(folder),
            "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        seen = subprocess.run([python, "-c", "import executor_rig"], env=env, cwd=folder,
+        seen = subprocess.run([python, "-c", "import helpers.executor_rig"], env=env, cwd=folder,
                               capture_output=True, **user)
         if seen.returncode:
             pytest.skip("no other user can read where this checkout lies")
@@ -425,7 +425,7 @@ def test_what_was_built_from_other_code_is_not_used(tmp_path: Path,
 
 
 def test_broken_orders(tmp_path: Path) -> None:
-    seen = bench("fast_path_fuzz.py", compiled(tmp_path, "-O2"), tmp_path, 1, 600)
+    seen = bench("helpers/fast_path_fuzz.py", compiled(tmp_path, "-O2"), tmp_path, 1, 600)
     assert seen["served"] > 60 and seen["sent back"] > 200, seen
 
 
@@ -437,12 +437,12 @@ def test_broken_orders_under_sanitizers(tmp_path: Path) -> None:
                              text=True, check=True).stdout.strip()
     if not os.path.isabs(preload):
         pytest.skip("this compiler has another library for its sanitizers")
-    seen = bench("fast_path_fuzz.py", library, tmp_path, 2, 400, ASAN_OPTIONS="detect_leaks=0",
-                 LD_PRELOAD=os.path.realpath(preload))
+    seen = bench("helpers/fast_path_fuzz.py", library, tmp_path, 2, 400,
+                 ASAN_OPTIONS="detect_leaks=0", LD_PRELOAD=os.path.realpath(preload))
     assert seen["sent back"] > 100, seen
 
 
 def test_odd_commands(tmp_path: Path) -> None:
-    seen = bench("fast_path_alone.py", compiled(tmp_path, "-O2"), tmp_path)
+    seen = bench("helpers/fast_path_alone.py", compiled(tmp_path, "-O2"), tmp_path)
     assert seen["packets"] == ["READ", 1, "one two three"], seen
     assert seen["flood"] == ["RUNNING", 0, None], "its deadline and limits are Python's to watch"

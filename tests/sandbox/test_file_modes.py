@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from executor_rig import Rig, as_an_ordinary_user, until
-from hostile_rig import WAYS, Arena, Duel, reason_to_skip
-from hostile_rig import arena as new_arena
+from helpers.executor_rig import Rig, as_an_ordinary_user, until
+from helpers.hostile_rig import WAYS, Arena, Duel, reason_to_skip
+from helpers.hostile_rig import arena as new_arena
 
 from tangram_hpc.ports import SandboxSettings
 from tangram_hpc.resources import process_tree

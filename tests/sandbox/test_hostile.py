@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from executor_rig import alive, until
-from hostile_rig import DISK_MIB, OUTPUT_MAX, PIDS, WAYS, Arena, program, sysv_key
-from hostile_rig import arena as new_arena
+from helpers.executor_rig import alive, until
+from helpers.hostile_rig import DISK_MIB, OUTPUT_MAX, PIDS, WAYS, Arena, program, sysv_key
+from helpers.hostile_rig import arena as new_arena
 
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState

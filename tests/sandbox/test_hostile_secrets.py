@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hostile_rig import BACKENDS, WAYS, Arena, UsersCluster, program, reason_to_skip
-from hostile_rig import arena as new_arena
+from helpers.hostile_rig import BACKENDS, WAYS, Arena, UsersCluster, program, reason_to_skip
+from helpers.hostile_rig import arena as new_arena
 
 import tangram_hpc
 from tangram_hpc import LocalCluster

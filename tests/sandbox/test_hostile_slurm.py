@@ -6,18 +6,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-from slurm_site import Site
+from helpers.slurm_site import Site
 from test_hostile_user import HERE, SUITE
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
-_HELPERS = ("conftest.py", "devcluster_fixture.py", "executor_rig.py", "hostile_rig.py",
-            "slurm_site.py")
 
 
 def test_the_hostile_suite_in_a_job_step(site: Site) -> None:
     place = Path(site.cluster.home) / "hostile"
-    place.mkdir()
-    for name in (*SUITE, *_HELPERS):
+    shutil.copytree(HERE / "helpers", place / "helpers")
+    for name in (*SUITE, "conftest.py"):
         shutil.copy(HERE / name, place / Path(name).name)
     command = (f"cd {place} && TMPDIR=/tmp srun -p cpu -N1 -n1 -c2 --mem=4000 --time=9 "
                f"{site.venv}/bin/python -B -m pytest -q -p no:cacheprovider -n 2 -m 'not long' "

@@ -34,8 +34,8 @@ def test_the_hostile_suite_as_nobody() -> None:
            "PYTHONPATH": ":".join([str(HERE.parent), str(HERE), *packages]),
            "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(folder)}
     user = {"user": NOBODY, "group": NOBODY, "extra_groups": (), "cwd": folder, "env": env}
-    seen = subprocess.run([python, "-c", "import pytest, executor_rig"], capture_output=True,
-                          check=False, **user)
+    seen = subprocess.run([python, "-c", "import pytest, helpers.executor_rig"],
+                          capture_output=True, check=False, **user)
     try:
         if seen.returncode:
             pytest.skip("no other user can read where this checkout lies")

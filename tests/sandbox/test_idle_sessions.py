@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hostile_rig import BACKENDS, Arena
-from hostile_rig import arena as new_arena
+from helpers.hostile_rig import BACKENDS, Arena
+from helpers.hostile_rig import arena as new_arena
 
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState

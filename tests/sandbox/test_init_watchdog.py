@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from executor_rig import Rig
+from helpers.executor_rig import Rig
 
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.states import ActionState

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jail_rig import Place, place, refused  # noqa: F401
+from helpers.jail_rig import Place, place, refused  # noqa: F401
 
 from tangram_hpc.sandbox.isolation import landlock, visible_paths
 from tangram_hpc.sandbox.process import bootstrap

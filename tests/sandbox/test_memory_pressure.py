@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from executor_rig import Rig
+from helpers.executor_rig import Rig
 
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState

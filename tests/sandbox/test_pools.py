@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from executor_rig import Rig
+from helpers.executor_rig import Rig
 
 from tangram_hpc.protocol.process_frames import SandboxSpec
 from tangram_hpc.sandbox.manager import process_supervisor

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jail_rig import Place, filtered, place, refused  # noqa: F401
+from helpers.jail_rig import Place, filtered, place, refused  # noqa: F401
 
 from tangram_hpc.sandbox import bpf, kernel
 from tangram_hpc.sandbox.isolation import landlock, seccomp

@@ -5,7 +5,7 @@ and what is known of services.
 from __future__ import annotations
 
 import pytest
-from builders import World, replies, started
+from helpers.builders import World, replies, started
 
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.domain import decision as de

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from broker_rig import BrokerRig
-from builders import World
+from helpers.broker_rig import BrokerRig
+from helpers.builders import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ import sys
 import tracemalloc
 
 import pytest
-from builders import World
+from helpers.builders import World
 
 from tangram_hpc.client.request import exec_call
 from tangram_hpc.domain import event as ev

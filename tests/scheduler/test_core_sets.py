@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from builders import World, started
+from helpers.builders import World, started
 
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Profile

@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 
 import pytest
-from builders import World
-from sim_material import CLUSTER, workload
+from helpers.builders import World
+from helpers.sim_material import CLUSTER, workload
 
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Profile

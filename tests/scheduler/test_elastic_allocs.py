@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from builders import World
+from helpers.builders import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

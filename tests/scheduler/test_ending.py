@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from builders import World, replies, started
+from helpers.builders import World, replies, started
 
 from tangram_hpc.broker.queries.explain import explain
 from tangram_hpc.cli.explain import lines

@@ -7,7 +7,7 @@ import copy
 import socket
 
 import pytest
-from builders import World, started
+from helpers.builders import World, started
 
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Profile

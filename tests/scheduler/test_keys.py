@@ -6,7 +6,7 @@ import random
 from fractions import Fraction
 
 import pytest
-from builders import World, started
+from helpers.builders import World, started
 
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from builders import World, replies, started
-from executor_rig import Rig
+from helpers.builders import World, replies, started
+from helpers.executor_rig import Rig
 
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.broker.queries.explain import explain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from builders import World, replies, started
+from helpers.builders import World, replies, started
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from builders import World, replies
+from helpers.builders import World, replies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

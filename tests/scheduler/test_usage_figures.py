@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from itertools import product
 
 import pytest
-from builders import World
-from executor_rig import Rig
-from hostile_rig import reason_to_skip
+from helpers.builders import World
+from helpers.executor_rig import Rig
+from helpers.hostile_rig import reason_to_skip
 from test_ahead import SHORT, world
 
 from tangram_hpc.accounting.fields import as_json, choose_fields

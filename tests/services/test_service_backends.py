@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backend_rig import (
+from helpers.backend_rig import (
     ADAPTERS,
     NEEDS_TORCH,
     BackendCase,
@@ -25,7 +25,7 @@ from backend_rig import (
     tiny,
     value,
 )
-from executor_rig import alive
+from helpers.executor_rig import alive
 
 from tangram_hpc.config.services import FakeService, service_spec
 from tangram_hpc.errors import ProtocolError

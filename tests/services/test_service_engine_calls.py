@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 import pytest
-from engine_rig import KINDS, MODELS, ask, engine_factory, one_line, run, value
-from fake_engines import BOS, MODEL, continuation, logprob, score, tokens
+from helpers.engine_rig import KINDS, MODELS, ask, engine_factory, one_line, run, value
+from helpers.fake_engines import BOS, MODEL, continuation, logprob, score, tokens
 
 from tangram_hpc.config.services import service_spec
 from tangram_hpc.errors import InvalidInput

@@ -8,8 +8,19 @@ import asyncio
 import logging
 
 import pytest
-from engine_rig import FAKES, KINDS, PLACE, anew, ask, engine_factory, one_line, options, run, value
-from fake_engines import FakeEngine, score, tokens
+from helpers.engine_rig import (
+    FAKES,
+    KINDS,
+    PLACE,
+    anew,
+    ask,
+    engine_factory,
+    one_line,
+    options,
+    run,
+    value,
+)
+from helpers.fake_engines import FakeEngine, score, tokens
 
 from tangram_hpc.config.services import service_spec
 from tangram_hpc.ports import OutOfDeviceMemory, ServiceDied, ServiceRefused, ServiceRequest

@@ -6,7 +6,7 @@ import asyncio
 import random
 
 import pytest
-from service_rig import REFUSED, Rig, play
+from helpers.service_rig import REFUSED, Rig, play
 
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.ports import OutOfDeviceMemory, ServiceDied

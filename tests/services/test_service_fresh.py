@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from backend_rig import NEEDS_TORCH, request, tiny, value
+from helpers.backend_rig import NEEDS_TORCH, request, tiny, value
 
 from tangram_hpc.config.services import service_spec
 from tangram_hpc.ports import ServiceBackend, ServicePlace

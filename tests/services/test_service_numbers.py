@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_rig import NEEDS_TORCH, nothing_left, request, tiny, value
-from reference_models import reference
+from helpers.backend_rig import NEEDS_TORCH, nothing_left, request, tiny, value
+from helpers.reference_models import reference
 
 from tangram_hpc.config.services import service_spec
 from tangram_hpc.ports import ServicePlace, ServiceRequest

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backend_rig import NEEDS_TORCH, tiny
-from executor_rig import alive
+from helpers.backend_rig import NEEDS_TORCH, tiny
+from helpers.executor_rig import alive
 
 from tangram_hpc import ActionFailed, LocalCluster
 from tangram_hpc.resources import process_tree

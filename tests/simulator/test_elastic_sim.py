@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sim_material import workload
+from helpers.sim_material import workload
 
 from tangram_hpc.accounting.held_usage import held, total
 from tangram_hpc.accounting.record import fold

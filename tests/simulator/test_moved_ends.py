@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import World, started
+from helpers.builders import World, started
 from test_elastic_sim import AT_ONCE, POLICY, Kept, crowd
 from test_elastic_sim import SMALL as BASE
 

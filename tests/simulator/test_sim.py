@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sim_material import CLUSTER, one_node, reference_fcfs, reference_static, workload
+from helpers.sim_material import CLUSTER, one_node, reference_fcfs, reference_static, workload
 
 from tangram_hpc.cli import main
 from tangram_hpc.errors import InvalidInput

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sim_material import one_node
-from sim_material import workload as random_workload
+from helpers.sim_material import one_node
+from helpers.sim_material import workload as random_workload
 
 from tangram_hpc.cli import main
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from devcluster_fixture import (
+from helpers.devcluster_fixture import (
     DEVCLUSTER,
     RunningCluster,
     devcluster,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from devcluster_fixture import RunningCluster, devcluster, reason_to_skip, running_cluster
+from helpers.devcluster_fixture import RunningCluster, devcluster, reason_to_skip, running_cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from devcluster_fixture import running_cluster
+from helpers.devcluster_fixture import running_cluster
 
 REPO = Path(__file__).resolve().parents[2]
 EPILOG = REPO / "slurm" / "epilog.d" / "50-tangram"

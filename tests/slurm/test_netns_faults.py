@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from devcluster_fixture import running_cluster
-from netns_rig import LAYOUTS, Trial, nothing_is_lost, tally
-from slurm_site import Site, install_for
+from helpers.devcluster_fixture import running_cluster
+from helpers.netns_rig import LAYOUTS, Trial, nothing_is_lost, tally
+from helpers.slurm_site import Site, install_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from builders import World
+from helpers.builders import World
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from slurm_site import Site
+from helpers.slurm_site import Site
 
 from tangram_hpc.slurm.job_environment import slurm_place
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from devcluster_fixture import RunningCluster, running_cluster
-from slurm_site import Site, install_for
+from helpers.devcluster_fixture import RunningCluster, running_cluster
+from helpers.slurm_site import Site, install_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(1500)]
 

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from slurm_site import Site
+from helpers.slurm_site import Site
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 

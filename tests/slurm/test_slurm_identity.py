@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from devcluster_fixture import running_cluster
-from slurm_site import Site, install_for
+from helpers.devcluster_fixture import running_cluster
+from helpers.slurm_site import Site, install_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from slurm_site import Site
+from helpers.slurm_site import Site
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-import newer_slurm
 import pytest
+from helpers import newer_slurm
 
 pytestmark = [pytest.mark.long, pytest.mark.slurm, pytest.mark.timeout(2400)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from slurm_site import Site, install_for
+from helpers.slurm_site import Site, install_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -7,7 +7,7 @@ import re
 import shutil
 
 import pytest
-from slurm_site import DATA, Site
+from helpers.slurm_site import DATA, Site
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 

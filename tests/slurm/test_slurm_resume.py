@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from devcluster_fixture import running_cluster
-from slurm_site import Site, install_for
+from helpers.devcluster_fixture import running_cluster
+from helpers.slurm_site import Site, install_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(1500)]
 COUNT, SECONDS = 240, 5  # on four nodes, one at a time on each: five minutes

@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from devcluster_fixture import running_cluster
-from slurm_site import DATA, Site, install_for
+from helpers.devcluster_fixture import running_cluster
+from helpers.slurm_site import DATA, Site, install_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 ENDS = """#!/bin/bash

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_site import Site
+from helpers.slurm_site import Site
 
 from tangram_hpc.broker.failure_detector import SILENCE_S
 

@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import devcluster_fixture
 import pytest
-from devcluster_fixture import DEVCLUSTER, RunningCluster, reason_to_skip, running_cluster
-from slurm_site import install_for
+from helpers import devcluster_fixture
+from helpers.devcluster_fixture import DEVCLUSTER, RunningCluster, reason_to_skip, running_cluster
+from helpers.slurm_site import install_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from devcluster_fixture import running_cluster
-from slurm_site import DATA, REPO, Site, install_for
+from helpers.devcluster_fixture import running_cluster
+from helpers.slurm_site import DATA, REPO, Site, install_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 

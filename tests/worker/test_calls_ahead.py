@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from executor_rig import Rig
+from helpers.executor_rig import Rig
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.domain.action import Action, Kind

@@ -8,8 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fake_engines import MODEL, FakeEngine, FakePlain, FakeSglang, FakeVllm
-
+from helpers.fake_engines import MODEL, FakeEngine, FakePlain, FakeSglang, FakeVllm
 from tangram_hpc.config.services import service_spec
 from tangram_hpc.ports import ServiceBackend, ServicePlace, ServiceReply, ServiceRequest
 from tangram_hpc.protocol.value import decode_value, encode_value

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from devcluster_fixture import devcluster
-from slurm_site import DATA, Site
+from helpers.devcluster_fixture import devcluster
+from helpers.slurm_site import DATA, Site
 
 LAYOUTS = ("hetjob", "homogeneous", "satellites")
 

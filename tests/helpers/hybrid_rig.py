@@ -1,8 +1,8 @@
 """A small training in float64 whose core is a real MPI world and whose hybrid replicas are real
 processes; and the same training as plain gradient accumulation, to hold it against.
 
-    mpiexec -n N python tests/hybrid_rig.py core SCENARIO.json
-    python tests/hybrid_rig.py member SCENARIO.json NUMBER
+    mpiexec -n N python tests/helpers/hybrid_rig.py core SCENARIO.json
+    python tests/helpers/hybrid_rig.py member SCENARIO.json NUMBER
 """
 
 from __future__ import annotations
@@ -306,7 +306,8 @@ def run(folder: Path, mpiexec: str, ranks: int, **scenario: Any) -> dict[str, An
     path = folder / "scenario.json"
     path.write_text(json.dumps(told))
     me = [sys.executable, __file__]
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(
+        str(Path(__file__).resolve().parents[up]) for up in (1, 2)),
                "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     over = threading.Event()
     ended: list[int] = []

@@ -15,8 +15,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from fast_path_fuzz import Bench, order
-
+from helpers.fast_path_fuzz import Bench, order
 from tangram_hpc.protocol.payload import ExecCall, decode
 from tangram_hpc.protocol.process_frames import frame
 

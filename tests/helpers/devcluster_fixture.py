@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-DEVCLUSTER = Path(__file__).resolve().parent.parent / "slurm" / "devcluster" / "devcluster"
+DEVCLUSTER = Path(__file__).resolve().parents[2] / "slurm" / "devcluster" / "devcluster"
 COUNT = itertools.count()
 
 

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from devcluster_fixture import RunningCluster
+from helpers.devcluster_fixture import RunningCluster
 
-REPO = Path(__file__).resolve().parent.parent
-DATA = Path(__file__).resolve().parent / "data"
+REPO = Path(__file__).resolve().parents[2]
+DATA = Path(__file__).resolve().parent.parent / "data"
 
 
 def python_for(cluster: RunningCluster) -> str:

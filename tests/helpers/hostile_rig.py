@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from executor_rig import Rig, as_an_ordinary_user, until
 
+from helpers.executor_rig import Rig, as_an_ordinary_user, until
 from tangram_hpc import LocalCluster
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.outcome import Outcome

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parent.parent
+REPO = Path(__file__).resolve().parents[2]
 CACHE = REPO / ".vm"
 SUITE = "trixie"  # Slurm 24.11
 FREE_GB = 3

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parent.parent
+REPO = Path(__file__).resolve().parents[2]
 PAGES = sorted([REPO / "README.md", REPO / "CONTRIBUTING.md", *(REPO / "docs").glob("*.md"),
                 REPO / "slurm" / "README.md", *(REPO / "slurm").glob("*/README.md")])
 RUN, NO_COMMANDS = {"bash", "console", "python", "toml"}, {"text", "mermaid"}

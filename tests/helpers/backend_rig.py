@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from executor_rig import alive
 
+from helpers.executor_rig import alive
 from tangram_hpc.config.services import service_spec
 from tangram_hpc.ports import ServiceBackend, ServicePlace, ServiceReply, ServiceRequest
 from tangram_hpc.protocol.value import decode_value, encode_value
