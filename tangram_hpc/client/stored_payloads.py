@@ -30,7 +30,8 @@ class StoredPayloads:
 
     def __init__(self, store: Store, client: int) -> None:
         self._store, self._owner = store, f"{client}.call"
-        self._lock = threading.Lock()  # held while an entry is written: its count says it is there
+        # held until an entry is written, so that an entry which is counted exists
+        self._lock = threading.Lock()
         self._users: dict[str, int] = {}  # name of an entry -> its count of users
         self._released: deque[str] = deque()  # releases that are not yet counted; see `_settle`
 

@@ -21,9 +21,8 @@ def total_mib() -> int:
 
 
 def left_mib() -> int:
-    """The part of it that is still available, in MiB; page cache that can be dropped counts as
-    available.
-    """
+    """The memory that is still available to this process, in MiB, with page cache that the kernel
+    can drop."""
     left = 1 << 62
     for line in _read(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):

@@ -29,9 +29,11 @@ class ModelledQueue(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    wait_s: float = Field(30.0, ge=0, description="each request waits so long to twice that")
-    nodes: int = Field(1 << 20, ge=0, description="nodes that it has for satellites")
-    partitions: tuple[str, ...] = Field((), description="those there are; empty: any")
+    wait_s: float = Field(30.0, ge=0, description="shortest wait of a request in the queue; the "
+                                                  "longest is twice that")
+    nodes: int = Field(1 << 20, ge=0, description="nodes that are free for satellites")
+    partitions: tuple[str, ...] = Field((), description="names of the partitions; "
+                                                            "empty: any name is accepted")
 
 
 def read_elastic_scenario(path: Path) -> Growth:

@@ -39,7 +39,7 @@ MODEL, HARDWARE = _HERE / "reference-model.toml", _HERE / "reference-hardware.to
 SETTINGS = PlannerSettings.model_validate(
     {"plan_interval": 4, "cooldown": 2, "warmup_steps": 2, "reconfiguration_cost_s": 1.0,
      "ema": 0.25})
-_SLACK = 0.05  # of a step: a slot that saves training less than this stays with rollouts
+_SLACK = 0.05  # A slot trains only if it shortens a step by more than this fraction.
 
 
 class Planned:

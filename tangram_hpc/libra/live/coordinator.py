@@ -168,7 +168,7 @@ class Coordinator:
         """Registers a member that is reached through `port`, not over a connection of its own."""
         with self._lock:
             self._ports[member] = (incarnation, port)
-            self._liveness.forget(member)  # what was received came from another incarnation
+            self._liveness.forget(member)  # what it last received was from an earlier incarnation
             self.handle(MemberUp(member, incarnation))
 
     def close(self) -> None:

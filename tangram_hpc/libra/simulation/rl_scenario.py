@@ -61,12 +61,12 @@ class RunSection:
 
 @dataclass(frozen=True)
 class Pauses:
-    """What changes cost, in seconds.
+    """How long changes take, in seconds.
 
     Attributes:
-        weights_s: Rollout takes new weights, for each batch.
-        to_rollout_s, to_train_s: GPUs change their stage.
-        reconfigure_s: All GPUs change to another split.
+        weights_s: the rollout engines load new weights; once for each batch.
+        to_rollout_s, to_train_s: GPUs change to the other stage.
+        reconfigure_s: all GPUs change to another split.
     """
 
     weights_s: float

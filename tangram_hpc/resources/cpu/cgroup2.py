@@ -218,10 +218,11 @@ def _emptied(source: str, target: str, then: Callable[[], None]) -> None:
 
 
 def _restore(home: str, enabled: list[str]) -> None:
-    """Takes the controllers back, and what had moved aside, when no worker's cgroup is left.
+    """Undoes our changes of the cgroup `home` when no worker's cgroup is left in it.
 
-    In the machine's first cgroup, where nothing moves aside, only the controllers that we have
-    enabled.
+    The controllers are disabled again, and the processes that had been moved into a leaf go back.
+    In the machine's root cgroup no process was moved, and only the controllers in `enabled`, which
+    we had enabled, are disabled.
     """
     leaf = f"{home}/{cgroupfs.LEAF}"
     with suppress(OSError), cgroupfs.locked(home):

@@ -498,8 +498,11 @@ class Init:
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
     def _end(self) -> None:
-        """Ends everything. With a pause process /proc is the sandbox's own, but the pid namespace
-        ends with that process.
+        """Ends all processes of the sandbox.
+
+        If there is a pause process, all others end with it, since it is the first process of their
+        pid namespace. Then /proc shows that namespace and not ours, so no tree of processes is
+        walked.
         """
         if self._built and self._isolation.pause is not None:
             self._isolation.pause.end()
