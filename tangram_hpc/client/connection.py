@@ -461,7 +461,8 @@ class Connection:
             log_refusal(self.job, message)
 
     def _fail(self, error: TangramError) -> None:
-        """Ends everything that is open with this error; what its caller cancelled, as cancelled."""
+        """Ends everything that is open with this error, except that an action which its caller
+        cancelled ends as cancelled."""
         with self._lock:
             self.failure = error
             open_now, self._pending = list(self._pending.values()), {}

@@ -160,14 +160,15 @@ class ExecResult(msgspec.Struct, frozen=True, gc=False):
         raise kind(f"{self.state.value} ({end}) {self.reason} {tail}".strip(), self)
 
 
-# Held while a future that has no condition ends, and while a condition is made: so either the end
-# comes first, or whoever waits is woken by it.
+# Held while a future without a condition ends, and while a condition is made. So a waiter either
+# sees the end, or has a condition by which the end wakes it.
 _gate = threading.Lock()
 
 
 def _forked() -> None:
     global _gate
-    _gate = threading.Lock()  # the thread that held it is not in the child of a fork
+    # A thread that held the old lock does not exist in the child and would never release it.
+    _gate = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forked)

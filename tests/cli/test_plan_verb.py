@@ -347,9 +347,10 @@ def test_a_command_tells_the_costs(run: Run, tmp_path: Path) -> None:
     ("import sys; sys.exit('no licence')", "exit status 1: no licence"),
     ("print('hello')", "its answer is not JSON"),
     ("print('[]')", "its answer is not a JSON object"),
-    ("print('{}')", "seconds: a list of "),
+    ("print('{}')", "seconds: must be a list of "),
     ("import json, sys; n = len(json.load(sys.stdin)['layouts']);"
-     "print(json.dumps({'seconds': [-1] * n}))", "seconds: numbers from 0 on, or null"),
+     "print(json.dumps({'seconds': [-1] * n}))",
+     "seconds: each must be null or a number of 0 or more"),
     ("import json, sys; n = len(json.load(sys.stdin)['layouts']);"
      "print(json.dumps({'seconds': [1] * n, 'mem_bytes': [1]}))", "mem_bytes: one whole number"),
     ("import json, sys; n = len(json.load(sys.stdin)['layouts']);"

@@ -29,12 +29,13 @@ def main() -> None:
     p.add_argument("--patience_s", type=float, default=RunPlan.patience_s, help="see Plan")
     p.add_argument("--lend", default="", help="FROM:TO, the steps for which a replica is lent")
     p.add_argument("--plan", action="store_true", dest="planner",
-                   help="the planner lends the replica, from what it measures")
+                   help="the planner decides from its measurements when to lend the replica")
     p.add_argument("--router", choices=("on", "off"), default="off",
-                   help="on: turns go by what tools returned; off: to the least loaded service")
+                   help="on: route turns by what tools returned; off: route them to the least "
+                        "loaded service")
     p.add_argument("--compare", action="store_true",
-                   help="four runs, pool and router on and off; a table, then JSON")
-    p.add_argument("--device", default=RunPlan.device, help="of the ranks: cpu or cuda")
+                   help="make four runs, with pool and router on and off; print a table, then JSON")
+    p.add_argument("--device", default=RunPlan.device, help="device of the ranks: cpu or cuda")
     args = vars(p.parse_args())
     lend_text, router, compared = args.pop("lend"), args.pop("router") == "on", args.pop("compare")
     if compared and (lend_text or router or args["planner"]):

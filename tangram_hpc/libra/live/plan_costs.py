@@ -127,9 +127,9 @@ class CommandCosts:
     def _times(self, told: dict[str, Any], count: int, factor: float) -> list[int]:
         seconds = told.get("seconds")
         if not isinstance(seconds, list) or len(seconds) != count:
-            raise self._wrong(f"seconds: a list of {count}")
+            raise self._wrong(f"seconds: must be a list of {count} numbers")
         if not all(s is None or _number(s) for s in seconds):
-            raise self._wrong("seconds: numbers from 0 on, or null")
+            raise self._wrong("seconds: each must be null or a number of 0 or more")
         return [NEVER if s is None else min(NEVER, round(min(s, NEVER) * factor * SECOND))
                 for s in seconds]
 

@@ -215,7 +215,7 @@ class Splitter:
         wanted = [(one.degree, one.requests) for one in split.instances]
         idle = split.idle
         for degree in sorted(self._s.rollout.degrees, reverse=True):
-            while degree <= idle:  # GPUs that the plan would not miss serve as well
+            while degree <= idle:  # GPUs that the plan leaves idle serve rollouts as well
                 wanted.append((degree, 0))
                 idle -= degree
         degrees = sorted({degree for degree, _ in wanted})

@@ -159,8 +159,10 @@ class CgroupGroup:
         return frozen
 
     def freeze(self, on: bool) -> bool:
-        """Stops all of its processes, the execution process as well, or continues them; returns
-        whether all have. Waits at most 20 ms; what has not stopped by then still will.
+        """Stops all processes of the group (also the execution process), or continues them.
+
+        Returns:
+            Whether all have done so within 20 ms. The others still will.
         """
         folder = self._freezer()
         if not folder:

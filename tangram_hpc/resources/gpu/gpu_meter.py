@@ -106,7 +106,7 @@ class _Lease:
     utils: list[float] = field(default_factory=list)
 
     def add(self, gpu: str, energy_mj: float) -> None:
-        """Adds its part of what a device drew, by the power last known."""
+        """Adds a guess of its part of a device's energy, from the power that was last read."""
         self.known = True
         self.guessed[gpu] = self.guessed.get(gpu, 0.0) + energy_mj
 

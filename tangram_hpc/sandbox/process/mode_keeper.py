@@ -37,7 +37,7 @@ _NO_MAGIC_LINKS = 0x02  # a /proc link must not lead to the keeper's own files
 _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = 0x100, 0x1000
 _PATH_MAX = 4096
 _A_DESCRIPTOR = re.compile(rb"/(?:proc/(?:self|thread-self|\d+)/fd|dev/fd)/(\d{1,9})")
-_TURN_MAX = 64  # answers of one turn: the fork server has other work too
+_TURN_MAX = 64  # answers in one turn of the loop, because the fork server has other work as well
 _CALLS = ("chmod", "fchmod", "fchmodat", "fchmodat2")
 _NO_NAME = ctypes.create_string_buffer(b"")
 
