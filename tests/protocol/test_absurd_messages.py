@@ -105,15 +105,16 @@ def test_a_client_logs_what_was_refused_and_keeps_its_futures(
 
 
 def _say_and_go_on(cluster: LocalCluster, caplog: pytest.LogCaptureFixture) -> None:
-    channel, opens = cluster._channel, cluster.submit(["sleep", "0.5"])
-    with cluster._lock:
-        cluster._put(ms.ReportToolReturn("p", "t", "pytest", -1, 0))
+    connection = cluster.client._connection
+    channel, opens = connection._channel, cluster.submit(["sleep", "0.5"])
+    with connection._lock:
+        connection._put(ms.ReportToolReturn("p", "t", "pytest", -1, 0))
     assert cluster.submit(pow, 2, 3).result(60) == 8 and opens.result(60).exit_code == 0
-    assert cluster._channel is channel
+    assert connection._channel is channel
     (record,) = [r for r in caplog.records if r.name.startswith("tangram_hpc.client")]
     assert "ReportToolReturn: characters: -1" in record.getMessage()
     with pytest.raises(InvalidInput, match="tokens"):
-        cluster._pools.add("p")
+        cluster.client._rollouts._pools.add("p")
         cluster.trajectory_ended("p", "t", 1 << 33)
 
 

@@ -126,6 +126,12 @@ def test_starts_keep_the_bucket_whenever_grants_are_seen(rate: int, burst: int, 
             assert (last - first + 1) * rl.TOKEN <= room
 
 
+def test_many_grants_that_are_seen_at_once_never_start_together() -> None:
+    limit = ClientRateLimit()  # 600 calls a second, one at once: 1.67 ms between two
+    starts = [limit.start_at(0, 600 * MICRO, MICRO) for _ in range(9)]
+    assert starts == [0, 1_666_667, 3_333_334] + [-1] * 6
+
+
 def test_what_a_process_finds_after_it_stood_still_is_mostly_given_back() -> None:
     pace = ClientRateLimit()
     starts = [pace.start_at(7 * SECOND, 50 * MICRO, 3 * MICRO) for _ in range(20)]

@@ -37,11 +37,13 @@ class ClientRateLimit:
         if not rate_micro:
             return now
         gap = -(-_SECOND * MICRO // rate_micro)
-        # the bucket may have been left by another rate, for which a longer wait was right
-        most = (burst_micro + MICRO) * _SECOND // rate_micro + gap
-        full_at = min(max(self._full_at, now), now + most)
-        start = max(now, full_at - (burst_micro - MICRO) * _SECOND // rate_micro)
-        if start - now > max(gap, _LEAST_WAIT_NS):
+        refill = (burst_micro - MICRO) * _SECOND // rate_micro  # from one token to a full bucket
+        wait_max = max(gap, _LEAST_WAIT_NS)
+        # The bucket may have been left by a lower rate, for which a longer wait was right. At this
+        # rate no accepted start leaves it later than this.
+        full_at = min(max(self._full_at, now), now + refill + wait_max + gap)
+        start = max(now, full_at - refill)
+        if start - now > wait_max:
             return -1
         self._full_at = full_at + gap
         return start
