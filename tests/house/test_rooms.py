@@ -229,6 +229,75 @@ def test_no_import_cycles() -> None:
     assert " -> ".join(cycle_in(graph())) == ""
 
 
+# Bases whose classes declare fields by annotations alone.
+DECLARED = {"Struct", "BaseModel", "NamedTuple", "TypedDict", "Protocol", "Structure", "Enum"}
+
+
+def classes() -> dict[str, ast.ClassDef]:
+    """Every class of the package, by its name; no two have the same (`test_names.py`)."""
+    return {node.name: node for path in sources()
+            for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)}
+
+
+def bases_of(node: ast.ClassDef) -> list[str]:
+    """The last part of each base's name."""
+    return [base.attr if isinstance(base, ast.Attribute) else base.id for base in node.bases
+            if isinstance(base, ast.Attribute | ast.Name)]
+
+
+def family(name: str, known: dict[str, ast.ClassDef]) -> list[str]:
+    """A class, its bases, and theirs; also those of other packages, by name."""
+    if name not in known:
+        return [name]
+    return [name, *(each for base in bases_of(known[name]) for each in family(base, known))]
+
+
+def lent_by_heirs(name: str, known: dict[str, ast.ClassDef]) -> set[str]:
+    """What a class uses of `self` and neither has nor inherits: a subclass must lend it."""
+    used, has = set[str](), set[str]()
+    for each in (known[one] for one in family(name, known) if one in known):
+        fields = "dataclass" in ast.unparse(ast.List(each.decorator_list, ast.Load()))
+        for node in each.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                has.add(node.name)
+            elif isinstance(node, ast.Assign):
+                has.update(ast.unparse(target) for target in node.targets)
+            elif isinstance(node, ast.AnnAssign) and (fields or node.value is not None):
+                has.add(ast.unparse(node.target))
+        for node in ast.walk(each):
+            if (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+                    and node.value.id == "self"):
+                (used if isinstance(node.ctx, ast.Load) else has).add(node.attr)
+    return used - has
+
+
+def mixins(known: dict[str, ast.ClassDef]) -> list[str]:
+    """Classes with two bases of this package, and bases that need what only a subclass has."""
+    heads = {base for node in known.values() for base in bases_of(node) if base in known}
+    several = [name for name, node in known.items() if "Protocol" not in bases_of(node)
+               and sum(base in known for base in bases_of(node)) > 1]
+    needy = [f"{name} needs {', '.join(sorted(lent))} of its subclass" for name in sorted(heads)
+             if DECLARED.isdisjoint(every := family(name, known))
+             and all(one in known or one in ("object", "ABC") for one in every)
+             and (lent := lent_by_heirs(name, known))]
+    return [*several, *needy]
+
+
+def test_no_class_is_cut_into_mixins() -> None:
+    assert mixins(classes()) == []
+
+
+@pytest.mark.parametrize("text, found", [
+    ("class A:\n def f(self): return self.g()\nclass B(A):\n def g(self): pass", True),
+    ("class A:\n x: int\n def f(self): return self.x\nclass B(A):\n pass", True),
+    ("class A: pass\nclass C: pass\nclass B(A, C): pass", True),
+    ("class A:\n def f(self): return self.g()\n def g(self): pass\nclass B(A): pass", False),
+    ("class A(Protocol): pass\nclass B(A, Protocol): pass", False)])
+def test_a_mixin_is_found(text: str, found: bool) -> None:
+    known = {n.name: n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ClassDef)}
+    assert bool(mixins(known)) == found
+
+
 def test_no_package_is_crowded() -> None:
     counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in sources()
                      if path.name != "__init__.py")
