@@ -74,6 +74,16 @@ def add_what_is_generated(_app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += helps()
 
 
+def show_examples_as_code(_app: Sphinx, _what: str, _name: str, _obj: object, _options: object,
+                          lines: list[str]) -> None:
+    """Makes a literal block of the code under `Example:` in a docstring, which the Google style
+    would read as prose: Sphinx's event `autodoc-process-docstring`."""
+    for at in range(len(lines) - 1, -1, -1):
+        if lines[at].strip() == "Example:":
+            lines[at:at + 1] = [lines[at] + ":", ""]
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", add_what_is_generated)
+    app.connect("autodoc-process-docstring", show_examples_as_code, priority=400)  # napoleon: 500

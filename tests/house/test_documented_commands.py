@@ -69,7 +69,7 @@ from tangram_hpc.scheduler.routing.cmlfq import *
 from tangram_hpc.scheduler.routing.rollout_router import *
 instances = [RolloutInstance(1, 0, 1, "n", 2, 1, 40_000, 20_000, 100, 100)]
 request, prompt, context, remaining, characters, generated, total, epoch = 1, 2, 3, 4, 5, 6, 7, 8
-shape = TreeLimits()
+limits = TreeLimits()
 """,
     "docs/RESUMING.md:future_client.submit_grade_answer": CLIENT.format("")
         + "grade, answer, k, i, save_checkpoint = abs, -3, 1, 2, print\n",
