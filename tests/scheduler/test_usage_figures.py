@@ -15,7 +15,7 @@ import pytest
 from builders import World
 from executor_rig import Rig
 from hostile_rig import reason_to_skip
-from test_ahead import SHORT, world
+from test_prefetch import SHORT, world
 
 from tangram_hpc.accounting.fields import as_json, choose_fields
 from tangram_hpc.accounting.record import fold
