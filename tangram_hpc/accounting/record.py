@@ -219,7 +219,7 @@ class Fold:
         assert turn is not None
         record.route = Routed(turn.pool, event.service, event.wanted, event.bucket, event.how,
                               event.move_ns)
-        record.action = record.action.dealt(event.service, record.action.degrees)
+        record.action = record.action.routed_to(event.service, record.action.degrees)
 
     def _cancelled(self, event: ev.ActionCancelled) -> None:
         record = self.records.get(event.action)

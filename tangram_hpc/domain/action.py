@@ -102,11 +102,11 @@ class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):
     turn: Turn | None = None
     guessed: bool = False
 
-    def dealt(self, service: str, degrees: tuple[int, ...]) -> Action:
+    def routed_to(self, service: str, degrees: tuple[int, ...]) -> Action:
         """Returns this turn as a call of `service`."""
         return msgspec.structs.replace(self, key=f"service:{service}", degrees=degrees)
 
-    def undealt(self) -> Action:
+    def unrouted(self) -> Action:
         """Returns this turn as it was before it was routed to a service."""
         assert self.turn is not None
         return msgspec.structs.replace(self, key=f"rollouts:{self.turn.pool}", degrees=(1,))

@@ -31,10 +31,10 @@ from .handlers import (
     session_events,
 )
 from .handlers.consequences import CONSEQUENCES
-from .placement.ahead import ahead
 from .placement.batches import batches
 from .placement.carry_out import Carrier
 from .placement.placers.base import Placement, Placer
+from .placement.prefetch import prefetch
 from .placement.snapshot import snapshot
 from .policy.ending import ending
 from .policy.session_life import lapsed, next_lapse
@@ -157,7 +157,7 @@ def _follow_up(state: SchedulerState, now: int) -> list[ev.Event]:
     """Leases behind others, on units that no other action could have; when everything is lent that
     can be, whether to hold more or fewer allocations."""
     ledger = state.ledger
-    events = ahead(ledger, now) if ledger.short else []
+    events = prefetch(ledger, now) if ledger.short else []
     events = events or (batches(ledger, now) if ledger.batching else events)
     return events or state.elastic.decide(ledger, now)
 

@@ -14,7 +14,7 @@ from ..domain.outcome import Outcome
 from ..domain.states import ActionState
 from ..errors import InfeasibleRequest, InvalidInput
 from ..scheduler.placement.placers.base import Placer
-from ..scheduler.placement.placers.static import Static, deal_gpus
+from ..scheduler.placement.placers.static import Static, assign_gpus
 from ..scheduler.policy.admission import refusal, refusal_of_session
 from ..scheduler.scheduler import Scheduler
 from . import progress
@@ -183,11 +183,11 @@ class SimulationWorld:
         if not services or not isinstance(self.scheduler.state.placer, Static):
             return False
         gpus = [(n, gpu) for n, node in enumerate(specs, 1) for gpu in node.gpus]
-        for name, dealt in deal_gpus(services, gpus).items():
-            if not dealt:
+        for name, assigned in assign_gpus(services, gpus).items():
+            if not assigned:
                 raise InvalidInput(f"policy {self.scheduler.state.placer.name}: "
                                    f"{len(services)} services want a GPU each "
                                    f"and the cluster has {len(gpus)}")
-            for number, gpu in dealt:
+            for number, gpu in assigned:
                 self._happen(ev.ServiceLoaded(0, name, number, (gpu,)))
         return True

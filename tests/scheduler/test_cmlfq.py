@@ -26,9 +26,9 @@ from tangram_hpc.scheduler.routing.cmlfq import (
     MEAN,
     SUCCESS,
     TIMEOUT,
-    Belief,
     CausalTree,
     Cmlfq,
+    LengthEstimate,
     LengthHistogram,
     ToolSignal,
     TreeLimits,
@@ -83,12 +83,12 @@ def test_what_was_generated_since_the_known_prefix_is_taken_off() -> None:
     for _ in range(20):
         tree.learn(0, 0, [long], [100], 20_100)
     unseen = [long, ToolSignal("new", 0, SUCCESS), ToolSignal("new", 0, SUCCESS)]
-    belief = tree.belief(0, unseen, [100, 5_100, 8_100])
-    assert belief is not None and (belief.depth, belief.own) == (1, True)
-    assert belief.mean == 20_000 - 8_000
+    estimate = tree.estimate(0, unseen, [100, 5_100, 8_100])
+    assert estimate is not None and (estimate.depth, estimate.own) == (1, True)
+    assert estimate.mean == 20_000 - 8_000
     paper = CausalTree.from_plain({**tree.plain(), "shape": {
         **tree.plain()["shape"], "since": False}})
-    old = paper.belief(0, unseen, [100, 5_100, 8_100])
+    old = paper.estimate(0, unseen, [100, 5_100, 8_100])
     assert old is not None and old.mean == 20_000
 
 
@@ -98,12 +98,12 @@ def test_the_deepest_prefix_wins_and_the_prompts_own_at_equal_depth() -> None:
     for _ in range(4):
         tree.learn(1, 0, [a], [10], 1_010)
         tree.learn(2, 0, [a, b], [10, 20], 9_020)
-    own = tree.belief(1, [a], [10])
+    own = tree.estimate(1, [a], [10])
     assert own is not None and own.own and own.mean == 1_000
-    deeper = tree.belief(1, [a, b], [10, 20])
-    assert deeper == Belief(9_000, 9_000, 2, 4, False)
-    assert tree.belief(3, [b], [10]) is not None  # the global root knows lengths at least
-    assert CausalTree().belief(3, [b], [10]) is None
+    deeper = tree.estimate(1, [a, b], [10, 20])
+    assert deeper == LengthEstimate(9_000, 9_000, 2, 4, False)
+    assert tree.estimate(3, [b], [10]) is not None  # the global root knows lengths at least
+    assert CausalTree().estimate(3, [b], [10]) is None
 
 
 def test_a_request_starts_small_and_moves_as_far_as_mean_and_p90_both_ask_for() -> None:
@@ -150,8 +150,8 @@ def test_drift_is_followed_within_an_epoch_that_has_enough() -> None:
     for epoch, length in enumerate((1_000, 3_000, 9_000)):
         for _ in range(60):
             tree.learn(0, epoch, [SIGNALS[0]], [0], length)
-    belief = tree.belief(0, [SIGNALS[0]], [0])
-    assert belief is not None and belief.mean == 9_000
+    estimate = tree.estimate(0, [SIGNALS[0]], [0])
+    assert estimate is not None and estimate.mean == 9_000
 
 
 # ---- laws of the tree ----------------------------------------------------------------------------

@@ -16,10 +16,19 @@ from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
-from tangram_hpc.scheduler.placement.placers.arrange import arrange, choose_degrees, read_off
-from tangram_hpc.scheduler.placement.placers.divide import Entrant, ResizableLease, divide, weight
+from tangram_hpc.scheduler.placement.placers.cpu_division import (
+    ResizableLease,
+    WaitingCandidate,
+    divide_cpus,
+    weight,
+)
 from tangram_hpc.scheduler.placement.placers.elastic_cpus import STARTS
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
+from tangram_hpc.scheduler.placement.placers.prefix_program import (
+    choose_degrees,
+    prefix_program,
+    read_off,
+)
 from tangram_hpc.scheduler.placement.placers.waiting import BYPASS, OVERDUE_NS
 from tangram_hpc.scheduler.scheduler import Scheduler
 from tangram_hpc.scheduler.state.estimator import PRIOR, UNKNOWN_NS, Estimator
@@ -42,7 +51,7 @@ def test_the_program_equals_brute_force() -> None:
         options = [[(d, rng.randrange(1, 1000))
                     for d in sorted(rng.sample([1, 2, 3, 4, 5, 8, 16], rng.randrange(1, 4)))]
                    for _ in range(n)]
-        rows, picks = arrange(options, free)
+        rows, picks = prefix_program(options, free)
         best = min((sum(t for _, t in chosen) for chosen in itertools.product(*options)
                     if sum(d for d, _ in chosen) <= free), default=None)
         if best is None:
@@ -75,7 +84,7 @@ def test_a_division_makes_and_loses_no_unit(seed: int) -> None:
     def value() -> tuple[int, int]:
         return rng.choice([0, 100, 500]), weight(rng.randrange(1, 10**10), 10**9)
 
-    holders, entrants = [], []
+    holders, candidates = [], []
     for i in range(rng.randrange(6)):
         (serial, w), top = value(), rng.choice([1, 4, 16])
         holders.append(ResizableLease(i, rng.randrange(0, top + 1), top, speed_gains(serial, top),
@@ -83,23 +92,23 @@ def test_a_division_makes_and_loses_no_unit(seed: int) -> None:
     for i in range(10, 10 + rng.randrange(6)):
         (serial, w), degrees = value(), rng.choice([(1,), (1, 2, 4), (2, 8), (3,)])
         rigid = len(degrees) == 1 or rng.random() < .3
-        entrants.append(Entrant(i, degrees, rigid, speed_gains(serial, degrees[-1]), w,
+        candidates.append(WaitingCandidate(i, degrees, rigid, speed_gains(serial, degrees[-1]), w,
                                 rng.random() < .2))
     free = rng.randrange(12)
-    changed, starts = divide(free, holders, entrants)
+    changed, starts = divide_cpus(free, holders, candidates)
     held = {h.id: h.units for h in holders}
     after = held | dict(changed)
     assert sum(after.values()) + sum(u for _, u in starts) <= free + sum(held.values())
-    assert [i for i, _ in starts] == [e.id for e in entrants[:len(starts)]]
+    assert [i for i, _ in starts] == [e.id for e in candidates[:len(starts)]]
     for holder in holders:
         assert min(1, holder.units) <= after[holder.id] <= holder.top
-    for e, (_, units) in zip(entrants, starts, strict=False):
+    for e, (_, units) in zip(candidates, starts, strict=False):
         assert units in e.degrees if e.rigid else 1 <= units <= e.degrees[-1]
-    tops = sum(h.top for h in holders) + sum(e.degrees[-1] for e in entrants[:len(starts)])
-    if not any(e.rigid for e in entrants):  # nothing is left idle that somebody could use
+    tops = sum(h.top for h in holders) + sum(e.degrees[-1] for e in candidates[:len(starts)])
+    if not any(e.rigid for e in candidates):  # nothing is left idle that somebody could use
         used = sum(after.values()) + sum(u for _, u in starts)
         assert used == min(tops, free + sum(held.values()))
-    assert divide(free, holders, entrants) == (changed, starts)
+    assert divide_cpus(free, holders, candidates) == (changed, starts)
 
 
 def test_speed_is_amdahls() -> None:

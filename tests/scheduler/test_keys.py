@@ -14,7 +14,7 @@ from tangram_hpc.domain.service import MICRO, EndpointSpec, ServiceSpec
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState, SessionState
 from tangram_hpc.scheduler.placement.placers.base import Grant, Placement, Resizing
-from tangram_hpc.scheduler.placement.placers.static import deal_gpus
+from tangram_hpc.scheduler.placement.placers.static import assign_gpus
 from tangram_hpc.scheduler.policy.admission import refusal
 from tangram_hpc.scheduler.state.gpu_blocks import GpuSet
 from tangram_hpc.scheduler.state.queue import CPU, GPU, NOTHING, ReadyQueue, Turns
@@ -255,8 +255,8 @@ def test_never_names_the_key(fields, named) -> None:
 
 def test_gpus_are_dealt_by_calls_for_each_gpu() -> None:
     services = [ServiceSpec("a", calls=10), ServiceSpec("b", calls=40), ServiceSpec("c", calls=0)]
-    dealt = deal_gpus(services, [(1, g) for g in range(7)])
-    assert {name: len(gpus) for name, gpus in dealt.items()} == {"a": 2, "b": 4, "c": 1}
+    assigned = assign_gpus(services, [(1, g) for g in range(7)])
+    assert {name: len(gpus) for name, gpus in assigned.items()} == {"a": 2, "b": 4, "c": 1}
 
 
 @pytest.mark.parametrize("placer", ["first-fit", "fcfs:4", "static:2", "paper", "elastic"])

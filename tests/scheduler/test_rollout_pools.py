@@ -157,8 +157,8 @@ def test_a_pool_decides_and_learns_what_cmlfq_alone_does() -> None:
                     action += 1
                     pool.wanted(action, 1, Turn("p", name, prompt, 100, done), action)
                     _, route = pool.next()
-                    routed = pool.routed(route)
-                    pool.dealt(action, routed)
+                    routed = pool.describe(route)
+                    pool.note_routed(action, routed)
                     assert routed.wanted == bucket
                     right += bucket == bucket_of(pool.spec.edges, one.generated - done)
                     pool.over(action, action)
@@ -296,7 +296,7 @@ def test_turns_whose_services_can_never_stand_fail_and_do_not_wait() -> None:
 def test_a_turn_that_only_a_service_takes_that_does_not_stand_says_so() -> None:
     world = site()
     world.pool.close("big", world.now, world.now + 10**9)
-    world.pool.stands("big", False)
+    world.pool.set_callable("big", False)
     waits = world.turn("t", context=20_000)
     world.plan()
     assert reason(world.ledger, world.ledger.actions[waits], 0, world.now) == "ReqNodeNotAvail"
@@ -517,9 +517,9 @@ def test_a_turn_that_comes_to_a_full_pool_wakes_nobody_else() -> None:
     world.plan()
     router = world.pool.router
     world.turn("waits")
-    assert world.pool.next() is None and router._quiet
+    assert world.pool.next() is None and router._nothing_fits
     more = world.turn("more")
-    assert router._quiet  # the line is not looked through again
+    assert router._nothing_fits  # the line is not looked through again
     world.happen(ev.ActionCancelled(world.now, more, "by its client"))
     world.finish(next(iter(world.pool.open_turns)))
     world.plan()
@@ -634,7 +634,7 @@ def test_a_new_trainers_epochs_go_on_from_those_of_the_tree() -> None:
     teach(world, True)
     tree = world.pool.queues.tree
     again = site()
-    again.pool.believe(tree.merged(type(tree)(tree.shape)), type(tree)(tree.shape))
+    again.pool.adopt_prior(tree.merged(type(tree)(tree.shape)), type(tree)(tree.shape))
     again.serve(again.turn("first"))
     again.tool("first", "tests", state=ActionState.FAILED)
     assert again.serve(again.turn("first", generated=200)) == "big"  # known from the other life
@@ -796,7 +796,7 @@ def check_history(ops: list[tuple[str, int, int]]) -> None:
             replay.ledger.check()
             if wise and isinstance(event, ev.RolloutsDeclared):
                 pool = replay.ledger.rollouts["p"]
-                pool.believe(wisdom(pool.spec), CausalTree(shape_of(pool.spec)))
+                pool.adopt_prior(wisdom(pool.spec), CausalTree(shape_of(pool.spec)))
         same, there = shown(replay), shown(world.scheduler)
         assert same[0] == there[0] and (wise or same[1] == there[1])
 

@@ -104,7 +104,7 @@ def test_never_and_not_now_are_different_answers() -> None:
     assert r.pressure == 1000
     assert r.ask(RouteRequest(3, 0, 10, 5)) is None and r.waiting == 1 and r.pressure == 2000
     assert [p.request for p in r.left(2)] == [3]
-    with pytest.raises(InvalidInput, match="twice"):
+    with pytest.raises(InvalidInput, match="exists already"):
         r.add(instance(1))
     with pytest.raises(InvalidInput, match="running_max"):
         r.add(instance(2, running=0))

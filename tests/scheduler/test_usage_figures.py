@@ -15,7 +15,7 @@ import pytest
 from helpers.builders import World
 from helpers.executor_rig import Rig
 from helpers.hostile_rig import reason_to_skip
-from test_ahead import SHORT, world
+from test_prefetch import SHORT, world
 
 from tangram_hpc.accounting.fields import as_json, choose_fields
 from tangram_hpc.accounting.record import fold

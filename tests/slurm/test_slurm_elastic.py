@@ -151,7 +151,7 @@ def _elastic(site: Site) -> dict[str, Any]:
     assert any(row.startswith(f"{job}+0 ") for row in queue(cluster)), "the job goes on"
     said = site.tangram("explain", "-j", job, "allocation").stdout
     print(said)
-    assert said.count("gave back") >= 3 and "15 s are allowed" in said, said
+    assert said.count("gave back") >= 3 and "limit 15 s" in said, said
     assert said.count("was refused") >= 1 and "Slurm holds it back: PartitionTimeLimit" in said
     scratch = cluster.run_as_user(
         f"ls -d ${{TMPDIR:-/tmp}}/tangram-node-*-{cluster.name}*").stdout.split()

@@ -51,5 +51,6 @@ def turn_view(scheduler: Scheduler, entry: ActionEntry, now: int) -> dict[str, A
     if entry.state in ENDED:
         return {"turn": told | {"why": "", "ahead": 0, "services": []}}
     pool = scheduler.ledger.rollouts[turn.pool]
-    return {"turn": told | {"why": pool.why(entry.action.id), "ahead": pool.ahead(entry.action.id),
+    return {"turn": told | {"why": pool.why(entry.action.id),
+                            "ahead": pool.turns_in_front(entry.action.id),
                             "services": _pool(pool, now)["services"]}}

@@ -12,7 +12,7 @@ from ...domain.ids import show
 from ...domain.service import MICRO
 from ...domain.slurm import SlurmCalls
 from ...domain.states import ActionState, NodeState
-from ...scheduler.placement.homes import session_reason
+from ...scheduler.placement.eligible_nodes import session_reason
 from ...scheduler.policy.admission import reason
 from ...scheduler.scheduler import Scheduler
 from ...scheduler.state.ledger import Ledger

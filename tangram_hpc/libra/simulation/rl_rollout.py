@@ -213,8 +213,8 @@ class SimulatedRollouts:
             self._go(now, [route])
 
     def _believed(self, request: int) -> int:
-        belief = self.bucketing.believed(request) if isinstance(self.bucketing, Cmlfq) else None
-        return max(self._live[request].left, belief.mean if belief else 0)
+        estimate = self.bucketing.estimate(request) if isinstance(self.bucketing, Cmlfq) else None
+        return max(self._live[request].left, estimate.mean if estimate else 0)
 
     def _go(self, now: int, routes: Sequence[Route]) -> None:
         for route in routes:

@@ -75,8 +75,8 @@ class LengthPredictor:
 
     def _bucket(self, request: int, generated: int) -> int:
         # the tree gets no tool returns, only how much was generated
-        belief = self._tree.belief(self._prompts[request], (), (generated,))
-        return bucket_of(self.edges, belief.mean) if belief else 0
+        estimate = self._tree.estimate(self._prompts[request], (), (generated,))
+        return bucket_of(self.edges, estimate.mean) if estimate else 0
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""When to ask Slurm for more nodes, when to withdraw a request, and when to give nodes back.
+"""Decides when to ask Slurm for more nodes, to withdraw a request, and to give nodes back.
 
-`alloc_demand.py` collects the facts and `elastic_allocs.py` decides. The calls of Slurm are made by
-the broker's driver through the Slurm port, not here.
+`alloc_demand.py` collects the facts, `elastic_allocs.py` decides, and `backoff.py` says how long a
+rejected shape is not requested again. The broker's driver calls Slurm through the Slurm port; this
+package does not.
 
-Experimental: run in the simulator and on the dev cluster, never at a site.
+Experimental: it has run in the simulator and on the dev cluster, never at a site.
 """

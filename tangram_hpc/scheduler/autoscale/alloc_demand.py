@@ -1,12 +1,15 @@
-"""Pure. What the queue needs of each kind of resource, and what is held: the facts on which
-`elastic_allocs` decides.
+"""Sums up what the queue needs of each kind of resource, and what is held. Pure.
 
-Law: reads the ledger and changes nothing. An action whose session has a home can start there only,
-and so can a call of a service that stands on one node only: that is work for what is held, and no
-reason to hold more. A turn in the line of a rollout pool is a call of the service that would take
-it; a new node could start as many of them as that service still has room for. Expected work is the
-estimator's, on one unit; that is the least that it takes. O(lines of the queue + leases + sessions
-not placed + turns in the lines of rollout pools).
+These are the facts on which `elastic_allocs` decides. Expected work is the estimator's, for one
+unit; that is the least that an action takes.
+
+Work counts as movable only if a new node could do it. An action whose session has a home node can
+start there only, and so can a call of a service that is fixed to one node: that is work for what is
+held, and no reason to hold more. A turn that waits in a rollout pool counts as a call of the
+service that would take it; a new node could start as many of them as that service has room for.
+
+The module reads the ledger and changes nothing. O(shape queues + leases + sessions not placed +
+turns that wait in rollout pools).
 """
 
 from __future__ import annotations
@@ -26,34 +29,46 @@ DemandKey = tuple[str, str]  # kind (`cpu` or `gpu`), component (empty: any)
 
 @dataclass(slots=True)
 class QueueLoad:
-    """Of one kind. Work in unit-ns; `waiting` actions that a new node could start, on `units` at
-    most; `bound` ones that none could; `mem_mib` of `sessions` that wait for a node."""
+    """What is needed and held of one kind of resource, in one component.
 
-    work_ns: int = 0  # of all that waits or runs
-    movable_ns: int = 0  # of what a new node could start
+    Attributes:
+        work_ns: expected work of all actions that wait or run, in unit-ns.
+        movable_ns: expected work of those that a new node could start, in unit-ns.
+        waiting: how many actions a new node could start.
+        units: units that these actions can use at most.
+        bound: how many waiting actions no new node could start: they wait for the node of their
+            session or service, or for room in their pool.
+        sessions: how many sessions wait for a node.
+        mem_mib: memory that these sessions need, in MiB.
+        oldest_at: when the first of these sessions was requested, in epoch ns; 0 for none.
+        held: units of the nodes that are up.
+    """
+
+    work_ns: int = 0
+    movable_ns: int = 0
     waiting: int = 0
     units: int = 0
-    bound: int = 0  # for the node of their session or service, or for room in their pool
+    bound: int = 0
     sessions: int = 0
     mem_mib: int = 0
-    oldest_at: int = 0  # when the first of those sessions was asked for
-    held: int = 0  # units of nodes that are up
+    oldest_at: int = 0
+    held: int = 0
 
 
 def loads(ledger: Ledger, now: int) -> dict[DemandKey, QueueLoad]:
-    """All kinds for which somebody waits or something runs, or that are held."""
+    """Returns the loads of all kinds that are held, or of which something waits or runs."""
     found: dict[DemandKey, QueueLoad] = {(CPU, ""): QueueLoad(), (GPU, ""): QueueLoad()}
     for pool in (CPU, GPU):
         for bay in ledger.ready.bays(pool):
             _waits(ledger, found, pool, bay)
     for rollouts in ledger.rollouts.values():
-        _in_line(ledger, found[GPU, ""], rollouts)
+        _queued_turns(ledger, found[GPU, ""], rollouts)
     for lease in ledger.leases.values():
         _runs(ledger, found, lease, now)
     for number in ledger.opening:
         session = ledger.sessions[number]
         if session.spec.origin:
-            continue  # it opens beside its origin or nowhere
+            continue  # a fork opens only on its origin's node
         load = found.setdefault((CPU, session.spec.component), QueueLoad())
         load.oldest_at = min(load.oldest_at or session.requested_at, session.requested_at)
         load.sessions += 1
@@ -67,13 +82,13 @@ def loads(ledger: Ledger, now: int) -> dict[DemandKey, QueueLoad]:
 
 
 def satellite_serves(shape: SatelliteShape, key: DemandKey) -> bool:
-    """Whether a satellite of this shape could do what is needed."""
+    """Returns whether a satellite of this shape could do work of this kind and component."""
     kind, component = key
     return component in ("", shape.component) and (kind == CPU or shape.gpus > 0)
 
 
 def units_of(shape: SatelliteShape, kind: str) -> int:
-    """What one satellite of this shape adds."""
+    """Returns how many units of a kind one satellite of this shape adds."""
     return shape.nodes * (shape.gpus if kind == GPU else shape.cpus)
 
 
@@ -93,16 +108,16 @@ def _one_node(ledger: Ledger, service: str) -> bool:
     return declared is not None and bool(declared.node)
 
 
-def _in_line(ledger: Ledger, load: QueueLoad, pool: RolloutPool) -> None:
-    """Turns that wait for room at a service, or for one to stand."""
+def _queued_turns(ledger: Ledger, load: QueueLoad, pool: RolloutPool) -> None:
+    """Counts turns that wait for room at a service, or for a service that can be called."""
     room = {s.name: s.running_max + s.queue_max - max(0, pool.load(s.name))
             for s in pool.spec.services}
-    for number, takers in pool.line():
+    for number, takers in pool.queue():
         if not takers:
-            continue  # it was declared anew and takes none of that context
+            continue  # the pool was declared again without a service for this context
         anywhere = [s for s in takers if not _one_node(ledger, s.name)]
         service = (anywhere or takers)[0]
-        action = ledger.actions[number].action.dealt(service.name, (service.degree,))
+        action = ledger.actions[number].action.routed_to(service.name, (service.degree,))
         if anywhere and room[service.name] > 0:
             room[service.name] -= 1
             _movable(ledger, load, action, 1)
@@ -128,7 +143,7 @@ def _runs(ledger: Ledger, found: dict[DemandKey, QueueLoad], lease: LeaseEntry, 
     if entry is None or endpoint_of(lease.key):
         return
     action, kind = entry.action, GPU if service_of(lease.key) else CPU
-    beliefs = ledger.estimator
-    done = work_of(lease.spans(now), beliefs.serial(action))
+    estimator = ledger.estimator
+    done = work_of(lease.spans(now), estimator.serial(action))
     load = found.setdefault((kind, action.component), QueueLoad())
-    load.work_ns += beliefs.remaining(action, done)
+    load.work_ns += estimator.remaining(action, done)

@@ -1,6 +1,7 @@
-"""Pure. How long a satellite shape is not requested again after Slurm or the queue rejected it.
+"""Decides how long a satellite shape is not requested again after a rejection. Pure.
 
-The wait doubles with each rejection in a row, up to a bound; a node that joins ends the row.
+Slurm rejects a request, or a request waits for too long in its queue. The wait doubles with each
+rejection in a row, up to a bound. A node that joins ends the row.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from ..state.ledger import Ledger
 
 
 def backoff_until(ledger: Ledger, shape: str, now: int) -> int:
-    """Until when a shape is not requested again after one more rejection, epoch ns."""
+    """Returns until when a shape is not requested again after one more rejection, in epoch ns."""
     policy, rejected = ledger.allocs.policy, ledger.allocs.rejected.get(shape)
     if rejected is not None and now < rejected.until:
         return rejected.until
@@ -19,7 +20,7 @@ def backoff_until(ledger: Ledger, shape: str, now: int) -> int:
 
 
 def refused(ledger: Ledger, alloc: int, why: str, now: int) -> list[ev.Event]:
-    """The event that Slurm refused a satellite for good; none if the satellite is unknown."""
+    """Returns the event that Slurm refused a satellite for good; none for an unknown satellite."""
     entry = ledger.allocs.entries.get(alloc)
     if entry is None or entry.shape is None:
         return []

@@ -1,15 +1,17 @@
-"""Pure. When to ask Slurm for more nodes, when to withdraw, when to give back; and why.
+"""Decides when to ask Slurm for more nodes, to withdraw a request, and to give nodes back. Pure.
 
-Law: reads the ledger and returns events; what it remembers between two looks (how long something
-has been so) is no part of the state, so a restart only waits once more. Never beyond the user's
-bounds; never a node with a lease or a session, nor the last `min_nodes`; nothing is asked for that
-is on its way already. More is asked for only when the queue has not been expected to drain in time
-for `grow_after_ns`, less is held only after `idle_ns` without use (or with so little that half of
-the rest could do it), and each of the two begins anew after the other: so it does not flap.
+The forecast: W unit-ns of expected work wait and run, C units are held, and a satellite takes A
+from the request until it has joined. More units are needed if W > C (A + target), and then as many
+that what is left after A is done within the target: (W - C A) / target - C.
 
-The forecast: W unit-ns of expected work wait and run, C units are held, a satellite takes A until
-it has joined. More is needed when W > C (A + target), and then so many units that what is left
-after A is done within the target: (W - C A) / target - C.
+More is requested only when the queue has not been expected to drain in time for `grow_after_ns`.
+Less is held only after `idle_ns` without use, or with so little use that half of the other nodes
+could do it. Each of the two waits anew after the other, so allocations do not flap. The user's
+bounds are never exceeded. No node with a lease or a session is given back, nor the last
+`min_nodes`, and nothing is requested that is on its way already.
+
+The module reads the ledger and returns events. What it remembers between two checks (for how long
+something has been so) is no part of the state: after a restart it only waits once more.
 """
 
 from __future__ import annotations
@@ -26,12 +28,17 @@ from ..state.ledger import Ledger, NodeEntry
 from .alloc_demand import DemandKey, QueueLoad, loads, satellite_serves, units_of
 from .backoff import backoff_until
 
-LOOK_NS = 1_000_000_000  # between two looks
+LOOK_NS = 1_000_000_000  # time between two checks
 _S = 1_000_000_000
 
 
 class Need(NamedTuple):
-    """What is missing: units of a kind, and memory for sessions."""
+    """What is missing of one kind of resource.
+
+    Attributes:
+        units: units of the kind.
+        mem_mib: memory for sessions, in MiB.
+    """
 
     units: int
     mem_mib: int
@@ -41,25 +48,29 @@ _ENOUGH = Need(0, 0)
 
 
 class ElasticAllocs:
-    """Decides by what it sees once a second. `verdict` says what it thought last, for people."""
+    """Decides once a second what to request, withdraw or give back.
+
+    Attributes:
+        verdict: the reason of the last decision, for people.
+    """
 
     def __init__(self) -> None:
         self.verdict = ""
         self._looked_at = 0
         self._short_since: dict[DemandKey, int] = {}
         self._ample_since = 0
-        self._idle_since: dict[int, tuple[int, int]] = {}  # node -> its news, and since when
-        self._lent: deque[tuple[int, int]] = deque()  # (when, CPUs lent), of the last `idle_ns`
-        self._lent_since = 0  # since when what is held is what it is, and nobody waits
+        self._idle_since: dict[int, tuple[int, int]] = {}  # node -> (revision, since when)
+        self._lent: deque[tuple[int, int]] = deque()  # (epoch ns, CPUs lent) of the last `idle_ns`
+        self._lent_since = 0  # since then the held nodes are the same and nothing waits
         self._held_by: tuple[int, ...] = ()
 
     def due_at(self, ledger: Ledger) -> int:
-        """When `decide` looks again; 0 for never."""
+        """Returns when `decide` is due, in epoch ns; 0 for never."""
         policy = ledger.allocs.policy
         return self._looked_at + LOOK_NS if policy.max_nodes or policy.idle_ns else 0
 
     def decide(self, ledger: Ledger, now: int) -> list[ev.Event]:
-        """What is to be asked for or given back now; nothing before it is due."""
+        """Returns the events of what to request or give back now; none before it is due."""
         due = self.due_at(ledger)
         if not due or now < due:
             return []
@@ -83,7 +94,7 @@ class ElasticAllocs:
         return events
 
     def idle_ns(self, node: int, now: int) -> int:
-        """For how long a node has been seen idle."""
+        """Returns for how long a node has been seen idle, in ns."""
         return now - self._idle_since.get(node, (0, now))[1]
 
     # ---- more ----------------------------------------------------------------------------------
@@ -94,7 +105,7 @@ class ElasticAllocs:
         policy = ledger.allocs.policy
         for key in [k for k in self._short_since if k not in short]:
             del self._short_since[key]
-        self.verdict = "" if short else "what is held and on its way is enough"
+        self.verdict = "" if short else "the units that are held and on their way suffice"
         for key, need in short.items():
             since = self._short_since.setdefault(key, now)
             why = _story(key, demand[key], need, policy.target_ns)
@@ -107,7 +118,8 @@ class ElasticAllocs:
                 continue
             count = max(-(-need.units // units_of(shape, key[0])),
                         -(-need.mem_mib // _mem(ledger, shape)))
-            most = policy.asks_max if shape.name in ledger.allocs.taken else 1  # one to try it
+            # A shape that Slurm never accepted yet is tried with one request.
+            most = policy.asks_max if shape.name in ledger.allocs.taken else 1
             count = min(count, most, ledger.allocs.room(shape))
             return [ev.AllocationAsked(now, ledger.allocs.next_alloc + i, shape, why)
                     for i in range(count)]
@@ -116,8 +128,11 @@ class ElasticAllocs:
     # ---- less ----------------------------------------------------------------------------------
 
     def _give_up(self, ledger: Ledger, now: int) -> list[ev.Event]:
-        """Requests that wait for too long while another shape may be tried, and satellites whose
-        workers never join or are gone."""
+        """Releases requests and satellites of which nothing more is expected.
+
+        A request has waited for too long while another shape may be tried; the workers of a
+        satellite never joined or are gone.
+        """
         allocs, policy = ledger.allocs, ledger.allocs.policy
         for entry in allocs.satellites():
             shape = entry.shape
@@ -127,7 +142,7 @@ class ElasticAllocs:
                       and s.component == shape.component and (s.gpus > 0) == (shape.gpus > 0)
                       and not allocs.left_alone(s, now)]
             if entry.state is AllocState.PENDING and waits > policy.patience_ns and others:
-                why = f"it waited {waits // _S} s in Slurm's queue and another may be quicker"
+                why = f"it waited {waits // _S} s in Slurm's queue; another shape may start sooner"
                 return [_released(ledger, entry, why, now)]
             if entry.state is not AllocState.RUNNING:
                 continue
@@ -143,7 +158,7 @@ class ElasticAllocs:
 
     def _withdraw(self, ledger: Ledger, demand: dict[DemandKey, QueueLoad],
                   now: int) -> list[ev.Event]:
-        """Requests that still wait although the queue will drain without them."""
+        """Withdraws requests that still wait although the queue will drain without them."""
         policy = ledger.allocs.policy
         waiting = [e for e in ledger.allocs.satellites()
                    if e.state in (AllocState.ASKED, AllocState.PENDING)]
@@ -155,7 +170,7 @@ class ElasticAllocs:
         self._ample_since = self._ample_since or now
         if now - self._ample_since < policy.grow_after_ns:
             return []
-        why = (f"the queue has needed less than half of the {policy.target_ns // _S} s aimed at "
+        why = (f"the queue has needed less than half of its target of {policy.target_ns // _S} s "
                f"for {(now - self._ample_since) // _S} s")
         self._ample_since = 0
         return [ev.AllocationReleased(now, e.alloc, why) for e in waiting]
@@ -180,14 +195,17 @@ class ElasticAllocs:
             self._lent.popleft()
 
     def _drain_spare(self, ledger: Ledger, now: int) -> list[ev.Event]:
-        """One satellite of CPUs whose work the others could do twice over, for `idle_ns` now: light
-        work that goes around would keep them all from idling."""
+        """Drains a CPU satellite if the other nodes could have done the work twice over.
+
+        The work is that of the last `idle_ns`. Without this, light work that goes around would keep
+        every node from being idle.
+        """
         policy = ledger.allocs.policy
         if not policy.idle_ns or now - self._lent_since < policy.idle_ns:
             return []
         peak = max(lent for _, lent in self._lent)
         if not peak:
-            return []  # they idle
+            return []  # all nodes are idle, which is for `_give_back`
         for entry in ledger.allocs.satellites():
             nodes = [ledger.nodes[n] for n in entry.nodes]
             free = all(n.state is NodeState.UP and not n.sessions and not n.spec.gpus
@@ -202,7 +220,7 @@ class ElasticAllocs:
         return []
 
     def _give_back(self, ledger: Ledger, now: int) -> list[ev.Event]:
-        """The one allocation that has idled longest, when all its nodes have for long enough."""
+        """Gives back the allocation that is idle longest, if all its nodes are long enough."""
         policy = ledger.allocs.policy
         best = (now - policy.idle_ns + 1, 0)
         if not policy.idle_ns:
@@ -218,20 +236,20 @@ class ElasticAllocs:
         if not number:
             return []
         entry, idle_s = ledger.allocs.entries[number], (now - since) // _S
-        why = f"idle for {idle_s} s, and {policy.idle_ns // _S} s are allowed"
+        why = f"idle for {idle_s} s (limit {policy.idle_ns // _S} s)"
         return [*(ev.NodeDraining(now, n, why) for n in entry.nodes),
                 ev.AllocationReleased(now, number, why)]
 
 
 def _released(ledger: Ledger, entry: AllocEntry, why: str, now: int) -> ev.Event:
-    """Given up, and its shape left alone for a while."""
+    """Returns the event that gives up a satellite; its shape is not requested again for a while."""
     assert entry.shape is not None
     until = backoff_until(ledger, entry.shape.name, now)
     return ev.AllocationReleased(now, entry.alloc, why, until)
 
 
 def _may_go(ledger: Ledger, entry: AllocEntry) -> bool:
-    """Whether enough stays without an allocation, for every service that is declared too."""
+    """Returns whether enough nodes stay without an allocation, also for every declared service."""
     stay = [n for n in ledger.up_nodes() if n.node not in entry.nodes]
     if len(stay) < max(1, ledger.allocs.policy.min_nodes):
         return False
@@ -244,7 +262,7 @@ def _stands(nodes: list[NodeEntry], ledger: Ledger, name: str) -> bool:
 
 
 def _missing(ledger: Ledger, key: DemandKey, load: QueueLoad, now: int) -> Need:
-    """What is needed beyond what is held and on its way."""
+    """Returns what is needed beyond what is held and on its way."""
     policy, kind = ledger.allocs.policy, key[0]
     if not policy.max_nodes:
         return _ENOUGH
@@ -268,26 +286,29 @@ def _arrives(ledger: Ledger, shape: SatelliteShape) -> int:
 
 
 def _mem(ledger: Ledger, shape: SatelliteShape) -> int:
-    """Memory that one of a shape adds; as much as the largest node has, where nobody said."""
+    """Returns the memory that a satellite adds in MiB.
+
+    If the shape does not say it, each node counts as much as the largest node that is known.
+    """
     known = shape.mem_mib or max((n.spec.mem_mib for n in ledger.nodes.values()), default=0)
     return max(1, known * shape.nodes)
 
 
 def _choose(ledger: Ledger, key: DemandKey, now: int) -> tuple[SatelliteShape | None, str]:
-    """The first shape that may be asked for, or why none may."""
-    allocs, why = ledger.allocs, "no shape of the policy serves that"
+    """Returns the first shape that may be requested, or None and the reason why none may."""
+    allocs, why = ledger.allocs, "no satellite shape of the policy has what is missing"
     for shape in allocs.policy.shapes:
         if not satellite_serves(shape, key):
             continue
         if allocs.left_alone(shape, now):
             rejected = allocs.rejected[shape.name]
-            why = (f"{shape.name} is left alone for {(rejected.until - now) // _S + 1} s: "
-                   f"{rejected.why}")
+            why = (f"{shape.name} is not requested for another "
+                   f"{(rejected.until - now) // _S + 1} s: {rejected.why}")
         elif allocs.on_trial(shape):
-            why = f"Slurm has not said yet whether it takes a {shape.name}"
+            why = f"Slurm has not answered yet whether it accepts a {shape.name}"
             break
         elif not allocs.room(shape):
-            why = (f"the user's bounds allow no more {shape.name}: {allocs.nodes_live()} of "
+            why = (f"the user's bounds allow no more of {shape.name}: {allocs.nodes_live()} of "
                    f"{allocs.policy.max_nodes} nodes, {hours(allocs.core_ns())} of "
                    f"{hours(allocs.policy.max_core_ns)} core-hours used or promised")
         else:
@@ -296,17 +317,20 @@ def _choose(ledger: Ledger, key: DemandKey, now: int) -> tuple[SatelliteShape | 
 
 
 def hours(core_ns: int) -> str:
-    """Core-ns as core-hours, for people."""
+    """Returns core-ns as core-hours, for people."""
     return f"{core_ns / 3600e9:.2f}"
 
 
 def _story(key: DemandKey, load: QueueLoad, need: Need, target_ns: int) -> str:
-    """Why more is needed, in one line."""
+    """Returns why more is needed, in one line."""
     kind, component = key
     where = f" in {component}" if component else ""
     if need.mem_mib:
         return f"{load.sessions} sessions wait for {load.mem_mib} MiB of memory{where}"
-    needs = f"{load.work_ns // max(1, load.held) // _S} s" if load.held else "for ever"
-    bound = f" ({load.bound} more could start on no new node)" if load.bound else ""
-    return (f"{load.waiting} actions wait{where}{bound}; the queue needs {needs} on the "
-            f"{load.held} {kind}s held, {target_ns // _S} s is aimed at")
+    units, target = f"{kind.upper()}s", f"target {target_ns // _S} s"
+    bound = f" ({load.bound} more cannot start on new nodes)" if load.bound else ""
+    waits = f"{load.waiting} actions wait{where}{bound}"
+    if not load.held:
+        return f"{waits} but no {units} are held; the queue cannot drain ({target})"
+    needs = load.work_ns // load.held // _S
+    return f"{waits}; the queue needs {needs} s on the {load.held} {units} held ({target})"

@@ -16,8 +16,8 @@ from ...domain.decision import Decision, ReplyToClient, ResizeLease, StartLease
 from ...domain.retry import is_retried, is_sent_back
 from ...domain.service import endpoint_of, service_of
 from ...domain.states import ActionState, LeaseState, SessionState
-from ..placement.ahead import PACE, is_short
 from ..placement.batches import forget, note
+from ..placement.prefetch import PACE, is_short
 from ..state.ledger import ActionEntry, LeaseEntry, Ledger, NodeEntry, SessionEntry
 from ..state.scheduler_state import SchedulerState
 from ..state.transitions import ACTION_MOVES, LEASE_MOVES, SESSION_MOVES, move

@@ -76,7 +76,7 @@ def want_route(ledger: Ledger, entry: ActionEntry) -> None:
     """Hands a turn to its rollout pool, which routes it for the first time or again."""
     turn = entry.action.turn
     assert turn is not None
-    entry.action, entry.route = entry.action.undealt(), None
+    entry.action, entry.route = entry.action.unrouted(), None
     ledger.rollouts[turn.pool].wanted(entry.action.id, client_of(entry.action.id), turn,
                                       entry.submitted_at)
 

@@ -38,7 +38,7 @@ def on_rollouts_declared(state: SchedulerState, event: ev.RolloutsDeclared) -> l
         entry = ledger.actions[action]
         if action in ledger.ready:
             ledger.ready.remove(action)
-        entry.action, entry.route = entry.action.undealt(), None
+        entry.action, entry.route = entry.action.unrouted(), None
         pool.wanted(action, client_of(action), turn, event.at)
     return []
 
@@ -52,8 +52,8 @@ def on_turn_routed(state: SchedulerState, event: ev.TurnRouted) -> list[Decision
     pool, service = ledger.rollouts[turn.pool], ledger.services[event.service]
     entry.route = Routed(turn.pool, event.service, event.wanted, event.bucket, event.how,
                          event.move_ns)
-    pool.dealt(event.action, entry.route)
-    entry.action = entry.action.dealt(event.service, (pool.degree(event.service),))
+    pool.note_routed(event.action, entry.route)
+    entry.action = entry.action.routed_to(event.service, (pool.degree(event.service),))
     ledger.demand.came(entry.action, event.at, service.restore_ns, ledger.estimator)
     push(state, entry, None)
     return []
@@ -131,7 +131,7 @@ def update_services(ledger: Ledger, lost: NodeEntry | None = None) -> None:
                 service.may_stand(n.spec.name, block)
                 for n in up for block, _ in n.gpus.blocks.get(each.degree, ())
                 if each.degree <= ledger.block_max))
-            for action in pool.stands(each.name, stands, each.name in gone):
+            for action in pool.set_callable(each.name, stands, each.name in gone):
                 if action in ledger.ready:
                     ledger.ready.remove(action)
                     want_route(ledger, ledger.actions[action])

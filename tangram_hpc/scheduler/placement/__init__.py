@@ -1,6 +1,7 @@
-"""Who starts where, and on how many units: from a snapshot of the ledger to lease events.
+"""Chooses what starts where and on how many units, as lease events.
 
-`snapshot.py` says what a placer sees, `placers/` choose, and `carry_out.py` turns a choice into
-events with exact cores and GPUs. Leases given ahead of time and batches of calls are here as well.
-Nothing in this package changes the ledger.
+`snapshot.py` copies the free amounts that a placer may see, `placers/` choose, and `carry_out.py`
+turns a choice into events with exact cores and GPUs. `prefetch.py` queues short leases behind
+others on their unit, and `batches.py` does so for calls of services that run as one batch. Nothing
+in this package changes the ledger.
 """

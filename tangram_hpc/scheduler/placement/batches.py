@@ -1,11 +1,12 @@
-"""Pure. Calls given to a busy copy of their service ahead of their turn, so that its worker can run
-many as one.
+"""Grants calls behind a busy copy of their service, so that its worker can run many as one. Pure.
 
-Law: a call ahead takes the place of nobody: an idle copy takes the next call of its own kind anyway
-(see the placers). While a call of a service that stands nowhere has waited longer than its patience
-(`copy_terms`), copies whose term is over are given nothing ahead, so that a block comes free for
-that service. A copy has at most two batches, the one that runs and the one that follows. Calls
-ahead hold nothing of their own.
+A copy has at most two batches: the one that runs and the one that follows it. Prefetched calls hold
+nothing of their own.
+
+Prefetching overtakes no call: an idle copy takes the next call of its own kind anyway (see the
+placers). For the sake of other kinds, a copy whose minimum residency is over gets no further calls
+while a call whose service has no copy has waited longer than its starvation limit
+(`minimum_residency`). So a block comes free for the starved service.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from ...domain.states import NodeState
 from ..policy.ending import Endings
 from ..state.ledger import LeaseEntry, Ledger, NodeEntry
 from ..state.queue import GPU, Bay, walk_by_turns
-from .copy_terms import OVERDUE_NS, crowd, patience_ns, term_end_ns
+from .minimum_residency import OVERDUE_NS, gpu_demand, residency_end_ns, starvation_limit_ns
 
 
 def batches(ledger: Ledger, now: int) -> list[ev.Event]:
-    """Grants behind the first lease of each busy copy whose service runs calls as one.
+    """Returns grants behind the first lease of each busy copy whose service runs calls in batches.
 
-    O(busy copies + bays + grants x log).
+    O(busy copies + queue shards + grants x log).
     """
     events: list[ev.Event] = []
     if not ledger.batching or not ledger.ready.waits(GPU):
@@ -39,24 +40,24 @@ def batches(ledger: Ledger, now: int) -> list[ev.Event]:
             continue
         oldest = min(_oldest(ledger, bay) for bay in bays)
         waiting = sum(len(line) for bay in bays for line in bay.lines.values())
-        share = -(-waiting // len(busy))  # dealt out evenly
+        share = -(-waiting // len(busy))  # the same for each copy
         for lease in busy:
             if ledger.nodes[lease.node].state is not NodeState.UP:
                 continue
-            if starved and _term_end(ledger, lease, oldest) <= now:
+            if starved and _residency_end(ledger, lease, oldest) <= now:
                 continue
             _fill(ledger, now, lease, bays, share, events, taken)
     return events
 
 
 def _oldest(ledger: Ledger, bay: Bay) -> int:
-    """When the first call that waits in a bay was submitted."""
+    """Returns when the first call in a queue shard was submitted, in epoch ns."""
     first = bay.heads.at[bay.heads.first()]
     return ledger.actions[first.actions.at[first.actions.first()]].submitted_at
 
 
 def _starved(ledger: Ledger, now: int) -> bool:
-    """Whether a call of a service that stands nowhere has waited longer than its patience."""
+    """Returns whether a call of a service without a copy has waited for its starvation limit."""
     late = [bay for bay in ledger.ready.bays(GPU)
             if service_of(bay.key) and now - _oldest(ledger, bay) >= OVERDUE_NS]
     if not late:
@@ -67,15 +68,15 @@ def _starved(ledger: Ledger, now: int) -> bool:
     if not late:
         return False
     gpus = sum(len(n.gpus.units) for n in nodes)
-    waiting = crowd([shape for bay in ledger.ready.bays(GPU) for shape in bay.lines])
-    return any(now - _oldest(ledger, bay) >= patience_ns(ledger, shape, waiting, gpus)
+    waiting = gpu_demand([shape for bay in ledger.ready.bays(GPU) for shape in bay.lines])
+    return any(now - _oldest(ledger, bay) >= starvation_limit_ns(ledger, shape, waiting, gpus)
                for bay in late for shape in bay.lines)
 
 
-def _term_end(ledger: Ledger, lease: LeaseEntry, oldest: int) -> int:
-    """When the term of the copy that a lease runs on ends; `oldest` as in `term_end_ns`."""
+def _residency_end(ledger: Ledger, lease: LeaseEntry, oldest: int) -> int:
+    """Returns when the minimum residency of a lease's copy ends (see `residency_end_ns`)."""
     there = ledger.nodes[lease.node].gpus.resident[lease.gpus[0]]
-    return term_end_ns(there.since, ledger.services[there.service].restore_ns, oldest)
+    return residency_end_ns(there.since, ledger.services[there.service].restore_ns, oldest)
 
 
 def _fill(ledger: Ledger, now: int, lease: LeaseEntry, bays: list[Bay], share: int,
@@ -101,13 +102,13 @@ def _fill(ledger: Ledger, now: int, lease: LeaseEntry, bays: list[Bay], share: i
 
 
 def note(ledger: Ledger, lease: LeaseEntry, node: NodeEntry) -> None:
-    """A lease holds its block from now on: whether others may follow it there."""
+    """Records that a lease holds its block, if other calls may be queued behind it there."""
     service = service_of(lease.key)
     if service and node.ahead and ledger.services[service].batch > 1:
         ledger.batching[lease.node, lease.gpus[0]] = lease.lease
 
 
 def forget(ledger: Ledger, lease: LeaseEntry) -> None:
-    """A lease holds its block no more."""
+    """Records that a lease does not hold its block any more."""
     if lease.gpus:
         ledger.batching.pop((lease.node, lease.gpus[0]), None)

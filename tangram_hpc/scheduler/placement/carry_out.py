@@ -1,8 +1,11 @@
-"""Pure. A placement as events: which cores and GPUs exactly, in the order in which to apply them.
+"""Turns a placement into events that name the exact cores and GPUs. Pure.
 
-Law: reads the ledger and changes nothing; a placement that asks for what is not there is a broken
-law (AssertionError), never quietly cut down. Openings first, then resizes that shrink, resizes that
-grow, and grants, so that what is given up can be lent again at once.
+A placer says how many units an action gets on which node; this module chooses which ones. Session
+openings come first, then resizes that shrink, resizes that grow, and grants, so that the CPUs which
+one lease gives up can be lent to another one in the same placement.
+
+The module reads the ledger and changes nothing. A placement that asks for what is not free is an
+error of the placer: it raises AssertionError and is never quietly reduced.
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ from .placers.base import Grant, Placement, Resizing
 
 
 class Carrier:
-    """One placement on its way; masks of free units drawn down as events are made."""
+    """Makes the events of one placement.
+
+    The free cores and GPUs of each node are kept as masks, which are drawn down as events are made.
+    """
 
     def __init__(self, ledger: Ledger, now: int) -> None:
         self._ledger, self._now = ledger, now
@@ -22,7 +28,7 @@ class Carrier:
         self._gpus: dict[int, int] = {}
 
     def events(self, placement: Placement) -> list[ev.Event]:
-        """All of it, in order."""
+        """Returns the events of a placement in the order in which they must be applied."""
         ledger, events = self._ledger, list[ev.Event]()
         for opening in placement.openings:
             cores = self._choose(ledger.nodes[opening.node], opening.reserve)
@@ -47,7 +53,7 @@ class Carrier:
     def _may_resize(self, lease: LeaseEntry, resizing: Resizing) -> None:
         action = self._ledger.actions[lease.action].action
         assert action.resizable and lease.key == "cpu" and not lease.reserved, f"fixed: {lease}"
-        assert len(lease.chain) == 1, f"others follow on its unit: {lease}"
+        assert len(lease.chain) == 1, f"leases wait behind it: {lease}"
         assert self._now >= lease.resizable_at, f"too soon after its last change: {lease}"
         assert 0 <= resizing.units <= action.degrees[-1], f"{resizing} of {action.degrees}"
 

@@ -1,8 +1,8 @@
-"""Pure. What a placer sees: the free units of each node now, and who waits.
+"""Defines what a placer sees: the free amounts of each node and endpoint at one moment. Pure.
 
-Law: the amounts here are a copy that the placer draws down while it places; the queue and the
-ledger behind it are read only. Making one costs O(nodes that are up + GPUs); it holds no word of
-who waits but the ledger's own queue (`view.ledger.ready`).
+The amounts are a copy, which the placer draws down while it places. The queue and the ledger behind
+it (`Snapshot.ledger`) are read only: waiting actions are not copied. Making a snapshot costs
+O(nodes that are up + their GPUs).
 """
 
 from __future__ import annotations
@@ -16,14 +16,25 @@ from ..policy.ending import Endings
 from ..state.gpu_blocks import GpuSet, Resident
 from ..state.ledger import Ledger, NodeEntry
 from ..state.queue import ActionShape
-from .homes import homes, may_fork
+from .eligible_nodes import eligible_nodes, may_fork
 
 
 @dataclass(slots=True)
 class NodeView:
-    """A node's amounts, drawn down while a placement is made. `gpus` is a copy of the node's set:
-    its mask of free GPUs and what stands on them. `guards`: it can keep code from its user's files.
-    `entry`, `endings`: of a node whose allocation has a known end.
+    """The amounts of a node, drawn down while a placement is made.
+
+    Attributes:
+        node: number of the node.
+        component: the component of the job that the node belongs to.
+        cpus: all CPUs that are lent on the node.
+        free_cpus: CPUs that no lease and no session holds.
+        free_mem_mib: memory that is free, in MiB.
+        sessions: how many sessions have the node as their home.
+        gpus: a copy of the node's GPU set: which GPUs are free and which services are resident.
+        guards: whether the node can keep code from its user's files.
+        entry: the node in the ledger.
+        endings: tells what still fits before the node's allocation ends; None if its end is not
+            known.
     """
 
     node: int
@@ -38,7 +49,10 @@ class NodeView:
     endings: Endings | None = None
 
     def takes(self, shape: ActionShape) -> bool:
-        """Whether an action of this shape may start here, amounts and home aside."""
+        """Returns whether an action of this shape may start here if there is room.
+
+        Whether its session has another home node is not asked.
+        """
         return (not shape.component or shape.component == self.component) and (
             self.guards or not shape.guarded) and (
             self.endings is None or self.endings.fits(self.entry, shape))
@@ -51,7 +65,13 @@ class NodeView:
 
 @dataclass(slots=True)
 class EndpointView:
-    """An endpoint's quota, drawn down while a placement is made."""
+    """The quota of an endpoint, drawn down while a placement is made.
+
+    Attributes:
+        name: the NAME in `endpoint:NAME`.
+        free: how many more calls may run at once.
+        tokens: how many calls the token bucket allows now.
+    """
 
     name: str
     free: int
@@ -64,8 +84,14 @@ class EndpointView:
 
 
 class FreeBlock(NamedTuple):
-    """A free aligned block: `warm` if the service asked for stands on it, else `parks` is what
-    would be parked."""
+    """A free aligned block of GPUs, as seen by calls of one service.
+
+    Attributes:
+        node: the node of the block.
+        gpus: the GPUs of the block, by number.
+        warm: whether the service is resident on this block.
+        parks: the services that would be parked; empty if the block is warm.
+    """
 
     node: NodeView
     gpus: tuple[int, ...]
@@ -75,17 +101,26 @@ class FreeBlock(NamedTuple):
 
 @dataclass(slots=True)
 class Snapshot:
-    """All that a placer may look at."""
+    """All that a placer may look at.
+
+    Attributes:
+        now_ns: the time of the snapshot, in epoch ns.
+        nodes: the nodes that are up, by number, in order of joining.
+        endpoints: the endpoints, by name.
+        ledger: the scheduler's state; read only.
+    """
 
     now_ns: int
     nodes: dict[int, NodeView]
     endpoints: dict[str, EndpointView]
     ledger: Ledger
-    _homes: dict[tuple[str, str, str, bool], list[NodeView]] = field(default_factory=dict)
+    _eligible: dict[tuple[str, str, str, bool], list[NodeView]] = field(default_factory=dict)
 
     def fits(self, view: NodeView, shape: ActionShape, units: int) -> bool:
-        """Whether an action of this shape can start with `units` CPUs on this node now; the units
-        of one whose session reserves its own are there already."""
+        """Returns whether an action of this shape can start with `units` CPUs on this node now.
+
+        An action in a session that reserves CPUs has its units already.
+        """
         return (
             (bool(shape.session) or units <= view.free_cpus)
             and shape.mem_mib <= view.free_mem_mib
@@ -94,22 +129,24 @@ class Snapshot:
         )
 
     def room_for(self, view: NodeView, spec: SessionSpec, reserve: int) -> bool:
-        """Whether a session fits on one of its possible homes with `reserve` cores of its own."""
+        """Returns whether an eligible node has room for a session that reserves `reserve` CPUs."""
         return spec.mem_mib <= view.free_mem_mib and reserve <= view.free_cpus
 
-    def homes(self, spec: SessionSpec) -> list[NodeView]:
-        """The nodes on which a session may open now, amounts aside; none for a fork whose origin
-        works."""
+    def eligible_nodes(self, spec: SessionSpec) -> list[NodeView]:
+        """Returns the nodes on which a session may open now, whatever is free there.
+
+        A fork whose origin is busy may open nowhere.
+        """
         if spec.origin:
             rests = may_fork(self.ledger.sessions[spec.origin], spec.id)
-            return [self.nodes[n.node] for n in homes(self.ledger, spec)] if rests else []
+            return [self.nodes[n.node] for n in eligible_nodes(self.ledger, spec)] if rests else []
         want = (spec.component, spec.backend, spec.image, spec.trusted)
-        if want not in self._homes:
-            self._homes[want] = [self.nodes[n.node] for n in homes(self.ledger, spec)]
-        return self._homes[want]
+        if want not in self._eligible:
+            self._eligible[want] = [self.nodes[n.node] for n in eligible_nodes(self.ledger, spec)]
+        return self._eligible[want]
 
     def candidates(self, shape: ActionShape) -> Iterator[NodeView]:
-        """The nodes on which an action of this shape may start, in order of joining."""
+        """Returns the nodes on which an action of this shape may start, in order of joining."""
         if shape.node:
             home = self.nodes.get(shape.node)
             found = iter([home] if home is not None else [])
@@ -118,7 +155,7 @@ class Snapshot:
         return (n for n in found if n.takes(shape))
 
     def blocks(self, service: str, size: int, shape: ActionShape) -> Iterator[FreeBlock]:
-        """The free aligned blocks of this size on which a call of this service can start now."""
+        """Yields the free aligned blocks of `size` GPUs for a call of this service."""
         spec, nodes = self.ledger.services[service], self.ledger.nodes
         for view in self.candidates(shape):
             if shape.mem_mib > view.free_mem_mib:
@@ -131,7 +168,7 @@ class Snapshot:
 
 
 def snapshot(ledger: Ledger, now_ns: int) -> Snapshot:
-    """The ledger's amounts as of now."""
+    """Returns the amounts of the ledger at `now_ns`."""
     endings = Endings(ledger, now_ns)
     views = {
         n.node: NodeView(n.node, n.spec.component, len(n.cores.units), n.cores.free,

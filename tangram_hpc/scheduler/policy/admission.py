@@ -15,7 +15,7 @@ from ...domain.rollouts import NAME_MAX, Turn
 from ...domain.service import BLOCK_SIZES, ServiceSpec, endpoint_of, service_of
 from ...domain.session import BACKGROUNDS, SessionSpec
 from ...domain.states import NodeState, SessionState
-from ..placement.homes import session_reason
+from ..placement.eligible_nodes import session_reason
 from ..placement.placers.base import Placer
 from ..state.ledger import ActionEntry, Ledger, NodeEntry
 from .ending import Endings
@@ -33,7 +33,7 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
     if action.turn is not None:
         if why := refusal_of_turn(ledger, action):
             return why
-        if action != action.undealt():
+        if action != action.unrouted():
             return "key, degrees: a turn's are rollouts:POOL, of its pool, and 1"
         return _misfit_of_turn(ledger, placer, action.turn,
                                ledger.held_nodes() if ledger.complete else [])

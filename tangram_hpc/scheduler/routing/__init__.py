@@ -1,6 +1,6 @@
-"""To which rollout service the next turn of a trajectory goes.
+"""Decides to which rollout service the next turn of a trajectory goes.
 
-`cmlfq.py` holds the causal multi-level feedback queues, `rollout_router.py` chooses an instance by
-load and cached tokens, and `rollout_pools.py` keeps the state of one pool. CPU and GPU placement is
-not here.
+`cmlfq.py` estimates what a trajectory has left and chooses its bucket, `rollout_router.py` chooses
+an instance by load and cached tokens, `rollout_pools.py` keeps the state of one pool, and
+`turn_routing.py` makes the events. The placement on CPUs and GPUs is in `placement/`.
 """

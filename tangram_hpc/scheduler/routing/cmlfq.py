@@ -1,15 +1,19 @@
-"""Pure. Causal multi-level feedback queues: which bucket a trajectory's next turn belongs to.
+"""Causal multi-level feedback queues: which bucket a trajectory's next turn belongs to. Pure.
 
-Law: a request starts in the smallest bucket and moves only at a tool's return, and then only as far
-as both the mean and the P90 of what is believed to be left ask for. What is believed comes from a
-prefix tree over what tools returned (Libra, arXiv 2606.03077: its C-MLFQ), one root a prompt and a
-global one. Whole numbers only; nothing is dropped at random; memory is bounded by `TreeLimits`.
+A request starts in the smallest bucket. It moves only when a tool returns, and only as far as both
+the mean and the 90th percentile of what it is estimated to have left suggest. The estimate comes
+from prefix trees over what tools returned: one for each prompt and a global one. Two trajectories
+to which the same tools returned alike tend to be alike in length. Source: Libra, arXiv 2606.03077,
+section on C-MLFQ.
 
-Ours, beside the paper's: where mean and P90 name two buckets, a request goes to the nearer one (in
-the paper it stays, however far behind both it is); lengths lie in mergeable histograms by epoch
-instead of a list of the last samples, so that trees of several ranks add up exactly and drift is
-forgotten by epoch; and where the deepest known prefix lies behind the trajectory, what was
-generated since is taken off it.
+Three rules differ from the paper's. If mean and percentile name two buckets, a request goes to the
+nearer one; in the paper it stays, however far behind both it is. Lengths are in mergeable
+histograms by epoch instead of a list of the last samples, so that trees of several ranks add up
+exactly and drift is forgotten by epoch. And if the deepest known prefix lies behind the trajectory,
+what was generated since is subtracted.
+
+All numbers are whole, nothing is dropped at random, and memory is bounded by `TreeLimits`. An
+estimate costs O(depth), learning a trajectory O(depth) amortised.
 """
 
 from __future__ import annotations
@@ -22,14 +26,20 @@ from typing import Any, NamedTuple
 from ...errors import InvalidInput
 from ..state.speed import octaves
 
-NEAREST, AGREE, MEAN = "nearest", "agree", "mean"  # rules of moving, see `Cmlfq`
+NEAREST, AGREE, MEAN = "nearest", "agree", "mean"  # how requests move, see `Cmlfq`
 SUCCESS, FAILURE, TIMEOUT = 0, 1, 2
 FORMAT = "tangram-cmlfq/1"
-_NONE = -1  # the epoch of what was never seen
+_NONE = -1  # the epoch of a prefix that was never seen
 
 
 class ToolSignal(NamedTuple):
-    """What one tool returned: its name, the payload's class (0 small, 1, 2 large), its status."""
+    """What one tool returned.
+
+    Attributes:
+        tool: name of the tool.
+        payload: class of the payload's size: 0 (small), 1 or 2 (large).
+        status: SUCCESS, FAILURE or TIMEOUT.
+    """
 
     tool: str
     payload: int
@@ -38,17 +48,24 @@ class ToolSignal(NamedTuple):
 
 @dataclass(frozen=True)
 class TreeLimits:
-    """How a tree sees and how much it may hold. Tokens and characters are whole numbers.
+    """What a tree distinguishes and how much it may hold.
 
-    `payload_edges`: the first sizes (characters) of class 1 and class 2. `since`: take off what was
-    generated since the known prefix (False is the paper's rule).
+    Attributes:
+        payload_edges: the sizes in characters at which payload classes 1 and 2 begin.
+        depth: returns of a trajectory that the tree distinguishes.
+        least: a prefix is known after so many trajectories.
+        enough: an estimate uses the newest epochs that together hold so many trajectories.
+        epochs: how many epochs are kept.
+        nodes_max: how many nodes the tree may have.
+        since: whether to subtract what was generated since the known prefix; False is the paper's
+            rule.
     """
 
     payload_edges: tuple[int, int] = (1_000, 12_000)
     depth: int = 24
-    least: int = 4  # a prefix is known after so many trajectories
-    enough: int = 200  # the newest epochs that hold so many are believed
-    epochs: int = 8  # how many are kept
+    least: int = 4
+    enough: int = 200
+    epochs: int = 8
     nodes_max: int = 50_000
     since: bool = True
 
@@ -63,13 +80,13 @@ class TreeLimits:
             raise InvalidInput(f"cmlfq: nodes_max {self.nodes_max}: at least 16")
 
     def signal(self, tool: str, size: int, status: int) -> ToolSignal:
-        """The signal of a return of so many characters."""
+        """Returns the signal of a tool's return of `size` characters."""
         small, large = self.payload_edges
         return ToolSignal(tool, (size >= small) + (size >= large), status)
 
 
 def bucket_of(edges: Sequence[int], tokens: int) -> int:
-    """The bucket of so many remaining tokens; `edges` are the most of each but the last."""
+    """Returns the bucket of so many remaining tokens; `edges` are as in `Cmlfq`."""
     return bisect_left(edges, tokens)
 
 
@@ -78,18 +95,31 @@ def _ascending(name: str, edges: Sequence[int]) -> None:
         raise InvalidInput(f"cmlfq: {name} {list(edges)}: ascending numbers from 1")
 
 
-class Belief(NamedTuple):
-    """What is left by a known prefix of `depth` returns, from so many trajectories."""
+class LengthEstimate(NamedTuple):
+    """How many tokens a trajectory has left.
+
+    Attributes:
+        mean: the mean.
+        p90: the 90th percentile.
+        depth: how many returns the known prefix has.
+        visits: from how many trajectories the estimate comes.
+        own: whether they had the same prompt.
+    """
 
     mean: int
     p90: int
     depth: int
     visits: int
-    own: bool  # from the prompt's own root
+    own: bool
 
 
 class LengthHistogram:
-    """Lengths by octave bucket: count and sum of each, so that adding two is exact."""
+    """Lengths in octave cells, with the count and the sum of each, so that adding two is exact.
+
+    Attributes:
+        cells: (count, sum of the lengths in tokens) of each cell.
+        count: how many lengths there are.
+    """
 
     __slots__ = ("cells", "count")
 
@@ -98,22 +128,24 @@ class LengthHistogram:
         self.count = 0
 
     def add(self, length: int, times: int = 1) -> None:
-        """One more length; O(1)."""
+        """Adds a length `times` times. O(1)."""
         cell = octaves(length)
         n, total = self.cells.get(cell, (0, 0))
         self.cells[cell] = (n + times, total + times * length)
         self.count += times
 
     def absorb(self, other: LengthHistogram) -> None:
-        """All of another's; O(its cells)."""
+        """Adds all lengths of another histogram. O(its cells)."""
         for cell, (n, total) in other.cells.items():
             mine = self.cells.get(cell, (0, 0))
             self.cells[cell] = (mine[0] + n, mine[1] + total)
         self.count += other.count
 
     def beyond(self, done: int) -> tuple[int, int, int]:
-        """How many are longer than `done` (to a cell's width), and mean and P90 of what they have
-        left; O(cells log cells)."""
+        """Returns how many lengths exceed `done`, and mean and 90th percentile of their rest.
+
+        It is exact to the width of a cell. O(cells log cells).
+        """
         first = octaves(done) if done > 0 else -1
         tail = [(cell, *self.cells[cell]) for cell in sorted(self.cells) if cell > first]
         count = sum(n for _, n, _ in tail)
@@ -125,31 +157,37 @@ class LengthHistogram:
             upto += n
             if upto >= wanted:
                 return count, max(0, mean), max(0, total // n - done)
-        raise AssertionError("a tally's tail is longer than its count")
+        raise AssertionError("the cells of a histogram hold less than its count")
 
 
 class PrefixNode:
-    """A prefix: what its trajectories had left, by epoch, and what was returned next."""
+    """A prefix of tool returns, with the lengths of the trajectories that began with it.
+
+    Attributes:
+        by_epoch: tokens that these trajectories had left, by epoch.
+        children: the prefixes that are one return longer.
+        recent: the newest epochs together; None if a length was learned or dropped since.
+    """
 
     __slots__ = ("by_epoch", "children", "recent")
 
     def __init__(self) -> None:
         self.by_epoch: dict[int, LengthHistogram] = {}
         self.children: dict[ToolSignal, PrefixNode] = {}
-        self.recent: LengthHistogram | None = None  # the newest epochs together, while still true
+        self.recent: LengthHistogram | None = None
 
     @property
     def newest(self) -> int:
-        """The newest epoch in which it was seen."""
+        """The newest epoch in which the prefix was seen; -1 for none."""
         return max(self.by_epoch, default=_NONE)
 
     @property
     def visits(self) -> int:
-        """Trajectories that came by, of all kept epochs."""
+        """How many trajectories of all kept epochs began with this prefix."""
         return sum(t.count for t in self.by_epoch.values())
 
     def learn(self, epoch: int, length: int) -> None:
-        """One trajectory had so much left here."""
+        """Adds the tokens that one trajectory had left here."""
         tally = self.by_epoch.get(epoch)
         if tally is None:
             tally = self.by_epoch[epoch] = LengthHistogram()
@@ -157,14 +195,14 @@ class PrefixNode:
         self.recent = None
 
     def forget_before(self, epoch: int) -> None:
-        """Drops what is older."""
+        """Drops the lengths of epochs before this one."""
         old = [e for e in self.by_epoch if e < epoch]
         for e in old:
             del self.by_epoch[e]
             self.recent = None
 
     def tally(self, enough: int) -> LengthHistogram:
-        """The newest epochs that together hold enough, or all."""
+        """Returns the newest epochs that together hold `enough` lengths, or else all epochs."""
         if self.recent is None:
             self.recent = LengthHistogram()
             for epoch in sorted(self.by_epoch, reverse=True):
@@ -178,24 +216,38 @@ ToolPath = Sequence[ToolSignal]
 
 
 class CausalTree:
-    """What was learned of whole trajectories. Prompts are told apart by any whole number."""
+    """The prefix trees, which hold what was learned from whole trajectories.
+
+    Attributes:
+        shape: the limits of the trees.
+        root: the tree of all trajectories.
+        prompts: the tree of each prompt, by any whole number that names the prompt.
+        nodes: how many nodes all trees have.
+        newest: the current epoch; -1 before the first trajectory.
+    """
 
     def __init__(self, shape: TreeLimits | None = None) -> None:
         self.shape = shape or TreeLimits()
         self.root = PrefixNode()
         self.prompts: dict[int, PrefixNode] = {}
         self.nodes = 1
-        self.newest = _NONE  # epoch
+        self.newest = _NONE
 
-    # ---- asking ------------------------------------------------------------------------------
+    # ---- estimating --------------------------------------------------------------------------
 
-    def belief(self, prompt: int, path: ToolPath, generated: Sequence[int]) -> Belief | None:
-        """What is left after these returns, or None where nothing is known.
+    def estimate(self, prompt: int, path: ToolPath, generated: Sequence[int],
+                 ) -> LengthEstimate | None:
+        """Returns what is left after these returns, or None if no prefix of them is known.
 
-        `generated[i]` is how many tokens were generated by return i. The deepest prefix that is
-        known wins, at equal depth the prompt's own. O(depth + cells of one node).
+        The deepest known prefix wins, and at equal depth that of the prompt. O(depth + cells of one
+        node).
+
+        Args:
+            prompt: number of the prompt.
+            path: what the tools returned so far.
+            generated: how many tokens had been generated at each return.
         """
-        best: Belief | None = None
+        best: LengthEstimate | None = None
         own = self.prompts.get(prompt)
         for node, mine in ((own, True), (self.root, False)):
             if node is not None:
@@ -205,7 +257,7 @@ class CausalTree:
         return best
 
     def _deepest(self, node: PrefixNode, path: ToolPath, generated: Sequence[int], own: bool
-                 ) -> Belief | None:
+                 ) -> LengthEstimate | None:
         chain = [node]
         for signal in path[:self.shape.depth]:
             below = chain[-1].children.get(signal)
@@ -220,18 +272,25 @@ class CausalTree:
             since = now - (generated[depth - 1] if depth else 0) if self.shape.since else 0
             count, mean, p90 = tally.beyond(since)
             if count >= self.shape.least:
-                return Belief(mean, p90, depth, count, own)
+                return LengthEstimate(mean, p90, depth, count, own)
         return None
 
     # ---- learning ----------------------------------------------------------------------------
 
     def learn(self, prompt: int, epoch: int, path: ToolPath, generated: Sequence[int],
               total: int) -> None:
-        """One trajectory ended with `total` generated tokens, in this epoch, of which the last
-        `TreeLimits.epochs` numbers are kept. O(depth), and that of the tree in a new epoch or to
-        prune.
+        """Learns a trajectory that has ended.
+
+        Costs O(depth), and O(nodes) in a new epoch or where nodes must go.
+
+        Args:
+            prompt: number of the prompt.
+            epoch: the epoch in which it ended; epochs that are too old are ignored.
+            path: what the tools returned.
+            generated: how many tokens had been generated at each return.
+            total: how many tokens it generated in all.
         """
-        assert len(path) == len(generated), "one count of tokens a return"
+        assert len(path) == len(generated), "each return needs its count of tokens"
         if epoch > self.newest:
             self._age(epoch)
         if epoch <= self.newest - self.shape.epochs:
@@ -251,11 +310,12 @@ class CausalTree:
         self._bound()
 
     def merged(self, other: CausalTree) -> CausalTree:
-        """Both together, as a tree of its own: as if one had learned all. Commutative; and
-        associative while `nodes_max` is not reached.
+        """Returns a new tree that knows what both know, as if it had learned all of it.
+
+        Merging is commutative, and associative while `nodes_max` is not reached.
 
         Raises:
-            InvalidInput: the two see in different ways.
+            InvalidInput: the trees have different limits.
         """
         if other.shape != self.shape:
             raise InvalidInput("cmlfq: trees of different shapes cannot be merged; use one "
@@ -271,7 +331,7 @@ class CausalTree:
         return both
 
     def _age(self, epoch: int) -> None:
-        """It is this epoch now: what is too old goes."""
+        """Makes this the current epoch and drops epochs that are too old."""
         self.newest = epoch
         first = epoch - self.shape.epochs + 1
         for node in self.prompts.values():
@@ -281,8 +341,11 @@ class CausalTree:
         self.nodes = sum(1 for _ in self.walk())
 
     def _bound(self) -> None:
-        """Leaves go until an eighth is free: oldest epoch first, then least visited, prompts'
-        before the global root's, then by name. O(n log n) once in n/8 new nodes."""
+        """Removes leaves until an eighth of the allowed nodes is free.
+
+        Leaves of the oldest epoch go first, then the least visited, those of prompts before those
+        of the global tree, then by name. O(n log n) once in n/8 new nodes.
+        """
         if self.nodes <= self.shape.nodes_max:
             return
         while self.nodes > self.shape.nodes_max * 7 // 8:
@@ -300,7 +363,7 @@ class CausalTree:
                 del node.children[path[-1]]
 
     def walk(self) -> Iterator[tuple[bool, int, tuple[ToolSignal, ...], PrefixNode]]:
-        """Every node: whether it is of a prompt, of which, its path."""
+        """Yields all nodes in a fixed order, as (of a prompt's tree, prompt, path, node)."""
         tops = [(True, p, self.prompts[p]) for p in sorted(self.prompts)]
         for own, prompt, top in [*tops, (False, 0, self.root)]:
             stack: list[tuple[tuple[ToolSignal, ...], PrefixNode]] = [((), top)]
@@ -311,20 +374,20 @@ class CausalTree:
                           for s in sorted(node.children, reverse=True)]
 
     def check(self) -> None:
-        """The laws: the bound holds, counts add up, nothing is older than may be."""
+        """Asserts that the bounds hold, that counts add up, and that no epoch is too old."""
         assert self.nodes == sum(1 for _ in self.walk()) <= self.shape.nodes_max, "nodes"
         for _, _, path, node in self.walk():
             assert len(path) <= self.shape.depth, "depth"
             assert all(self.newest - self.shape.epochs < e <= self.newest for e in node.by_epoch)
             below = sum(c.visits for c in node.children.values())
-            assert below <= node.visits, f"{path}: more went on than came"
+            assert below <= node.visits, f"{path}: its children have more visits than it has"
             for tally in node.by_epoch.values():
                 assert tally.count == sum(n for n, _ in tally.cells.values()) > 0
 
     # ---- as plain values ---------------------------------------------------------------------
 
     def plain(self) -> dict[str, Any]:
-        """All of it as lists and numbers, in one order; equal trees give equal values."""
+        """Returns the tree as lists and numbers in a fixed order; equal trees give equal values."""
         return {"format": FORMAT, "shape": _plain_shape(self.shape), "newest": self.newest,
                 "nodes": [[own, prompt, [list(s) for s in path],
                            [[e, [[c, *node.by_epoch[e].cells[c]]
@@ -334,10 +397,10 @@ class CausalTree:
 
     @staticmethod
     def from_plain(told: Any) -> CausalTree:
-        """The tree of such values.
+        """Returns the tree that `plain` gave as these values.
 
         Raises:
-            InvalidInput: they are not a tree's.
+            InvalidInput: the values are not those of a tree.
         """
         try:
             if told["format"] != FORMAT:
@@ -366,15 +429,15 @@ class CausalTree:
 
 
 def _of_a_tree(prompt: Any, path: Any, epochs: Any) -> None:
-    """Raises TypeError where what was saved has other types than `plain` gives."""
+    """Raises TypeError if saved values have other types than those that `plain` gives."""
     numbers = [prompt, *(n for _, *both in path for n in both), *(e for e, _ in epochs),
                *(n for _, cells in epochs for cell in cells for n in cell)]
     if not all(type(n) is int for n in numbers) or not all(type(t) is str for t, *_ in path):
-        raise TypeError("a node is not of numbers and tools' names")
+        raise TypeError("a node holds more than numbers and names of tools")
 
 
 def _absorb(mine: PrefixNode, other: PrefixNode) -> None:
-    """Adds another's counts to a node, and all below."""
+    """Adds the lengths of another node, and of all nodes below it, to a node."""
     stack = [(mine, other)]
     while stack:
         to, of = stack.pop()
@@ -385,7 +448,7 @@ def _absorb(mine: PrefixNode, other: PrefixNode) -> None:
 
 
 def _forget(top: PrefixNode, first: int) -> None:
-    """Drops epochs before `first`, and what was seen in none since."""
+    """Drops epochs before `first`, and nodes that were seen in no later epoch."""
     stack = [top]
     while stack:
         node = stack.pop()
@@ -402,7 +465,14 @@ def _plain_shape(shape: TreeLimits) -> dict[str, Any]:
 
 
 class _Live:
-    """A request under way."""
+    """A request that is under way.
+
+    Attributes:
+        prompt: number of its prompt.
+        bucket: its bucket.
+        path: what its tools returned.
+        generated: how many tokens it had generated at each return.
+    """
 
     __slots__ = ("bucket", "generated", "path", "prompt")
 
@@ -413,12 +483,16 @@ class _Live:
 
 
 class Cmlfq:
-    """The queues of one rank: requests under way, each in a bucket, and the tree they teach.
+    """The queues of one rank: requests in their buckets, and the tree that learns from them.
 
-    `edges`: the most remaining tokens of each bucket but the last. `rule`: `nearest` goes to the
-    bucket between those of mean and P90 that is nearest, `agree` only if both name one (the
-    paper's), `mean` to the mean's. Memory: the tree's bound, and O(returns) a request
-    under way.
+    Memory is bounded by the tree's limits, and by O(returns) for each request under way.
+
+    Args:
+        tree: gives the estimates, and learns from requests that end.
+        edges: the most remaining tokens of each bucket but the last, in ascending order.
+        rule: how a request moves. `nearest`: to the bucket between those of mean and 90th
+            percentile that is nearest; `agree`: only if both name one bucket (the paper's rule);
+            `mean`: to the bucket of the mean.
 
     Raises:
         InvalidInput: the edges do not ascend.
@@ -431,58 +505,61 @@ class Cmlfq:
         self.rebucket(edges)
 
     def rebucket(self, edges: Sequence[int]) -> None:
-        """Other buckets from now on, as after a new plan; who is under way goes to the bucket that
-        is believed of it, or to the last there is."""
+        """Changes the buckets, as after a new plan.
+
+        Requests under way go to the bucket of their estimate; without one they stay, in the last
+        bucket at most.
+        """
         _ascending("edges", edges)
         self.edges = tuple(edges)
         for live in self._live.values():
             live.bucket = self._bucket(live, min(live.bucket, len(self.edges)))
 
     def _bucket(self, live: _Live, before: int) -> int:
-        belief = self.tree.belief(live.prompt, live.path, live.generated) if live.path else None
-        if belief is None:
+        estimate = self.tree.estimate(live.prompt, live.path, live.generated) if live.path else None
+        if estimate is None:
             return before
-        mean = bucket_of(self.edges, belief.mean)
+        mean = bucket_of(self.edges, estimate.mean)
         if self.rule == MEAN:
             return mean
-        low, high = sorted((mean, bucket_of(self.edges, belief.p90)))
+        low, high = sorted((mean, bucket_of(self.edges, estimate.p90)))
         return before if self.rule == AGREE and low != high else min(max(before, low), high)
 
     def started(self, request: int, prompt: int) -> int:
-        """A request begins: the smallest bucket."""
+        """Adds a request; returns its bucket, which is the smallest one."""
         assert request not in self._live, f"request {request} started twice"
         self._live[request] = _Live(prompt)
         return 0
 
     def returned(self, request: int, signal: ToolSignal, generated: int) -> int:
-        """A tool returned after so many generated tokens: the bucket for what follows."""
+        """Records a tool's return after so many generated tokens; returns the next bucket."""
         live = self._live[request]
         live.path.append(signal)
         live.generated.append(generated)
         live.bucket = self._bucket(live, live.bucket)
         return live.bucket
 
-    def believed(self, request: int) -> Belief | None:
-        """What is believed to be left of it."""
+    def estimate(self, request: int) -> LengthEstimate | None:
+        """Returns the estimate of what a request has left; None if nothing is known."""
         live = self._live[request]
-        return self.tree.belief(live.prompt, live.path, live.generated)
+        return self.tree.estimate(live.prompt, live.path, live.generated)
 
     def story(self, request: int) -> tuple[int, ToolPath, Sequence[int]]:
-        """Its prompt, what was returned to it, and how much it had generated by each return."""
+        """Returns a request's prompt, its tools' returns, and the tokens up to each return."""
         live = self._live[request]
         return live.prompt, live.path, live.generated
 
     def ended(self, request: int, total: int, epoch: int) -> None:
-        """It ended by itself, with so many tokens in all: the tree learns it."""
+        """Removes a request that ended by itself with `total` tokens, which the tree learns."""
         live = self._live.pop(request)
         self.tree.learn(live.prompt, epoch, live.path, live.generated, total)
 
     def dropped(self, request: int) -> None:
-        """It was cut off: its length says nothing. A request that is not known is no error."""
+        """Removes a request that was cut off and teaches nothing; an unknown one is no error."""
         self._live.pop(request, None)
 
     def planning_copy(self, requests: Iterable[int]) -> Cmlfq:
-        """Queues that go on from here by themselves with these requests, and the same tree."""
+        """Returns queues that continue on their own with these requests and the same tree."""
         queues = Cmlfq(self.tree, self.edges, self.rule)
         for request in requests:
             live = self._live[request]
@@ -493,5 +570,5 @@ class Cmlfq:
 
     @property
     def under_way(self) -> int:
-        """Requests between start and end."""
+        """How many requests are between start and end."""
         return len(self._live)

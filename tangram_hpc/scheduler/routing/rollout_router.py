@@ -1,11 +1,15 @@
-"""Pure. Which rollout instance serves a request's next turn.
+"""Chooses the rollout instance that serves a request's next turn. Pure.
 
-Law: every request asked for is placed exactly once or waits in one line, in order of arrival; an
-instance holds at most `running_max + queue_max` requests; a request's KV stays where it last ran,
-and moving it is paid for in the choice. Inside the wanted bucket the least expected time wins (the
-least loaded, where instances are alike), and larger degrees count as inside while they idle or hold
-the request's KV; a full bucket falls back outwards, larger degrees first. Whole nanoseconds and
-tokens; ties by id.
+Decoding takes longer for every request that shares an instance, and a request's KV cache lies on
+one instance: moving it, or computing it again, takes time. The router weighs both. Inside the
+wanted bucket, the instance with the least expected time wins (where instances are alike, the least
+loaded one). Instances of larger degrees count as inside while they idle or hold the request's KV
+cache. If a bucket is full, the nearest other buckets follow, larger degrees first.
+
+Invariants: every request is placed exactly once or waits in one queue, in order of arrival. An
+instance holds at most `running_max + queue_max` requests. A request's KV cache stays where the
+request last ran, and moving it is paid for in the choice. All times are whole nanoseconds; ties are
+broken by id.
 """
 
 from __future__ import annotations
@@ -16,13 +20,27 @@ from typing import NamedTuple
 from ...errors import InfeasibleRequest, InvalidInput
 
 STAY, TRANSFER, PREFILL = "stay", "transfer", "prefill"
-ANY = 1 << 60  # as `crowded`: none ever is
+ANY = 1 << 60  # for `KvCost.crowded`: no instance is ever overloaded
 
 
 @dataclass(frozen=True)
 class RolloutInstance:
-    """A rollout service of one degree. A decode step of n requests takes `step_ns + n *
-    request_ns`; `prefill_ns` is a token's, when a context is computed again."""
+    """A rollout service of one degree.
+
+    A decode step of n requests takes `step_ns + n * request_ns`.
+
+    Attributes:
+        id: number of the instance.
+        bucket: the bucket that it belongs to, from 0.
+        degree: how many GPUs it runs on.
+        node: name of the node of its KV cache; empty if not known.
+        running_max: how many requests it runs at once.
+        queue_max: how many more requests may wait for it.
+        context_max: tokens of the longest context that fits.
+        step_ns: time of a decode step without requests, in ns.
+        request_ns: time that each request adds to a decode step, in ns.
+        prefill_ns: time to compute the KV cache of one token again, in ns.
+    """
 
     id: int
     bucket: int
@@ -30,7 +48,7 @@ class RolloutInstance:
     node: str
     running_max: int
     queue_max: int
-    context_max: int  # tokens of one request that fit at all
+    context_max: int
     step_ns: int
     request_ns: int
     prefill_ns: int
@@ -38,22 +56,39 @@ class RolloutInstance:
 
 @dataclass(frozen=True)
 class KvCost:
-    """What moving a request's KV takes: fixed, and for each token on one node or between two.
-    `worth`: a move between buckets must cost less than this part of what is left to decode.
-    An instance is idle while its requests lengthen its step by less than `idle`, and crowded from
-    `crowded` on (1/1000 of the step of one that has none): a larger degree that idles takes
-    requests of smaller buckets, a crowded one takes more only if all are."""
+    """The costs of moving a request's KV cache, and the thresholds of load.
+
+    The load of an instance is by how much its requests lengthen its decode step, in 1/1000 of the
+    step without requests. An idle instance of a larger degree takes requests of smaller buckets. An
+    overloaded instance takes more requests only if all instances are overloaded.
+
+    Attributes:
+        base_ns: fixed time of a move, in ns.
+        near_ns: time for each token within a node, in ns. 40K tokens take 0.33 s by default.
+        far_ns: time for each token between two nodes, in ns. 40K tokens take 0.73 s by default.
+        worth: a request moves to another bucket only if this many times the move takes at most the
+            time of the tokens that are left.
+        idle: the load below which an instance is idle, in 1/1000.
+        crowded: the load above which an instance is overloaded, in 1/1000.
+    """
 
     base_ns: int = 10_000_000
-    near_ns: int = 8_000  # 40K tokens: 0.33 s
-    far_ns: int = 18_000  # 40K tokens: 0.73 s
+    near_ns: int = 8_000
+    far_ns: int = 18_000
     worth: int = 8
     idle: int = 500
     crowded: int = 2000
 
 
 class RouteRequest(NamedTuple):
-    """A request's next turn: its bucket, its context and what is believed to be left (tokens)."""
+    """The next turn of a request.
+
+    Attributes:
+        request: number of the request, which is its trajectory's.
+        bucket: the bucket that it belongs to.
+        context: tokens of its context.
+        remaining: tokens that it is estimated to generate until its end.
+    """
 
     request: int
     bucket: int
@@ -62,7 +97,14 @@ class RouteRequest(NamedTuple):
 
 
 class Route(NamedTuple):
-    """Where a request goes, how its KV gets there, and what that takes."""
+    """Where a request goes.
+
+    Attributes:
+        request: number of the request.
+        instance: number of the instance.
+        how: STAY, TRANSFER or PREFILL: the KV cache is there, is moved, or is computed again.
+        move_ns: how long that takes, in ns.
+    """
 
     request: int
     instance: int
@@ -71,108 +113,118 @@ class Route(NamedTuple):
 
 
 def nearness(wanted: int, bucket: int) -> tuple[int, bool]:
-    """How far a bucket is from the wanted one, the larger degree first."""
+    """Returns a key that sorts buckets by distance from the wanted one, larger degrees first."""
     return abs(bucket - wanted), bucket < wanted
 
 
 class Router:
-    """Rollout instances, who is on them, and who waits. O(instances) a decision.
+    """Keeps rollout instances, the requests on them, and the requests that wait.
 
-    `ask`, `left`, `ended` and `add` place whoever can be placed. Who records decisions before they
-    count uses `wait`, `next`, `place`, `leave` and `join` in their stead, which decide nothing.
+    There are two ways to use it. `ask`, `left`, `ended` and `add` place at once every request that
+    can be placed. A caller that records decisions before they count uses `wait`, `next`, `place`,
+    `leave`, `forget` and `join` in their stead: only `place` places a request, and `next` changes
+    nothing. A decision costs O(instances).
     """
 
     def __init__(self, cost: KvCost | None = None) -> None:
         self._cost = cost or KvCost()
         self._instances: dict[int, RolloutInstance] = {}
         self._on: dict[int, dict[int, None]] = {}  # instance -> its requests
-        self._at: dict[int, int] = {}  # request -> where it runs
-        self._kv: dict[int, int] = {}  # request -> where its KV lies
-        self._line: dict[int, RouteRequest] = {}  # waits
-        self._quiet = False  # nobody can be placed, as was found out already
+        self._at: dict[int, int] = {}  # request -> instance on which it is
+        self._kv: dict[int, int] = {}  # request -> instance that has its KV cache
+        self._queue: dict[int, RouteRequest] = {}  # requests that wait, in order
+        self._nothing_fits = False  # known: no waiting request can be placed
 
     # ---- instances ---------------------------------------------------------------------------
 
     def add(self, instance: RolloutInstance) -> list[Route]:
-        """One more serves; who waited may be placed. Raises as `join`."""
+        """Adds an instance and returns the routes of waiting requests that can now be placed.
+
+        Raises as `join` does.
+        """
         self.join(instance)
         return self._advance()
 
     def join(self, instance: RolloutInstance) -> None:
-        """One more serves.
+        """Adds an instance to the router.
 
         Raises:
-            InvalidInput: the id is there already, or it could serve nobody.
+            InvalidInput: an instance with this id exists, or the instance could serve no request.
         """
         if instance.id in self._instances:
-            raise InvalidInput(f"rollout instance {instance.id} is there twice")
+            raise InvalidInput(f"rollout instance {instance.id} exists already; give each instance "
+                               "an id of its own")
         if instance.running_max < 1 or instance.queue_max < 0 or instance.context_max < 1:
             raise InvalidInput(f"rollout instance {instance.id}: running_max and context_max are "
                                "at least 1, queue_max at least 0")
         self._instances[instance.id] = instance
         self._on[instance.id] = {}
-        self._quiet = False
+        self._nothing_fits = False
 
     def remove(self, instance: int) -> list[int]:
-        """It serves no more; the requests that ran there, which must be asked for again. KV that
-        lay there is lost."""
+        """Removes an instance and returns its requests, which must be asked for again.
+
+        The KV caches that were there are lost.
+        """
         stranded = list(self._on.pop(instance))
         del self._instances[instance]
         for request in stranded:
             del self._at[request]
         self._kv = {r: i for r, i in self._kv.items() if i != instance}
-        self._quiet = False
+        self._nothing_fits = False
         return stranded
 
     def load(self, instance: int) -> int:
-        """Requests that run or queue there."""
+        """Returns how many requests run or queue on an instance."""
         return len(self._on[instance])
 
     def load_of(self, instance: int) -> int:
-        """As `load`; -1 where it does not serve."""
+        """Returns the same as `load`, or -1 if there is no such instance."""
         return len(self._on[instance]) if instance in self._on else -1
 
     def at(self, request: int) -> int:
-        """The instance where a request runs; -1: none."""
+        """Returns the instance on which a request is; -1 for none."""
         return self._at.get(request, -1)
 
     def easy(self, instance: int) -> int:
-        """How many requests it holds and is still idle, in the sense of `KvCost`."""
+        """Returns how many requests an instance holds at most while it is idle (see `KvCost`)."""
         one = self._instances[instance]
         return min(one.running_max, self._cost.idle * one.step_ns // (1000 * one.request_ns))
 
     @property
     def instances(self) -> list[RolloutInstance]:
-        """All that serve, in order of coming."""
+        """All instances, in the order in which they were added."""
         return list(self._instances.values())
 
     def waits(self, request: int) -> int:
-        """How many are before a request in the line; -1: it is not there. O(line)."""
-        return list(self._line).index(request) if request in self._line else -1
+        """Returns how many requests wait before this one; -1 if it does not wait. O(queue)."""
+        return list(self._queue).index(request) if request in self._queue else -1
 
     @property
-    def line(self) -> list[RouteRequest]:
-        """The turns that wait, first come first."""
-        return list(self._line.values())
+    def queue(self) -> list[RouteRequest]:
+        """The requests that wait, in order of arrival."""
+        return list(self._queue.values())
 
     @property
     def waiting(self) -> int:
-        """Requests that no instance has room for."""
-        return len(self._line)
+        """How many requests wait."""
+        return len(self._queue)
 
     @property
     def pressure(self) -> int:
-        """Requests on instances and waiting, in 1/1000 of what may run at once."""
+        """Requests on instances and in the queue, in 1/1000 of what may run at once."""
         room = sum(i.running_max for i in self._instances.values())
-        return 1000 * (len(self._at) + len(self._line)) // room if room else 1000
+        return 1000 * (len(self._at) + len(self._queue)) // room if room else 1000
 
     # ---- requests ----------------------------------------------------------------------------
 
     def ask(self, ask: RouteRequest) -> Route | None:
-        """Places a turn, or None: it waits and comes out of `left` or `add`.
+        """Places a turn and returns its route, or None if it waits.
+
+        The route of a turn that waits is returned later by `left`, `ended` or `add`.
 
         Raises:
-            InfeasibleRequest: its context fits on no instance there is.
+            InfeasibleRequest: its context fits on no instance.
         """
         if self._instances and not any(ask.context <= i.context_max
                                        for i in self._instances.values()):
@@ -182,84 +234,93 @@ class Router:
         self.wait(ask)
         route = None
         for placed in self._advance():
-            assert placed.request == ask.request, "somebody else's room was overlooked"
+            assert placed.request == ask.request, "another request could have been placed before"
             route = placed
         return route
 
     def wait(self, ask: RouteRequest) -> None:
-        """A turn stands in the line. O(instances)."""
+        """Adds a turn to the queue. O(instances)."""
         assert ask.request not in self._at, f"request {ask.request} runs already"
-        assert ask.request not in self._line, f"request {ask.request} waits already"
-        self._line[ask.request] = ask
-        self._quiet = self._quiet and not any(self._room(i, ask)
+        assert ask.request not in self._queue, f"request {ask.request} waits already"
+        self._queue[ask.request] = ask
+        self._nothing_fits = self._nothing_fits and not any(self._room(i, ask)
                                               for i in self._instances.values())
 
     def next(self) -> Route | None:
-        """Where the first goes that can be placed; it still waits. O(those before it in the line +
-        instances), once for as long as no room comes."""
-        if self._quiet or not self._line:
+        """Returns the route of the first waiting request that can be placed, which goes on waiting.
+
+        O(requests before it in the queue + instances). When none can be placed, this is found out
+        once and remembered until room comes.
+        """
+        if self._nothing_fits or not self._queue:
             return None
         most = max((i.context_max for i in self._instances.values() if self._free(i)), default=-1)
-        for ask in self._line.values() if most > 0 else ():
+        for ask in self._queue.values() if most > 0 else ():
             if ask.context <= most:
                 return self._choose(ask)
-        self._quiet = True
+        self._nothing_fits = True
         return None
 
     def place(self, request: int, instance: int) -> None:
-        """A request that waits goes to an instance, and its KV with it."""
-        del self._line[request]
+        """Moves a waiting request and its KV cache to an instance."""
+        del self._queue[request]
         self._at[request] = self._kv[request] = instance
         self._on[instance][request] = None
 
     def left(self, request: int) -> list[Route]:
-        """A turn ended: its KV stays where it is; who waited may be placed."""
+        """Ends a turn and returns the routes of requests that can now be placed.
+
+        Its KV cache stays where it is.
+        """
         self.leave(request)
         return self._advance()
 
     def leave(self, request: int) -> None:
-        """A turn ended, running or waiting; a request that is not known is no error."""
-        self._line.pop(request, None)
+        """Ends a turn that runs or waits; an unknown request is no error."""
+        self._queue.pop(request, None)
         at = self._at.pop(request, None)
         if at is not None:
             del self._on[at][request]
-            self._quiet = False
+            self._nothing_fits = False
 
     def ended(self, request: int) -> list[Route]:
-        """The request is over, wherever it is: its KV goes, who waited may be placed."""
+        """Ends a request and returns the routes of requests that can now be placed.
+
+        Its KV cache is dropped.
+        """
         self.forget(request)
         return self._advance()
 
     def forget(self, request: int) -> None:
-        """As `leave`, and its KV goes."""
+        """Ends a request as `leave` does and drops its KV cache."""
         self._kv.pop(request, None)
         self.leave(request)
 
     def planning_copy(self) -> Router:
-        """One that goes on from here by itself."""
+        """Returns a router that continues from here on its own."""
         router = Router(self._cost)
         router._instances, router._at = dict(self._instances), dict(self._at)
         router._kv = dict(self._kv)
         router._on = {number: dict(there) for number, there in self._on.items()}
-        router._line = dict(self._line)
+        router._queue = dict(self._queue)
         return router
 
     def check(self, settled: bool = True) -> None:
-        """The laws; `settled`: also that nobody waits who could be placed."""
+        """Asserts the invariants; if `settled`, also that no request waits that could be placed."""
         for id_, there in self._on.items():
             instance = self._instances[id_]
             assert len(there) <= instance.running_max + instance.queue_max, f"{id_}: too many"
             assert all(self._at[r] == id_ for r in there)
         assert len(self._at) == sum(len(there) for there in self._on.values())
-        assert not set(self._at) & set(self._line), "placed and waiting"
+        assert not set(self._at) & set(self._queue), "placed and waiting"
         assert all(i in self._instances for i in self._kv.values())
-        for ask in self._line.values() if settled or self._quiet else ():
-            assert self._choose(ask) is None, f"request {ask.request} waits beside room"
+        for ask in self._queue.values() if settled or self._nothing_fits else ():
+            assert self._choose(ask) is None, f"request {ask.request} could be placed but waits"
 
     # ---- the choice --------------------------------------------------------------------------
 
     def _advance(self) -> list[Route]:
-        """Places who waits, first come first; one whose context fits nowhere now blocks nobody."""
+        """Places waiting requests in order; one whose context fits nowhere now is skipped."""
         placed = []
         while (route := self.next()) is not None:
             self.place(route.request, route.instance)
@@ -268,18 +329,18 @@ class Router:
 
     def _choose(self, ask: RouteRequest) -> Route | None:
         home = self._instances.get(self._kv.get(ask.request, -1))
-        for most in (self._cost.crowded, ANY):  # first those that are not crowded
+        for most in (self._cost.crowded, ANY):  # first instances that are not overloaded
             for bucket in self._outwards(ask.bucket):
                 there = [i for i in self._instances.values() if self._room(i, ask)
                          and (i.bucket == bucket or self._open_to(i, ask, home))
-                         and self._crowd(i) <= most]
+                         and self._slowdown(i) <= most]
                 if there:
-                    return self._worth(ask, home, self._least(there, ask, home))
+                    return self._move_or_stay(ask, home, self._least(there, ask, home))
         return None
 
     def _least(self, there: list[RolloutInstance], ask: RouteRequest, home: RolloutInstance | None
                ) -> Route:
-        """The one with the least expected time; who would queue comes last."""
+        """Returns the route of least expected time, to a full instance only if all are full."""
         best: tuple[tuple[int, int, int, int], Route] | None = None
         for instance in there:
             how, move_ns = self._move(home, instance, ask.context)
@@ -292,18 +353,21 @@ class Router:
         assert best is not None
         return best[1]
 
-    def _crowd(self, instance: RolloutInstance) -> int:
-        """How much its requests lengthen its step, 1/1000."""
+    def _slowdown(self, instance: RolloutInstance) -> int:
+        """Returns by how much the requests of an instance lengthen its decode step, in 1/1000."""
         return 1000 * len(self._on[instance.id]) * instance.request_ns // instance.step_ns
 
     def _open_to(self, instance: RolloutInstance, ask: RouteRequest,
                  home: RolloutInstance | None) -> bool:
-        """Whether a larger degree takes a request of a smaller bucket: it has its KV, or idles."""
-        return instance.bucket > ask.bucket and (
-            instance is home or self._crowd(instance) < self._cost.idle)
+        """Returns whether an instance of a larger degree takes a request of a smaller bucket.
 
-    def _worth(self, ask: RouteRequest, home: RolloutInstance | None, route: Route) -> Route:
-        """The route, or staying where the KV is, if moving costs too much for what is left."""
+        It does if it holds the request's KV cache or is idle.
+        """
+        return instance.bucket > ask.bucket and (
+            instance is home or self._slowdown(instance) < self._cost.idle)
+
+    def _move_or_stay(self, ask: RouteRequest, home: RolloutInstance | None, route: Route) -> Route:
+        """Returns the route, or one to stay if moving costs too much for what is left."""
         target = self._instances[route.instance]
         if (home is None or home.bucket == target.bucket or not self._room(home, ask)
                 or len(self._on[home.id]) >= home.running_max
@@ -312,7 +376,7 @@ class Router:
         return Route(ask.request, home.id, STAY, 0)
 
     def _outwards(self, bucket: int) -> list[int]:
-        """Buckets by distance, the larger degree first."""
+        """Returns all buckets by distance, larger degrees first."""
         there = sorted({i.bucket for i in self._instances.values()})
         return sorted(there, key=lambda b: nearness(bucket, b))
 
@@ -323,12 +387,12 @@ class Router:
         return len(self._on[instance.id]) < instance.running_max + instance.queue_max
 
     def _step(self, instance: RolloutInstance) -> int:
-        """A decode step with one request more than now, ns."""
+        """Returns the time of a decode step with one more request than now, in ns."""
         return instance.step_ns + instance.request_ns * (len(self._on[instance.id]) + 1)
 
     def _move(self, home: RolloutInstance | None, to: RolloutInstance,
               context: int) -> tuple[str, int]:
-        """How a context gets there: kept, moved, or computed again, whichever is least."""
+        """Returns the cheapest way to get a context to an instance, and its time in ns."""
         again = context * to.prefill_ns
         if home is None:
             return PREFILL, again

@@ -1,7 +1,8 @@
-"""Pure. Which turn is routed next, as events; reads the rollout pools and changes nothing.
+"""Routes waiting turns, one event at a time. Pure.
 
-`plan` calls `route_next`, one event at a time, since each one changes the load that the next choice
-looks at.
+Each routed turn changes the load that the next choice looks at. So `route_next` returns one event,
+which is applied before `route_next` is called again. It reads the rollout pools and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from ..state.ledger import Ledger
 
 
 def route_next(ledger: Ledger, now: int) -> list[ev.Event]:
-    """The next turn that can be routed, or the next closed service that is to be tried again, as an
-    event. Where turns wait and no service is open, a closed one is tried at once."""
+    """Returns an event that routes the next turn, or one that tries a closed service again.
+
+    A closed service is tried at its time, or at once where turns wait and no service can be called.
+    An empty list means that nothing can be routed.
+    """
     for pool in ledger.rollouts.values():
         closed = pool.next_reopening()
         if closed is not None and (closed[0] <= now or pool.stranded):
@@ -20,13 +24,13 @@ def route_next(ledger: Ledger, now: int) -> list[ev.Event]:
         found = pool.next()
         if found is not None:
             action, route = found
-            to = pool.routed(route)
+            to = pool.describe(route)
             return [ev.TurnRouted(now, action, to.service, to.wanted, to.bucket, to.how,
                                   to.move_ns)]
     return []
 
 
 def next_retry(ledger: Ledger) -> int:
-    """When a closed service is to be tried again (epoch ns); 0 for never."""
+    """Returns when a closed service is to be tried again, in epoch ns; 0 for never."""
     return min((found[0] for pool in ledger.rollouts.values()
                 if (found := pool.next_reopening()) is not None), default=0)

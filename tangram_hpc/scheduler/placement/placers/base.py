@@ -1,7 +1,8 @@
-"""Pure. What every placer is and answers.
+"""Defines what every placer takes and returns, and the steps that several placers share. Pure.
 
-Law: a placer reads a Snapshot and returns a Placement; it changes nothing else and keeps no state
-that a restart would lose. Each line of a Placement becomes an event of the journal.
+A placer reads a `Snapshot` and returns a `Placement`. It changes nothing but the snapshot's copies
+of amounts, and it keeps no state that a restart would miss. Each line of a placement becomes an
+event of the journal.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from ..snapshot import FreeBlock, NodeView, Snapshot
 
 
 class SessionPlacement(NamedTuple):
-    """Open this session here, with `reserve` cores of its own."""
+    """Opens a session on a node.
+
+    Attributes:
+        session: id of the session.
+        node: number of its home node.
+        reserve: CPUs that the session holds while it is open.
+    """
 
     session: int
     node: int
@@ -24,9 +31,15 @@ class SessionPlacement(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Start this action here (0: at its client) on so many units of its key resource. `units`: one
-    of its degrees, or for an action on CPUs that may be resized any number from 0 to its largest.
-    `gpus`: for a service the aligned block that it runs on."""
+    """Starts an action on a node.
+
+    Attributes:
+        action: id of the action.
+        node: number of the node; 0 for an endpoint call that its client makes itself.
+        units: units of the key resource. They are one of the action's degrees, or for an action
+            whose CPUs may be resized any number from 0 to its largest degree.
+        gpus: the aligned block of a service call, or whole GPUs for an action that asks for some.
+    """
 
     action: int
     node: int
@@ -35,8 +48,12 @@ class Grant(NamedTuple):
 
 
 class Resizing(NamedTuple):
-    """Give this running lease so many CPUs from now on, 0 to suspend it; not before
-    `LeaseEntry.resizable_at`."""
+    """Changes the CPUs of a running lease, at the earliest at `LeaseEntry.resizable_at`.
+
+    Attributes:
+        lease: number of the lease.
+        units: CPUs from now on; 0 suspends the action.
+    """
 
     lease: int
     units: int
@@ -44,12 +61,19 @@ class Resizing(NamedTuple):
 
 @dataclass(slots=True)
 class Placement:
-    """A placer's answer. It is carried out as openings, resizes that shrink, resizes that grow,
-    grants, each in the order given, so what shrinks may feed what grows and what starts. Openings
-    are carried out alone and the placer is asked again at once: who waits in a session that stands
-    without delay is ahead of whoever came after him.
+    """What a placer decided in one cycle.
 
-    `again_at`: place again then (epoch ns) although nothing may have happened; 0 for no need.
+    It is carried out as openings, resizes that shrink, resizes that grow, and grants, each in the
+    order given. So CPUs that one lease gives up can go to leases that grow or start.
+
+    Attributes:
+        openings: sessions to open. If there are any, only these are carried out and the placer is
+            asked again at once, so that an action that waits for its session starts before younger
+            ones.
+        resizings: running leases that change their size.
+        grants: actions that start.
+        again_at: when to place again although nothing may have happened, in epoch ns; 0 for no
+            need.
     """
 
     openings: list[SessionPlacement] = field(default_factory=list)
@@ -59,28 +83,33 @@ class Placement:
 
 
 class Placer(Protocol):
-    """The interface of placement. `reserve`: CPUs that each session holds while it is open.
-    `block_max`: GPUs of the largest block that a call of a service is ever granted; admission
-    refuses what runs on larger blocks only."""
+    """The interface of placement.
+
+    Attributes:
+        name: the name by which people choose it.
+        reserve: CPUs that each session holds while it is open.
+        block_max: GPUs of the largest block that it ever grants to a service call. Admission
+            refuses calls that run on larger blocks only.
+    """
 
     name: str
     reserve: int
     block_max: int
 
     def place(self, view: Snapshot) -> Placement:
-        """Who starts now; nobody is an answer."""
+        """Returns what opens, changes and starts now; an empty placement is a valid answer."""
         ...
 
 
 def largest(degrees: tuple[int, ...], at_most: int) -> int:
-    """The largest feasible degree that is at most `at_most`; the smallest of all if none is."""
+    """Returns the largest degree that is at most `at_most`, or the smallest degree if none is."""
     fitting = [d for d in degrees if d <= at_most]
     return fitting[-1] if fitting else degrees[0]
 
 
 def grant(view: Snapshot, placement: Placement, action: int, shape: ActionShape, node: NodeView,
           units: int, gpus: tuple[int, ...] = ()) -> None:
-    """Writes a grant down and draws its amounts from the snapshot."""
+    """Adds a grant to the placement and draws its amounts from the snapshot."""
     service, endpoint = service_of(shape.key), endpoint_of(shape.key)
     if service:
         node.gpus.take(gpus)
@@ -88,7 +117,7 @@ def grant(view: Snapshot, placement: Placement, action: int, shape: ActionShape,
     elif endpoint:
         view.endpoints[endpoint].free -= 1
         view.endpoints[endpoint].tokens -= 1
-    elif not shape.session:  # else the units are its session's own
+    elif not shape.session:  # a session that reserves CPUs holds them already
         node.free_cpus -= units
     if shape.gpus:
         whole, _ = node.gpus.choose(shape.gpus, node.gpus.free_mask)
@@ -100,18 +129,18 @@ def grant(view: Snapshot, placement: Placement, action: int, shape: ActionShape,
 
 
 def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None:
-    """Opens waiting sessions by turns (`openings`), each where the fewest sessions per CPU live.
+    """Opens waiting sessions in their order, each where there are fewest sessions per CPU.
 
-    Who waits for room keeps the nodes that could give it from everybody behind him, so a big one
-    is not starved. O(openings x nodes).
+    A session that finds no room keeps its eligible nodes from all sessions behind it, so that a
+    large session is not starved. O(openings x nodes).
     """
     kept: set[int] = set()
     for session_id in view.ledger.opening:
         spec = view.ledger.sessions[session_id].spec
-        homes = view.homes(spec)
-        fitting = [n for n in homes if n.node not in kept and view.room_for(n, spec, reserve)]
+        eligible = view.eligible_nodes(spec)
+        fitting = [n for n in eligible if n.node not in kept and view.room_for(n, spec, reserve)]
         if not fitting:
-            kept.update(n.node for n in homes)
+            kept.update(n.node for n in eligible)
             if len(kept) == len(view.nodes):
                 return
             continue
@@ -123,8 +152,11 @@ def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None
 
 
 class Finder:
-    """Finds room for CPUs during one pass. It remembers where something was free at its start and
-    what it found no room for, since amounts only shrink in a pass."""
+    """Finds nodes with free CPUs during one cycle.
+
+    It remembers which nodes had free CPUs at its start, and which needs it could not meet: amounts
+    only shrink within a cycle, so the same need cannot be met later either.
+    """
 
     def __init__(self, view: Snapshot) -> None:
         self._view = view
@@ -134,14 +166,14 @@ class Finder:
         self._ends = any(n.endings is not None for n in view.nodes.values())
 
     def most(self, shape: ActionShape) -> int:
-        """The CPUs of the largest node on which an action of this shape may run."""
+        """Returns the CPUs of the largest node on which an action of this shape may run."""
         where = (shape.component, shape.guarded, shape.node)
         if where not in self._most:
             self._most[where] = max((n.cpus for n in self._view.candidates(shape)), default=0)
         return self._most[where]
 
     def node(self, shape: ActionShape, units: int) -> NodeView | None:
-        """The first node, in order of joining, where an action of this shape can start now."""
+        """Returns the first node by joining where an action of this shape can start now."""
         need: tuple[object, ...] = (units, shape) if self._ends else (
             units, shape.mem_mib, shape.gpus, shape.component, shape.guarded, shape.node,
             shape.session)
@@ -158,8 +190,11 @@ class Finder:
 
 
 def find_block(view: Snapshot, shape: ActionShape, size: int) -> FreeBlock | None:
-    """The free block for a call of this service that costs least: one where it stands, else one
-    that parks nothing, else what was used longest ago. O(GPUs)."""
+    """Returns the free block on which a call of this service costs least, or None. O(GPUs).
+
+    A block on which the service is resident comes first, then one that parks no service, then the
+    one whose services were used longest ago.
+    """
     def cost(block: FreeBlock) -> tuple[bool, int, int, tuple[int, ...]]:
         return (not block.warm, max((p.used_at for p in block.parks), default=-1),
                 block.node.node, block.gpus)
@@ -167,8 +202,10 @@ def find_block(view: Snapshot, shape: ActionShape, size: int) -> FreeBlock | Non
 
 
 def block_sizes(view: Snapshot, shape: ActionShape) -> tuple[int, ...]:
-    """Those degrees of a call for which a node that it may run on lends a block, free or not, on
-    which its service may stand. O(nodes x blocks)."""
+    """Returns the degrees of a call for which there is a block, free or not, for its service.
+
+    O(nodes x blocks).
+    """
     spec, nodes = view.ledger.services[service_of(shape.key)], view.ledger.nodes
     return tuple(size for size in shape.degrees if any(
         spec.may_stand(nodes[n.node].spec.name, gpus)
@@ -189,7 +226,7 @@ def start_unitless(view: Snapshot, placement: Placement) -> None:
 
 
 def start_calls(view: Snapshot, placement: Placement) -> None:
-    """Starts calls of endpoints in order of readiness as far as their quotas go.
+    """Starts endpoint calls in order of readiness, as far as the quotas of the endpoints allow.
 
     Calls are spread over the nodes in turn. O(starts + endpoints).
     """
@@ -201,7 +238,7 @@ def start_calls(view: Snapshot, placement: Placement) -> None:
             action, shape = head
             if shape.at_client:
                 walk.next()
-                if client_of(action) not in view.ledger.expiring:  # who is away cannot call
+                if client_of(action) not in view.ledger.expiring:  # else it is disconnected
                     endpoint.free, endpoint.tokens = endpoint.free - 1, endpoint.tokens - 1
                     placement.grants.append(Grant(action, 0, 1))
                 continue

@@ -1,8 +1,9 @@
-"""Pure. `elastic`: sizes that follow the load while actions run.
+"""The placer `elastic`: sizes follow the load while actions run. Pure.
 
-Law: CPUs of each node by `elastic_cpus`, blocks of GPUs by `elastic_gpus`, calls of endpoints in
-order of readiness as their quotas go; no pool waits for another. Nobody is overtaken without bound
-(`waiting`). It believes an action's profile, or what the ledger's estimator learned.
+The CPUs of each node are divided by `elastic_cpus`, blocks of GPUs are lent by `elastic_gpus`, and
+endpoint calls start in order of readiness as their quotas allow. No kind of unit waits for another
+one. No action is overtaken without bound (`waiting`). Run times come from an action's profile, or
+else from what the ledger's estimator learned.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .elastic_gpus import place_services
 
 
 class ElasticPlacer:
-    """The elastic placer."""
+    """Places CPUs, GPUs and endpoint calls, and resizes actions while they run."""
 
     def __init__(self) -> None:
         self.name = "elastic"
@@ -24,7 +25,10 @@ class ElasticPlacer:
         self._cpus = ElasticCpus()
 
     def place(self, view: Snapshot) -> Placement:
-        """O(nodes + what runs and waits where something is new, times its logarithm)."""
+        """Returns the placement of one cycle.
+
+        O(nodes + what runs and waits where something has changed, times its logarithm).
+        """
         placement = Placement()
         open_by_load(view, placement)
         if placement.openings:

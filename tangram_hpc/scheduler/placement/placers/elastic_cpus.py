@@ -1,10 +1,12 @@
-"""Pure. The CPU side of `elastic`: which nodes to look at, who may start or change there, and when
-to look again.
+"""The CPU side of `elastic`: which nodes to look at, and what starts or changes there. Pure.
 
-Law: sizes come from `divide` alone, the order of those who wait from `Waiting` alone. An action
-that nobody may overtake and that lacks memory or GPUs holds back those who want the same of its
-node, and nobody else. Kept between calls is only what saves work: which news of a node was seen,
-when it is to be looked at again, and work already added up; without it every node is looked at.
+Sizes come from `divide_cpus` alone, and the order of waiting actions from `Waiting` alone. An
+action that may not be overtaken and that lacks memory or GPUs holds back only those that want the
+same of its node.
+
+A node is looked at when its revision has changed or its time has come. What is kept between cycles
+only saves work: the revision that was seen, when to look again, and work that was already added up.
+Without it every node is looked at.
 """
 
 from __future__ import annotations
@@ -18,38 +20,52 @@ from ...state.queue import CPU, ActionShape, ShapeQueue
 from ...state.speed import ONE, speed, speed_gains
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, Resizing, grant
-from .divide import Entrant, ResizableLease, divide, weight
+from .cpu_division import ResizableLease, WaitingCandidate, divide_cpus, weight
 from .waiting import OVERDUE_NS, Waiting
 
-STARTS = 64  # in one pass, where actions wait that may start anywhere
+STARTS = 64  # grants after which a cycle ends, if actions wait that may start on any node
 
 
 def is_elastic(resizable: bool, degrees: tuple[int, ...]) -> bool:
-    """Whether sizes between its degrees may be given: an action of one degree wants that one."""
+    """Returns whether an action may run on sizes between its degrees.
+
+    An action with a single degree above 1 wants that one.
+    """
     return resizable and (len(degrees) > 1 or degrees == (1,))
 
 
 @dataclass(slots=True)
 class _Node:
-    """What is remembered of a node."""
+    """What is remembered of a node.
+
+    Attributes:
+        news: the node's revision when it was last looked at.
+        look_at: when to look at it again, in epoch ns; 0 for not before it changes.
+        keeps_gpus: whether an action that nothing may overtake waits here for more GPUs than are
+            free.
+        done: what `_done_before` returned for each lease.
+    """
 
     news: int = -1
     look_at: int = 0
-    keeps_gpus: bool = False  # somebody here whom nobody may overtake wants more than are free
-    done: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # lease -> _done_before
+    keeps_gpus: bool = False
+    done: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
 
 class ElasticCpus:
-    """Divides the CPUs of each node of which there is news."""
+    """Divides the CPUs of each node that has changed."""
 
     def __init__(self) -> None:
         self._nodes: dict[int, _Node] = {}
         self._floating = -1
 
     def place(self, view: Snapshot, placement: Placement) -> None:
-        """O(nodes + what runs and waits on those looked at, times its logarithm). A node passes
-        over what others started in this pass, so that a pass ends after STARTS such starts and
-        the next one follows at once."""
+        """Adds resizings and grants of CPUs to the placement.
+
+        A node steps over the actions that other nodes started in this cycle. So that this does not
+        become quadratic, the cycle ends after STARTS starts and the next one follows at once.
+        O(nodes + what runs and waits on those looked at, times its logarithm).
+        """
         ledger = view.ledger
         floating = bool(ledger.ready.bays_at(CPU, "cpu", 0))
         for gone in [n for n in self._nodes if n not in view.nodes]:
@@ -61,7 +77,7 @@ class ElasticCpus:
                 kept.look_at = 0
             self._divide(view, placement, node, kept)
             if floating and len(placement.grants) >= STARTS:
-                placement.again_at = view.now_ns + 1  # the other nodes still have their news
+                placement.again_at = view.now_ns + 1  # the other nodes still count as changed
                 return
         self._floating = ledger.news
         beats = [k.look_at for k in self._nodes.values() if k.look_at]
@@ -69,11 +85,14 @@ class ElasticCpus:
             placement.again_at = min(beats)
 
     def keeping_gpus(self) -> list[int]:
-        """The nodes whose GPUs no call of a service may take now."""
+        """Returns the nodes whose GPUs no call of a service may take now."""
         return [n for n, kept in self._nodes.items() if kept.keeps_gpus]
 
     def _due(self, view: Snapshot) -> list[NodeView]:
-        """Nodes to look at; where many may take the same, those with most free first."""
+        """Returns the nodes to look at.
+
+        Where actions may start on any node, those with most free CPUs come first.
+        """
         ledger, now = view.ledger, view.now_ns
         floating = bool(ledger.ready.bays_at(CPU, "cpu", 0))
         due: list[NodeView] = []
@@ -93,7 +112,7 @@ class ElasticCpus:
     def _divide(self, view: Snapshot, placement: Placement, node: NodeView, kept: _Node) -> None:
         holders, lefts, soonest = self._holders(view, node, kept)
         lines = _lines(view, node)
-        if not holders and not lines:  # nothing to size and nothing to start, as after most ends
+        if not holders and not lines:  # nothing to size or to start, as after most ends
             kept.keeps_gpus = False
             return self._look_again(view, kept, soonest, [])
         room = node.free_cpus + sum(lease.units - 1 for lease, _, _, _ in holders
@@ -101,33 +120,35 @@ class ElasticCpus:
         started = {g.action for g in placement.grants}
         waiting = Waiting(view.ledger, lines, view.now_ns)
         chosen, kept.keeps_gpus = _choose(view, placement, node, waiting, room, started)
-        entrants = []
+        candidates = []
         for action, shape, overdue in chosen:
             serial, work = view.ledger.estimator.believed(action)
             lefts += work
-            entrants.append((action, shape, serial, work, overdue))
-        scale = 2 * lefts // max(1, len(holders) + len(entrants))
-        sizes, starts = divide(
+            candidates.append((action, shape, serial, work, overdue))
+        scale = 2 * lefts // max(1, len(holders) + len(candidates))
+        sizes, starts = divide_cpus(
             node.free_cpus,
             [ResizableLease(lease.lease, lease.units, top, speed_gains(serial, top),
                             weight(left, scale))
              for lease, top, serial, left in holders],
-            [Entrant(a.id, _degrees(shape.degrees), not is_elastic(a.resizable, a.degrees),
+            [WaitingCandidate(a.id, _degrees(shape.degrees), not is_elastic(a.resizable, a.degrees),
                      speed_gains(serial, a.degrees[-1]), weight(work, scale), must)
-             for a, shape, serial, work, must in entrants])
+             for a, shape, serial, work, must in candidates])
         now_held = {lease.lease: lease.units for lease, _, _, _ in holders}
         for lease_id, units in sizes:
             placement.resizings.append(Resizing(lease_id, units))
             node.free_cpus += now_held[lease_id] - units
-        for (started_id, units), (_, shape, _, _, _) in zip(starts, entrants, strict=False):
+        for (started_id, units), (_, shape, _, _, _) in zip(starts, candidates, strict=False):
             grant(view, placement, started_id, shape, node, units)
-        back = [action.id for action, _, _, _, _ in entrants[len(starts):]]
+        back = [action.id for action, _, _, _, _ in candidates[len(starts):]]
         self._look_again(view, kept, soonest,
                          back + [first.action for first in waiting.each_oldest()])
 
     def _look_again(self, view: Snapshot, kept: _Node, soonest: int, left: list[int]) -> None:
-        """Sets when to look at a node again: when sizes may change, or when the oldest of the
-        actions that are `left` waiting is overdue."""
+        """Sets when to look at a node again: when sizes may change, or when an action gets overdue.
+
+        `left` are the actions that stay waiting; the oldest of them gets overdue first.
+        """
         if kept.look_at:
             return
         at = (soonest if left else view.now_ns + RESIZE_GAP_NS) if soonest else 0
@@ -139,8 +160,12 @@ class ElasticCpus:
 
     def _holders(self, view: Snapshot, node: NodeView, kept: _Node,
                  ) -> tuple[list[tuple[LeaseEntry, int, int, int]], int, int]:
-        """Who may change now as (lease, largest size, serial, work left); the sum of what is left;
-        when the first of the others may change."""
+        """Finds the leases whose size may change now.
+
+        Returns:
+            These leases as (lease, largest size, serial fraction, work left in ns); the sum of the
+            work left; and when the first of the other leases may change, in epoch ns (0: none).
+        """
         ledger, now = view.ledger, view.now_ns
         estimator, actions = ledger.estimator, ledger.actions
         found, lefts, soonest = [], 0, 0
@@ -169,7 +194,7 @@ class ElasticCpus:
 
 def _done_before(lease: LeaseEntry, serial: int,
                  kept: tuple[int, int, int] | None) -> tuple[int, int, int]:
-    """(sizes it had, serial fraction, work done before its present size)."""
+    """Returns (number of sizes, serial fraction, work in ns done before its present size)."""
     n = len(lease.grants)
     if kept is not None and kept[0] == n and kept[1] == serial:
         return kept
@@ -178,12 +203,12 @@ def _done_before(lease: LeaseEntry, serial: int,
 
 
 def _degrees(degrees: tuple[int, ...]) -> tuple[int, ...]:
-    """Without the degree 0, on which nothing would ever end."""
+    """Returns the degrees without 0, on which an action would never end."""
     return degrees if degrees[0] else degrees[1:]
 
 
 def _lines(view: Snapshot, node: NodeView) -> list[ShapeQueue]:
-    """Those who may start on this node."""
+    """Returns the shape queues whose actions may start on this node."""
     ready, lines = view.ledger.ready, []
     for home in (node.node, 0):
         for bay in ready.bays_at(CPU, "cpu", home):
@@ -193,10 +218,15 @@ def _lines(view: Snapshot, node: NodeView) -> list[ShapeQueue]:
 
 def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiting, room: int,
             started: set[int]) -> tuple[list[tuple[Action, ActionShape, bool]], bool]:
-    """Returns the actions to start, in order, as if only units were scarce; each with a flag that
-    it must start if it fits, since it is overdue or its client has had no turn in this pass. The
-    second value says whether a waiting action reserves the node's GPUs. Actions with reserved cores
-    start at once."""
+    """Chooses the actions that start if units suffice, in order.
+
+    Actions with reserved CPUs start at once.
+
+    Returns:
+        The actions, each with a flag that it must start if it fits, since it is overdue or its
+        client was not served in this cycle yet; and whether a waiting action reserves the node's
+        GPUs.
+    """
     chosen: list[tuple[Action, ActionShape, bool]] = []
     mem, gpus, mem_kept, gpus_kept = node.free_mem_mib, node.free_gpus, False, False
     several = waiting.several

@@ -1,26 +1,27 @@
-"""Pure. GPU services under `elastic`: which calls wait for a busy copy, and where others start.
+"""Places GPU services under `elastic`: which calls wait for a busy copy, where others start. Pure.
 
 A *kind* is all calls of one service with the same degrees. A call takes a whole free aligned block.
 Kinds are looked at in order of their oldest call; within a kind the order is that of `Waiting`.
-Nothing is kept from pass to pass. A pass applies these rules in order:
+Nothing is kept from cycle to cycle. A cycle applies these rules in order:
 
-0. *Starved kinds.* A kind that no standing copy can serve, and whose oldest call has waited longer
-   than `copy_terms.patience_ns`, takes the free block where least is lost, also from waiting calls
-   if the term of their copy is over. If there is none, the block that should come free first is
-   booked for it: nothing else is brought there, and once the terms of all copies on the block are
-   over these take no further calls.
+0. *Starved kinds.* A kind that no resident copy can serve, and whose oldest call has waited longer
+   than `minimum_residency.starvation_limit_ns`, takes the free block where least is lost, also from
+   waiting calls if the minimum residency of their copy is over. If there is none, the block that
+   should come free first is booked for it: nothing else is brought there, and once the minimum
+   residency of all copies on the block is over these take no further calls.
 1. *Own copies first.* An idle copy takes the next call of its kind, the widest copy first. Before
-   that `_split` remakes a copy that is wider than the load allows, and `_widen` one that is
-   narrower for the last call that waits.
-2. *Another copy.* Each kind without a copy brings in one; then kinds bring in copies by turns.
-   `_more` deals the waiting calls to the copies as they will come free, calls given ahead counted.
-   The oldest call brings in a copy where price + run + loss is least, if one of the calls would end
+   that, `_split` remakes a copy that is wider than the load allows, and `_widen` one that is
+   narrower, for the last call that waits.
+2. *Another copy.* Each kind without a copy brings in one; then kinds bring in copies in turn.
+   `_more` assigns the waiting calls to the copies as these come free, prefetched calls counted. The
+   oldest call brings in a copy where price + run + loss is least, if one of the calls would end
    later without it and would wait longer than price and than 1 to 3 times the loss (the more, the
    longer a restore is than a call). price = restore * (1 - use^2) and loss = the sum over services
    of restore * chance * use^2 for each idle copy that is parked. `use` is the part of the time in
    which the other copies of the service are busy with all its calls, so use^2 is about the chance
-   that a call finds none of them idle; it is 1 if there are none. `chance` is that a call comes at
-   all: x / (1 + x) of x expected calls. This rule parks no copy that has waiting calls.
+   that a call finds none of them idle; it is 1 if there are none. `chance` is the chance that a
+   call comes at all: x / (1 + x) of x expected calls. This rule parks no copy that has waiting
+   calls.
 """
 
 from __future__ import annotations
@@ -32,36 +33,43 @@ from ....domain.service import service_of
 from ...state.demand import ONE, Calls
 from ...state.queue import GPU, ActionShape, ShapeQueue
 from ...state.speed import run_ns
-from ..copy_terms import crowd, patience_ns, term_end_ns
+from ..minimum_residency import gpu_demand, residency_end_ns, starvation_limit_ns
 from ..snapshot import NodeView, Snapshot
 from .base import Placement
 from .copy_map import CopyMap, PlacedCopy
 from .waiting import OVERDUE_NS, Next, Waiting
 
 BYPASS = 64  # a call is overtaken at most so many times by shorter ones of its kind
-LOOK = 64  # calls of one kind looked at in one pass
-WIDE = 8  # a new copy may be wide if so many times the calls expected gain its restore
-LOSSES = 3  # the wait for busy copies is worth at most so many times what parking costs
-RHO = (4, 5)  # the load that a copy should carry
-LONG = 3  # of a restore of more than so many runs, a wide copy waits until the load is known
-OVER = (3, 4)  # a wide copy may be split when the load at its width exceeds this share of all GPUs
+LOOK = 64  # so many calls of one kind are looked at in one cycle
+WIDE = 8  # a new copy may be wide if 8 times the expected calls would gain its restore
+LOSSES = 3  # a call waits for busy copies up to so many times what parking costs
+RHO = (4, 5)  # the load that a copy should carry, as a fraction
+LONG = 3  # if a restore is longer than 3 runs, no copy is wide until the load is known
+OVER = (3, 4)  # a wide copy may be split if its width loads more than this part of all GPUs
 
 Spot = tuple[int, int, int, tuple[int, ...], NodeView]  # loss, last used, node, GPUs, node
 
 
 def chance(calls: int) -> int:
-    """That one comes at all, of so many expected; both in 1/ONE."""
+    """Returns the chance that a call comes at all, if so many are expected; both in 1/ONE."""
     return (calls << 20) // (calls + ONE)
 
 
 def place_services(view: Snapshot, placement: Placement, kept: Collection[int] = ()) -> int:
-    """Starts calls of services; says when to look again. `kept`: nodes whose GPUs are for others.
-    O(lines + kinds x (kinds + blocks) + calls looked at x log copies)."""
-    return _Pass(view, placement, kept).go()
+    """Starts service calls; returns when to look again, in epoch ns, or 0 for no need.
+
+    O(queues + kinds x (kinds + blocks) + calls looked at x log copies).
+
+    Args:
+        view: the snapshot of this cycle.
+        placement: gets the grants.
+        kept: numbers of nodes whose GPUs are reserved for other actions.
+    """
+    return _Cycle(view, placement, kept).go()
 
 
-class _Pass:
-    """One pass. Costs are counted once until a copy is opened."""
+class _Cycle:
+    """One cycle. Losses are remembered until a copy is opened."""
 
     def __init__(self, view: Snapshot, placement: Placement, kept: Collection[int]) -> None:
         self._view, self._now = view, view.now_ns
@@ -73,33 +81,33 @@ class _Pass:
                 lines.setdefault(shape._replace(name="", size=0, resizable=True), []).append(line)
         self._queues = {want: Waiting(view.ledger, some, self._now, BYPASS)
                         for want, some in lines.items()}
-        # those that wait, by service
+        # the kinds of which calls wait, by service
         self._kinds: dict[str, list[tuple[ActionShape, Waiting]]] = {}
         for want, q in self._queues.items():
             self._kinds.setdefault(service_of(want.key), []).append((want, q))
-        self._crowd = crowd(self._queues)
-        self._held: tuple[int, frozenset[int]] | None = None  # node and GPUs of a booked block
+        self._gpu_demand = gpu_demand(self._queues)
+        self._booked: tuple[int, frozenset[int]] | None = None  # node and GPUs of a booked block
         self._drains = False  # the copies on the booked block take no further calls
-        self._losses: dict[tuple[PlacedCopy, ...], int] = {}  # of copies that are parked together
+        self._losses: dict[tuple[PlacedCopy, ...], int] = {}  # by the copies parked together
         self._loads: dict[int, int] = {}
-        self._stays = 0  # when the first copy that had to be left where it is may be parked
+        self._stays = 0  # when the first copy that could not be parked may be, in epoch ns; 0: none
 
     def go(self) -> int:
         oldest = [(o, want) for want, q in self._queues.items() if (o := q.oldest()) is not None]
         oldest.sort(key=lambda x: (self._came(x[0]), x[0].turn))
         for first, want in oldest:
-            if self._now - self._came(first) >= self._patience(want):
+            if self._now - self._came(first) >= self._starvation_limit(want):
                 self._rescue(want)
         for _, want in oldest:
             self._use_idle(want)
         self._bring_in([want for _, want in oldest])
-        dues = [self._came(o) + self._patience(want) for want, q in self._queues.items()
+        dues = [self._came(o) + self._starvation_limit(want) for want, q in self._queues.items()
                 if (o := q.oldest()) is not None]
         dues += [self._stays] if self._stays else []
         return min((due for due in dues if due > self._now), default=0)
 
     def _bring_in(self, wants: list[ActionShape]) -> None:
-        """New copies: one for each kind that has none, then one after another by turns."""
+        """Brings in a copy for each kind without one, then copies for the kinds in turn."""
         for want in wants:
             if self._queues[want].n and not self._copies.usable(want):
                 self._more(want)
@@ -120,13 +128,13 @@ class _Pass:
             head = self._take(want)
             self._copies.begin(copy, head.action, head.shape)
 
-    # ---- small questions -----------------------------------------------------------------------
+    # ---- queries -------------------------------------------------------------------------------
 
     def _came(self, first: Next) -> int:
         return self._view.ledger.actions[first.action].submitted_at
 
-    def _patience(self, want: ActionShape) -> int:
-        return patience_ns(self._view.ledger, want, self._crowd, self._copies.total)
+    def _starvation_limit(self, want: ActionShape) -> int:
+        return starvation_limit_ns(self._view.ledger, want, self._gpu_demand, self._copies.total)
 
     def _take(self, want: ActionShape) -> Next:
         head = self._queues[want].head()
@@ -135,7 +143,7 @@ class _Pass:
         return head
 
     def _waits(self, service: str, degrees: tuple[int, ...]) -> int:
-        """How many calls of a kind wait."""
+        """Returns how many calls of a kind wait."""
         return sum(q.n for want, q in self._kinds.get(service, ()) if want.degrees == degrees)
 
     def _calls(self, want: ActionShape) -> Calls:
@@ -149,25 +157,25 @@ class _Pass:
         self._copies.open(spot[4], spot[3], head.action, head.shape)
         self._losses = {}
 
-    def _is_held(self, node: NodeView, gpus: tuple[int, ...]) -> bool:
+    def _is_booked(self, node: NodeView, gpus: tuple[int, ...]) -> bool:
         if node.node in self._kept:
             return True
-        held = self._held
-        return held is not None and held[0] == node.node and not held[1].isdisjoint(gpus)
+        booked = self._booked
+        return booked is not None and booked[0] == node.node and not booked[1].isdisjoint(gpus)
 
     def _is_drained(self, copy: PlacedCopy) -> bool:
         if copy.node.node in self._kept:
             return True
-        return self._drains and self._is_held(copy.node, copy.gpus)
+        return self._drains and self._is_booked(copy.node, copy.gpus)
 
     def _idle(self, want: ActionShape) -> PlacedCopy | None:
-        """The widest idle copy for such calls."""
+        """Returns the widest idle copy for such calls."""
         idle = [c for c in self._copies.usable(want)
                 if self._copies.is_idle(c) and not self._is_drained(c)]
         return min(idle, key=lambda c: (-c.size, c.node.node, c.gpus), default=None)
 
     def _loss(self, over: list[PlacedCopy]) -> int:
-        """What parking these idle copies together is expected to cost."""
+        """Returns the expected cost of parking these idle copies together, in ns."""
         if len(over) == 1:
             return self._loss_of(over)
         by_service: dict[str, list[PlacedCopy]] = {}
@@ -176,7 +184,7 @@ class _Pass:
         return sum(self._loss_of(parked) for parked in by_service.values())
 
     def _loss_of(self, parked: list[PlacedCopy]) -> int:
-        """The same for copies of one service."""
+        """Returns the expected cost of parking these idle copies of one service, in ns."""
         key = tuple(parked)
         if key not in self._losses:
             service = parked[0].service
@@ -191,8 +199,11 @@ class _Pass:
         return self._losses[key]
 
     def _use(self, service: str, copies: list[PlacedCopy]) -> int:
-        """The part of the next horizon in which these copies are busy with the calls of their
-        service that wait and that are expected, at most ONE; ONE if there are no copies."""
+        """Returns the part of the next horizon in which these copies are busy, in 1/ONE.
+
+        All calls of the service that wait and that are expected count. The part is at most ONE, and
+        ONE if there are no copies.
+        """
         use = 0 if copies else ONE
         for service_, degrees in self._demand.of_service.get(service, ()) if copies else ():
             calls = self._demand.kinds[service_, degrees]
@@ -204,8 +215,11 @@ class _Pass:
         return min(ONE, use)
 
     def _load(self, size: int) -> int:
-        """GPUs that all kinds need if each call runs on `size` or what it can, in 1/ONE: the load,
-        or the chance that a call comes at all. Services that were never called count once."""
+        """Returns the GPUs that all kinds need if each call runs on at most `size` GPUs, in 1/ONE.
+
+        Of each kind it is the load or the chance that a call comes at all, whichever is more. A
+        service that was never called counts once with its smallest degree.
+        """
         if size not in self._loads:
             total, services = 0, self._view.ledger.services
             if len(services) > len(self._demand.of_service):
@@ -220,7 +234,7 @@ class _Pass:
         return self._loads[size]
 
     def _wide(self, degrees: tuple[int, ...]) -> int:
-        """The largest degree at which everything that is expected still fits."""
+        """Returns the largest degree at which everything that is expected still fits."""
         best = degrees[0]
         for d in degrees[1:]:
             if self._load(d) > self._copies.total * ONE:
@@ -230,12 +244,22 @@ class _Pass:
 
     def _spot(self, want: ActionShape, size: int, force: bool = False,
               ignore: ActionShape | None = None) -> Spot | None:
-        """The free block whose parking costs least, then the one used longest ago."""
+        """Returns the free block whose parking costs least, or None.
+
+        Of blocks that cost the same, it is the one used longest ago.
+
+        Args:
+            want: the shape of the calls.
+            size: GPUs of the block.
+            force: for a starved call, which may take copies from waiting calls after their minimum
+                residency.
+            ignore: calls of this shape do not protect the copies that they wait for.
+        """
         best: Spot | None = None
         for node, gpus, over in self._copies.blocks(want, size):
-            if node.node in self._kept or self._is_held(node, gpus):
+            if node.node in self._kept or self._is_booked(node, gpus):
                 continue
-            if any(self._in_term(c) if force else self._keeps(c, ignore) for c in over):
+            if any(self._must_stay(c) if force else self._keeps(c, ignore) for c in over):
                 continue
             loss = self._loss(over)
             used = max((c.used_at for c in over), default=0)
@@ -250,14 +274,14 @@ class _Pass:
             return True
         return self._wanted(copy, ignore)
 
-    def _in_term(self, copy: PlacedCopy) -> bool:
-        """Whether calls wait for a copy that not even a starved call may take from them yet."""
+    def _must_stay(self, copy: PlacedCopy) -> bool:
+        """Returns whether calls wait for a copy whose minimum residency is not over."""
         oldest = min((self._came(o) for want, q in self._kinds.get(copy.service, ())
                       if copy.size in want.degrees and (o := q.oldest()) is not None), default=0)
-        end = term_end_ns(copy.since, self._restore(copy.service), oldest) if oldest else 0
+        end = residency_end_ns(copy.since, self._restore(copy.service), oldest) if oldest else 0
         if end <= self._now:
             return False
-        if self._copies.is_idle(copy):  # else its call's end is the next occasion
+        if self._copies.is_idle(copy):  # a busy copy is looked at again when its call ends
             self._stays = min(self._stays or end, end)
         return True
 
@@ -268,8 +292,7 @@ class _Pass:
     # ---- the rules -----------------------------------------------------------------------------
 
     def _rescue(self, want: ActionShape) -> None:
-        """Finds a block for a starved kind, or books one; its own copies serve a kind that has any.
-        """
+        """Finds or books a block for a starved kind, unless the kind has a copy to serve it."""
         if self._copies.usable(want):
             return
         head = self._queues[want].oldest()
@@ -278,20 +301,20 @@ class _Pass:
         spot = self._spot(want, size, force=True)
         if spot is not None:
             self._open(want, spot, head)
-        elif self._held is None and size > 1:
-            blocks = [(self._last_term(n, gpus), max(self._free_at(n, gpu) for gpu in gpus),
+        elif self._booked is None and size > 1:
+            blocks = [(self._last_residency(n, gpus), max(self._free_at(n, gpu) for gpu in gpus),
                        n.node, gpus)
                       for n in self._copies.nodes if self._copies.may(n, want)
                       for gpus, _ in n.gpus.blocks[size]
-                      if self._copies.may_stand(want, n, gpus)]
+                      if self._copies.may_reside(want, n, gpus)]
             if blocks:
                 since, _, number, gpus = min(blocks)
-                self._held, self._drains = (number, frozenset(gpus)), not since
+                self._booked, self._drains = (number, frozenset(gpus)), not since
 
-    def _last_term(self, node: NodeView, gpus: tuple[int, ...]) -> int:
-        """When the last of the terms that are not over on a block began; 0 if all are over."""
+    def _last_residency(self, node: NodeView, gpus: tuple[int, ...]) -> int:
+        """Returns when the youngest copy that must stay on a block came there; 0 for none."""
         found = (self._copies.at.get((node.node, gpu)) for gpu in gpus)
-        return max((c.since for c in found if c is not None and self._in_term(c)), default=0)
+        return max((c.since for c in found if c is not None and self._must_stay(c)), default=0)
 
     def _free_at(self, node: NodeView, gpu: int) -> int:
         copy = self._copies.at.get((node.node, gpu))
@@ -300,14 +323,17 @@ class _Pass:
         return self._copies.free_at(copy, self._now)
 
     def _split(self, want: ActionShape) -> None:
-        """Remakes an idle copy that is wider than what is coming allows into narrower ones, if
-        those who wait and the calls of two horizons end sooner: each^2/2 runs on it, each^2/2k
-        narrow runs and a restore each on k."""
+        """Remakes an idle copy that is wider than the expected load allows into narrower copies.
+
+        It does so if the waiting calls and those of two horizons end sooner. With `coming` calls
+        for each copy, one wide copy takes about coming^2/2 runs for the sum of all ends; k narrow
+        copies take a restore for each call and coming^2/2k narrow runs.
+        """
         q, restore = self._queues[want], self._restore(service_of(want.key))
         fit, calls = self._copies.usable(want), self._calls(want)
         for copy in fit:
             if (copy.size == want.degrees[0] or not self._copies.is_idle(copy)
-                    or self._is_held(copy.node, copy.gpus)):
+                    or self._is_booked(copy.node, copy.gpus)):
                 continue
             top = self._wide(tuple(d for d in want.degrees if d < copy.size))
             stay = run_ns(calls.work_ns, calls.serial, copy.size)
@@ -327,9 +353,12 @@ class _Pass:
                 return
 
     def _widen(self, want: ActionShape, copy: PlacedCopy) -> bool:
-        """The only call that waits would run on a copy narrower than the load allows: a wider one
-        if it and the calls of two horizons that find no wide copy idle gain twice the restore and
-        what is parked."""
+        """Brings in a wider copy for the only call that waits, and returns True, if that pays.
+
+        `copy` is idle but narrower than the load allows. A wider copy pays if this call and those
+        of two horizons that find no wide copy idle gain more than twice the restore and the loss of
+        what is parked.
+        """
         top = self._wide(want.degrees)
         if top <= copy.size or self._load(top) > self._copies.total * ONE:
             return False
@@ -351,7 +380,7 @@ class _Pass:
         return True
 
     def _more(self, want: ActionShape) -> bool:
-        """Brings in one copy for the oldest call, if somebody would wait too long."""
+        """Brings in a copy for the oldest call, and returns True, if a call waits too long."""
         head = self._queues[want].oldest()
         if head is None or self._spot(want, want.degrees[0]) is None:
             return False
@@ -365,14 +394,14 @@ class _Pass:
         return True
 
     def _cheapest(self, want: ActionShape, price: int) -> tuple[int, Spot]:
-        """The degree and block on which a new copy costs least."""
+        """Returns the cost in ns and the block of the cheapest new copy, over all degrees."""
         top = self._wide(want.degrees)
         best: tuple[int, Spot] | None = None
         calls, restore = self._calls(want), self._restore(service_of(want.key))
         narrow = run_ns(calls.work_ns, calls.serial, want.degrees[0])
         often = WIDE * (ONE + calls.expected(self._now))
         if restore > LONG * narrow and calls.is_young(self._now):
-            often = ONE * self._queues[want].n  # only those that wait are known
+            often = ONE * self._queues[want].n  # only the waiting calls are known
         for d in want.degrees:
             run = run_ns(calls.work_ns, calls.serial, d)
             if best is not None and (narrow - run) * often >> 20 <= restore:
@@ -387,9 +416,12 @@ class _Pass:
 
     def _too_long(self, want: ActionShape, fit: list[PlacedCopy], price: int,
                   best: tuple[int, Spot]) -> bool:
-        """Whether a waiting call would rather have a new copy at the `best` cost and block: deals
-        the waiting calls to the copies as they come free. Each is taken to run for the mean, since
-        the oldest may be the longest."""
+        """Returns whether a waiting call would end sooner on a new copy.
+
+        The waiting calls are assigned to the copies as these come free. Each call is taken to run
+        for the mean, since the oldest may be the longest. `best` is the cost in ns and the block of
+        the new copy.
+        """
         cost, loss = best[0], best[1][0]
         calls = self._calls(want)
         free = [(self._copies.free_at(c, self._now), i,

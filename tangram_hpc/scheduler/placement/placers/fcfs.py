@@ -1,10 +1,11 @@
-"""Pure. `fcfs:K` and `first-fit`: in order of readiness, at most K units an action.
+"""The placers `fcfs:K` and `first-fit`: order of readiness, at most K units for an action. Pure.
 
-`fcfs:K`: the head of the waiting list takes the largest feasible degree that is at most K; if that
-is not free anywhere it may run, everybody behind it who wants such units waits too. CPUs, GPUs and
-each endpoint have a list of their own, so nobody waits for what he does not want. `first-fit`: what
-does not fit is passed over, which lets small actions through and may starve a large one.
-An action that asks for no unit waits for nobody.
+Under `fcfs:K`, the head of the waiting list takes the largest degree of at most K. If that is not
+free on any node where the action may run, every action behind it that wants such units waits too.
+CPUs, GPUs and each endpoint have a list of their own, so no action waits for units that it does not
+want, and an action that wants no unit waits for no other one.
+
+`first-fit` passes over what does not fit. Small actions get through, and a large one may starve.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from .base import (
 
 
 class Fcfs:
-    """First come, first served; `strict` keeps everybody behind a head that does not fit."""
+    """First come, first served.
+
+    If `strict`, all actions wait behind a head that does not fit; else they pass it.
+    """
 
     def __init__(self, degree_max: int, strict: bool = True) -> None:
         self.name = f"fcfs:{degree_max}" if strict else "first-fit"
@@ -34,7 +38,7 @@ class Fcfs:
         self.reserve, self.block_max = 0, BLOCK_SIZES[-1]
 
     def place(self, view: Snapshot) -> Placement:
-        """Walks each list as far as something may start; O(grants x nodes + shapes passed)."""
+        """Walks each list as far as something may start. O(grants x nodes + shapes passed)."""
         placement = Placement()
         open_by_load(view, placement)
         self._cpus(view, placement, NOTHING)
@@ -45,7 +49,7 @@ class Fcfs:
 
     def _cpus(self, view: Snapshot, placement: Placement, pool: str) -> None:
         bays = view.ledger.ready.bays(pool)
-        if not self._strict and pool == CPU:  # where nothing is free nobody need be asked
+        if not self._strict and pool == CPU:  # shards of full nodes cannot start anything
             some = {n.node for n in view.nodes.values() if n.free_cpus}
             bays = [b for b in bays if b.node in some or (some and not b.node)]
         walk, finder = walk_by_turns(bays), Finder(view)
@@ -78,5 +82,5 @@ class Fcfs:
 
 
 def _lacks_gpus(view: Snapshot, shape: ActionShape) -> bool:
-    """Whether it waits for GPUs, which is no reason to hold back those who want CPUs only."""
+    """Returns whether the action waits for GPUs; it then holds back none that wants CPUs only."""
     return bool(shape.gpus) and all(n.free_gpus < shape.gpus for n in view.candidates(shape))

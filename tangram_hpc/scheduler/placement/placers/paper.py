@@ -1,9 +1,13 @@
-"""Pure. `paper`: a plain reading of ARL-Tangram's published greedy.
+"""The placer `paper`: a plain reading of ARL-Tangram's published greedy. Pure.
 
-Law: of each pool (a node's CPUs; all GPUs) the longest prefix in order of readiness that fits with
-least units is arranged by `arrange`; sizes are chosen at the start and kept. Services are evicted
-on execution, least recently used first. Nobody is overtaken but by who wants what he does not lack
-(memory, GPUs). Kept between calls is only which news of a node was seen.
+For each pool of units (the CPUs of a node, and all GPUs) it takes the longest prefix in order of
+readiness that fits with the fewest units, and chooses the degrees by `prefix_program`. A size is
+chosen at the start and kept. Services are parked when another one needs their GPUs, the least
+recently used first.
+
+An action is overtaken only by actions that do not need what it lacks (memory, GPUs). The only
+memory between cycles is which revision of a node was seen; it saves work. Source: ARL-Tangram,
+Algorithms 1 and 2.
 """
 
 from __future__ import annotations
@@ -13,17 +17,17 @@ from ....domain.states import LeaseState
 from ...state.queue import CPU, GPU, ActionShape, walk_by_turns
 from ...state.speed import ONE, run_ns, speed
 from ..snapshot import NodeView, Snapshot
-from .arrange import choose_degrees
 from .base import Placement, grant, open_by_load, start_calls, start_unitless
 from .copy_map import CopyMap, PlacedCopy
+from .prefix_program import choose_degrees
 
-N_MAX, DEPTH = 64, 64  # candidates, and how many behind them are estimated one by one
+N_MAX, DEPTH = 64, 64  # candidates, and actions behind them that are estimated one by one
 
 Waiter = tuple[int, ActionShape]
 
 
 class Paper:
-    """The published greedy."""
+    """Chooses sizes at the start of actions by the greedy of ARL-Tangram."""
 
     def __init__(self) -> None:
         self.name = "paper"
@@ -31,7 +35,10 @@ class Paper:
         self._seen: dict[int, tuple[int, int]] = {}
 
     def place(self, view: Snapshot) -> Placement:
-        """O(nodes + on each with news candidates x degrees x free units)."""
+        """Returns the placement of one cycle.
+
+        O(nodes + on each node that has changed candidates x degrees x free units).
+        """
         placement = Placement()
         open_by_load(view, placement)
         if placement.openings:
@@ -49,7 +56,7 @@ class Paper:
 
 
 def _waiting_on(view: Snapshot, placement: Placement, node: NodeView) -> list[Waiter]:
-    """The first who may start on this node, in order, those who lack memory or GPUs left out."""
+    """Returns the first actions that may start on a node and lack no memory or GPUs there."""
     bays = [b for home in (node.node, 0) for b in view.ledger.ready.bays_at(CPU, "cpu", home)]
     walk, found = walk_by_turns(bays), list[Waiter]()
     started = {g.action for g in placement.grants}
@@ -88,13 +95,13 @@ def _positive(shape: ActionShape) -> tuple[int, ...]:
 
 
 def _options(view: Snapshot, action: int, shape: ActionShape) -> list[tuple[int, int]]:
-    """Its degrees and how long it would run on each."""
+    """Returns the degrees of an action, with the expected run time on each in ns."""
     serial, work = view.ledger.estimator.believed(view.ledger.actions[action].action)
     return [(d, run_ns(work, serial, d)) for d in _positive(shape)]
 
 
 def _releases(view: Snapshot, node: NodeView) -> list[tuple[int, int]]:
-    """When those who run on CPUs here are expected to end, and how many they hold."""
+    """Returns when actions that run on CPUs here should end, and how many CPUs they hold."""
     ledger, now, found = view.ledger, view.now_ns, []
     for lease_id in ledger.nodes[node.node].leases:
         lease = ledger.leases[lease_id]
@@ -114,7 +121,7 @@ def _releases(view: Snapshot, node: NodeView) -> list[tuple[int, int]]:
 
 
 def _start_services(view: Snapshot, placement: Placement) -> None:
-    """Rounds over the one list of all calls, until one round does not start all its candidates."""
+    """Starts calls in rounds, until a round does not start all its candidates."""
     copies, started = CopyMap(view, placement), set[int]()
     walk, order = view.ledger.ready.walk(GPU), list[Waiter]()
     limit = N_MAX + DEPTH + sum(n.free_gpus for n in copies.nodes)
@@ -135,7 +142,7 @@ def _start_services(view: Snapshot, placement: Placement) -> None:
 
 def _round(copies: CopyMap, candidates: list[Waiter], waiting: list[Waiter],
            started: set[int]) -> bool:
-    """Whether all candidates started."""
+    """Starts what one round chooses; returns whether all candidates started."""
     view, now = copies.view, copies.view.now_ns
     everything = [c for some in copies.of.values() for c in some]
     idle = {(c.service, c.size) for c in everything if copies.is_idle(c)}
@@ -157,7 +164,7 @@ def _round(copies: CopyMap, candidates: list[Waiter], waiting: list[Waiter],
 
 
 def _start_call(copies: CopyMap, action: int, shape: ActionShape, size: int) -> bool:
-    """On an idle copy of this size, else on the block used longest ago, else on a smaller one."""
+    """Starts a call on an idle copy, or the block used longest ago, or on a smaller degree."""
     for degree in reversed([d for d in shape.degrees if d <= size]):
         idle = [c for c in copies.usable(shape) if c.size == degree and copies.is_idle(c)]
         if idle:

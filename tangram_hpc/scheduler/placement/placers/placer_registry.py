@@ -1,5 +1,4 @@
-"""Pure. Placers by the name that a person writes: `elastic`, `paper`,
-`first-fit`, `fcfs:K`, `static:K`.
+"""Makes a placer from its name, such as `elastic` or `fcfs:4`. Pure.
 
 `static` alone is `static:1`.
 """
@@ -18,10 +17,10 @@ _NO_LIMIT = 1 << 30
 
 
 def make_placer(name: str) -> Placer:
-    """The placer of that name.
+    """Returns the placer of that name.
 
     Raises:
-        InvalidInput: there is none, or its K is not a whole number of at least 1.
+        InvalidInput: no placer has the name, or its K is not a whole number of at least 1.
     """
     kind, _, argument = name.partition(":")
     if kind == "first-fit" and not argument:

@@ -1,11 +1,13 @@
-"""Pure. `static:K`: one reservation per trajectory and per service, the pod-like baseline.
+"""The placer `static:K`, a baseline with fixed shares as pods have them. Pure.
 
-A session waits until K CPUs of a node are free, in order of request, and holds them until it ends;
-its actions run on those K, one after another, each on the largest feasible degree at most K
-(`shared` formats: "static:K"). Actions without a session take turns on what is left. GPUs are dealt
-out once: one to each service as declared, each further one to the service with the most expected
-calls per GPU it has; a call runs on one GPU of its service, in order of readiness. A call that does
-not run on one GPU is never started: admission refuses it by `block_max`.
+A session waits until K CPUs of a node are free, in order of request, and holds them until it ends.
+Its actions run on these K, one after another, each on the largest degree of at most K. Actions
+without a session share what is left.
+
+GPUs are assigned once: one to each service in order of declaration, and each further GPU to the
+service with the most expected calls for each GPU that it has. A call runs on one GPU of its
+service, in order of readiness. A call that does not run on one GPU never starts: admission refuses
+it by `block_max`.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ NodeGpu = tuple[int, int]  # node, GPU
 
 
 class Static:
-    """K CPUs for each session from its opening to its end, and GPUs for each service."""
+    """Holds K CPUs for each session while it is open, and fixed GPUs for each service."""
 
     def __init__(self, reserve: int) -> None:
         self.name = f"static:{reserve}"
         self.reserve, self.block_max = reserve, 1
 
     def place(self, view: Snapshot) -> Placement:
-        """Walks each list as far as something may start; O(grants x nodes + shapes)."""
+        """Walks each list as far as something may start. O(grants x nodes + shapes)."""
         placement = Placement()
         open_by_load(view, placement, self.reserve)
         self._cpus(view, placement, NOTHING)
@@ -41,7 +43,7 @@ class Static:
         while (head := walk.head()) is not None:
             action, shape = head
             units = largest(shape.degrees, self.reserve)
-            wants = units > 0 and not shape.session  # one of the CPUs that nobody reserved
+            wants = units > 0 and not shape.session  # one of the CPUs that no session reserves
             node = finder.node(shape, units) if not (blocked and wants) else None
             if node is None:
                 blocked = blocked or wants
@@ -52,12 +54,12 @@ class Static:
 
     def _services(self, view: Snapshot, placement: Placement) -> None:
         gpus = [(n.node, gpu) for n in view.nodes.values() for gpu in n.gpus.units]
-        dealt = deal_gpus(list(view.ledger.services.values()), gpus)
+        assigned = assign_gpus(list(view.ledger.services.values()), gpus)
         waiting: dict[str, list] = {}
         for bay in view.ledger.ready.bays(GPU):
             waiting.setdefault(service_of(bay.key), []).append(bay)
         for service, bays in waiting.items():
-            free = [(n, gpu) for n, gpu in dealt.get(service, ())
+            free = [(n, gpu) for n, gpu in assigned.get(service, ())
                     if view.nodes[n].gpus.is_free(gpu)]
             walk = walk_by_turns(bays)
             while free and (head := walk.head()) is not None:
@@ -75,16 +77,16 @@ class Static:
                 walk.next()
 
 
-def deal_gpus(services: list[ServiceSpec], gpus: list[NodeGpu]) -> dict[str, list[NodeGpu]]:
-    """Which GPUs each service gets for good; the last ones get none where there are too few."""
-    dealt: dict[str, list[NodeGpu]] = {s.name: [] for s in services}
+def assign_gpus(services: list[ServiceSpec], gpus: list[NodeGpu]) -> dict[str, list[NodeGpu]]:
+    """Returns the GPUs of each service; with too few GPUs the services declared last get none."""
+    assigned: dict[str, list[NodeGpu]] = {s.name: [] for s in services}
     for number, gpu in enumerate(gpus):
         if number < len(services):
-            dealt[services[number].name].append(gpu)
+            assigned[services[number].name].append(gpu)
         elif services:
             best = services[0]
             for s in services[1:]:
-                if s.calls * len(dealt[best.name]) > best.calls * len(dealt[s.name]):
+                if s.calls * len(assigned[best.name]) > best.calls * len(assigned[s.name]):
                     best = s
-            dealt[best.name].append(gpu)
-    return dealt
+            assigned[best.name].append(gpu)
+    return assigned

@@ -1,11 +1,13 @@
-"""Pure. Who waits, in the order in which `elastic` looks at them.
+"""The order in which `elastic` looks at waiting actions: shortest first, with bounded bypass. Pure.
 
-Between clients, and between the groups of one client's actions, the order is that of turns
-(`fair_order`); shortest first holds inside one such list and one round of its trajectories.
-Law (bounded bypass) of one list: smallest expected work first, in buckets of an eighth of an
-octave, in order of turn inside; but the one that has the lowest turn first once it was overtaken
-BYPASS times by later ones of its bay, or has waited OVERDUE_NS. Reads the queue and changes
-nothing.
+Between clients, and between the groups of one client's actions, the order is that of fair queueing
+(`fair_order`). Within one such list and one round of its trajectories, actions with the smallest
+expected work come first. Work is compared in buckets of an eighth of an octave; inside a bucket the
+order tag decides.
+
+Shortest first alone could starve a long action. So the action with the lowest order tag of a list
+comes first once it was overtaken BYPASS times by later ones of its queue shard, or has waited for
+OVERDUE_NS. The queue is read only.
 """
 
 from __future__ import annotations
@@ -24,20 +26,27 @@ OVERDUE_NS = 20_000_000_000
 
 
 def rank(ledger: Ledger, shape: ActionShape) -> int:
-    """The bucket of what an action of this shape is expected to take."""
+    """Returns the bucket of the work that an action of this shape is expected to take."""
     if shape.size:
         return shape.size
     return octaves(ledger.estimator.mean(shape.key, shape.name, shape.degrees))
 
 
 def is_overdue(ledger: Ledger, action: int, now: int, more: int = 0, bypass: int = BYPASS) -> bool:
-    """Whether nobody may overtake it any more; `more` have in this pass."""
+    """Returns whether the action may not be overtaken any more; `more` did so in this cycle."""
     return (now - ledger.actions[action].submitted_at >= OVERDUE_NS
             or ledger.ready.passed(action) + more >= bypass)
 
 
 class Next(NamedTuple):
-    """Who is next, and whether because nobody may overtake him."""
+    """The action that comes next.
+
+    Attributes:
+        action: id of the action.
+        shape: its shape.
+        turn: its order tag.
+        overdue: whether it is next because nothing may overtake it any more.
+    """
 
     action: int
     shape: ActionShape
@@ -46,7 +55,10 @@ class Next(NamedTuple):
 
 
 class Waiting:
-    """One pass over some lines of one pool. Made in O(lines); a step costs O(log lines)."""
+    """The waiting actions of some shape queues in order, during one cycle.
+
+    It is built in O(queues); each step costs O(log queues).
+    """
 
     def __init__(self, ledger: Ledger, lines: Iterable[ShapeQueue], now: int,
                  bypass: int = BYPASS) -> None:
@@ -63,7 +75,7 @@ class Waiting:
         for whose, some in found.items():
             self._lists[whose] = each = _List(ledger, some, now, bypass)
             self.n += each.n
-        # Most passes see one list: they need no rounds.
+        # Most cycles see one list, which needs no rounds.
         self._rounds = Rounds((some[0].bay.share, some[0].bay.group, self._lists[whose])
                               for whose, some in found.items()) if len(found) > 1 else None
         self._alone = each if len(found) == 1 else None
@@ -72,17 +84,17 @@ class Waiting:
         return self._rounds.current() if self._rounds is not None else None
 
     def oldest(self) -> Next | None:
-        """Who has the lowest turn of the client and group whose turn it is."""
+        """Returns the action with the lowest order tag of the client and group that come next."""
         each = self._alone or self._current()
         return each.oldest() if each is not None else None
 
     def head(self) -> Next | None:
-        """Who is next; None when nobody is left."""
+        """Returns the action that comes next; None when none is left."""
         each = self._alone or self._current()
         return each.head() if each is not None else None
 
     def each_oldest(self) -> list[Next]:
-        """Who has the lowest turn, for each client and group."""
+        """Returns the action with the lowest order tag of each client and group."""
         return [first for each in self._lists.values() if (first := each.oldest()) is not None]
 
     @property
@@ -91,32 +103,36 @@ class Waiting:
         return self._rounds is not None and self._rounds.several
 
     def is_first(self) -> bool:
-        """Whether several clients wait and the current one has not been served in this pass."""
+        """Returns whether several clients wait and the current one was not served yet."""
         return self._rounds is not None and self._rounds.is_first()
 
     def take(self, chosen: Next) -> None:
-        """He starts, or is to be passed over."""
+        """Removes an action, which starts or is to be passed over."""
         self.n -= 1
         if self._rounds is None:
-            assert self._alone is not None, "nobody is left"
+            assert self._alone is not None, "no action is left"
             return self._alone.take(chosen)
         bay: Bay = self._ledger.ready.bay_of(chosen.action)
         self._lists[bay.share.client, bay.group].take(chosen)
         self._rounds.charge(bay.share.counted.get(chosen.action, 0))
 
     def skip_shape(self, shape: ActionShape) -> None:
-        """Nobody of this shape can start in this pass."""
+        """Passes over all actions of a shape that cannot start in this cycle."""
         for each in self._lists.values():
             each.skip_shape(shape)
 
 
 class _List:
-    """One pass over lines of one client and group. Made in O(lines); a step costs O(log lines)."""
+    """The actions of one client and group in order, during one cycle.
+
+    Two heaps are kept with one entry for each shape queue: `_ahead` in the order of starting, and
+    `_oldest` in the order of tags. Entries that were taken or skipped are removed lazily.
+    """
 
     def __init__(self, ledger: Ledger, lines: Iterable[ShapeQueue], now: int,
                  bypass: int = BYPASS) -> None:
         self._ledger, self._now, self._bypass = ledger, now, bypass
-        # (round, bucket, turn, action, line, rest of the line)
+        # (round, bucket, order tag, action, shape queue, rest of that queue)
         self._ahead: list[tuple[int, int, int, int, ShapeQueue,
                                 Iterator[tuple[int, int]] | None]] = []
         self._oldest: list[tuple[int, int, ShapeQueue, Iterator[tuple[int, int]] | None]] = []
@@ -135,7 +151,7 @@ class _List:
         self._passes = 0
 
     def oldest(self) -> Next | None:
-        """Who has the lowest turn."""
+        """Returns the action with the lowest order tag."""
         heap = self._oldest
         while heap and (heap[0][0] in self._gone or heap[0][2].shape in self._skipped):
             turn, _, line, rest = heapq.heappop(heap)
@@ -150,7 +166,7 @@ class _List:
         return Next(action, line.shape, turn, due)
 
     def head(self) -> Next | None:
-        """Who is next; None when nobody is left."""
+        """Returns the action that comes next; None when none is left."""
         first = self.oldest()
         if first is None or first.overdue:
             return first
@@ -165,21 +181,18 @@ class _List:
         return Next(action, line.shape, turn, False)
 
     def rank(self) -> tuple[int, int]:
-        """The bucket of who is next, 0 if nobody may overtake him, and his place in order of
-        arrival."""
+        """Returns the next action's bucket (0 if it is overdue) and its place by arrival."""
         first = self.head()
-        assert first is not None, "nobody is left"
+        assert first is not None, "no action is left"
         return 0 if first.overdue else self._ahead[0][1], arrival_of(first.turn)
 
     def take(self, chosen: Next) -> None:
-        """He starts, or is to be passed over."""
         first = self.oldest()
         self._passes += first is not None and first.turn != chosen.turn
         self._gone.add(chosen.turn)
         self.n -= 1
 
     def skip_shape(self, shape: ActionShape) -> None:
-        """Nobody of this shape can start in this pass."""
         self._skipped.add(shape)
 
 

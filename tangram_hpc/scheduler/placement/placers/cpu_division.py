@@ -1,8 +1,11 @@
-"""Pure. The division of one node's CPUs among those who run and those who wait.
+"""Divides the CPUs of one node among the actions that run and those that wait. Pure.
 
-Law: the value of a further unit of an action is what it adds to its speed times its weight, so free
-units go where they are worth most; units are neither made nor lost, nobody who runs falls under one
-unit, and those who start are a prefix of those who wait. A function of its arguments alone.
+The value of a further unit is what it adds to an action's speed, times the action's weight. As
+speeds grow ever more slowly, lending unit after unit where its value is highest makes the sum of
+weighted speeds largest. Two heaps find the highest and the lowest value in O(log).
+
+No unit is made or lost, no running action that has a unit falls below one, and the actions that
+start are a prefix of those that wait. The result depends on the arguments alone.
 """
 
 from __future__ import annotations
@@ -12,11 +15,19 @@ from collections.abc import Sequence
 from math import isqrt
 from typing import NamedTuple
 
-NUM, DEN = 3, 2  # a unit moves from one to another only for a gain of more than NUM/DEN
+NUM, DEN = 3, 2  # a unit moves to another action only if its value grows by more than NUM/DEN
 
 
 class ResizableLease(NamedTuple):
-    """One that runs and whose size may change now."""
+    """A running lease whose size may change now.
+
+    Attributes:
+        id: number of the lease.
+        units: CPUs that it holds.
+        top: the most CPUs that it may hold.
+        steps: what each further unit adds to its speed, from the first on.
+        weight: how much its speed counts.
+    """
 
     id: int
     units: int
@@ -25,8 +36,17 @@ class ResizableLease(NamedTuple):
     weight: int
 
 
-class Entrant(NamedTuple):
-    """One that waits; a rigid one keeps a degree for good, `must` it start if it can at all."""
+class WaitingCandidate(NamedTuple):
+    """A waiting action that may start in this cycle.
+
+    Attributes:
+        id: id of the action.
+        degrees: its degrees, in ascending order.
+        rigid: whether it keeps the size with which it starts, which must be one of its degrees.
+        steps: what each further unit adds to its speed, from the first on.
+        weight: how much its speed counts.
+        must: whether it starts whenever enough units can be taken from others.
+    """
 
     id: int
     degrees: tuple[int, ...]
@@ -37,17 +57,20 @@ class Entrant(NamedTuple):
 
     @property
     def least(self) -> int:
-        """On how many units it can start."""
+        """The fewest units on which it can start."""
         return self.degrees[0] if self.rigid else 1
 
 
 def weight(left: int, scale: int) -> int:
-    """A mild preference for what is nearly done: (left + scale) ** -1/4."""
+    """Returns a weight that mildly prefers what is nearly done: (left + scale) ** -1/4."""
     return (1 << 30) // (isqrt(isqrt(((left + scale) >> 10) << 20)) + 1)
 
 
 class _Shares:
-    """Units of each, and heaps of what the last one held and the next one are worth (lazy)."""
+    """The units of each action, and heaps of the values of its last unit and of a further one.
+
+    Heap entries that are out of date are removed when they come to the top.
+    """
 
     def __init__(self) -> None:
         self.units: list[int] = []
@@ -58,7 +81,7 @@ class _Shares:
         self._low: list[tuple[int, int, int]] = []
         self._high: list[tuple[int, int, int]] = []
 
-    def add(self, units: int, least: int, of: ResizableLease | Entrant, top: int) -> None:
+    def add(self, units: int, least: int, of: ResizableLease | WaitingCandidate, top: int) -> None:
         self.units.append(units)
         self.least.append(least)
         self.top.append(top)
@@ -74,7 +97,7 @@ class _Shares:
             heapq.heappush(self._high, (-self._steps[k][units] * self._weight[k], k, units))
 
     def cheapest(self) -> tuple[int, int] | None:
-        """(value, whose) of the unit that is worth least where it is."""
+        """Returns (value, index) of the unit with the lowest value where it is."""
         while self._low:
             value, k, units = self._low[0]
             if self.units[k] == units > self.least[k]:
@@ -83,7 +106,7 @@ class _Shares:
         return None
 
     def dearest(self) -> tuple[int, int] | None:
-        """(value, whose) of the unit that would be worth most."""
+        """Returns (value, index) for the action where a further unit has the highest value."""
         while self._high:
             value, k, units = self._high[0]
             if self.units[k] == units < self.top[k]:
@@ -96,7 +119,7 @@ class _Shares:
         self._note(k)
 
     def spread(self, free: int) -> int:
-        """Lends free units where they are worth most; says how many nobody wants."""
+        """Lends free units where their value is highest; returns how many no action wants."""
         while free and (found := self.dearest()) is not None:
             self.shift(found[1], 1)
             free -= 1
@@ -104,11 +127,11 @@ class _Shares:
 
     def take_cheapest(self) -> None:
         found = self.cheapest()
-        assert found is not None, "more is wanted than can be given up"
+        assert found is not None, "more units are wanted than can be given up"
         self.shift(found[1], -1)
 
     def settle(self) -> None:
-        """Moves units while that gains more than NUM/DEN."""
+        """Moves units between actions while a move gains more than NUM/DEN."""
         while True:
             up, down = self.dearest(), self.cheapest()
             if (up is None or down is None or up[0] * DEN <= down[0] * NUM
@@ -118,14 +141,16 @@ class _Shares:
             self.shift(up[1], 1)
 
 
-def divide(free: int, holders: Sequence[ResizableLease],
-           entrants: Sequence[Entrant]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """(id, units) of those who change, and of those who start.
+def divide_cpus(free: int, holders: Sequence[ResizableLease],
+                candidates: Sequence[WaitingCandidate],
+                ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Returns (id, units) of the leases that change, and (id, units) of the actions that start.
 
-    1. Free units go where they are worth most. 2. Each entrant takes its least size from whoever
-    values it least if it values it more, or must start; the first that does not ends the list.
-    3. Units move while that gains enough. 4. A rigid one keeps the largest degree within its share.
-    O((holders + entrants + units moved) log).
+    First, free units go where their value is highest. Second, each candidate in order takes its
+    smallest size from whichever action values it least, if the candidate values it more or must
+    start; the first candidate that does neither ends the list. Third, units move while a move gains
+    enough. Fourth, a rigid action keeps the largest degree within its share. O((holders +
+    candidates + units moved) log).
     """
     shares = _Shares()
     for holder in holders:
@@ -133,7 +158,7 @@ def divide(free: int, holders: Sequence[ResizableLease],
     n = len(holders)
     spare = free + sum(max(0, h.units - 1) for h in holders)
     free = shares.spread(free)
-    for e in entrants:
+    for e in candidates:
         need = e.least
         if need > spare:
             break
@@ -149,15 +174,15 @@ def divide(free: int, holders: Sequence[ResizableLease],
         free = shares.spread(free - need)
     shares.settle()
     started = len(shares.units) - n
-    free += _fix(shares, entrants[:started], n)
+    free += _fix(shares, candidates[:started], n)
     shares.spread(free)
     changed = [(h.id, shares.units[k]) for k, h in enumerate(holders)
                if shares.units[k] != h.units]
-    return changed, [(e.id, shares.units[n + k]) for k, e in enumerate(entrants[:started])]
+    return changed, [(e.id, shares.units[n + k]) for k, e in enumerate(candidates[:started])]
 
 
-def _fix(shares: _Shares, started: Sequence[Entrant], n: int) -> int:
-    """Rounds rigid ones down to a degree; says how many units that frees."""
+def _fix(shares: _Shares, started: Sequence[WaitingCandidate], n: int) -> int:
+    """Rounds rigid actions down to one of their degrees; returns how many units that frees."""
     free = 0
     for k, e in enumerate(started, n):
         if e.rigid:

@@ -1,9 +1,12 @@
-"""Pure. Short leases given ahead: who follows on a unit without its worker having to ask.
+"""Grants short leases behind others on the same CPU, which saves a round trip each. Pure.
 
-Law: a lease ahead takes the place of nobody: its action is the first in turn of all that wait for
-CPUs on that node, it needs one CPU and nothing else, and what is before it on its unit is expected
-to be over within AHEAD_NS. It holds nothing until the one before it is gone; a worker that cannot
-begin it soon gives it back. Nodes whose worker takes no leases ahead never get one.
+Between the end of a short action and the start of the next one lies a message to the broker and
+back. A prefetched lease is already on the worker and begins when the lease before it ends.
+
+Prefetching overtakes no action. A prefetched action is the first in order of all that wait for CPUs
+of its node, it needs one CPU and nothing else, and the leases before it on its unit are expected to
+end within PREFETCH_NS. The lease holds nothing until then. A worker that cannot begin it soon gives
+it back. A node whose worker takes no prefetched leases (`NodeSpec.ahead` is 0) never gets one.
 """
 
 from __future__ import annotations
@@ -17,37 +20,45 @@ from ..policy.ending import Endings
 from ..state.ledger import LeaseEntry, Ledger, NodeEntry
 from ..state.queue import CPU, ActionShape, walk_by_turns
 
-AHEAD_NS = 10_000_000  # of expected work on one unit
-LEAST_NS = 20_000  # what any action costs besides its own work
-# While several clients send actions, whoever comes next waits for all that is given ahead on its
-# unit, and on a busy machine each of those takes many times LEAST_NS. So no more is given than ends
-# in SHARED_NS at the pace at which leases ahead really ended on that node. (A fixed bound is either
-# too high there, or leaves units idle between two turns of the broker: 32 halved the throughput.)
-SHARED_NS, SHARED_MIN = 10_000_000, 16
-PACE = 128  # leases over which that pace is averaged
-RECENT_NS = 1_000_000_000  # a client that sent nothing for so long is not one of them
+PREFETCH_NS = 10_000_000  # expected work that may be prefetched on one unit
+OVERHEAD_NS = 20_000  # the least time that an action takes besides its own work
+# While several clients send actions, the next action waits for all that is prefetched on its unit.
+# On a busy machine each prefetched lease takes many times OVERHEAD_NS. So no more is prefetched
+# than ends in CONTENDED_NS at the pace at which prefetched leases really ended on that node. A
+# fixed bound is either too high there, or leaves units idle between two scheduling cycles: a bound
+# of 32 halved the throughput.
+CONTENDED_NS, CONTENDED_MIN = 10_000_000, 16
+PACE = 128  # leases over which `NodeEntry.pace_ns` is averaged
+RECENT_NS = 1_000_000_000  # a client that sent nothing for so long does not count as sending
 
 
 @dataclass(slots=True)
 class _Tail:
-    """The end of a chain: its last lease, and how many are and may be ahead."""
+    """The end of the lease queue of one unit.
+
+    Attributes:
+        cores: the unit.
+        last: the last lease in the queue.
+        have: how many leases are prefetched on the unit.
+        most: how many may be prefetched there.
+    """
 
     cores: tuple[int, ...]
     last: int
     have: int
-    enough: int
+    most: int
 
 
 def is_short(ledger: Ledger, action: Action) -> bool:
-    """Whether it needs one CPU and nothing else, and is believed to end soon."""
+    """Returns whether an action needs one CPU and nothing else and is expected to end soon."""
     return (action.degrees == (1,) and action.key == "cpu" and not action.mem_mib
-            and not action.gpus and 2 * ledger.estimator.believed(action)[1] <= AHEAD_NS)
+            and not action.gpus and 2 * ledger.estimator.believed(action)[1] <= PREFETCH_NS)
 
 
-def ahead(ledger: Ledger, now: int) -> list[ev.Event]:
-    """Grants behind the leases of `ledger.short`: units on which too little is given ahead.
+def prefetch(ledger: Ledger, now: int) -> list[ev.Event]:
+    """Returns grants on the units of `ledger.short`, on which too little is prefetched.
 
-    Units that got enough leave it. O(clients + units in it + grants).
+    A unit leaves `ledger.short` once it has enough. O(clients + units in it + grants).
     """
     events: list[ev.Event] = []
     if not ledger.ready.waits(CPU):
@@ -62,7 +73,7 @@ def ahead(ledger: Ledger, now: int) -> list[ev.Event]:
         node = ledger.nodes[number]
         if node.state is NodeState.UP:
             depth = node.ahead if not shared else max(
-                SHARED_MIN, SHARED_NS // max(LEAST_NS, node.pace_ns))
+                CONTENDED_MIN, CONTENDED_NS // max(OVERHEAD_NS, node.pace_ns))
             _fill(ledger, now, node, units, share, depth, events, taken)
     return events
 
@@ -84,7 +95,7 @@ def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]
             most = fine[shape] = most if endings.fits(node, shape) else 0
         unit = _unit_for(ledger, entry.action, node, tails)
         tail = tails[unit]
-        if tail.have >= min(most, tail.enough):
+        if tail.have >= min(most, tail.most):
             del tails[unit]
             continue
         taken.add(action)
@@ -102,8 +113,10 @@ def _tail(lease: LeaseEntry, share: int) -> _Tail:
 
 def _unit_for(ledger: Ledger, action: Action, node: NodeEntry, tails: dict[tuple[int, int], _Tail]
               ) -> tuple[int, int]:
-    """Where its session ran last, if there is room: its init is still warm there, and bound to it;
-    else the first that has room."""
+    """Returns the unit for an action: where its session ran last, or else the first with room.
+
+    On the former the session's init is still warm and bound to that core.
+    """
     session = ledger.sessions.get(action.session)
     if session is not None and session.near:
         last = node.node, session.near[0]
@@ -113,7 +126,8 @@ def _unit_for(ledger: Ledger, action: Action, node: NodeEntry, tails: dict[tuple
 
 
 def _most(ledger: Ledger, node: NodeEntry, action: Action, most: int) -> int:
-    """How many of this shape may be ahead on one unit, of `most` of any shape."""
+    """Returns how many actions of this shape may be prefetched on one unit, at most `most`."""
     if not node.spec.serves(action.component) or not is_short(ledger, action):
         return 0
-    return min(node.ahead, most, AHEAD_NS // max(LEAST_NS, ledger.estimator.believed(action)[1]))
+    work = ledger.estimator.believed(action)[1]
+    return min(node.ahead, most, PREFETCH_NS // max(OVERHEAD_NS, work))
