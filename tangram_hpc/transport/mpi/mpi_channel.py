@@ -79,7 +79,7 @@ class MpiChannel:
         self.closed = self._lost = False
 
     def send(self, frame: list[Buffer]) -> None:
-        """See `Channel.send`."""
+        """Cuts a frame into pieces and sends what the window allows; see `Channel.send`."""
         data = memoryview(b"".join(frame)) if len(frame) > 1 else memoryview(frame[0])
         for at in range(0, len(data), relay.PIECE):
             self._unsent.append((relay.DATA, data[at : at + relay.PIECE]))
@@ -87,7 +87,7 @@ class MpiChannel:
         self._pace.moved(time.monotonic_ns())
 
     def wait(self, timeout_s: float, busy: bool) -> Iterator[Parcel]:
-        """See `Channel.wait`."""
+        """Polls until messages, a wake-up or the timeout; see `Channel.wait`."""
         until = time.monotonic() + timeout_s
         while True:
             self._push()
@@ -112,7 +112,7 @@ class MpiChannel:
                 self._bell.acquire(timeout=pause)
 
     def wake(self) -> None:
-        """See `Channel.wake`."""
+        """Ends the sleep of `wait` within microseconds; see `Channel.wake`."""
         self._rung = True
         try:
             self._bell.release()
@@ -120,7 +120,7 @@ class MpiChannel:
             pass  # it was released already
 
     def close(self) -> None:
-        """See `Channel.close`.
+        """Tells the gateway that we close; see `Channel.close`.
 
         Unsent bytes get half a second. After that they are given to MPI without the window's limit,
         as the gateway must hear that we close.

@@ -22,13 +22,13 @@ _RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 @dataclass(frozen=True)
 class Launch:
-    """What was launched.
+    """The MPI world that was launched, as far as the environment tells.
 
     Attributes:
-        size: the number of ranks; 0 for unknown.
-        source: the environment variable that told the size; empty for unknown.
-        rank: our number among the launched tasks; 0 for unknown.
-        timeout_s: how long the start of MPI may take, seconds.
+        size: The number of ranks; 0 for unknown.
+        source: The environment variable that told the size; empty for unknown.
+        rank: Our number among the launched tasks; 0 for unknown.
+        timeout_s: How long the start of MPI may take, seconds.
     """
 
     size: int
