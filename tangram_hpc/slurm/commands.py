@@ -44,11 +44,11 @@ class Commands:
 
     @property
     def name(self) -> str:
-        """See `adapter.SlurmAdapter.name`."""
+        """Always `cli`; see `adapter.SlurmAdapter.name`."""
         return "cli"
 
     async def submit(self, order: JobOrder) -> int:
-        """See `adapter.SlurmAdapter.submit`."""
+        """Submits through sbatch; see `adapter.SlurmAdapter.submit`."""
         words = [f"--{name}={value}" if value else f"--{name}" for name, value in order.options]
         told = await self._run(["sbatch", "--parsable", *words], order.script.encode(),
                                dict(order.environ))
@@ -58,7 +58,7 @@ class Commands:
         return int(number)
 
     async def query(self, jobs: Sequence[int], names: Sequence[str]) -> tuple[JobView, ...]:
-        """See `adapter.SlurmAdapter.query`.
+        """Queries through squeue; see `adapter.SlurmAdapter.query`.
 
         The controller is asked for a single job by its id, and else for all jobs of this user.
         """
@@ -75,13 +75,15 @@ class Commands:
         return wanted([view for row in rows if (view := _view(row)) is not None], jobs, names)
 
     async def cancel(self, jobs: Sequence[JobRef]) -> None:
-        """See `adapter.SlurmAdapter.cancel`."""
+        """Cancels all jobs with one scancel; see `adapter.SlurmAdapter.cancel`."""
         if jobs:
             await self._run(["scancel", *(each.show() for each in jobs)])
 
     async def comment(self, job: int, text: str) -> None:
-        """See `adapter.SlurmAdapter.comment`. The controller keeps the Comment while the job runs;
-        afterwards only accounting has the job."""
+        """Sets our line of a Comment; see `adapter.SlurmAdapter.comment`.
+
+        The controller keeps the Comment while the job runs; afterwards only accounting has the job.
+        """
         checked_comment(text)
         old = comment_of(await self.query([job], ()))
         if old is not None:

@@ -1,7 +1,8 @@
-"""Pure. What a call of a model asks for: `score`, `logprobs` or `generate`, read and checked.
+"""Reads and checks a call of an engine: what `score`, `logprobs` and `generate` take.
 
-Law: whatever is wrong with a call is one line that names the method and the field, and is that
-call's alone. A prompt, a completion or a text is a str, or the ids of its tokens.
+An error concerns one call alone: `InvalidCall` is one line that names the method and the field, and
+the other calls of the batch go on. A prompt, completion or text is a str, or a list of token ids.
+This module does no I/O.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from ...protocol.value import decode_value
 Text = Union[str, list[int]]  # noqa: UP007
 
 
-class WrongCall(Exception):
-    """This one call cannot be answered; its text says why."""
+class InvalidCall(Exception):
+    """Raised when one call cannot be answered; its text says why in one line."""
 
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """One number (or a list of them, one for each class) for each text."""
+    """Asks for one number of each text, or for a list of numbers, one for each class."""
 
     texts: list[Text]
 
 
 @dataclass(frozen=True)
 class LogprobsRequest:
-    """For each pair, the log-probabilities of the completion's tokens, each given all before it."""
+    """Asks for the log-probability of each token of each completion, given all tokens before it."""
 
     prompts: list[Text]
     completions: list[Text]
@@ -39,7 +40,13 @@ class LogprobsRequest:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """A continuation of each prompt. `temperature` 0 takes the likeliest token."""
+    """Asks for a continuation of each prompt.
+
+    Attributes:
+        max_new_tokens: The longest continuation, tokens.
+        temperature: 0 takes the most likely token; above 0 the token is drawn.
+        seed: Seed of the draws; None leaves it to the engine.
+    """
 
     prompts: list[Text]
     max_new_tokens: int = 256
@@ -49,66 +56,68 @@ class GenerateRequest:
 
 EngineRequest = Union[ScoreRequest, LogprobsRequest, GenerateRequest]  # noqa: UP007
 _LISTS = ("texts", "prompts", "completions")
-_MOST = 1 << 31  # below it lies every number of a call; others cannot even be told
+_MOST = 1 << 31  # the exclusive upper bound of every number in a call
 
 
-def answer_count(asked: EngineRequest) -> int:
-    """How many answers it wants."""
-    return len(asked.texts if isinstance(asked, ScoreRequest) else asked.prompts)
+def answer_count(call: EngineRequest) -> int:
+    """Returns how many answers a call asks for: one for each text or prompt."""
+    return len(call.texts if isinstance(call, ScoreRequest) else call.prompts)
 
 
-def alike(asked: EngineRequest) -> tuple[object, ...]:
-    """Those that say the same may go into one request."""
-    if isinstance(asked, LogprobsRequest):
+def batch_key(call: EngineRequest) -> tuple[object, ...]:
+    """Returns a key; calls with the same key may be merged into one request."""
+    if isinstance(call, LogprobsRequest):
         return ("logprobs",)
-    texts = asked.texts if isinstance(asked, ScoreRequest) else asked.prompts
+    texts = call.texts if isinstance(call, ScoreRequest) else call.prompts
     kind = type(texts[0]) if texts else None
-    if isinstance(asked, ScoreRequest):
+    if isinstance(call, ScoreRequest):
         return ("score", kind)
-    return ("generate", kind, asked.max_new_tokens, asked.temperature, asked.seed)
+    return ("generate", kind, call.max_new_tokens, call.temperature, call.seed)
 
 
-def joined(many: Sequence[EngineRequest]) -> EngineRequest:
-    """One that asks for what many do that are alike, in their order."""
+def merge_requests(many: Sequence[EngineRequest]) -> EngineRequest:
+    """Returns one call that asks for everything that several calls with the same `batch_key` ask
+    for, in their order.
+    """
     first: Any = many[0]
     return replace(first, **{name: [text for one in many for text in getattr(one, name)]
                              for name in _LISTS if hasattr(first, name)})
 
 
-def read(request: ServiceRequest) -> EngineRequest:
-    """What a call asks for.
+def read_request(request: ServiceRequest) -> EngineRequest:
+    """Returns what a call asks for, checked.
 
     Raises:
-        WrongCall: it is none of the three, or a field is wrong.
+        InvalidCall: The method is none of the three, or a field is missing, unknown or invalid.
     """
     kind = {"score": ScoreRequest, "logprobs": LogprobsRequest,
             "generate": GenerateRequest}.get(request.method)
     if kind is None:
-        raise WrongCall(f"method: {request.method!r} is not one of score, logprobs, generate")
+        raise InvalidCall(f"method: {request.method!r} is not one of score, logprobs, generate")
     try:
         given = decode_value(request.arguments)
     except msgspec.DecodeError as error:
-        raise WrongCall(f"{request.method}: arguments: not a value ({error})") from None
+        raise InvalidCall(f"{request.method}: arguments: not a value ({error})") from None
     if not isinstance(given, dict):
-        raise WrongCall(f"{request.method}: arguments: must be a dict of its fields")
+        raise InvalidCall(f"{request.method}: arguments: must be a dict of its fields")
     try:
-        asked: Any = kind(**given)
+        call: Any = kind(**given)
     except TypeError:
         known = ", ".join(field.name for field in fields(kind))
-        raise WrongCall(f"{request.method}: arguments: {_names(given)} "
-                        f"where {known} belong") from None
+        raise InvalidCall(f"{request.method}: arguments: {_field_names(given)} "
+                          f"where {known} belong") from None
     for name in _LISTS:
-        if hasattr(asked, name):
-            _texts(request.method, name, getattr(asked, name))
-    if isinstance(asked, LogprobsRequest) and len(asked.prompts) != len(asked.completions):
-        raise WrongCall(f"logprobs: completions: {len(asked.completions)} of them for "
-                        f"{len(asked.prompts)} prompts")
-    if isinstance(asked, GenerateRequest):
-        _sampling(asked)
-    return asked
+        if hasattr(call, name):
+            _texts(request.method, name, getattr(call, name))
+    if isinstance(call, LogprobsRequest) and len(call.prompts) != len(call.completions):
+        raise InvalidCall(f"logprobs: completions: there are {len(call.completions)} for "
+                          f"{len(call.prompts)} prompts")
+    if isinstance(call, GenerateRequest):
+        _sampling(call)
+    return call
 
 
-def _names(given: dict[Any, Any]) -> str:
+def _field_names(given: dict[Any, Any]) -> str:
     return ", ".join(name if isinstance(name, str) else f"a {type(name).__name__}"
                      for name in given) or "none"
 
@@ -119,15 +128,15 @@ def _texts(method: str, name: str, found: Any) -> None:
 
     if not isinstance(found, list) or not (
             all(isinstance(item, str) for item in found) or all(map(ids, found))):
-        raise WrongCall(f"{method}: {name}: must be a list of str, or of lists of token ids")
+        raise InvalidCall(f"{method}: {name}: must be a list of str, or of lists of token ids")
 
 
-def _sampling(asked: GenerateRequest) -> None:
-    if type(asked.max_new_tokens) is not int or (
-            not 0 < asked.max_new_tokens < _MOST):
-        raise WrongCall("generate: max_new_tokens: must be a whole number above 0, of 31 bits")
-    if type(asked.temperature) not in (int, float) or not (
-            0 <= asked.temperature < _MOST):
-        raise WrongCall("generate: temperature: must be a number from 0 on, below 2**31")
-    if asked.seed is not None and (type(asked.seed) is not int or not 0 <= asked.seed < _MOST):
-        raise WrongCall("generate: seed: must be a whole number of 31 bits, or None")
+def _sampling(call: GenerateRequest) -> None:
+    if type(call.max_new_tokens) is not int or (
+            not 0 < call.max_new_tokens < _MOST):
+        raise InvalidCall("generate: max_new_tokens: must be a whole number from 1 to 2**31 - 1")
+    if type(call.temperature) not in (int, float) or not (
+            0 <= call.temperature < _MOST):
+        raise InvalidCall("generate: temperature: must be a number, at least 0 and below 2**31")
+    if call.seed is not None and (type(call.seed) is not int or not 0 <= call.seed < _MOST):
+        raise InvalidCall("generate: seed: must be a whole number from 0 to 2**31 - 1, or None")
