@@ -42,7 +42,7 @@ def with_deadline(act: Callable[[], T], kind: type[T], seconds: float) -> T | No
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _be_the_child(act, writing)
+        _run_child(act, writing)
     os.close(writing)
     try:
         data = _read(reading, time.monotonic() + seconds)
@@ -53,7 +53,7 @@ def with_deadline(act: Callable[[], T], kind: type[T], seconds: float) -> T | No
     return found
 
 
-def _be_the_child(act: Callable[[], T], writing: int) -> NoReturn:
+def _run_child(act: Callable[[], T], writing: int) -> NoReturn:
     try:
         os.setsid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -143,13 +143,13 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str], seconds: float)
     return CommandOutput(124, "", f"no answer in {seconds:g} s", time.monotonic() - began)
 
 
-def run_step(words: Sequence[str], environ: Mapping[str, str], seconds: float) -> CommandOutput:
+def run_step(arguments: Sequence[str], environ: Mapping[str, str], seconds: float) -> CommandOutput:
     """Runs `srun` with these arguments, as a further job step of our job.
 
     A process that joined a het job from outside has no variables that name components. Its `srun`
     then finds nothing to start, and the job step is run in the first component instead.
     """
-    output = run_command(["srun", *words], environ, seconds)
+    output = run_command(["srun", *arguments], environ, seconds)
     if _NO_COMPONENT in output.err:
-        output = run_command(["srun", "--het-group=0", *words], environ, seconds)
+        output = run_command(["srun", "--het-group=0", *arguments], environ, seconds)
     return output

@@ -13,21 +13,21 @@ from .check import CheckContext, CheckSpec, Finding, ok, skip, warn
 
 def driver(context: CheckContext) -> Finding:
     """Checks whether NVML finds GPUs."""
-    seen = look()
-    names = ", ".join(f"{g.name} {g.mem_mib / 1024:.0f} GiB" for g in seen.gpus)
-    version = f"driver {seen.driver}, CUDA {seen.cuda}" if seen.driver else ""
-    if seen.gpus and not seen.why:
+    inventory = look()
+    names = ", ".join(f"{g.name} {g.mem_mib / 1024:.0f} GiB" for g in inventory.gpus)
+    version = f"driver {inventory.driver}, CUDA {inventory.cuda}" if inventory.driver else ""
+    if inventory.gpus and not inventory.why:
         return ok(f"{version}: {names}")
-    if seen.gpus:
-        return warn(f"{version}: {names}; {seen.why}", "ask the site about the GPU left out")
+    if inventory.gpus:
+        return warn(f"{version}: {names}; {inventory.why}", "ask the site about the GPU left out")
     given = len(context.place.gpus) if context.place is not None else 0
     if given and context.config.devices.partition(":")[0] not in (CPU, FAKE, "none"):
-        return warn(f"{seen.why}, but Slurm gave {given}",
+        return warn(f"{inventory.why}, but Slurm gave {given}",
                     "where they are real, load the driver or install the extra `gpu`; where Slurm "
                     "only counts them, set `devices` to \"fake\" or \"cpu\"")
-    if "nvidia-ml-py" in seen.why or "reload" in seen.why or seen.driver:
-        return warn(seen.why, "correct it, or set `devices` to \"none\"")
-    return skip(seen.why)
+    if "nvidia-ml-py" in inventory.why or "reload" in inventory.why or inventory.driver:
+        return warn(inventory.why, "correct it, or set `devices` to \"none\"")
+    return skip(inventory.why)
 
 
 def slices(context: CheckContext) -> Finding:

@@ -15,19 +15,19 @@ import time
 _ALONE_S = 40  # MPI_Init waits for ever for a rank that never comes
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Runs the program; returns the exit status."""
     signal.alarm(_ALONE_S)  # SIGALRM's default action ends this process, inside MPI as well
     began = time.monotonic()
     import mpi4py
 
-    if words == ["library"]:
+    if arguments == ["library"]:
         mpi4py.rc.initialize = mpi4py.rc.finalize = False
     from mpi4py import MPI
 
     library = MPI.Get_library_version().splitlines()[0].strip("\0")
     library = " ".join(library.replace("Version:", "").split())
-    if words == ["library"]:
+    if arguments == ["library"]:
         print(json.dumps({"library": library}))
         return 0
     world = MPI.COMM_WORLD

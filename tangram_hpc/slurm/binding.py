@@ -87,14 +87,14 @@ class Pyslurm:
         options = _translated(order)
         if options is None:
             return await self._commands.submit(order)
-        told = await self._ask({"do": "submit", "script": order.script, "options": options,
-                                "environ": {**self._submitters, **dict(order.environ)}})
-        return int(told)
+        answer = await self._ask({"do": "submit", "script": order.script, "options": options,
+                                  "environ": {**self._submitters, **dict(order.environ)}})
+        return int(answer)
 
     async def query(self, jobs: Sequence[int], names: Sequence[str]) -> tuple[JobView, ...]:
         """Returns the rows that pyslurm gives; see `adapter.SlurmAdapter.query`."""
-        told = await self._ask({"do": "query", "jobs": list(jobs), "names": list(names)})
-        return wanted([_view(row) for row in told], jobs, names)
+        answer = await self._ask({"do": "query", "jobs": list(jobs), "names": list(names)})
+        return wanted([_view(row) for row in answer], jobs, names)
 
     async def cancel(self, jobs: Sequence[JobRef]) -> None:
         """Cancels jobs and components through pyslurm; see `adapter.SlurmAdapter.cancel`."""
@@ -125,7 +125,7 @@ class Pyslurm:
         if self._conf and not os.path.exists(self._conf):  # pyslurm would try for a minute
             raise SlurmTransient(f"SLURM_CONF names {self._conf}, which is not there")
         try:
-            told = await self._child.ask(order)
+            answer = await self._child.ask(order)
         except ChildLate as late:
             raise SlurmTransient(f"pyslurm: {late}", unsure=True) from None
         except ChildGone as gone:
@@ -133,11 +133,11 @@ class Pyslurm:
                 raise PyslurmUnusable(f"pyslurm: {gone}") from None
             raise SlurmTransient(f"pyslurm: its process has ended: {gone}", unsure=True) from None
         self._answered = True
-        if "error" in told:
-            raise failure(f"pyslurm: {told['error']}")
-        if "value" not in told:
-            raise ProtocolError(f"pyslurm's process answered {str(told)[:80]}")
-        return told["value"]
+        if "error" in answer:
+            raise failure(f"pyslurm: {answer['error']}")
+        if "value" not in answer:
+            raise ProtocolError(f"pyslurm's process answered {str(answer)[:80]}")
+        return answer["value"]
 
 
 def _translated(order: JobOrder) -> dict[str, Any] | None:

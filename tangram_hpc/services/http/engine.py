@@ -160,10 +160,10 @@ class HttpEngine:
         answer = await self._web.get(path)
         if answer.status >= 500:
             raise ServiceDied(f"{self._web.where}{path} answered {answer.line()}")
-        said = answer.json() if answer.ok else None
-        if said is None:
+        reply = answer.json() if answer.ok else None
+        if reply is None:
             self._refuse(path, answer)
-        return said
+        return reply
 
     def _refuse(self, path: str, answer: HttpResponse) -> None:
         where = f"{self._web.where}{path} answered {answer.line()}"
@@ -288,9 +288,9 @@ class ModelEngine(HttpEngine):
 
     async def _tokens(self, text: str, special: bool) -> list[int]:
         """Returns the token ids of a text. Both engines serve this path in the same way."""
-        said = await self._post_json("/tokenize", self._with_model(
+        reply = await self._post_json("/tokenize", self._with_model(
             {"prompt": text, "add_special_tokens": special}))
-        tokens = said.get("tokens") if isinstance(said, dict) else None
+        tokens = reply.get("tokens") if isinstance(reply, dict) else None
         if not isinstance(tokens, list) or not all(type(t) is int for t in tokens):
             raise self._malformed("/tokenize", "tokens")
         return tokens

@@ -69,13 +69,13 @@ class PlainEngine(HttpEngine):
             return []
         path = self._options.call_path
         try:
-            said = await self._post_json(path, {"requests": bodies})
+            reply = await self._post_json(path, {"requests": bodies})
         except InvalidCall as error:
             if len(bodies) == 1:
                 return [ServiceReply(error=str(error))]
             return [reply for alone in await run_together(self._batch([b]) for b in bodies)
                     for reply in alone]
-        found = said.get("replies") if isinstance(said, dict) else None
+        found = reply.get("replies") if isinstance(reply, dict) else None
         if not isinstance(found, list) or len(found) != len(bodies):
             odd = f"{self._web.where}{path}: its answer has no {len(bodies)} 'replies'"
             return [ServiceReply(error=odd)] * len(bodies)

@@ -106,8 +106,8 @@ class SglangEngine(ModelEngine):
     async def _either(self, path: str, older: str) -> dict[str, Any]:
         if (await self._web.get(path)).status == 404:
             path = older
-        said = await self._get_json(path)
-        return said if isinstance(said, dict) else {}
+        reply = await self._get_json(path)
+        return reply if isinstance(reply, dict) else {}
 
     # ---- calls -------------------------------------------------------------------------------
 
@@ -127,9 +127,9 @@ class SglangEngine(ModelEngine):
                 raise InvalidCall("generate: seed: this server ignores it; start SGLang with "
                                   "--enable-deterministic-inference, or leave it out")
             sampling["sampling_seed"] = call.seed
-        said = await self._post_json("/generate",
-                                     {**_input(call.prompts), "sampling_params": sampling})
-        rows = self._rows("/generate", said, len(call.prompts))
+        reply = await self._post_json("/generate",
+                                      {**_input(call.prompts), "sampling_params": sampling})
+        rows = self._rows("/generate", reply, len(call.prompts))
         if not all(isinstance(row.get("text"), str) for row in rows):
             raise self._malformed("/generate", "text")
         return [row["text"] for row in rows]
@@ -139,11 +139,11 @@ class SglangEngine(ModelEngine):
     ) -> list[list[float | None]]:
         # the first position in the answer has no number, so begin one before the completion;
         # positions before that may come from the cache
-        said = await self._post_json("/generate", {
+        reply = await self._post_json("/generate", {
             "input_ids": [p + c for p, c in zip(prompts, completions, strict=True)],
             "sampling_params": {"max_new_tokens": 0, "temperature": 0}, "return_logprob": True,
             "logprob_start_len": [max(0, len(p) - 1) for p in prompts]})
-        rows = self._rows("/generate", said, len(prompts))
+        rows = self._rows("/generate", reply, len(prompts))
         return [self._last_logprobs(row.get("meta_info"), c)
                 for row, c in zip(rows, completions, strict=True)]
 
@@ -159,11 +159,11 @@ class SglangEngine(ModelEngine):
         except (TypeError, KeyError, ValueError, IndexError):
             raise self._malformed("/generate", "input_token_logprobs") from None
 
-    def _rows(self, path: str, said: Any, wanted: int) -> list[dict[str, Any]]:
-        if not isinstance(said, list) or len(said) != wanted or not all(
-                isinstance(row, dict) for row in said):
+    def _rows(self, path: str, reply: Any, wanted: int) -> list[dict[str, Any]]:
+        if not isinstance(reply, list) or len(reply) != wanted or not all(
+                isinstance(row, dict) for row in reply):
             raise self._malformed(path, "list")
-        return said
+        return reply
 
     def _with_model(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"model": self._model, **body}

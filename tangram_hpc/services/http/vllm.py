@@ -40,8 +40,8 @@ class VllmEngine(ModelEngine):
 
     async def _load(self) -> None:
         await self._check_health()
-        said = await self._get_json("/v1/models")
-        served = [m.get("id") for m in said.get("data", ())] if isinstance(said, dict) else []
+        reply = await self._get_json("/v1/models")
+        served = [m.get("id") for m in reply.get("data", ())] if isinstance(reply, dict) else []
         if self._model not in served:
             raise ServiceRefused(f"service {self._name}: model: {self._web.where} serves "
                                  f"{', '.join(map(str, served)) or 'none'}, not {self._model}")
@@ -80,8 +80,8 @@ class VllmEngine(ModelEngine):
         await self._until(sleeping=False)
 
     async def _sleeping(self) -> bool:
-        said = await self._get_json("/is_sleeping")
-        found = said.get("is_sleeping") if isinstance(said, dict) else None
+        reply = await self._get_json("/is_sleeping")
+        found = reply.get("is_sleeping") if isinstance(reply, dict) else None
         if not isinstance(found, bool):
             raise ServiceDied(f"{self._web.where}/is_sleeping does not say whether it sleeps")
         return found
@@ -102,9 +102,9 @@ class VllmEngine(ModelEngine):
 
     async def _score(self, call: ScoreRequest) -> list[Any]:
         # older versions call `use_activation` just `activation`
-        said = await self._post_json("/classify", self._with_model(
+        reply = await self._post_json("/classify", self._with_model(
             {"input": call.texts, "use_activation": False, "activation": False}))
-        rows = self._rows("/classify", said, "data", len(call.texts))
+        rows = self._rows("/classify", reply, "data", len(call.texts))
         if not all(isinstance(row.get("probs"), list) and row["probs"] for row in rows):
             raise self._malformed("/classify", "probs")
         return [row["probs"][0] if len(row["probs"]) == 1 else row["probs"] for row in rows]
@@ -114,8 +114,8 @@ class VllmEngine(ModelEngine):
                 "temperature": call.temperature, "n": 1}
         if call.seed is not None:
             body["seed"] = call.seed
-        said = await self._post_json("/v1/completions", self._with_model(body))
-        rows = self._rows("/v1/completions", said, "choices", len(call.prompts))
+        reply = await self._post_json("/v1/completions", self._with_model(body))
+        rows = self._rows("/v1/completions", reply, "choices", len(call.prompts))
         if not all(isinstance(row.get("text"), str) for row in rows):
             raise self._malformed("/v1/completions", "text")
         return [row["text"] for row in rows]
@@ -124,10 +124,10 @@ class VllmEngine(ModelEngine):
         self, prompts: list[list[int]], completions: list[list[int]]
     ) -> list[list[float | None]]:
         # one token is generated and thrown away: vLLM refuses to generate none
-        said = await self._post_json("/v1/completions", self._with_model(
+        reply = await self._post_json("/v1/completions", self._with_model(
             {"prompt": [p + c for p, c in zip(prompts, completions, strict=True)],
              "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}))
-        rows = self._rows("/v1/completions", said, "choices", len(prompts))
+        rows = self._rows("/v1/completions", reply, "choices", len(prompts))
         return [self._last_logprobs(row.get("prompt_logprobs"), c)
                 for row, c in zip(rows, completions, strict=True)]
 
@@ -144,8 +144,8 @@ class VllmEngine(ModelEngine):
         except (TypeError, KeyError, ValueError):
             raise self._malformed("/v1/completions", "prompt_logprobs") from None
 
-    def _rows(self, path: str, said: Any, field: str, wanted: int) -> list[dict[str, Any]]:
-        rows = said.get(field) if isinstance(said, dict) else None
+    def _rows(self, path: str, reply: Any, field: str, wanted: int) -> list[dict[str, Any]]:
+        rows = reply.get(field) if isinstance(reply, dict) else None
         if not isinstance(rows, list) or len(rows) != wanted or not all(
                 isinstance(row, dict) and isinstance(row.get("index"), int) for row in rows):
             raise self._malformed(path, field)

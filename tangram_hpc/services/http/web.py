@@ -69,12 +69,12 @@ class HttpResponse:
 
     def line(self) -> str:
         """Returns the status and the server's own error message, in one line."""
-        said = self.json()
-        if isinstance(said, dict):
-            said = said.get("error") or said.get("message") or said.get("detail") or said
-        if isinstance(said, dict):
-            said = said.get("message") or said
-        words = " ".join((said if isinstance(said, str) else self.text).split())
+        reply = self.json()
+        if isinstance(reply, dict):
+            reply = reply.get("error") or reply.get("message") or reply.get("detail") or reply
+        if isinstance(reply, dict):
+            reply = reply.get("message") or reply
+        words = " ".join((reply if isinstance(reply, str) else self.text).split())
         return f"{self.status}: {words[:_CUT]}" if words else str(self.status)
 
 

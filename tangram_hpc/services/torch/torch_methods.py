@@ -183,10 +183,10 @@ class LogprobsMethod:
               for place in range(each.begin, len(each.tokens))]
         rows, places = torch.tensor(at, device=ids.device).unbind(1)
         wanted = ids[rows, places]
-        wanted_logprobs = torch.cat([_logprobs_of(logits, wanted[start : start + len(logits)])
-                          for start, logits in self._logits(ids, mask, rows, places - 1)])
+        found = torch.cat([_logprobs_of(logits, wanted[start : start + len(logits)])
+                           for start, logits in self._logits(ids, mask, rows, places - 1)])
         counts = [len(each.tokens) - each.begin for each in batch]
-        return [part.numpy() for part in wanted_logprobs.cpu().split(counts)]
+        return [part.numpy() for part in found.cpu().split(counts)]
 
     def _logits(self, ids: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor,
                 places: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:

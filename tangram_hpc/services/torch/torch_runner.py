@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Serves the worker at the other end of the socket until the worker closes it."""
-    descriptor, worker = int(words[0]), int(words[1])
+    descriptor, worker = int(arguments[0]), int(arguments[1])
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(_PR_SET_NAME, b"tangram-model", 0, 0, 0)

@@ -147,7 +147,7 @@ def _exchange(MPI: Any, card: RankCard) -> list[RankCard]:
     if len(text) > _SLOT:
         raise InvalidInput(f"the path of the access file is too long for MPI: {card.access[:80]}…")
     world = MPI.COMM_WORLD
-    told = bytearray(_SLOT * world.size)
-    world.Allgather([bytearray(text.ljust(_SLOT)), MPI.BYTE], [told, MPI.BYTE])
-    slots = (told[at : at + _SLOT] for at in range(0, len(told), _SLOT))
+    gathered = bytearray(_SLOT * world.size)
+    world.Allgather([bytearray(text.ljust(_SLOT)), MPI.BYTE], [gathered, MPI.BYTE])
+    slots = (gathered[at : at + _SLOT] for at in range(0, len(gathered), _SLOT))
     return [RankCard(**json.loads(slot)) for slot in slots]

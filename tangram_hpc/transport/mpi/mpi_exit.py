@@ -48,11 +48,11 @@ def note_exit_status() -> None:
     """
     real = sys.exit
 
-    def heard(status: Any = None, /) -> None:
+    def noting_exit(status: Any = None, /) -> None:
         _noted[:] = [status]
         real(status)
 
-    sys.exit = heard  # type: ignore[assignment]
+    sys.exit = noting_exit  # type: ignore[assignment]
 
 
 def exit_status() -> int:

@@ -52,9 +52,9 @@ def launch_of(environ: Mapping[str, str]) -> Launch:
     place = slurm_place(environ)
     tasks = place.ntasks if place is not None else 0
     if not managed(environ) and (tasks > 1 or not size):
-        told = f"srun started {tasks} tasks with --mpi=none" if tasks > 1 else (
+        why = f"srun started {tasks} tasks with --mpi=none" if tasks > 1 else (
             "no launcher started this process")
-        raise WrongWorld(f"the MPI world would have 1 rank: TANGRAM_GATEWAY is set, but {told}; "
+        raise WrongWorld(f"the MPI world would have 1 rank: TANGRAM_GATEWAY is set, but {why}; "
                          f"{REMEDY}")
     if not size and tasks:
         size, source = tasks, "SLURM_STEP_NUM_TASKS"

@@ -130,9 +130,9 @@ class MpiWorld:
         """
         mine, least, pause = array("i", [can]), array("i", [0]), 50e-6
         try:
-            told = self._parting.Iallreduce([mine, self._mpi.INT], [least, self._mpi.INT],
-                                            self._mpi.MIN)
-            while not told.Test():
+            request = self._parting.Iallreduce([mine, self._mpi.INT], [least, self._mpi.INT],
+                                               self._mpi.MIN)
+            while not request.Test():
                 time.sleep(pause)
                 pause = min(0.02, pause * 1.5)
         except self._mpi.Exception:
