@@ -4,21 +4,10 @@ Problem: two brokers that serve one job would give one idempotency key two resul
 may be started by hand, by a requeue while the first still runs on a node that is cut off, or on a
 file system whose locks do not reach other nodes.
 
-Two means, each for what the other cannot see:
-
-- A lock: `flock` on the file `lock`.
-- An epoch: the file `epoch-N`.
-
-The kernel drops the lock when its holder dies, however that was, so a second broker on the same
-host is refused exactly while the first lives. File systems without locks, and locks that another
-node does not see, are no reason to fail.
-
-An epoch's file has the holder's host, pid and a random word, and is made by an atomic create. A
-broker that takes the folder makes the next epoch and removes the earlier ones. It checks that its
-own epoch is there before it commits and before it answers (at most every `CHECK_NS`). So a broker
-that was stopped and continued, or was cut off, finds that it was superseded and answers nothing
-more. The new holder waits for `YIELD_S`, which is longer than `CHECK_NS`, before it reads the old
-journals.
+Two means are combined, each for what the other cannot see. A lock (`FileLock`) refuses a second
+broker on the same host exactly while the first lives. An epoch (`FolderLock`) lets a broker that
+was stopped and continued, or was cut off, find that it was superseded; it then answers nothing
+more.
 
 What this does not cover: a holder that is stopped between its check and its write, and is continued
 after the next one has read the journals, writes one more group of events.
@@ -70,7 +59,10 @@ class FolderOwner:
 
 
 class FileLock:
-    """The lock of a job's folder, which ends with this process.
+    """The lock of a job's folder: `flock` on the file `lock`.
+
+    The kernel drops it when this process dies, however that was. File systems without locks, and
+    locks that another node does not see, are no reason to fail.
 
     Attributes:
         held: Whether we have the lock. True as well where the file system has no locks.
@@ -102,6 +94,12 @@ class FileLock:
 class FolderLock:
     """A folder that this broker holds; the constructor makes its epoch. O(epochs in the folder),
     which is 1.
+
+    An epoch is the file `epoch-N` with the holder's host, pid and a random word, made by an atomic
+    create. A broker that takes the folder makes the next epoch and removes the earlier ones. It
+    checks that its own epoch is there before it commits and before it answers, at most every
+    `CHECK_NS`. The new holder waits for `YIELD_S`, which is longer, before it reads the old
+    journals.
 
     Args:
         folder: The job's folder.

@@ -8,20 +8,7 @@ What was measured (Slurm 22.05): the submit time that `squeue` shows CHANGES at 
 time of the requeue, and SLURM_RESTART_COUNT (absent, 1, 2, ...) grows by one. Nothing that Slurm
 shows of a running job is both unique and the same after a requeue. So the folder keeps
 `identity.json`: the cluster, the id, and the submit time and restart count of each start whose
-broker took the folder.
-
-A start belongs to the same job in two cases.
-
-The first: its restart count and submit time are those of the last start on record. Then a broker
-was started again within one start of the job.
-
-The second: its restart count and submit time are both later, and accounting agrees: of the starts
-that `sacct --duplicates` lists, the last on record is among the `restarts` ones before this. That
-tells it from a foreign job with the same id that was itself requeued before it came to its broker.
-Where there is no accounting, or it lacks some of those starts, the first condition alone decides.
-
-Everything else counts as foreign, as does what cannot be proven: a journal without a record, or a
-submit time that Slurm did not tell.
+broker took the folder. `why_foreign` has the rule.
 """
 
 from __future__ import annotations
@@ -77,6 +64,18 @@ def write_starts(folder: Path, starts: Sequence[JobStart]) -> None:
 async def why_foreign(starts: Sequence[JobStart], now: JobStart,
                       accounted: Callable[[], Awaitable[Sequence[int]]]) -> str:
     """Returns why the contents of a folder are another job's; empty if they are this job's.
+
+    A start belongs to the same job in two cases. In the first, its restart count and submit time
+    are those of the last start on record: a broker was started again within one start of the job.
+
+    In the second, its restart count is greater, its submit time is later, and accounting agrees: of
+    the starts that `sacct --duplicates` lists, the last on record is among the `restarts` ones
+    before this. That tells it from a foreign job with the same id that was itself requeued before
+    it came to its broker. Where accounting lacks some of those starts, the first two conditions
+    decide, and where a submit time is unknown, the restart count alone does.
+
+    Everything else counts as foreign, as does what cannot be proven: a journal without a record, or
+    a start with the same restart count whose submit time Slurm did not tell.
 
     Args:
         starts: The record of the folder, oldest first.

@@ -6,16 +6,9 @@ damages a record that was promised, and readers must report it. A checksum over 
 cannot tell the two apart: a flipped length makes the rest of the file look like one torn record.
 
 A record is: u32 length of the body, u32 crc32 of the body, u32 crc32 of those eight bytes, the
-body, and one byte `END`. All numbers are little endian.
-
-The header has a checksum of its own, so a length is used only if it is as it was written. `END` is
-not zero, and no single bit flip makes it zero. A file system that lost its power may show zeros
-where the end of a file was never written. So a record of which everything from some inner byte to
-the end of the file is zero was never completely written. Everything else that does not fit is
-damage.
-
-Files of the format before this one (`read_unguarded`) had no checksum over the length. They are
-still read, with what that format can tell.
+body, and one byte `END`. All numbers are little endian. The header has a checksum of its own, so a
+length is used only if it is as it was written. `END` is not zero, and no single bit flip makes it
+zero; what a torn end may look like is described at `read_records`.
 """
 
 from __future__ import annotations
@@ -46,6 +39,10 @@ def framed(body: bytes) -> bytes:
 def read_records(data: Buffer, start: int, where: str, remedy: str
                  ) -> Iterator[tuple[int, memoryview]]:
     """Yields the offset and the content of each body, oldest first. O(size of the data).
+
+    A file system that lost its power may show zeros where the end of a file was never written. So a
+    record of which everything from some inner byte to the end of the file is zero was never
+    completely written, and is a torn end. Everything else that does not fit is damage.
 
     Args:
         data: The whole file.
@@ -79,10 +76,10 @@ def read_records(data: Buffer, start: int, where: str, remedy: str
 
 def read_unguarded(data: Buffer, start: int, where: str, remedy: str
                    ) -> Iterator[tuple[int, memoryview]]:
-    """Does what `read_records` does, for files of the format before this one.
+    """Does what `read_records` does, for files of the format before this one, which are still read.
 
-    A record there is: u32 length, u32 crc32 of the body, body. A damaged length looks like a torn
-    end; a damaged body is reported.
+    A record there is: u32 length, u32 crc32 of the body, body. There is no checksum over the
+    length, so a damaged length looks like a torn end; a damaged body is reported.
 
     Raises:
         Damaged: A body in front of others is not as it was written.

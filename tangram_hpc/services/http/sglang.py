@@ -8,13 +8,6 @@ the cache until the server grants it, which it does only when it is idle. And a 
 carries a mark in its own `weight_version`, which lives exactly as long as the state that it
 describes.
 
-- `load`: `/health`, `/server_info`, `/model_info`
-- `park`: `POST /flush_cache`, then `POST /release_memory_occupation` (weights, cache and graphs)
-- `wake`: `POST /resume_memory_occupation`
-- `score`: `POST /classify`; `embedding` is a reward model's number, or one for each class
-- `logprobs`: `POST /tokenize`, then `POST /generate` with `return_logprob`
-- `generate`: `POST /generate`; no chat template is applied
-
 With `--enable-memory-saver` alone the weights are dropped, and a resumed server answers with
 whatever the memory happens to hold. Only with `--enable-weights-cpu-backup` (0.5.3) as well are the
 weights restored. The mark needs one tokenizer process (`--tokenizer-worker-num 1`, the default).
@@ -37,7 +30,15 @@ NEEDED = {"enable_memory_saver": "--enable-memory-saver",
 
 
 class SglangEngine(ModelEngine):
-    """One SGLang server; see `HttpEngine`."""
+    """One SGLang server; see `HttpEngine`. Our methods use these paths:
+
+    - `load`: `/health`, `/server_info`, `/model_info`
+    - `park`: `POST /flush_cache`, then `POST /release_memory_occupation` (weights, cache, graphs)
+    - `wake`: `POST /resume_memory_occupation`
+    - `score`: `POST /classify`; `embedding` is a reward model's number, or one for each class
+    - `logprobs`: `POST /tokenize`, then `POST /generate` with `return_logprob`
+    - `generate`: `POST /generate`; no chat template is applied
+    """
 
     def __init__(self, name: str, web: Web, weights_mib: int, options: SglangService) -> None:
         super().__init__(name, web, weights_mib)

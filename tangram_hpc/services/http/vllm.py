@@ -5,13 +5,6 @@ Experimental: tested against a fake of the protocol, never run against a real vL
 Invariants: after `park` the server itself says that it sleeps. A request to a sleeping vLLM can end
 it, so none is ever sent to one.
 
-- `load`: `/health`, `/v1/models`, `/is_sleeping`, `/server_info`
-- `park`: `POST /sleep?level=1` (weights go to host memory) or `2` (weights are dropped)
-- `wake`: `POST /wake_up`; at level 2 the weights are read again from disk in between
-- `score`: `POST /classify` without activation: a reward model's number, or all classes' logits
-- `logprobs`: `POST /tokenize`, then `POST /v1/completions` with `prompt_logprobs`
-- `generate`: `POST /v1/completions`; no chat template is applied
-
 `/sleep`, `/wake_up`, `/is_sleeping`, `/server_info` and `/collective_rpc` exist only where the
 server's environment has `VLLM_SERVER_DEV_MODE=1`. Without `--enable-sleep-mode` some versions
 answer `/sleep` with 200 and free nothing, so `load` checks that option.
@@ -32,7 +25,15 @@ REMEDY = "start vLLM with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"
 
 
 class VllmEngine(ModelEngine):
-    """One vLLM server; see `HttpEngine`."""
+    """One vLLM server; see `HttpEngine`. Our methods use these paths:
+
+    - `load`: `/health`, `/v1/models`, `/is_sleeping`, `/server_info`
+    - `park`: `POST /sleep?level=1` (weights go to host memory) or `2` (weights are dropped)
+    - `wake`: `POST /wake_up`; at level 2 the weights are read again from disk in between
+    - `score`: `POST /classify` without activation: a reward model's number, or all classes' logits
+    - `logprobs`: `POST /tokenize`, then `POST /v1/completions` with `prompt_logprobs`
+    - `generate`: `POST /v1/completions`; no chat template is applied
+    """
 
     def __init__(self, name: str, web: Web, weights_mib: int, options: VllmService) -> None:
         super().__init__(name, web, weights_mib if options.sleep_level == 1 else 0)

@@ -5,16 +5,10 @@
 - `generate(prompts, max_new_tokens=256, temperature=0, seed=0)`: for each prompt a str
 - `sample(prompts, max_new_tokens=256, temperature=1, seed=0, min_version=0)`: as `generate`
 
-Log-probabilities are natural logarithms, each given all tokens before it. `generate` takes the most
-likely token at temperature 0 and draws it otherwise; the draws of a row depend on the seed and on
-the row's place in its request alone, not on the other requests of the batch. `sample` is for
-training: it returns for each prompt a dict of the new `tokens`, their `logprobs` as they were
-drawn, and the `version` of the weights. A request is refused when that version is below its
-`min_version`.
-
-Prompt and completion are tokenised apart. Rows are padded on the right, where a causal model's real
-tokens do not see the padding; `generate` pads on the left, because all rows are continued at the
-same place. This module knows neither where the weights come from nor which call a row belongs to.
+Log-probabilities are natural logarithms, each given all tokens before it. Prompt and completion are
+tokenised apart. Rows are padded on the right, where a causal model's real tokens do not see the
+padding; `generate` pads on the left, because all rows are continued at the same place. This module
+knows neither where the weights come from nor which call a row belongs to.
 """
 
 from __future__ import annotations
@@ -209,6 +203,10 @@ class LogprobsMethod:
 class GenerateMethod:
     """The method `generate`, for short answers such as a judge's.
 
+    It takes the most likely token at temperature 0 and draws it otherwise. The draws of a row
+    depend on the seed and on the row's place in its request alone, not on the other requests of the
+    batch.
+
     Attributes:
         extra: Names of further fields that a subclass takes.
         default_temperature: The temperature of a request that names none.
@@ -290,8 +288,10 @@ class GenerateMethod:
 
 
 class Sample(GenerateMethod):
-    """The method `sample`, for rollouts to be trained on: tokens, their log-probabilities, and
-    which version of the weights drew them.
+    """The method `sample`, for rollouts to be trained on.
+
+    It returns for each prompt a dict of the new `tokens`, their `logprobs` as they were drawn, and
+    the `version` of the weights. A request is refused when that version is below its `min_version`.
     """
 
     extra = ("min_version",)
@@ -307,7 +307,7 @@ class Sample(GenerateMethod):
                                  f"{self._engine.version}")
 
     def run(self, batch: Sequence[BatchRow]) -> list[Any]:
-        """Returns a dict for each row, as the module's head describes it; see `Method.run`."""
+        """Returns a dict for each row; see `Method.run`."""
         return [{"tokens": np.array([token for token, _ in row], np.int64),
                  "logprobs": np.array([logprob for _, logprob in row]),
                  "version": self._engine.version} for row in self._generate(batch, True)]
