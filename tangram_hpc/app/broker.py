@@ -31,7 +31,7 @@ from ..slurm.choice import make_slurm
 from ..slurm.job_environment import slurm_place
 from ..storage.access import Access, mark_ended, write_access
 from ..storage.cmlfq_file import TreeFiles
-from ..storage.folder_lock import BEAT_S, FolderLock
+from ..storage.folder_lock import HEARTBEAT_S, FolderLock
 from ..storage.journal import FileJournal, journals, next_journal, read_journals
 from ..storage.rundir import make_scratch
 from ..storage.spill_files import FolderSpillFiles
@@ -149,11 +149,11 @@ def _check_place(folder_lock: FolderLock, job: str) -> None:
 
 
 def _hold(timer: LoopTimer, folder_lock: FolderLock, broker: Broker) -> None:
-    """Shows every `BEAT_S` that this broker lives, and looks whether it has been superseded while
+    """Shows every `HEARTBEAT_S` that this broker lives, and checks whether it was superseded while
     it had nothing to commit."""
-    folder_lock.beat()
+    folder_lock.heartbeat()
     if not broker.superseded() and not broker.ended:
-        timer.after(BEAT_S, lambda: _hold(timer, folder_lock, broker))
+        timer.after(HEARTBEAT_S, lambda: _hold(timer, folder_lock, broker))
 
 
 def _settings(plan: BrokerPlan, folder: Path, endpoints: tuple[EndpointSpec, ...]) -> Settings:
@@ -221,7 +221,7 @@ def _open_ways(plan: BrokerPlan, environ: Mapping[str, str]
         if (own := own_addresses(config.bind, {} if embedded else environ,
                                  plan.scripts is not None)) is not None:
             sockets.append(_listen_tcp(own.listen))
-            host = f"[{own.told}]" if ":" in own.told else own.told
+            host = f"[{own.advertised}]" if ":" in own.advertised else own.advertised
             addresses.append(f"tcp:{host}:{sockets[-1].getsockname()[1]}")
     except InvalidInput:
         for sock in sockets:

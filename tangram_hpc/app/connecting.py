@@ -161,9 +161,10 @@ def _is_there(path: Path) -> bool:
 def _connect_over_mpi(environ: Mapping[str, str], name: str) -> Client:
     """A client through the world's gateway; over the socket when that way is lost."""
     from ..transport.mpi import mpi
+    from ..transport.mpi.rank_card import RankCard
 
     global _rank_pid
-    world = mpi.meet(environ, mpi.Card("trainer", VERSION))
+    world = mpi.meet(environ, RankCard("trainer", VERSION))
     _rank_pid = os.getpid()
     # processes that this rank starts are not ranks: `connect()` finds the broker's socket there
     os.environ["TANGRAM_ACCESS"] = world.access

@@ -12,6 +12,7 @@ from ..errors import BrokerUnreachable, TangramError
 from ..gateway.driver import Gateway
 from ..gateway.watchdog import STUCK_S, watch
 from ..transport.mpi.mpi_watchdog import end_if_stopped
+from ..transport.mpi.rank_card import RankCard
 from ..transport.mpi.timer_slack import shorten_timer_slack
 from ..transport.pipes import SocketPipes
 from ..transport.socket.dial import dial
@@ -41,8 +42,8 @@ def serve_gateway(config: Config, environ: Mapping[str, str], access: str | Path
             known = await_access(Path(path), patience)
         except TangramError as error:
             problem = str(error)
-        world = mpi.meet(environ, mpi.Card("gateway", VERSION,
-                                           known.job if known is not None else "", path, problem))
+        job_served = known.job if known is not None else ""
+        world = mpi.meet(environ, RankCard("gateway", VERSION, job_served, path, problem))
     except TangramError as error:
         if mpi.speaks(environ):
             raise

@@ -41,8 +41,8 @@ def go(args: argparse.Namespace) -> int:
     """Looks, prints, and says whether the main job would run."""
     from ..app.connecting import own_addresses
     from ..config.settings import Config, load_config
-    from ..doctor.checkup import check_up, look_around
-    from ..doctor.severity import hindrances
+    from ..doctor.checkup import gather_context, run_checks
+    from ..doctor.severity import blockers
     from ..errors import InvalidInput
 
     wrong = ""
@@ -55,20 +55,20 @@ def go(args: argparse.Namespace) -> int:
         own = own_addresses(config.bind, os.environ)
     except InvalidInput as error:
         own = str(error)
-    where = look_around(os.environ, config, own, wrong, args.mpi)
+    context = gather_context(os.environ, config, own, wrong, args.mpi)
     live = sys.stderr.isatty()
-    checks = check_up(where, _say if live else _say_nothing)
+    checks = run_checks(context, _say if live else _say_nothing)
     if live:
         sys.stderr.write(_CLEAR)
-    why = hindrances(where.kind, checks)
+    why = blockers(context.kind, checks)
     if args.json:
         from dataclasses import asdict
 
-        print(json.dumps({"place": where.kind, "host": socket.gethostname(), "runs": not why,
+        print(json.dumps({"place": context.kind, "host": socket.gethostname(), "runs": not why,
                           "why_not": why, "checks": [asdict(c) for c in checks]}))
     else:
-        node = where.place.node if where.place is not None else ""
-        print("\n".join(page(where.kind, node or socket.gethostname(), checks, why,
+        node = context.place.node if context.place is not None else ""
+        print("\n".join(page(context.kind, node or socket.gethostname(), checks, why,
                              sys.stdout.isatty() and "NO_COLOR" not in os.environ)))
     return 1 if why else 0
 

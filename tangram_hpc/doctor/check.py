@@ -1,8 +1,8 @@
-"""What a check is, what it is told and what it may say.
+"""What a check of `tangram doctor` is, what it is given, and what it may answer.
 
-Law: a check looks by the means of those who do the work, changes nothing that outlives it, needs no
-root, and says "ok" of nothing that it has not tried. It never ends the page: what it raises is its
-finding.
+Rules that every check keeps: it uses the same means as the code that does the work, changes nothing
+that outlives it, needs no root, and says "ok" only of what it has tried. It never ends the page: an
+exception that it raises becomes its finding.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ MACHINE, LOGIN, JOB = "machine", "login", "job"
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check says. `state`: "ok", "warn", "fail" or "skip"; `found`: one line on what is, or
-    for "skip" on why it does not apply; `remedy`: what to do, empty for "ok"."""
+    """The answer of a check.
+
+    Attributes:
+        state: "ok", "warn" (it works with less), "fail", or "skip" (the check does not apply).
+        found: One line on what was found, or for "skip" on why the check does not apply.
+        remedy: What to do; empty for "ok" and "skip".
+    """
 
     state: str
     found: str
@@ -29,7 +34,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """A finding with the check's name and subject, and the seconds it took."""
+    """A finding as the page and `--json` show it.
+
+    Attributes:
+        group: The subject, such as "Slurm".
+        name: The check's name.
+        state: See `Finding`.
+        found: See `Finding`.
+        remedy: See `Finding`.
+        seconds: How long the check took, seconds.
+    """
 
     group: str
     name: str
@@ -41,14 +55,14 @@ class Check:
 
 @dataclass(frozen=True)
 class SlurmFacts:
-    """What the controller answered.
+    """What Slurm's controller answered.
 
     Attributes:
-        conf: its configuration; empty when it did not answer.
-        configured: there is a Slurm for this machine, answering or not.
-        why: why `conf` is empty, in one line.
-        seconds: how long it took.
-        skew_s: the least and the most seconds that its clock is ahead of ours.
+        conf: The controller's configuration; empty if it did not answer.
+        configured: Whether this machine belongs to a Slurm cluster, whether or not it answers.
+        why: Why `conf` is empty, in one line.
+        seconds: How long the answer took, seconds.
+        skew_s: By how many seconds the controller's clock is ahead of ours, at least and at most.
     """
 
     conf: dict[str, str] = field(default_factory=dict)
@@ -59,18 +73,19 @@ class SlurmFacts:
 
 
 @dataclass(frozen=True)
-class Where:
-    """What checks are told.
+class CheckContext:
+    """What all checks are given.
 
     Attributes:
-        environ, config: the environment, and the settings (the defaults where `wrong` is set).
-        address: what a broker here would tell others; empty for nothing (setting `bind`).
-        slurm: what Slurm's controller said.
-        place: None outside a job.
-        wrong: why the settings cannot be read.
-        mpi: how srun starts MPI; empty for what the library wants.
-        listen: where a broker would listen, if elsewhere than at `address`.
-        no_address: why a broker here has no address that it could tell others.
+        environ: The environment.
+        config: The settings; the defaults where `wrong` is set.
+        address: The address that a broker here would tell others; empty if there is none.
+        slurm: What Slurm's controller answered.
+        place: What Slurm gave to this job; None outside a job.
+        wrong: Why the settings cannot be read; empty if they can.
+        mpi: How srun shall start MPI; empty for what the MPI library needs.
+        listen: The address on which a broker would listen, if it is not `address`.
+        no_address: Why a broker here has no address to tell others; empty if it has one.
     """
 
     environ: Mapping[str, str]
@@ -85,35 +100,44 @@ class Where:
 
     @property
     def kind(self) -> str:
-        """"job" inside one, "login" where Slurm is, "machine" where it is not."""
+        """The kind of place at which this runs: "job" inside a job, "login" where Slurm is, else
+        "machine".
+        """
         return JOB if self.place is not None else LOGIN if self.slurm.configured else MACHINE
 
 
 @dataclass(frozen=True)
-class Item:
-    """A check on the list: it has so many seconds; `late` is the remedy when it takes longer."""
+class CheckSpec:
+    """A check on the list.
+
+    Attributes:
+        name: The check's name, which is unique.
+        act: Carries the check out.
+        seconds: How long the check may take, seconds.
+        late: The remedy when it takes longer.
+    """
 
     name: str
-    act: Callable[[Where], Finding]
+    act: Callable[[CheckContext], Finding]
     seconds: float = 10.0
     late: str = "find out what hangs"
 
 
 def ok(found: str) -> Finding:
-    """All is well."""
+    """Returns the finding that all is well."""
     return Finding(OK, found)
 
 
 def warn(found: str, remedy: str) -> Finding:
-    """It works, with less."""
+    """Returns the finding that something works, but with less than it could."""
     return Finding(WARN, found, remedy)
 
 
 def fail(found: str, remedy: str) -> Finding:
-    """It does not work."""
+    """Returns the finding that something does not work."""
     return Finding(FAIL, found, remedy)
 
 
 def skip(why: str) -> Finding:
-    """It does not apply, or cannot be told."""
+    """Returns the finding that a check does not apply, or cannot be decided here."""
     return Finding(SKIP, why)

@@ -1,7 +1,7 @@
-"""Deadlines: a piece of work in a process of its own, and a command with a limit.
+"""Deadlines: runs a function in a process of its own, or a command, with a time limit.
 
-Law: what hangs is left behind, even where the kernel does not let it be killed (a file system that
-is gone): the caller never waits longer than it said. Nothing else of ours is left.
+The caller never waits longer than it said. What hangs is left behind, even where the kernel does
+not let it be killed, as on a file system that is gone. Nothing else of ours is left.
 """
 
 from __future__ import annotations
@@ -25,17 +25,24 @@ from ..protocol.reading import reader
 
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
-_REAP_S = 1.0  # how long a killed process may take to go
+_REAP_S = 1.0  # seconds that a killed process may take to end
 
 
 def with_deadline(act: Callable[[], T], kind: type[T], seconds: float) -> T | None:
-    """What `act` returns, from a forked process; None when that takes longer, or when it breaks
-    (its traceback is on stderr then). The process and its group end with the call, and the process
-    when its parent is killed."""
+    """Returns what `act` returns, computed in a forked process, or None if it was late or crashed.
+
+    A crash leaves its traceback on standard error. The process and its process group end with this
+    call, and the process ends when its parent is killed.
+
+    Args:
+        act: The function.
+        kind: The type of its result, which must be one that msgspec can encode.
+        seconds: The time limit, seconds.
+    """
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _be_the_child(act, writing)
+        _run_child(act, writing)
     os.close(writing)
     try:
         data = _read(reading, time.monotonic() + seconds)
@@ -46,7 +53,7 @@ def with_deadline(act: Callable[[], T], kind: type[T], seconds: float) -> T | No
     return found
 
 
-def _be_the_child(act: Callable[[], T], writing: int) -> NoReturn:
+def _run_child(act: Callable[[], T], writing: int) -> NoReturn:
     try:
         os.setsid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -61,7 +68,7 @@ def _be_the_child(act: Callable[[], T], writing: int) -> NoReturn:
 
 
 def _read(fd: int, deadline: float) -> bytes:
-    """All that is announced by its size; empty when it does not come."""
+    """Returns a message that begins with its size; empty if it does not come in time."""
     data = b""
     while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
         if not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -76,7 +83,7 @@ def _read(fd: int, deadline: float) -> bytes:
 def _end(pid: int) -> None:
     deadline = time.monotonic() + _REAP_S
     if os.waitpid(pid, os.WNOHANG)[0] == 0:
-        time.sleep(0.005)  # it is on its way out, as a rule
+        time.sleep(0.005)  # the child has answered, and ends in a moment as a rule
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     with suppress(ChildProcessError):
@@ -86,7 +93,14 @@ def _end(pid: int) -> None:
 
 @dataclass(frozen=True)
 class CommandOutput:
-    """What a command said. `code` 127: there is no such command; 124: it was late."""
+    """What a command printed, and how it ended.
+
+    Attributes:
+        code: The exit status; 127: there is no such command; 124: it exceeded its time limit.
+        out: Standard output.
+        err: Standard error, or why the command did not end in order.
+        seconds: How long the command took, seconds.
+    """
 
     code: int
     out: str
@@ -95,7 +109,7 @@ class CommandOutput:
 
     @property
     def last(self) -> str:
-        """Its last line, of stderr where there is one."""
+        """The last line of standard error, or of standard output if standard error is empty."""
         lines = (self.err.strip() or self.out.strip()).splitlines()
         return lines[-1].strip() if lines else f"exit status {self.code}"
 
@@ -104,8 +118,10 @@ _NO_COMPONENT = "No directives to start application on any available hetjob comp
 
 
 def run_command(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> CommandOutput:
-    """Runs a command without input. One that is late is asked to end, as `srun` then ends its step,
-    and killed 2 s later."""
+    """Runs a command without input, with a time limit in seconds.
+
+    A command that is late gets SIGTERM, at which `srun` ends its job step, and SIGKILL 2 s later.
+    """
     began = time.monotonic()
     try:
         child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -127,11 +143,13 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str], seconds: float)
     return CommandOutput(124, "", f"no answer in {seconds:g} s", time.monotonic() - began)
 
 
-def run_step(words: Sequence[str], environ: Mapping[str, str], seconds: float) -> CommandOutput:
-    """`srun` with these words, as a further step of our job. A step of a het job that was started
-    from outside of it is told neither of components nor that there are some; without a component
-    its own `srun` finds nothing to start. Then the step is the first component's."""
-    told = run_command(["srun", *words], environ, seconds)
-    if _NO_COMPONENT in told.err:
-        told = run_command(["srun", "--het-group=0", *words], environ, seconds)
-    return told
+def run_step(arguments: Sequence[str], environ: Mapping[str, str], seconds: float) -> CommandOutput:
+    """Runs `srun` with these arguments, as a further job step of our job.
+
+    A process that joined a het job from outside has no variables that name components. Its `srun`
+    then finds nothing to start, and the job step is run in the first component instead.
+    """
+    output = run_command(["srun", *arguments], environ, seconds)
+    if _NO_COMPONENT in output.err:
+        output = run_command(["srun", "--het-group=0", *arguments], environ, seconds)
+    return output

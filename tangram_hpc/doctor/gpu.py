@@ -1,6 +1,6 @@
-"""Which GPUs a worker here would lend, and how they may be shared.
+"""Checks which GPUs a worker here would lend, and how processes may share them.
 
-Law: by the doors of `resources/gpu`; nothing is started on a GPU, no daemon is spoken to.
+The checks ask `resources/gpu`. They start nothing on a GPU and speak to no daemon.
 """
 
 from __future__ import annotations
@@ -8,30 +8,30 @@ from __future__ import annotations
 from ..resources.gpu.devices import CPU, FAKE, find_devices
 from ..resources.gpu.mps import mps_serves
 from ..resources.gpu.nvml import look
-from .check import Finding, Item, Where, ok, skip, warn
+from .check import CheckContext, CheckSpec, Finding, ok, skip, warn
 
 
-def driver(where: Where) -> Finding:
-    """NVML: whether GPUs are seen at all."""
-    seen = look()
-    told = ", ".join(f"{g.name} {g.mem_mib / 1024:.0f} GiB" for g in seen.gpus)
-    version = f"driver {seen.driver}, CUDA {seen.cuda}" if seen.driver else ""
-    if seen.gpus and not seen.why:
-        return ok(f"{version}: {told}")
-    if seen.gpus:
-        return warn(f"{version}: {told}; {seen.why}", "ask the site about the GPU left out")
-    given = len(where.place.gpus) if where.place is not None else 0
-    if given and where.config.devices.partition(":")[0] not in (CPU, FAKE, "none"):
-        return warn(f"{seen.why}, but Slurm gave {given}",
+def driver(context: CheckContext) -> Finding:
+    """Checks whether NVML finds GPUs."""
+    inventory = look()
+    names = ", ".join(f"{g.name} {g.mem_mib / 1024:.0f} GiB" for g in inventory.gpus)
+    version = f"driver {inventory.driver}, CUDA {inventory.cuda}" if inventory.driver else ""
+    if inventory.gpus and not inventory.why:
+        return ok(f"{version}: {names}")
+    if inventory.gpus:
+        return warn(f"{version}: {names}; {inventory.why}", "ask the site about the GPU left out")
+    given = len(context.place.gpus) if context.place is not None else 0
+    if given and context.config.devices.partition(":")[0] not in (CPU, FAKE, "none"):
+        return warn(f"{inventory.why}, but Slurm gave {given}",
                     "where they are real, load the driver or install the extra `gpu`; where Slurm "
                     "only counts them, set `devices` to \"fake\" or \"cpu\"")
-    if "nvidia-ml-py" in seen.why or "reload" in seen.why or seen.driver:
-        return warn(seen.why, "mend it, or set `devices` to \"none\"")
-    return skip(seen.why)
+    if "nvidia-ml-py" in inventory.why or "reload" in inventory.why or inventory.driver:
+        return warn(inventory.why, "correct it, or set `devices` to \"none\"")
+    return skip(inventory.why)
 
 
-def slices(where: Where) -> Finding:
-    """MIG: a process sees one slice only."""
+def slices(context: CheckContext) -> Finding:
+    """Checks whether MIG divides the GPUs; a process sees one slice only."""
     gpus = look().gpus
     if not gpus:
         return skip("no GPU is seen")
@@ -45,19 +45,19 @@ def slices(where: Where) -> Finding:
     return ok(f"{text}; give each worker one of them")
 
 
-def sharing(where: Where) -> Finding:
-    """MPS: several processes on a GPU at once."""
+def sharing(context: CheckContext) -> Finding:
+    """Checks whether MPS lets several processes use a GPU at the same time."""
     if not look().gpus:
         return skip("no GPU is seen")
-    if mps_serves(where.environ):
+    if mps_serves(context.environ):
         return ok("a daemon serves you: processes may share a GPU at once")
     return skip("no daemon serves you, and none is needed: processes on one GPU take turns")
 
 
-def lent(where: Where) -> Finding:
-    """The worker's own finding of its devices."""
-    given = where.place.gpus if where.place is not None else None
-    found = find_devices(where.environ, where.config.devices, given, look)
+def lent(context: CheckContext) -> Finding:
+    """Checks which devices a worker would lend, by the worker's own search."""
+    given = context.place.gpus if context.place is not None else None
+    found = find_devices(context.environ, context.config.devices, given, look)
     if not found.devices:
         return skip(f"none: {found.why}")
     if found.why:
@@ -65,6 +65,6 @@ def lent(where: Where) -> Finding:
     return ok(found.summary())
 
 
-CHECKS = (Item("NVML", driver, 30.0, "the driver hangs: ask the site, or set `devices` to "
-               "\"none\""), Item("MIG", slices, 30.0), Item("MPS", sharing, 30.0),
-          Item("lent", lent, 30.0))
+CHECKS = (CheckSpec("NVML", driver, 30.0, "the driver hangs: ask the site, or set `devices` to "
+                    "\"none\""), CheckSpec("MIG", slices, 30.0), CheckSpec("MPS", sharing, 30.0),
+          CheckSpec("lent", lent, 30.0))

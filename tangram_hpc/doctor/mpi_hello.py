@@ -1,7 +1,8 @@
-"""One rank of a hello: meets the others, and rank 0 prints one JSON line. A program of its own.
+"""One rank of the doctor's hello: it meets the others, and rank 0 prints one JSON line.
 
-Law: it ends by itself whatever the others do; the one thing it does with MPI is an allgather.
-With the word `library` it only says which MPI this is, and starts none.
+It is a program of its own, and all that it does with MPI is one allgather. It ends by itself
+whatever the others do. With the argument `library` it prints which MPI library this is and does not
+start MPI.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ import time
 _ALONE_S = 40  # MPI_Init waits for ever for a rank that never comes
 
 
-def main(words: list[str]) -> int:
-    """Returns the exit status."""
-    signal.alarm(_ALONE_S)  # its default deed ends us, inside MPI as well
+def main(arguments: list[str]) -> int:
+    """Runs the program; returns the exit status."""
+    signal.alarm(_ALONE_S)  # SIGALRM's default action ends this process, inside MPI as well
     began = time.monotonic()
     import mpi4py
 
-    if words == ["library"]:
+    if arguments == ["library"]:
         mpi4py.rc.initialize = mpi4py.rc.finalize = False
     from mpi4py import MPI
 
     library = MPI.Get_library_version().splitlines()[0].strip("\0")
     library = " ".join(library.replace("Version:", "").split())
-    if words == ["library"]:
+    if arguments == ["library"]:
         print(json.dumps({"library": library}))
         return 0
     world = MPI.COMM_WORLD

@@ -1,7 +1,8 @@
-"""The main job in small: a broker, a worker and a client here, one command through a sandbox.
+"""Rehearses the main job in small: a broker, a worker and a client here, and one command in a
+sandbox.
 
-Law: a user's program in a process of its own, with the user's settings, in a folder that goes away;
-one CPU is lent, for about a second.
+It runs a user's program in a process of its own, with the user's settings, in a folder that is
+removed afterwards. It lends one CPU for about a second.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import sys
 
 from ..storage.rundir import tangram_home
-from .check import Finding, Item, Where, fail, ok, warn
+from .check import CheckContext, CheckSpec, Finding, fail, ok, warn
 from .deadline import run_command
 from .storage import trial_folder
 
@@ -27,23 +28,24 @@ with LocalCluster(cpus=1, home=sys.argv[1], warm=0) as client:
 """
 
 
-def run(where: Where) -> Finding:
-    """What the rehearsal did."""
-    remedy = "mend what else fails here first; else `python -c 'from tangram_hpc import " \
-             "LocalCluster; LocalCluster(cpus=1).start()'` names its log"
-    with trial_folder(tangram_home(where.environ)) as folder:
-        told = run_command([sys.executable, "-c", _PROGRAM, str(folder)], where.environ, _SECONDS)
-    lines = [line for line in told.out.splitlines() if line.startswith("{")]
-    if told.code or not lines:
-        return fail(f"an embedded run does not come up: {told.last}", remedy)
+def run(context: CheckContext) -> Finding:
+    """Runs the rehearsal and checks its command's output."""
+    remedy = "correct what else fails here first; if all is well, `python -c 'from tangram_hpc " \
+             "import LocalCluster; LocalCluster(cpus=1).start()'` names its log"
+    with trial_folder(tangram_home(context.environ)) as folder:
+        output = run_command([sys.executable, "-c", _PROGRAM, str(folder)], context.environ,
+                             _SECONDS)
+    lines = [line for line in output.out.splitlines() if line.startswith("{")]
+    if output.code or not lines:
+        return fail(f"an embedded run does not come up: {output.last}", remedy)
     row = json.loads(lines[-1])
     if row["text"] != "42\n":
         return fail(f"its command ended as {row['state']} {row['reason']}".rstrip(), remedy)
-    text = f"broker, worker, client and one command in {told.seconds:.1f} s (isolation " \
+    text = f"broker, worker, client and one command in {output.seconds:.1f} s (isolation " \
            f"{row['isolation']}, enforcement {row['enforcement']})"
     if not row["walled"]:
-        return warn(f"{text}, which had to be trusted", "see `sandboxes`")
+        return warn(f"{text}; the command had to be trusted", "see `sandboxes`")
     return ok(text)
 
 
-CHECKS = (Item("embedded run", run, 80.0),)
+CHECKS = (CheckSpec("embedded run", run, 80.0),)

@@ -1,8 +1,8 @@
-"""What the main job cannot do without. The one place that says so.
+"""Which checks the main job cannot do without. This is the one place that decides it.
 
-Law: a broken check ends in exit status 1 only when its name is here for where this runs. The main
-job is an embedded run (`LocalCluster`) on a machine without Slurm, and a broker's job (as the
-template `hetjob` starts it) where Slurm is.
+The main job is an embedded run (`LocalCluster`) on a machine without Slurm, and a broker's job (as
+the template `hetjob` starts it) where Slurm is. A failed check leads to exit status 1 only if its
+name is listed here for the kind of place at which the doctor runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .check import FAIL, JOB, LOGIN, MACHINE, Check
 _ANY = (MACHINE, LOGIN, JOB)
 _SLURM = (LOGIN, JOB)
 
-# check -> where it counts, and why the main job does not run without
+# check -> the kinds of place where it counts, and why the main job does not run without it
 NEEDS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "settings": (_ANY, "every part reads the settings when it starts"),
     "controller": (_SLURM, "a job is submitted to it, and its steps are made by it"),
@@ -36,9 +36,13 @@ NEEDS: Mapping[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-def hindrances(kind: str, checks: Sequence[Check]) -> list[str]:
-    """Why the main job would not run, a line a check; empty when it would. `kind`: "machine",
-    "login" or "job"."""
+def blockers(kind: str, checks: Sequence[Check]) -> list[str]:
+    """Returns why the main job would not run, one line for each check; empty if it would run.
+
+    Args:
+        kind: Where the doctor runs: "machine", "login" or "job".
+        checks: The findings.
+    """
     lines = []
     for check in checks:
         kinds, why = NEEDS.get(check.name, ((), ""))

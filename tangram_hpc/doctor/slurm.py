@@ -1,6 +1,7 @@
-"""Whether Slurm is here and is such that a broker's job runs under it.
+"""Checks whether Slurm is here, and whether a broker's job would run under it.
 
-Law: asks the controller once (`scontrol show config`) and the partitions once; submits nothing.
+The controller is asked once for its configuration (`scontrol show config`) and once for its
+partitions. Nothing is submitted.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import time
 from collections.abc import Mapping
 
 from ..resources.cpu import affinity
-from .check import Finding, Item, SlurmFacts, Where, fail, ok, skip, warn
+from .check import CheckContext, CheckSpec, Finding, SlurmFacts, fail, ok, skip, warn
 from .deadline import run_command
 
 _COMMANDS = ("sbatch", "srun", "scontrol", "squeue", "scancel", "sinfo")
-_OLDEST = (20, 11)  # srun --overlap
+_OLDEST = (20, 11)  # the first release with srun --overlap
 _TRIED = "22.05"
 _UNCONFIGURED = "configuration source"
 _AS_OF = re.compile(r"data as of (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 _HOOKS = ("JobSubmitPlugins", "CliFilterPlugins", "PlugStackConfig")  # may rewrite a job
-_MUNGE_S = 300.0  # how long its credentials hold
+_MUNGE_S = 300.0  # how long munge's credentials are valid, seconds
 ASK_S = 15.0
 
 
@@ -33,7 +34,7 @@ ASK_S = 15.0
 
 
 def ask(environ: Mapping[str, str]) -> SlurmFacts:
-    """The controller's own words, within `ASK_S` seconds."""
+    """Asks the controller for its configuration, for `ASK_S` seconds at most."""
     lacking = [name for name in _COMMANDS if shutil.which(name) is None]
     if "scontrol" in lacking:
         inside = bool(environ.get("SLURM_JOB_ID"))
@@ -43,20 +44,23 @@ def ask(environ: Mapping[str, str]) -> SlurmFacts:
         return SlurmFacts(configured=True, why=f"SLURM_CONF names {named}, which is not there")
     fixed = {**environ, "SLURM_TIME_FORMAT": "standard", "TZ": "UTC0"}
     before = time.time()
-    told = run_command(["scontrol", "show", "config"], fixed, ASK_S)
+    output = run_command(["scontrol", "show", "config"], fixed, ASK_S)
     after = time.time()
-    if told.code:
-        none = _UNCONFIGURED in told.err and not named
+    if output.code:
+        none = _UNCONFIGURED in output.err and not named
         why = "Slurm's commands are here, but no cluster is configured for them" if none else (
-            f"the controller does not answer: {told.last}")
-        return SlurmFacts(configured=not none, why=why, seconds=told.seconds)
+            f"the controller does not answer: {output.last}")
+        return SlurmFacts(configured=not none, why=why, seconds=output.seconds)
     conf = {key.strip(): value.strip() for key, equals, value in
-            (line.partition("=") for line in told.out.splitlines()) if equals}
-    return SlurmFacts(conf, True, "", told.seconds, _skew(told.out, before, after))
+            (line.partition("=") for line in output.out.splitlines()) if equals}
+    return SlurmFacts(conf, True, "", output.seconds, _skew(output.out, before, after))
 
 
 def _skew(text: str, before: float, after: float) -> tuple[float, float]:
-    """The controller writes when it answered, in whole seconds."""
+    """Returns by how many seconds the controller's clock is ahead of ours, at least and at most.
+
+    The controller tells the time of its answer in whole seconds.
+    """
     match = _AS_OF.search(text)
     if match is None:
         return -1e9, 1e9
@@ -65,7 +69,9 @@ def _skew(text: str, before: float, after: float) -> tuple[float, float]:
 
 
 def release(text: str) -> tuple[int, int]:
-    """The release in `22.05.8` or `slurm-wlm 22.05.8`; zeros when there is none."""
+    """Returns the release in a text such as `22.05.8` or `slurm-wlm 22.05.8`; (0, 0) if there is
+    none.
+    """
     match = re.search(r"(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
@@ -73,9 +79,9 @@ def release(text: str) -> tuple[int, int]:
 # ---- the checks ----------------------------------------------------------------------------------
 
 
-def controller(where: Where) -> Finding:
-    """Whether it answers."""
-    facts = where.slurm
+def controller(context: CheckContext) -> Finding:
+    """Checks whether the controller answers."""
+    facts = context.slurm
     if facts.conf:
         return ok(f"cluster {facts.conf.get('ClusterName', '?')} answers in "
                   f"{facts.seconds * 1000:.0f} ms")
@@ -85,11 +91,11 @@ def controller(where: Where) -> Finding:
     return skip(facts.why)
 
 
-def commands(where: Where) -> Finding:
-    """What a job's script calls."""
+def commands(context: CheckContext) -> Finding:
+    """Checks whether the commands that a job's script calls are on the PATH."""
     lacking = [name for name in _COMMANDS if shutil.which(name) is None]
-    if not where.slurm.configured:
-        return skip(where.slurm.why)
+    if not context.slurm.configured:
+        return skip(context.slurm.why)
     if not lacking:
         return ok(f"{', '.join(_COMMANDS)}")
     text = f"not on the PATH: {', '.join(lacking)}"
@@ -97,12 +103,12 @@ def commands(where: Where) -> Finding:
     return fail(text, remedy) if {"srun", "sbatch"} & set(lacking) else warn(text, remedy)
 
 
-def releases(where: Where) -> Finding:
-    """The controller's release and the commands'."""
-    if not where.slurm.conf:
+def releases(context: CheckContext) -> Finding:
+    """Compares the releases of the controller and of the commands."""
+    if not context.slurm.conf:
         return skip("the controller has not answered")
-    theirs = where.slurm.conf.get("SLURM_VERSION", "")
-    ours = run_command(["srun", "--version"], where.environ, 5.0).out.strip()
+    theirs = context.slurm.conf.get("SLURM_VERSION", "")
+    ours = run_command(["srun", "--version"], context.environ, 5.0).out.strip()
     text = f"{theirs} (controller), {ours or 'unknown'} (commands)"
     if release(theirs) < _OLDEST or release(ours) < _OLDEST:
         return fail(text, f"steps of a job share its nodes since {_OLDEST[0]}.{_OLDEST[1]} "
@@ -112,22 +118,22 @@ def releases(where: Where) -> Finding:
     return ok(text + ("" if theirs.startswith(_TRIED) else f"; the tests ran with {_TRIED}"))
 
 
-def het_jobs(where: Where) -> Finding:
-    """Only the backfill scheduler starts them."""
-    if not where.slurm.conf:
+def het_jobs(context: CheckContext) -> Finding:
+    """Checks for the backfill scheduler, which alone starts het jobs."""
+    if not context.slurm.conf:
         return skip("the controller has not answered")
-    kind = where.slurm.conf.get("SchedulerType", "")
+    kind = context.slurm.conf.get("SchedulerType", "")
     if "backfill" not in kind:
         return warn(f"SchedulerType {kind}: het jobs never start",
                     "use the template of one component, or ask the site for sched/backfill")
-    size = len(where.place.nodes) if where.place is not None else 0
+    size = len(context.place.nodes) if context.place is not None else 0
     here = f"; this job has {size} components" if size > 1 else ""
     return ok(f"{kind} starts them{here}")
 
 
-def plugins(where: Where) -> Finding:
-    """What Slurm itself binds, limits and cleans up."""
-    conf = where.slurm.conf
+def plugins(context: CheckContext) -> Finding:
+    """Checks what Slurm itself binds, limits and cleans up."""
+    conf = context.slurm.conf
     if not conf:
         return skip("the controller has not answered")
     task, track = conf.get("TaskPlugin", ""), conf.get("ProctrackType", "")
@@ -135,11 +141,11 @@ def plugins(where: Where) -> Finding:
     text = ", ".join([track, task, conf.get("SelectType", ""), *hooks])
     lacks = []
     if "cgroup" not in track:
-        lacks.append("does not find all processes of a step that dies")
+        lacks.append("does not find all processes of a job step that dies")
     if "cgroup" not in task:
-        lacks.append("keeps no job to its memory")
+        lacks.append("does not limit a job's memory")
     if "cgroup" not in task and "affinity" not in task:
-        lacks.append("keeps no job to its cores")
+        lacks.append("does not limit a job's cores")
     if not lacks:
         return ok(text)
     return warn(f"{text}: Slurm {', '.join(lacks)}",
@@ -147,15 +153,15 @@ def plugins(where: Where) -> Finding:
                 "site's to set")
 
 
-def partitions(where: Where) -> Finding:
-    """Where a job could run."""
-    if not where.slurm.conf:
+def partitions(context: CheckContext) -> Finding:
+    """Checks which partitions could run a job."""
+    if not context.slurm.conf:
         return skip("the controller has not answered")
-    told = run_command(["sinfo", "-h", "-o", "%R|%a|%D|%t|%G"], where.environ, ASK_S)
-    if told.code:
-        return warn(f"sinfo: {told.last}", "run `sinfo`")
+    output = run_command(["sinfo", "-h", "-o", "%R|%a|%D|%t|%G"], context.environ, ASK_S)
+    if output.code:
+        return warn(f"sinfo: {output.last}", "run `sinfo`")
     counts: dict[str, list[int]] = {}
-    for row in told.out.splitlines():
+    for row in output.out.splitlines():
         name, up, nodes, state, gres = (row.split("|") + [""] * 5)[:5]
         usable = up == "up" and not re.match(r"(down|dr|fail|maint|inval|unk)|.*\*", state)
         count = counts.setdefault(name, [0, 0, 0])
@@ -170,26 +176,26 @@ def partitions(where: Where) -> Finding:
     return ok(text)
 
 
-def clock(where: Where) -> Finding:
-    """Ours against the controller's."""
-    if not where.slurm.conf:
+def clock(context: CheckContext) -> Finding:
+    """Compares our clock with the controller's."""
+    if not context.slurm.conf:
         return skip("there is no controller to compare with")
-    low, high = where.slurm.skew_s
+    low, high = context.slurm.skew_s
     if high - low > 1e6:
         return skip("this Slurm does not say when it answered")
     if low <= 0 <= high:
         return ok(f"the controller's and ours agree (told to the second, between {low:+.1f} and "
                   f"{high:+.1f} s)")
     off = min(abs(low), abs(high))
-    text = f"the controller's is {'ahead' if low > 0 else 'behind'} by {off:.1f} s or more"
+    text = f"the controller's clock is {'ahead' if low > 0 else 'behind'} by {off:.1f} s or more"
     remedy = "have the site synchronise clocks (chrony, ntp): a job's end would be misjudged"
     return fail(text, f"{remedy}, and munge refuses what is {_MUNGE_S:.0f} s off") if (
         off >= _MUNGE_S) else warn(text, remedy) if off > 2 else ok(text)
 
 
-def job(where: Where) -> Finding:
-    """What Slurm gave to where this runs."""
-    place = where.place
+def job(context: CheckContext) -> Finding:
+    """Reports what Slurm gave to this job on this node."""
+    place = context.place
     if place is None:
         return skip("not inside a job")
     real = len(affinity.usable())
@@ -205,28 +211,34 @@ def job(where: Where) -> Finding:
     return ok(text)
 
 
-def pyslurm(where: Where) -> Finding:
-    """It fits one release of Slurm only, and ends the process whose Slurm is another."""
+def pyslurm(context: CheckContext) -> Finding:
+    """Checks whether pyslurm can be used.
+
+    pyslurm fits one release of Slurm only, and its import ends the process if Slurm is another, so
+    it is imported in a child process.
+    """
     if importlib.util.find_spec("pyslurm") is None:
         return skip("not installed, and not needed: Slurm's commands are used")
     try:
         version = importlib.metadata.version("pyslurm")
     except importlib.metadata.PackageNotFoundError:
         version = "of unknown version"
-    told = run_command([sys.executable, "-c", "import pyslurm"], where.environ, 20.0)
-    if told.code:
-        return warn(f"pyslurm {version} cannot be imported: {told.last}",
+    output = run_command([sys.executable, "-c", "import pyslurm"], context.environ, 20.0)
+    if output.code:
+        return warn(f"pyslurm {version} cannot be imported: {output.last}",
                     "nothing here needs it; it must be built against this very release of Slurm")
-    theirs = release(where.slurm.conf.get("SLURM_VERSION", ""))
-    if where.slurm.conf and release(version) != theirs:
+    theirs = release(context.slurm.conf.get("SLURM_VERSION", ""))
+    if context.slurm.conf and release(version) != theirs:
         return warn(f"pyslurm {version} with Slurm {theirs[0]}.{theirs[1]:02}",
                     f"install pyslurm {theirs[0]}.{theirs[1]}.*, where there is one")
     return ok(f"pyslurm {version} can be imported")
 
 
 CHECKS = (
-    Item("controller", controller), Item("commands", commands), Item("release", releases),
-    Item("het jobs", het_jobs), Item("plugins", plugins),
-    Item("partitions", partitions, ASK_S + 5, "run `sinfo`"), Item("clock", clock),
-    Item("job", job), Item("pyslurm", pyslurm, 25.0, "nothing here needs it: uninstall it"),
+    CheckSpec("controller", controller), CheckSpec("commands", commands),
+    CheckSpec("release", releases),
+    CheckSpec("het jobs", het_jobs), CheckSpec("plugins", plugins),
+    CheckSpec("partitions", partitions, ASK_S + 5, "run `sinfo`"), CheckSpec("clock", clock),
+    CheckSpec("job", job),
+    CheckSpec("pyslurm", pyslurm, 25.0, "nothing here needs it: uninstall it"),
 )

@@ -1,5 +1,7 @@
-"""What a node of the job does for the check `nodes`: reads an access file and dials. A program of
-its own, one task a node; prints one JSON line and ends, whatever it finds.
+"""The task that the check `nodes` runs on each node of the job: it reads an access file and
+connects.
+
+It is a program of its own, prints one JSON line and ends with status 0, whatever it finds.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from ..slurm.job_environment import slurm_place
 from ..storage.access import Access, read_access
 from ..transport.socket.dial import dial
 
-_SHARED_FS_S = 10.0  # a shared file system may show a new file so much later
+_SHARED_FS_S = 10.0  # seconds; a shared file system may show a new file so much later
 
 
 def main(path: Path) -> int:
-    """Returns the exit status."""
+    """Runs the program; returns the exit status."""
     place = slurm_place(os.environ)
     row: dict[str, object] = {"node": place.node if place is not None else socket.gethostname(),
                               "why": "", "ms": 0.0}

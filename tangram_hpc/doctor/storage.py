@@ -1,7 +1,7 @@
-"""The folder of all jobs, which every node must see, and the node's own scratch.
+"""Checks the folder of all jobs, which every node must see, and the node's own scratch folder.
 
-Law: it works in a folder of its own and takes it away. Locks are tried by two processes; times are
-medians, as one slow answer says nothing.
+The checks work in a folder of their own and remove it. Locks are tried by two processes. Times are
+medians, because one slow answer says nothing.
 """
 
 from __future__ import annotations
@@ -19,32 +19,38 @@ from pathlib import Path
 
 from ..config.settings import gather, ignored_line
 from ..storage.rundir import tangram_home
-from .check import MACHINE, Finding, Item, Where, fail, ok, skip, warn
+from .check import MACHINE, CheckContext, CheckSpec, Finding, fail, ok, skip, warn
 
 _NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "fuse.", "wekafs", "pvfs",
             "orangefs", "panfs", "glusterfs", "afs", "9p", "virtiofs", "quobyte", "vastfs")
 _TIMES = 15
 _SLOW_S = 0.05
 _SKEW_S = 2.0
-_ROOM_MIB = 1024
+_FREE_MIN_MIB = 1024
 _LATE = "the file system does not answer: ask the site, or set TANGRAM_HOME to another one"
 
 
 def nearest(path: Path) -> Path:
-    """The path, or the nearest above it that is there."""
+    """Returns the path, or the nearest folder above it that exists."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
 
 
 class NoFolder(OSError):
-    """None could be made. `tangram_home` and `scratch` say so; who else needs one does not
-    apply."""
+    """Raised when no trial folder could be made.
+
+    The checks `home` and `scratch` report that. Other checks that need a folder then do not apply.
+    """
 
 
 @contextmanager
 def trial_folder(base: Path, prefix: str = ".tangram-doctor-") -> Iterator[Path]:
-    """A private folder on the same file system, gone afterwards. Raises NoFolder."""
+    """Yields a private folder on the file system of `base`, and removes it afterwards.
+
+    Raises:
+        NoFolder: No folder could be made there.
+    """
     there = nearest(base)
     try:
         folder = tempfile.mkdtemp(prefix=prefix, dir=there)
@@ -56,15 +62,17 @@ def trial_folder(base: Path, prefix: str = ".tangram-doctor-") -> Iterator[Path]
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def scratch_base(where: Where) -> Path:
-    """Where workers and brokers make their node-local folders, as `rundir.make_scratch`."""
-    environ = where.environ
-    return Path(where.config.scratch or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR")
+def scratch_base(context: CheckContext) -> Path:
+    """Returns where workers and brokers make their node-local folders, as `rundir.make_scratch`
+    does.
+    """
+    environ = context.environ
+    return Path(context.config.scratch or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR")
                 or tempfile.gettempdir())
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system of a path; empty when it cannot be told."""
+    """Returns the type of a path's file system; empty if it cannot be found out."""
     real, best, kind = os.path.realpath(path), "", ""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         point, fs = line.split(" ")[1:3]
@@ -76,16 +84,16 @@ def file_system(path: Path) -> str:
 
 
 def is_shared(kind: str) -> bool:
-    """Whether a file system of this type can be on several nodes."""
+    """Returns whether a file system of this type can be on several nodes."""
     return kind.startswith(_NETWORK)
 
 
 # ---- the folder of all jobs ----------------------------------------------------------------------
 
 
-def folder(where: Where) -> Finding:
-    """That it can be written, and seen by other nodes."""
-    path = tangram_home(where.environ)
+def folder(context: CheckContext) -> Finding:
+    """Checks that the folder of all jobs can be written and is seen by other nodes."""
+    path = tangram_home(context.environ)
     there = nearest(path)
     kind = file_system(there)
     free = _free_mib(there)
@@ -99,19 +107,19 @@ def folder(where: Where) -> Finding:
                     "set TANGRAM_HOME to a folder of yours on a file system that all nodes share")
     if path.exists() and path.stat().st_uid != os.geteuid():
         return warn(f"{text}; it is user {path.stat().st_uid}'s", "set TANGRAM_HOME to your own")
-    if free < _ROOM_MIB:
+    if free < _FREE_MIN_MIB:
         return warn(text, "journals and results lie there: make room, or set TANGRAM_HOME")
-    told_by_nodes = where.place is not None and sum(where.place.nodes) > 1
-    if where.kind != MACHINE and not told_by_nodes and not is_shared(kind):
+    checked_by_nodes = context.place is not None and sum(context.place.nodes) > 1
+    if context.kind != MACHINE and not checked_by_nodes and not is_shared(kind):
         return warn(f"{text}; it looks local to this node",
                     "set TANGRAM_HOME to a file system that all nodes share (where they do share "
                     "this one, `nodes` says so inside a job)")
     return ok(text)
 
 
-def latency(where: Where) -> Finding:
-    """A small file made, synced, looked at and removed."""
-    with trial_folder(tangram_home(where.environ)) as trial:
+def latency(context: CheckContext) -> Finding:
+    """Measures making, syncing, examining and removing a small file."""
+    with trial_folder(tangram_home(context.environ)) as trial:
         steps = [_one_file(trial / str(n)) for n in range(_TIMES)]
     median = [statistics.median(step[i] for step in steps) * 1000 for i in range(4)]
     total = statistics.median(sum(step) for step in steps)
@@ -143,16 +151,16 @@ def _one_file(path: Path) -> tuple[float, float, float, float]:
     return a, b, c, d
 
 
-def locking(where: Where) -> Finding:
-    """That a lock of one process holds another one off."""
-    text, holds = _locks(tangram_home(where.environ))
+def locking(context: CheckContext) -> Finding:
+    """Checks that a lock of one process keeps another one out."""
+    text, holds = _locks(tangram_home(context.environ))
     return ok(text) if holds else warn(
-        text, "nothing of a job locks there; put no database of yours there")
+        text, "jobs work without locks; put no database there")
 
 
-def clock(where: Where) -> Finding:
-    """The file system's clock against ours."""
-    with trial_folder(tangram_home(where.environ)) as trial:
+def clock(context: CheckContext) -> Finding:
+    """Compares the file system's clock with ours."""
+    with trial_folder(tangram_home(context.environ)) as trial:
         before = time.time()
         (trial / "now").write_text("x")
         after = time.time()
@@ -160,16 +168,16 @@ def clock(where: Where) -> Finding:
     off = max(stamp - after, before - stamp, 0.0)
     if off > _SKEW_S:
         return warn(f"its clock and ours differ by {off:.1f} s",
-                    "have the site synchronise them: the newest job is told by its files' times")
-    return ok(f"its stamps and our clock agree{f' to {off * 1000:.0f} ms' if off else ''}")
+                    "have the site synchronise them: the newest job is found by its files' times")
+    return ok(f"its time stamps and our clock agree{f' to {off * 1000:.0f} ms' if off else ''}")
 
 
 # ---- scratch -------------------------------------------------------------------------------------
 
 
-def scratch(where: Where) -> Finding:
-    """Room, kind and rights of the folder that sandboxes lie in."""
-    base = scratch_base(where)
+def scratch(context: CheckContext) -> Finding:
+    """Checks free space, type and rights of the folder in which sandboxes are."""
+    base = scratch_base(context)
     remedy = "set `scratch` (or TMPDIR) to a folder on the node's own disk"
     if not base.is_dir():
         return fail(f"{base} is no folder", remedy)
@@ -187,16 +195,16 @@ def scratch(where: Where) -> Finding:
         return warn(f"{text}; programs in it cannot be run (noexec)", remedy)
     if is_shared(kind):
         return warn(f"{text}: a shared file system makes sandboxes slow", remedy)
-    if free < max(_ROOM_MIB, where.config.disk_mib):
-        return warn(f"{text}, less than one session may take ({where.config.disk_mib} MiB)",
+    if free < max(_FREE_MIN_MIB, context.config.disk_mib):
+        return warn(f"{text}, less than one session may take ({context.config.disk_mib} MiB)",
                     "make room, set `disk_mib`, or set `scratch` to a larger disk")
     if kind in ("tmpfs", "ramfs"):
-        return warn(f"{text}: what sandboxes write there is memory", remedy)
+        return warn(f"{text}: what sandboxes write there takes memory", remedy)
     return ok(text)
 
 
-def shared_memory(where: Where) -> Finding:
-    """/dev/shm, by which MPI ranks of one node talk."""
+def shared_memory(context: CheckContext) -> Finding:
+    """Checks /dev/shm, through which MPI ranks of one node exchange messages."""
     if not os.path.isdir("/dev/shm"):
         return warn("there is no /dev/shm", "MPI needs one: in a container, mount a tmpfs there")
     free = _free_mib(Path("/dev/shm"))
@@ -211,8 +219,8 @@ def shared_memory(where: Where) -> Finding:
 
 
 def _free_mib(path: Path) -> int:
-    told = os.statvfs(path)
-    return told.f_bavail * told.f_frsize >> 20
+    stats = os.statvfs(path)
+    return stats.f_bavail * stats.f_frsize >> 20
 
 
 def _runs(path: Path) -> bool:
@@ -222,7 +230,7 @@ def _runs(path: Path) -> bool:
 
 
 def _locks(base: Path) -> tuple[str, bool]:
-    """Whether flock holds between two processes, and the word for it."""
+    """Returns a text on whether flock works between two processes, and whether it does."""
     with trial_folder(base) as trial:
         mine = os.open(trial / "lock", os.O_CREAT | os.O_RDWR, 0o600)
         try:
@@ -235,9 +243,9 @@ def _locks(base: Path) -> tuple[str, bool]:
         finally:
             os.close(mine)
     if held_off and let_in:
-        return "flock of one process holds another off", True
-    return ("flock does not hold another process off" if not held_off
-            else "a flock that was let go stays"), False
+        return "flock keeps a second process out", True
+    return ("flock does not keep a second process out" if not held_off
+            else "a released flock still keeps a second process out"), False
 
 
 def _can_lock(path: Path) -> bool:
@@ -263,21 +271,21 @@ def _in_child(act: Callable[[], bool]) -> bool:
     return status == 0
 
 
-def settings(where: Where) -> Finding:
-    """That what a person has set can be read."""
-    if where.wrong:
-        return fail(where.wrong, "mend it; all else here was looked at with the defaults")
-    found = gather(where.environ)
-    own = sorted(k for k in where.environ if k.startswith("TANGRAM_"))
-    told = "; ".join([*map(str, found.files), *([", ".join(own)] if own else [])])
+def settings(context: CheckContext) -> Finding:
+    """Checks that the user's settings can be read."""
+    if context.wrong:
+        return fail(context.wrong, "correct it; all other checks used the defaults")
+    found = gather(context.environ)
+    own = sorted(k for k in context.environ if k.startswith("TANGRAM_"))
+    sources = "; ".join([*map(str, found.files), *([", ".join(own)] if own else [])])
     if found.ignored is not None:
-        return warn(told or "all are the defaults", ignored_line(found.ignored, where.environ))
-    return ok(told) if told else skip("all are the defaults")
+        return warn(sources or "all are the defaults", ignored_line(found.ignored, context.environ))
+    return ok(sources) if sources else skip("all are the defaults")
 
 
 CHECKS = (
-    Item("settings", settings), Item("home", folder, 15.0, _LATE),
-    Item("latency", latency, 30.0, _LATE), Item("locking", locking, 15.0, _LATE),
-    Item("file clock", clock, 15.0, _LATE), Item("scratch", scratch, 15.0, _LATE),
-    Item("/dev/shm", shared_memory),
+    CheckSpec("settings", settings), CheckSpec("home", folder, 15.0, _LATE),
+    CheckSpec("latency", latency, 30.0, _LATE), CheckSpec("locking", locking, 15.0, _LATE),
+    CheckSpec("file clock", clock, 15.0, _LATE), CheckSpec("scratch", scratch, 15.0, _LATE),
+    CheckSpec("/dev/shm", shared_memory),
 )

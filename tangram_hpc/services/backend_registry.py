@@ -1,5 +1,8 @@
-"""Owns: which adapter serves a service, by the name of its backend. Must not import one that is
-not asked for.
+"""Chooses the backend of a service by the name in its declaration, and builds one copy of it.
+
+A backend is imported only when a service asks for it: torch takes seconds to import, and httpx and
+torch are optional. Whatever a backend lacks (a package, a GPU, a valid option) becomes
+`ServiceRefused`, one line that names the field and the remedy, before anything is started.
 """
 
 from __future__ import annotations
@@ -17,11 +20,16 @@ _ENGINES = ("http", "vllm", "sglang")
 
 
 def make_backend(spec: ServiceSpec, place: ServicePlace) -> ServiceBackend:
-    """A copy of a service for its place (`ports.MakeServiceBackend`); nothing runs before `load`.
+    """Returns a copy of a service for its place (serves `ports.MakeServiceBackend`). Nothing runs
+    before `load`.
+
+    Args:
+        spec: The service as it was declared.
+        place: Which GPUs, threads and scratch folder the copy gets.
 
     Raises:
-        ServiceRefused: what it needs is not installed, it cannot run on such a place, or its
-            options are not understood.
+        ServiceRefused: A package that the backend needs is not installed, the backend cannot run on
+            this place, or the service's options are invalid.
     """
     if spec.backend in _ENGINES:
         from .http.engines import make_engine

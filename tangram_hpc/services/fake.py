@@ -1,9 +1,12 @@
-"""Owns: the fake service - it computes nothing, takes as long as it says and fails on demand, so
-that all around a service is tested without one. Must not be taken for a service: each answer says
-that it is fake.
+"""A backend that computes nothing, so that everything around a service can be tested without a
+model.
 
-These methods are its own: `crash` ends the copy, `hang` never returns, `oom` finds no device memory
-for the batch, `wrong` is a request that is wrong. `trouble` does the first three to other orders.
+It takes as long as its options say and fails on demand. Each answer says that it is fake, so that
+it is never mistaken for a model's.
+
+Four method names make it fail: `crash` ends the copy, `hang` never returns, `oom` finds no device
+memory for the batch, and `wrong` is refused as an invalid request. The attribute `trouble` does the
+first three to `load`, `wake` and `park` as well.
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ TROUBLES = ("crash", "hang", "oom")
 
 
 class FakeBackend:
-    """A copy of a fake service (fills `ports.ServiceBackend`).
+    """One copy of a fake service (serves `ports.ServiceBackend`).
 
     Attributes:
-        trouble: order ("load", "wake", "call", "park") -> what its next one meets, of `TROUBLES`.
+        trouble: For an order ("load", "wake", "call" or "park"), the entry of `TROUBLES` that the
+            next such order meets.
     """
 
     def __init__(self, service: FakeService) -> None:
@@ -35,17 +39,20 @@ class FakeBackend:
         self.trouble: dict[str, str] = {}
 
     async def load(self) -> int:
-        """See `ports.ServiceBackend.load`; at once."""
+        """Returns at once; see `ports.ServiceBackend.load`."""
         await self._take("load", 0.0)
         return self._service.weights_mib
 
     async def wake(self, gpus: tuple[int, ...]) -> None:
-        """See `ports.ServiceBackend.wake`."""
+        """Waits for `wake_s` seconds; see `ports.ServiceBackend.wake`."""
         await self._take("wake", self._service.wake_s)
 
     async def call(self, requests: Sequence[ServiceRequest]) -> list[ServiceReply]:
-        """See `ports.ServiceBackend.call`. How many tokens one is
-        says the field `length` of its arguments."""
+        """Waits for `call_s` seconds plus `token_s` for each token; see
+        `ports.ServiceBackend.call`.
+
+        The number of tokens of a request is the field `length` of its arguments, 0 if it is absent.
+        """
         replies, tokens = [], 0
         for request in requests:
             reply, own = self._reply(request, len(requests))
@@ -58,32 +65,32 @@ class FakeBackend:
         return replies
 
     async def park(self) -> None:
-        """See `ports.ServiceBackend.park`."""
+        """Waits for `park_s` seconds; see `ports.ServiceBackend.park`."""
         await self._take("park", self._service.park_s)
 
     def kill(self) -> None:
-        """See `ports.ServiceBackend.kill`."""
+        """Ends whatever is awaited; see `ports.ServiceBackend.kill`."""
         self._ended = self._ended or "the fake service was killed"
         self._killed.set()
 
     async def close(self) -> None:
-        """See `ports.ServiceBackend.close`."""
+        """Ends whatever is awaited; see `ports.ServiceBackend.close`."""
         self._ended = self._ended or "the fake service was closed"
         self._killed.set()
 
     async def _take(self, order: str, seconds: float) -> None:
         trouble = self.trouble.pop(order, "")
         if trouble == "crash":
-            self._ended = self._ended or "the fake service crashed, as it was told"
+            self._ended = self._ended or "the fake service crashed on request"
         if not self._ended and (seconds or trouble == "hang"):
             try:
                 await asyncio.wait_for(self._killed.wait(), None if trouble == "hang" else seconds)
             except asyncio.TimeoutError:
-                pass  # it has taken as long as it says
+                pass  # the order has taken its time
         if self._ended:
             raise ServiceDied(self._ended)
         if trouble == "oom":
-            raise OutOfDeviceMemory("the fake device is full, as it was told")
+            raise OutOfDeviceMemory("the fake device is full on request")
 
     def _reply(self, request: ServiceRequest, batch: int) -> tuple[ServiceReply, int]:
         try:
@@ -94,8 +101,8 @@ class FakeBackend:
             return ServiceReply(error=f"arguments: a {type(fields).__name__}, not a dict"), 0
         tokens = fields.get("length", 0)
         if type(tokens) is not int or not 0 <= tokens < 1 << 31:
-            return ServiceReply(error="length: must be a whole number from 0 on, of 31 bits"), 0
+            return ServiceReply(error="length: must be a whole number from 0 to 2**31 - 1"), 0
         if request.method == "wrong":
-            return ServiceReply(error="method: wrong, as it was told"), 0
+            return ServiceReply(error="method: the fake refuses `wrong`"), 0
         value = {"fake": True, "method": request.method, "batch": batch}
         return ServiceReply(encode_value(value)), tokens

@@ -34,7 +34,7 @@ class SlurmAdapter(Protocol):
 
     @property
     def name(self) -> str:
-        """The adapter's name: `cli` or `pyslurm`."""
+        """The adapter's name, which is `cli` or `pyslurm`."""
         ...
 
     async def submit(self, order: JobOrder) -> int:

@@ -41,8 +41,10 @@ _FIELDS = ("state", "reason", "name", "partition", "comment")
 
 
 class PyslurmUnusable(SlurmTransient):
-    """pyslurm has never answered: it is not installed, was built for another release of Slurm, or
-    finds no configuration."""
+    """Raised when pyslurm has never answered.
+
+    It is not installed, was built for another release of Slurm, or finds no configuration.
+    """
 
 
 class Pyslurm:
@@ -67,7 +69,7 @@ class Pyslurm:
 
     @property
     def name(self) -> str:
-        """See `adapter.SlurmAdapter.name`."""
+        """Always `pyslurm`; see `adapter.SlurmAdapter.name`."""
         return "pyslurm"
 
     @property
@@ -81,28 +83,28 @@ class Pyslurm:
         return self._child.pid
 
     async def submit(self, order: JobOrder) -> int:
-        """See `adapter.SlurmAdapter.submit`."""
+        """Submits through pyslurm, or through sbatch for what pyslurm cannot express."""
         options = _translated(order)
         if options is None:
             return await self._commands.submit(order)
-        told = await self._ask({"do": "submit", "script": order.script, "options": options,
-                                "environ": {**self._submitters, **dict(order.environ)}})
-        return int(told)
+        answer = await self._ask({"do": "submit", "script": order.script, "options": options,
+                                  "environ": {**self._submitters, **dict(order.environ)}})
+        return int(answer)
 
     async def query(self, jobs: Sequence[int], names: Sequence[str]) -> tuple[JobView, ...]:
-        """See `adapter.SlurmAdapter.query`."""
-        told = await self._ask({"do": "query", "jobs": list(jobs), "names": list(names)})
-        return wanted([_view(row) for row in told], jobs, names)
+        """Returns the rows that pyslurm gives; see `adapter.SlurmAdapter.query`."""
+        answer = await self._ask({"do": "query", "jobs": list(jobs), "names": list(names)})
+        return wanted([_view(row) for row in answer], jobs, names)
 
     async def cancel(self, jobs: Sequence[JobRef]) -> None:
-        """See `adapter.SlurmAdapter.cancel`."""
+        """Cancels jobs and components through pyslurm; see `adapter.SlurmAdapter.cancel`."""
         leaders = [each.job for each in jobs if each.component >= 0]
         ids = await self._ask({"do": "components", "leaders": leaders}) if leaders else {}
         numbers = [ids.get(each.show(), 0) if each.component >= 0 else each.job for each in jobs]
         await self._ask({"do": "cancel", "jobs": [number for number in numbers if number]})
 
     async def comment(self, job: int, text: str) -> None:
-        """See `adapter.SlurmAdapter.comment`."""
+        """Sets the Comment through pyslurm, or through Slurm's commands if the job has ended."""
         checked_comment(text)
         old = comment_of(await self.query([job], ()))
         if old is not None:
@@ -115,7 +117,7 @@ class Pyslurm:
         await self._commands.comment(job, text)
 
     async def close(self) -> None:
-        """See `adapter.SlurmAdapter.close`."""
+        """Kills the child process; see `adapter.SlurmAdapter.close`."""
         await self._child.kill()
         await self._commands.close()
 
@@ -123,7 +125,7 @@ class Pyslurm:
         if self._conf and not os.path.exists(self._conf):  # pyslurm would try for a minute
             raise SlurmTransient(f"SLURM_CONF names {self._conf}, which is not there")
         try:
-            told = await self._child.ask(order)
+            answer = await self._child.ask(order)
         except ChildLate as late:
             raise SlurmTransient(f"pyslurm: {late}", unsure=True) from None
         except ChildGone as gone:
@@ -131,11 +133,11 @@ class Pyslurm:
                 raise PyslurmUnusable(f"pyslurm: {gone}") from None
             raise SlurmTransient(f"pyslurm: its process has ended: {gone}", unsure=True) from None
         self._answered = True
-        if "error" in told:
-            raise failure(f"pyslurm: {told['error']}")
-        if "value" not in told:
-            raise ProtocolError(f"pyslurm's process answered {str(told)[:80]}")
-        return told["value"]
+        if "error" in answer:
+            raise failure(f"pyslurm: {answer['error']}")
+        if "value" not in answer:
+            raise ProtocolError(f"pyslurm's process answered {str(answer)[:80]}")
+        return answer["value"]
 
 
 def _translated(order: JobOrder) -> dict[str, Any] | None:

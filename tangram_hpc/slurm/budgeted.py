@@ -39,7 +39,13 @@ class _Query:
 
 
 class BudgetedSlurm:
-    """See `ports.Slurm`. It is used by one thread, that of the running loop."""
+    """An adapter's calls under a rate limit; used by one thread, that of the running loop.
+
+    Args:
+        adapter: Carries the calls out.
+        budget: The rate limit.
+        clock: The broker's clock.
+    """
 
     def __init__(self, adapter: SlurmAdapter, budget: Budget, clock: Clock) -> None:
         self._adapter, self._budget, self._clock = adapter, budget, clock
@@ -55,12 +61,12 @@ class BudgetedSlurm:
     # ---- the port ----------------------------------------------------------------------------
 
     def submit(self, order: JobOrder, then: Callable[[int | SlurmFailure], None]) -> None:
-        """See `ports.Slurm.submit`."""
+        """Submits a job if the rate limit allows it now; see `ports.Slurm.submit`."""
         self._act(_Call("submits", lambda: self._adapter.submit(order), then))
 
     def cancel(self, jobs: Sequence[JobRef],
                then: Callable[[SlurmFailure | None], None]) -> None:
-        """See `ports.Slurm.cancel`."""
+        """Cancels jobs if the rate limit allows it now; see `ports.Slurm.cancel`."""
         asked = tuple(jobs)
         if not asked:
             self._loop.call_soon(then, None)
@@ -68,13 +74,13 @@ class BudgetedSlurm:
         self._act(_Call("cancels", lambda: self._adapter.cancel(asked), then))
 
     def comment(self, job: int, text: str, then: Callable[[SlurmFailure | None], None]) -> None:
-        """See `ports.Slurm.comment`."""
+        """Sets a Comment if the rate limit allows it now; see `ports.Slurm.comment`."""
         self._act(_Call("comments", lambda: self._adapter.comment(job, text), then))
 
     def query(self, jobs: Sequence[int],
               then: Callable[[tuple[JobView, ...] | SlurmFailure], None],
               names: Sequence[str] = ()) -> None:
-        """See `ports.Slurm.query`."""
+        """Joins the next query that the rate limit allows; see `ports.Slurm.query`."""
         if not jobs and not names:
             self._loop.call_soon(then, ())
         elif not self._refused(then, self._budget.closed_until):
@@ -82,12 +88,12 @@ class BudgetedSlurm:
             self._go()
 
     def calls(self) -> SlurmCalls:
-        """See `ports.Slurm.calls`."""
+        """Returns the counters of all calls; see `ports.Slurm.calls`."""
         return msgspec.structs.replace(self._calls, adapter=self._adapter.name,
                                        closed_until_ns=self._budget.closed_until)
 
     def close(self) -> None:
-        """See `ports.Slurm.close`."""
+        """Answers everything that waits with SlurmTransient; see `ports.Slurm.close`."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()

@@ -114,12 +114,12 @@ class Child:
                 await asyncio.wait_for(process.wait(), 1.0)
             raise ChildGone(await self._last_words(process))
         try:
-            told = json.loads(line)
+            answer = json.loads(line)
         except ValueError:
             raise ChildGone(f"said what is no answer: {line[:80]!r}") from None
-        if not isinstance(told, dict):
+        if not isinstance(answer, dict):
             raise ChildGone(f"said what is no answer: {line[:80]!r}")
-        return told
+        return answer
 
     async def _last_words(self, process: asyncio.subprocess.Process) -> str:
         if self._listener is not None:

@@ -79,23 +79,23 @@ class Auto:
         return self._now.name
 
     async def submit(self, order: JobOrder) -> int:
-        """See `adapter.SlurmAdapter.submit`."""
+        """Submits through the adapter in use; see `adapter.SlurmAdapter.submit`."""
         return await self._either(lambda adapter: adapter.submit(order))
 
     async def query(self, jobs: Sequence[int], names: Sequence[str]) -> tuple[JobView, ...]:
-        """See `adapter.SlurmAdapter.query`."""
+        """Queries through the adapter in use; see `adapter.SlurmAdapter.query`."""
         return await self._either(lambda adapter: adapter.query(jobs, names))
 
     async def cancel(self, jobs: Sequence[JobRef]) -> None:
-        """See `adapter.SlurmAdapter.cancel`."""
+        """Cancels through the adapter in use; see `adapter.SlurmAdapter.cancel`."""
         await self._either(lambda adapter: adapter.cancel(jobs))
 
     async def comment(self, job: int, text: str) -> None:
-        """See `adapter.SlurmAdapter.comment`."""
+        """Sets a Comment through the adapter in use; see `adapter.SlurmAdapter.comment`."""
         await self._either(lambda adapter: adapter.comment(job, text))
 
     async def close(self) -> None:
-        """See `adapter.SlurmAdapter.close`."""
+        """Closes the adapter in use; see `adapter.SlurmAdapter.close`."""
         await self._now.close()
 
     async def _either(self, call: Callable[[SlurmAdapter], Awaitable[_T]]) -> _T:

@@ -44,44 +44,47 @@ class Commands:
 
     @property
     def name(self) -> str:
-        """See `adapter.SlurmAdapter.name`."""
+        """Always `cli`; see `adapter.SlurmAdapter.name`."""
         return "cli"
 
     async def submit(self, order: JobOrder) -> int:
-        """See `adapter.SlurmAdapter.submit`."""
+        """Submits through sbatch; see `adapter.SlurmAdapter.submit`."""
         words = [f"--{name}={value}" if value else f"--{name}" for name, value in order.options]
-        told = await self._run(["sbatch", "--parsable", *words], order.script.encode(),
-                               dict(order.environ))
-        number = told.strip().rpartition("\n")[2].partition(";")[0]
+        output = await self._run(["sbatch", "--parsable", *words], order.script.encode(),
+                                 dict(order.environ))
+        number = output.strip().rpartition("\n")[2].partition(";")[0]
         if not number.isdigit():
-            raise SlurmTransient(f"sbatch: answered {told.strip()[:80]!r}, no job id", unsure=True)
+            raise SlurmTransient(f"sbatch: answered {output.strip()[:80]!r}, no job id",
+                                 unsure=True)
         return int(number)
 
     async def query(self, jobs: Sequence[int], names: Sequence[str]) -> tuple[JobView, ...]:
-        """See `adapter.SlurmAdapter.query`.
+        """Queries through squeue; see `adapter.SlurmAdapter.query`.
 
         The controller is asked for a single job by its id, and else for all jobs of this user.
         """
         one = len(jobs) == 1 and not names
         which = ["-j", str(jobs[0])] if one else ["-u", str(os.geteuid())]
         try:
-            told = await self._run(["squeue", "-h", "-a", "-t", "all", *which, "-O", _FORMAT], b"",
-                                   {"SLURM_TIME_FORMAT": "standard", "TZ": "UTC0"})
+            output = await self._run(["squeue", "-h", "-a", "-t", "all", *which, "-O", _FORMAT],
+                                     b"", {"SLURM_TIME_FORMAT": "standard", "TZ": "UTC0"})
         except SlurmRejected as never:
             if says_unknown(never):
                 return ()
             raise
-        rows = [row.split(_CUT) for row in told.split(_END) if row.strip()]
+        rows = [row.split(_CUT) for row in output.split(_END) if row.strip()]
         return wanted([view for row in rows if (view := _view(row)) is not None], jobs, names)
 
     async def cancel(self, jobs: Sequence[JobRef]) -> None:
-        """See `adapter.SlurmAdapter.cancel`."""
+        """Cancels all jobs with one scancel; see `adapter.SlurmAdapter.cancel`."""
         if jobs:
             await self._run(["scancel", *(each.show() for each in jobs)])
 
     async def comment(self, job: int, text: str) -> None:
-        """See `adapter.SlurmAdapter.comment`. The controller keeps the Comment while the job runs;
-        afterwards only accounting has the job."""
+        """Sets our line of a Comment; see `adapter.SlurmAdapter.comment`.
+
+        The controller keeps the Comment while the job runs; afterwards only accounting has the job.
+        """
         checked_comment(text)
         old = comment_of(await self.query([job], ()))
         if old is not None:
@@ -92,11 +95,11 @@ class Commands:
             except SlurmRejected as never:
                 if not says_over(never):
                     raise
-        told = await self._run(["sacct", "-n", "-X", "-P", "-j", str(job), "-o", "Comment"])
-        new = with_remark(told.partition("\n")[0], text)
-        told = await self._run(["sacctmgr", "-i", "modify", "job", "where", f"jobid={job}", "set",
-                                f"comment={new}"])
-        if "nothing modified" in told.lower():
+        output = await self._run(["sacct", "-n", "-X", "-P", "-j", str(job), "-o", "Comment"])
+        new = with_remark(output.partition("\n")[0], text)
+        output = await self._run(["sacctmgr", "-i", "modify", "job", "where", f"jobid={job}", "set",
+                                  f"comment={new}"])
+        if "nothing modified" in output.lower():
             raise SlurmRejected(f"comment: accounting has no job {job}, or not yet")
 
     async def submitted(self, job: str) -> int:
@@ -104,9 +107,9 @@ class Commands:
 
         Of a requeued job, Slurm tells when it was requeued last.
         """
-        told = await self._run(["squeue", "-h", "-a", "-t", "all", "-j", job, "-O",
-                                f"JobID:0{_CUT},SubmitTime:0{_CUT}"], b"", _EPOCH)
-        rows = [line.split(_CUT) for line in told.split("\n")]
+        output = await self._run(["squeue", "-h", "-a", "-t", "all", "-j", job, "-O",
+                                  f"JobID:0{_CUT},SubmitTime:0{_CUT}"], b"", _EPOCH)
+        rows = [line.split(_CUT) for line in output.split("\n")]
         return max((_number(row[1].strip()) for row in rows if row[0].strip() == job), default=0)
 
     async def accounted(self, job: str) -> list[int]:
@@ -115,11 +118,11 @@ class Commands:
         The list is empty where there is no accounting.
         """
         try:
-            told = await self._run(["sacct", "-n", "-X", "-P", "--duplicates", "-j", job, "-S",
-                                    "1970-01-02", "-o", "JobIDRaw,Submit"], b"", _EPOCH)
+            output = await self._run(["sacct", "-n", "-X", "-P", "--duplicates", "-j", job, "-S",
+                                      "1970-01-02", "-o", "JobIDRaw,Submit"], b"", _EPOCH)
         except (SlurmRejected, SlurmTransient):
             return []
-        rows = [line.split("|") for line in told.splitlines()]
+        rows = [line.split("|") for line in output.splitlines()]
         return [_number(row[1]) for row in rows if len(row) == 2 and row[0] == job]
 
     async def close(self) -> None:
@@ -185,17 +188,17 @@ def _view(words: Sequence[str]) -> JobView | None:
     Raises:
         SlurmRejected: the row has not the fields that were asked for.
     """
-    told = dict(zip(_FIELDS, map(str.strip, words), strict=False))
+    row = dict(zip(_FIELDS, map(str.strip, words), strict=False))
     try:
-        if int(told["UserID"]) != os.geteuid():
+        if int(row["UserID"]) != os.geteuid():
             return None
-        leader = _number(told["HetJobID"])
-        nodes = expand(_text(told["NodeList"]))
+        leader = _number(row["HetJobID"])
+        nodes = expand(_text(row["NodeList"]))
         return JobView(
-            leader or int(told["JobID"]), _number(told["HetJobOffset"]) if leader else -1,
-            told["State"], _text(told["Reason"]), told["Name"], told["Partition"], nodes,
-            _stamp(told["StartTime"]), _stamp(told["EndTime"]), _number(told["RestartCnt"]),
-            _text(told["Comment"]))
+            leader or int(row["JobID"]), _number(row["HetJobOffset"]) if leader else -1,
+            row["State"], _text(row["Reason"]), row["Name"], row["Partition"], nodes,
+            _stamp(row["StartTime"]), _stamp(row["EndTime"]), _number(row["RestartCnt"]),
+            _text(row["Comment"]))
     except (KeyError, ValueError) as error:
         raise SlurmRejected(f"squeue: a row that is not understood ({error}): {words[:3]}"
                             ) from None

@@ -1,8 +1,9 @@
-"""The access file: where a job's broker listens, and its key. Owner-only, on every read.
+"""The access file: where a job's broker listens, and its key.
 
-Law: JSON in a 0600 file of a 0700 folder; the key is in nothing else (no argv, no environment, no
-log). When the broker ends in order, the file stays with `ended` set and without key or addresses,
-so that a late client gets a clear word instead of a dead port.
+It is JSON in a file of mode 0600 in a folder of mode 0700, and every reader checks that. The key is
+in nothing else: no argument, no environment variable, no log. When the broker ends in order, the
+file stays with `ended` set and without key and addresses, so that a late client gets a clear
+message and not a dead port.
 """
 
 from __future__ import annotations
@@ -21,7 +22,17 @@ FORMAT = "tangram-access/1"
 
 @dataclass(frozen=True)
 class Access:
-    """What a client or worker needs to reach a broker."""
+    """What a client or worker needs to reach a broker.
+
+    Attributes:
+        job: The job's name.
+        addresses: Where the broker listens, such as `unix:PATH` and `tcp:HOST:PORT`, in the order
+            in which clients try them.
+        key: The job's secret.
+        store: The folder of large payloads.
+        host: The broker's host name.
+        pid: The broker's process id.
+    """
 
     job: str
     addresses: tuple[str, ...]
@@ -38,7 +49,7 @@ def write_access(path: Path, access: Access) -> None:
 
 
 def mark_ended(path: Path, job: str, when: str) -> None:
-    """Leaves a tombstone: the job has ended at `when`."""
+    """Replaces the file by a tombstone: the job has ended at `when`."""
     _replace(path, {"format": FORMAT, "job": job, "ended": when})
 
 
@@ -47,11 +58,11 @@ def _replace(path: Path, fields: dict[str, object]) -> None:
 
 
 def read_access(path: Path) -> Access:
-    """The access file's content.
+    """Returns the content of an access file.
 
     Raises:
-        AccessError: it is missing, readable by others, owned by somebody else, not an access
-            file, or its job has ended. One line, with the remedy.
+        AccessError: The file is missing, readable by others, owned by somebody else or no access
+            file, or its job has ended. The text is one line, with the remedy.
     """
     try:
         info = os.stat(path)

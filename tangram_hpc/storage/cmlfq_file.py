@@ -1,8 +1,9 @@
-"""Trees of C-MLFQ in files: one a writer (a rank, or a job's broker), replaced in one step, read
+"""Keeps the trees of C-MLFQ in files: one for each writer (a rank, or a job's broker), read
 together.
 
-Law: a reader sees a whole old file or a whole new one; each writes only its own; what is read is
-checked before it is believed. Merging is `scheduler/routing/cmlfq.py`'s.
+Invariants: a reader sees a complete old file or a complete new one. Each writer replaces only its
+own file. What is read is checked before it is used. How trees are merged is defined in
+`scheduler/routing/cmlfq.py`.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from ..errors import InvalidInput
 from ..scheduler.routing.cmlfq import CausalTree
 
 _SUFFIX = ".cmlfq.json"
-FILES_MAX = 8  # files of a folder that a job reads; a full one takes a second
-_CLOSE_S = 10.0  # patience with a file system that hangs
+FILES_MAX = 8  # files of a folder that a job reads; a full-size tree takes about a second
+_CLOSE_S = 10.0  # seconds that `close` waits for a file system that hangs
 
 
 def save(folder: Path, rank: int | str, tree: CausalTree) -> Path:
-    """Writes a rank's tree; the file survives a crash of the node once this returned.
+    """Writes a rank's tree and returns its path; the file survives a crash of the node from then
+    on.
 
     Raises:
-        InvalidInput: the folder cannot be written.
+        InvalidInput: The folder cannot be written.
     """
     return _write(folder, rank, tree.plain())
 
@@ -45,10 +47,10 @@ def _write(folder: Path, rank: int | str, plain: Any) -> Path:
 
 
 def load(path: Path) -> CausalTree:
-    """The tree of one file.
+    """Returns the tree of one file.
 
     Raises:
-        InvalidInput: it cannot be read or is not a tree's.
+        InvalidInput: The file cannot be read or holds no tree.
     """
     try:
         return CausalTree.from_plain(json.loads(path.read_text()))
@@ -61,11 +63,15 @@ def load(path: Path) -> CausalTree:
 
 
 def load_all(folder: Path, most: int = 0) -> CausalTree | None:
-    """All ranks' trees of a folder, merged in order of rank; None if there is none. `most`: no more
-    files than so many, those that were written last.
+    """Returns the trees of all files of a folder, merged in order of rank; None if there is no
+    file.
+
+    Args:
+        folder: The folder.
+        most: Read at most so many files, those that were written last; 0 for all.
 
     Raises:
-        InvalidInput: one cannot be read, or two see in different ways.
+        InvalidInput: A file cannot be read, or two trees have different shapes.
     """
     found = sorted(folder.glob(f"*{_SUFFIX}"), key=lambda p: (len(p.name), p.name))
     if 0 < most < len(found):
@@ -82,23 +88,26 @@ def load_all(folder: Path, most: int = 0) -> CausalTree | None:
 def _written_at(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
-    except OSError:  # it was removed, or reading it will say what is wrong
+    except OSError:  # the file was removed; else reading it reports what is wrong
         return 0
 
 
 class TreeFiles:
-    """The trees of one job's pools (fills `ports.TreeStore`). A thread a folder writes, always the
-    newest tree, so that a file system that hangs holds up nobody and at most two trees."""
+    """The trees of one job's rollout pools (serves `ports.TreeStore`).
+
+    One thread for each folder writes, and always the newest tree. So a file system that hangs
+    delays nobody, and keeps at most two trees in memory.
+    """
 
     def __init__(self, job: str) -> None:
         self._job = job
         self._trouble: dict[str, str] = {}
-        self._next: dict[str, Any] = {}  # plain trees that are to be written
+        self._next: dict[str, Any] = {}  # folder -> the newest tree that waits to be written
         self._writers: dict[str, threading.Thread] = {}
-        self._lock = threading.Lock()  # of both
+        self._lock = threading.Lock()  # guards `_next` and `_writers`
 
     def load(self, folder: str) -> tuple[CausalTree | None, CausalTree | None]:
-        """See `ports.TreeStore.load`. Makes the folder; reads the newest `FILES_MAX` of it."""
+        """Makes the folder, and reads its newest `FILES_MAX` files; see `ports.TreeStore.load`."""
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
             problem = "" if os.access(folder, os.W_OK | os.X_OK) else "may not be written"
@@ -110,7 +119,7 @@ class TreeFiles:
         return load_all(Path(folder), FILES_MAX), load(mine) if mine.exists() else None
 
     def save(self, folder: str, tree: CausalTree) -> None:
-        """See `ports.TreeStore.save`."""
+        """Hands the tree to the folder's thread; see `ports.TreeStore.save`."""
         plain = tree.plain()
         with self._lock:
             self._next[folder] = plain
@@ -134,11 +143,11 @@ class TreeFiles:
                 self._trouble.pop(folder, None)
 
     def trouble(self, folder: str) -> str:
-        """See `ports.TreeStore.trouble`."""
+        """Returns why the last save failed; see `ports.TreeStore.trouble`."""
         return self._trouble.get(folder, "")
 
     def close(self) -> None:
-        """See `ports.TreeStore.close`."""
+        """Waits for the writers, `_CLOSE_S` at most; see `ports.TreeStore.close`."""
         with self._lock:
             writers = list(self._writers.values())
         until = time.monotonic() + _CLOSE_S

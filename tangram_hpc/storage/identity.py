@@ -1,26 +1,14 @@
-"""Whose a job's folder is: which job of Slurm wrote the journals that lie in it.
+"""Whose a job's folder is: decides whether the journals in it were written by this Slurm job.
 
 Problem: a job id is no identity. Ids begin again when a controller is rebuilt, wrap around, and are
-the same on two clusters that share a home. A job that resumes a stranger's journal gives `once`
-names the stranger's results.
+the same on two clusters that share a home. A job that resumes a foreign journal would give
+idempotency keys the foreign job's results.
 
 What was measured (Slurm 22.05): the submit time that `squeue` shows CHANGES at each requeue, to the
 time of the requeue, and SLURM_RESTART_COUNT (absent, 1, 2, ...) grows by one. Nothing that Slurm
-shows of a running job stays the same over a requeue and is unique. So the folder keeps
+shows of a running job is both unique and the same after a requeue. So the folder keeps
 `identity.json`: the cluster, the id, and the submit time and restart count of each start whose
-broker took the folder.
-
-A start of now is the same job's, if
-
-- its restart count and submit time are those of the last start on record (a broker that was started
-  again within one start), or
-- its restart count and submit time are both later, and accounting agrees: of the starts that `sacct
-  --duplicates` lists, the last on record is among the `restarts` ones before this. That tells it
-  from a stranger with the same id that was itself requeued before it came to its broker. Where
-  there is no accounting, or not all of those starts, the first half alone decides.
-
-Everything else is a stranger's, also what cannot be proven: a journal without a record, or a submit
-time that Slurm did not tell.
+broker took the folder. `why_foreign` has the rule.
 """
 
 from __future__ import annotations
@@ -41,10 +29,10 @@ class JobStart:
     """One start of a Slurm job.
 
     Attributes:
-        cluster: SLURM_CLUSTER_NAME.
-        job: the id; of a het job its leader's.
-        submitted_s: epoch seconds, as squeue says for this start; 0: it did not say.
-        restarts: how often the job was requeued before.
+        cluster: The cluster's name (SLURM_CLUSTER_NAME).
+        job: The job id; of a het job, the leader's.
+        submitted_s: The submit time that squeue shows for this start, epoch seconds; 0 for unknown.
+        restarts: How often the job was requeued before.
     """
 
     cluster: str
@@ -54,19 +42,20 @@ class JobStart:
 
 
 def read_starts(folder: Path) -> list[JobStart]:
-    """The starts on record, oldest first; empty: there is no record, or it cannot be read."""
+    """Returns the starts on record, oldest first; empty if there is no record or it cannot be read.
+    """
     try:
-        told = json.loads((folder / _NAME).read_text())
-        if told["format"] != FORMAT:
+        record = json.loads((folder / _NAME).read_text())
+        if record["format"] != FORMAT:
             return []
-        return [JobStart(str(told["cluster"]), str(told["job"]), int(at), int(count))
-                for at, count in told["starts"]]
+        return [JobStart(str(record["cluster"]), str(record["job"]), int(at), int(count))
+                for at, count in record["starts"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
 
 def write_starts(folder: Path, starts: Sequence[JobStart]) -> None:
-    """Replaces the record; `starts` are of one job and not empty."""
+    """Replaces the record by these starts, which are of one job; there must be at least one."""
     replace_file(folder / _NAME, json.dumps({
         "format": FORMAT, "cluster": starts[0].cluster, "job": starts[0].job,
         "starts": [[start.submitted_s, start.restarts] for start in starts]}), 0o666)
@@ -74,31 +63,43 @@ def write_starts(folder: Path, starts: Sequence[JobStart]) -> None:
 
 async def why_foreign(starts: Sequence[JobStart], now: JobStart,
                       accounted: Callable[[], Awaitable[Sequence[int]]]) -> str:
-    """Why what lies in a folder is another job's; empty: it is this job's.
+    """Returns why the contents of a folder are another job's; empty if they are this job's.
+
+    A start belongs to the same job in two cases. In the first, its restart count and submit time
+    are those of the last start on record: a broker was started again within one start of the job.
+
+    In the second, its restart count is greater, its submit time is later, and accounting agrees: of
+    the starts that `sacct --duplicates` lists, the last on record is among the `restarts` ones
+    before this. That tells it from a foreign job with the same id that was itself requeued before
+    it came to its broker. Where accounting lacks some of those starts, the first two conditions
+    decide, and where a submit time is unknown, the restart count alone does.
+
+    Everything else counts as foreign, as does what cannot be proven: a journal without a record, or
+    a start with the same restart count whose submit time Slurm did not tell.
 
     Args:
-        starts: the record of the folder, oldest first.
-        now: this start.
-        accounted: asks accounting for the submit times of all starts under this id; asked only
-            where nothing else decides.
+        starts: The record of the folder, oldest first.
+        now: This start.
+        accounted: Asks accounting for the submit times of all starts under this id; it is called
+            only where nothing else decides.
     """
     if not starts:
         return "no record says whose it is"
     last = starts[-1]
     if (last.cluster, last.job) != (now.cluster, now.job):
         return f"it is of job {last.job} of cluster {last.cluster}"
-    told = bool(last.submitted_s and now.submitted_s)
-    whose = f"it is of a job submitted at {last.submitted_s} (restart count {last.restarts})"
-    if now.restarts < last.restarts or (told and now.submitted_s < last.submitted_s):
-        return whose
+    both_known = bool(last.submitted_s and now.submitted_s)
+    foreign = f"it is of a job submitted at {last.submitted_s} (restart count {last.restarts})"
+    if now.restarts < last.restarts or (both_known and now.submitted_s < last.submitted_s):
+        return foreign
     if now.restarts == last.restarts:
-        if not told:
+        if not both_known:
             return "Slurm does not tell the submit time that would show whose it is"
-        return "" if now.submitted_s == last.submitted_s else whose
-    if told and now.submitted_s == last.submitted_s:
-        return whose  # a requeue gives a new one
-    if not told:
+        return "" if now.submitted_s == last.submitted_s else foreign
+    if both_known and now.submitted_s == last.submitted_s:
+        return foreign  # a requeue would have given a new submit time
+    if not both_known:
         return ""
     before = sorted(at for at in await accounted() if at < now.submitted_s)
     own = before[-now.restarts:]
-    return whose if len(own) == now.restarts and last.submitted_s not in own else ""
+    return foreign if len(own) == now.restarts and last.submitted_s not in own else ""

@@ -1,10 +1,12 @@
 """The journal's file: events in commit order, written in groups, readable after any crash.
 
-Law: append-only. Layout: 8 bytes magic, then records (see `records`), each a msgpack list of
-events. A torn end is ignored by readers, as the crash came before its commit; a record that is not
-as it was written is an error that names the file, the offset and the remedy. Modes: `none` hands
-the data to the kernel (survives the broker's death, not the machine's), `batch` replies only after
-an fdatasync that many commits share, `always` syncs each commit before going on.
+A file begins with 8 bytes magic, and then only grows by records (`record_file.py`), each a msgpack
+list of events. Readers ignore a torn end, since the crash came before its commit. A record that is
+not as it was written is an error that names the file, the offset and the remedy.
+
+The mode says when a commit is done. `none` hands the data to the kernel: it survives the broker's
+death and not the machine's. `batch` answers only after an fdatasync, which many commits share
+(group commit). `always` syncs each commit before it goes on.
 """
 
 from __future__ import annotations
@@ -30,9 +32,19 @@ _read = reader(list[AnyEvent])
 
 
 class FileJournal:
-    """One writer's journal. `wake` runs a callable on the driver's loop, from any thread; `first`
-    is called before each sync: what must be on the disk before this is. `superseded` says whether
-    another writer has taken this one's place."""
+    """The journal of one writer (serves `ports.Journal`).
+
+    Args:
+        path: The file, which is made or continued.
+        mode: One of `MODES`.
+        wake: Runs a callable on the driver's loop; may be called from any thread.
+        first: Called before each sync, for what must be on the disk before the journal is.
+        superseded: Says whether another writer has taken this one's place.
+
+    Attributes:
+        mode: See above.
+        superseded: See above.
+    """
 
     def __init__(self, path: Path, mode: str, wake: Callable[[Callable[[], None]], object],
                  first: Callable[[], None] = lambda: None,
@@ -45,20 +57,20 @@ class FileJournal:
         self._count = 0
         self._waiting: list[Callable[[], None]] = []
         self._syncing = False
-        self._thread = ThreadPoolExecutor(1)  # kept: starting one a sync costs more than a sync
+        self._thread = ThreadPoolExecutor(1)  # kept, as starting a thread costs more than a sync
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         if os.fstat(self._fd).st_size == 0:
             os.write(self._fd, MAGIC)
 
     def append(self, events: Iterable[Event]) -> int:
-        """See `ports.Journal.append`."""
+        """Queues events for the next commit; see `ports.Journal.append`."""
         before = len(self._pending)
         self._pending.extend(events)
         self._count += len(self._pending) - before
         return self._count
 
     def commit(self, then: Callable[[], None]) -> None:
-        """See `ports.Journal.commit`."""
+        """Writes the queued events as one record; see `ports.Journal.commit`."""
         if self._pending:
             body = _encoder.encode(self._pending)
             self._pending = []
@@ -73,7 +85,8 @@ class FileJournal:
         then()
 
     def close(self) -> None:
-        """See `ports.Journal.close`."""
+        """Commits, syncs in the modes `batch` and `always`, and closes; see `ports.Journal.close`.
+        """
         if self._fd < 0:
             return
         mode, self.mode = self.mode, "always" if self.mode == "batch" else self.mode
@@ -97,14 +110,16 @@ class FileJournal:
         try:
             self._first()
             os.fdatasync(self._fd)
-        except OSError as error:  # a quota on a shared file system is often told only here
+        except OSError as error:  # a shared file system often reports a quota only here
             failed = error
             self._wake(lambda: self._failed(failed))
         else:
             self._wake(lambda: self._synced(covered))
 
     def _failed(self, error: OSError) -> None:
-        """On the loop, which ends the process: nothing that waits for this sync may be promised."""
+        """Raises the error on the loop, which ends the process: nothing that waits for this sync
+        may be promised.
+        """
         raise error
 
     def _synced(self, covered: list[Callable[[], None]]) -> None:
@@ -115,16 +130,20 @@ class FileJournal:
 
 
 def journals(folder: Path) -> list[Path]:
-    """The journals of a job, one for each start of its broker, oldest first: `journal`,
-    `journal-1`, and so on."""
+    """Returns a job's journals, one for each start of its broker, oldest first: `journal`,
+    `journal-1`, and so on.
+    """
     found = [(int(p.name[8:] or 0), p) for p in folder.glob("journal*")
              if p.name == "journal" or p.name[8:].isdigit()]
     return [path for _, path in sorted(found)]
 
 
 def next_journal(folder: Path) -> Path:
-    """Where the next broker of this job writes; never behind what an earlier one wrote, whose last
-    record may be torn, and which may not have noticed yet that it is dead."""
+    """Returns where the next broker of this job writes.
+
+    It never appends to an earlier broker's file: that file's last record may be torn, and the
+    earlier broker may not have noticed yet that it was superseded.
+    """
     earlier = journals(folder)
     if not earlier:
         return folder / "journal"
@@ -132,15 +151,15 @@ def next_journal(folder: Path) -> Path:
 
 
 def read_journals(folder: Path) -> Iterator[Event]:
-    """The events of all starts of a job's broker, oldest first.
+    """Yields the events of all starts of a job's broker, oldest first.
 
     Raises:
-        InvalidInput: there is none, or one cannot be read; see `read_journal`.
+        InvalidInput: There is no journal, or one cannot be read; see `read_journal`.
     """
     try:
         found = journals(folder)
     except PermissionError:
-        found = []  # somebody else's: the reader says so
+        found = []  # somebody else's folder: `read_journal` reports it
     for path in found or [folder / "journal"]:
         yield from read_journal(path)
 
@@ -152,10 +171,10 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def read_journal(path: Path) -> Iterator[Event]:
-    """The events of a journal, oldest first.
+    """Yields the events of a journal, oldest first.
 
     Raises:
-        InvalidInput: it is missing, of another version or release, or damaged before its end.
+        InvalidInput: The file is missing, of another version or release, or damaged before its end.
     """
     try:
         data = memoryview(path.read_bytes())
@@ -166,7 +185,7 @@ def read_journal(path: Path) -> Iterator[Event]:
         raise InvalidInput(f"journal {path}: {error.strerror}") from None
     magic = bytes(data[:8])
     if len(magic) < 8 and MAGIC.startswith(magic):
-        return  # its writer died before its first word
+        return  # its writer died before it had written the magic
     version = magic[6] if magic[:6] == MAGIC[:6] and magic[7:] == MAGIC[7:] else 0
     if version not in (*_READ_TOO, JOURNAL_VERSION):
         read_too = ", ".join(map(str, _READ_TOO))
@@ -182,7 +201,7 @@ def read_journal(path: Path) -> Iterator[Event]:
 
 
 def _remedy(path: Path) -> str:
-    """What a person can do about a journal that is damaged."""
+    """Returns what a person can do about a damaged journal."""
     folder = path.parent
     return (f"Put back a copy of the file; or begin anew without the job's journals: `mkdir "
             f"{folder}/damaged && mv {folder}/journal* {folder}/damaged/` (results that are kept "

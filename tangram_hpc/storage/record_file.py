@@ -1,22 +1,14 @@
 """Records in a file that only grows: how they are framed, and how a torn end is told from damage.
 
 Problem: a broker that is killed while it writes leaves the beginning of a record at the end of its
-file. Nothing that was promised is in that record, so readers drop it without a word. A disk that
-flips a bit damages a record that was promised, and readers must say so, loudly. A checksum over the
-body alone cannot tell the two apart: a flipped length makes the rest of the file look like one torn
-record.
+file. Nothing in that record was promised, so readers drop it silently. A disk that flips a bit
+damages a record that was promised, and readers must report it. A checksum over the body alone
+cannot tell the two apart: a flipped length makes the rest of the file look like one torn record.
 
 A record is: u32 length of the body, u32 crc32 of the body, u32 crc32 of those eight bytes, the
-body, and one byte `END`. All numbers are little endian.
-
-- The header has a checksum of its own, so a length is believed only when it is as it was written.
-- `END` is not zero and no single bit flip makes it zero. A file system that lost its power may show
-  zeros where the end of a file was never written. A record from whose inside on everything to the
-  end of the file is zero was therefore never written whole.
-- Everything else that does not fit is damage.
-
-Files of the format before this one (`read_unguarded`) had no checksum over the length. They are
-still read, with what that format can tell.
+body, and one byte `END`. All numbers are little endian. The header has a checksum of its own, so a
+length is used only if it is as it was written. `END` is not zero, and no single bit flip makes it
+zero; what a torn end may look like is described at `read_records`.
 """
 
 from __future__ import annotations
@@ -33,28 +25,33 @@ _UNGUARDED_HEAD = 8
 
 
 class Damaged(InvalidInput):
-    """A record that was written whole is not as it was written; the message names file, offset and
-    remedy."""
+    """Raised when a record that was completely written is not as it was written; the text names the
+    file, the offset and the remedy.
+    """
 
 
 def framed(body: bytes) -> bytes:
-    """A body as it stands in a file."""
+    """Returns a body with its header and its end, as it goes into a file."""
     front = len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
     return b"".join((front, zlib.crc32(front).to_bytes(4, "little"), body, bytes((END,))))
 
 
 def read_records(data: Buffer, start: int, where: str, remedy: str
                  ) -> Iterator[tuple[int, memoryview]]:
-    """The offset and the content of each body, oldest first. O(size of the data).
+    """Yields the offset and the content of each body, oldest first. O(size of the data).
+
+    A file system that lost its power may show zeros where the end of a file was never written. So a
+    record of which everything from some inner byte to the end of the file is zero was never
+    completely written, and is a torn end. Everything else that does not fit is damage.
 
     Args:
-        data: the whole file.
-        start: bytes at its beginning that are no records.
-        where: names the file in an error.
-        remedy: what the reader of an error can do.
+        data: The whole file.
+        start: How many bytes at its beginning are no records.
+        where: Names the file in an error.
+        remedy: What the reader of an error can do.
 
     Raises:
-        Damaged: a record is not as it was written, and it is not the torn end of the file.
+        Damaged: A record is not as it was written, and is not the torn end of the file.
     """
     view, at = memoryview(data), start
     while at < len(view):
@@ -71,7 +68,7 @@ def read_records(data: Buffer, start: int, where: str, remedy: str
         body = view[at + HEAD : end]
         if view[end] != END or zlib.crc32(body) != int.from_bytes(front[4:], "little"):
             if _written(view, at) <= HEAD + size:
-                return  # torn: the file had its size, but not yet its last blocks
+                return  # torn: the file had its full size, but not yet its last blocks
             raise _damaged(where, at, "its checksum is wrong", remedy)
         yield at + HEAD, body
         at = end + 1
@@ -79,11 +76,13 @@ def read_records(data: Buffer, start: int, where: str, remedy: str
 
 def read_unguarded(data: Buffer, start: int, where: str, remedy: str
                    ) -> Iterator[tuple[int, memoryview]]:
-    """As `read_records`, for files of the format before this one: u32 length, u32 crc32 of the
-    body, body. A length that was damaged looks like a torn end there; a damaged body is told.
+    """Does what `read_records` does, for files of the format before this one, which are still read.
+
+    A record there is: u32 length, u32 crc32 of the body, body. There is no checksum over the
+    length, so a damaged length looks like a torn end; a damaged body is reported.
 
     Raises:
-        Damaged: a body in front of others is not as it was written.
+        Damaged: A body in front of others is not as it was written.
     """
     view, at = memoryview(data), start
     while at + _UNGUARDED_HEAD <= len(view):
@@ -101,7 +100,7 @@ def read_unguarded(data: Buffer, start: int, where: str, remedy: str
 
 
 def _written(view: memoryview, at: int) -> int:
-    """Bytes from an offset on up to the last one that is not zero."""
+    """Returns how many bytes there are from an offset to the last byte that is not zero."""
     return len(bytes(view[at:]).rstrip(b"\0"))
 
 

@@ -1,13 +1,14 @@
-"""Where a job's files lie: one private folder a job, below `$TANGRAM_HOME` (default `~/.tangram`).
+"""Where a job's files are: one private folder for each job, below `$TANGRAM_HOME` (default
+`~/.tangram`).
 
-Law: a job's folder holds `access.json`, `journal` (one a start), `once/`, `store/` and logs, mode
-0700; sockets and sandboxes lie in a node-local scratch folder instead, since a shared file system
-carries neither well. The folder of a job that has ended keeps its journal, so that accounting
-outlives it.
+A job's folder has mode 0700 and holds `access.json`, `journal` (one for each start), `once/`,
+`store/` and logs. Sockets and sandboxes are in a node-local scratch folder instead, since a shared
+file system carries neither well. The folder of a job that has ended keeps its journal, so that
+accounting outlives the job.
 
-The folder of a Slurm job is `jobs/JOB@CLUSTER`, since clusters that share a home number their jobs
-alike; the link `jobs/JOB` leads to the one that started last, for scripts. The folder of any other
-run is `jobs/NAME`. What belonged to a stranger with the same id is moved to `...~1`, `...~2`.
+The folder of a Slurm job is `jobs/JOB@CLUSTER`, since clusters that share a home may use the same
+ids; the link `jobs/JOB` leads to the one that started last, for scripts. The folder of any other
+run is `jobs/NAME`. What belonged to a foreign job with the same id is moved to `...~1`, `...~2`.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from .folder_lock import FileLock
 
 KEPT_LOCAL_RUNS = 50
 _OURS = ("tangram-worker-", "tangram-broker-")
-_NODES = "tangram-node-"  # made by the templates around a worker's, and removed by their epilog
+_NODES = "tangram-node-"  # the templates make such a folder for a worker, and remove it
 
 
 def tangram_home(environ: Mapping[str, str]) -> Path:
-    """The folder of all jobs of this user."""
+    """Returns the folder of all jobs of this user."""
     named = environ.get("TANGRAM_HOME")
     if named:
         return Path(named)
@@ -43,7 +44,11 @@ def tangram_home(environ: Mapping[str, str]) -> Path:
 
 
 def own_dir(environ: Mapping[str, str], job: str) -> Path:
-    """The folder in which a broker of this job writes, as its environment says who it is."""
+    """Returns the folder in which a broker of this job writes, as its environment says who it is.
+
+    Raises:
+        InvalidInput: The job's name is not one that can be a folder's.
+    """
     if not job or "/" in job or job.startswith("."):
         raise InvalidInput(f"job: {job!r} is not a job id")
     place = slurm_place(environ)
@@ -53,13 +58,19 @@ def own_dir(environ: Mapping[str, str], job: str) -> Path:
 
 
 def job_dir(environ: Mapping[str, str], job: str) -> Path:
-    """The folder of a job given as `ID` or `ID@CLUSTER`. For a bare id it takes, in this order:
-    this cluster's folder, the folder whose broker runs, the folder that was started last. It need
-    not exist."""
+    """Returns the folder of a job that is given as `ID` or `ID@CLUSTER`. The folder need not exist.
+
+    For a bare id it takes, in this order: this cluster's folder, the folder whose broker runs, the
+    folder that was started last.
+
+    Raises:
+        InvalidInput: Brokers with this id run on several clusters.
+    """
     named = own_dir(environ, job)
     here = named.with_name(f"{job}@{environ.get('SLURM_CLUSTER_NAME', '')}")
     for folder in (named, here):
-        if os.path.isdir(folder) and not os.path.islink(folder):  # no error where one may not look
+        # `isdir` raises nothing for a folder that we may not enter
+        if os.path.isdir(folder) and not os.path.islink(folder):
             return folder
     link = named.with_name(job)
     last = Path(os.path.realpath(link)) if os.path.islink(link) else link
@@ -75,7 +86,7 @@ def job_dir(environ: Mapping[str, str], job: str) -> Path:
 
 
 def _listens(folder: Path) -> bool:
-    """Whether a broker serves there and has not said that it ended."""
+    """Returns whether a broker serves this folder, or has died without a word."""
     try:
         return '"ended": ""' in (folder / "access.json").read_text()
     except (OSError, ValueError):
@@ -83,7 +94,11 @@ def _listens(folder: Path) -> bool:
 
 
 def make_job_dir(environ: Mapping[str, str], job: str) -> Path:
-    """The folder in which a broker of this job writes, made with mode 0700."""
+    """Makes the folder in which a broker of this job writes, with mode 0700, and returns it.
+
+    Raises:
+        InvalidInput: The folder cannot be made.
+    """
     folder = own_dir(environ, job)
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -96,7 +111,7 @@ def make_job_dir(environ: Mapping[str, str], job: str) -> Path:
 
 
 def move_away(folder: Path) -> Path:
-    """Renames a folder to the first free of `...~1`, `...~2`; returns where it is now."""
+    """Renames a folder to the first of `...~1`, `...~2` that is free, and returns its new path."""
     number = 1
     while (there := folder.with_name(f"{folder.name}~{number}")).exists():
         number += 1
@@ -105,8 +120,13 @@ def move_away(folder: Path) -> Path:
 
 
 def link_last(folder: Path, job: str) -> Path | None:
-    """Points the link `jobs/JOB` at this folder. A real folder of that name, from an earlier
-    release, is moved away first. Returns its new path, or None if there was none."""
+    """Points the link `jobs/JOB` at this folder.
+
+    A real folder of that name, from an earlier release, is moved away first.
+
+    Returns:
+        The new path of the folder that was moved away; None if there was none.
+    """
     link, moved = folder.with_name(job), None
     if link == folder:
         return None
@@ -117,10 +137,10 @@ def link_last(folder: Path, job: str) -> Path | None:
 
 
 def last_job(environ: Mapping[str, str]) -> str:
-    """The job whose journal was written to last.
+    """Returns the job whose journal was written to last.
 
     Raises:
-        InvalidInput: there is none.
+        InvalidInput: No job has run here.
     """
     begun = max((tangram_home(environ) / "jobs").glob("*/journal*"), default=None,
                 key=lambda path: path.stat().st_mtime_ns)
@@ -134,32 +154,43 @@ def last_job(environ: Mapping[str, str]) -> str:
 
 
 def local_job_name() -> str:
-    """A fresh name for a run without Slurm."""
+    """Returns a new name for a run without Slurm."""
     import secrets
 
     return f"local-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def _prune(jobs: Path) -> None:
-    """Drops the oldest runs without Slurm; jobs of Slurm are the user's to remove."""
+    """Removes the oldest runs without Slurm; the folders of Slurm jobs are the user's to remove."""
     local = sorted(jobs.glob("local-*"), key=lambda p: p.stat().st_mtime_ns)
     for old in local[: max(0, len(local) - KEPT_LOCAL_RUNS)]:
         with suppress(InvalidInput):  # another process has just removed it
             lock = FileLock(old)
-            if lock.held:  # else its broker still runs
+            if lock.held:  # if not, its broker still runs
                 shutil.rmtree(old, ignore_errors=True)
             lock.release()
 
 
-_ALIVE = ".alive"  # locked by who made the folder, for as long as that process lives
-_YOUNG_S = 60.0  # a folder may be on its way to its lock
-_STARTS_S = 3600.0  # a worker may be on its way to the folder that a template made for it
+_ALIVE = ".alive"  # locked by the folder's maker for as long as that process lives
+_YOUNG_S = 60.0  # seconds in which a new folder may not have its lock yet
+_STARTS_S = 3600.0  # seconds in which a worker may not have come yet to the folder made for it
 _locks: list[int] = []
 
 
 def make_scratch(environ: Mapping[str, str], named: str, what: str) -> Path:
-    """A fresh private node-local folder; its maker removes it. Those of this user whose makers are
-    dead go first. The job's id is in its name, for the site's epilog."""
+    """Makes a new private node-local folder, which its maker removes at its end.
+
+    Folders of this user whose makers are dead are removed first. The Slurm job's id is in the
+    folder's name, for the site's epilog.
+
+    Args:
+        environ: The environment.
+        named: The setting `scratch`; empty for SLURM_TMPDIR, TMPDIR or the system's default.
+        what: "worker" or "broker", for the folder's name.
+
+    Raises:
+        InvalidInput: The folder cannot be made.
+    """
     base = named or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or tempfile.gettempdir()
     job = environ.get("SLURM_JOB_ID", "")
     try:
@@ -178,14 +209,16 @@ def make_scratch(environ: Mapping[str, str], named: str, what: str) -> Path:
 
 
 def sweep_scratch(base: Path) -> list[Path]:
-    """Removes what dead processes of this user left in a scratch folder; returns what is gone."""
+    """Removes what dead processes of this user left in a scratch folder, and returns what was
+    removed.
+    """
     gone = []
     for folder in base.glob("tangram-*-*"):
         try:
             about = folder.lstat()
             if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
                 continue
-            scratch.own(folder)  # else one whose mode was taken away would stay for ever
+            scratch.own(folder)  # or a folder whose mode was taken away would stay for ever
             age_s = time.time() - about.st_mtime
             if folder.name.startswith(_NODES):
                 gone += sweep_scratch(folder)
@@ -194,7 +227,7 @@ def sweep_scratch(base: Path) -> list[Path]:
             elif not _abandoned(folder, age_s):
                 continue
         except OSError:
-            continue  # another one sweeps too
+            continue  # another process removes it at the same time
         if scratch.remove(str(folder)):
             gone.append(folder)
     return gone

@@ -1,8 +1,9 @@
-"""Files for what clients do not read: one for each such client, in the job's folder.
+"""Spill files: payloads for clients that do not read, on disk (serves `ports.SpillFiles`).
 
-A file is written at its end and read anywhere; when nothing in it is needed any more it is cut to
-nothing, and when its client is gone it is removed. Nothing in it outlives the broker: what a client
-must find after the broker's death is in the spool. Fills `ports.SpillFiles`.
+There is one file for each such client, in the job's folder. A file is written at its end and read
+anywhere. It is truncated when nothing in it is needed any more, and removed when its client is
+gone. Nothing in it outlives the broker: what a client must find after the broker's death is in the
+spool.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ class _File:
 
 
 class FolderSpillFiles:
-    """Spill files in a folder, which is made when the first is needed. What an earlier broker
-    left there is removed."""
+    """Spill files in a folder, which is made when the first file is needed.
+
+    What an earlier broker left in the folder is removed.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -34,7 +37,7 @@ class FolderSpillFiles:
         shutil.rmtree(folder, ignore_errors=True)
 
     def put(self, client: int, data: Buffer) -> int:
-        """Writes a payload; its offset, or -1 where the disk takes no more."""
+        """Writes a payload; returns its offset, or -1 if it cannot be written."""
         try:
             file = self._files.get(client)
             if file is None:
@@ -52,10 +55,10 @@ class FolderSpillFiles:
         return offset
 
     def get(self, client: int, offset: int, size: int) -> bytes:
-        """Reads a payload.
+        """Reads a payload of `size` bytes.
 
         Raises:
-            OSError: the disk failed; the job goes on from its journal.
+            OSError: The disk failed; the broker must end, and the job resumes from its journal.
         """
         data = os.pread(self._files[client].fd, size, offset)
         if len(data) != size:
@@ -63,7 +66,7 @@ class FolderSpillFiles:
         return data
 
     def free(self, client: int) -> None:
-        """One payload of a client's is not needed any more."""
+        """Notes that one payload of a client is no longer needed."""
         file = self._files.get(client)
         if file is not None:
             file.needed -= 1
@@ -72,7 +75,7 @@ class FolderSpillFiles:
                 file.end = 0
 
     def drop(self, client: int) -> None:
-        """Nothing of a client's is needed any more."""
+        """Removes a client's file; an unknown client is ignored."""
         file = self._files.pop(client, None)
         if file is not None:
             os.close(file.fd)
@@ -80,7 +83,7 @@ class FolderSpillFiles:
                 file.path.unlink()
 
     def close(self) -> None:
-        """Removes everything."""
+        """Removes all files and the folder."""
         for client in list(self._files):
             self.drop(client)
         shutil.rmtree(self._folder, ignore_errors=True)

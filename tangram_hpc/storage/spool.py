@@ -1,11 +1,14 @@
-"""The spool: what actions with a name of their own are to do, and what came of them.
+"""The spool: for each idempotency key, what its action is to do or what its result was.
 
-Law: append-only segments, a new one for each start of a broker, so that a torn end is never written
-behind. A segment is 8 bytes magic, then records (see `records`), each a msgpack array. A torn end
-of a segment is ignored, as its commit was not over; a record that is not as it was written is an
-error that names the file, the offset and the remedy, at the start as well as when it is read later.
-Segments go, oldest first, when nothing in them counts any more. What is committed here is committed
-before the journal says that it happened. Bounded: full means no new names.
+A spool is a folder of segments that only grow. Each start of a broker begins a new segment, so that
+nothing is ever written behind a torn end. A segment is 8 bytes magic and then records
+(`record_file.py`), each a msgpack array. The newest record of a key counts. Segments are removed,
+oldest first, when no record in them counts any more.
+
+Invariants: what is committed here is committed before the journal says that it happened. A torn end
+is ignored, since its commit was not over. A record that is not as it was written is an error that
+names the file, the offset and the remedy, at the start as well as when the record is read later.
+The size is bounded: when the spool is full, no new keys are taken.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from ..protocol.reading import reader
 from .record_file import HEAD, Damaged, framed, read_records, read_unguarded
 
 MAGIC = b"TGSPOL\x01\0"
-# A segment of the format before begins with the length of a record, which was less than this.
+# A segment of the earlier format begins with the length of a record, which was less than this.
 _LENGTH_MAX = 1 << 28
 SEGMENT = 64 << 20
 CALL, RESULT, DELETED = 1, 2, 3
@@ -48,23 +51,23 @@ class FileSpool:
     """A job's spool in a folder of its own; see `ports.Spool`.
 
     Args:
-        limit: bytes of all segments beyond which no new name is taken.
-        segment: bytes beyond which a new segment is begun.
+        folder: The folder, which is made if need be.
+        limit: Size of all segments beyond which no new key is taken, bytes.
+        segment: Size beyond which a new segment is begun, bytes.
 
     Raises:
-        InvalidInput: the folder cannot be written or read, or is of a release that wrote another
-            format.
+        InvalidInput: The folder cannot be written or read, or has another release's format.
     """
 
     def __init__(self, folder: Path, limit: int, segment: int = SEGMENT) -> None:
         self._folder, self._limit, self._segment = folder, limit, min(segment, limit // 8)
         self._places: dict[str, _Place] = {}
-        self._live: dict[int, int] = {}  # by segment, oldest first
+        self._live: dict[int, int] = {}  # segment -> records in it that count, oldest first
         self._sizes: dict[int, int] = {}
         self._pending: list[bytes] = []
-        self._fresh: dict[str, _Record] = {}  # not yet committed
-        self._fd, self._lock = -1, threading.Lock()  # a sync may be under way in a thread
-        self._readers: dict[int, int] = {}  # segment -> open file
+        self._fresh: dict[str, _Record] = {}  # key -> its record that is not committed yet
+        self._fd, self._lock = -1, threading.Lock()  # guards `_fd`: a sync may run in a thread
+        self._readers: dict[int, int] = {}  # segment -> file descriptor for reading
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             old = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
@@ -80,45 +83,47 @@ class FileSpool:
     # ---- what the broker asks --------------------------------------------------------------------
 
     def keep_call(self, once: str, payload: Buffer) -> bool:
-        """See `ports.Spool.keep_call`."""
+        """Keeps a call, unless the spool is full; see `ports.Spool.keep_call`."""
         if sum(self._sizes.values()) + len(payload) > self._limit:
             return False
         self._add(_Record(CALL, once, None, bytes(payload)))
         return True
 
     def keep_result(self, once: str, result: ActionResult, payload: Buffer | None) -> None:
-        """See `ports.Spool.keep_result`."""
+        """Keeps a result in place of its call; see `ports.Spool.keep_result`."""
         self._add(_Record(RESULT, once, result, None if payload is None else bytes(payload)))
 
     def call(self, once: str) -> bytes | None:
-        """See `ports.Spool.call`."""
+        """Returns the call of a key; see `ports.Spool.call`."""
         found = self._find(once, CALL)
         return found.payload if found is not None else None
 
     def result(self, once: str) -> tuple[ActionResult, bytes | None] | None:
-        """See `ports.Spool.result`."""
+        """Returns the result of a key; see `ports.Spool.result`."""
         found = self._find(once, RESULT)
         if found is None or found.result is None:
             return None
         return found.result, found.payload
 
     def has_result(self, once: str) -> bool:
-        """See `ports.Spool.has_result`."""
+        """Returns whether a key has a result, without reading the file; see
+        `ports.Spool.has_result`.
+        """
         return self._places.get(once, (0, 0, 0, 0, 0))[4] == RESULT
 
     def names(self) -> list[str]:
-        """See `ports.Spool.names`."""
+        """Returns all keys, oldest record first; see `ports.Spool.names`."""
         return list(self._places)
 
     def drop(self, names: Iterable[str]) -> None:
-        """See `ports.Spool.drop`."""
+        """Forgets these keys; see `ports.Spool.drop`."""
         for once in names:
             if once in self._places:
                 self._add(_Record(DELETED, once))
-        self._sweep()
+        self._remove_unused()
 
     def commit(self) -> None:
-        """See `ports.Spool.commit`."""
+        """Writes all pending records; see `ports.Spool.commit`."""
         if not self._pending:
             return
         data = b"".join(self._pending)
@@ -131,13 +136,13 @@ class FileSpool:
             self._begin(self._number + 1)
 
     def sync(self) -> None:
-        """Puts what was committed onto the disk; from any thread."""
+        """Syncs what was committed to the disk; may be called from any thread."""
         with self._lock:
             if self._fd >= 0:
                 os.fdatasync(self._fd)
 
     def close(self, remove: bool) -> None:
-        """Commits and closes; with `remove` nothing of it stays."""
+        """Commits and closes; with `remove`, or if no key is kept, the files are removed."""
         self.commit()
         with self._lock:
             os.close(self._fd)
@@ -147,7 +152,7 @@ class FileSpool:
         if remove or not self._places:
             for number in list(self._sizes):
                 self._path(number).unlink(missing_ok=True)
-            with suppress(OSError):  # somebody put a file there
+            with suppress(OSError):  # somebody put another file there
                 self._folder.rmdir()
 
     # ---- inside ----------------------------------------------------------------------------------
@@ -165,7 +170,7 @@ class FileSpool:
         os.write(self._fd, MAGIC)
         self._number = number
         self._live[number], self._sizes[number] = 0, len(MAGIC)
-        self._sweep()
+        self._remove_unused()
 
     def _add(self, record: _Record) -> None:
         body = _encoder.encode(record)
@@ -174,9 +179,9 @@ class FileSpool:
         at = self._sizes[self._number]
         self._sizes[self._number] = at + len(frame)
         self._fresh[record.once] = record
-        self._settle(record, (self._number, at + HEAD, len(body), zlib.crc32(body), record.kind))
+        self._set_place(record, (self._number, at + HEAD, len(body), zlib.crc32(body), record.kind))
 
-    def _settle(self, record: _Record, place: _Place) -> None:
+    def _set_place(self, record: _Record, place: _Place) -> None:
         old = self._places.pop(record.once, None)
         if old is not None:
             self._live[old[0]] -= 1
@@ -200,8 +205,12 @@ class FileSpool:
         record: _Record = _read(body)
         return record
 
-    def _sweep(self) -> None:
-        """Oldest first, so that a name's end never goes before what it ended."""
+    def _remove_unused(self) -> None:
+        """Removes the oldest segments as long as nothing in them counts.
+
+        The order matters: a record that deletes a key must never be removed before the record that
+        it deletes.
+        """
         for number in list(self._live):
             if self._live[number] or number == self._number:
                 return
@@ -215,7 +224,7 @@ class FileSpool:
         self._live[number], self._sizes[number] = 0, len(data)
         where = f"spool {self._path(number)}"
         if len(data) < len(MAGIC) and MAGIC.startswith(data):
-            return  # its writer died before its first word
+            return  # its writer died before it had written the magic
         if data.startswith(MAGIC):
             found = read_records(data, len(MAGIC), where, self._remedy())
         elif int.from_bytes(data[:4], "little") < _LENGTH_MAX:
@@ -225,9 +234,9 @@ class FileSpool:
                           f"{self._remedy()}")
         for at, body in found:
             record: _Record = _read(body)
-            self._settle(record, (number, at, len(body), zlib.crc32(body), record.kind))
+            self._set_place(record, (number, at, len(body), zlib.crc32(body), record.kind))
 
     def _remedy(self) -> str:
-        """What a person can do about a spool that is damaged."""
+        """Returns what a person can do about a damaged spool."""
         return (f"Put back a copy of the file; or begin anew without what was kept: `mv "
                 f"{self._folder} {self._folder}.damaged` (`once` names then run again)")

@@ -54,7 +54,7 @@ class FolderStore:
             try:
                 try:
                     replace_file(path, data)
-                except FileNotFoundError:  # the temporary file was swept while we stood still
+                except FileNotFoundError:  # the temporary file was removed while we were stopped
                     replace_file(path, data)
             except OSError as error:
                 raise InvalidInput(f"store {self._folder}: cannot write ({error.strerror}); "

@@ -29,17 +29,17 @@ class _Pipe:
         name: the rank.
         sock: the connected socket; None while it is dialled.
         backlog: buffers that wait to be sent.
-        held: whether reading is stopped, because the rank does not keep up.
+        paused: whether reading is stopped, because the rank does not keep up.
         watched: the epoll events for which the socket is registered.
     """
 
-    __slots__ = ("backlog", "held", "name", "sock", "watched")
+    __slots__ = ("backlog", "name", "paused", "sock", "watched")
 
     def __init__(self, name: int) -> None:
         self.name = name
         self.sock: socket.socket | None = None
         self.backlog: deque[Buffer] = deque()
-        self.held = False
+        self.paused = False
         self.watched = 0
 
 
@@ -52,7 +52,7 @@ class SocketPipes:
 
     def __init__(self, dial: Callable[[], socket.socket]) -> None:
         self._dial = dial
-        self._epoll = select.epoll()  # its own descriptor is low enough for select
+        self._epoll = select.epoll()  # made early: `select` needs a descriptor below 1024
         self._pipes: dict[int, _Pipe] = {}
         self._by_fd: dict[int, _Pipe] = {}
         self._dialled: deque[tuple[_Pipe, socket.socket | str]] = deque()
@@ -82,8 +82,8 @@ class SocketPipes:
     def hold(self, name: int, held: bool) -> None:
         """Stops reading from the broker for this rank (`held`), or goes on with it."""
         pipe = self._pipes.get(name)
-        if pipe is not None and pipe.held != held:
-            pipe.held = held
+        if pipe is not None and pipe.paused != held:
+            pipe.paused = held
             self._watch(pipe)
 
     def close(self, name: int) -> None:
@@ -119,7 +119,7 @@ class SocketPipes:
             elif pipe is not None:
                 if what & select.EPOLLOUT:
                     self._drain(pipe)
-                if what & _ENDED or (what & select.EPOLLIN and not pipe.held):
+                if what & _ENDED or (what & select.EPOLLIN and not pipe.paused):
                     self._read(pipe, events)
         while self._dialled:
             self._settle(*self._dialled.popleft(), events)
@@ -127,29 +127,29 @@ class SocketPipes:
 
     def _try(self, pipe: _Pipe) -> None:
         try:
-            told: socket.socket | str = self._dial()
+            result: socket.socket | str = self._dial()
         except (TangramError, OSError) as error:
-            told = str(error)
-        self._dialled.append((pipe, told))
+            result = str(error)
+        self._dialled.append((pipe, result))
         try:
             os.write(self._bell_in, b"\0")
         except BlockingIOError:
             pass  # the pipe is full of wake-ups already
 
-    def _settle(self, pipe: _Pipe, told: socket.socket | str,
+    def _settle(self, pipe: _Pipe, result: socket.socket | str,
                 events: list[tuple[int, bytes, str]]) -> None:
         current = self._pipes.get(pipe.name) is pipe
-        if isinstance(told, str):
+        if isinstance(result, str):
             if current:
                 del self._pipes[pipe.name]
-                events.append((pipe.name, b"", told))
+                events.append((pipe.name, b"", result))
         elif not current:
-            self._send_last(pipe, told)
+            self._send_last(pipe, result)
         else:
-            told.setblocking(False)
-            pipe.sock = told
-            self._by_fd[told.fileno()] = pipe
-            self._epoll.register(told, select.EPOLLIN)
+            result.setblocking(False)
+            pipe.sock = result
+            self._by_fd[result.fileno()] = pipe
+            self._epoll.register(result, select.EPOLLIN)
             pipe.watched = select.EPOLLIN
             self._drain(pipe)
 
@@ -192,7 +192,7 @@ class SocketPipes:
     def _watch(self, pipe: _Pipe) -> None:
         if pipe.sock is None:
             return
-        want = (0 if pipe.held else select.EPOLLIN) | (select.EPOLLOUT if pipe.backlog else 0)
+        want = (0 if pipe.paused else select.EPOLLIN) | (select.EPOLLOUT if pipe.backlog else 0)
         if want != pipe.watched:
             pipe.watched = want
             self._epoll.modify(pipe.sock, want)

@@ -94,7 +94,7 @@ def test_a_crash_loses_no_call_but_the_one_that_causes_it(cluster: LocalCluster)
     calls = [cluster.call("a", "crash" if n == 11 else "score", n=n) for n in range(40)]
     for n, call in enumerate(calls):
         if n == 11:
-            with pytest.raises(tangram_hpc.ActionFailed, match="its copy died under it"):
+            with pytest.raises(tangram_hpc.ActionFailed, match="its service copy died"):
                 call.result(30)
         else:
             assert call.result(30)["fake"]

@@ -19,10 +19,10 @@ import pytest
 from tangram_hpc.cli.doctor import page
 from tangram_hpc.config.settings import Config
 from tangram_hpc.doctor import gpu, isolation, limits, mpi, net, rehearsal, slurm, storage
-from tangram_hpc.doctor.check import Check, Finding, Item, SlurmFacts, Where, ok, warn
-from tangram_hpc.doctor.checkup import GROUPS, check_up
+from tangram_hpc.doctor.check import Check, CheckContext, CheckSpec, Finding, SlurmFacts, ok, warn
+from tangram_hpc.doctor.checkup import GROUPS, run_checks
 from tangram_hpc.doctor.deadline import CommandOutput, run_command, with_deadline
-from tangram_hpc.doctor.severity import NEEDS, hindrances
+from tangram_hpc.doctor.severity import NEEDS, blockers
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.resources.gpu.nvml import look
 from tangram_hpc.sandbox.isolation.container_runtimes import RUNTIMES, missing
@@ -34,10 +34,10 @@ def check(name: str, state: str, group: str = "Files", found: str = "it is", rem
     return Check(group, name, state, found, remedy, 0.1)
 
 
-def where(tmp_path: Path, **environ: str) -> Where:
+def where(tmp_path: Path, **environ: str) -> CheckContext:
     given = {"TANGRAM_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path), **environ}
-    return Where(given, Config.model_validate({}), "127.0.0.1", SlurmFacts(why="none here"),
-                 slurm_place(given))
+    return CheckContext(given, Config.model_validate({}), "127.0.0.1", SlurmFacts(why="none here"),
+                        slurm_place(given))
 
 
 # ---- the page and severity ---------------------------------------------------------------------
@@ -63,10 +63,10 @@ def test_the_page_has_a_group_a_subject_and_fits() -> None:
 
 def test_only_what_the_main_job_needs_stops_it() -> None:
     broken = [check("tcp", "fail"), check("locking", "fail"), check("home", "warn")]
-    assert hindrances("machine", broken) == []
-    assert [line.split(":")[0] for line in hindrances("job", broken)] == ["tcp"]
-    assert [line.split(":")[0] for line in hindrances("login", [check("home", "fail")])] == ["home"]
-    assert hindrances("job", [check(name, "warn") for name in NEEDS]) == []
+    assert blockers("machine", broken) == []
+    assert [line.split(":")[0] for line in blockers("job", broken)] == ["tcp"]
+    assert [line.split(":")[0] for line in blockers("login", [check("home", "fail")])] == ["home"]
+    assert blockers("job", [check(name, "warn") for name in NEEDS]) == []
 
 
 def test_what_severity_names_is_on_the_list() -> None:
@@ -81,21 +81,21 @@ def test_what_severity_names_is_on_the_list() -> None:
 def test_a_check_that_hangs_or_breaks_does_not_end_the_page(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def hangs(_: Where) -> Finding:
+    def hangs(_: CheckContext) -> Finding:
         (tmp_path / "pid").write_text(str(os.getpid()))
         time.sleep(3600)
         return ok("")
 
-    def refuses(_: Where) -> Finding:
+    def refuses(_: CheckContext) -> Finding:
         raise InvalidInput("config field `x`: no")
 
-    items = {"A": (Item("hangs", hangs, 0.5, "pull the plug"),
-                   Item("breaks", lambda _: ok(str({}["missing"]))),
-                   Item("reads", lambda _: ok((tmp_path / "none").read_text())),
-                   Item("refuses", refuses), Item("well", lambda _: ok("fine"))),
-             "B": (Item("warns", lambda _: warn("half", "all")),)}
+    items = {"A": (CheckSpec("hangs", hangs, 0.5, "pull the plug"),
+                   CheckSpec("breaks", lambda _: ok(str({}["missing"]))),
+                   CheckSpec("reads", lambda _: ok((tmp_path / "none").read_text())),
+                   CheckSpec("refuses", refuses), CheckSpec("well", lambda _: ok("fine"))),
+             "B": (CheckSpec("warns", lambda _: warn("half", "all")),)}
     heard: list[tuple[str, str]] = []
-    found = check_up(where(tmp_path), lambda *words: heard.append(words), items)
+    found = run_checks(where(tmp_path), lambda *words: heard.append(words), items)
     assert [c.state for c in found] == ["fail", "fail", "fail", "fail", "ok", "warn"]
     assert (found[0].found, found[0].remedy) == ("no answer in 0.5 s", "pull the plug")
     assert "KeyError: 'missing'" in capfd.readouterr().err
@@ -161,11 +161,11 @@ def frozen(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_file_system_that_hangs_is_left(frozen: Path) -> None:
     here = where(frozen)
-    items = {"Files": (Item("home", storage.folder, 1.0, "ask the site"),
-                       Item("well", lambda _: ok("goes on")))}
-    found = check_up(here, groups=items)
+    items = {"Files": (CheckSpec("home", storage.folder, 1.0, "ask the site"),
+                       CheckSpec("well", lambda _: ok("goes on")))}
+    found = run_checks(here, groups=items)
     assert [(c.state, c.found) for c in found] == [("fail", "no answer in 1 s"), ("ok", "goes on")]
-    assert hindrances("machine", found)
+    assert blockers("machine", found)
 
 
 def test_commands_have_deadlines() -> None:
@@ -188,7 +188,7 @@ def test_releases_and_clocks_are_read() -> None:
 
     def told(low: float, high: float) -> Finding:
         facts = SlurmFacts({"ClusterName": "c"}, True, skew_s=(low, high))
-        return slurm.clock(Where({}, Config.model_validate({}), "", facts))
+        return slurm.clock(CheckContext({}, Config.model_validate({}), "", facts))
 
     assert told(low, high).state == "ok"
     assert (told(4.0, 5.1).state, told(-601.0, -600.0).state) == ("warn", "fail")
@@ -212,12 +212,12 @@ def test_the_nodes_of_a_job_are_counted_by_component() -> None:
 
 def test_worlds_of_one_rank_are_no_world() -> None:
     one = '{"size": 1, "seconds": 0.1, "threads": true}\n'
-    assert "two worlds of one" in mpi._judged(CommandOutput(0, one * 2, "", 1.0), "srun").found
-    assert mpi._judged(CommandOutput(0, one, "", 1.0), "srun").state == "fail"
-    assert mpi._judged(CommandOutput(1, "", "no way", 1.0), "srun").found.endswith("no way")
+    assert "two worlds of one" in mpi._finding(CommandOutput(0, one * 2, "", 1.0), "srun").found
+    assert mpi._finding(CommandOutput(0, one, "", 1.0), "srun").state == "fail"
+    assert mpi._finding(CommandOutput(1, "", "no way", 1.0), "srun").found.endswith("no way")
     two = one.replace("1,", "2,", 1)
-    assert mpi._judged(CommandOutput(0, "srun: hello\n" + two, "", 1.0), "srun").state == "ok"
-    assert mpi._judged(CommandOutput(0, two.replace("true", "false"), "", 1.0),
+    assert mpi._finding(CommandOutput(0, "srun: hello\n" + two, "", 1.0), "srun").state == "ok"
+    assert mpi._finding(CommandOutput(0, two.replace("true", "false"), "", 1.0),
                        "srun").state == "warn"
 
 
@@ -226,7 +226,7 @@ def test_a_node_that_cannot_reach_us_is_named() -> None:
 
     def judged(*rows: dict[str, Any]) -> Finding:
         text = "srun: a word\n" + "".join(json.dumps(row) + "\n" for row in rows)
-        return net._judged(CommandOutput(0, text, "srun: error: a node", 1.0), 2, 999.0, 1001.0)
+        return net._finding(CommandOutput(0, text, "srun: error: a node", 1.0), 2, 999.0, 1001.0)
 
     assert judged(*rows).state == "ok" and "n0, n1" in judged(*rows).found
     late = judged(rows[0], {**rows[1], "clock": 1005.0})
@@ -241,8 +241,8 @@ def test_gpus_by_a_fake_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def told(place: str = "", *gpus: fake.FakeGpu, **environ: str) -> dict[str, Check]:
         monkeypatch.setattr(gpu, "look", lambda: look(fake.FakeNvml(*gpus)))
         job = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": place} if place else {}
-        checks = [Item(item.name, item.act) for item in gpu.CHECKS]
-        found = check_up(where(tmp_path, **job, **environ), groups={"GPUs": tuple(checks)})
+        checks = [CheckSpec(item.name, item.act) for item in gpu.CHECKS]
+        found = run_checks(where(tmp_path, **job, **environ), groups={"GPUs": tuple(checks)})
         return {c.name: c for c in found}
 
     whole = told("", fake.FakeGpu("GPU-0"), fake.FakeGpu("GPU-1"))
@@ -275,14 +275,14 @@ def test_files_and_locks_are_really_tried(tmp_path: Path) -> None:
     assert storage.scratch(where(tmp_path, TMPDIR=str(tmp_path / "none"))).state == "fail"
     blocked = where(tmp_path, TANGRAM_HOME=str(tmp_path / "file" / "home"))
     assert storage.folder(blocked).state == "fail"
-    found = check_up(blocked, groups={"F": (Item("latency", storage.latency),)})
+    found = run_checks(blocked, groups={"F": (CheckSpec("latency", storage.latency),)})
     assert found[0].state == "skip" and "no folder can be made" in found[0].found
 
 
 def test_the_broker_is_reached_with_its_handshake(tmp_path: Path) -> None:
     here = where(tmp_path)
     assert "handshake" in net.tcp(here).found and net.unix(here).state == "ok"
-    elsewhere = Where({}, Config.model_validate({}), "203.0.113.9", SlurmFacts())
+    elsewhere = CheckContext({}, Config.model_validate({}), "203.0.113.9", SlurmFacts())
     assert net.tcp(elsewhere).state == "fail" and "cannot listen" in net.tcp(elsewhere).found
     long = tmp_path / ("n" * 100)
     long.mkdir()
@@ -292,12 +292,12 @@ def test_the_broker_is_reached_with_its_handshake(tmp_path: Path) -> None:
 
 def test_what_workers_refuse_is_a_failure(tmp_path: Path) -> None:
     here = where(tmp_path)
-    wrong = Where(here.environ, Config.model_validate({"enforcement": "cgroup2",
-                                                       "read_paths": ("/proc",)}), "", SlurmFacts())
+    refused = {"enforcement": "cgroup2", "read_paths": ("/proc",)}
+    wrong = CheckContext(here.environ, Config.model_validate(refused), "", SlurmFacts())
     assert isolation.sandboxes(wrong).state == "fail"
     best = isolation.cgroups(here)
     assert best.state in ("ok", "warn") and not (best.state == "warn" and not best.remedy)
-    many = Where(here.environ, Config.model_validate({"cpus": 4096}), "", SlurmFacts())
+    many = CheckContext(here.environ, Config.model_validate({"cpus": 4096}), "", SlurmFacts())
     assert limits.cores(many).state == "warn" and "counted" in limits.cores(many).found
 
 
@@ -369,6 +369,6 @@ def test_a_rehearsal_that_fails_leaves_nothing(tmp_path: Path) -> None:
         pytest.skip("enroot is here, so that it may be asked for")
     given = {**os.environ, "TANGRAM_HOME": str(tmp_path / "home"), "TANGRAM_ISOLATION": "enroot",
              "TMPDIR": str(tmp_path)}
-    found = rehearsal.run(Where(given, Config.model_validate({}), "", SlurmFacts()))
+    found = rehearsal.run(CheckContext(given, Config.model_validate({}), "", SlurmFacts()))
     assert found.state == "fail" and "a worker did not start" in found.found
     assert os.listdir(tmp_path) == []

@@ -26,10 +26,10 @@ from tangram_hpc.ports import ChannelLost
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.protocol import relay
 from tangram_hpc.protocol.frame import Outbox
-from tangram_hpc.transport.mpi.mpi import Card, complaint
 from tangram_hpc.transport.mpi.mpi_channel import MpiChannel
 from tangram_hpc.transport.mpi.mpi_launch import launch_of
 from tangram_hpc.transport.mpi.mpi_oversubscription import oversubscribed, wait_environment
+from tangram_hpc.transport.mpi.rank_card import RankCard, complaint
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 GATEWAY = """
@@ -275,12 +275,12 @@ def test_an_oversubscribed_node(environ: dict[str, str], usable: int, is_shared:
 
 
 def test_what_ranks_complain_of() -> None:
-    trainer, gateway = Card("trainer", "1"), Card("gateway", "1")
+    trainer, gateway = RankCard("trainer", "1"), RankCard("gateway", "1")
     assert complaint([trainer, trainer, gateway]) is None
     assert isinstance(complaint([trainer, gateway, gateway]), WrongWorld)
-    assert isinstance(complaint([Card("trainer", "1", size=3, source="PMI_SIZE")]), WrongWorld)
-    assert isinstance(complaint([Card("trainer", "2"), gateway]), ProtocolError)
-    assert isinstance(complaint([trainer, Card("gateway", "1", problem="no")]), AccessError)
+    assert isinstance(complaint([RankCard("trainer", "1", size=3, source="PMI_SIZE")]), WrongWorld)
+    assert isinstance(complaint([RankCard("trainer", "2"), gateway]), ProtocolError)
+    assert isinstance(complaint([trainer, RankCard("gateway", "1", problem="no")]), AccessError)
 
 
 # ---- the driver and the channel alone ----------------------------------------------------------

@@ -54,9 +54,9 @@ from tangram_hpc.protocol.payload import (
 )
 from tangram_hpc.protocol.value import decode_value, encode_value
 from tangram_hpc.services.backend_registry import make_backend
-from tangram_hpc.services.http import asked, plain_http
+from tangram_hpc.services.http import engine_request, plain_http
 from tangram_hpc.services.http.web import HttpResponse, Web
-from tangram_hpc.services.torch.torch_request import Reader, Wrong
+from tangram_hpc.services.torch.torch_request import InvalidRequest, Reader
 from tangram_hpc.storage import record_file, spool
 from tangram_hpc.storage.access import read_access
 from tangram_hpc.storage.journal import FileJournal, read_journal
@@ -473,9 +473,9 @@ def test_arguments_that_are_none_are_told_to_their_call(value: bytes) -> None:
     request = ServiceRequest("score", value)
     with pytest.raises(msgspec.DecodeError):
         decode_value(value)
-    with pytest.raises(asked.WrongCall, match="arguments: not a value"):
-        asked.read(request)
-    with pytest.raises(Wrong, match="arguments: not a value"):
+    with pytest.raises(engine_request.InvalidCall, match="arguments: not a value"):
+        engine_request.read_request(request)
+    with pytest.raises(InvalidRequest, match="arguments: not a value"):
         Reader(None, 1, 1).fields(value, ("texts",))
     with pytest.raises(msgspec.DecodeError):
         plain_http._body(request)
@@ -493,8 +493,8 @@ HUGE = 10 ** 5000  # Python refuses to write it
 ])
 def test_a_number_that_cannot_be_told_is_its_calls_fault(method: str, arguments: Any, field: str
                                                          ) -> None:
-    with pytest.raises(asked.WrongCall, match=f"^{method}: {field}: must be"):
-        asked.read(ServiceRequest(method, encode_value(arguments)))
+    with pytest.raises(engine_request.InvalidCall, match=f"^{method}: {field}: must be"):
+        engine_request.read_request(ServiceRequest(method, encode_value(arguments)))
 
 
 @pytest.mark.parametrize("value", [HUGE, -HUGE], ids=["above", "below"])
@@ -507,20 +507,20 @@ def test_a_model_of_our_own_tells_it_too(field: str, value: int) -> None:
                                   tokenizer=SimpleNamespace(eos_token_id=0))
     asks = Sample(engine, Reader(None, 9, 9))
     assert asks.read(encode_value({"prompts": [[1]], "max_new_tokens": 8}))
-    with pytest.raises(Wrong, match=f"^{field}: must be"):
+    with pytest.raises(InvalidRequest, match=f"^{field}: must be"):
         asks.read(encode_value({"prompts": [[1]], field: value}))
 
 
 def test_a_models_field_that_is_none_is_named_in_short() -> None:
     for key, said in ((HUGE, "a int"), ("x" * 10**6, "x" * 40)):
         body = b"\x82" + encode_value("texts") + b"\x90" + encode_value(key) + b"\xc0"
-        with pytest.raises(Wrong, match=f"^{said}: is not one of texts$"):
+        with pytest.raises(InvalidRequest, match=f"^{said}: is not one of texts$"):
             Reader(None, 1, 1).fields(body, ("texts",))
 
 
 def test_a_field_that_cannot_be_told_either() -> None:
-    with pytest.raises(asked.WrongCall, match="arguments: a int where texts belong"):
-        asked.read(ServiceRequest("score", b"\x81" + encode_value(HUGE) + b"\xc0"))
+    with pytest.raises(engine_request.InvalidCall, match="arguments: a int where texts belong"):
+        engine_request.read_request(ServiceRequest("score", b"\x81" + encode_value(HUGE) + b"\xc0"))
 
 
 @pytest.mark.parametrize("length", [HUGE, -HUGE, -1, 1 << 31, "x"], ids=range(5))
@@ -531,7 +531,7 @@ def test_a_fake_that_is_asked_for_too_much_says_so(length: Any, tmp_path: Path) 
         await copy.load()
         await copy.wake((0,))
         [reply] = await copy.call([ServiceRequest("score", encode_value({"length": length}))])
-        assert reply.error == "length: must be a whole number from 0 on, of 31 bits"
+        assert reply.error == "length: must be a whole number from 0 to 2**31 - 1"
         await copy.close()
     asyncio.run(life())
 

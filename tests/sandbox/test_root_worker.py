@@ -12,7 +12,7 @@ from tangram_hpc import InfeasibleRequest, LocalCluster
 from tangram_hpc.config.settings import Config
 from tangram_hpc.demo.job import warm
 from tangram_hpc.doctor import isolation
-from tangram_hpc.doctor.check import SlurmFacts, Where
+from tangram_hpc.doctor.check import CheckContext, SlurmFacts
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.sandbox.manager.backends import Backends
@@ -56,7 +56,7 @@ def test_untrusted_code_is_refused_with_what_to_install() -> None:
 @pytest.mark.usefixtures("without_bwrap")
 def test_the_doctor_tells_root_what_helps() -> None:
     """Another kernel would not: root needs a program, or is to be an ordinary user."""
-    told = isolation.sandboxes(Where({}, Config.model_validate({}), "", SlurmFacts()))
+    told = isolation.sandboxes(CheckContext({}, Config.model_validate({}), "", SlurmFacts()))
     assert "install bubblewrap, or start workers as an ordinary user" in told.remedy, told
     assert "Landlock ABI" not in told.remedy
 

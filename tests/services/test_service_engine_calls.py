@@ -134,7 +134,7 @@ def test_more_classes_are_a_list_for_each_text(kind: str) -> None:
     ("score", {"text": ["one"]}, "score: arguments: text where texts belong"),
     ("score", {}, "score: arguments: none where texts belong"),
     ("score", [1], "score: arguments: must be a dict"),
-    ("logprobs", {"prompts": ["a"], "completions": []}, "logprobs: completions: 0 of them for 1"),
+    ("logprobs", {"prompts": ["a"], "completions": []}, "logprobs: completions: there are 0 for 1"),
     ("generate", {"prompts": ["a"], "max_new_tokens": 0}, "generate: max_new_tokens"),
     ("generate", {"prompts": ["a"], "temperature": float("nan")}, "generate: temperature"),
     ("generate", {"prompts": ["a"], "seed": -1}, "generate: seed"),

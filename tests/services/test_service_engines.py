@@ -309,7 +309,7 @@ def test_a_missing_or_a_wrong_token_is_refused(kind: str, monkeypatch: pytest.Mo
     with pytest.raises(ServiceRefused, match="judge: token_env: JUDGE_KEY is not set"):
         make_engine(spec, PLACE)
     monkeypatch.setenv("JUDGE_KEY", "wrong\nkey")
-    with pytest.raises(ServiceRefused, match="judge: token_env: JUDGE_KEY holds what no"):
+    with pytest.raises(ServiceRefused, match="judge: token_env: JUDGE_KEY has characters"):
         make_engine(spec, PLACE)
     monkeypatch.setenv("JUDGE_KEY", "wrong")
     backend = make_engine(spec, PLACE)

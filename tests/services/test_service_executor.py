@@ -151,7 +151,7 @@ def test_what_a_copy_dies_under_runs_again_and_only_the_bad_one_fails() -> None:
         await rig.all(*leases)
         assert [rig.ends[x].state for x in leases] == [DONE, FAILED, DONE, DONE]
         assert [rig.values[leases[n]] for n in (0, 2, 3)] == [{"fake": n} for n in (0, 2, 3)]
-        assert rig.ends[leases[1]].reason == "its copy died under it: it was told to"
+        assert rig.ends[leases[1]].reason == "its service copy died: it was told to"
     play(scene)
 
 

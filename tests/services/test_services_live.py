@@ -65,7 +65,7 @@ def test_copies_that_crash_under_calls_of_others_lose_none(tmp_path: Path) -> No
             if n % 40 == 20:
                 bad.append(cluster.call(name, "crash"))
         for future in bad:
-            with pytest.raises(ActionFailed, match="its copy died under it"):
+            with pytest.raises(ActionFailed, match="its service copy died"):
                 future.result(60)
         for n, future in enumerate(good):
             answer = future.result(60)

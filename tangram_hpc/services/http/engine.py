@@ -1,10 +1,13 @@
-"""Owns: what all engines behind HTTP share as adapters of `ServiceBackend`: one thing at a time,
-its end by `kill`, and what an answer with an error means. Must not know any engine's paths.
+"""What all engines behind HTTP have in common as adapters of `ServiceBackend`.
 
-Law: the engine's process is its owner's: `kill` and `close` end our conversation with it, never the
-process. A wrong call is a reply of its own; an engine has died when it no longer answers, says that
-it is not well, or can be neither woken nor parked; `load`, `wake` and `park` either did what they
-say or raise.
+`HttpEngine` runs one order at a time, lets `kill` interrupt it, and interprets error answers.
+`ModelEngine` adds the calls of language models. The paths and message formats of an engine are in
+its own module, such as `vllm.py`.
+
+Invariants: the engine's process belongs to its owner. `kill` and `close` end our connections and
+never the process. An invalid call is answered with an error of its own. An engine counts as dead
+when it no longer answers, says that it is not well, or can neither be woken nor parked. `load`,
+`wake` and `park` either do what they say or raise.
 """
 
 from __future__ import annotations
@@ -22,17 +25,17 @@ from ...ports import (
     ServiceRequest,
 )
 from ...protocol.value import encode_value
-from .asked import (
+from .engine_request import (
     EngineRequest,
     GenerateRequest,
+    InvalidCall,
     LogprobsRequest,
     ScoreRequest,
     Text,
-    WrongCall,
-    alike,
     answer_count,
-    joined,
-    read,
+    batch_key,
+    merge_requests,
+    read_request,
 )
 from .web import HttpResponse, Web
 
@@ -41,12 +44,15 @@ EngineWork = Coroutine[Any, Any, T]
 
 
 class HttpEngine:
-    """One server as one copy of a service (fills `ports.ServiceBackend`).
+    """One server as one copy of a service (serves `ports.ServiceBackend`).
 
     Args:
-        name: the service's, for what a person reads.
-        web: the way to it.
-        weights_mib: host memory that it takes parked, MiB.
+        name: The service's name, for messages.
+        web: The connection to the server.
+        weights_mib: Host memory that the server takes while it is parked, MiB.
+
+    Attributes:
+        health_path: The path whose GET says whether the server is well; empty if it has none.
     """
 
     health_path = "/health"
@@ -58,38 +64,45 @@ class HttpEngine:
         self._awake = False
 
     async def load(self) -> int:
-        """See `ServiceBackend.load`: the server must answer, be what its options say, and be able
-        to park; it is parked when it was not."""
-        await self._guarded(self._load())
+        """Checks the server and parks it if it was not; see `ServiceBackend.load`.
+
+        The server must answer, be what the options say, and be able to park.
+        """
+        await self._until_killed(self._load())
         return self._weights_mib
 
     async def wake(self, gpus: tuple[int, ...]) -> None:
-        """See `ServiceBackend.wake`. It comes back to where it was: its server does not move."""
+        """Wakes the server where it was; see `ServiceBackend.wake`.
+
+        The GPUs of `gpus` are ignored, since a server does not move.
+        """
         if not self._awake:
-            await self._guarded(self._wake())
+            await self._until_killed(self._wake())
             self._awake = True
 
     async def park(self) -> None:
-        """See `ServiceBackend.park`."""
+        """Parks the server if it is awake; see `ServiceBackend.park`."""
         if self._awake:
-            await self._guarded(self._park())
+            await self._until_killed(self._park())
             self._awake = False
 
     async def call(self, requests: Sequence[ServiceRequest]) -> list[ServiceReply]:
-        """See `ServiceBackend.call`."""
-        assert self._awake, "a call of an engine that is parked"  # it would kill some of them
-        return await self._guarded(self._call(requests))
+        """Sends a batch to the awake server; see `ServiceBackend.call`."""
+        assert self._awake, "a call of an engine that is parked"  # it could kill the engine
+        return await self._until_killed(self._call(requests))
 
     def kill(self) -> None:
-        """Ends our conversation: what is awaited is dropped and raises ServiceDied, and whatever
-        comes after does. The server lives; it stops what it computes for us when it sees that
-        nobody waits for it, and the next `load` parks it."""
+        """Interrupts the order in progress, which raises ServiceDied, as do all later ones.
+
+        The server lives on. It stops computing for us when it sees that nobody waits for the
+        answer, and the next `load` parks it.
+        """
         self._killed = True
         if self._task is not None:
             self._task.cancel()
 
     async def close(self) -> None:
-        """Ends our conversation and leaves no connection; the server stays as it is."""
+        """Closes our connections and leaves the server as it is."""
         self._killed = True
         await self._web.close()
 
@@ -109,8 +122,11 @@ class HttpEngine:
 
     # ---- what they share ---------------------------------------------------------------------
 
-    async def _guarded(self, work: EngineWork[T]) -> T:
-        """Does it unless killed. A cancellation of our caller goes on as one."""
+    async def _until_killed(self, work: EngineWork[T]) -> T:
+        """Awaits `work`, and raises ServiceDied once the copy was killed.
+
+        When the caller is cancelled, the work is cancelled as well.
+        """
         if self._killed:
             work.close()
             raise ServiceDied(f"service {self._name} was given up")
@@ -119,15 +135,15 @@ class HttpEngine:
             await asyncio.wait({task})
         finally:
             task.cancel()
-            await asyncio.wait({task})  # its connection is closed when this returns
+            await asyncio.wait({task})  # when this returns, the connection is closed
             self._task = None
             if not task.cancelled():
-                task.exception()  # looked at, should our caller have been cancelled
+                task.exception()  # marks the exception as seen if our caller was cancelled
         if task.cancelled():
             raise ServiceDied(f"service {self._name} was given up while it worked")
         return task.result()
 
-    async def _alive(self) -> None:
+    async def _check_health(self) -> None:
         """Raises ServiceDied unless the server says that it is well."""
         if not self.health_path:
             return
@@ -137,149 +153,158 @@ class HttpEngine:
         if not answer.ok:
             self._refuse(self.health_path, answer)
 
-    async def _known(self, path: str) -> Any:
-        """What a GET of it says, as JSON, while loading."""
+    async def _get_json(self, path: str) -> Any:
+        """Returns the JSON answer to a GET; used while loading, when a missing path is a wrong
+        server.
+        """
         answer = await self._web.get(path)
         if answer.status >= 500:
             raise ServiceDied(f"{self._web.where}{path} answered {answer.line()}")
-        said = answer.json() if answer.ok else None
-        if said is None:
+        reply = answer.json() if answer.ok else None
+        if reply is None:
             self._refuse(path, answer)
-        return said
+        return reply
 
     def _refuse(self, path: str, answer: HttpResponse) -> None:
         where = f"{self._web.where}{path} answered {answer.line()}"
-        if answer.unwelcome:
+        if answer.unauthorized:
             raise ServiceRefused(f"service {self._name}: token_env: {where}; name the environment "
                                  "variable that holds its API key")
         raise ServiceRefused(f"service {self._name}: url: {where}; this is not the server that "
                              "the service says it is")
 
     async def _order(self, path: str, body: Any = None) -> None:
-        """Posts what parks or wakes it."""
-        await self._done(path, await self._web.post(path, body))
+        """Sends an order that parks or wakes the server."""
+        await self._require_success(path, await self._web.post(path, body))
 
-    async def _done(self, path: str, answer: HttpResponse) -> None:
-        """Raises OutOfDeviceMemory or ServiceDied unless the answer says that it was done."""
+    async def _require_success(self, path: str, answer: HttpResponse) -> None:
+        """Raises OutOfDeviceMemory or ServiceDied unless the answer reports success."""
         if answer.ok:
             return
         if answer.out_of_memory:
-            await self._alive()
+            await self._check_health()
             raise OutOfDeviceMemory(f"{self._web.where}{path} answered {answer.line()}")
         raise ServiceDied(f"{self._web.where}{path} answered {answer.line()}")
 
-    async def _answered(self, path: str, body: Any) -> Any:
-        """What a POST that computes something gives, as JSON.
+    async def _post_json(self, path: str, body: Any) -> Any:
+        """Returns the JSON answer to a POST that computes something.
 
         Raises:
-            WrongCall: the server did not like it, and lives.
-            OutOfDeviceMemory: it did not fit, and the server lives.
-            ServiceDied: it does not.
+            InvalidCall: The server refused the request, and is well.
+            OutOfDeviceMemory: The request did not fit into device memory, and the server is well.
+            ServiceDied: The server is not well.
         """
         answer = await self._web.post(path, body)
         if answer.ok:
             return answer.json()
-        # a 4xx may quote the call's own text: it says nothing of memory
+        # a 4xx may quote the call's own text, so "out of memory" in it means nothing
         if answer.status >= 500:
-            await self._alive()
+            await self._check_health()
             if answer.out_of_memory:
                 raise OutOfDeviceMemory(f"{self._web.where}{path} answered {answer.line()}")
-        raise WrongCall(f"{self._web.where}{path} answered {answer.line()}")
+        raise InvalidCall(f"{self._web.where}{path} answered {answer.line()}")
 
 
 class ModelEngine(HttpEngine):
-    """An engine that holds a model. The calls of a batch that are alike go as one request, which
-    costs least here and is batched best there; when that is refused, each goes by itself, so that a
-    wrong call harms no other."""
+    """An engine that serves a language model.
+
+    Calls of a batch with the same `batch_key` go as one request: that costs least here, and the
+    engine batches it best. When such a request is refused, each of its calls is sent by itself, so
+    that an invalid call harms no other.
+    """
 
     async def _call(self, requests: Sequence[ServiceRequest]) -> list[ServiceReply]:
         replies: dict[int, ServiceReply] = {}
         groups: dict[tuple[object, ...], dict[int, EngineRequest]] = {}
         for at, request in enumerate(requests):
             try:
-                asked = read(request)
-            except WrongCall as error:
+                call = read_request(request)
+            except InvalidCall as error:
                 replies[at] = ServiceReply(error=str(error))
             else:
-                groups.setdefault(alike(asked), {})[at] = asked
-        for found in await together(self._group(group) for group in groups.values()):
+                groups.setdefault(batch_key(call), {})[at] = call
+        for found in await run_together(self._reply_to_group(group) for group in groups.values()):
             replies.update(found)
         return [replies[at] for at in range(len(requests))]
 
-    async def _group(self, group: dict[int, EngineRequest]) -> dict[int, ServiceReply]:
-        """Replies to calls that are alike, by their places in the batch."""
+    async def _reply_to_group(self, group: dict[int, EngineRequest]) -> dict[int, ServiceReply]:
+        """Returns the replies to calls with the same `batch_key`, by their places in the batch."""
         try:
-            values = iter(await self._values(joined(list(group.values()))))
-        except WrongCall as error:
+            values = iter(await self._results(merge_requests(list(group.values()))))
+        except InvalidCall as error:
             if len(group) == 1:
                 return {at: ServiceReply(error=str(error)) for at in group}
-            alone = await together(self._group({at: asked}) for at, asked in group.items())
+            alone = await run_together(
+                self._reply_to_group({at: call}) for at, call in group.items())
             return {at: reply for found in alone for at, reply in found.items()}
-        return {at: ServiceReply(value=encode_value(list(islice(values, answer_count(asked)))))
-                for at, asked in group.items()}
+        return {at: ServiceReply(value=encode_value(list(islice(values, answer_count(call)))))
+                for at, call in group.items()}
 
-    async def _values(self, asked: EngineRequest) -> list[Any]:
-        if not answer_count(asked):
+    async def _results(self, call: EngineRequest) -> list[Any]:
+        if not answer_count(call):
             return []
-        if isinstance(asked, ScoreRequest):
-            return await self._score(asked)
-        if isinstance(asked, GenerateRequest):
-            return await self._generate(asked)
-        return await self._logprobs(asked)
+        if isinstance(call, ScoreRequest):
+            return await self._score(call)
+        if isinstance(call, GenerateRequest):
+            return await self._generate(call)
+        return await self._logprobs(call)
 
-    async def _score(self, asked: ScoreRequest) -> list[Any]:
+    async def _score(self, call: ScoreRequest) -> list[Any]:
         raise NotImplementedError
 
-    async def _generate(self, asked: GenerateRequest) -> list[str]:
+    async def _generate(self, call: GenerateRequest) -> list[str]:
         raise NotImplementedError
 
-    async def _following(
+    async def _completion_logprobs(
         self, prompts: list[list[int]], completions: list[list[int]]
     ) -> list[list[float | None]]:
-        """Log-probabilities of completions of at least one token each."""
+        """Returns log-probabilities for completions that have at least one token each."""
         raise NotImplementedError
 
-    async def _logprobs(self, asked: LogprobsRequest) -> list[list[float | None]]:
-        """A prompt gets the tokenizer's special tokens and a completion none; both are tokenised by
-        themselves, so that a completion's tokens never depend on its prompt. Where a trainer has
-        sampled other tokens than its text gives, it sends ids. A first token that nothing precedes
-        has None."""
+    async def _logprobs(self, call: LogprobsRequest) -> list[list[float | None]]:
+        """Returns the log-probabilities of each completion's tokens.
+
+        The tokenizer's special tokens are added to a prompt and not to a completion. Prompt and
+        completion are tokenised apart, so that a completion's tokens never depend on its prompt. A
+        trainer that has sampled other tokens than the text gives sends token ids. A first token
+        that nothing precedes gets None.
+        """
         texts = list(dict.fromkeys(
-            [(t, True) for t in asked.prompts if isinstance(t, str)]
-            + [(t, False) for t in asked.completions if isinstance(t, str)]))
-        found = dict(zip(texts, await together(
+            [(t, True) for t in call.prompts if isinstance(t, str)]
+            + [(t, False) for t in call.completions if isinstance(t, str)]))
+        found = dict(zip(texts, await run_together(
             self._tokens(text, special) for text, special in texts), strict=True))
 
         def ids(text: Text, special: bool) -> list[int]:
             return found[(text, special)] if isinstance(text, str) else text
 
         pairs = [(ids(p, True), ids(c, False))
-                 for p, c in zip(asked.prompts, asked.completions, strict=True)]
+                 for p, c in zip(call.prompts, call.completions, strict=True)]
         full = [(p, c) for p, c in pairs if c]
         if not full:
             return [[] for _ in pairs]
-        known = iter(await self._following([p for p, _ in full], [c for _, c in full]))
+        known = iter(await self._completion_logprobs([p for p, _ in full], [c for _, c in full]))
         return [next(known) if c else [] for _, c in pairs]
 
     async def _tokens(self, text: str, special: bool) -> list[int]:
-        """The ids of a text's tokens; both engines answer this path alike."""
-        said = await self._answered("/tokenize", self._named(
+        """Returns the token ids of a text. Both engines serve this path in the same way."""
+        reply = await self._post_json("/tokenize", self._with_model(
             {"prompt": text, "add_special_tokens": special}))
-        tokens = said.get("tokens") if isinstance(said, dict) else None
+        tokens = reply.get("tokens") if isinstance(reply, dict) else None
         if not isinstance(tokens, list) or not all(type(t) is int for t in tokens):
-            raise self._odd("/tokenize", "tokens")
+            raise self._malformed("/tokenize", "tokens")
         return tokens
 
-    def _named(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The body with the model's name, where the engine wants one."""
+    def _with_model(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Returns the body with the model's name added, for engines that want it."""
         return body
 
-    def _odd(self, path: str, lacks: str) -> WrongCall:
-        return WrongCall(f"{self._web.where}{path}: its answer has no fitting {lacks!r}")
+    def _malformed(self, path: str, lacks: str) -> InvalidCall:
+        return InvalidCall(f"{self._web.where}{path}: its answer has no fitting {lacks!r}")
 
 
-async def together(works: Iterable[EngineWork[T]]) -> list[T]:
-    """All at once; when one raises, the others are dropped first."""
+async def run_together(works: Iterable[EngineWork[T]]) -> list[T]:
+    """Awaits all works at once; when one raises, the others are cancelled before this raises."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return list(await asyncio.gather(*tasks))

@@ -1,7 +1,7 @@
-"""Owns: which engine behind HTTP a service's options ask for. Must not talk to it.
+"""Makes the engine behind HTTP that a service's options name.
 
-Law: the token comes from the environment variable that the options name and from nowhere else, and
-goes nowhere but into the request's header.
+The API token is read from the environment variable that the options name and from nowhere else, and
+it goes into the request's header and nowhere else. No request is sent here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from .web import Web
 
 
 def make_engine(spec: ServiceSpec, place: ServicePlace) -> ServiceBackend:
-    """The engine at the URL of its options (fills `ports.MakeServiceBackend`). It stands on the
-    GPUs that its owner gave it, whatever the place lends.
+    """Returns the engine at the URL of the service's options (serves `ports.MakeServiceBackend`).
+
+    The engine runs on the GPUs that its owner gave it, whatever the place lends.
 
     Raises:
-        ServiceRefused: its options are not understood, its token is not set, or httpx is missing.
+        ServiceRefused: The options are invalid, the token's variable is not set, or httpx is not
+            installed.
     """
     try:
         options = options_of(spec)
@@ -39,8 +41,8 @@ def make_engine(spec: ServiceSpec, place: ServicePlace) -> ServiceBackend:
             raise ServiceRefused(f"service {spec.name}: token_env: {options.token_env} is not set "
                                  "in the environment of this node's worker")
         if not (token.isascii() and token.isprintable()):
-            raise ServiceRefused(f"service {spec.name}: token_env: {options.token_env} holds what "
-                                 "no HTTP header can")
+            raise ServiceRefused(f"service {spec.name}: token_env: {options.token_env} has "
+                                 "characters that no HTTP header may have")
     web = Web(options.url, token, options.timeout_s)
     if isinstance(options, VllmService):
         return VllmEngine(spec.name, web, spec.weights_mib, options)

@@ -1,8 +1,9 @@
-"""Owns: the plain protocol that any service can speak: one POST for a batch of calls, and POSTs
-that park and wake it. Must not know what its methods mean.
+"""The plain protocol that any service can speak: one POST for a batch, and POSTs that park and
+wake.
 
-Law: only what JSON can hold travels; a call with anything else is wrong, alone. The shapes are in
-`HttpService`.
+The messages are described at `config.services.HttpService`. Methods and arguments are passed
+through without being understood. Only what JSON can hold travels; a call with anything else is
+invalid, and the other calls of its batch go on.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from typing import Any
 from ...config.services import HttpService
 from ...ports import ServiceRefused, ServiceReply, ServiceRequest
 from ...protocol.value import decode_value, encode_value
-from .asked import WrongCall
-from .engine import HttpEngine, together
+from .engine import HttpEngine, run_together
+from .engine_request import InvalidCall
 from .web import Web
 
 
 class PlainEngine(HttpEngine):
-    """One server of `HttpService`'s protocol (see `HttpEngine`)."""
+    """One server that speaks the protocol of `HttpService`; see `HttpEngine`."""
 
     def __init__(self, name: str, web: Web, weights_mib: int, options: HttpService) -> None:
         super().__init__(name, web, weights_mib)
         self._options, self.health_path = options, options.health_path
 
     async def _load(self) -> None:
-        await self._alive()
+        await self._check_health()
         path = self._options.park_path
         if not path:
             return
@@ -35,9 +36,9 @@ class PlainEngine(HttpEngine):
         if answer.status in (404, 405):
             raise ServiceRefused(f"service {self._name}: park_path: {self._web.where}{path} "
                                  f"answered {answer.line()}")
-        if answer.unwelcome:
+        if answer.unauthorized:
             self._refuse(path, answer)
-        await self._done(path, answer)
+        await self._require_success(path, answer)
 
     async def _wake(self) -> None:
         if self._options.wake_path:
@@ -61,18 +62,20 @@ class PlainEngine(HttpEngine):
         return [reply for reply in replies if reply is not None]
 
     async def _batch(self, bodies: list[dict[str, Any]]) -> list[ServiceReply]:
-        """A batch that is refused as a whole is sent again one by one: whose fault it was shows."""
+        """Sends a batch; one that is refused as a whole is sent again call by call, to find the
+        invalid one.
+        """
         if not bodies:
             return []
         path = self._options.call_path
         try:
-            said = await self._answered(path, {"requests": bodies})
-        except WrongCall as error:
+            reply = await self._post_json(path, {"requests": bodies})
+        except InvalidCall as error:
             if len(bodies) == 1:
                 return [ServiceReply(error=str(error))]
-            return [reply for alone in await together(self._batch([b]) for b in bodies)
+            return [reply for alone in await run_together(self._batch([b]) for b in bodies)
                     for reply in alone]
-        found = said.get("replies") if isinstance(said, dict) else None
+        found = reply.get("replies") if isinstance(reply, dict) else None
         if not isinstance(found, list) or len(found) != len(bodies):
             odd = f"{self._web.where}{path}: its answer has no {len(bodies)} 'replies'"
             return [ServiceReply(error=odd)] * len(bodies)
@@ -92,7 +95,9 @@ class PlainEngine(HttpEngine):
 
 
 def _body(request: ServiceRequest) -> dict[str, Any]:
-    """Raises TypeError, ValueError or RecursionError where JSON cannot hold it."""
+    """Returns a call as JSON; raises TypeError, ValueError or RecursionError where JSON cannot hold
+    it.
+    """
     arguments = decode_value(request.arguments)
     json.dumps(arguments, allow_nan=False)
     return {"method": request.method, "arguments": arguments}

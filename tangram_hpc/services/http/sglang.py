@@ -1,23 +1,16 @@
-"""Owns: SGLang's HTTP protocol: its memory saver, and which of its paths answers which of our
-methods. Must not know httpx, or how a call is read.
+"""SGLang's HTTP protocol: its memory saver, and which of its paths answers which of our methods.
 
-Law: SGLang dies of being told to release what is released, to resume what is not, or to release
-while a request runs, and it cannot be asked which of these is so. So `park` first flushes its cache
-until that is granted (it is only to an idle server), and what is parked carries a mark in the
-server's own `weight_version`, which lives and dies with what it tells of.
+Experimental: tested against a fake of the protocol, never run against a real SGLang server.
 
-| ours | SGLang's |
-|---|---|
-| `load` | `/health`, `/server_info`, `/model_info` |
-| `park` | `POST /flush_cache`, then `POST /release_memory_occupation` (weights, cache and graphs) |
-| `wake` | `POST /resume_memory_occupation` |
-| `score` | `POST /classify`: its `embedding` is a reward model's number, or one for each class |
-| `logprobs` | `POST /tokenize`, then `POST /generate` with `return_logprob` |
-| `generate` | `POST /generate`; no chat template is applied |
+SGLang dies when it is told to release memory that is released, to resume memory that is not, or to
+release while a request runs; and it cannot be asked which of these holds. So `park` first flushes
+the cache until the server grants it, which it does only when it is idle. And a parked server
+carries a mark in its own `weight_version`, which lives exactly as long as the state that it
+describes.
 
-`--enable-memory-saver` alone drops the weights, and a resumed server answers with what the memory
-happens to hold; only with `--enable-weights-cpu-backup` (0.5.3) too they are what they were. The
-mark needs one tokenizer process (`--tokenizer-worker-num 1`, the default).
+With `--enable-memory-saver` alone the weights are dropped, and a resumed server answers with
+whatever the memory happens to hold. Only with `--enable-weights-cpu-backup` (0.5.3) as well are the
+weights restored. The mark needs one tokenizer process (`--tokenizer-worker-num 1`, the default).
 """
 
 from __future__ import annotations
@@ -27,8 +20,8 @@ from typing import Any
 
 from ...config.services import SglangService
 from ...ports import ServiceDied, ServiceRefused
-from .asked import GenerateRequest, ScoreRequest, Text, WrongCall
 from .engine import ModelEngine
+from .engine_request import GenerateRequest, InvalidCall, ScoreRequest, Text
 from .web import Web
 
 MARK = "parked by tangram_hpc; "
@@ -37,16 +30,24 @@ NEEDED = {"enable_memory_saver": "--enable-memory-saver",
 
 
 class SglangEngine(ModelEngine):
-    """One SGLang server (see `HttpEngine`)."""
+    """One SGLang server; see `HttpEngine`. Our methods use these paths:
+
+    - `load`: `/health`, `/server_info`, `/model_info`
+    - `park`: `POST /flush_cache`, then `POST /release_memory_occupation` (weights, cache, graphs)
+    - `wake`: `POST /resume_memory_occupation`
+    - `score`: `POST /classify`; `embedding` is a reward model's number, or one for each class
+    - `logprobs`: `POST /tokenize`, then `POST /generate` with `return_logprob`
+    - `generate`: `POST /generate`; no chat template is applied
+    """
 
     def __init__(self, name: str, web: Web, weights_mib: int, options: SglangService) -> None:
         super().__init__(name, web, weights_mib)
         self._model = options.model
-        self._version = ""  # its weight_version, while it is parked
-        self._seeds = False  # it heeds them
+        self._version = ""  # the server's own weight_version, kept while it is parked
+        self._seeds = False  # the server honours sampling seeds
 
     async def _load(self) -> None:
-        await self._alive()
+        await self._check_health()
         info = await self._either("/server_info", "/get_server_info")
         missing = [flag for field, flag in NEEDED.items() if info.get(field) is not True]
         if missing:
@@ -71,21 +72,25 @@ class SglangEngine(ModelEngine):
         await self._order_marked("/resume_memory_occupation", self._version, MARK + self._version)
 
     async def _order_marked(self, path: str, after: str, before: str) -> None:
-        """The mark comes first: an order that we stop waiting for is carried out all the same."""
+        """Sets the mark, then sends the order.
+
+        The mark comes first, because an order that we stop waiting for is carried out all the same.
+        """
         await self._mark(after)
         answer = await self._web.post(path, {})
         if not answer.ok:
             await self._mark(before)
-        await self._done(path, answer)
+        await self._require_success(path, answer)
 
     async def _flushed(self) -> None:
-        """Returns when it is idle: it refuses while anything of a request is left."""
-        delay, left = 0.01, self._web.timeout_s
+        """Returns when the server is idle: it refuses to flush while anything of a request remains.
+        """
+        delay, remaining = 0.01, self._web.timeout_s
         while not (answer := await self._web.post("/flush_cache")).ok:
-            if answer.status != 400 or left <= 0:
+            if answer.status != 400 or remaining <= 0:
                 raise ServiceDied(f"{self._web.where}/flush_cache answered {answer.line()}")
             await asyncio.sleep(delay)
-            delay, left = min(2 * delay, 0.25), left - delay
+            delay, remaining = min(2 * delay, 0.25), remaining - delay
 
     async def _weight_version(self) -> str:
         info = await self._either("/model_info", "/get_model_info")
@@ -102,49 +107,50 @@ class SglangEngine(ModelEngine):
     async def _either(self, path: str, older: str) -> dict[str, Any]:
         if (await self._web.get(path)).status == 404:
             path = older
-        said = await self._known(path)
-        return said if isinstance(said, dict) else {}
+        reply = await self._get_json(path)
+        return reply if isinstance(reply, dict) else {}
 
     # ---- calls -------------------------------------------------------------------------------
 
-    async def _score(self, asked: ScoreRequest) -> list[Any]:
-        rows = self._rows("/classify", await self._answered("/classify", _input(asked.texts)),
-                          len(asked.texts))
+    async def _score(self, call: ScoreRequest) -> list[Any]:
+        rows = self._rows("/classify", await self._post_json("/classify", _input(call.texts)),
+                          len(call.texts))
         if not all(isinstance(row.get("embedding"), list) and row["embedding"] for row in rows):
-            raise self._odd("/classify", "embedding")
+            raise self._malformed("/classify", "embedding")
         return [row["embedding"][0] if len(row["embedding"]) == 1 else row["embedding"]
                 for row in rows]
 
-    async def _generate(self, asked: GenerateRequest) -> list[str]:
-        sampling: dict[str, Any] = {"max_new_tokens": asked.max_new_tokens,
-                                    "temperature": asked.temperature}
-        if asked.seed is not None and asked.temperature:
+    async def _generate(self, call: GenerateRequest) -> list[str]:
+        sampling: dict[str, Any] = {"max_new_tokens": call.max_new_tokens,
+                                    "temperature": call.temperature}
+        if call.seed is not None and call.temperature:
             if not self._seeds:
-                raise WrongCall("generate: seed: this server does not heed it; start SGLang with "
-                                "--enable-deterministic-inference, or leave it out")
-            sampling["sampling_seed"] = asked.seed
-        said = await self._answered("/generate",
-                                    {**_input(asked.prompts), "sampling_params": sampling})
-        rows = self._rows("/generate", said, len(asked.prompts))
+                raise InvalidCall("generate: seed: this server ignores it; start SGLang with "
+                                  "--enable-deterministic-inference, or leave it out")
+            sampling["sampling_seed"] = call.seed
+        reply = await self._post_json("/generate",
+                                      {**_input(call.prompts), "sampling_params": sampling})
+        rows = self._rows("/generate", reply, len(call.prompts))
         if not all(isinstance(row.get("text"), str) for row in rows):
-            raise self._odd("/generate", "text")
+            raise self._malformed("/generate", "text")
         return [row["text"] for row in rows]
 
-    async def _following(
+    async def _completion_logprobs(
         self, prompts: list[list[int]], completions: list[list[int]]
     ) -> list[list[float | None]]:
-        # the first position that it lists has no number, so it begins one before the completion;
-        # what lies before that may come from its cache
-        said = await self._answered("/generate", {
+        # the first position in the answer has no number, so begin one before the completion;
+        # positions before that may come from the cache
+        reply = await self._post_json("/generate", {
             "input_ids": [p + c for p, c in zip(prompts, completions, strict=True)],
             "sampling_params": {"max_new_tokens": 0, "temperature": 0}, "return_logprob": True,
             "logprob_start_len": [max(0, len(p) - 1) for p in prompts]})
-        rows = self._rows("/generate", said, len(prompts))
-        return [self._last(row.get("meta_info"), c)
+        rows = self._rows("/generate", reply, len(prompts))
+        return [self._last_logprobs(row.get("meta_info"), c)
                 for row, c in zip(rows, completions, strict=True)]
 
-    def _last(self, info: Any, completion: list[int]) -> list[float | None]:
-        """The completion's own numbers: each position is [log-probability, token id, text]."""
+    def _last_logprobs(self, info: Any, completion: list[int]) -> list[float | None]:
+        """Returns the completion's own numbers; each position is [log-probability, token id, text].
+        """
         try:
             found = info["input_token_logprobs"]
             last = found[len(found) - len(completion):]
@@ -152,15 +158,15 @@ class SglangEngine(ModelEngine):
                 raise ValueError
             return [None if at[0] is None else float(at[0]) for at in last]
         except (TypeError, KeyError, ValueError, IndexError):
-            raise self._odd("/generate", "input_token_logprobs") from None
+            raise self._malformed("/generate", "input_token_logprobs") from None
 
-    def _rows(self, path: str, said: Any, wanted: int) -> list[dict[str, Any]]:
-        if not isinstance(said, list) or len(said) != wanted or not all(
-                isinstance(row, dict) for row in said):
-            raise self._odd(path, "list")
-        return said
+    def _rows(self, path: str, reply: Any, wanted: int) -> list[dict[str, Any]]:
+        if not isinstance(reply, list) or len(reply) != wanted or not all(
+                isinstance(row, dict) for row in reply):
+            raise self._malformed(path, "list")
+        return reply
 
-    def _named(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _with_model(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"model": self._model, **body}
 
 

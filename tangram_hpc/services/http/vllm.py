@@ -1,22 +1,14 @@
-"""Owns: vLLM's HTTP protocol: its sleep mode, and which of its paths answers which of our methods.
-Must not know httpx, or how a call is read.
+"""vLLM's HTTP protocol: its sleep mode, and which of its paths answers which of our methods.
 
-Law: after `park` the server itself says that it sleeps. A request to a sleeping vLLM can end it, so
-none is ever sent to one.
+Experimental: tested against a fake of the protocol, never run against a real vLLM server.
 
-| ours | vLLM's |
-|---|---|
-| `load` | `/health`, `/v1/models`, `/is_sleeping`, `/server_info` |
-| `park` | `POST /sleep?level=1` (weights go to host memory) or `2` (they are dropped) |
-| `wake` | `POST /wake_up`; at level 2 the weights are read again from disk in between |
-| `score` | `POST /classify` without activation: a reward model's one number, or the logits of all classes |
-| `logprobs` | `POST /tokenize`, then `POST /v1/completions` with `prompt_logprobs` |
-| `generate` | `POST /v1/completions`; no chat template is applied |
+Invariants: after `park` the server itself says that it sleeps. A request to a sleeping vLLM can end
+it, so none is ever sent to one.
 
 `/sleep`, `/wake_up`, `/is_sleeping`, `/server_info` and `/collective_rpc` exist only where the
 server's environment has `VLLM_SERVER_DEV_MODE=1`. Without `--enable-sleep-mode` some versions
-answer `/sleep` with 200 and free nothing, so that is asked for while loading.
-"""  # noqa: E501
+answer `/sleep` with 200 and free nothing, so `load` checks that option.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +17,32 @@ from typing import Any
 
 from ...config.services import VllmService
 from ...ports import OutOfDeviceMemory, ServiceDied, ServiceRefused
-from .asked import GenerateRequest, ScoreRequest
 from .engine import ModelEngine
+from .engine_request import GenerateRequest, ScoreRequest
 from .web import Web
 
 REMEDY = "start vLLM with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode"
 
 
 class VllmEngine(ModelEngine):
-    """One vLLM server (see `HttpEngine`)."""
+    """One vLLM server; see `HttpEngine`. Our methods use these paths:
+
+    - `load`: `/health`, `/v1/models`, `/is_sleeping`, `/server_info`
+    - `park`: `POST /sleep?level=1` (weights go to host memory) or `2` (weights are dropped)
+    - `wake`: `POST /wake_up`; at level 2 the weights are read again from disk in between
+    - `score`: `POST /classify` without activation: a reward model's number, or all classes' logits
+    - `logprobs`: `POST /tokenize`, then `POST /v1/completions` with `prompt_logprobs`
+    - `generate`: `POST /v1/completions`; no chat template is applied
+    """
 
     def __init__(self, name: str, web: Web, weights_mib: int, options: VllmService) -> None:
         super().__init__(name, web, weights_mib if options.sleep_level == 1 else 0)
         self._model, self._level = options.model, options.sleep_level
 
     async def _load(self) -> None:
-        await self._alive()
-        said = await self._known("/v1/models")
-        served = [m.get("id") for m in said.get("data", ())] if isinstance(said, dict) else []
+        await self._check_health()
+        reply = await self._get_json("/v1/models")
+        served = [m.get("id") for m in reply.get("data", ())] if isinstance(reply, dict) else []
         if self._model not in served:
             raise ServiceRefused(f"service {self._name}: model: {self._web.where} serves "
                                  f"{', '.join(map(str, served)) or 'none'}, not {self._model}")
@@ -58,7 +58,7 @@ class VllmEngine(ModelEngine):
         config: Any = answer.json() if answer.ok else None
         for key in ("vllm_config", "model_config", "enable_sleep_mode"):
             config = config.get(key) if isinstance(config, dict) else None
-        if config is False:  # None: an older version does not say
+        if config is False:  # an older version does not say, and gives None
             raise ServiceRefused(f"service {self._name}: url: {self._web.where} runs without sleep "
                                  f"mode and would free nothing; {REMEDY}")
 
@@ -75,77 +75,82 @@ class VllmEngine(ModelEngine):
                 await self._order("/collective_rpc", {"method": "reload_weights"})
                 await self._order("/wake_up?tags=kv_cache")
         except OutOfDeviceMemory:
-            if not await self._sleeping():  # it kept what did fit
+            if not await self._sleeping():  # what did fit is awake
                 await self._park()
             raise
         await self._until(sleeping=False)
 
     async def _sleeping(self) -> bool:
-        said = await self._known("/is_sleeping")
-        found = said.get("is_sleeping") if isinstance(said, dict) else None
+        reply = await self._get_json("/is_sleeping")
+        found = reply.get("is_sleeping") if isinstance(reply, dict) else None
         if not isinstance(found, bool):
             raise ServiceDied(f"{self._web.where}/is_sleeping does not say whether it sleeps")
         return found
 
     async def _until(self, sleeping: bool) -> None:
-        """Some versions answer before they are done."""
-        delay, left = 0.01, self._web.timeout_s
+        """Waits until the server says that it sleeps, or that it does not: some versions answer an
+        order before they have carried it out.
+        """
+        delay, remaining = 0.01, self._web.timeout_s
         while await self._sleeping() is not sleeping:
-            if left <= 0:
+            if remaining <= 0:
                 raise ServiceDied(f"{self._web.where} was told to {'sleep' if sleeping else 'wake'}"
                                   f" and did not within {self._web.timeout_s:g} s")
             await asyncio.sleep(delay)
-            delay, left = min(2 * delay, 0.25), left - delay
+            delay, remaining = min(2 * delay, 0.25), remaining - delay
 
     # ---- calls -------------------------------------------------------------------------------
 
-    async def _score(self, asked: ScoreRequest) -> list[Any]:
-        # `activation` is what the older of the versions that can leave it out call it
-        said = await self._answered("/classify", self._named(
-            {"input": asked.texts, "use_activation": False, "activation": False}))
-        rows = self._rows("/classify", said, "data", len(asked.texts))
+    async def _score(self, call: ScoreRequest) -> list[Any]:
+        # older versions call `use_activation` just `activation`
+        reply = await self._post_json("/classify", self._with_model(
+            {"input": call.texts, "use_activation": False, "activation": False}))
+        rows = self._rows("/classify", reply, "data", len(call.texts))
         if not all(isinstance(row.get("probs"), list) and row["probs"] for row in rows):
-            raise self._odd("/classify", "probs")
+            raise self._malformed("/classify", "probs")
         return [row["probs"][0] if len(row["probs"]) == 1 else row["probs"] for row in rows]
 
-    async def _generate(self, asked: GenerateRequest) -> list[str]:
-        body = {"prompt": asked.prompts, "max_tokens": asked.max_new_tokens,
-                "temperature": asked.temperature, "n": 1}
-        if asked.seed is not None:
-            body["seed"] = asked.seed
-        said = await self._answered("/v1/completions", self._named(body))
-        rows = self._rows("/v1/completions", said, "choices", len(asked.prompts))
+    async def _generate(self, call: GenerateRequest) -> list[str]:
+        body = {"prompt": call.prompts, "max_tokens": call.max_new_tokens,
+                "temperature": call.temperature, "n": 1}
+        if call.seed is not None:
+            body["seed"] = call.seed
+        reply = await self._post_json("/v1/completions", self._with_model(body))
+        rows = self._rows("/v1/completions", reply, "choices", len(call.prompts))
         if not all(isinstance(row.get("text"), str) for row in rows):
-            raise self._odd("/v1/completions", "text")
+            raise self._malformed("/v1/completions", "text")
         return [row["text"] for row in rows]
 
-    async def _following(
+    async def _completion_logprobs(
         self, prompts: list[list[int]], completions: list[list[int]]
     ) -> list[list[float | None]]:
         # one token is generated and thrown away: vLLM refuses to generate none
-        said = await self._answered("/v1/completions", self._named(
+        reply = await self._post_json("/v1/completions", self._with_model(
             {"prompt": [p + c for p, c in zip(prompts, completions, strict=True)],
              "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}))
-        rows = self._rows("/v1/completions", said, "choices", len(prompts))
-        return [self._last(row.get("prompt_logprobs"), c)
+        rows = self._rows("/v1/completions", reply, "choices", len(prompts))
+        return [self._last_logprobs(row.get("prompt_logprobs"), c)
                 for row, c in zip(rows, completions, strict=True)]
 
-    def _last(self, found: Any, completion: list[int]) -> list[float | None]:
-        """Each position lists candidates by id, among them always the token that stands there; the
-        very first has none."""
+    def _last_logprobs(self, found: Any, completion: list[int]) -> list[float | None]:
+        """Returns the completion's own numbers.
+
+        Each position lists candidates by token id, and the token that is there is always among
+        them. The very first position has none.
+        """
         try:
             last = found[len(found) - len(completion):]
             return [None if at is None else float(at[str(token)]["logprob"])
                     for at, token in zip(last, completion, strict=True)]
         except (TypeError, KeyError, ValueError):
-            raise self._odd("/v1/completions", "prompt_logprobs") from None
+            raise self._malformed("/v1/completions", "prompt_logprobs") from None
 
-    def _rows(self, path: str, said: Any, field: str, wanted: int) -> list[dict[str, Any]]:
-        rows = said.get(field) if isinstance(said, dict) else None
+    def _rows(self, path: str, reply: Any, field: str, wanted: int) -> list[dict[str, Any]]:
+        rows = reply.get(field) if isinstance(reply, dict) else None
         if not isinstance(rows, list) or len(rows) != wanted or not all(
                 isinstance(row, dict) and isinstance(row.get("index"), int) for row in rows):
-            raise self._odd(path, field)
+            raise self._malformed(path, field)
         return sorted(rows, key=lambda row: row["index"])
 
-    def _named(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _with_model(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"model": self._model, **body}

@@ -1,10 +1,12 @@
-"""Owns: HTTP to one engine that somebody else runs; the one door to httpx. Must not know what any
-engine's answers mean.
+"""HTTP to one engine that somebody else runs; the only importer of httpx.
 
-Law: whatever the network does is a `ServiceDied` of one line. No line ever holds the token or what
-a URL says of a user, an answer's text is cut and has no line breaks, and no proxy or netrc file of
-the environment is asked: an engine is talked to directly. No connection is kept between requests:
-servers close idle ones when they like, and that would look like a server that died.
+Whatever the network does becomes a `ServiceDied` of one line. What an engine's answers mean is
+decided by its own module.
+
+Invariants: no message ever contains the token or the user part of a URL. The text of an answer is
+cut and has no line breaks. An engine is spoken to directly: no proxy or netrc file of the
+environment is used. No connection is kept between requests, because servers close idle ones when
+they like, and that would look like a server that died.
 """
 
 from __future__ import annotations
@@ -19,62 +21,70 @@ from ...errors import how_to_install
 from ...ports import ServiceDied, ServiceRefused
 
 CONNECT_S = 10.0
-CONNECTIONS = 256  # at once to one engine; further requests wait
+CONNECTIONS = 256  # connections to one engine at a time; further requests wait
 _CUT = 300  # characters of an answer that an error quotes
 _MEMORY = re.compile(r"out of (device |gpu )?memory|OutOfMemory", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """What came back. `text` has no token in it."""
+    """An answer of the server.
+
+    Attributes:
+        status: The HTTP status.
+        text: The body; the token, if it occurred there, is blotted out.
+    """
 
     status: int
     text: str
 
     @property
     def ok(self) -> bool:
-        """It was done."""
+        """Whether the status reports success (2xx)."""
         return 200 <= self.status < 300
 
     @property
-    def unwelcome(self) -> bool:
-        """It wants another token, or any."""
+    def unauthorized(self) -> bool:
+        """Whether the server wants a token, or another one."""
         return self.status in (401, 403)
 
     @property
     def out_of_memory(self) -> bool:
-        """It says that a device's memory is not enough."""
+        """Whether the server says that a device's memory does not suffice."""
         return self.status == 507 or (self.status >= 400 and bool(_MEMORY.search(self.text)))
 
     def json(self) -> Any:
-        """The text as JSON; None when it is none, or holds half a character (a lone surrogate),
-        which nobody could be told of."""
+        """Returns the text as JSON, or None if it is no JSON.
+
+        Text that holds half a character (a lone surrogate) counts as no JSON, since it could not be
+        sent on to anybody.
+        """
         try:
-            told = json.loads(self.text)
+            value = json.loads(self.text)
             if "\\ud" in self.text or "\\uD" in self.text:
-                json.dumps(told, ensure_ascii=False).encode()
-            return told
+                json.dumps(value, ensure_ascii=False).encode()
+            return value
         except (ValueError, RecursionError):
             return None
 
     def line(self) -> str:
-        """Its status and what it says of an error, in one line."""
-        said = self.json()
-        if isinstance(said, dict):
-            said = said.get("error") or said.get("message") or said.get("detail") or said
-        if isinstance(said, dict):
-            said = said.get("message") or said
-        words = " ".join((said if isinstance(said, str) else self.text).split())
+        """Returns the status and the server's own error message, in one line."""
+        reply = self.json()
+        if isinstance(reply, dict):
+            reply = reply.get("error") or reply.get("message") or reply.get("detail") or reply
+        if isinstance(reply, dict):
+            reply = reply.get("message") or reply
+        words = " ".join((reply if isinstance(reply, str) else self.text).split())
         return f"{self.status}: {words[:_CUT]}" if words else str(self.status)
 
 
 class Web:
-    """One engine's address.
+    """The HTTP connection to one engine.
 
     Args:
-        url: http://host:port, a path may follow.
-        token: a bearer token, or empty.
-        timeout_s: how long any answer may take.
+        url: `http://host:port`, which a path may follow.
+        token: A bearer token, or empty.
+        timeout_s: How long any answer may take, seconds.
 
     Raises:
         ServiceRefused: httpx is not installed.
@@ -98,15 +108,19 @@ class Web:
             trust_env=False, follow_redirects=False)
 
     async def get(self, path: str) -> HttpResponse:
-        """Raises ServiceDied when no answer comes."""
+        """Returns the answer to a GET; raises ServiceDied when no answer comes."""
         return await self._send("GET", path, None)
 
     async def post(self, path: str, body: Any = None) -> HttpResponse:
-        """Sends `body` as JSON, or nothing. Raises ServiceDied when no answer comes."""
+        """Returns the answer to a POST of `body` as JSON (None: no body).
+
+        Raises:
+            ServiceDied: No answer came.
+        """
         return await self._send("POST", path, None if body is None else json.dumps(body))
 
     async def close(self) -> None:
-        """Leaves no connection."""
+        """Closes every connection to the engine."""
         await self._client.aclose()
 
     async def _send(self, method: str, path: str, content: str | None) -> HttpResponse:

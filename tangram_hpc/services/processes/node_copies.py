@@ -27,7 +27,7 @@ from ...ports import OutOfDeviceMemory, ServiceBackend, ServiceDied, ServiceRefu
 from .gpu_occupancy import Block, GpuOccupancy
 
 LOADS = 2  # copies that may be loading at the same time
-DEATHS = 3  # a service is refused after so many deaths in a row of a copy that is being loaded
+DEATHS = 3  # a service is refused after so many copies in a row died while loading
 KEEPS = 4  # minimum residency while others wait for the copy, in restore times of this copy
 
 # makes a backend that is not loaded yet, for a service and the number of the copy
@@ -36,7 +36,7 @@ Make = Callable[[ServiceSpec, int], ServiceBackend]
 
 @dataclass(eq=False)
 class ServiceCopy:
-    """One service copy.
+    """One copy of a service, loaded in this node's host memory.
 
     Attributes:
         service: the service's name.
@@ -85,7 +85,7 @@ class NodeCopies:
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._no_more: set[str] = set()  # services whose further copy was refused
         self._waiting: dict[str, list[object]] = {}  # callers that wait for a copy, FCFS
-        self._change = asyncio.Event()  # set, and replaced, when a waiting caller should look again
+        self._change = asyncio.Event()  # set and replaced when waiting callers should check again
 
     def prepare(self, spec: ServiceSpec, copies: int = 1) -> None:
         """Makes a service known, and begins to load and park its first `copies` copies.
@@ -204,7 +204,7 @@ class NodeCopies:
         queue.append(ticket)
         try:
             while True:
-                change = self._change  # taken first: a change while we look must not be missed
+                change = self._change  # taken first: a change during the checks must not be missed
                 if service in self._refused:
                     raise ServiceRefused(self._refused[service])
                 if queue[0] is ticket and (copy := await self._unused(service)) is not None:
@@ -246,7 +246,7 @@ class NodeCopies:
         if not own or not self._mem_mib:
             return True
         loading = [self._copies[name][0] for name in self._loading if self._copies[name]]
-        # a copy that is being loaded is taken to be as large as the first of its service
+        # a copy that is being loaded counts as large as the first of its service
         occupied = sum(copy.mib for copy in [*self._all(), *loading])
         return own[0].mib + occupied <= self._mem_mib
 

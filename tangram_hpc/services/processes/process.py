@@ -1,9 +1,12 @@
-"""Owns: the one runner process of a copy - its start, the talk with it, and that nothing of it is
-left (process, descriptor, file). Must not know what a model is.
+"""Runs one copy of a service in a process of its own, its runner, and leaves nothing of it behind.
 
-The runner is a child in a process session of its own. It ends with its worker: the kernel sends it
-SIGKILL when the thread that started it ends, and its socket closes. Its end is seen by the socket:
-the runner alone holds the other side.
+The worker and the runner exchange the frames of `protocol/service_frames.py` over a socket pair,
+one order and one answer at a time. What a model is, only the runner knows (`services/torch/`).
+
+Invariants: the runner is a child in a process session of its own, and ends with its worker: the
+kernel sends it SIGKILL when the thread that started it ends, and its socket closes. The end of a
+runner is seen on the socket, whose other side the runner alone holds. After the end, neither
+process nor file descriptor nor file remains.
 """
 
 from __future__ import annotations
@@ -33,24 +36,24 @@ from ...protocol import service_frames as frames
 from ...sandbox import environment
 
 RUNNER = "tangram_hpc.services.torch.torch_runner"
-_CLOSE_S = 10.0  # after an order to exit; then it is killed
-_EXIT_S = 2.0  # after it has closed its socket; then it is killed
+_CLOSE_S = 10.0  # seconds to exit after the order; then the runner is killed
+_EXIT_S = 2.0  # seconds to exit after it has closed its socket; then it is killed
 _REAP_S = 0.005
-_TAIL = 4096  # bytes; where the last line of its output is looked for
+_TAIL = 4096  # bytes of its output in which the last line is searched
 _PREFIXES = ("CUDA_", "NVIDIA_", "NCCL_", "TORCH_", "PYTORCH_")
 _Answer = TypeVar("_Answer", bound=frames.ServiceFrame)
 
 
 class ProcessBackend:
-    """A copy that runs in a process of its own (fills `ports.ServiceBackend`).
+    """One copy that runs in a process of its own (serves `ports.ServiceBackend`).
 
-    Whoever is cancelled while it waits ends the runner: its answer would be taken for the next
-    order's.
+    A caller that is cancelled while it waits for an answer ends the runner: the answer would be
+    taken for that of the next order.
 
     Args:
-        load: what the runner is told first.
-        place: where it runs; its `scratch` is made, and removed with all that is in it.
-        load_s: how long loading may take, seconds.
+        load: The first order to the runner.
+        place: Where the copy runs; its scratch folder is made, and removed with all that is in it.
+        load_s: How long loading may take, seconds.
     """
 
     def __init__(self, load: frames.LoadModel, place: ServicePlace, load_s: float) -> None:
@@ -60,58 +63,65 @@ class ProcessBackend:
         self._watch: asyncio.Task[None] | None = None
         self._log: IO[bytes] | None = None
         self._waiting: asyncio.Future[frames.RunnerAnswer] | None = None
-        self._ending = False  # it has closed its socket
-        self._ended = ""  # how it ended; nothing is left of it then
+        self._ending = False  # the runner has closed its socket
+        self._ended = ""  # how the runner ended; once set, nothing of it is left
 
     @property
     def pid(self) -> int:
-        """Its runner's process; 0 when there is none."""
+        """The runner's process id; 0 while there is no runner."""
         return self._process.pid if self._process is not None and not self._ended else 0
 
     # ---- the port ----
 
     async def load(self) -> int:
-        """See `ports.ServiceBackend.load`. Raises ServiceDied when it takes longer than said."""
+        """Starts the runner and loads the model; see `ports.ServiceBackend.load`.
+
+        Raises:
+            ServiceDied: The runner ended, or has not loaded the model after `load_s` seconds.
+        """
         if self._ended:
             raise ServiceDied(self._ended)
         await self._start()
         try:
-            done = await asyncio.wait_for(self._ask(self._load, frames.Loaded), self._load_s)
+            done = await asyncio.wait_for(self._request(self._load, frames.Loaded), self._load_s)
         except asyncio.TimeoutError:
             await self.close()
-            raise ServiceDied(f"its runner had not loaded after {self._load_s:g} s (load_s)"
-                              ) from None
+            raise ServiceDied(f"its runner had not loaded the model after {self._load_s:g} s "
+                              "(load_s)") from None
         except ServiceRefused:
             await self.close()
             raise
         return done.host_mib
 
     async def wake(self, gpus: tuple[int, ...]) -> None:
-        """See `ports.ServiceBackend.wake`."""
-        await self._ask(frames.Wake(self._place.gpus.index(gpus[0])), frames.CopyMoved)
+        """Moves the weights to the first GPU of the block; see `ports.ServiceBackend.wake`."""
+        await self._request(frames.Wake(self._place.gpus.index(gpus[0])), frames.CopyMoved)
 
     async def call(self, requests: Sequence[ServiceRequest]) -> list[ServiceReply]:
-        """See `ports.ServiceBackend.call`."""
+        """Sends a batch to the runner; see `ports.ServiceBackend.call`."""
         if sum(len(r.arguments) + len(r.method) + 16 for r in requests) > frames.FRAME_MAX:
-            told = f"arguments: a batch of more than {frames.FRAME_MAX} bytes; send less at once"
-            return [ServiceReply(error=told) for _ in requests]
+            why = f"arguments: a batch of more than {frames.FRAME_MAX} bytes; send less at once"
+            return [ServiceReply(error=why) for _ in requests]
         order = frames.CallBatch(tuple((r.method, r.arguments) for r in requests))
-        answer = await self._ask(order, frames.Answers)
+        answer = await self._request(order, frames.Answers)
         return [ServiceReply(value, error) for value, error in answer.replies]
 
     async def park(self) -> None:
-        """See `ports.ServiceBackend.park`."""
-        await self._ask(frames.Park(), frames.CopyMoved)
+        """Moves the weights back to host memory; see `ports.ServiceBackend.park`."""
+        await self._request(frames.Park(), frames.CopyMoved)
 
     def kill(self) -> None:
-        """See `ports.ServiceBackend.kill`; `close` waits until nothing is left."""
+        """Sends SIGKILL to the runner; `close` waits for its end. See `ports.ServiceBackend.kill`.
+        """
         if self._process is None:
             self._ended = self._ended or "it was ended before its runner was started"
-        elif self._process.returncode is None:  # not reaped: the number is still its own
+        elif self._process.returncode is None:  # not reaped: the process id is still its own
             os.killpg(self._process.pid, signal.SIGKILL)
 
     async def close(self) -> None:
-        """See `ports.ServiceBackend.close`."""
+        """Ends the runner in order, and kills it after `_CLOSE_S`; see
+        `ports.ServiceBackend.close`.
+        """
         if self._watch is None or self._writer is None:
             self._ended = self._ended or "it was closed"
             return
@@ -145,7 +155,7 @@ class ProcessBackend:
         reader, self._writer = await asyncio.open_connection(sock=here)
         self._watch = asyncio.get_running_loop().create_task(self._read(reader))
 
-    async def _ask(self, order: frames.ServiceFrame, kind: type[_Answer]) -> _Answer:
+    async def _request(self, order: frames.ServiceFrame, kind: type[_Answer]) -> _Answer:
         if self._ending and self._watch is not None:
             await asyncio.shield(self._watch)
         if self._ended:
@@ -171,7 +181,7 @@ class ProcessBackend:
         return answer
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Hands answers over until the runner ends; then clears away what is left."""
+        """Hands answers over until the runner ends; then removes what is left of it."""
         try:
             while True:
                 head = await reader.readexactly(frames.HEAD.size)
@@ -179,16 +189,16 @@ class ProcessBackend:
                 if self._waiting is not None and not self._waiting.done():
                     self._waiting.set_result(answer)
         except (asyncio.IncompleteReadError, ConnectionError, ProtocolError):
-            pass  # whichever it was, it cannot be talked to any more
+            pass  # the runner has closed, or sent what is not in the protocol
         assert self._process is not None and self._writer is not None
         self._ending = True
-        left_s = _EXIT_S
-        while self._process.poll() is None:  # freeing a device may take it a while
+        remaining_s = _EXIT_S
+        while self._process.poll() is None:  # freeing a device takes some time
             await asyncio.sleep(_REAP_S)
-            left_s -= _REAP_S
-            if left_s < 0:
+            remaining_s -= _REAP_S
+            if remaining_s < 0:
                 self.kill()
-        self._ended = self._how(self._process.returncode)
+        self._ended = self._exit_reason(self._process.returncode)
         self._writer.transport.abort()
         with suppress(ConnectionError):
             await self._writer.wait_closed()
@@ -196,7 +206,7 @@ class ProcessBackend:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(ServiceDied(self._ended))
 
-    def _how(self, status: int) -> str:
+    def _exit_reason(self, status: int) -> str:
         if status < 0:
             name = signal.Signals(-status).name if -status in set(signal.Signals) else "unknown"
             return f"its runner was ended by signal {-status} ({name})"
@@ -214,8 +224,9 @@ class ProcessBackend:
 
 
 def _environment(place: ServicePlace) -> dict[str, str]:
-    """A runner's environment: what a runner of functions gets, what concerns GPUs, and its place's
-    own. Caches go to its scratch; the network is never asked."""
+    """Returns a runner's environment: what runners of functions get, the GPU variables, and the
+    place's own. Caches go to the scratch folder, and the network is never used.
+    """
     kept = environment.for_child_processes(os.environ)
     kept |= {n: v for n, v in os.environ.items() if n.startswith(_PREFIXES)}
     package = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
@@ -229,6 +240,6 @@ def _environment(place: ServicePlace) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": str(place.threads),
         "MKL_NUM_THREADS": str(place.threads),
-        "OMP_WAIT_POLICY": "PASSIVE",  # a thread that waits leaves its core to tools and neighbours
+        "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait leave their cores to other processes
         **dict(place.env),
     }

@@ -1,9 +1,13 @@
-"""Owns: the calls of services that a node was given - in which batch each runs, again after a copy
-died, and how it ended. Must not know how a copy does it, or where it stands.
+"""Runs the service calls of a node: in which batch each runs, again after a copy died, and its
+outcome.
 
-Law: a call's outcome is told once, whatever happens to copies. Calls of one service on one block
-run in the order they came, as many as one as the service allows. One that a copy died under runs
-again: with others once, then alone, so that one bad call takes no others along for long.
+Calls of one service on one block form a queue and run in the order in which they came, in batches
+as large as the service allows. `node_copies.py` brings a copy to the block; how a copy computes is
+its backend's matter.
+
+Invariants: the outcome of a call is reported exactly once, whatever happens to copies. When a copy
+dies during a batch, its calls run again: the first time with others and the second time alone, so
+that one call that kills copies takes no others along for long.
 """
 
 from __future__ import annotations
@@ -46,51 +50,73 @@ from .gpu_occupancy import Block
 from .node_copies import Make, NodeCopies, ServiceCopy
 
 DEATHS_MAX = 3  # copies that may die under one call
-DIED = "its copy died under it"
+DIED = "its service copy died"
 
 
 class TookTooLong(ServiceDied):
-    """A copy was ended because a call of it had run for its limit: no fault of the others."""
+    """Raised when a copy was ended because one of its calls reached its time limit.
+
+    The other calls of the batch are not to blame.
+    """
 
 
 @dataclass(eq=False)
 class PendingCall:
-    """A call that has no outcome yet."""
+    """A call that has no outcome yet, or whose batch still runs.
+
+    Attributes:
+        order: The worker's order to start this attempt.
+        payload: The call's payload as it came.
+        request: The decoded method and arguments.
+        tokens: The tokens that the call counts for in a batch, by the client's word.
+        deaths: How many copies have died under this call.
+        reported: The broker knows the outcome, but the call's batch still runs.
+        restore_ns: How long it took to bring the copy to the block for this call, ns.
+        metered: The meter's number for this call; 0 for none.
+    """
 
     order: StartAttempt
     payload: bytes
     request: ServiceRequest = field(default_factory=lambda: ServiceRequest("", b""))
     tokens: int = 0
     deaths: int = 0
-    told: bool = False  # its outcome is known to the broker, but its batch still runs
+    reported: bool = False
     restore_ns: int = 0
-    metered: int = 0  # its token
+    metered: int = 0
 
     @property
     def timeout_s(self) -> float | None:
-        """Its limit on run time."""
+        """The call's limit on its run time, seconds; None for no limit."""
         return self.order.action.timeout_ns / 1e9 if self.order.action.timeout_ns else None
 
 
 class CallQueue:
-    """The calls of one service on one block."""
+    """The calls of one service on one block.
+
+    Attributes:
+        service: The service's name.
+        block: The GPUs of the block.
+        calls: The waiting calls, FCFS.
+        deaths: How many copies in a row have died while they were brought to this block.
+        task: The task that runs the calls; None while there is none.
+    """
 
     def __init__(self, service: str, block: Block) -> None:
         self.service, self.block = service, block
         self.calls: deque[PendingCall] = deque()
-        self.deaths = 0  # copies that died on their way to it, in a row
+        self.deaths = 0
         self.task: asyncio.Task[None] | None = None
 
 
 class ServiceExecutor:
-    """A node's services; see `ports.Executor` for what its calls mean.
+    """The services of a node; see `ports.Executor` for what its methods mean.
 
     Args:
-        reports: who is told.
-        store: where large payloads lie.
-        make: makes a backend for a copy of a service.
-        mem_mib: memory that copies of services may take; 0: any.
-        meter: tells what a call used of its GPUs, where it can be told.
+        reports: The worker, which is told of starts and outcomes.
+        store: Where large payloads are kept.
+        make: Makes a backend for a copy of a service.
+        mem_mib: Host memory that all copies may take, MiB; 0 for no limit.
+        meter: Measures what a call used of its GPUs; None where that cannot be measured.
     """
 
     def __init__(self, reports: Reports, store: Store, make: Make, mem_mib: int = 0,
@@ -98,26 +124,28 @@ class ServiceExecutor:
         self._reports, self._store, self._meter = reports, store, meter
         self._copies = NodeCopies(make, mem_mib)
         self._queues: dict[tuple[str, Block], CallQueue] = {}
-        self._of: dict[int, tuple[CallQueue, PendingCall]] = {}  # by lease
-        self._tasks: list[asyncio.Task[None]] = []  # that were cancelled
+        self._by_lease: dict[int, tuple[CallQueue, PendingCall]] = {}  # lease -> its queue and call
+        self._tasks: list[asyncio.Task[None]] = []  # queues' tasks, which `close` cancelled
 
     def __contains__(self, lease: object) -> bool:
-        return lease in self._of
+        return lease in self._by_lease
 
     def prepare(self, spec: ServiceSpec) -> None:
-        """A service may be called from now on."""
+        """Makes a service known, so that it may be called, and begins to load its copies."""
         try:
             copies: int = options_of(spec).copies
         except InvalidInput:
-            copies = 1  # its backend says why it cannot be served
+            copies = 1  # the backend will report what is wrong with the options
         self._copies.prepare(spec, copies)
 
     def start(self, order: StartAttempt, payload: memoryview) -> None:
-        """Runs a call, or lets it follow on those of its service on that block."""
+        """Puts a call into the queue of its service and block, and starts the queue if it does not
+        run.
+        """
         call, service = PendingCall(order, bytes(payload)), service_of(order.action.key)
         queue = self._queues.setdefault((service, order.gpus), CallQueue(service, order.gpus))
-        self._of[order.lease] = queue, call
-        why = self._read(call) if self._copies.spec(service) else (
+        self._by_lease[order.lease] = queue, call
+        why = self._decode(call) if self._copies.spec(service) else (
             f"key: service {service!r} is not known to this node")
         if why:
             return self._end(call, Outcome(ActionState.FAILED, reason=why))
@@ -127,39 +155,42 @@ class ServiceExecutor:
             queue.task.add_done_callback(_check)
 
     def take_back(self, lease: int) -> bool:
-        """Forgets a call that has not begun; says whether."""
-        queue, call = self._of[lease]
+        """Forgets a call that has not begun; returns whether it could be forgotten."""
+        queue, call = self._by_lease[lease]
         if call not in queue.calls:
             return False
         queue.calls.remove(call)
-        del self._of[lease]
+        del self._by_lease[lease]
         return True
 
     def kill(self, lease: int, state: ActionState, reason: str) -> None:
-        """Ends a call. One that is in a batch is over for its client at once; its block is busy
-        until the batch ends, as the others in it go on."""
-        if lease not in self._of:
+        """Ends a call with this state and reason; an unknown lease is ignored.
+
+        A call in a running batch is over for its client at once. Its block stays busy until the
+        batch ends, because the other calls in it go on.
+        """
+        if lease not in self._by_lease:
             return
-        queue, call = self._of[lease]
+        queue, call = self._by_lease[lease]
         outcome = Outcome(state, reason=reason)
         if call in queue.calls:
             queue.calls.remove(call)
             self._end(call, outcome)
-        elif not call.told:
-            call.told = True
+        elif not call.reported:
+            call.reported = True
             self._reports.finished(lease, outcome, None, False)
 
     def close(self) -> None:
-        """Ends all calls and copies; `closed` is to follow."""
+        """Ends all calls and kills all copies; `closed` must follow."""
         self._tasks = [queue.task for queue in self._queues.values() if queue.task is not None]
         for task in self._tasks:
             task.cancel()
         self._copies.kill()
-        for _, call in list(self._of.values()):
+        for _, call in list(self._by_lease.values()):
             self._end(call, Outcome(ActionState.CANCELLED, reason="its worker was closed"))
 
     async def closed(self) -> None:
-        """Returns when nothing of them is left."""
+        """Returns when nothing of the calls and copies is left."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._copies.close()
 
@@ -177,42 +208,42 @@ class ServiceExecutor:
         self._queues.pop((queue.service, queue.block), None)
 
     async def _run(self, queue: CallQueue, batch: list[PendingCall]) -> None:
-        """Gives each call its outcome, or puts it back to the front."""
+        """Runs a batch: each call gets its outcome or goes back to the front of the queue."""
         called = False
         try:
             async with self._copies.on(queue.service, queue.block) as (copy, took_ns):
-                batch, called, queue.deaths = self._wanted(batch), True, 0
+                batch, called, queue.deaths = self._drop_cancelled(batch), True, 0
                 if batch:
                     batch[0].restore_ns = took_ns
                     for call in batch:
-                        self._begin(call, queue.block)
+                        self._report_start(call, queue.block)
                     await self._call(copy, batch)
         except TookTooLong as error:
-            self._again(queue, batch, str(error), False)
+            self._requeue(queue, batch, str(error), False)
         except ServiceDied as error:
             queue.deaths += not called
             if queue.deaths >= DEATHS_MAX:
-                self._fail(batch, ActionState.FAILED, f"its copies die on their way: {error}",
-                           FALTERED)
+                self._fail(batch, ActionState.FAILED,
+                           f"its copies die while they are loaded or woken: {error}", FALTERED)
             else:
-                self._again(queue, batch, str(error), called)
+                self._requeue(queue, batch, str(error), called)
         except OutOfDeviceMemory as error:
             self._fail(batch, ActionState.OUT_OF_MEMORY, f"it does not fit on its GPUs: {error}")
         except ServiceRefused as error:
             self._fail(batch, ActionState.FAILED, str(error), FALTERED)
 
-    def _begin(self, call: PendingCall, block: Block) -> None:
+    def _report_start(self, call: PendingCall, block: Block) -> None:
         if self._meter is not None:
-            self._meter.end(call.metered)  # of a copy that died under it
+            self._meter.end(call.metered)  # the last try, under which its copy died
             call.metered = self._meter.begin(block)
         self._reports.started(call.order.lease)
 
-    def _wanted(self, batch: list[PendingCall]) -> list[PendingCall]:
-        """Those that were not cancelled while their copy was brought."""
+    def _drop_cancelled(self, batch: list[PendingCall]) -> list[PendingCall]:
+        """Returns the calls that were not cancelled while their copy was brought."""
         for call in batch:
-            if call.told:
+            if call.reported:
                 self._end(call, Outcome(ActionState.CANCELLED))
-        return [call for call in batch if not call.told]
+        return [call for call in batch if not call.reported]
 
     async def _call(self, copy: ServiceCopy, batch: list[PendingCall]) -> None:
         began = time.monotonic_ns()
@@ -223,7 +254,7 @@ class ServiceExecutor:
         except OutOfDeviceMemory as error:
             if len(batch) == 1:
                 raise
-            half = len(batch) // 2  # what does not fit as one may as two
+            half = len(batch) // 2  # a batch that does not fit may fit in halves
             for part in (batch[:half], batch[half:]):
                 try:
                     await self._call(copy, part)
@@ -233,11 +264,11 @@ class ServiceExecutor:
             return
         except TimeoutError:
             self._time_out(batch, time.monotonic_ns() - began)
-            raise TookTooLong("it was ended, as a call of it took too long") from None
-        self._tell(batch, replies, time.monotonic_ns() - began)
+            raise TookTooLong("the copy was ended because a call reached its time limit") from None
+        self._report_replies(batch, replies, time.monotonic_ns() - began)
 
-    def _tell(self, batch: Sequence[PendingCall], replies: Sequence[ServiceReply],
-              spent_ns: int) -> None:
+    def _report_replies(self, batch: Sequence[PendingCall], replies: Sequence[ServiceReply],
+                        spent_ns: int) -> None:
         for call, reply in zip(batch, replies, strict=True):
             state = ActionState.FAILED if reply.error else ActionState.COMPLETED
             payload = encode(ErrorReturn("ServiceError", reply.error) if reply.error
@@ -256,54 +287,61 @@ class ServiceExecutor:
                 self._end(call, Outcome(ActionState.TIMEOUT, exec_ns=spent_ns,
                                         reason=too_long(limit), restore_ns=call.restore_ns))
 
-    def _again(self, queue: CallQueue, batch: Sequence[PendingCall], why: str,
-               under_it: bool) -> None:
-        """Puts those without an outcome back; `under_it`: the copy may have died of them."""
+    def _requeue(self, queue: CallQueue, batch: Sequence[PendingCall], why: str,
+                 blamed: bool) -> None:
+        """Puts the calls without an outcome back to the front of the queue.
+
+        Args:
+            queue: The queue of the calls.
+            batch: The calls, in order.
+            why: How the copy ended, for the reason of a call that is given up.
+            blamed: Whether the copy may have died of these calls; each then counts one death more.
+        """
         for call in reversed(batch):
-            if call.order.lease not in self._of:
-                continue  # its outcome is known
-            call.deaths += under_it
-            if call.deaths >= DEATHS_MAX or call.told:
+            if call.order.lease not in self._by_lease:
+                continue  # its outcome was reported
+            call.deaths += blamed
+            if call.deaths >= DEATHS_MAX or call.reported:
                 self._end(call, Outcome(ActionState.FAILED, reason=f"{DIED}: {why}"))
             else:
                 queue.calls.appendleft(call)
 
     def _fail(self, batch: Sequence[PendingCall], state: ActionState, why: str,
               pushed: int = 0) -> None:
-        """`pushed`: FALTERED where the service is to blame and not these calls."""
+        """Ends the calls without an outcome; `pushed` is FALTERED where the service is to blame."""
         for call in batch:
-            if call.order.lease in self._of:
+            if call.order.lease in self._by_lease:
                 self._end(call, Outcome(state, reason=why, pushed=pushed))
 
     def _end(self, call: PendingCall, outcome: Outcome, payload: bytes | None = None) -> None:
         lease = call.order.lease
-        del self._of[lease]
+        del self._by_lease[lease]
         if self._meter is not None:
             outcome = self._meter.measured(call.metered, outcome)
-        if call.told:
+        if call.reported:
             self._reports.released(lease)
         else:
             self._reports.finished(lease, outcome, payload, True)
 
-    def _read(self, call: PendingCall) -> str:
-        """Decodes its payload; why it cannot, or an empty string."""
+    def _decode(self, call: PendingCall) -> str:
+        """Decodes a call's payload; returns why that is impossible, or an empty string."""
         try:
-            told: Any = decode(call.payload)
-            if isinstance(told, Stored):
-                told = decode(self._store.get(told.digest))
+            message: Any = decode(call.payload)
+            if isinstance(message, Stored):
+                message = decode(self._store.get(message.digest))
         except msgspec.DecodeError as error:
             return f"payload: not in the protocol ({error})"
         except InvalidInput as error:
             return str(error)
-        if not isinstance(told, ServiceCall):
-            return f"payload: a service cannot run a {type(told).__name__}"
-        call.request = ServiceRequest(told.method, told.arguments)
-        call.tokens = told.tokens
+        if not isinstance(message, ServiceCall):
+            return f"payload: a service cannot run a {type(message).__name__}"
+        call.request = ServiceRequest(message.method, message.arguments)
+        call.tokens = message.tokens
         return ""
 
 
 def _batch(calls: deque[PendingCall], options: Service) -> list[PendingCall]:
-    """Takes the next batch; a call that a copy died under twice runs alone."""
+    """Takes the next batch from the queue; a call under which two copies died runs alone."""
     batch = [calls.popleft()]
     tokens = batch[0].tokens
     while calls and len(batch) < options.batch and not _alone(batch[0]) and not _alone(calls[0]):
@@ -320,12 +358,14 @@ def _alone(call: PendingCall) -> bool:
 
 def _check(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        task.result()  # a broken law must be heard
+        task.result()  # an exception nobody expected must reach the loop's handler
 
 
 async def _within(work: Awaitable[list[ServiceReply]], limit_s: float | None,
                   kill: Callable[[], None]) -> list[ServiceReply]:
-    """Awaits it; after `limit_s` it is killed, and TimeoutError raised when it has ended."""
+    """Awaits a batch; after `limit_s` seconds kills the copy, and raises TimeoutError when it has
+    ended.
+    """
     task = asyncio.ensure_future(work)
     try:
         done, _ = await asyncio.wait([task], timeout=limit_s)
@@ -338,4 +378,4 @@ async def _within(work: Awaitable[list[ServiceReply]], limit_s: float | None,
     await asyncio.wait([task])
     if task.cancelled() or task.exception() is not None:
         raise TimeoutError
-    return task.result()  # it was done in that very moment
+    return task.result()  # the batch was done at the same moment

@@ -1,5 +1,7 @@
-"""Owns: making small random models, whole in every other way: config, safetensors, tokenizer. For
-tests and the demo; what such a model says means nothing.
+"""Makes small models with random weights, complete in every other way: config, safetensors,
+tokenizer.
+
+They are for tests and for the demo. What such a model says means nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +26,21 @@ _SPECIAL = ("<pad>", "<s>", "</s>")
 def make_tiny(folder: str | Path, task: Literal["causal", "classifier"] = "causal", *,
               seed: int = 0, kind: Literal["llama", "gpt2"] = "llama", hidden: int = 64,
               layers: int = 2, positions: int = 512, dtype: str = "float32") -> Path:
-    """Writes a model into `folder` and returns it. Same arguments, same weights. Its tokens are
-    bytes; a classifier has one label. Weights are drawn wide, so that answers differ clearly."""
+    """Writes a small random model into a folder and returns the folder.
+
+    The same arguments give the same weights. Tokens are bytes, and a classifier has one label.
+    Weights are drawn wide, so that answers differ clearly.
+
+    Args:
+        folder: Where to write; it is made if need be.
+        task: "causal" for a language model, "classifier" for a reward model.
+        seed: Seeds the weights.
+        kind: The architecture.
+        hidden: Width of the hidden states; a multiple of 8.
+        layers: Number of layers.
+        positions: Longest sequence, tokens.
+        dtype: The weights' type, by torch's name.
+    """
     logging.disable_progress_bar()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +68,7 @@ def _config(kind: str, hidden: int, layers: int, positions: int, vocabulary: int
 
 
 def _tokenizer(positions: int) -> PreTrainedTokenizerFast:
-    """A token for each byte; no merges."""
+    """Returns a tokenizer with one token for each byte and no merges."""
     letters = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     core = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

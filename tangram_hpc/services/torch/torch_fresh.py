@@ -1,10 +1,12 @@
-"""Owns: newer weights of a model that is trained while it is served - how they are published, and
-which are the newest. Must not know where they go.
+"""Publishes newer weights of a model that is trained while it is served, and finds the newest.
 
-Law: a version is whole or not there: its file has its name only when all is written, and `CURRENT`
-names it only after that. Readers come when they like; the version before stays for those who have
-just read its name. So nobody is told, nobody is stopped, and a copy that is loaded later, or again,
-comes up to date by itself.
+The trainer writes a version into a folder, and each copy of the service looks there before a batch.
+Nobody is notified and nobody is stopped, and a copy that is loaded later, or again, gets up to date
+by itself. Where the weights are put is `torch_weights.py`'s matter.
+
+Invariants: a version is complete or not there. Its file gets its name only after everything is
+written, and `CURRENT` names the version only after that. The two versions before the newest stay,
+for readers that have just read their number.
 """
 
 from __future__ import annotations
@@ -17,12 +19,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 CURRENT = "CURRENT"
-_KEPT = 3  # versions
-_TRIES = 20  # that a reader makes while versions overtake it
+_KEPT = 3  # versions that stay in the folder, the newest included
+_TRIES = 20  # a reader tries so often while newer versions replace the one that it opens
 
 
 def publish(folder: Path, version: int, weights: Mapping[str, torch.Tensor]) -> None:
-    """Makes these the newest weights; `version` ascends. One process publishes."""
+    """Makes these the newest weights. One process publishes.
+
+    Args:
+        folder: The folder of the versions; it is made if need be.
+        version: The number of this version, greater than all before it.
+        weights: The tensors by name.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{version}"
     save_file({name: tensor.detach().contiguous() for name, tensor in weights.items()}, temporary)
@@ -36,7 +44,7 @@ def publish(folder: Path, version: int, weights: Mapping[str, torch.Tensor]) -> 
 
 
 def newest(folder: Path, than: int) -> tuple[int, dict[str, torch.Tensor]] | None:
-    """The newest version and its weights, if it is newer than this one."""
+    """Returns the newest version and its weights if it is newer than version `than`, else None."""
     for _ in range(_TRIES):
         try:
             version = int((folder / CURRENT).read_text())

@@ -1,5 +1,7 @@
-"""Owns: how much a "device" of CPU memory holds, so that a slot of CPU that stands in for a GPU can
-be full as a GPU is. Must not be used where a real device counts for itself.
+"""Counts the tensors of a "device" that is CPU memory, so that it can be full as a GPU can.
+
+Where a slot of CPU stands in for a GPU, nothing else limits its memory. A real device counts for
+itself and must not be metered here.
 """
 
 from __future__ import annotations
@@ -14,10 +16,14 @@ from torch.utils._pytree import tree_leaves
 
 
 class TensorMemoryMeter(TorchDispatchMode):
-    """Counts every byte that is allocated for tensors while it is active, until that is freed.
+    """While it is active, counts every byte that is allocated for tensors until that is freed.
 
     Args:
-        limit: bytes that the device has.
+        limit: How many bytes the device has. Beyond them operations raise torch.OutOfMemoryError.
+
+    Attributes:
+        limit: See above.
+        used: Bytes of all tensors that live.
     """
 
     def __init__(self, limit: int) -> None:
@@ -37,7 +43,7 @@ class TensorMemoryMeter(TorchDispatchMode):
                 self._add(leaf.untyped_storage())
         if self.used > self.limit:
             raise torch.OutOfMemoryError(
-                f"{self.used >> 20} MiB are wanted, the slot has {self.limit >> 20}")
+                f"{self.used >> 20} MiB are needed, and the slot has {self.limit >> 20}")
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:

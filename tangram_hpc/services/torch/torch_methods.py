@@ -1,19 +1,14 @@
-"""Owns: what a model is asked - score, logprobs, generate - each as one padded batch. Must not know
-where its weights come from, nor which call a row belongs to.
+"""The methods of a model: `score`, `logprobs`, `generate` and `sample`, each as one padded batch.
 
-    score(texts)                   a classifier's one logit of each text: a list of float
-    logprobs(prompts,              of each completion the log-probability of its tokens, each given
-        completions)               all before it (natural logarithm): a list of float arrays
-    generate(prompts,              each prompt's continuation: a list of str. Temperature 0 takes
-        max_new_tokens=256,        the likeliest token, else it is drawn; a row's dice depend on the
-        temperature=0, seed=0)     seed and its place in its request alone, not on its company
-    sample(prompts,                as `generate`, to be trained on: of each prompt a dict of its new
-        max_new_tokens=256,        `tokens`, their `logprobs` as they were drawn, and the `version`
-        temperature=1, seed=0,     of the weights, which is at least `min_version` or the request
-        min_version=0)             is refused
+- `score(texts)`: for each text a classifier's one logit, as a float
+- `logprobs(prompts, completions)`: for each completion an array of its tokens' log-probabilities
+- `generate(prompts, max_new_tokens=256, temperature=0, seed=0)`: for each prompt a str
+- `sample(prompts, max_new_tokens=256, temperature=1, seed=0, min_version=0)`: as `generate`
 
-Prompt and completion are tokenised each by itself. Rows are padded on the right, where a causal
-model's real tokens do not see it; `generate` pads on the left, as all rows go on at the same place.
+Log-probabilities are natural logarithms, each given all tokens before it. Prompt and completion are
+tokenised apart. Rows are padded on the right, where a causal model's real tokens do not see the
+padding; `generate` pads on the left, because all rows are continued at the same place. This module
+knows neither where the weights come from nor which call a row belongs to.
 """
 
 from __future__ import annotations
@@ -26,37 +21,53 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from .torch_request import Reader, Wrong
+from .torch_request import InvalidRequest, Reader
 
-_LOGITS = 1 << 26  # numbers that a slice of logits has at most: 256 MiB as float32
-_MOST = 1 << 63  # below it lies every number of a call; larger ones cannot even be told
-_PROBE = 8  # tokens, from all over the vocabulary: one alone may have no weights, as padding
+_LOGITS = 1 << 26  # most numbers in one slice of logits: 256 MiB as float32
+_MOST = 1 << 63  # the exclusive upper bound of every number in a call
+_PROBE = 8  # tokens from all over the vocabulary; one alone could be padding, without weights
 
 
 @dataclass(frozen=True)
 class BatchRow:
-    """One row of a batch: its tokens, and what of them is asked."""
+    """One row of a batch.
+
+    Attributes:
+        tokens: The row's token ids.
+        begin: Where the completion begins in `tokens`.
+        new: How many tokens to generate at most.
+        temperature: 0 takes the most likely token; above 0 the token is drawn.
+        seed: Seeds the draws of this row.
+    """
 
     tokens: list[int]
-    begin: int = 0  # of the completion
-    new: int = 0  # tokens to generate
+    begin: int = 0
+    new: int = 0
     temperature: float = 0.0
     seed: int = 0
 
 
 class ForwardPass:
-    """The model's forward pass for padded rows of tokens."""
+    """The forward pass of a model for padded rows of tokens.
+
+    Attributes:
+        module: The Hugging Face model.
+        tokenizer: The model's tokenizer.
+        device: Where the batch is put.
+        pad: The token id that fills rows up; it is masked, so any token would do.
+        version: The version of the weights; 0 until newer ones are taken up.
+    """
 
     def __init__(self, module: Any, tokenizer: Any, device: torch.device) -> None:
         self.module, self.tokenizer, self.device = module, tokenizer, device
-        self.pad = tokenizer.pad_token_id or 0  # masked: any token does
-        self.version = 0  # of the weights, where newer ones are published
+        self.pad = tokenizer.pad_token_id or 0
+        self.version = 0
         self._takes = set(inspect.signature(module.forward).parameters)
-        self._apart: bool | None = None  # the head can be used by itself
+        self._apart: bool | None = None  # what `head_is_separable` found; None: not tried yet
 
     def rows(self, rows: Sequence[list[int]], left: bool = False
              ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and mask of a batch, on the device."""
+        """Returns the tokens and the mask of a batch, on the device; `left` pads on the left."""
         width = max(map(len, rows))
         blank = [width - len(row) for row in rows]
         ids = [[self.pad] * n + row if left else row + [self.pad] * n
@@ -65,19 +76,22 @@ class ForwardPass:
                 for row, n in zip(rows, blank, strict=True)]
         return (torch.tensor(ids, device=self.device), torch.tensor(mask, device=self.device))
 
-    def known(self, **arguments: Any) -> dict[str, Any]:
-        """Those that this model's forward takes."""
+    def accepted(self, **arguments: Any) -> dict[str, Any]:
+        """Returns those of the arguments that this model's `forward` accepts."""
         return {name: value for name, value in arguments.items() if name in self._takes}
 
     def hidden(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The last layer's states, without the head."""
+        """Returns the last layer's states, without the head."""
         states: torch.Tensor = self.module.base_model(
-            input_ids=ids, attention_mask=mask, **self.known(use_cache=False)).last_hidden_state
+            input_ids=ids, attention_mask=mask, **self.accepted(use_cache=False)).last_hidden_state
         return states
 
-    def heads_apart(self) -> bool:
-        """Whether the head on chosen states gives what the whole model does: logits of all places
-        of a long batch are large, and few are asked for. Some models change logits after it."""
+    def head_is_separable(self) -> bool:
+        """Returns whether the head, applied to chosen states, gives the same as the whole model.
+
+        The logits of all places of a long batch are large, and few of them are wanted. But some
+        models change their logits after the head. The answer is tried out once, on a few tokens.
+        """
         if self._apart is None:
             head = self.module.get_output_embeddings()
             base = self.module.base_model
@@ -87,48 +101,51 @@ class ForwardPass:
             words = self.module.get_input_embeddings().num_embeddings
             ids, mask = self.rows([[words * i // _PROBE for i in range(_PROBE)]])
             whole = self.module(input_ids=ids, attention_mask=mask,
-                                **self.known(use_cache=False)).logits
+                                **self.accepted(use_cache=False)).logits
             self._apart = torch.equal(head(self.hidden(ids, mask)), whole)
         return self._apart
 
 
 class Method(Protocol):
-    """One thing that a model is asked."""
+    """One method of a model. `read` and `run` are apart so that requests can share a batch."""
 
     def __init__(self, engine: ForwardPass, reader: Reader) -> None: ...
 
     def read(self, arguments: bytes) -> list[BatchRow]:
-        """The rows of one request. Raises Wrong."""
+        """Returns the rows of one request; raises InvalidRequest if it is invalid."""
         ...
 
-    def run(self, asked: Sequence[BatchRow]) -> list[Any]:
-        """The answer to each row, in their order."""
+    def run(self, batch: Sequence[BatchRow]) -> list[Any]:
+        """Returns the answer to each row, in the order of the rows."""
         ...
 
 
 class ScoreMethod:
-    """A reward model's scores."""
+    """The method `score`, for reward models: classifiers with one label."""
 
     def __init__(self, engine: ForwardPass, reader: Reader) -> None:
         self._engine, self._reader = engine, reader
 
     def read(self, arguments: bytes) -> list[BatchRow]:
-        """See `Method.read`."""
+        """Reads the field `texts`; see `Method.read`."""
         rows = self._reader.sequences(self._reader.fields(arguments, ("texts",)), "texts")
         for i, row in enumerate(rows):
             self._reader.fits(f"texts[{i}]", len(row))
         return [BatchRow(row) for row in rows]
 
-    def run(self, asked: Sequence[BatchRow]) -> list[float]:
-        """See `Method.run`. A decoder's score is read at each row's last token by its place: its
-        own way, to look for padding, is misled by texts that end in the padding token."""
+    def run(self, batch: Sequence[BatchRow]) -> list[float]:
+        """Returns one logit for each row; see `Method.run`.
+
+        The score of a decoder is taken at each row's last token, by its place. The model's own way,
+        which searches for padding, is misled by texts that end in the padding token.
+        """
         engine = self._engine
-        ids, mask = engine.rows([each.tokens for each in asked])
+        ids, mask = engine.rows([each.tokens for each in batch])
         head = getattr(engine.module, "score", None)
         if isinstance(head, torch.nn.Linear):
             states = engine.hidden(ids, mask)
             last = mask.sum(1) - 1
-            logits = head(states[torch.arange(len(asked), device=last.device), last])
+            logits = head(states[torch.arange(len(batch), device=last.device), last])
         else:
             logits = engine.module(input_ids=ids, attention_mask=mask).logits
         scores: list[float] = logits[:, 0].double().tolist()
@@ -136,42 +153,44 @@ class ScoreMethod:
 
 
 class LogprobsMethod:
-    """A teacher's opinion of each token."""
+    """The method `logprobs`, for teachers: how likely each given token is."""
 
     def __init__(self, engine: ForwardPass, reader: Reader) -> None:
         self._engine, self._reader = engine, reader
 
     def read(self, arguments: bytes) -> list[BatchRow]:
-        """See `Method.read`."""
+        """Reads pairs of prompt and completion; see `Method.read`."""
         fields = self._reader.fields(arguments, ("prompts", "completions"))
         prompts = self._reader.sequences(fields, "prompts")
         completions = self._reader.sequences(fields, "completions", special=False)
         if len(prompts) != len(completions):
-            raise Wrong(f"completions: {len(completions)} for {len(prompts)} prompts")
+            raise InvalidRequest(f"completions: {len(completions)} for {len(prompts)} prompts")
         pairs = list(zip(prompts, completions, strict=True))
         for i, (prompt, completion) in enumerate(pairs):
             self._reader.fits(f"completions[{i}] with its prompt", len(prompt) + len(completion))
         return [BatchRow(prompt + completion, len(prompt)) for prompt, completion in pairs]
 
-    def run(self, asked: Sequence[BatchRow]) -> list[Any]:
-        """See `Method.run`."""
-        ids, mask = self._engine.rows([each.tokens for each in asked])
-        at = [(i, place) for i, each in enumerate(asked)
+    def run(self, batch: Sequence[BatchRow]) -> list[Any]:
+        """Returns an array of log-probabilities for each row; see `Method.run`."""
+        ids, mask = self._engine.rows([each.tokens for each in batch])
+        at = [(i, place) for i, each in enumerate(batch)
               for place in range(each.begin, len(each.tokens))]
         rows, places = torch.tensor(at, device=ids.device).unbind(1)
         wanted = ids[rows, places]
-        told = torch.cat([_of(logits, wanted[start : start + len(logits)])
-                          for start, logits in self._logits(ids, mask, rows, places - 1)])
-        counts = [len(each.tokens) - each.begin for each in asked]
-        return [part.numpy() for part in told.cpu().split(counts)]
+        found = torch.cat([_logprobs_of(logits, wanted[start : start + len(logits)])
+                           for start, logits in self._logits(ids, mask, rows, places - 1)])
+        counts = [len(each.tokens) - each.begin for each in batch]
+        return [part.numpy() for part in found.cpu().split(counts)]
 
     def _logits(self, ids: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor,
                 places: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """Logits at these places of these rows, slice by slice, each with where it begins."""
+        """Yields the logits at these places of these rows, slice by slice, each with its first
+        place's index.
+        """
         engine = self._engine
-        if not engine.heads_apart():
+        if not engine.head_is_separable():
             whole = engine.module(input_ids=ids, attention_mask=mask,
-                                  **engine.known(use_cache=False)).logits
+                                  **engine.accepted(use_cache=False)).logits
             yield 0, whole[rows, places]
             return
         states = engine.hidden(ids, mask)[rows, places]
@@ -182,10 +201,19 @@ class LogprobsMethod:
 
 
 class GenerateMethod:
-    """Short answers, as of a judge."""
+    """The method `generate`, for short answers such as a judge's.
 
-    extra: tuple[str, ...] = ()  # fields beside its own
-    warmth = 0.0
+    It takes the most likely token at temperature 0 and draws it otherwise. The draws of a row
+    depend on the seed and on the row's place in its request alone, not on the other requests of the
+    batch.
+
+    Attributes:
+        extra: Names of further fields that a subclass takes.
+        default_temperature: The temperature of a request that names none.
+    """
+
+    extra: tuple[str, ...] = ()
+    default_temperature = 0.0
 
     def __init__(self, engine: ForwardPass, reader: Reader) -> None:
         self._engine, self._reader = engine, reader
@@ -196,83 +224,93 @@ class GenerateMethod:
         self._ends = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
 
     def read(self, arguments: bytes) -> list[BatchRow]:
-        """See `Method.read`."""
+        """Reads prompts and sampling parameters; see `Method.read`."""
         fields = self._reader.fields(arguments, ("prompts",),
                                      ("max_new_tokens", "temperature", "seed", *self.extra))
         new, seed = fields.get("max_new_tokens", 256), fields.get("seed", 0)
-        warmth = fields.get("temperature", self.warmth)
+        temperature = fields.get("temperature", self.default_temperature)
         if type(new) is not int or not 1 <= new < _MOST:
-            raise Wrong("max_new_tokens: must be a whole number, at least 1, of 63 bits")
+            raise InvalidRequest("max_new_tokens: must be a whole number from 1 to 2**63 - 1")
         seed = 0 if seed is None else seed
         if type(seed) is not int or not 0 <= seed < _MOST:
-            raise Wrong("seed: must be a whole number from 0 to 2**63 - 1")
-        if type(warmth) not in (int, float) or not 0 <= warmth < _MOST:
-            raise Wrong("temperature: must be a number from 0 on, below 2**63")
-        self.also(fields)
+            raise InvalidRequest("seed: must be a whole number from 0 to 2**63 - 1")
+        if type(temperature) not in (int, float) or not 0 <= temperature < _MOST:
+            raise InvalidRequest("temperature: must be a number, at least 0 and below 2**63")
+        self.read_extra(fields)
         prompts = self._reader.sequences(fields, "prompts")
         for i, prompt in enumerate(prompts):
             self._reader.fits(f"prompts[{i}] with max_new_tokens", len(prompt) + new)
-        return [BatchRow(prompt, 0, new, float(warmth), (seed + i) % _MOST)
+        return [BatchRow(prompt, 0, new, float(temperature), (seed + i) % _MOST)
                 for i, prompt in enumerate(prompts)]
 
-    def also(self, fields: dict[str, Any]) -> None:
-        """Reads the fields beside its own. Raises Wrong."""
+    def read_extra(self, fields: dict[str, Any]) -> None:
+        """Checks the fields named in `extra`; raises InvalidRequest if one is invalid."""
 
-    def run(self, asked: Sequence[BatchRow]) -> list[Any]:
-        """See `Method.run`."""
-        told = [[token for token, _ in row] for row in self._go(asked, False)]
-        texts: list[str] = self._engine.tokenizer.batch_decode(told, skip_special_tokens=True)
+    def run(self, batch: Sequence[BatchRow]) -> list[Any]:
+        """Returns a text for each row; see `Method.run`."""
+        generated = [[token for token, _ in row] for row in self._generate(batch, False)]
+        texts: list[str] = self._engine.tokenizer.batch_decode(generated, skip_special_tokens=True)
         return texts
 
-    def _go(self, asked: Sequence[BatchRow], opinions: bool) -> list[list[tuple[int, float]]]:
-        """New tokens, each with its log-probability where those are wanted. All rows go on until
-        the last has ended."""
+    def _generate(self, batch: Sequence[BatchRow], logprobs: bool) -> list[list[tuple[int, float]]]:
+        """Returns the new tokens of each row, with their log-probabilities if `logprobs`, else with
+        0.
+
+        All rows take part in each step until the last of them has ended.
+        """
         engine = self._engine
-        ids, mask = engine.rows([each.tokens for each in asked], left=True)
+        ids, mask = engine.rows([each.tokens for each in batch], left=True)
         places = (mask.cumsum(1) - 1).clamp(min=0)
-        dice = [torch.Generator().manual_seed(each.seed) for each in asked]
-        told: list[list[tuple[int, float]]] = [[] for _ in asked]
+        generators = [torch.Generator().manual_seed(each.seed) for each in batch]
+        generated: list[list[tuple[int, float]]] = [[] for _ in batch]
         cache = None
-        going = set(range(len(asked)))
+        going = set(range(len(batch)))
         while going:
             step = engine.module(input_ids=ids, attention_mask=mask, use_cache=True,
                                  past_key_values=cache,
-                                 **engine.known(position_ids=places, logits_to_keep=1))
+                                 **engine.accepted(position_ids=places, logits_to_keep=1))
             cache = step.past_key_values
             logits = step.logits[:, -1]
             likeliest = logits.argmax(-1).tolist()
             for i in sorted(going):
-                warmth = asked[i].temperature
-                token = _draw(logits[i], warmth, dice[i]) if warmth else likeliest[i]
-                told[i].append((token, _opinion(logits[i], warmth, token) if opinions else 0.0))
-                if token in self._ends or len(told[i]) == asked[i].new:
+                temperature = batch[i].temperature
+                token = likeliest[i]
+                if temperature:
+                    token = _draw(logits[i], temperature, generators[i])
+                logprob = _log_probability(logits[i], temperature, token) if logprobs else 0.0
+                generated[i].append((token, logprob))
+                if token in self._ends or len(generated[i]) == batch[i].new:
                     going.discard(i)
-            ids = torch.tensor([[row[-1][0]] for row in told], device=ids.device)
-            mask = torch.cat([mask, mask.new_ones(len(asked), 1)], 1)
+            ids = torch.tensor([[row[-1][0]] for row in generated], device=ids.device)
+            mask = torch.cat([mask, mask.new_ones(len(batch), 1)], 1)
             places = places[:, -1:] + 1
-        return told
+        return generated
 
 
 class Sample(GenerateMethod):
-    """Rollouts to be trained on: tokens, how likely each was, and which weights drew them."""
+    """The method `sample`, for rollouts to be trained on.
+
+    It returns for each prompt a dict of the new `tokens`, their `logprobs` as they were drawn, and
+    the `version` of the weights. A request is refused when that version is below its `min_version`.
+    """
 
     extra = ("min_version",)
-    warmth = 1.0
+    default_temperature = 1.0
 
-    def also(self, fields: dict[str, Any]) -> None:
-        """See `GenerateMethod.also`."""
+    def read_extra(self, fields: dict[str, Any]) -> None:
+        """Refuses the request when the weights are older than its `min_version`."""
         least = fields.get("min_version", 0)
         if type(least) is not int or not 0 <= least < _MOST:
-            raise Wrong("min_version: must be a whole number, at least 0, of 63 bits")
+            raise InvalidRequest("min_version: must be a whole number from 0 to 2**63 - 1")
         if self._engine.version < least:
-            raise Wrong(f"min_version: {least}, and the newest weights are of version "
-                        f"{self._engine.version}")
+            raise InvalidRequest(f"min_version: {least}, and the newest weights are of version "
+                                 f"{self._engine.version}")
 
-    def run(self, asked: Sequence[BatchRow]) -> list[Any]:
-        """See `Method.run`."""
+    def run(self, batch: Sequence[BatchRow]) -> list[Any]:
+        """Returns a dict for each row; see `Method.run`."""
         return [{"tokens": np.array([token for token, _ in row], np.int64),
-                 "logprobs": np.array([opinion for _, opinion in row]),
-                 "version": self._engine.version} for row in self._go(asked, True)]
+                 "logprobs": np.array([logprob for _, logprob in row]),
+                 "version": self._engine.version} for row in self._generate(batch, True)]
 
 
 METHODS: dict[str, dict[str, type[Method]]] = {
@@ -281,19 +319,19 @@ METHODS: dict[str, dict[str, type[Method]]] = {
 }
 
 
-def _of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Log-probability of each of these tokens, in float32 at least."""
+def _logprobs_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Returns the log-probability of each of these tokens, in float32 at least."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     chosen = logits.gather(1, tokens[:, None])[:, 0]
     return chosen - logits.logsumexp(1)
 
 
-def _draw(logits: torch.Tensor, temperature: float, dice: torch.Generator) -> int:
-    """A token drawn on the host, where a generator draws alike for every device."""
+def _draw(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
+    """Draws a token on the host, where a generator draws the same for every device."""
     chances = (logits.double().cpu() / temperature).softmax(0)
-    return int(torch.multinomial(chances, 1, generator=dice))
+    return int(torch.multinomial(chances, 1, generator=generator))
 
 
-def _opinion(logits: torch.Tensor, temperature: float, token: int) -> float:
-    """The log-probability with which `_draw` draws this token; as it is without a temperature."""
+def _log_probability(logits: torch.Tensor, temperature: float, token: int) -> float:
+    """Returns the log-probability with which `_draw` draws a token; temperature 0 counts as 1."""
     return float((logits.double().cpu() / (temperature or 1.0)).log_softmax(0)[token])

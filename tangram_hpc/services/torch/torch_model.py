@@ -1,9 +1,12 @@
-"""Owns: one Hugging Face model of a copy - loading it from a folder, where its weights are, and
-which method a request goes to. Must not ask the network, nor run code that lies beside a model.
+"""One Hugging Face model of a copy: loads it from a folder, moves its weights, and answers
+requests.
 
-What is the same, and how far: a batch of the very same requests in the same order gives the same
-bits on the same device with as many threads, before and after any number of parks, in every copy.
-In other company a request is padded and summed otherwise, and agrees to rounding.
+How far answers repeat: a batch of the same requests in the same order gives the same bits on the
+same kind of device with the same number of threads, before and after any number of parks, and in
+every copy. Beside other requests a request is padded and summed differently, and its answer agrees
+to rounding.
+
+This module uses no network and never runs code that lies beside a model.
 """
 
 from __future__ import annotations
@@ -23,30 +26,36 @@ from ...protocol.value import encode_value
 from .torch_fresh import newest
 from .torch_meter import TensorMemoryMeter
 from .torch_methods import METHODS, BatchRow, ForwardPass, Method
-from .torch_request import Reader, Wrong
+from .torch_request import InvalidRequest, Reader
 from .torch_weights import Weights, release
 
-DEVICE_MIB = "TANGRAM_DEVICE_MIB"  # what a slot of CPU has, where it stands in for a GPU
+DEVICE_MIB = "TANGRAM_DEVICE_MIB"  # memory of a slot of CPU that stands in for a GPU, MiB
 _FACTORIES = {"causal": transformers.AutoModelForCausalLM,
               "classifier": transformers.AutoModelForSequenceClassification}
 
 
 class Unservable(Exception):
-    """It can never be served as it is declared; one line that names the field and the remedy."""
+    """Raised when a model can never be served as it is declared; one line that names field and
+    remedy.
+    """
 
 
 class NoDeviceMemory(Exception):
-    """Its weights or a batch do not fit; all is as before."""
+    """Raised when the weights or a batch do not fit onto the device; the model is as it was before.
+    """
 
 
 class Model:
-    """A model that is parked once this returns.
+    """A model, which is loaded and parked when the constructor returns.
+
+    Args:
+        order: Which model to load, from where, as what, and for which device.
 
     Attributes:
-        host_mib: what it takes of host memory, pages of mapped files included.
+        host_mib: Host memory that the model takes, pages of mapped files included, MiB.
 
     Raises:
-        Unservable: there is no such model, or it is of another kind.
+        Unservable: There is no such model, or it is of another kind than declared.
     """
 
     def __init__(self, order: frames.LoadModel) -> None:
@@ -65,10 +74,10 @@ class Model:
             name: method(engine, reader) for name, method in METHODS[order.task].items()}
 
     def wake(self, number: int) -> None:
-        """Brings it onto the device of this number.
+        """Brings the weights onto the device of this number.
 
         Raises:
-            NoDeviceMemory: it does not fit; it is parked as before.
+            NoDeviceMemory: The weights do not fit; the model is parked as before.
         """
         if self._device.type == "cuda":
             self._device = self._engine.device = torch.device("cuda", number)
@@ -76,14 +85,16 @@ class Model:
             self._weights.wake(self._device)
 
     def park(self) -> None:
-        """Leaves the device."""
+        """Moves the weights off the device."""
         self._weights.park()
 
     def call(self, requests: Sequence[tuple[str, bytes]]) -> list[tuple[bytes, str]]:
-        """The value of each request, or why it is wrong; all of one method run as one batch.
+        """Returns for each request its encoded value, or why the request is invalid.
+
+        All requests of one method run as one batch.
 
         Raises:
-            NoDeviceMemory: the batch does not fit.
+            NoDeviceMemory: The batch does not fit.
         """
         assert self._weights.awake, "it is called on its device only"
         replies: list[tuple[bytes, str]] = [(b"", "")] * len(requests)
@@ -93,22 +104,26 @@ class Model:
         for i, (name, arguments) in enumerate(requests):
             try:
                 if name not in self._methods:
-                    raise Wrong(f"method: {name!r} is not one of {', '.join(self._methods)}")
+                    raise InvalidRequest(f"method: {name!r} is not one of "
+                                         f"{', '.join(self._methods)}")
                 rows = self._methods[name].read(arguments)
                 asked.setdefault(name, []).append((i, rows))
-            except Wrong as error:
+            except InvalidRequest as error:
                 replies[i] = (b"", str(error))
         with self._on_device(), torch.inference_mode():
             for name, batch in asked.items():
                 method = self._methods[name]
-                told = iter(method.run([each for _, rows in batch for each in rows]))
+                answers = iter(method.run([each for _, rows in batch for each in rows]))
                 for i, rows in batch:
-                    replies[i] = (encode_value([next(told) for _ in rows]), "")
+                    replies[i] = (encode_value([next(answers) for _ in rows]), "")
         return replies
 
     def _renew(self) -> str:
-        """Takes the newest weights up, if any are published; what is wrong with them, or nothing.
-        They stay here until then."""
+        """Takes up the newest weights, if any were published; returns what is wrong with them, or
+        nothing.
+
+        The weights in use stay until the new ones are in place.
+        """
         found = newest(self._fresh, self._engine.version) if self._fresh is not None else None
         if found is None:
             return ""
@@ -122,17 +137,17 @@ class Model:
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
-        told = ""
+        message = ""
         try:
             with ExitStack() as stack:
                 if self._meter is not None:
                     stack.enter_context(self._meter)
                 yield
         except torch.OutOfMemoryError as error:
-            told = str(error).split("\n")[0]
-        if told:  # out here, as the error's frames hold tensors
+            message = str(error).split("\n")[0]
+        if message:  # not inside `except`, where the error's frames hold tensors
             release(self._device)
-            raise NoDeviceMemory(told)
+            raise NoDeviceMemory(message)
 
 
 def _device(kind: str) -> torch.device:
@@ -153,7 +168,7 @@ def _longest(config: Any, wanted: int) -> int:
 
 
 def _open(folder: Path, order: frames.LoadModel) -> tuple[Any, Any]:
-    """The model on the host, and its tokenizer."""
+    """Returns the model on the host, and its tokenizer."""
     if not (folder / "config.json").is_file():
         raise Unservable(f"model: {folder} is no folder with a config.json on this node")
     if not any(folder.glob("*.safetensors")):
@@ -174,6 +189,6 @@ def _open(folder: Path, order: frames.LoadModel) -> tuple[Any, Any]:
         raise Unservable(f"task: {folder} has no weights {', '.join(missing[:3])} that a "
                          f"{order.task} needs")
     if order.task == "classifier" and module.config.num_labels != 1:
-        raise Unservable(f"model: {folder} tells {module.config.num_labels} labels apart; `score` "
-                         "needs a model of one")
+        raise Unservable(f"model: {folder} has {module.config.num_labels} labels; `score` "
+                         "needs a model with one")
     return module.eval().requires_grad_(False), tokenizer

@@ -1,5 +1,6 @@
-"""Owns: reading one request of a model service: its fields, and text into tokens. Must not
-compute; whatever is wrong with a request is one line that names the field.
+"""Reads one request of a torch model: checks its fields and turns text into tokens.
+
+Nothing is computed here. An error concerns one request alone and is one line that names the field.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ import msgspec
 from ...protocol.value import decode_value
 
 
-class Wrong(Exception):
-    """This one request cannot be answered; one line."""
+class InvalidRequest(Exception):
+    """Raised when one request cannot be answered; its text says why in one line."""
 
 
 class Reader:
-    """Fields and tokens of the requests to one model.
+    """Reads the fields and tokens of requests to one model.
 
     Args:
-        tokenizer: the model's own.
-        vocabulary: how many tokens it knows.
-        longest: sequence that it takes, tokens.
+        tokenizer: The model's own tokenizer.
+        vocabulary: How many tokens the model knows.
+        longest: The longest sequence that the model takes, tokens.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, longest: int) -> None:
@@ -29,38 +30,49 @@ class Reader:
 
     def fields(self, arguments: bytes, needed: tuple[str, ...],
                optional: tuple[str, ...] = ()) -> dict[str, Any]:
-        """The fields of a request.
+        """Returns the fields of a request.
+
+        Args:
+            arguments: The encoded request.
+            needed: Names that must be there.
+            optional: Further names that may be there.
 
         Raises:
-            Wrong: it is no dict, or has other fields.
+            InvalidRequest: The request is no dict, or lacks a field, or has an unknown one.
         """
         try:
             given = decode_value(arguments)
         except msgspec.DecodeError as error:
-            raise Wrong(f"arguments: not a value ({error})") from None
+            raise InvalidRequest(f"arguments: not a value ({error})") from None
         if not isinstance(given, dict):
-            raise Wrong(f"arguments: a {type(given).__name__}, not a dict of "
-                        f"{', '.join(needed)}")
+            raise InvalidRequest(f"arguments: a {type(given).__name__}, not a dict of "
+                                 f"{', '.join(needed)}")
         for name in needed:
             if name not in given:
-                raise Wrong(f"{name}: is missing")
+                raise InvalidRequest(f"{name}: is missing")
         for name in given:
             if name not in needed + optional:
                 said = name[:40] if isinstance(name, str) else f"a {type(name).__name__}"
-                raise Wrong(f"{said}: is not one of {', '.join(needed + optional)}")
+                raise InvalidRequest(f"{said}: is not one of {', '.join(needed + optional)}")
         return given
 
     def sequences(self, fields: dict[str, Any], name: str, special: bool = True
                   ) -> list[list[int]]:
-        """The tokens of each text of a field; a text is a str, or a list of its tokens as numbers,
-        to which nothing is added. `special`: with what the tokenizer puts around a text.
+        """Returns the tokens of each text of a field.
+
+        A text is a str, or a list of token ids, to which nothing is added.
+
+        Args:
+            fields: The fields of a request.
+            name: The field to read.
+            special: Whether the tokenizer adds its special tokens to a str.
 
         Raises:
-            Wrong: it is no list of texts, or one of them is empty or unknown to the model.
+            InvalidRequest: The field is no list of texts, or a text is empty or has unknown tokens.
         """
         texts = fields[name]
         if not isinstance(texts, (list, tuple)) or not texts:
-            raise Wrong(f"{name}: must be a list of texts, and not empty")
+            raise InvalidRequest(f"{name}: must be a list of texts, and not empty")
         return [self._tokens(f"{name}[{i}]", text, special) for i, text in enumerate(texts)]
 
     def _tokens(self, name: str, text: Any, special: bool) -> list[int]:
@@ -69,14 +81,17 @@ class Reader:
         elif isinstance(text, (list, tuple)) and all(type(token) is int for token in text):
             tokens = list(text)
         else:
-            raise Wrong(f"{name}: a {type(text).__name__}, not a str or a list of tokens (int)")
+            raise InvalidRequest(f"{name}: a {type(text).__name__}, not a str or a list of tokens "
+                                 "(int)")
         if not tokens:
-            raise Wrong(f"{name}: has no token")
+            raise InvalidRequest(f"{name}: has no token")
         if not 0 <= min(tokens) <= max(tokens) < self._vocabulary:
-            raise Wrong(f"{name}: has tokens beyond the model's {self._vocabulary}")
+            raise InvalidRequest(f"{name}: has token ids outside the model's 0 to "
+                                 f"{self._vocabulary - 1}")
         return tokens
 
     def fits(self, name: str, tokens: int) -> None:
-        """Raises Wrong when a sequence of so many tokens is too long."""
+        """Raises InvalidRequest if a sequence of this many tokens is too long for the model."""
         if tokens > self._longest:
-            raise Wrong(f"{name}: {tokens} tokens, and at most {self._longest} are taken")
+            raise InvalidRequest(f"{name}: {tokens} tokens; the model takes at most "
+                                 f"{self._longest}")

@@ -1,7 +1,10 @@
-"""Owns: the process of one copy - it reads orders and answers each, one at a time. Must not outlive
-its worker, and knows of models only what an order needs.
+"""The process of one copy: reads the worker's orders and answers them, one at a time.
 
     python -m tangram_hpc.services.torch.torch_runner SOCKET_FD WORKER_PID
+
+It never outlives its worker: the kernel sends it SIGKILL when the thread that started it ends, and
+it exits when its socket closes. torch is imported only by the first order, since that takes
+seconds.
 """
 
 from __future__ import annotations
@@ -21,14 +24,14 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
-def main(words: list[str]) -> int:
-    """Serves the worker at the other end of this socket until that closes it."""
-    descriptor, worker = int(words[0]), int(words[1])
+def main(arguments: list[str]) -> int:
+    """Serves the worker at the other end of the socket until the worker closes it."""
+    descriptor, worker = int(arguments[0]), int(arguments[1])
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(_PR_SET_NAME, b"tangram-model", 0, 0, 0)
     if os.getppid() != worker:
-        return 1  # it ended before it could be watched
+        return 1  # the worker ended before the kernel could watch it
     os.set_inheritable(descriptor, False)
     with socket.socket(fileno=descriptor) as control:
         try:
@@ -54,7 +57,7 @@ def _serve(control: socket.socket) -> None:
 
 
 def _load(order: frames.LoadModel) -> tuple[Model | None, frames.RunnerAnswer]:
-    from .torch_model import Model, Unservable  # seconds: only when it is wanted
+    from .torch_model import Model, Unservable  # imported here because it takes seconds
 
     try:
         model = Model(order)
@@ -79,7 +82,7 @@ def _carry_out(model: Model, order: frames.RunnerOrder) -> frames.RunnerAnswer:
 
 
 def _receive(control: socket.socket, count: int) -> bytes:
-    """So many bytes; none when the worker has closed its end."""
+    """Returns `count` bytes, or none when the worker has closed its end."""
     data = bytearray()
     while len(data) < count:
         more = control.recv(min(count - len(data), 1 << 20))
@@ -91,4 +94,4 @@ def _receive(control: socket.socket, count: int) -> bytes:
 
 if __name__ == "__main__":
     status = main(sys.argv[1:])
-    os._exit(status)  # a second less than torch takes to undo itself; the kernel frees all alike
+    os._exit(status)  # torch's own clean-up takes a second, and the kernel frees the same

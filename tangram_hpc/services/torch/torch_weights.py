@@ -1,16 +1,17 @@
-"""Owns: where the weights of one model are - parked on the host, or on the device as well. Must not
-compute with them, and takes it that nobody else changes them: parking copies nothing back.
+"""The weights of one model: parked in host memory, or on the device as well.
 
-On the host lies one copy of each parameter and buffer. What the model's safetensors files hold as
-it is used (same name, dtype, shape and values) is not read into memory but mapped: the copies and
-variants of a model on one node share those pages of the page cache (which a node that runs short
-may drop, and then reads again). All else (converted weights, computed buffers) is one private
-piece.
+The host keeps one copy of each parameter and buffer. Tensors that the model's safetensors files
+hold exactly as they are used (same name, dtype, shape and values) are mapped and not read: all
+copies and variants of a model on one node share those pages of the page cache. A node that runs
+short of memory may drop such pages and read them again later. Everything else (converted weights,
+computed buffers) is one private buffer.
 
-On the device everything is one allocation, filled by few large copies: neighbours in a file are
-neighbours there. With CUDA the host's pieces are page-locked, so that they are copied at the full
-width of the bus; mapped files stay shared where the driver can lock pages that it only reads.
-A device of "cpu" goes the very same way.
+On the device all weights are one allocation, which few large copies fill: neighbours in a file are
+neighbours there. With CUDA the host's buffers are page-locked, so that they are copied at the full
+width of the bus; mapped files stay shared where the driver can lock pages that it only reads. The
+device "cpu" goes exactly the same way.
+
+Nothing here computes with the weights. Nobody else may change them: parking copies nothing back.
 """
 
 from __future__ import annotations
@@ -23,15 +24,20 @@ from pathlib import Path
 
 import torch
 
-_ALIGN = 256  # bytes; of each run on the device, as its own allocator aligns
-_NEAR = 64  # bytes; a tensor of a run that is not aligned so begins a run of its own
-_PORTABLE, _READ_ONLY = 1, 8  # CU_MEMHOSTREGISTER_*: for all devices; only read
-_HEAD = 8  # bytes; safetensors: the length of its JSON head, little-endian
+_ALIGN = 256  # bytes; the alignment of each run on the device, as torch's allocator has it
+_RUN_ALIGN = 64  # bytes; a tensor whose offset in its run is no multiple of this begins a new run
+_PORTABLE, _READ_ONLY = 1, 8  # CU_MEMHOSTREGISTER_*: the flags PORTABLE and READ_ONLY
+_HEAD = 8  # bytes; a safetensors file begins with the length of its JSON head, little-endian
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Bytes that are copied at once, and where they go."""
+    """Bytes of the host that are copied at once.
+
+    Attributes:
+        host: The bytes.
+        at: Where they go in the device's allocation, bytes.
+    """
 
     host: torch.Tensor
     at: int
@@ -39,7 +45,13 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Spot:
-    """A parameter or buffer: where it lies on the host, and in the device's allocation."""
+    """One parameter or buffer.
+
+    Attributes:
+        tensor: The module's own tensor, whose data is switched between host and device.
+        host: Its values on the host.
+        at: Where it is in the device's allocation, bytes.
+    """
 
     tensor: torch.Tensor
     host: torch.Tensor
@@ -47,18 +59,24 @@ class _Spot:
 
 
 class Weights:
-    """The weights of `module`, which was loaded from the folder `model` onto the host; parked. Not
-    `mapped`: they may be replaced, and are this process's own.
+    """The weights of a module that was loaded onto the host; they are parked at first.
+
+    Args:
+        module: The model.
+        model: The folder from which the module was loaded.
+        device: The kind of device that the weights go to.
+        mapped: Whether to map the folder's files. If not, the weights are this process's own and
+            may be replaced.
 
     Attributes:
-        bytes: what they take on the device.
-        host_bytes: what they take on the host, pages of mapped files included.
+        bytes: What the weights take on the device, bytes.
+        host_bytes: What they take on the host, pages of mapped files included, bytes.
     """
 
     def __init__(self, module: torch.nn.Module, model: Path, device: torch.device,
                  mapped: bool = True) -> None:
         self._device = device
-        self._pieces: list[torch.Tensor] = []
+        self._buffers: list[torch.Tensor] = []
         self._runs: list[_Run] = []
         self._spots: list[_Spot] = []
         self._flat: torch.Tensor | None = None
@@ -67,28 +85,28 @@ class Weights:
         names = {id(tensor): name for name, tensor in named.items()}
         for path in sorted(model.glob("*.safetensors")) if mapped else ():
             self._map(path, named)
-        self._keep(list(named.values()))
+        self._copy_privately(list(named.values()))
         self.host_bytes = sum(len(run.host) for run in self._runs)
         self._by_name = {names[id(spot.tensor)]: spot for spot in self._spots}
         self._put_on_host()
         if device.type == "cuda":
-            torch.zeros(1, device=device)  # the driver has a context from here on
-            for piece in self._pieces:
-                _lock(piece)
+            torch.zeros(1, device=device)  # makes the driver's context
+            for buffer in self._buffers:
+                _lock(buffer)
             release(device)
 
     @property
     def awake(self) -> bool:
-        """Whether they are on the device."""
+        """Whether the weights are on the device."""
         return self._flat is not None
 
     # ---- moving ----
 
     def wake(self, device: torch.device) -> None:
-        """Brings them onto this device, of the kind that they were made for.
+        """Copies the weights onto this device, which must be of the kind that they were made for.
 
         Raises:
-            torch.OutOfMemoryError: they do not fit; they are parked as before.
+            torch.OutOfMemoryError: They do not fit; they are parked as before.
         """
         assert not self.awake, "they are on the device"
         self._device = device
@@ -96,8 +114,8 @@ class Weights:
         for run in self._runs:
             flat[run.at : run.at + len(run.host)].copy_(run.host, non_blocking=True)
         for spot in self._spots:
-            piece = flat[spot.at : spot.at + spot.host.nbytes]
-            spot.tensor.data = piece.view(spot.host.dtype).view(spot.host.shape)
+            buffer = flat[spot.at : spot.at + spot.host.nbytes]
+            spot.tensor.data = buffer.view(spot.host.dtype).view(spot.host.shape)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._flat = flat
@@ -109,10 +127,11 @@ class Weights:
         release(self._device)
 
     def replace(self, newer: Mapping[str, torch.Tensor]) -> None:
-        """Takes these values for the tensors of these names, wherever they are now.
+        """Replaces the values of the tensors of these names, on the host and, if awake, on the
+        device.
 
         Raises:
-            ValueError: one is not the model's, or of another shape; nothing is replaced.
+            ValueError: A tensor is not the model's or has another shape; nothing is replaced.
         """
         for name, tensor in newer.items():
             spot = self._by_name.get(name)
@@ -131,29 +150,29 @@ class Weights:
     # ---- the host's copy ----
 
     def _map(self, path: Path, named: dict[str, torch.Tensor]) -> None:
-        """Takes the tensors that this file holds as they are out of `named`."""
+        """Maps a file, and takes the tensors that it holds as they are used out of `named`."""
         size = path.stat().st_size
-        piece = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-        begin, end = -1, -1  # of the run, in the file
-        for name, start, stop in _held(piece):
+        buffer = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        begin, end = -1, -1  # of the current run, in the file
+        for name, start, stop in _entries(buffer):
             tensor = named.get(name)
             if tensor is None or stop - start != tensor.nbytes or start % tensor.itemsize:
                 continue
-            host = piece[start:stop].view(tensor.dtype).view(tensor.shape)
-            if not torch.equal(host, tensor):  # NaNs are never equal: they are kept apart
+            host = buffer[start:stop].view(tensor.dtype).view(tensor.shape)
+            if not torch.equal(host, tensor):  # a tensor with NaNs is never equal, and is copied
                 continue
-            if start != end or (start - begin) % _NEAR:
-                self._end_run(piece, begin, end)
+            if start != end or (start - begin) % _RUN_ALIGN:
+                self._end_run(buffer, begin, end)
                 begin = start
             end = stop
             self._spots.append(_Spot(tensor, host, self.bytes + start - begin))
             del named[name]
         if end >= 0:
-            self._end_run(piece, begin, end)
-            self._pieces.append(piece)
+            self._end_run(buffer, begin, end)
+            self._buffers.append(buffer)
 
-    def _keep(self, tensors: list[torch.Tensor]) -> None:
-        """Copies these into a piece of our own."""
+    def _copy_privately(self, tensors: list[torch.Tensor]) -> None:
+        """Copies these tensors into one buffer of our own."""
         starts, size = [], 0
         for tensor in tensors:
             starts.append(size)
@@ -161,23 +180,23 @@ class Weights:
         if not size:
             self._spots += [_Spot(tensor, tensor.data, 0) for tensor in tensors]
             return
-        piece = torch.zeros(size, dtype=torch.uint8)
+        buffer = torch.zeros(size, dtype=torch.uint8)
         for tensor, start in zip(tensors, starts, strict=True):
-            host = piece[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            host = buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             host.copy_(tensor.data)
             self._spots.append(_Spot(tensor, host, self.bytes + start))
-            tensor.data = host  # frees what it was before the next one is copied
-        self._end_run(piece, 0, size)
-        self._pieces.append(piece)
+            tensor.data = host  # frees the tensor's old data before the next is copied
+        self._end_run(buffer, 0, size)
+        self._buffers.append(buffer)
 
-    def _end_run(self, piece: torch.Tensor, begin: int, end: int) -> None:
+    def _end_run(self, buffer: torch.Tensor, begin: int, end: int) -> None:
         if end > begin >= 0:
-            self._runs.append(_Run(piece[begin:end], self.bytes))
+            self._runs.append(_Run(buffer[begin:end], self.bytes))
             self.bytes += -(-(end - begin) // _ALIGN) * _ALIGN
 
 
 def release(device: torch.device) -> None:
-    """Gives what the allocator holds unused back to the device."""
+    """Gives the memory that torch's allocator holds unused back to the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch._C._cuda_clearCublasWorkspaces()  # up to tens of MiB that nothing else frees
@@ -185,31 +204,35 @@ def release(device: torch.device) -> None:
 
 
 def _named(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """All parameters and buffers, each once, however many names it has."""
+    """Returns all parameters and buffers, each once, however many names it has."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         found.setdefault(id(tensor), (name, tensor))
     return dict(found.values())
 
 
-def _held(piece: torch.Tensor) -> Iterator[tuple[str, int, int]]:
-    """Name, begin and end of each tensor of a mapped safetensors file, in the file's order."""
-    length = int.from_bytes(piece[:_HEAD].numpy().tobytes(), "little")
-    head = json.loads(piece[_HEAD : _HEAD + length].numpy().tobytes())
+def _entries(buffer: torch.Tensor) -> Iterator[tuple[str, int, int]]:
+    """Yields name, begin and end of each tensor of a mapped safetensors file, in the file's order.
+    """
+    length = int.from_bytes(buffer[:_HEAD].numpy().tobytes(), "little")
+    head = json.loads(buffer[_HEAD : _HEAD + length].numpy().tobytes())
     data = _HEAD + length
-    held = [(name, *about["data_offsets"]) for name, about in head.items()
-            if name != "__metadata__"]
-    for name, start, stop in sorted(held, key=lambda each: each[1]):
+    entries = [(name, *about["data_offsets"]) for name, about in head.items()
+               if name != "__metadata__"]
+    for name, start, stop in sorted(entries, key=lambda each: each[1]):
         yield name, data + start, data + stop
 
 
-def _lock(piece: torch.Tensor) -> None:
-    """Page-locks a piece for CUDA's current device. The first way leaves a mapped file's pages
-    shared; the second makes them this process's own; where neither is possible copies go through
-    the driver's own buffer, only slower. Asked of the driver itself: the runtime would tell a
-    refusal once more, to whoever uses it next."""
+def _lock(buffer: torch.Tensor) -> None:
+    """Page-locks a buffer for CUDA's current device.
+
+    The first way leaves a mapped file's pages shared, and the second makes them this process's own.
+    Where neither is possible, copies go through the driver's own buffer and are only slower. The
+    driver is called itself, because the runtime would report a refusal once more, to its next
+    caller.
+    """
     driver = ctypes.CDLL("libcuda.so.1")
     for flags in (_PORTABLE | _READ_ONLY, _PORTABLE):
-        begin, size = ctypes.c_void_p(piece.data_ptr()), ctypes.c_size_t(len(piece))
+        begin, size = ctypes.c_void_p(buffer.data_ptr()), ctypes.c_size_t(len(buffer))
         if driver.cuMemHostRegister_v2(begin, size, ctypes.c_uint(flags)) == 0:
             return

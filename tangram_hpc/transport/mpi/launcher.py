@@ -14,10 +14,10 @@ from ...errors import MissingExtra, how_to_install
 
 
 def mpiexec() -> str:
-    """The path of the launcher of this interpreter's MPI.
+    """Returns the path of the launcher of this interpreter's MPI.
 
     Raises:
-        MissingExtra: there is none.
+        MissingExtra: There is none.
     """
     beside = Path(sys.executable).with_name("mpiexec")
     found = str(beside) if beside.exists() else shutil.which("mpiexec")

@@ -70,16 +70,16 @@ class MpiChannel:
         self._begun = False  # the gateway has confirmed our number: older messages are over
         self._inbox = Inbox()
         self._unsent: deque[tuple[int, Buffer]] = deque([(relay.OPEN, self._number)])
-        self._bell = threading.Lock()  # `wake` releases it; a lock wakes us within microseconds
-        self._bell.acquire()
-        self._rung = False
+        self._wake_lock = threading.Lock()  # released by `wake`; a lock wakes within microseconds
+        self._wake_lock.acquire()
+        self._woken = False
         self._pace = relay.PollBackoff(spin_ns)
-        self._heard = time.monotonic()
-        self._stalls = Stalls(self._heard, _STALLED_S)
+        self._last_sign = time.monotonic()
+        self._stalls = Stalls(self._last_sign, _STALLED_S)
         self.closed = self._lost = False
 
     def send(self, frame: list[Buffer]) -> None:
-        """See `Channel.send`."""
+        """Cuts a frame into pieces and sends what the window allows; see `Channel.send`."""
         data = memoryview(b"".join(frame)) if len(frame) > 1 else memoryview(frame[0])
         for at in range(0, len(data), relay.PIECE):
             self._unsent.append((relay.DATA, data[at : at + relay.PIECE]))
@@ -87,7 +87,7 @@ class MpiChannel:
         self._pace.moved(time.monotonic_ns())
 
     def wait(self, timeout_s: float, busy: bool) -> Iterator[Parcel]:
-        """See `Channel.wait`."""
+        """Polls until messages, a wake-up or the timeout; see `Channel.wait`."""
         until = time.monotonic() + timeout_s
         while True:
             self._push()
@@ -96,10 +96,10 @@ class MpiChannel:
                 came = True
                 yield from self._receive(*message)
             now = time.monotonic()
-            self._judge(now, came)
-            if self._rung:
-                self._rung = False
-                self._bell.acquire(False)
+            self._check_silence(now, came)
+            if self._woken:
+                self._woken = False
+                self._wake_lock.acquire(False)
                 return
             if (came and self._begun) or now >= until:
                 return
@@ -109,18 +109,18 @@ class MpiChannel:
             if pause <= 0:
                 os.sched_yield()
             else:
-                self._bell.acquire(timeout=pause)
+                self._wake_lock.acquire(timeout=pause)
 
     def wake(self) -> None:
-        """See `Channel.wake`."""
-        self._rung = True
+        """Ends the sleep of `wait` within microseconds; see `Channel.wake`."""
+        self._woken = True
         try:
-            self._bell.release()
+            self._wake_lock.release()
         except RuntimeError:
             pass  # it was released already
 
     def close(self) -> None:
-        """See `Channel.close`.
+        """Tells the gateway that we close; see `Channel.close`.
 
         Unsent bytes get half a second. After that they are given to MPI without the window's limit,
         as the gateway must hear that we close.
@@ -137,29 +137,29 @@ class MpiChannel:
                     self._unsent or self._wire.sending(self._gateway)):
                 self._push()
                 if self._wire.take() is not None:  # it may be sending to us, and wait
-                    self._heard = time.monotonic()
+                    self._last_sign = time.monotonic()
                 time.sleep(50e-6)
             if self._stalls.look(time.monotonic()):
-                self._heard = time.monotonic()
-            if self._unsent and self._in_doubt():
-                self._die("silent")
+                self._last_sign = time.monotonic()
+            if self._unsent and self._gateway_unconfirmed():
+                self._lose_gateway("silent")
             while self._unsent and not self._lost:
                 self._wire.send(self._gateway, *self._unsent.popleft())
         except ChannelLost as error:
-            self._die(str(error))
+            self._lose_gateway(str(error))
 
     def abandon(self) -> None:
         """See `Channel.abandon`; the child of a fork must not touch MPI."""
         self.closed = self._lost = True
 
-    def _in_doubt(self) -> bool:  # the gateway may be dead: sends to it may never end
-        return time.monotonic() - self._heard > relay.DOUBT_S
+    def _gateway_unconfirmed(self) -> bool:  # the gateway may be dead: sends to it may never end
+        return time.monotonic() - self._last_sign > relay.DOUBT_S
 
     def _receive(self, _: int, tag: int, data: bytearray) -> Iterator[Parcel]:
         if tag == relay.OPEN:
             self._begun = data == self._number
         elif tag == relay.END:
-            self._die("the gateway ended")
+            self._lose_gateway("the gateway ended")
             raise ChannelLost("the gateway ended")
         elif not self._begun:
             return  # it belongs to an older connection of this rank
@@ -175,20 +175,20 @@ class MpiChannel:
     def _push(self) -> None:
         """Sends what the window allows; nothing while the gateway may be dead."""
         self._wire.sweep()
-        if not self._unsent or self._in_doubt():
+        if not self._unsent or self._gateway_unconfirmed():
             return
         while self._unsent and self._wire.sending(self._gateway) < relay.WINDOW:
             tag, data = self._unsent.popleft()
             self._wire.send(self._gateway, tag, data)
 
-    def _judge(self, now: float, came: bool) -> None:
+    def _check_silence(self, now: float, came: bool) -> None:
         if self._stalls.look(now) or came:
-            self._heard = now
-        if now - self._heard > relay.SILENCE_S:
-            self._die(f"silent for {relay.SILENCE_S:.0f} s")
+            self._last_sign = now
+        if now - self._last_sign > relay.SILENCE_S:
+            self._lose_gateway(f"silent for {relay.SILENCE_S:.0f} s")
             raise ChannelLost("the gateway is silent")
 
-    def _die(self, why: str) -> None:
+    def _lose_gateway(self, why: str) -> None:
         if not self._lost:
             self._lost = True
             self._on_dead(why)

@@ -22,13 +22,13 @@ _RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 @dataclass(frozen=True)
 class Launch:
-    """What was launched.
+    """The MPI world that was launched, as far as the environment tells.
 
     Attributes:
-        size: the number of ranks; 0 for unknown.
-        source: the environment variable that told the size; empty for unknown.
-        rank: our number among the launched tasks; 0 for unknown.
-        timeout_s: how long the start of MPI may take, seconds.
+        size: The number of ranks; 0 for unknown.
+        source: The environment variable that told the size; empty for unknown.
+        rank: Our number among the launched tasks; 0 for unknown.
+        timeout_s: How long the start of MPI may take, seconds.
     """
 
     size: int
@@ -52,9 +52,9 @@ def launch_of(environ: Mapping[str, str]) -> Launch:
     place = slurm_place(environ)
     tasks = place.ntasks if place is not None else 0
     if not managed(environ) and (tasks > 1 or not size):
-        told = f"srun started {tasks} tasks with --mpi=none" if tasks > 1 else (
+        why = f"srun started {tasks} tasks with --mpi=none" if tasks > 1 else (
             "no launcher started this process")
-        raise WrongWorld(f"the MPI world would have 1 rank: TANGRAM_GATEWAY is set, but {told}; "
+        raise WrongWorld(f"the MPI world would have 1 rank: TANGRAM_GATEWAY is set, but {why}; "
                          f"{REMEDY}")
     if not size and tasks:
         size, source = tasks, "SLURM_STEP_NUM_TASKS"

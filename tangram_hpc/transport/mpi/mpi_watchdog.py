@@ -76,9 +76,10 @@ def start_watchdog(pid: int, rank: int, timeout_s: float, remedy: str) -> Iterat
             f"TANGRAM_MPI_TIMEOUT_S says for how many seconds all wait; else {remedy}\n")
     died = ("tangram: a rank ended while the MPI world came up; if the launcher's lines name no "
             f"other reason, MPI does not fit it: {remedy}\n")
-    words = [str(pid), str(timeout_s + (_LATER_S if rank else 0)), str(int(rank == 0)), hung, died]
+    arguments = [str(pid), str(timeout_s + (_LATER_S if rank else 0)), str(int(rank == 0)), hung,
+                 died]
     try:
-        child = subprocess.Popen([sys.executable, "-S", "-E", "-c", _WATCH, *words],
+        child = subprocess.Popen([sys.executable, "-S", "-E", "-c", _WATCH, *arguments],
                                  stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     except OSError:  # no interpreter was found: go on without a watchdog
         yield
@@ -111,9 +112,9 @@ def end_if_stopped(pid: int, stopped_s: float) -> Callable[[], None]:
     """
     line = (f"tangram: gateway: it was stopped for {stopped_s:.0f} s: ending it, so that its job "
             "step can end; ranks go on over the broker's socket\n")
-    words = [str(pid), str(max(1, round(stopped_s))), line]
+    arguments = [str(pid), str(max(1, round(stopped_s))), line]
     try:
-        child = subprocess.Popen([sys.executable, "-S", "-E", "-c", _WATCH_STOPPED, *words],
+        child = subprocess.Popen([sys.executable, "-S", "-E", "-c", _WATCH_STOPPED, *arguments],
                                  stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     except OSError:  # no interpreter was found: go on without a watchdog
         return lambda: None

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from ...errors import InvalidInput
 
 LOOPBACK = "127.0.0.1"
-_GET_ADDRESS = 0x8915  # SIOCGIFADDR
+_GET_ADDRESS = 0x8915  # ioctl SIOCGIFADDR
 _PEERS_MAX = 8  # how many nodes' names are looked up; all nodes of a job share its networks
 _FAR = ("192.0.2.1", "2001:db8::1")  # addresses outside: reserved for examples (RFC 5737, 3849)
 _ANY_PORT = 9  # a route lookup needs a port, and any will do
@@ -35,12 +35,12 @@ class Addresses(NamedTuple):
     """Where to listen, and what others are told; the two differ where `listen` is a wildcard.
 
     Attributes:
-        listen: the address to bind.
-        told: the address that others connect to.
+        listen: The address to bind.
+        advertised: The address that others connect to.
     """
 
     listen: str
-    told: str
+    advertised: str
 
 
 def addresses(bind: str, peers: Sequence[str] = (), names: Sequence[str] = (),
@@ -61,16 +61,16 @@ def addresses(bind: str, peers: Sequence[str] = (), names: Sequence[str] = (),
     """
     listen = _bound(bind)
     if listen and not _is_wildcard(listen):
-        told = listen
+        advertised = listen
     else:
-        told = _chosen(peers, names, shared or bool(listen)) or LOOPBACK
-    if (peers or needed) and _is_loopback(told):
+        advertised = _chosen(peers, names, shared or bool(listen)) or LOOPBACK
+    if (peers or needed) and _is_loopback(advertised):
         who = ", ".join(peers[:3]) + (", ..." if len(peers) > 3 else "") or "satellites to come"
         raise InvalidInput(
-            f"config field `bind`: {told} means this host alone, and the job has other nodes "
+            f"config field `bind`: {advertised} means this host alone, and the job has other nodes "
             f"({who}); set `bind` to an interface, an address or a network that they reach (there "
             f"is {_shown()})")
-    return Addresses(listen or told, told)
+    return Addresses(listen or advertised, advertised)
 
 
 def rank_address(bind: str, peers: Sequence[str], names: Sequence[str] = ()) -> str:
@@ -85,7 +85,7 @@ def rank_address(bind: str, peers: Sequence[str], names: Sequence[str] = ()) -> 
     fixed = "/" in bind or bind in interfaces()
     if bind == "none" or (bind and not fixed and not any(map(_is_own, _resolved(bind)))):
         bind = ""
-    return addresses(bind, peers, names, bool(peers)).told
+    return addresses(bind, peers, names, bool(peers)).advertised
 
 
 def interfaces() -> dict[str, list[str]]:
@@ -105,10 +105,10 @@ def interfaces() -> dict[str, list[str]]:
 def _ipv4_of(interface: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            told = fcntl.ioctl(probe, _GET_ADDRESS, struct.pack("256s", interface.encode()[:15]))
+            reply = fcntl.ioctl(probe, _GET_ADDRESS, struct.pack("256s", interface.encode()[:15]))
         except OSError:
             return ""
-    return socket.inet_ntoa(told[20:24])
+    return socket.inet_ntoa(reply[20:24])
 
 
 def _shown() -> str:
@@ -163,11 +163,11 @@ def _chosen(peers: Sequence[str], names: Sequence[str], shared: bool) -> str:
 def _resolved(name: str) -> Iterator[str]:
     """Yields the addresses of a name, IPv4 first; none for an unknown name."""
     try:
-        told = socket.getaddrinfo(name, _ANY_PORT, type=socket.SOCK_DGRAM)
+        found = socket.getaddrinfo(name, _ANY_PORT, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
         return
     for family in (socket.AF_INET, socket.AF_INET6):
-        yield from (str(at[0]) for kind, _, _, _, at in told if kind == family)
+        yield from (str(at[0]) for kind, _, _, _, at in found if kind == family)
 
 
 def _route_to(peer: str) -> str:

@@ -26,7 +26,7 @@ from ...protocol.frame import RECEIVE, Buffer, Inbox, Outbox, Parcel
 from ...protocol.message import Message
 
 HANDSHAKE_S = 5.0  # how long the mutual challenge may take
-TCP_TIMEOUT_S = 30.0  # a silent TCP peer is lost after as long as the broker gives a silent worker
+TCP_TIMEOUT_S = 30.0  # as long as the broker waits for a silent worker
 _NO_ROOM_S = 0.1  # how long accepting pauses when there are no descriptors left
 # How many messages of one link are handed on before the other links have their turn. One read may
 # hold thousands of one client's messages, and all other peers would wait for the last of them.
@@ -67,11 +67,11 @@ class SocketLink:
         self._loop.add_reader(self._sock.fileno(), self._readable)
 
     def send(self, message: Message, payload: Buffer | None = None) -> None:
-        """See `ports.Link.send`."""
+        """Queues a message for the next flush; see `ports.Link.send`."""
         self._outbox.put(message, payload)
 
     def flush(self) -> None:
-        """See `ports.Link.flush`."""
+        """Sends all queued messages as one frame; see `ports.Link.flush`."""
         frame = self._outbox.take()
         if frame and self._sock is not None:
             self.write(frame)
@@ -87,7 +87,7 @@ class SocketLink:
             self._drain()
 
     def close(self) -> None:
-        """See `ports.Link.close`.
+        """Closes the connection; see `ports.Link.close`.
 
         Unsent bytes get half a second to leave. `on_lost` is not called.
         """
@@ -138,12 +138,12 @@ class SocketLink:
         parcels = self._parcels
         if parcels is None or self._sock is None:
             return
-        left = TURN
+        remaining = TURN
         try:
             for parcel in parcels:
                 self._on_parcel(parcel)
-                left -= 1
-                if not left:
+                remaining -= 1
+                if not remaining:
                     self._loop.call_soon(self._hand_on)
                     break
             else:
@@ -221,7 +221,8 @@ class Listener:
             try:
                 peer, _ = self._sock.accept()
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):  # else it wakes us at once
+                # no descriptor is free: stop accepting for a while, or the loop would spin
+                if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._loop.remove_reader(self._sock.fileno())
                     self._loop.call_later(_NO_ROOM_S, self._reopen)
                 return  # nobody waits any more, or the peer gave up before we accepted it
@@ -230,7 +231,7 @@ class Listener:
             task.add_done_callback(lambda done: self._greeting.pop(done, None))
             if len(self._greeting) > self._unproven_max:
                 oldest = next(iter(self._greeting))
-                del self._greeting[oldest]  # now, as the task ends only some turns later
+                del self._greeting[oldest]  # removed now, as the task ends later
                 oldest.cancel()
 
     async def _greet(self, peer: socket.socket) -> None:
@@ -273,10 +274,10 @@ def _check_same_user(peer: socket.socket) -> None:
 
 
 def tune(sock: socket.socket) -> None:
-    """Sets TCP options: small frames leave at once, and a vanished host is noticed.
+    """Sets TCP options, so that small frames leave at once and a vanished host is noticed.
 
-    A host that is gone without a word (power, cable) ends the connection after `TCP_TIMEOUT_S`; by
-    itself the kernel would try for a quarter of an hour.
+    A host that vanishes without closing its connections (power, cable) ends the connection after
+    `TCP_TIMEOUT_S`; by itself the kernel would try for a quarter of an hour.
     """
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

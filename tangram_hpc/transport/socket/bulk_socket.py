@@ -27,10 +27,10 @@ _CHUNK = 16 << 20  # bytes that one system call reads at most
 
 
 class BulkLink:
-    """One connection. One thread receives; any thread may send.
+    """One connection for large messages. One thread receives; any thread may send.
 
     Attributes:
-        most: Length of the longest payload that is accepted, in bytes; 0 at first.
+        most: Length of the longest payload that is accepted, bytes; 0 at first.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -40,7 +40,7 @@ class BulkLink:
         self._closed = False
 
     def send(self, message: MemberMessage, *payload: Buffer) -> None:
-        """Sends a message and a payload that consists of these pieces.
+        """Sends a message and a payload, which may be given in several parts.
 
         Raises:
             OSError: The peer is gone.
@@ -52,7 +52,7 @@ class BulkLink:
                 self._sock.sendall(view)
 
     def receive(self) -> tuple[AnyMemberMessage, bytearray] | None:
-        """The next message and its payload; None when the peer is gone.
+        """Returns the next message and its payload, or None when the peer is gone.
 
         Raises:
             ProtocolError: The bytes are not in the protocol, or the payload is longer than `most`.
@@ -92,7 +92,9 @@ class BulkLink:
 
 
 class BulkListener:
-    """Accepts connections. Each gets a thread, which authenticates the peer and then runs `serve`.
+    """Accepts connections for large messages.
+
+    Each connection gets a thread, which authenticates the peer and then runs `serve`.
 
     Args:
         host: The address of the interface to listen on; the kernel chooses the port.
@@ -100,7 +102,7 @@ class BulkListener:
         serve: Runs for as long as the connection lasts.
 
     Attributes:
-        address: Where peers dial, such as `tcp:10.0.0.1:40321`.
+        address: Where peers connect, such as `tcp:10.0.0.1:40321`.
     """
 
     def __init__(self, host: str, key: bytes, job: str, serve: Callable[[BulkLink], None]) -> None:
@@ -177,7 +179,7 @@ def hang_up(sock: socket.socket) -> None:
 
 
 def welcome(sock: socket.socket, key: bytes, job: str) -> None:
-    """The listener's half of the handshake (`protocol/auth.py`), within `HANDSHAKE_S` in all.
+    """Runs the listener's half of the handshake (`protocol/auth.py`), within `HANDSHAKE_S` in all.
 
     Raises:
         AccessError: The peer does not hold the key.

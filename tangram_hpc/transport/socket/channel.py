@@ -39,12 +39,12 @@ class SocketChannel:
         self._closed = False
 
     def send(self, frame: list[Buffer]) -> None:
-        """See `Channel.send`."""
+        """Sends a frame, or queues what the kernel does not take; see `Channel.send`."""
         self._backlog.extend(frame)
         self._drain()
 
     def wait(self, timeout_s: float, busy: bool) -> Iterator[Parcel]:
-        """See `Channel.wait`."""
+        """Sleeps until bytes or a wake-up arrive; see `Channel.wait`."""
         for fd, events in self._poll.poll(max(0, round(timeout_s * 1000))):
             if fd == self._wake_out:
                 os.read(self._wake_out, 4096)
@@ -55,7 +55,7 @@ class SocketChannel:
                 yield from self._receive()
 
     def wake(self) -> None:
-        """See `Channel.wake`."""
+        """Ends the sleep of `wait`; see `Channel.wake`."""
         with self._wake_lock:
             if not self._closed:
                 try:
@@ -64,7 +64,7 @@ class SocketChannel:
                     pass  # full of wake-ups already
 
     def close(self) -> None:
-        """See `Channel.close`; unsent bytes get half a second to leave."""
+        """Closes the connection; unsent bytes get half a second to leave. See `Channel.close`."""
         with self._wake_lock:
             if self._closed:
                 return
@@ -79,10 +79,10 @@ class SocketChannel:
         self._sock.close()
 
     def abandon(self) -> None:
-        """See `Channel.abandon`.
+        """Lets go of the socket in the child of a fork; see `Channel.abandon`.
 
         The broker sees the parent's end only when no process holds the socket any more, so the
-        child of a fork must not keep it.
+        child must not keep it.
         """
         if not self._closed:
             self._closed, self._wake_lock = True, threading.Lock()

@@ -21,9 +21,14 @@ from .asyncsock import HANDSHAKE_S, tune
 def dial(addresses: Sequence[str], key: bytes, job: str) -> socket.socket:
     """Returns an authenticated, blocking socket to the first address that answers.
 
+    Args:
+        addresses: `unix:PATH` or `tcp:HOST:PORT`, in the order in which they are tried.
+        key: The job's secret.
+        job: The job's name, which is part of the proof.
+
     Raises:
-        AccessError: a broker answers but does not accept the key, or is another job's.
-        BrokerUnreachable: no address answers. Its `refused` says whether every address refused at
+        AccessError: A broker answers but does not accept the key, or is another job's.
+        BrokerUnreachable: No address answers. Its `refused` says whether every address refused at
             once, so that no broker runs there.
     """
     problems, refused = [], bool(addresses)
@@ -96,8 +101,8 @@ def prove(sock: socket.socket, key: bytes, job: str) -> None:
     """Runs the peer's half of the handshake (`protocol/auth.py`) on a connected socket.
 
     Raises:
-        AccessError: the other side is not a broker of this job with this key.
-        OSError: the connection broke or timed out.
+        AccessError: The other side is not a broker of this job with this key.
+        OSError: The connection broke or timed out.
     """
     greeting = _exactly(sock, auth.GREETING, "it is not a tangram broker")
     if greeting[: len(auth.MAGIC)] != auth.MAGIC:

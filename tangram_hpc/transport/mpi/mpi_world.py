@@ -1,0 +1,185 @@
+"""One MPI world after its ranks have met: its communicators, its connections, and how it is left.
+
+Trainers have a communicator of their own; our traffic has another one, on which nobody ever blocks
+inside MPI. After the meeting only one thread of a rank calls MPI for us. The module `mpi4py.MPI` is
+handed in, since `mpi.py` alone may import it.
+
+Where a rank has died or the gateway is silent, nobody may finalise: MPI_Finalize waits for the
+dead. `MpiWorld.leave` decides whether a rank may finalise, and ends the process without it where
+mpi4py would try.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import BrokerUnreachable
+from ...ports import ChannelLost
+from ...protocol import relay
+from ...protocol.liveness import Patience
+from .mpi_channel import MpiChannel
+from .mpi_exit import exit_status
+from .mpi_wire import MpiWire
+from .rank_card import RankCard
+from .timer_slack import shorten_timer_slack
+
+
+class MpiWorld:
+    """The world after the meeting, as one rank sees it.
+
+    Attributes:
+        gateway: the gateway's rank in the world.
+        job: the job of the gateway's broker.
+        access: the path of that broker's access file.
+        members: world ranks of the trainers, in ascending order.
+        rank: this rank's number among the trainers.
+        size: how many trainers there are.
+        usable: whether MPI can carry our traffic (every rank has MPI_THREAD_MULTIPLE).
+        trainers: the trainers' own communicator; the gateway's contains the gateway alone.
+        wire: sends and receives between all ranks of the world.
+        shares_fate: whether the launcher ends all ranks when one exits without finalising MPI.
+        dead: why nothing may be sent to the gateway any more; empty while it lives.
+    """
+
+    def __init__(self, MPI: Any, cards: Sequence[RankCard], own_finalize: bool, is_shared: bool,
+                 fate_is_shared: bool) -> None:
+        world = MPI.COMM_WORLD
+        roles = [card.role for card in cards]
+        self.gateway = roles.index("gateway")
+        self.job, self.access = cards[self.gateway].job, cards[self.gateway].access
+        self.members = tuple(r for r, role in enumerate(roles) if role == "trainer")
+        self.usable = all(card.threads for card in cards)
+        self.trainers = world.Split(roles[world.rank] == "trainer", world.rank)
+        self.rank, self.size = self.trainers.rank, self.trainers.size
+        self.shares_fate = fate_is_shared
+        self._parting = self.trainers.Dup()  # where trainers agree, at the end, on finalising
+        self._parting.Set_errhandler(MPI.ERRORS_RETURN)
+        traffic = world.Dup()
+        traffic.Set_errhandler(MPI.ERRORS_RETURN)
+        self.wire = MpiWire(MPI, traffic)
+        self.dead = ""
+        self._oversubscribed = is_shared  # ranks of this node share its cores
+        self._mpi, self._own_finalize = MPI, own_finalize
+        self._opened, self._owner = 0, os.getpid()  # connections made; the process that met
+        self._ending = False  # whether we already run this process's exit handlers
+        self._channel: MpiChannel | None = None
+
+    def dial(self, spin_us: int) -> MpiChannel:
+        """Opens a new connection with the broker (serves `ports.Dial`).
+
+        Args:
+            spin_us: how long a wait may spin before it sleeps, µs.
+
+        Raises:
+            BrokerUnreachable: the gateway was lost, or another client of this process uses MPI.
+        """
+        if self.dead:
+            raise BrokerUnreachable(f"job {self.job}: the MPI gateway is lost ({self.dead})")
+        if self._channel is not None and not self._channel.closed:
+            raise BrokerUnreachable(f"job {self.job}: another client of this process uses MPI")
+        shorten_timer_slack()  # for the calling thread, which is the client's own
+        self._opened += 1
+        spin_ns = self.spin_us(spin_us) * 1000
+        self._channel = MpiChannel(self.wire, self.gateway, self._opened, spin_ns, self.lose)
+        return self._channel
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that met the world."""
+        return os.getpid() != self._owner
+
+    def spin_us(self, at_most: int) -> int:
+        """Returns how long a wait may spin, µs: not at all on an oversubscribed node."""
+        return 0 if self._oversubscribed else at_most
+
+    def lose(self, why: str) -> None:
+        """Sends nothing to the gateway any more; the first reason is kept."""
+        self.dead = self.dead or why
+
+    def leave(self) -> None:
+        """Leaves the world at a trainer's end; the client must be closed.
+
+        The rank tells the gateway, waits for its answer as long as its heartbeats come, and
+        finalises MPI if that cannot hang.
+
+        Where ranks share their fate, a gateway that is silent is not dead, or this rank would be
+        dead too: it is told all the same, and no trainer ends before all of them leave.
+        """
+        if self.forked:  # the child of a fork must not touch MPI
+            return self._leave_child()
+        failed = hasattr(sys, "last_value")  # an exception ends this program
+        if self._mpi.Is_finalized():
+            return
+        can = (not self.dead or self.shares_fate) and self._may_finalize(b"!" if failed else b"")
+        if self.shares_fate and not failed:
+            can = self._all_can(can)
+        if not can:
+            self.lose("it did not let us finalise")
+        self.finalize(can)
+
+    def _all_can(self, can: bool) -> bool:
+        """Waits until all trainers leave; returns whether each of them may finalise MPI.
+
+        The wait polls and sleeps, so that it takes no core.
+        """
+        mine, least, pause = array("i", [can]), array("i", [0]), 50e-6
+        try:
+            request = self._parting.Iallreduce([mine, self._mpi.INT], [least, self._mpi.INT],
+                                               self._mpi.MIN)
+            while not request.Test():
+                time.sleep(pause)
+                pause = min(0.02, pause * 1.5)
+        except self._mpi.Exception:
+            return False
+        return bool(least[0])
+
+    def _leave_child(self) -> None:
+        """Keeps mpi4py from finalising MPI when the child of a fork exits."""
+        if not self._own_finalize:
+            self.finalize(False)
+
+    def finalize(self, can: bool) -> None:
+        """Finalises MPI, or makes sure that nothing does.
+
+        Args:
+            can: whether MPI_Finalize would return.
+        """
+        if can and not self._mpi.Is_finalized():
+            self._mpi.Finalize()
+        elif not self._own_finalize and not self._ending:
+            # mpi4py would finalise at exit, and hang: run the other exit handlers and end here
+            self._ending = True
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(exit_status())
+
+    def _may_finalize(self, word: bytes) -> bool:
+        wire, pause = self.wire, 50e-6
+        patience = _patience()
+        try:
+            wire.send(self.gateway, relay.LEAVE, word)
+            while not patience.over(time.monotonic()):
+                wire.sweep()
+                while (message := wire.take()) is not None:
+                    patience = _patience()
+                    if message[1] in (relay.PART, relay.END):
+                        return message[1] == relay.PART
+                if word and not wire.sending(self.gateway):
+                    return False
+                time.sleep(pause)
+                pause = min(0.02, pause * 1.5)
+        except ChannelLost:
+            pass
+        return False
+
+
+def _patience() -> Patience:
+    """Returns the timeout after which a silent gateway counts as dead, from now on."""
+    return Patience(time.monotonic(), relay.SILENCE_S, 1.0)
