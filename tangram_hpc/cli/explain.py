@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from .helpers import ids
-from .helpers.told_allocs import elastic_lines
+from .helpers.allocation_view import elastic_lines
 
 
 def add(verbs: Any) -> None:

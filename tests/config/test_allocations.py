@@ -10,7 +10,7 @@ import pytest
 
 from tangram_hpc.cli import main
 from tangram_hpc.cli.broker import _scripts
-from tangram_hpc.cli.helpers.told_allocs import elastic_lines
+from tangram_hpc.cli.helpers.allocation_view import elastic_lines
 from tangram_hpc.cli.template import left_open
 from tangram_hpc.config.allocations import ElasticSettings, Satellite, alloc_policy, elastic
 from tangram_hpc.errors import InvalidInput
