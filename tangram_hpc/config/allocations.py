@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..domain.allocation import AllocPolicy, SatelliteShape
 from ..errors import InvalidInput
+from .first_error import first_error
 
 _WORD = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 _S = 10**9
@@ -88,10 +89,8 @@ def elastic(table: Mapping[str, Any], overrides: Mapping[str,
     try:
         told = ElasticSettings(**{**table, **given})
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise InvalidInput(f"config field `elastic.{field}`: {first['msg']}, got "
-                           f"{first['input']!r}") from None
+        field, said = first_error(error, ElasticSettings)
+        raise InvalidInput(f"config field `elastic.{field}`: {said}") from None
     names = [s.name for s in told.satellites]
     twice = next((n for n in names if names.count(n) > 1), None)
     if twice is not None:

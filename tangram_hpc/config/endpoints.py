@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..domain.service import MICRO, EndpointSpec
 from ..errors import InvalidInput
+from .first_error import describe_first_error
 
 
 class Quota(BaseModel):
@@ -49,10 +50,7 @@ def endpoint_spec(name: str, wanted: Quota | Mapping[str, Any]) -> EndpointSpec:
         try:
             wanted = Quota(**wanted)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"]))
-            raise InvalidInput(f"endpoint {name}: {field}: {first['msg']}, got "
-                               f"{first['input']!r}") from None
+            raise InvalidInput(f"endpoint {name}: {describe_first_error(error, Quota)}") from None
         except TypeError:
             raise InvalidInput(f"endpoint {name}: {wanted!r} is not a table of fields") from None
     return EndpointSpec(name, wanted.concurrency, round(wanted.rate * MICRO),

@@ -17,6 +17,7 @@ from ..domain.rollouts import STEP_NS_MAX as _STEP_NS
 from ..domain.rollouts import TOKEN_NS_MAX as _TOKEN_NS
 from ..domain.rollouts import RolloutService, RolloutsSpec, wrong_number
 from ..errors import InvalidInput
+from .first_error import describe_first_error
 
 
 class Bucket(BaseModel):
@@ -132,7 +133,5 @@ def _checked(name: str, wanted: Mapping[str, Any]) -> RolloutPoolSettings:
     try:
         return RolloutPoolSettings(**wanted)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        said = first["msg"].removeprefix("Value error, ")
-        raise InvalidInput(f"rollouts {name}: {field}: {said}") from None
+        raise InvalidInput(
+            f"rollouts {name}: {describe_first_error(error, RolloutPoolSettings)}") from None

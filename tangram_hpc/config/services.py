@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from ..domain.service import BLOCK_SIZES, ServiceSpec
 from ..errors import InvalidInput
+from .first_error import describe_first_error
 
 
 class Service(BaseModel):
@@ -212,7 +213,6 @@ def _checked(name: str, wanted: Mapping[str, Any]) -> Service:
     try:
         return _KINDS[kind](**wanted)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        said = first["msg"].removeprefix("Value error, ")
-        raise InvalidInput(f"service {name}: {field}: {said}") from None
+        # a URL can hold a secret
+        said = describe_first_error(error, _KINDS[kind], show_value=False)
+        raise InvalidInput(f"service {name}: {said}") from None

@@ -18,7 +18,6 @@ that names the field, the source and the remedy.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
@@ -32,6 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ..errors import InvalidInput
 from ..scheduler.placement.placers.placer_registry import NAMES as PLACERS
 from ..scheduler.placement.placers.placer_registry import make_placer
+from .first_error import first_error
 from .ownership import read_trusted
 
 if sys.version_info >= (3, 11):
@@ -277,15 +277,9 @@ def checked(found: Gathered) -> Config:
         make_placer(config.placer)
         return config
     except ValidationError as error:
-        first = error.errors()[0]
-        key = str(first["loc"][0])
-        where = origin.get(key, "default")
-        if first["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(key, Config.model_fields, n=1)
-            hint = f"; did you mean `{near[0]}`?" if near else ""
-            raise InvalidInput(f"config field `{key}` ({where}) is not known{hint}") from None
-        raise InvalidInput(f"config field `{key}` ({where}): {first['msg']}, got "
-                           f"{first['input']!r}") from None
+        field, said = first_error(error, Config)
+        where = origin.get(field.partition(".")[0], "default")
+        raise InvalidInput(f"config field `{field}` ({where}): {said}") from None
     except InvalidInput as error:
         raise InvalidInput(f"config field `placer` ({origin.get('placer', 'default')}): {error}"
                            ) from None

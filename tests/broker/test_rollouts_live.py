@@ -145,7 +145,7 @@ def test_a_full_pool_makes_turns_wait_and_says_so(
 def test_what_is_wrong_is_said_in_one_line(cluster: LocalCluster) -> None:
     cluster.register_rollouts("right", POOL)
     for fields, text in (({"buckets": []}, "rollouts p: buckets: Tuple should have at least 1"),
-                         ({**POOL, "edges": 1}, "rollouts p: edges: Extra inputs"),
+                         ({**POOL, "edges": 1}, "rollouts p: edges: is not known"),
                          ({"buckets": [{"services": "s0", "upto": 5}]}, "rollouts p: upto: every"),
                          ({"buckets": [{"services": "s9"}]}, "rollouts p: services: no service")):
         with pytest.raises(tangram_hpc.InvalidInput) as told:

@@ -85,9 +85,9 @@ def test_every_shipped_file_can_be_read() -> None:
 
 
 @pytest.mark.parametrize(("old", "new", "told"), [
-    ("layers = 8", "layer = 8", "layer: not known; did you mean `layers`?"),
+    ("layers = 8", "layer = 8", "layer: is not known; did you mean `layers`?"),
     ("layers = 8", "", "layers: is missing"),
-    ("batch = 24", "batsh = 24", "training.batsh: not known; did you mean `batch`?"),
+    ("batch = 24", "batsh = 24", "training.batsh: is not known; did you mean `batch`?"),
     ("heads = 16", "heads = 0", "heads: "),
     ("kv_heads = 4", "kv_heads = 5", "kv_heads: 5 must divide heads 16"),
     ("ffn = 4096", "experts = 8", "a mixture needs top_k"),
@@ -172,7 +172,7 @@ def test_settings_come_from_the_config_file(run: Run, tmp_path: Path) -> None:
     assert [s["train_gpus"] for s in told["splits"]] == [4]
     (tmp_path / "tangram.toml").write_text("[planner]\nbuble = 0.1\n")
     status, _, err = run()
-    assert status == 2 and "[planner] buble: not known; did you mean `bubble`?" in err
+    assert status == 2 and "[planner] buble: is not known; did you mean `bubble`?" in err
 
 
 # ---- the verb -----------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ...errors import InvalidInput
 from ...libra.planner.shapes import Hardware, ModelShape, Request, Rollout, Training
+from ..first_error import describe_first_error
 from ..settings import read_toml
-from .planner_settings import first_fault
 
 EXAMPLES = Path(__file__).resolve().parent / "examples"
 DEGREES = (1, 2, 4, 8)
@@ -264,7 +264,7 @@ def _read(name: str, kind: str, shape: type[_FileT]) -> _FileT:
     try:
         return shape(**read_toml(path, f"{kind} file"))
     except ValidationError as error:
-        raise InvalidInput(f"{kind} file {path}: {first_fault(error, shape)}") from None
+        raise InvalidInput(f"{kind} file {path}: {describe_first_error(error, shape)}") from None
 
 
 def _lines(path: Path, shape: type[_FileT], made: Callable[[Any], Any]) -> list[Any]:
@@ -283,7 +283,8 @@ def _lines(path: Path, shape: type[_FileT], made: Callable[[Any], Any]) -> list[
                 raise InvalidInput(f"{path} line {number}: not a JSON object")
             found.append(made(shape(**told)))
         except ValidationError as error:
-            raise InvalidInput(f"{path} line {number}: {first_fault(error, shape)}") from None
+            said = describe_first_error(error, shape)
+            raise InvalidInput(f"{path} line {number}: {said}") from None
         except ValueError as error:
             raise InvalidInput(f"{path} line {number}: {error}") from None
     if not found:

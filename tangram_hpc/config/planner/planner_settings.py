@@ -6,7 +6,6 @@ and a range. A wrong field is reported in one line that names it.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from ...errors import InvalidInput
 from ...libra.planner.calibrate import Learning
 from ...libra.planner.shapes import Search
 from ...libra.planner.trigger import Triggers
+from ..first_error import describe_first_error
 
 
 class PlannerSettings(BaseModel):
@@ -89,21 +89,5 @@ def planner_settings(table: Mapping[str, Any]) -> PlannerSettings:
     try:
         return PlannerSettings(**table)
     except ValidationError as error:
-        raise InvalidInput(f"[planner] {first_fault(error, PlannerSettings)}") from None
+        raise InvalidInput(f"[planner] {describe_first_error(error, PlannerSettings)}") from None
 
-
-def first_fault(error: ValidationError, kind: type[BaseModel]) -> str:
-    """Describes the first wrong field; a misspelt field comes before the one that it leaves out."""
-    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
-    field = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden":
-        known = kind.model_fields
-        for part in first["loc"][:-1]:
-            inner = known[str(part)].annotation if str(part) in known else None
-            known = getattr(inner, "model_fields", {})
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
-        return f"{field}: not known" + (f"; did you mean `{near[0]}`?" if near else "")
-    if first["type"] == "missing":
-        return f"{field}: is missing"
-    said = first["msg"].removeprefix("Value error, ")
-    return f"{field}: {said}, got {first['input']!r}" if field else said
