@@ -21,12 +21,13 @@ class Quota(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    concurrency: int = Field(64, ge=1, le=1 << 20, description="calls at once")
-    rate: float = Field(0.0, ge=0, le=1e6, description="calls a second; 0: no limit")
-    burst: float | None = Field(None, ge=1, le=1e6, description="calls at once after a pause; a "
-                                                                "second's worth where not said")
-    jitter_ms: float = Field(50.0, ge=0, le=10000, description="a call may be so much later at the "
-                                                               "endpoint than one after it")
+    concurrency: int = Field(64, ge=1, le=1 << 20, description="calls in flight at the same time")
+    rate: float = Field(0.0, ge=0, le=1e6, description="calls per second; 0: no limit")
+    burst: float | None = Field(None, ge=1, le=1e6, description="calls at once after a pause; "
+                                                                "default: those of one second")
+    jitter_ms: float = Field(50.0, ge=0, le=10000,
+                             description="by how many ms the delays of two calls on their way to "
+                                         "the endpoint may differ")
 
     def bucket(self) -> float:
         """Returns the capacity of the token bucket, in tokens; at least one.

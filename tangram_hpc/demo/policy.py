@@ -108,14 +108,16 @@ class TrajectoryScript:
 
 @dataclass(frozen=True, slots=True)
 class AwaitPolicy:
-    """A step: wait this long for the policy, in unscaled seconds."""
+    """The step that waits this long for the policy, in unscaled seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A step: write this text (UTF-8) to a file, relative to the sandbox's working directory."""
+    """The step that writes this text (UTF-8) to a file, relative to the sandbox's working
+    directory.
+    """
 
     path: str
     text: str
@@ -123,10 +125,10 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """A step: put `files` (path, text) into the working directory and run `argv` there as an
-    action.
+    """The step that puts `files` (path, text) into the working directory and runs `argv` there.
 
-    `argv[0]` names the interpreter. The driver sends the exit code into the generator.
+    It is an action. `argv[0]` names the interpreter. The driver sends the exit code into the
+    generator.
     """
 
     kind: Literal["examples", "tests"]

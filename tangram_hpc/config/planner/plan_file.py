@@ -114,7 +114,7 @@ def plan_file(split: Split, model: str, hardware: str, gpus_per_node: int, facto
 
 
 def write_plan(path: Path, plan: PlanFile) -> None:
-    """Replaces the file.
+    """Replaces the plan file as a whole.
 
     Raises:
         InvalidInput: The file cannot be written.
