@@ -1,8 +1,10 @@
-"""The command `tangram VERB`, one file a verb. It prints and decides nothing.
+"""The command `tangram VERB`, with one file per verb.
 
-Results go to stdout and everything else to stderr as `tangram: ...`. An error is one line; the exit
-status is 2 for wrong input and 1 for failure. A traceback is shown only with TANGRAM_DEBUG=1. What
-several verbs share is in `helpers/`.
+A verb reads its options, asks the package and prints; it decides nothing itself. Results go to
+stdout and everything else to stderr as `tangram: ...`. An error is one line; the exit status is 2
+for wrong input and 1 for a failure. A traceback is shown only with TANGRAM_DEBUG=1. What several
+verbs share is in `helpers/`. Verbs import the package inside their functions, so that `tangram
+--help` starts fast.
 """
 
 from __future__ import annotations
@@ -25,16 +27,19 @@ VERBS = ("demo", "run", "acct", "info", "explain", "sim", "sim_rl", "size", "pla
 
 _READ_SETTINGS = ("demo", "acct", "plan", "replay", "config", "doctor", "broker", "worker",
                   "gateway", "rank")
-_CONFIG = ("settings to read besides the site's and your own (default: TANGRAM_CONFIG; "
-           "tangram.toml of the current directory is read only when it is named)")
+_CONFIG = ("settings file to read after the site's file and your own (default: TANGRAM_CONFIG; a "
+           "tangram.toml in the current directory is read only if it is named)")
 
 
 class _Verb(argparse.ArgumentParser):
-    """A verb's own parser: words that it does not know are told with its usage, not with that of
-    `tangram` itself, to which argparse hands them."""
+    """The parser of one verb.
+
+    argparse hands arguments that a verb does not know to the parser of `tangram`. This class
+    reports them with the verb's own usage instead.
+    """
 
     def parse_known_args(self, *given: Any, **named: Any) -> Any:
-        """As argparse's, but nothing is left over."""
+        """Parses the arguments, and refuses those that are unknown."""
         args, unknown = super().parse_known_args(*given, **named)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -42,7 +47,7 @@ class _Verb(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all verbs."""
+    """Returns the parser of all verbs."""
     top = argparse.ArgumentParser(
         prog="tangram", description="Pack agentic-RL actions into held Slurm allocations.",
         epilog="Every verb has its own --help.")
@@ -52,15 +57,15 @@ def parser() -> argparse.ArgumentParser:
     for verb in VERBS:
         module = importlib.import_module(f".{verb}", __name__)
         module.add(verbs)
-    for verb in _READ_SETTINGS:  # after the verb too; SUPPRESS keeps what stands before the verb
+    for verb in _READ_SETTINGS:  # SUPPRESS keeps a --config that was given before the verb
         verbs.choices[verb].add_argument("--config", default=argparse.SUPPRESS, metavar="FILE",
                                          help=_CONFIG)
     return top
 
 
 @contextlib.contextmanager
-def _named(config: str) -> Iterator[None]:
-    """The file of `--config` is named to this process and to all that it starts."""
+def _config_file(config: str) -> Iterator[None]:
+    """Sets TANGRAM_CONFIG to the file of `--config`, for this process and all that it starts."""
     if not config:
         yield
         return
@@ -75,14 +80,14 @@ def _named(config: str) -> Iterator[None]:
             os.environ["TANGRAM_CONFIG"] = before
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Runs one command line; returns its exit status."""
-    told = list(sys.argv[1:] if words is None else words)
-    if told[:2] == ["sim", "rl"]:
-        told[:2] = ["sim-rl"]
-    args = parser().parse_args(told)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:2] == ["sim", "rl"]:
+        arguments[:2] = ["sim-rl"]
+    args = parser().parse_args(arguments)
     try:
-        with _named(args.config):
+        with _config_file(args.config):
             status: int = args.go(args)
         sys.stdout.flush()
         return status
@@ -92,7 +97,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"tangram: error: {error}", file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader left: nobody to tell
+        # The reader of stdout is gone; without this, Python's flush at exit would fail too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -1,4 +1,9 @@
-"""`tangram acct`: a row per action, with sacct's column names, folded from the job's journal."""
+"""`tangram acct`: prints a row for each action of a job, with sacct's column names.
+
+The rows are folded from the job's journal, so that they are available during the job and after it.
+No broker is asked. With `--held` the rows are allocations; with `--comment` a summary becomes the
+Comment of the Slurm job.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +21,28 @@ if TYPE_CHECKING:
 
 
 def add(verbs: Any) -> None:
-    """Adds the verb."""
-    p = verbs.add_parser("acct", help="what every action of a job used (a row each)")
+    """Adds this verb to the command line."""
+    p = verbs.add_parser("acct", help="print the resources that each action of a job used")
     p.add_argument("-j", "--jobs", type=ids.jobs, default=[], metavar="ID[,ID...]",
-                   help="jobs, or actions such as 4711.2.17 (default: the last run)")
-    p.add_argument("-o", "--format", default="", help="columns, such as JobID%%20,State,MaxRSS")
-    p.add_argument("-P", "--parsable2", action="store_true", help="columns divided by |")
-    p.add_argument("-n", "--noheader", action="store_true", help="no header")
-    p.add_argument("-s", "--state", default="", help="only these states, divided by commas")
-    p.add_argument("--json", action="store_true", help='{"actions": [...]}')
+                   help="ids of jobs, or of actions such as 4711.2.17 (default: the last job)")
+    p.add_argument("-o", "--format", default="",
+                   help="columns to print, such as JobID%%20,State,MaxRSS")
+    p.add_argument("-P", "--parsable2", action="store_true", help="separate the columns by |")
+    p.add_argument("-n", "--noheader", action="store_true", help="print no header")
+    p.add_argument("-s", "--state", default="",
+                   help="print only actions in these states, separated by commas")
+    p.add_argument("--json", action="store_true", help='print one JSON object, {"actions": [...]}')
     p.add_argument("--held", action="store_true",
-                   help="instead: a row per allocation, what it held and how much of it was used")
+                   help="print a row per allocation instead: the core-hours that it held and used")
     p.add_argument("--comment", action="store_true",
-                   help="put a summary into the Comment of the Slurm job, and print it")
-    p.add_argument("-e", "--helpformat", action="store_true", help="the columns there are")
+                   help="write a summary into the Comment of the Slurm job, and print it")
+    p.add_argument("-e", "--helpformat", action="store_true",
+                   help="list the columns that --format knows")
     p.set_defaults(go=go)
 
 
 def go(args: argparse.Namespace) -> int:
-    """Folds the journal and prints."""
+    """Folds the journal and prints the rows; returns the exit status."""
     from ..accounting.fields import DEFAULT, FIELDS, as_json, choose_fields
     from ..accounting.record import fold
     from ..accounting.summary import summary
@@ -49,13 +57,13 @@ def go(args: argparse.Namespace) -> int:
         return 0
     wanted = {s.strip().upper() for s in args.state.split(",") if s.strip()}
     for state in sorted(wanted - {s.value for s in ActionState}):
-        raise InvalidInput(f"--state: {state!r} is no state; choose of "
+        raise InvalidInput(f"--state: {state!r} is not the state of an action; choose from "
                            f"{', '.join(s.value for s in ActionState)}")
     columns = choose_fields(args.format or os.environ.get("TANGRAM_ACCT_FORMAT") or DEFAULT)
     named = args.jobs or [ids.Named(last_job(os.environ))]
     if args.held or args.comment:
         if len({one.job for one in named}) > 1:
-            raise InvalidInput("--jobs: --held and --comment take one job")
+            raise InvalidInput("--jobs: --held and --comment take one job only; name one")
         job = named[0].job
         return _held(job, args.json) if args.held else _comment(
             job, summary(fold(read_journals(job_dir(os.environ, job)))))
@@ -79,10 +87,10 @@ def go(args: argparse.Namespace) -> int:
 
 
 def _rows(named: Sequence[ids.Named]) -> list[ActionRecord]:
-    """The actions that were asked for, job by job, each once.
+    """Returns the records of the requested actions, job by job, each once.
 
     Raises:
-        InvalidInput: a job, or an action of it, is not known.
+        InvalidInput: a job, or an action of a job, is not known.
     """
     from ..accounting.record import fold
     from ..errors import InvalidInput
@@ -96,14 +104,14 @@ def _rows(named: Sequence[ids.Named]) -> list[ActionRecord]:
         for one in of_job:
             if one.action and one.number not in records:
                 raise InvalidInput(f"--jobs: job {job} had no action {one.action}; `tangram acct "
-                                   f"-j {job}` prints those it had")
+                                   f"-j {job}` prints all of its actions")
         chosen = None if any(not one.action for one in of_job) else {o.number for o in of_job}
         rows += [r for number, r in records.items() if chosen is None or number in chosen]
     return rows
 
 
 def _held(job: str, as_json: bool) -> int:
-    """Allocations instead of actions; CPUs are those that they lend."""
+    """Prints the allocations; NCPUS is the number of CPUs that an allocation lends."""
     from dataclasses import asdict
 
     from ..accounting.held_usage import held, total
@@ -131,14 +139,16 @@ def _held(job: str, as_json: bool) -> int:
 
 
 def _comment(job: str, line: str) -> int:
-    """As the broker does at the job's end; also afterwards, where there is accounting."""
+    """Writes the Comment of the Slurm job, as the broker does at the end; also after the job's end.
+    """
     from ..config.settings import load_config
     from ..errors import InvalidInput, TangramError
     from ..ports import SlurmRejected, SlurmTransient
     from ..slurm.choice import make_adapter
 
     if not job.isdigit():
-        raise InvalidInput(f"--jobs: {job!r} is no job of Slurm's, so it has no Comment")
+        raise InvalidInput(f"--jobs: {job!r} is not a Slurm job, so it has no Comment; name the "
+                           "number of a Slurm job")
     adapter = make_adapter(load_config(os.environ).slurm, os.environ)
 
     async def put() -> None:
@@ -156,15 +166,21 @@ def _comment(job: str, line: str) -> int:
 
 
 def _whole(field: Any, width: int, rows: Sequence[Any]) -> int:
-    """A column that names actions is as wide as they need, unless its width was asked for: the
-    job of an embedded run has a long name, and what a cut takes away tells actions apart."""
+    """Returns the width of a column. JobID is as wide as its longest value unless a width was
+    requested.
+
+    The id of an embedded run is long, and cutting it would remove the part that tells actions
+    apart.
+    """
     if field.name != "JobID" or width != field.width:
         return width
     return max([width, *(len(field.text(r)) for r in rows)])
 
 
 def _fit(text: str, width: int) -> str:
-    """As sacct: right aligned, left for a negative width, a cut marked by +."""
+    """Fits a text into a column as sacct does: right aligned, left for a negative width, a cut
+    marked +.
+    """
     size = abs(width)
     if len(text) > size:
         text = text[: size - 1] + "+"

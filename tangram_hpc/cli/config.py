@@ -1,6 +1,7 @@
-"""`tangram config`: each setting in force, and where it came from.
+"""`tangram config`: prints each setting in force and its source.
 
-It reads what `tangram broker` would read in the same folder and environment, and starts nothing.
+It reads the same files and variables as `tangram broker` would in this directory and environment,
+and starts nothing.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from typing import Any
 
 
 def add(verbs: Any) -> None:
-    """Adds the verb."""
-    p = verbs.add_parser("config", help="the settings in force, and where each came from")
-    p.add_argument("--json", action="store_true", help="one JSON object")
+    """Adds this verb to the command line."""
+    p = verbs.add_parser("config", help="print each setting in force and its source")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
     p.set_defaults(go=go)
 
 
 def go(args: argparse.Namespace) -> int:
-    """Reads all sources and prints a line a setting."""
+    """Reads all sources and prints one line per setting; returns the exit status."""
     from ..config.settings import SITE_FILE, checked, gather, load_config, user_file
 
-    load_config(os.environ)  # says what is not read
+    load_config(os.environ)  # warns about a tangram.toml here that is not read
     found = gather(os.environ)
     values = checked(found).model_dump()
     if args.json:
@@ -35,5 +36,5 @@ def go(args: argparse.Namespace) -> int:
     read = [str(path) for path in found.files]
     others = [str(p) for p in (SITE_FILE, user_file(os.environ)) if str(p) not in read]
     print(f"files read: {', '.join(read) or 'none'}"
-          + (f"; not there: {', '.join(others)}" if others else ""))
+          + (f"; do not exist: {', '.join(others)}" if others else ""))
     return 0

@@ -1,5 +1,8 @@
-"""`tangram demo`: the main job on this machine - one RL step over real coding tasks, compared; with
-`--mixed` one that also calls a judge, teachers and a search endpoint."""
+"""`tangram demo`: one RL step over real coding tasks on this machine, under several placers.
+
+With `--mixed`, the step also calls a judge, teachers and a search endpoint. The steps are run by
+`demo/`; this file checks the options and prints the results.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +21,31 @@ DEFAULT_PROBLEMS, DEFAULT_MIXED = 64, 16
 
 
 def add(verbs: Any) -> None:
-    """Adds the verb."""
+    """Adds this verb to the command line."""
     p = verbs.add_parser(
         "demo", help="one RL step over coding tasks: packed against static reservation",
         description="Runs one RL step over HumanEval problems on this machine, without Slurm: "
         "packed actions by the default placer, one core for each action in the order of arrival "
         "(fcfs:1), and one static reservation per trajectory (static:1), all on the same CPUs. The "
-        "short ones run twice, before and after the long one. The last line is one JSON object.")
+        "short runs are made twice, before and after the long run. The last line is one JSON "
+        "object.")
     p.add_argument("--mixed", action="store_true",
-                   help="besides a judge, three teachers and a search endpoint: all services on "
-                        "one device, then one device each (needs the extra torch)")
+                   help="also call a judge, three teachers and a search endpoint: first with all "
+                        "services on one device, then with one device each (needs the extra torch)")
     p.add_argument("--problems", type=int, default=None,
-                   help=f"1 to 164 (default {DEFAULT_PROBLEMS}; mixed {DEFAULT_MIXED})")
-    p.add_argument("--seed", type=int, default=0)
+                   help="number of coding problems, 1 to 164 "
+                        f"(default: {DEFAULT_PROBLEMS}; with --mixed {DEFAULT_MIXED})")
+    p.add_argument("--seed", type=int, default=0, help="seed of all randomness (default: 0)")
     p.add_argument("--scale", type=float, default=None,
-                   help="factor on the measured think times "
-                        f"(default {DEFAULT_SCALE}; mixed {MIXED_SCALE})")
-    p.add_argument("--cpus", type=int, default=0, help="CPUs to hold (default: all usable)")
+                   help="factor on the measured policy latencies "
+                        f"(default: {DEFAULT_SCALE}; with --mixed {MIXED_SCALE})")
+    p.add_argument("--cpus", type=int, default=0,
+                   help="CPUs to hold (default: all that this process may use)")
     p.set_defaults(go=go)
 
 
 def go(args: argparse.Namespace) -> int:
-    """Runs the phases and reports."""
+    """Checks the options, runs the demo and prints the results; returns the exit status."""
     from ..demo.job import DemoPlan
     from ..errors import InvalidInput
     from ..resources.cpu import affinity
@@ -50,27 +56,28 @@ def go(args: argparse.Namespace) -> int:
     if scale is None:
         scale = MIXED_SCALE if args.mixed else DEFAULT_SCALE
     if not 1 <= problems <= 164:
-        raise InvalidInput(f"--problems: {problems} is not between 1 and 164")
+        raise InvalidInput(f"--problems {problems}: must be from 1 to 164")
     if not scale > 0:
-        raise InvalidInput(f"--scale: {scale} is not > 0")
+        raise InvalidInput(f"--scale {scale:g}: must be above 0")
     if args.cpus < 0:
-        raise InvalidInput(f"--cpus: {args.cpus} is not a whole number >= 0")
+        raise InvalidInput(f"--cpus {args.cpus}: must be at least 0 (0: all that this process may "
+                           "use)")
     cpus = args.cpus or len(affinity.usable())
     plan = DemoPlan(problems, args.seed, scale, cpus)
     return _mixed(plan) if args.mixed else _coding(plan)
 
 
 def _announce(plan: DemoPlan) -> None:
+    from ..demo.demo_isolation import isolation_warning
     from ..demo.job import GROUP, TRAINERS
-    from ..demo.think import mean_s
-    from ..demo.walls import unguarded
+    from ..demo.policy_latency import mean_s
 
-    if warning := unguarded():
+    if warning := isolation_warning():
         print(f"tangram: {warning}", file=sys.stderr, flush=True)
 
     print(f"One RL step: {plan.problems} HumanEval problems x {GROUP} trajectories on {plan.cpus} "
           f"CPUs, {TRAINERS} MPI trainer ranks and a gateway, seed {plan.seed}.\n"
-          f"Think times are measured ones (mean {mean_s('test'):.1f} s before tests) scaled by "
+          f"Policy latencies are measured ones (mean {mean_s('test'):.1f} s before tests) times "
           f"{plan.scale}.", flush=True)
 
 
@@ -83,52 +90,52 @@ def _coding(plan: DemoPlan) -> int:
     ours, static, plain = job.run_all(plan, _bar)
     _finish_bar()
     print(report.table(ours, static, plain))
-    print(report.under(ours, static, plain))
-    share = report.summary(ours, static, plain) | {"machine": machine}
-    print(f"\nthink : execution = {share['think_per_execution']} : 1   system share of the ACT "
-          f"{share['system_share']:.1%}   frames went by {ours.via}")
-    print(f"pass rate {ours.passed}/{ours.trajectories}, the mutations make "
-          f"{ours.expected}/{ours.trajectories} certain; {ours.mixed_groups} groups of mixed "
-          f"reward; unexpected rewards: {ours.wrong + static.wrong + plain.wrong}")
+    print(report.load_line(ours, static, plain))
+    summary = report.summary(ours, static, plain) | {"machine": machine}
+    print(f"\npolicy latency : execution = {summary['think_per_execution']} : 1   system share of "
+          f"the ACT {summary['system_share']:.1%}   frames went by {ours.via}")
+    print(f"pass rate {ours.passed}/{ours.trajectories} (certain from the drafts: {ours.expected}/"
+          f"{ours.trajectories}); {ours.mixed_groups} groups have passing and failing members; "
+          f"unexpected rewards: {ours.wrong + static.wrong + plain.wrong}")
     for one in (ours, static, plain):
         for number in one.job.split(", "):
             print(f"records of {one.placer:<10} tangram acct -j {number}")
-    print(json.dumps(share), flush=True)
-    return 0 if share["rewards_ok"] else 1
+    print(json.dumps(summary), flush=True)
+    return 0 if summary["rewards_ok"] else 1
 
 
 def _mixed(plan: DemoPlan) -> int:
-    from ..demo import crew, mixed, mixed_report, problems
+    from ..demo import demo_models, mixed, mixed_report, problems
 
-    crew.need_torch()
+    demo_models.need_torch()
     problems.load_problems()
     _announce(plan)
     print(f"Each trajectory searches once (a server on loopback, {mixed.RATE:g} a second), and a "
-          f"judge and {len(crew.TEACHERS)} teachers\nlook at its program: small models with random "
-          "weights, on CPU slots that stand in for GPUs and compute on\nthe same CPUs as the "
-          "commands do.", flush=True)
+          f"judge and {len(demo_models.TEACHERS)} teachers\nare called about its program. They are "
+          "small models with random weights on CPU slots that stand in for GPUs;\nthey compute on "
+          "the same CPUs as the commands.", flush=True)
     with tempfile.TemporaryDirectory(prefix="tangram-demo-") as folder:
-        models = crew.make_models(Path(folder), plan.seed)
+        models = demo_models.make_models(Path(folder), plan.seed)
         shared, own = (mixed.run_mixed(plan, models, phase, _bar) for phase in mixed.DEVICES)
     _finish_bar()
     print(mixed_report.table(shared, own))
-    told = mixed_report.summary(shared, own)
-    print(f"\npass rate {shared.passed}/{shared.trajectories}, the mutations make "
-          f"{shared.expected}/{shared.trajectories} certain; teachers that say otherwise in the "
-          f"other phase: {told['teachers_differ']}")
+    summary = mixed_report.summary(shared, own)
+    print(f"\npass rate {shared.passed}/{shared.trajectories} (certain from the drafts: "
+          f"{shared.expected}/{shared.trajectories}); teachers' answers that differ between the "
+          f"phases: {summary['teachers_differ']}")
     for line in [*shared.wrong, *own.wrong, *mixed_report.disagreements(shared, own)][:20]:
         print(f"WRONG {line}")
     for one in (shared, own):
         print(f"records of {one.phase:<10} tangram acct -j {one.job}")
-    print(json.dumps(told), flush=True)
-    return 0 if told["ok"] else 1
+    print(json.dumps(summary), flush=True)
+    return 0 if summary["ok"] else 1
 
 
 _WIDTH = 40
 
 
 def _bar(phase: str, share: float) -> None:
-    """A live bar on a terminal, a line a phase elsewhere."""
+    """Shows progress: a live bar on a terminal, one line per phase elsewhere."""
     if sys.stderr.isatty():
         full = round(share * _WIDTH)
         sys.stderr.write(f"\r{phase:<12} [{'#' * full}{'.' * (_WIDTH - full)}] {share:4.0%}"

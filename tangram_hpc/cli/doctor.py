@@ -1,5 +1,8 @@
-"""`tangram doctor`: a page of checks with remedies, for this node; status 1 if the main job would
-not run."""
+"""`tangram doctor`: prints a page of checks of this node, with remedies.
+
+The checks are in `doctor/`; this file shows progress and lays out the page. The exit status is 1 if
+the main job would not run here.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +19,31 @@ if TYPE_CHECKING:
     from ..transport.socket.address import Addresses
 
 _COLOURS = {"ok": "32", "warn": "33", "fail": "31", "skip": "2"}
-_PLACES = {"machine": "a machine without Slurm: the main job is an embedded run",
-           "login": "beside a Slurm, not inside a job: the main job is a broker's job",
-           "job": "inside a Slurm job: the main job is a broker's job"}
+_PLACES = {"machine": "a machine without Slurm, where the main job is an embedded run",
+           "login": "a machine with Slurm, outside a job; the main job is a job with a broker",
+           "job": "a machine inside a Slurm job; the main job is a job with a broker"}
 _WIDTH, _LEFT = 100, 23
-_CLEAR = "\r\033[K"  # the line that says what is being looked at
+_CLEAR = "\r\033[K"  # erases the line that names the check in progress
 
 
 def add(verbs: Any) -> None:
-    """Adds the verb."""
+    """Adds this verb to the command line."""
     p = verbs.add_parser(
-        "doctor", help="check this node: what works, what does not, what to do",
-        description="Checks this node for what broker, workers and trainers need, and says what to "
-                    "do about what is missing. It submits no job, needs no root and leaves nothing "
-                    "behind; inside a job it starts two small steps beside what runs there. Exit "
-                    "status 1 when the main job would not run.")
-    p.add_argument("--json", action="store_true", help="one JSON object")
-    p.add_argument("--mpi", default="", metavar="WAY",
-                   help="how srun starts MPI (default: what the MPI library wants)")
+        "doctor", help="check what works on this node, and print remedies for what does not",
+        description="Checks this node for everything that broker, workers and trainers need, and "
+                    "prints a remedy for each thing that is missing. It submits no job, needs no "
+                    "root and leaves nothing behind; inside a job it starts two small job steps "
+                    "beside those that run there. The exit status is 1 if the main job would not "
+                    "run.")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
+    p.add_argument("--mpi", default="", metavar="TYPE",
+                   help="value of srun's option --mpi (default: the one that the MPI library "
+                        "needs)")
     p.set_defaults(go=go)
 
 
 def go(args: argparse.Namespace) -> int:
-    """Looks, prints, and says whether the main job would run."""
+    """Runs the checks and prints them; returns 1 if the main job would not run, else 0."""
     from ..app.connecting import own_addresses
     from ..config.settings import Config, load_config
     from ..doctor.checkup import gather_context, run_checks
@@ -47,7 +52,7 @@ def go(args: argparse.Namespace) -> int:
 
     wrong = ""
     try:
-        config = load_config(os.environ, say=False)  # a line of the page tells it
+        config = load_config(os.environ, say=False)  # a check of the page warns instead
     except InvalidInput as error:
         config, wrong = Config.model_validate({}), str(error)
     own: Addresses | str | None
@@ -84,7 +89,7 @@ def _say_nothing(group: str, name: str) -> None:
 
 def page(kind: str, host: str, checks: Sequence[Any], why: Sequence[str], colour: bool = False
          ) -> list[str]:
-    """The lines of the page: a group a subject, a line or more a check."""
+    """Returns the lines of the page: a section per group, and one or more lines per check."""
     lines = [f"{host}: {_PLACES[kind]}"]
     group = ""
     for check in checks:
@@ -98,8 +103,8 @@ def page(kind: str, host: str, checks: Sequence[Any], why: Sequence[str], colour
         lines.append(f"  {state}  {check.name:<14} {body[0]}")
         lines += [" " * _LEFT + line for line in body[1:]]
     counts = {s: sum(c.state == s for c in checks) for s in _COLOURS}
-    told = ", ".join(f"{n} {s}" for s, n in counts.items() if n)
-    lines += ["", f"The main job would {'not ' if why else ''}run here ({told})."]
+    summary = ", ".join(f"{n} {s}" for s, n in counts.items() if n)
+    lines += ["", f"The main job would {'not ' if why else ''}run here ({summary})."]
     return lines + [f"  {line}" for line in why]
 
 

@@ -1,4 +1,8 @@
-"""`tangram explain`: why an action waits, behind what, and when it should start."""
+"""`tangram explain`: explains why an action waits, what is in front of it, when it should start.
+
+The running broker answers. When an action is over and the broker no longer knows it, or when no
+broker runs, the job's journal answers instead.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,23 @@ import os
 from typing import Any
 
 from .helpers import ids
-from .helpers.told_allocs import elastic_lines
+from .helpers.allocation_view import elastic_lines
 
 
 def add(verbs: Any) -> None:
-    """Adds the verb."""
+    """Adds this verb to the command line."""
     p = verbs.add_parser(
-        "explain", help="why an action waits, behind what, and when it should start",
-        description="Asks the broker about one action. The expected start is found by running the "
-                    "real scheduler ahead on a copy of its state; nothing that may still arrive is "
-                    "in it, and it says what it rests on.")
+        "explain", help="explain why an action waits and when it should start",
+        description="Asks the broker about one action. The expected start is computed by running "
+                    "the real scheduler ahead on a copy of its state. Work that may still arrive "
+                    "is not considered; the answer says which estimates it is based on.")
     p.add_argument("action", metavar="ACTION", type=_named,
-                   help="its id, or a session's, such as 2.17 or 4711.2.17 (`info`, `acct` show "
-                        "it); `allocation`: what is held, asked for and given back, and why")
-    p.add_argument("-j", "--job", type=ids.job, default="", help="job id (default: as for `run`)")
-    p.add_argument("--json", action="store_true", help="one JSON object")
+                   help="id of an action or a session, such as 2.17 or 4711.2.17 (`info` and "
+                        "`acct` print ids); or `allocation`, to explain which allocations are "
+                        "held, requested and given back")
+    p.add_argument("-j", "--job", type=ids.job, default="",
+                   help="job id (default: as for `tangram run`)")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
     p.set_defaults(go=go)
 
 
@@ -31,28 +37,31 @@ def _named(text: str) -> ids.Named:
 
 
 def go(args: argparse.Namespace) -> int:
-    """Asks the broker, or the journal about what is over, and prints."""
+    """Asks the broker, or the journal about an ended action, and prints; returns the exit status.
+    """
     from ..errors import InvalidInput
 
     action, job = args.action.action, args.job or args.action.job
     if args.job and args.action.job not in ("", args.job, args.job.partition("@")[0]):
-        raise InvalidInput(f"ACTION: {args.action.job}.{action} is of job {args.action.job}, and "
-                           f"--job says {args.job}; leave one of them out")
-    told, over = _ask(job, action)
-    if "error" in told and action != "allocation":
-        told = _from_journal(job, action, over) or told
-    if "error" in told:
-        raise InvalidInput(f"ACTION: {told['error']}")
+        raise InvalidInput(f"ACTION: {args.action.job}.{action} belongs to job {args.action.job}, "
+                           f"but --job is {args.job}; leave one of them out")
+    answer, asked = _ask(job, action)
+    if "error" in answer and action != "allocation":
+        answer = _from_journal(job, action, asked) or answer
+    if "error" in answer:
+        raise InvalidInput(f"ACTION: {answer['error']}")
     if args.json:
-        print(json.dumps(told))
+        print(json.dumps(answer))
         return 0
-    for line in lines(told):
+    for line in lines(answer):
         print(line)
     return 0
 
 
 def _ask(job: str, action: str) -> tuple[dict[str, Any], str]:
-    """The broker's answer, or why there is none; and the job that was asked."""
+    """Returns the broker's answer or an error, and the job that was asked; empty if none was
+    reached.
+    """
     from ..app.connecting import connect, find_access
     from ..errors import AccessError, BrokerUnreachable
     from ..storage.rundir import last_job
@@ -66,13 +75,15 @@ def _ask(job: str, action: str) -> tuple[dict[str, Any], str]:
             return client.ask("explain", action), client.job
     except (AccessError, BrokerUnreachable) as error:
         if action == "allocation":
-            return {"error": "the job does not answer"}, ""
-        return {"error": f"no action {action} is known, and the job does not answer: "
-                         f"{error}"}, ""
+            return {"error": "the job's broker does not answer"}, ""
+        return {"error": f"action {action} is not known from a journal, and the job's broker does "
+                         f"not answer: {error}"}, ""
 
 
 def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
-    """How an action ended that the broker has forgotten; None when the journal has none."""
+    """Returns how an action ended that the broker no longer knows; None if the journal has no such
+    one.
+    """
     from ..accounting.record import fold
     from ..domain.ids import parse, show
     from ..domain.states import ENDED
@@ -95,83 +106,87 @@ def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
         "node": record.node.name if record.node is not None else "", "units": record.cpus,
         "queue_s": record.planned_ns / 1e9, "exec_s": done.exec_ns / 1e9 if done else 0.0,
         "exit_code": done.exit_status if done else 0, "signal": done.signal if done else 0,
-        "why": done.reason if done else "the job ended before it did",
+        "why": done.reason if done else "the job ended before the action did",
     }
 
 
-def lines(told: dict[str, Any]) -> list[str]:
-    """An answer as a person reads it."""
-    if "elastic" in told:
-        return elastic_lines(told["elastic"]) if told["elastic"] else [
-            "the job holds what it was given: its user allows neither to ask for nodes nor to give "
-            "any back ([elastic] in tangram.toml, --idle-release)"]
-    if "session_state" in told:
-        return _session(told)
-    degrees = ",".join(map(str, told["degrees"]))
-    where = f"  session {told['session']}" if told["session"] else ""
-    first = f"{told['id']} {told['name']}  {told['state']}  {told['key']} {degrees}{where}"
-    if "turn" in told:
-        first += "\n" + _turn(told["turn"])
-    if "start" in told:
-        return [first, *_waiting(told)]
-    if "runs_s" in told:
-        end = _soon(told["ends_in_s"])
-        return [first, f"runs on {told['node']} with {told['units']} units for "
-                       f"{told['runs_s']:.1f} s ({told['resizes']} resizes)",
-                f"expected end: {end} (rests on: {told['rests_on']})"]
-    on = f" on {told['node']}" if told.get("node") else ""
-    end = f"signal {told['signal']}" if told["signal"] else f"exit code {told['exit_code']}"
-    return [first, f"ended{on} after {told['exec_s']:.3f} s: {end}"
-                   + (f", {told['why']}" if told["why"] else "")]
+def lines(answer: dict[str, Any]) -> list[str]:
+    """Returns the lines that show an answer of the broker to a person."""
+    if "elastic" in answer:
+        return elastic_lines(answer["elastic"]) if answer["elastic"] else [
+            "the job keeps its allocations: its settings allow it neither to request nodes nor to "
+            "give any back (set [elastic] in tangram.toml, or --idle-release)"]
+    if "session_state" in answer:
+        return _session(answer)
+    degrees = ",".join(map(str, answer["degrees"]))
+    where = f"  session {answer['session']}" if answer["session"] else ""
+    first = f"{answer['id']} {answer['name']}  {answer['state']}  {answer['key']} {degrees}{where}"
+    if "turn" in answer:
+        first += "\n" + _turn(answer["turn"])
+    if "start" in answer:
+        return [first, *_waiting(answer)]
+    if "runs_s" in answer:
+        end = _soon(answer["ends_in_s"])
+        return [first, f"has run on {answer['node']} with {answer['units']} units for "
+                       f"{answer['runs_s']:.1f} s ({answer['resizes']} resizes)",
+                f"expected end: {end} (run time: {answer['rests_on']})"]
+    on = f" on {answer['node']}" if answer.get("node") else ""
+    end = f"signal {answer['signal']}" if answer["signal"] else f"exit code {answer['exit_code']}"
+    return [first, f"ended{on} after {answer['exec_s']:.3f} s: {end}"
+                   + (f", {answer['why']}" if answer["why"] else "")]
 
 
 def _turn(turn: dict[str, Any]) -> str:
-    """Where a turn went, or what its pool has room for."""
+    """Describes a turn: the service that it was routed to, or the requests of its pool's services.
+    """
     of = (f"turn of trajectory {turn['trajectory']}: {turn['context']} tokens of context, "
           f"{turn['generated']} generated")
     if "service" in turn:
-        return (f"{of}; dealt to {turn['service']} (bucket {turn['bucket']}, wanted "
-                f"{turn['wanted']}, {turn['how']})")
+        return (f"{of}; routed to {turn['service']} (bucket {turn['bucket']}; its prediction is "
+                f"bucket {turn['wanted']}; {turn['how']})")
     if not turn["why"]:
-        return f"{of}; was never dealt"
+        return f"{of}; has not been routed"
     if turn["why"] == "TrajectoryBusy":
-        return f"{of}; behind {turn['ahead']} earlier turns of its trajectory"
-    loads = ", ".join(f"{s['name']} {s['load']} of {s['running_max'] + s['queue_max']}"
-                      if s["stands"] else f"{s['name']} stands nowhere" for s in turn["services"])
-    return f"{of}; behind {turn['ahead']} in the line of pool {turn['pool']}: {loads}"
+        return f"{of}; waits for {turn['ahead']} earlier turns of its trajectory"
+    loads = ", ".join(f"{s['name']} has {s['load']} of {s['running_max'] + s['queue_max']} requests"
+                      if s["stands"] else f"{s['name']} is on no GPU" for s in turn["services"])
+    return (f"{of}; waits for {turn['ahead']} turns in front of it in the queue of pool "
+            f"{turn['pool']}: {loads}")
 
 
-def _session(told: dict[str, Any]) -> list[str]:
-    origin = f", a fork of {told['origin']}" if told["origin"] else ""
-    found = [f"session {told['id']} {told['name']}  {told['session_state']}  "
-             f"{told['mem_mib']} MiB{origin}"]
-    if "reason" in told:
-        found += [f"waits for {told['waited_s']:.1f} s: {told['reason']}",
-                  f"behind {told['ahead']} sessions; {told['nodes']} nodes could hold it, with at "
-                  f"most {told['most_free_mib']} MiB free"]
+def _session(answer: dict[str, Any]) -> list[str]:
+    origin = f", a fork of {answer['origin']}" if answer["origin"] else ""
+    found = [f"session {answer['id']} {answer['name']}  {answer['session_state']}  "
+             f"{answer['mem_mib']} MiB{origin}"]
+    if "reason" in answer:
+        found += [f"has waited for {answer['waited_s']:.1f} s: {answer['reason']}",
+                  f"{answer['ahead']} sessions are in front of it; {answer['nodes']} nodes are "
+                  f"large enough, with at most {answer['most_free_mib']} MiB free on one"]
     else:
-        found.append(f"on {told['node']}")
-    return [*found, f"{told['actions_running']} actions run in it, {told['actions_waiting']} wait"]
+        found.append(f"is open on {answer['node']}")
+    return [*found, f"{answer['actions_running']} of its actions run, "
+                    f"{answer['actions_waiting']} wait"]
 
 
 def _soon(seconds: float | None) -> str:
     return "unknown" if seconds is None else f"in {seconds:.1f} s"
 
 
-def _waiting(told: dict[str, Any]) -> list[str]:
-    start = told["start"]
-    why = f": {told['ending']}" if told.get("ending") else ""
-    found = [f"waits for {told['waited_s']:.1f} s: {told['reason']}{why}",
-             f"behind {told['ahead']} waiting of {told['ahead_sessions']} sessions"]
+def _waiting(answer: dict[str, Any]) -> list[str]:
+    start = answer["start"]
+    why = f": {answer['ending']}" if answer.get("ending") else ""
+    found = [f"has waited for {answer['waited_s']:.1f} s: {answer['reason']}{why}",
+             f"{answer['ahead']} waiting actions of {answer['ahead_sessions']} sessions are in "
+             "front of it"]
     found += [f"  {s['count']:>6} x {s['name']} on {s['key']} {','.join(map(str, s['degrees']))}"
-              for s in told["ahead_shapes"]]
-    found.append(f"{told['holders']} running hold what it could run on")
+              for s in answer["ahead_shapes"]]
+    found.append(f"{answer['holders']} running actions hold units that it could run on")
     found += [f"  {h['id']:<10} {h['name']:<16} {h['units']:>3} units on {h['node']}, ends "
-              f"{_soon(h['ends_in_s'])}" for h in told["held_by"]]
-    rests = ", ".join(f"{n} by {what}" for what, n in start["rests_on"].items()) or "nothing else"
+              f"{_soon(h['ends_in_s'])}" for h in answer["held_by"]]
+    used = ", ".join(f"{n} {what}" for what, n in start["rests_on"].items()) or "none"
     if start["in_s"] is None:
         found.append(f"expected start: unknown: {start['why']}")
     else:
         found.append(f"expected start: {_soon(start['in_s'])} on {start['node']} with "
-                     f"{start['units']} units, if nothing else arrives")
-    return [*found, f"rests on run times: {rests}"]
+                     f"{start['units']} units, if no other work arrives")
+    return [*found, f"run times that this estimate uses: {used}"]

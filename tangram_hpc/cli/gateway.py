@@ -1,4 +1,6 @@
-"""`tangram gateway`: one rank of the trainers' MPI world, carries their frames to the broker."""
+"""`tangram gateway`: one rank of the trainers' MPI world, which forwards their frames to the
+broker.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,16 @@ from typing import Any
 
 
 def add(verbs: Any) -> None:
-    """Adds the verb."""
-    p = verbs.add_parser("gateway", help="carry MPI ranks' traffic to the broker (one rank)")
-    p.add_argument("--access", help="access file (default: TANGRAM_ACCESS, or the job's)")
+    """Adds this verb to the command line."""
+    p = verbs.add_parser("gateway", help="forward the MPI ranks' messages to the broker (one rank)")
+    p.add_argument("--access", help="access file (default: TANGRAM_ACCESS, else the job's file)")
     p.set_defaults(go=go)
 
 
 def go(args: argparse.Namespace) -> int:
-    """Runs until every rank has said goodbye."""
-
+    """Runs until every rank has ended its connection; returns the exit status."""
     from ..app.gateway import serve_gateway
     from ..config.settings import load_config
 
-    # the broker and the first rank have told what is not read
+    # The broker and the first rank warn about a tangram.toml that is not read.
     return serve_gateway(load_config(os.environ, say=False), os.environ, args.access)

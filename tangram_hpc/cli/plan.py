@@ -1,4 +1,10 @@
-"""`tangram plan`: how to divide GPUs between training and rollouts, and in which layouts."""
+"""`tangram plan`: searches how to divide GPUs between training and rollouts, and the layouts of
+both.
+
+Input files are read by `config/planner`, the search is in `libra/planner`, and the costs come from
+the built-in model or from the user's command. The result is printed, drawn, or written to a plan
+file that a trainer may read. No running process is touched.
+"""
 
 from __future__ import annotations
 
@@ -21,37 +27,40 @@ PLAN_FILE = "tangram-plan.json"
 
 
 def add(verbs: Any) -> None:
-    """Adds the verb."""
+    """Adds this verb to the command line."""
     p = verbs.add_parser(
-        "plan", help="how to divide GPUs between training and rollouts",
+        "plan", help="plan how to divide GPUs between training and rollouts",
         description="Searches the split of N GPUs between training and rollouts, with the layouts "
-                    "of both, whose asynchronous step max(T_train, T_rollout) is shortest. Bounds "
-                    "are in the table [planner] of the configuration.")
+                    "of both, whose asynchronous step max(T_train, T_rollout) is shortest. The "
+                    "bounds of the search are set in the table [planner] of tangram.toml.")
     p.add_argument("--model", required=True, metavar="M.toml",
                    help="model file, or the name of a shipped one")
     p.add_argument("--gpus", required=True, type=int, metavar="N", help="GPUs to divide")
     p.add_argument("--hardware", metavar="H.toml",
                    help="hardware file, or the name of a shipped one (default: [planner] hardware)")
     p.add_argument("--history", type=Path, metavar="LENGTHS.jsonl",
-                   help="lengths of requests seen (default: [lengths] of the model file)")
+                   help="file of measured request lengths (default: [lengths] of the model file)")
     p.add_argument("--measured", type=Path, metavar="STEPS.jsonl",
-                   help="measured times, to correct the cost model by")
-    p.add_argument("--top", type=int, default=8, metavar="K", help="splits to show (default: 8)")
+                   help="file of measured times, which correct the cost model")
+    p.add_argument("--top", type=int, default=8, metavar="K",
+                   help="number of splits to print (default: 8)")
     p.add_argument("--explain", nargs="?", type=int, const=0, metavar="T",
-                   help="print every node of the training trees (of T training GPUs only) and why "
-                        "it was cut")
+                   help="print every node of the training search trees (with T: only those of T "
+                        "training GPUs) and why it was cut")
     p.add_argument("--apply", nargs="?", type=Path, const=Path(PLAN_FILE), metavar="PLAN.json",
                    help=f"write the best split to a plan file (default: {PLAN_FILE}) that a "
-                        "trainer may read; a plan that is there stays unless the new one is worth "
+                        "trainer may read. An existing plan is kept unless the new plan is worth "
                         "the cost of switching. No running process is touched")
-    p.add_argument("--force", action="store_true", help="with --apply: write it in any case")
-    p.add_argument("--plot", type=Path, metavar="OUT", help="draw the splits: .svg or .png")
-    p.add_argument("--json", action="store_true", help="one JSON object")
+    p.add_argument("--force", action="store_true",
+                   help="with --apply: replace an existing plan in any case")
+    p.add_argument("--plot", type=Path, metavar="OUT",
+                   help="draw the splits into a file that ends in .svg or .png")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
     p.set_defaults(go=go)
 
 
 def go(args: argparse.Namespace) -> int:
-    """Plans, prints, draws and writes."""
+    """Plans, prints, draws and writes the plan file; returns the exit status."""
     from ..config.planner.files import read_hardware, read_model
     from .size import drawer
 
@@ -67,10 +76,10 @@ def go(args: argparse.Namespace) -> int:
     said += learned
     nodes = [node.words() for node in sorted(seen, key=lambda node: (node.gpus, node.path))]
     if args.explain is not None:
-        nodes += _degree_words(own)
+        nodes += _degree_texts(own)
     applied = _apply(args, found.best, costs, settings, factors, said)
     if args.json:
-        print(json.dumps(_told(args, found, own, source, said, factors, nodes, applied)))
+        print(json.dumps(_as_json(args, found, own, source, said, factors, nodes, applied)))
     else:
         print(*nodes, sep="\n", end="\n\n" if nodes else "")
         _print(found, own, source, said, factors, args.top)
@@ -88,13 +97,14 @@ def _check(args: argparse.Namespace) -> None:
     from ..errors import InvalidInput
 
     if not 2 <= args.gpus <= 65536:
-        raise InvalidInput(f"--gpus {args.gpus}: it must be from 2 to 65536")
+        raise InvalidInput(f"--gpus {args.gpus}: must be from 2 to 65536")
     if args.top < 1:
-        raise InvalidInput(f"--top {args.top}: it must be at least 1")
+        raise InvalidInput(f"--top {args.top}: must be at least 1")
     if args.explain is not None and not 0 <= args.explain < args.gpus:
-        raise InvalidInput(f"--explain {args.explain}: training GPUs, from 1 to {args.gpus - 1}")
+        raise InvalidInput(f"--explain {args.explain}: the number of training GPUs must be from 1 "
+                           f"to {args.gpus - 1}")
     if args.force and args.apply is None:
-        raise InvalidInput("--force: it needs --apply")
+        raise InvalidInput("--force: needs --apply")
 
 
 def _settings() -> PlannerSettings:
@@ -108,7 +118,7 @@ def _settings() -> PlannerSettings:
 
 def _history(path: Path | None, model: ModelFile, settings: PlannerSettings) -> (
         tuple[list[Request], str]):
-    """The newest requests, and where they are from."""
+    """Returns the newest requests, and a description of their source."""
     from ..config.planner.files import read_history
     from ..errors import InvalidInput
 
@@ -116,20 +126,21 @@ def _history(path: Path | None, model: ModelFile, settings: PlannerSettings) -> 
         found = read_history(path)[-settings.history:]
         return found, f"{len(found)} requests of {path}"
     if model.lengths is None:
-        raise InvalidInput(f"model {model.name}: without --history it needs a table [lengths]")
+        raise InvalidInput(f"model {model.name}: its file has no table [lengths]; add one, or give "
+                           "--history")
     return model.lengths.requests(model.training.batch), "[lengths] of the model file"
 
 
 def _learned(path: Path | None, settings: PlannerSettings) -> (
         tuple[Factors, PlannerSettings, str]):
-    """Factors, settings and words of what was measured."""
+    """Returns the factors, the settings and a remark that follow from measured times."""
     from ..config.planner.files import read_measured
     from ..libra.planner.calibrate import Calibrator
 
     calibrator, routing = Calibrator(settings.learning()), settings.routing_loss
     for one in read_measured(path) if path is not None else ():
         said = one.modelled_ns
-        if one.degree and routing:  # without it the router knows all lengths
+        if one.degree and routing:  # a loss of 0 means that the router knows all lengths
             said = round(said * (1 + routing)) if one.mixed else said
             calibrator.observe_plan(one.mixed, said, one.measured_ns, one.mean_tokens)
             said = round(said * calibrator.beside()) if one.mixed else said
@@ -148,7 +159,7 @@ def _own(model: ModelFile, kind: Any, history: list[Request], factors: Factors) 
 
 def _plan(own: AnalyticCosts, args: argparse.Namespace, settings: PlannerSettings,
           seen: list[LayoutNode]) -> tuple[SplitPlan, Costs, str]:
-    """The plan, the costs it was made with, and where these are from."""
+    """Returns the plan, the costs that it was made with, and a description of their source."""
     from ..libra.live.plan_costs import CommandCosts, CostsFailed
     from ..libra.planner.split import plan
 
@@ -157,7 +168,7 @@ def _plan(own: AnalyticCosts, args: argparse.Namespace, settings: PlannerSetting
             seen.append(node)
 
     wanted = note if args.explain is not None else None
-    search, said = settings.search(), "the own model"
+    search, said = settings.search(), "the built-in model"
     if settings.cost_command:
         command = CommandCosts(own, settings.cost_command, settings.cost_timeout_s)
         try:
@@ -166,7 +177,7 @@ def _plan(own: AnalyticCosts, args: argparse.Namespace, settings: PlannerSetting
         except CostsFailed as error:
             if not settings.cost_fallback:
                 raise
-            said = f"the own model, as {error}"
+            said = f"the built-in model, because {error}"
             seen.clear()
     return plan(own, args.gpus, search, wanted), own, said
 
@@ -176,7 +187,8 @@ def _plan(own: AnalyticCosts, args: argparse.Namespace, settings: PlannerSetting
 
 def _apply(args: argparse.Namespace, best: Split, costs: Costs, settings: PlannerSettings,
            factors: Factors, said: str) -> str:
-    """Writes the plan file where that is worth it; one line of what was done."""
+    """Writes the plan file if that is worth it; returns one line about it, empty without `--apply`.
+    """
     from ..config.planner.plan_file import plan_file, read_plan, write_plan
     from ..libra.planner.trigger import worth
 
@@ -184,7 +196,7 @@ def _apply(args: argparse.Namespace, best: Split, costs: Costs, settings: Planne
         return ""
     new = plan_file(best, costs.model.name, costs.hardware.name, costs.hardware.gpus_per_node,
                     factors, said)
-    why = "there was none"
+    why = "there was no plan"
     if args.force:
         why = "--force"
     elif args.apply.exists():
@@ -195,9 +207,9 @@ def _apply(args: argparse.Namespace, best: Split, costs: Costs, settings: Planne
             if not verdict.switch:
                 return f"{args.apply}: kept as it is: {why}"
         else:
-            why = f"the one there was for {old.gpus} GPUs, {old.model} on {old.hardware}"
+            why = f"the old plan was for {old.gpus} GPUs, {old.model} on {old.hardware}"
     write_plan(args.apply, new)
-    return (f"{args.apply}: written ({why}). It takes effect when your trainer reads it; no "
+    return (f"{args.apply}: written ({why}). The plan takes effect when your trainer reads it; no "
             "process was touched")
 
 
@@ -206,25 +218,26 @@ def _same_job(old: PlanFile, new: PlanFile) -> bool:
 
 
 def _standing_ns(old: PlanFile, costs: Costs, settings: PlannerSettings) -> int | None:
-    """What the plan in the file takes for the lengths of now; None if it cannot run."""
+    """Returns the step time of the plan in the file with today's lengths; None if it cannot run."""
     from ..libra.planner.reprice import reprice
 
     now = reprice(costs, old.gpus, old.training.layout(), old.degrees(), settings.search())
     return now.step_ns if now else None
 
 
-# ---- words --------------------------------------------------------------------------------------
+# ---- texts --------------------------------------------------------------------------------------
 
 
-def layout_words(split: Split) -> str:
-    """A training layout in short."""
+def layout_text(split: Split) -> str:
+    """Returns a training layout in short, such as `tp2 pp1 dp4 mb2`."""
     x = split.layout
     ep = f" ep{x.ep}" if x.ep > 1 else ""
     return f"tp{x.tp}{ep} pp{x.pp} dp{x.dp} mb{x.micro}"
 
 
-def instance_words(split: Split) -> str:
-    """How many instances of which degrees, short requests first."""
+def instance_text(split: Split) -> str:
+    """Returns the number of instances of each degree, short requests first, such as `4xTP1 2xTP4`.
+    """
     runs: list[tuple[int, int]] = []
     for one in split.instances:
         count = runs.pop()[0] + 1 if runs and runs[-1][1] == one.degree else 1
@@ -232,17 +245,18 @@ def instance_words(split: Split) -> str:
     return " ".join(f"{count}xTP{degree}" for count, degree in runs)
 
 
-def _degree_words(own: AnalyticCosts) -> list[str]:
-    """What rollout instances of each degree can hold, by the own model."""
-    longest, words = max(r.total for r in own.batch), []
+def _degree_texts(own: AnalyticCosts) -> list[str]:
+    """Describes what rollout instances of each degree can hold, by the built-in model."""
+    longest, texts = max(r.total for r in own.batch), []
     for degree in own.rollout.degrees:
         cut = own.rollout_cost.cut(degree)
         room = own.rollout_cost.kv_tokens(degree)
         if not cut and room < longest:
-            cut = "only for requests that it can hold" if room else "no room for a cache"
-        words.append(f"rollout TP{degree}: cache of {room} tokens" + (f": cut: {cut}" if cut
+            cut = ("usable only for requests that fit into the cache" if room else
+                   "no memory is left for a cache")
+        texts.append(f"rollout TP{degree}: cache of {room} tokens" + (f": cut: {cut}" if cut
                                                                       else ""))
-    return words
+    return texts
 
 
 def _print(found: SplitPlan, own: AnalyticCosts, source: str, said: str, factors: Factors,
@@ -251,42 +265,42 @@ def _print(found: SplitPlan, own: AnalyticCosts, source: str, said: str, factors
     print(f"{own.model.name} ({own.model.params / 1e9:.1f} B weights) on {found.gpus} "
           f"{own.hardware.name} GPUs, {own.training.batch} sequences a step")
     print(f"lengths  {source}: mean {sum(totals) / len(totals):.0f} tokens, longest {max(totals)}")
-    print(f"costs    {said}{_factor_words(factors)}")
+    print(f"costs    {said}{_factor_text(factors)}")
     print(f"\n{'train':>6}{'rollout':>8}  {'step s':>9}{'train s':>9}{'rollout s':>10}"
           f"{'GiB':>7}{'spare':>6}  {'layout':<22}instances")
     for split in found.splits[:top]:
         print(f"{split.train_gpus:>6}{split.rollout_gpus:>8}  {split.step_ns / 1e9:>9.2f}"
               f" {split.price.ns / 1e9:>8.2f} {split.rollout_ns / 1e9:>9.2f}"
               f"{split.price.mem_bytes / 2**30:>7.1f}{split.spare:>6}  "
-              f"{layout_words(split):<22}{instance_words(split)}")
+              f"{layout_text(split):<22}{instance_text(split)}")
     if len(found.splits) > top:
-        print(f"{'':>6}and {len(found.splits) - top} more that are slower")
+        print(f"{'':>6}and {len(found.splits) - top} slower splits")
     _print_best(found.best)
 
 
 def _print_best(best: Split) -> None:
     parts = ", ".join(f"{name} {ns / 1e9:.2f}" for name, ns in best.price.named().items()
                       if ns >= 5_000_000)
-    print(f"\nbest: {best.train_gpus} GPUs train, {best.rollout_gpus} roll out"
-          + (f"; {best.spare} of these could be lent away, the step would not be longer"
+    print(f"\nbest: {best.train_gpus} GPUs for training, {best.rollout_gpus} for rollouts"
+          + (f"; {best.spare} of these could be lent to others without making the step longer"
              if best.spare else ""))
     if parts:
-        print(f"a training step in seconds: {parts}")
+        print(f"seconds of a training step: {parts}")
     print(f"{'instance':>9}{'degree':>7}{'requests':>9}{'tokens from':>12}{'to':>8}{'seconds':>10}")
     for k, one in enumerate(best.instances):
         print(f"{k:>9}{one.degree:>7}{one.requests:>9}{one.shortest:>12}{one.longest:>8}"
               f" {one.ns / 1e9:>9.2f}")
 
 
-def _factor_words(factors: Factors) -> str:
+def _factor_text(factors: Factors) -> str:
     known = [("training", factors.train), *((f"TP{d}", f) for d, f in factors.rollout)]
     moved = [f"{name} x {factor:.3f}" for name, factor in known if factor != 1.0]
-    return f", corrected by what was measured: {', '.join(moved)}" if moved else ""
+    return f", corrected by measured times: {', '.join(moved)}" if moved else ""
 
 
-def _told(args: argparse.Namespace, found: SplitPlan, own: AnalyticCosts, source: str, said: str,
-          factors: Factors, nodes: list[str], applied: str) -> dict[str, Any]:
-    """All of it for a program."""
+def _as_json(args: argparse.Namespace, found: SplitPlan, own: AnalyticCosts, source: str,
+             said: str, factors: Factors, nodes: list[str], applied: str) -> dict[str, Any]:
+    """Returns the object that `--json` prints."""
     from dataclasses import asdict
 
     def row(split: Split) -> dict[str, Any]:
@@ -310,7 +324,9 @@ def _told(args: argparse.Namespace, found: SplitPlan, own: AnalyticCosts, source
 
 
 def _panels(found: SplitPlan, costs: Costs, search: Search, name: str, gpus: int) -> list[Panel]:
-    """Both sides against the split, and the best step against the number of GPUs."""
+    """Returns two panels: both stages against the split, and the best step against the number of
+    GPUs.
+    """
     from ..simulator.pictures.curve_svg import Panel
 
     key = "the best step; a ring is the best split"
@@ -326,7 +342,7 @@ def _panels(found: SplitPlan, costs: Costs, search: Search, name: str, gpus: int
 
 
 def _by_gpus(costs: Costs, search: Search, gpus: int) -> list[Split]:
-    """The best split of some smaller numbers of GPUs, and of all."""
+    """Returns the best split of up to twelve smaller numbers of GPUs, and of all GPUs."""
     from ..errors import InvalidInput
     from ..libra.planner.split import plan
 
@@ -336,7 +352,7 @@ def _by_gpus(costs: Costs, search: Search, gpus: int) -> list[Split]:
         try:
             found.append(plan(costs, some, search).best)
         except InvalidInput:
-            continue  # too few
+            continue  # too few GPUs for this model
     return found
 
 

@@ -1,5 +1,8 @@
-"""`tangram rank`: one line before any trainer's command under `srun`; becomes `tangram gateway` in
-the last rank of an MPI world, and the trainer itself in all others."""
+"""`tangram rank`: stands before any trainer's command under `srun`.
+
+It finds the broker and then becomes `tangram gateway` in the last rank of an MPI world, and the
+trainer itself in all other ranks, so that signals and exit statuses are the trainer's own.
+"""
 
 from __future__ import annotations
 
@@ -17,32 +20,37 @@ from .helpers import ids
 if TYPE_CHECKING:
     from ..app.trainer_rank import TrainerTask
 
-_SHARED_FS_S = 10.0  # a shared file system may show a new access file so much later
+_SHARED_FS_S = 10.0  # how long a shared file system may take to show a new access file
 
 
 def add(verbs: Any) -> None:
-    """Adds the verb."""
+    """Adds this verb to the command line."""
     p = verbs.add_parser(
-        "rank", help="a trainer's rank: srun ... tangram rank -- python train.py",
-        description="Finds the broker, checks the step and becomes COMMAND, which finds TANGRAM_* "
-        "and, where they are not set, RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT "
-        "in its environment. Signals and exit status are COMMAND's own. In a step that srun "
-        "starts with MPI, the last rank becomes the gateway: start one rank more than trainers.")
+        "rank", help="start a trainer's rank: srun ... tangram rank -- python train.py",
+        description="Finds the broker, checks the job step and becomes COMMAND, which finds "
+        "TANGRAM_* and, unless they are set already, RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
+        "MASTER_PORT in its environment. Signals and exit status are COMMAND's own. In a job step "
+        "that srun starts with MPI, the last rank becomes the gateway, so start one rank more than "
+        "trainers.")
     p.add_argument("--gateway", choices=("auto", "on", "off"), default="auto",
-                   help="auto: one where the step was started with MPI and mpi4py is there; on: or "
-                        "an error; off: all ranks are trainers, over the broker's socket")
+                   help="auto: the last rank is the gateway if the job step was started with MPI "
+                        "and mpi4py is installed; on: fail if this is not so; off: all ranks are "
+                        "trainers, and use the broker's socket (default: auto)")
     p.add_argument("-j", "--job", type=ids.job, default="",
-                   help="the broker's job (default: TANGRAM_ACCESS, TANGRAM_JOB or the Slurm job "
-                        "we are in)")
-    p.add_argument("--access", help="access file (default: the job's)")
+                   help="job id of the broker (default: TANGRAM_ACCESS, TANGRAM_JOB or the current "
+                        "Slurm job)")
+    p.add_argument("--access", help="access file (default: the job's file)")
     p.add_argument("--step-file", type=Path, metavar="FILE",
-                   help="rank 0 writes the number of this step there, for `scancel --signal`")
+                   help="file to which rank 0 writes the number of this job step, for "
+                        "`scancel --signal`")
     p.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
     p.set_defaults(go=go)
 
 
 def go(args: argparse.Namespace) -> int:
-    """Checks, and becomes the gateway or the trainer."""
+    """Checks the job step and becomes the gateway or the trainer; returns only an error's exit
+    status.
+    """
     from importlib.util import find_spec
 
     from ..app.trainer_rank import rank_of, write_whole
@@ -51,16 +59,17 @@ def go(args: argparse.Namespace) -> int:
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     environ = os.environ
-    try:  # alike in all ranks: rank 0 says it for all
+    try:  # such an error is the same in all ranks, so only rank 0 prints it
         if not command:
-            raise InvalidInput("rank: no command; write `srun tangram rank -- python train.py`")
+            raise InvalidInput("rank: it needs a command, as in `srun tangram rank -- python "
+                               "train.py`")
         mpi = args.gateway != "off" and find_spec("mpi4py") is not None
         found = rank_of(environ, args.gateway, mpi)
     except TangramError as error:
         if launch_rank(environ) == 0:
             raise
         return error.exit_status
-    try:  # may differ between nodes: one rank of each node says it
+    try:  # such an error may differ between nodes, so one rank of each node prints it
         made = _prepare(args, environ, found)
         if args.step_file and found.rank == 0:
             write_whole(args.step_file, environ.get("SLURM_STEP_ID", "") + "\n")
@@ -71,15 +80,16 @@ def go(args: argparse.Namespace) -> int:
             raise
         raise type(error)(f"rank {found.rank} on {socket.gethostname()}: {error}") from None
     if found.is_gateway:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all ranks: it ends when they have
+        # Slurm sends SIGTERM to all ranks; the gateway ends when the trainers have ended.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ours = ["-m", "tangram_hpc"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
-        command = [sys.executable, *ours, "gateway"]  # TANGRAM_ACCESS says where the broker is
+        command = [sys.executable, *ours, "gateway"]  # it finds the broker by TANGRAM_ACCESS
     _become(command, made)
 
 
 def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: TrainerTask
              ) -> dict[str, str]:
-    """The environment of this rank's program; TANGRAM_ACCESS names the access file."""
+    """Returns the environment of this rank's program; TANGRAM_ACCESS names the access file."""
     from ..app.connecting import await_access, find_access, meeting_address
     from ..app.trainer_rank import (
         affinity_complaint,
@@ -97,14 +107,14 @@ def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Traine
         own = meeting_address(load_config(environ).bind, environ) if found.rank == 0 else ""
         master = master_address(environ, found, Path(access.store).parent, own)
     if found.rank == 0 and found.gateway:
-        print(f"tangram: {found.trainers} trainer ranks and the gateway as rank "
-              f"{found.size - 1} (--gateway off: all {found.size} are trainers)",
+        print(f"tangram: {found.trainers} trainer ranks, and rank {found.size - 1} is the gateway "
+              f"(with --gateway off, all {found.size} ranks are trainers)",
               file=sys.stderr, flush=True)
     usable, online = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     if found.local == 0 and not found.is_gateway:
-        told = affinity_complaint(environ, usable, online)
-        if told:
-            print(f"tangram: warning: rank {found.rank} on {socket.gethostname()}: {told}",
+        complaint = affinity_complaint(environ, usable, online)
+        if complaint:
+            print(f"tangram: warning: rank {found.rank} on {socket.gethostname()}: {complaint}",
                   file=sys.stderr, flush=True)
     return trainer_environment(environ, found, access.job, str(path.resolve()), master,
                                oversubscribed(environ, usable, online))
@@ -113,10 +123,11 @@ def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: Traine
 def _become(command: list[str], made: dict[str, str]) -> NoReturn:
     from ..errors import InvalidInput
 
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec hands that on
+    # Python ignores these signals, and a program inherits ignored signals through exec.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     sys.stdout.flush()
     try:
         os.execvpe(command[0], command, made)
     except OSError as error:
-        raise InvalidInput(f"rank: cannot start {command[0]!r}: {error.strerror}") from None
+        raise InvalidInput(f"rank: {command[0]!r} cannot be started: {error.strerror}") from None

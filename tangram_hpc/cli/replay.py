@@ -9,30 +9,33 @@ from typing import Any
 
 
 def add(verbs: Any) -> None:
-    """Adds the verb."""
+    """Adds this verb to the command line."""
     p = verbs.add_parser(
         "replay", help="run a workload live, with virtual CPUs, and compare it with `sim`",
         description="Runs a tangram-workload/1 file through a real broker and worker on this "
-                    "machine. CPUs are only counted; each action is a real process that counts its "
-                    "work down at the rate of the CPUs it is told it has.")
+                    "machine. CPUs are virtual: the broker only counts them, and each action is a "
+                    "real process that works for as long as it would on the CPUs that it is lent.")
     p.add_argument("workload", metavar="WORKLOAD", type=Path,
-                   help="tangram-workload/1 file, or a shipped one: coding-200, mixed-24")
+                   help="tangram-workload/1 file, or the name of a shipped one: coding-200, "
+                        "mixed-24")
     p.add_argument("--cluster", type=Path, metavar="C",
-                   help="cluster file (default: one node with --cpus)")
-    p.add_argument("--cpus", type=int, default=64, help="without --cluster (default: 64)")
+                   help="cluster file (default: one node with --cpus CPUs)")
+    p.add_argument("--cpus", type=int, default=64,
+                   help="virtual CPUs of the node without --cluster (default: 64)")
     p.add_argument("--scale", type=float, required=True, metavar="F",
-                   help="wall seconds a second of the workload, at most 1")
-    p.add_argument("--policy", default="elastic", help="a placer (default: elastic)")
-    p.add_argument("--first", type=int, metavar="N", help="only the first N trajectories")
-    p.add_argument("--seed", type=int, default=0, help="of the simulated run (default: 0)")
+                   help="wall-clock seconds per second of the workload, above 0 and at most 1")
+    p.add_argument("--policy", default="elastic", help="placer to use (default: elastic)")
+    p.add_argument("--first", type=int, metavar="N", help="run only the first N trajectories")
+    p.add_argument("--seed", type=int, default=0, help="seed of the simulated run (default: 0)")
     p.add_argument("--records", type=Path, metavar="OUT",
-                   help="write tangram-records/1 (JSON lines) of the live run there")
-    p.add_argument("--json", action="store_true", help="one JSON object")
+                   help="file to write the records of the live run to, as tangram-records/1 (JSON "
+                        "lines)")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
     p.set_defaults(go=go)
 
 
 def go(args: argparse.Namespace) -> int:
-    """Runs and prints."""
+    """Runs the workload and prints the comparison; returns the exit status."""
     from ..errors import InvalidInput
     from ..simulator.replay.replay_run import first, replay
     from ..simulator.workload import Cluster, read_cluster, read_workload
@@ -43,7 +46,7 @@ def go(args: argparse.Namespace) -> int:
     if args.cluster is not None:
         cluster = read_cluster(args.cluster)
     elif args.cpus < 1:
-        raise InvalidInput(f"--cpus {args.cpus}: at least one")
+        raise InvalidInput(f"--cpus {args.cpus}: must be at least 1")
     else:
         mem = sum(t.session.mem_mib for t in work.trajectories)
         cluster = Cluster.model_validate(

@@ -1,4 +1,7 @@
-"""`tangram run`: one command as an action, like `srun`: output streams, the exit code returns."""
+"""`tangram run`: runs one command as an action, as `srun` runs one as a job step.
+
+The command's output is printed as it comes, and its exit status is returned.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +15,35 @@ from .helpers import ids
 
 
 def add(verbs: Any) -> None:
-    """Adds the verb."""
+    """Adds this verb to the command line."""
     p = verbs.add_parser(
         "run", help="run a command as one action", description="Runs COMMAND as one action on the "
-        "job's nodes, in this directory and with this environment. Output streams; the exit status "
-        "is the command's (128+N after signal N, 124 after --time, 137 out of memory, 1 or 2 when "
-        "it could not run).")
+        "job's nodes, in the current directory and with the current environment, and prints its "
+        "output as it comes. The exit status is the command's own: 128+N after signal N, 124 after "
+        "--time, 137 when it ran out of memory, and 1 or 2 when it could not be run.")
     p.add_argument("-j", "--job", type=ids.job, default="",
-                   help="job id (default: TANGRAM_ACCESS, TANGRAM_JOB, the Slurm job we are in, or "
+                   help="job id (default: TANGRAM_ACCESS, TANGRAM_JOB, the current Slurm job or "
                         "the last job)")
     p.add_argument("-c", "--cpus-per-task", dest="cpus", default="1", metavar="N[-M]",
-                   help="CPUs, or the fewest and the most")
-    p.add_argument("--mem", default="0", help="memory, such as 512M or 2G")
-    p.add_argument("-G", "--gpus", type=int, default=0, help="whole GPUs")
-    p.add_argument("-t", "--time", type=float, help="limit on run time in seconds")
-    p.add_argument("-J", "--job-name", dest="name", default="", help="name in the accounting")
-    p.add_argument("--component", default="", help="only on nodes of this component")
-    p.add_argument("-D", "--chdir", default="", help="directory to run in (default: this one)")
+                   help="number of CPUs, or the smallest and the largest number (default: 1)")
+    p.add_argument("--mem", default="0",
+                   help="memory of the action, such as 512M or 2G (default: no request)")
+    p.add_argument("-G", "--gpus", type=int, default=0, help="number of whole GPUs (default: 0)")
+    p.add_argument("-t", "--time", type=float, help="time limit in seconds (default: none)")
+    p.add_argument("-J", "--job-name", dest="name", default="",
+                   help="name of the action in the accounting")
+    p.add_argument("--component", default="", help="run only on nodes of this component")
+    p.add_argument("-D", "--chdir", default="",
+                   help="working directory of the command (default: the current one)")
     p.add_argument("--untrusted", action="store_true",
-                   help="keep the command from your own files (default: it is your own)")
+                   help="isolate the command from your own files (default: run it as your own "
+                        "code)")
     p.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
     p.set_defaults(go=go)
 
 
 def go(args: argparse.Namespace) -> int:
-    """Runs it and waits."""
+    """Runs the command and waits for it; returns its exit status."""
     from ..app.connecting import connect, find_access
     from ..errors import AccessError, ActionFailed, InvalidInput
     from ..slurm.job_environment import without_slurm
@@ -44,7 +51,7 @@ def go(args: argparse.Namespace) -> int:
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        raise InvalidInput("run: no command; write `tangram run -c 2 -- pytest -q`")
+        raise InvalidInput("run: it needs a command, as in `tangram run -c 2 -- pytest -q`")
     try:
         access = find_access(os.environ, args.job)
     except AccessError:
@@ -73,7 +80,8 @@ def go(args: argparse.Namespace) -> int:
 
 
 def _patient(future: Any) -> Any:
-    """The result; ^C cancels the action and waits for its end. None when it was cancelled."""
+    """Returns the result, or None if the action was cancelled. ^C cancels it and waits for its end.
+    """
     import concurrent.futures
 
     while True:
@@ -90,12 +98,12 @@ def _cpus(text: str) -> Any:
 
     low, _, high = text.partition("-")
     if not low.isdigit() or (high and not high.isdigit()):
-        raise InvalidInput(f"--cpus-per-task: {text!r} is not N or N-M")
+        raise InvalidInput(f"--cpus-per-task: {text!r} must be a number N or a range N-M")
     return (int(low), int(high)) if high else int(low)
 
 
 def _stdin() -> bytes:
-    """What is piped in; a terminal or a socket is not read."""
+    """Returns the content of a pipe or a file at stdin; a terminal or a socket is not read."""
     import stat
 
     try:

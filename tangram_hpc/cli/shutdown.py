@@ -1,4 +1,4 @@
-"""`tangram shutdown`: asks a job's broker to end in order, and its workers with it."""
+"""`tangram shutdown`: asks a job's broker to end, and with it its workers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from .helpers import ids
 
 
 def add(verbs: Any) -> None:
-    """Adds the verb."""
-    p = verbs.add_parser("shutdown", help="end a job's broker and workers in order")
-    p.add_argument("-j", "--job", type=ids.job, default="", help="job id (default: as for `run`)")
+    """Adds this verb to the command line."""
+    p = verbs.add_parser("shutdown", help="end a job's broker and its workers in an orderly way")
+    p.add_argument("-j", "--job", type=ids.job, default="",
+                   help="job id (default: TANGRAM_ACCESS, TANGRAM_JOB or the current Slurm job)")
     p.set_defaults(go=go)
 
 
 def go(args: argparse.Namespace) -> int:
-    """Asks, and waits until the broker has left its tombstone."""
+    """Asks the broker, and waits until its access file says that it has ended; returns the exit
+    status.
+    """
     from ..app.connecting import connect, find_access
     from ..errors import AccessError, BrokerUnreachable
     from ..storage.access import read_access

@@ -1,4 +1,5 @@
-"""`tangram sim`: plays a workload on a cluster that is only a file, with the real scheduler."""
+"""`tangram sim`: simulates a workload on a cluster that a file describes, with the real scheduler.
+"""
 
 from __future__ import annotations
 
@@ -12,37 +13,43 @@ if TYPE_CHECKING:
 
 
 def add(verbs: Any) -> None:
-    """Adds the verb."""
+    """Adds this verb to the command line."""
     p = verbs.add_parser(
-        "sim", help="play a workload on a cluster that is only a file",
-        description="Plays a tangram-workload/1 file with the real scheduler under a clock that "
-                    "jumps, and prints the figures of the run. `tangram sim rl SCENARIO.toml` "
-                    "plays an asynchronous RL run instead.")
+        "sim", help="simulate a workload on a cluster that is described in a file",
+        description="Simulates a tangram-workload/1 file with the real scheduler under a simulated "
+                    "clock, and prints the metrics of the run. `tangram sim rl SCENARIO.toml` "
+                    "simulates an asynchronous RL run instead.")
     p.add_argument("workload", metavar="WORKLOAD", type=Path,
-                   help="tangram-workload/1 file, or a shipped one: coding-200, mixed-24")
+                   help="tangram-workload/1 file, or the name of a shipped one: coding-200, "
+                        "mixed-24")
     p.add_argument("--cluster", required=True, type=Path, help="cluster file (JSON)")
-    p.add_argument("--policy", required=True, help="a placer, such as fcfs:4 or static:4")
+    p.add_argument("--policy", required=True, help="placer to use, such as fcfs:4 or static:4")
     p.add_argument("--durations", choices=("oracle", "learned"), default="oracle",
-                   help="whether placers may use the workload's run times (default: oracle)")
-    p.add_argument("--seed", type=int, default=0, help="of all randomness (default: 0)")
+                   help="oracle: the placer knows the workload's run times; learned: it estimates "
+                        "them (default: oracle)")
+    p.add_argument("--seed", type=int, default=0, help="seed of all randomness (default: 0)")
     p.add_argument("--records", type=Path, metavar="OUT",
-                   help="write tangram-records/1 (JSON lines) there")
+                   help="file to write the records of the run to, as tangram-records/1 (JSON "
+                        "lines)")
     p.add_argument("--latency-us", type=int, metavar="N", default=None,
-                   help="send everything through the drivers and over links that take N to 2 N")
+                   help="simulate the processes too, and send their messages over links with a "
+                        "latency of N to 2 N microseconds")
     p.add_argument("--fail", action="append", default=[], metavar="NODE@T[+B]",
-                   help="NODE dies at T seconds and is back B seconds later (as --latency-us 0)")
+                   help="let NODE fail at T seconds and join again B seconds later (implies "
+                        "--latency-us 0 if that is not given)")
     p.add_argument("--elastic", type=Path, metavar="SCENARIO",
-                   help="let the job ask for satellites and give them back by this file ([elastic] "
-                        "as in tangram.toml, [slurm] for the modelled queue), and print core-hours "
-                        "held and used beside the job alone and a static reservation")
+                   help="let the job request satellites and give them back as this file says "
+                        "([elastic] as in tangram.toml, [slurm] for the modelled queue), and "
+                        "compare the core-hours held and used with those of the job alone and of a "
+                        "static reservation")
     p.add_argument("--static", default="static:4", metavar="static:K",
-                   help="what --elastic compares with (default: static:4)")
-    p.add_argument("--json", action="store_true", help="one JSON object")
+                   help="static reservation that --elastic compares with (default: static:4)")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
     p.set_defaults(go=go)
 
 
 def _failure(text: str) -> Failure:
-    """`NODE@T` or `NODE@T+B`."""
+    """Parses `NODE@T` or `NODE@T+B`, in seconds."""
     from ..errors import InvalidInput
     from ..simulator.message_world import Failure
 
@@ -51,11 +58,12 @@ def _failure(text: str) -> Failure:
     try:
         return Failure(node, round(float(at) * 1e9), round(float(back or 0) * 1e9))
     except (ValueError, OverflowError):
-        raise InvalidInput(f"--fail {text!r}: write NODE@SECONDS or NODE@SECONDS+SECONDS") from None
+        raise InvalidInput(f"--fail {text!r}: must be NODE@SECONDS or NODE@SECONDS+SECONDS"
+                           ) from None
 
 
 def go(args: argparse.Namespace) -> int:
-    """Runs and prints."""
+    """Simulates the workload and prints its metrics; returns the exit status."""
     from ..scheduler.placement.placers.placer_registry import make_placer
     from ..simulator.simulate import simulate
     from ..simulator.workload import read_cluster, read_workload
@@ -79,27 +87,29 @@ def go(args: argparse.Namespace) -> int:
 
 
 def _three_ways(args: argparse.Namespace) -> int:
-    """A scenario of satellites: three runs of one workload."""
+    """Compares satellites with the job alone and with a static reservation: three runs of one
+    workload.
+    """
     from ..errors import InvalidInput
     from ..simulator.elastic_runs import read_elastic_scenario, three_ways
     from ..simulator.workload import read_cluster, read_workload
 
     if args.records is not None or args.fail or args.latency_us is not None:
-        raise InvalidInput("--elastic: goes without --records, --fail and --latency-us")
-    told = three_ways(read_workload(args.workload), read_cluster(args.cluster), args.policy,
+        raise InvalidInput("--elastic: cannot be combined with --records, --fail or --latency-us")
+    ways = three_ways(read_workload(args.workload), read_cluster(args.cluster), args.policy,
                       args.static, read_elastic_scenario(args.elastic), args.durations, args.seed)
     if args.json:
-        print(json.dumps(told))
+        print(json.dumps(ways))
         return 0
     print(f"{'':<9}{'HELD core-h':>12}{'USED core-h':>12}{'USED':>7}{'mean ACT':>11}{'step':>11}"
           "  POLICY")
-    for name, way in told.items():
+    for name, way in ways.items():
         print(f"{name:<9}{way['held_core_h']:>12.3f}{way['used_core_h']:>12.3f}"
               f"{way['used_of_held']:>7.0%}{way['mean_act_s']:>9.2f} s{way['step_s']:>9.1f} s"
               f"  {way['policy']}")
-    grown = told["elastic"]
-    print(f"{grown['satellites']} satellites held {grown['slurm_held_core_h']:.3f} core-h of Slurm "
-          f"in {grown['slurm_calls']} calls")
+    grown = ways["elastic"]
+    print(f"{grown['satellites']} satellites held {grown['slurm_held_core_h']:.3f} core-h, with "
+          f"{grown['slurm_calls']} calls of Slurm")
     for at, what in grown["decisions"]:
         print(f"{at:>10.1f} s  {what}")
     return 0

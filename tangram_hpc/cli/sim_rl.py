@@ -1,4 +1,4 @@
-"""`tangram sim rl`: plays an asynchronous RL run on paper, Libra beside its baselines."""
+"""`tangram sim rl`: simulates an asynchronous RL run, with Libra beside its baselines."""
 
 from __future__ import annotations
 
@@ -15,28 +15,33 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "libra" / "simulation" / "ex
 
 
 def add(verbs: Any) -> None:
-    """Adds the verb."""
+    """Adds this verb to the command line."""
     p = verbs.add_parser(
-        "sim-rl", prog="tangram sim rl", help="play an asynchronous RL run on paper (`sim rl`)",
-        description="Plays an asynchronous RL run (rollout, tools, training) on GPUs that are only "
-                    "a file, with the real planner, router and pool. All of it is simulated.")
+        "sim-rl", prog="tangram sim rl", help="simulate an asynchronous RL run (`tangram sim rl`)",
+        description="Simulates an asynchronous RL run (rollout, tools, training) with the real "
+                    "planner, router and hybrid pool. GPUs, engines and tools are models; nothing "
+                    "is run.")
     p.add_argument("scenario", metavar="SCENARIO.toml", type=Path,
                    help="tangram-rl/1 file, or the name of a shipped one, such as rl-48")
-    p.add_argument("--systems", metavar="S,S", help="only these, such as static-uniform,"
+    p.add_argument("--systems", metavar="S,S", help="systems to compare, such as static-uniform,"
                                                     "'+ elastic' (default: all)")
-    p.add_argument("--iterations", type=int, metavar="N", help="batches, instead of the file's")
-    p.add_argument("--prompts", type=int, metavar="N", help="of a batch, instead of the file's")
-    p.add_argument("--seed", type=int, help="instead of the file's")
+    p.add_argument("--iterations", type=int, metavar="N",
+                   help="number of batches (default: the scenario's)")
+    p.add_argument("--prompts", type=int, metavar="N",
+                   help="number of prompts in a batch (default: the scenario's)")
+    p.add_argument("--seed", type=int, help="seed of all randomness (default: the scenario's)")
     p.add_argument("--pipeline", choices=("batches", "trajectories"),
-                   help="what is asynchronous, instead of the file's")
-    p.add_argument("--steps", action="store_true", help="print every batch of every system too")
-    p.add_argument("--plot", type=Path, metavar="OUT.svg", help="draw the runs")
-    p.add_argument("--json", action="store_true", help="one JSON object")
+                   help="unit of the asynchronous pipeline (default: the scenario's)")
+    p.add_argument("--steps", action="store_true",
+                   help="print also a row for each batch of each system")
+    p.add_argument("--plot", type=Path, metavar="OUT.svg",
+                   help="draw the runs into a file that ends in .svg")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
     p.set_defaults(go=go)
 
 
 def go(args: argparse.Namespace) -> int:
-    """Plays, prints and draws."""
+    """Simulates the systems, prints them and draws them; returns the exit status."""
     from ..errors import InvalidInput
     from ..libra.simulation.rl_pipeline import Pipeline
     from ..libra.simulation.rl_report import panels, steps_table, table, told
@@ -45,7 +50,7 @@ def go(args: argparse.Namespace) -> int:
 
     systems = _systems(args.systems)
     if args.plot is not None and args.plot.suffix != ".svg":
-        raise InvalidInput(f"--plot {args.plot}: its name must end in .svg")
+        raise InvalidInput(f"--plot {args.plot}: the file's name must end in .svg")
     path = args.scenario
     shipped = EXAMPLES / f"{path}.toml"
     scenario = read_rl_scenario(shipped if not path.exists() and shipped.exists() else path)
@@ -69,15 +74,15 @@ def go(args: argparse.Namespace) -> int:
 
 
 def _systems(text: str | None) -> tuple[System, ...]:
-    """Those asked for, in the order in which they are compared."""
+    """Returns the requested systems in the order in which they are compared."""
     from ..errors import InvalidInput
     from ..libra.simulation.rl_systems import SYSTEMS
 
     if text is None:
         return SYSTEMS
-    asked = [name.strip() for name in text.split(",") if name.strip()]
+    wanted = [name.strip() for name in text.split(",") if name.strip()]
     names = [s.name for s in SYSTEMS]
-    unknown = next((a for a in asked if a not in names), None)
-    if unknown is not None or not asked:
-        raise InvalidInput(f"--systems: {unknown!r} is not one of {', '.join(names)}")
-    return tuple(s for s in SYSTEMS if s.name in asked)
+    unknown = next((name for name in wanted if name not in names), None)
+    if unknown is not None or not wanted:
+        raise InvalidInput(f"--systems: {unknown or text!r} is not one of {', '.join(names)}")
+    return tuple(s for s in SYSTEMS if s.name in wanted)

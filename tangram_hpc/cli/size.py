@@ -1,4 +1,8 @@
-"""`tangram size`: how many CPUs and GPUs to hold, searched with the simulator."""
+"""`tangram size`: finds how many CPUs and GPUs to hold for a workload.
+
+The search is in `simulator/sizing.py`. This file checks the options, plays the workload for each
+size that the search asks for, and prints and draws the answers.
+"""
 
 from __future__ import annotations
 
@@ -15,33 +19,37 @@ POLICIES = ("elastic", "paper", "fcfs:4", "static:4")
 
 
 def add(verbs: Any) -> None:
-    """Adds the verb."""
+    """Adds this verb to the command line."""
     p = verbs.add_parser(
-        "size", help="how many CPUs and GPUs to hold for a workload",
+        "size", help="find how many CPUs and GPUs to hold for a workload",
         description="Searches the smallest amount of held resources at which a policy reaches a "
-                    "target, by playing the workload on the cluster at many sizes.")
+                    "target, by simulating the workload on the cluster at many sizes.")
     p.add_argument("workload", metavar="WORKLOAD", type=Path,
-                   help="tangram-workload/1 file, or a shipped one: coding-200, mixed-24")
+                   help="tangram-workload/1 file, or the name of a shipped one: coding-200, "
+                        "mixed-24")
     p.add_argument("--cluster", required=True, type=Path,
-                   help="cluster file (JSON) that is made smaller and larger")
+                   help="cluster file (JSON) whose resources are scaled down and up")
     goal = p.add_mutually_exclusive_group(required=True)
     goal.add_argument("--target-act", type=float, metavar="S",
-                      help="mean action completion time of at most S seconds")
-    goal.add_argument("--target-step", type=float, metavar="S", help="step of at most S seconds")
+                      help="target: a mean action completion time of at most S seconds")
+    goal.add_argument("--target-step", type=float, metavar="S",
+                      help="target: a step of at most S seconds")
     goal.add_argument("--like", metavar="POLICY",
-                      help="mean ACT and step that this policy has on the full cluster")
-    p.add_argument("--policies", metavar="P,P", help="default: those known of "
-                                                     + ",".join(POLICIES))
+                      help="target: the mean ACT and the step that POLICY has on the full cluster")
+    p.add_argument("--policies", metavar="P,P",
+                   help=f"placers to compare (default: {','.join(POLICIES)})")
     p.add_argument("--durations", choices=("oracle", "learned"), default="oracle",
-                   help="whether placers may use the workload's run times (default: oracle)")
-    p.add_argument("--seed", type=int, default=0, help="of all randomness (default: 0)")
-    p.add_argument("--plot", type=Path, metavar="OUT", help="draw the curves: .svg or .png")
-    p.add_argument("--json", action="store_true", help="one JSON object")
+                   help="oracle: the placer knows the workload's run times; learned: it estimates "
+                        "them (default: oracle)")
+    p.add_argument("--seed", type=int, default=0, help="seed of all randomness (default: 0)")
+    p.add_argument("--plot", type=Path, metavar="OUT",
+                   help="draw the curves into a file that ends in .svg or .png")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
     p.set_defaults(go=go)
 
 
 def go(args: argparse.Namespace) -> int:
-    """Searches, prints and draws."""
+    """Searches, prints and draws; returns the exit status."""
     from ..errors import InvalidInput
     from ..scheduler.placement.placers.placer_registry import make_placer
     from ..simulator.sizing import scale_of, search
@@ -54,19 +62,19 @@ def go(args: argparse.Namespace) -> int:
     check_match(work, cluster)
     scale = scale_of(work, cluster, reserve)
     if not (scale.cpus or scale.gpus):
-        raise InvalidInput(f"workload {work.name}: it uses no CPU and no GPU of the cluster, so "
-                           "there is nothing to size")
+        raise InvalidInput(f"workload {work.name}: none of its actions uses a CPU or a GPU of the "
+                           "cluster, so there is nothing to size")
     measure, why = _measure(work, cluster, args)
     target = _target(args, scale, measure, why)
     curves = [search(p, scale, target, measure) for p in policies]
     answers = [c.answer for c in curves if c.answer is not None]
     if not any(a.held for a in answers):
-        raise InvalidInput(_hopeless(target, answers, scale, why))
+        raise InvalidInput(_unreached(target, answers, scale, why))
     if args.json:
-        print(json.dumps(_told(args, work.name, scale, target, curves, why)))
+        print(json.dumps(_as_json(args, work.name, scale, target, curves, why)))
     else:
-        print(f"{work.name}  target {_words(target)}  durations {args.durations}  full cluster "
-              f"{_amounts(scale.full, scale)}")
+        print(f"{work.name}  target {_target_text(target)}  durations {args.durations}  full "
+              f"cluster {_amounts(scale.full, scale)}")
         _table(curves, scale)
         print(*_lines(curves, args.like, scale, why), sep="\n")
     if draw is not None:
@@ -78,17 +86,17 @@ def go(args: argparse.Namespace) -> int:
 
 
 def _policies(text: str | None) -> list[str]:
-    """Those asked for, each once, or the known ones of the default."""
+    """Returns the requested policies, each once, or the default ones that are known."""
     from ..errors import InvalidInput
     from ..scheduler.placement.placers.placer_registry import make_placer
 
     if text is not None:
-        asked = [p.strip() for p in text.split(",") if p.strip()]
-        if not asked:
-            raise InvalidInput("--policies: name at least one, such as fcfs:4,static:4")
-        for policy in asked:
+        wanted = [p.strip() for p in text.split(",") if p.strip()]
+        if not wanted:
+            raise InvalidInput("--policies: name at least one placer, such as fcfs:4,static:4")
+        for policy in wanted:
             make_placer(policy)
-        return list(dict.fromkeys(asked))
+        return list(dict.fromkeys(wanted))
     known = []
     for policy in POLICIES:
         try:
@@ -100,7 +108,11 @@ def _policies(text: str | None) -> list[str]:
 
 
 def drawer(path: Path | None) -> Any:
-    """What draws into a file of this name; nothing to draw is None."""
+    """Returns the function that draws into a file with this suffix; None without a path.
+
+    Raises:
+        InvalidInput: the suffix is neither .svg nor .png.
+    """
     from ..errors import InvalidInput
 
     if path is None:
@@ -112,11 +124,13 @@ def drawer(path: Path | None) -> Any:
         from ..simulator.pictures.curve_png import check, write
         check()
         return write
-    raise InvalidInput(f"--plot {path}: its name must end in .svg or .png")
+    raise InvalidInput(f"--plot {path}: the file's name must end in .svg or .png")
 
 
 def _measure(work: Any, cluster: Any, args: argparse.Namespace) -> tuple[Measure, dict[str, str]]:
-    """Plays the workload at one size, and why a policy could not."""
+    """Returns a function that plays the workload at one size, and the reasons why policies could
+    not.
+    """
     from ..errors import InvalidInput
     from ..scheduler.placement.placers.placer_registry import make_placer
     from ..simulator.simulate import simulate
@@ -131,8 +145,8 @@ def _measure(work: Any, cluster: Any, args: argparse.Namespace) -> tuple[Measure
         except InvalidInput as error:
             why[policy] = str(error)
             return None
-        told = run.figures()
-        return RunFigures(told["mean_act_s"], told["p99_act_s"] or 0.0, told["step_s"])
+        found = run.figures()
+        return RunFigures(found["mean_act_s"], found["p99_act_s"] or 0.0, found["step_s"])
 
     return measure, why
 
@@ -144,7 +158,7 @@ def _target(args: argparse.Namespace, scale: Scale, measure: Measure,
 
     for flag, value in (("--target-act", args.target_act), ("--target-step", args.target_step)):
         if value is not None and not 0 < value < float("inf"):
-            raise InvalidInput(f"{flag} {value}: it must be more than 0 seconds")
+            raise InvalidInput(f"{flag} {value}: must be finite and above 0 seconds")
     if args.like is None:
         return Target(args.target_act, args.target_step)
     figures = measure(args.like, scale.full)
@@ -153,19 +167,20 @@ def _target(args: argparse.Namespace, scale: Scale, measure: Measure,
     return Target(figures.mean_act_s, figures.step_s)
 
 
-def _hopeless(target: Target, answers: list[SizingResult], scale: Scale,
-              why: dict[str, str]) -> str:
+def _unreached(target: Target, answers: list[SizingResult], scale: Scale,
+               why: dict[str, str]) -> str:
     if not answers:
         return next(iter(why.values()))
     best = min(answers, key=lambda a: target.excess(a.figures))
-    return (f"target {_words(target)}: not reached even with unlimited resources; the best is "
-            f"{_reached(best.figures)} ({best.policy} at {_amounts(best.at, scale)})")
+    return (f"target {_target_text(target)}: no policy reaches it, even with unlimited resources; "
+            f"the best result is {_reached(best.figures)} ({best.policy} with "
+            f"{_amounts(best.at, scale)})")
 
 
-# ---- words --------------------------------------------------------------------------------------
+# ---- texts --------------------------------------------------------------------------------------
 
 
-def _words(target: Target) -> str:
+def _target_text(target: Target) -> str:
     parts = (("mean ACT", target.act_s), ("step", target.step_s))
     return " and ".join(f"{name} {value:.3f} s" for name, value in parts if value is not None)
 
@@ -175,7 +190,7 @@ def _reached(figures: RunFigures) -> str:
 
 
 def _used(held: Holding, scale: Scale) -> list[tuple[str, int]]:
-    """The amounts that are searched, with their names."""
+    """Returns the name and amount of each resource whose amount is searched."""
     return [(name, amount) for name, on, amount in (
         ("CPUs", scale.cpus, held.cpus), ("GPUs", scale.gpus, held.gpus)) if on]
 
@@ -194,12 +209,13 @@ def _table(curves: list[Curve], scale: Scale) -> None:
             cells = [str(amount) for _, amount in _used(point.held, scale)]
             cells += [f"{v:.3f}" for v in point.figures] if point.figures else ["-"] * 3
             mark = reached and curve.answer is not None and point.level == curve.answer.level
-            print("".join(f"{cell:>12}" for cell in cells) + ("  <- reaches it" if mark else ""))
+            print("".join(f"{cell:>12}" for cell in cells)
+                  + ("  <- reaches the target" if mark else ""))
     print()
 
 
 def _lines(curves: list[Curve], like: str | None, scale: Scale, why: dict[str, str]) -> list[str]:
-    """The answer of each policy."""
+    """Returns a line for each policy with its answer."""
     held = {c.policy: c.answer.held for c in curves if c.answer and c.answer.held}
     against = like if like in held else max(held, key=lambda p: held[p])
     lines = []
@@ -208,8 +224,9 @@ def _lines(curves: list[Curve], like: str | None, scale: Scale, why: dict[str, s
         if answer is None:
             lines.append(f"{curve.policy}: cannot run this workload: {why[curve.policy]}")
         elif answer.held is None:
-            lines.append(f"{curve.policy}: does not reach it even with unlimited resources; best "
-                         f"{_reached(answer.figures)} at {_amounts(answer.at, scale)}")
+            lines.append(f"{curve.policy}: does not reach the target, even with unlimited "
+                         f"resources; its best result is {_reached(answer.figures)} with "
+                         f"{_amounts(answer.at, scale)}")
         else:
             lines.append(f"{curve.policy}: {_amounts(answer.held, scale)} reach "
                          f"{_reached(answer.figures)}"
@@ -223,23 +240,23 @@ def _compared(policy: str, held: Holding, against: str, other: Holding, scale: S
     shares = []
     for (_, mine), (_, its) in zip(_used(held, scale), _used(other, scale), strict=True):
         share = 100 * (1 - mine / its)
-        shares.append("as many" if mine == its else
+        shares.append("the same number" if mine == its else
                       f"{abs(share):.0f} % {'fewer' if share > 0 else 'more'}")
     return f"; {against} needs {_amounts(other, scale)}: {' and '.join(shares)}"
 
 
-def _told(args: argparse.Namespace, name: str, scale: Scale, target: Target,
-          curves: list[Curve], why: dict[str, str]) -> dict[str, Any]:
-    """All of it for a program."""
+def _as_json(args: argparse.Namespace, name: str, scale: Scale, target: Target,
+             curves: list[Curve], why: dict[str, str]) -> dict[str, Any]:
+    """Returns the object that `--json` prints."""
     def figures(f: RunFigures | None) -> dict[str, float | None]:
         return dict(f._asdict()) if f else dict.fromkeys(
             ("mean_act_s", "p99_act_s", "step_s"))
 
-    told = []
+    policies = []
     for curve in curves:
         answer = curve.answer
         found = answer.held if answer else None
-        told.append({
+        policies.append({
             "policy": curve.policy, "reached": found is not None,
             "held": dict(_used(found, scale)) if found else None,
             "best": ({**dict(_used(answer.at, scale)), **figures(answer.figures)}
@@ -249,19 +266,19 @@ def _told(args: argparse.Namespace, name: str, scale: Scale, target: Target,
                        for p in curve.points()]})
     return {"workload": name, "durations": args.durations, "seed": args.seed, "like": args.like,
             "target": {"mean_act_s": target.act_s, "step_s": target.step_s},
-            "full": dict(_used(scale.full, scale)), "policies": told}
+            "full": dict(_used(scale.full, scale)), "policies": policies}
 
 
 # ---- picture ------------------------------------------------------------------------------------
 
 
 def _panels(curves: list[Curve], target: Target, name: str, scale: Scale) -> list[Panel]:
-    """Mean ACT and step against the amount of which the cluster has more."""
+    """Returns panels of mean ACT and step against the resource of which the cluster has more."""
     from ..simulator.pictures.curve_svg import Panel, PolicyCurve
 
     unit, full = max(_used(scale.full, scale), key=lambda pair: pair[1])
     beside = [f"{amount} {other}" for other, amount in _used(scale.full, scale) if other != unit]
-    x_label = f"{unit} held" + (f" (with {beside[0]} at {full}, in proportion)" if beside else "")
+    x_label = f"{unit} held" + (f" (in proportion, {beside[0]} at {full})" if beside else "")
     panels = []
     for title, column, wanted in (("Mean ACT", 0, target.act_s), ("Step", 2, target.step_s)):
         lines = []

@@ -1,10 +1,11 @@
-"""`tangram template`: the batch scripts that come with the package - list, show, render, check.
+"""`tangram template`: lists, shows, fills in and checks the batch scripts that come with the
+package.
 
-Law: text in, text out; Slurm is not called. A key is documented at the head of its template
-(`#: key=default  about`) and stands in it as `<KEY>`; a directive whose optional key is empty is
-dropped; what stays open is told. What templates have in common lies once in a file `_PART.sh` and
-stands where a line says `#+ PART`: what is shown and rendered is whole. `#! key=value: about` is
-said to who renders it so.
+Text goes in and text comes out; Slurm is not called. The head of a template documents each key in a
+line `#: key=default  about`; in the script the key stands as `<KEY>`. A directive whose optional
+key is empty is dropped, and keys that stay open are reported. Text that several templates share
+lies in a file `_PART.sh`; a line `#+ PART` includes it, so that what is shown and rendered is
+whole. A line `#! key=value: about` is a caution, which is printed when the key has this value.
 """
 
 from __future__ import annotations
@@ -28,50 +29,56 @@ _KEY = re.compile(r"^#: ([a-z_]+)(=(\S*))?\s+(\S.*)$", re.MULTILINE)
 _PART = re.compile(r"^#\+ ([a-z_]+)\n", re.MULTILINE)
 _CAUTION = re.compile(r"^#! ([a-z_]+)=(\S+): (.+)$", re.MULTILINE)
 _OPEN = re.compile(r"<([A-Z][A-Z_]+)>")
-# keys that stand for whole numbers: of at least 1, and of at least 0
+# Keys whose values are whole numbers of at least 1.
 _COUNT = re.compile(r"(nodes|cpus|ranks|satellites|virtual_cpus|threads)(_|$)")
-# What is shell text by its nature. A value of `_MORE` is several words, each of which is quoted.
-# Every other value is one word in a directive or a command, and is refused where it would not be.
+# Values of `_SHELL` are shell text and are not checked. Values of `_MORE` are several arguments,
+# each of which is quoted. Every other value must be one argument of a directive or a command.
 _SHELL = ("setup", "trainer")
 _MORE = ("broker_options", "more")
-# Paths, in double quotes: a space, $NAME and ${NAME:-...} may be there, no command substitution.
+# Paths in double quotes: a space, $NAME and ${NAME:-...} are allowed, but no command substitution.
 _QUOTED = ("scratch", "workload", "config")
 _WORD_BAD = re.compile(r"[\s'\"`#$&;|<>\\(){}\[\]*?!~^]")
 _QUOTED_BAD = re.compile(r"['\"`\\$]|[^\S ]")
 _VARIABLE = re.compile(r"\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*(:-[^${}'\"`\\]*)?\}")
-_WHOLE = ("requeues", "warn", "wait_s")
-_WORDS = {"gateway": ("on", "off")}
+_WHOLE = ("requeues", "warn", "wait_s")  # whole numbers of at least 0
+_CHOICES = {"gateway": ("on", "off")}
 
 
 def add(verbs: Any) -> None:
-    """Adds the verb."""
-    p = verbs.add_parser("template", help="batch scripts: list, show, render, check")
+    """Adds this verb to the command line."""
+    p = verbs.add_parser("template", help="list, show, fill in or check batch scripts")
     p.set_defaults(go=lambda args: args.act(args))
     acts = p.add_subparsers(metavar="ACT", required=True)
-    listing = acts.add_parser("list", help="what there is, a line each")
+    listing = acts.add_parser("list", help="list the templates, one per line")
     listing.set_defaults(act=_list)
-    show = acts.add_parser("show", help="one template as it is; its keys stand at its head")
-    show.add_argument("name")
+    show = acts.add_parser("show", help="print a template; its head documents its keys")
+    show.add_argument("name", help="name of the template")
     show.set_defaults(act=_show)
-    fill = acts.add_parser("render", help="one template filled in")
-    fill.add_argument("name")
+    fill = acts.add_parser("render", help="print a template with its keys filled in")
+    fill.add_argument("name", help="name of the template")
     fill.add_argument("-o", "--option", action="append", default=[], metavar="KEY=VALUE",
-                      help="fills a key in; KEY= drops the directive of an optional one")
+                      help="value of a key; KEY= drops the directive of an optional key")
     fill.add_argument("--output", type=Path, metavar="FILE", help="file to write (default: stdout)")
-    fill.add_argument("--strict", action="store_true", help="keys left open are an error")
+    fill.add_argument("--strict", action="store_true",
+                      help="fail if a key has neither a value nor a default")
     fill.set_defaults(act=_render)
-    check = acts.add_parser("check", help="whether a script has placeholders left, or steps that "
-                                          "do not fit on a node together (status 2)")
-    check.add_argument("file", type=Path)
+    check = acts.add_parser("check", help="check that a script has no placeholders left, and that "
+                                          "its job steps fit on a node together (else status 2)")
+    check.add_argument("file", type=Path, help="the script")
     check.add_argument("--threads-per-core", type=int, default=0, metavar="N",
-                       help="CPUs of a core of the nodes, as `sinfo -o %%Z` says (default: what "
-                            "the script says): do its two steps fit on a node? (status 2)")
+                       help="CPUs of a core of the nodes, as printed by `sinfo -o %%Z` (default: "
+                            "the number in the script)")
     check.set_defaults(act=_check)
 
 
 @dataclass(frozen=True)
 class TemplateKey:
-    """What may be filled in; `default` is None where the site must say."""
+    """A key of a template.
+
+    Attributes:
+        default: Its default value; None if the user must give a value.
+        optional: Whether its value may be empty.
+    """
 
     default: str | None
     optional: bool
@@ -79,7 +86,14 @@ class TemplateKey:
 
 @dataclass(frozen=True)
 class Template:
-    """A template's text, its first line about itself, and its keys."""
+    """A batch script with keys to be filled in.
+
+    Attributes:
+        name: Its name.
+        text: Its whole text.
+        about: Its description, from the first line of its head.
+        keys: Its keys by name.
+    """
 
     name: str
     text: str
@@ -87,7 +101,7 @@ class Template:
     keys: Mapping[str, TemplateKey]
 
     def values(self, given: Mapping[str, str]) -> dict[str, str | None]:
-        """What each placeholder stands for, with what follows from others."""
+        """Returns the value of each placeholder, including those that are computed from others."""
         values = {name: given.get(name, key.default) for name, key in self.keys.items()}
         if ranks := values.get("ranks"):
             tasks = int(ranks) + (values["gateway"] != "off")
@@ -102,7 +116,7 @@ class Template:
         return values
 
     def cautions(self, given: Mapping[str, str]) -> list[str]:
-        """What to know about values that are allowed and seldom meant."""
+        """Returns warnings about values that are allowed but seldom meant."""
         values = self.values(given)
         return [f"template {self.name}: {m[1]}={m[2]}: {m[3]}" for m in _CAUTION.finditer(self.text)
                 if values.get(m[1]) == m[2]]
@@ -112,8 +126,11 @@ class Template:
 
 
 def step_cpus(tasks: int, cpus: int, core: int) -> int:
-    """The CPUs that a step with `--exact` holds on a node whose cores are `core` CPUs each: whole
-    cores, which tasks of one CPU share and others do not (seen on Slurm 22.05)."""
+    """Returns how many CPUs a job step with `--exact` holds on a node with `core` CPUs per core.
+
+    A job step holds whole cores. Tasks of one CPU share cores, and other tasks do not (observed on
+    Slurm 22.05).
+    """
     if cpus == 1:
         return -(-tasks // core) * core
     return tasks * -(-cpus // core) * core
@@ -125,29 +142,38 @@ _NODE = re.compile(r"^#SBATCH --cpus-per-task=(\d+)", re.MULTILINE)
 
 
 def too_wide(text: str, core: int = 0) -> str:
-    """Why the two steps that share each node of a script's job cannot run beside each other where a
-    core is `core` CPUs (0: as the script says); empty where they can, or where no steps share."""
+    """Explains why the two job steps that share each node of a script's job do not fit on a node.
+
+    Args:
+        text: The script.
+        core: CPUs per core; 0 for the number in the script.
+
+    Returns:
+        The reason; empty if the job steps fit, or if no job steps share a node.
+    """
     sizes, node, said = _SIZES.search(text), _NODE.search(text), _CORE.search(text)
     if sizes is None or node is None:
         return ""
     core = core or int(said[1] if said else 1) or 1
     lent, ranks, cpus = (int(number) for number in sizes.groups())
     wide, held = step_cpus(1, lent, core), step_cpus(ranks, cpus, core)
-    if wide + held <= step_cpus(1, int(node[1]), core):  # a job has whole cores as well
+    if wide + held <= step_cpus(1, int(node[1]), core):  # a job holds whole cores as well
         return ""
-    return (f"a step has whole cores, and where a core is {core} CPUs the {lent} that are lent are "
-            f"{wide} and the {ranks * cpus} of the ranks {held}: more than the job's {node[1]} on "
-            f"each node; render it with `-o threads_per_core={core}`, or with other sizes")
+    return (f"a job step holds whole cores; with {core} CPUs per core the {lent} CPUs to lend take "
+            f"{wide} CPUs and the {ranks * cpus} CPUs of the ranks take {held}, which is more than "
+            f"the job's {node[1]} on each node; render it with `-o threads_per_core={core}`, or "
+            "with other sizes")
 
 
 # ---- finding ---------------------------------------------------------------------------------
 
 
 def folder() -> Path:
-    """Where the templates lie: beside a checkout's package, else where pip put them.
+    """Returns the folder of the templates: beside the package in a checkout, else where pip put
+    them.
 
     Raises:
-        InvalidInput: they are not installed.
+        InvalidInput: The templates are not installed.
     """
     checkout = Path(__file__).resolve().parents[2] / "sbatch_templates"
     if checkout.is_dir():
@@ -161,18 +187,20 @@ def folder() -> Path:
     for place in (*recorded, shared):
         if place.is_dir():
             return place
-    raise InvalidInput(f"templates: there is no {shared}; install tangram-hpc anew")
+    raise InvalidInput(f"templates: folder {shared} does not exist; install tangram-hpc again")
 
 
 def load(name: str) -> Template:
-    """A template by name.
+    """Returns a template by its name.
 
     Raises:
-        InvalidInput: there is none; names those there are.
+        InvalidInput: There is no such template; the message names all templates.
     """
     paths = {path.stem: path for path in folder().glob("*.sbatch")}
     if name not in paths:
-        raise InvalidInput(f"template: {name!r} is not known; there is {', '.join(sorted(paths))}")
+        raise InvalidInput(f"template: {name!r} is not known; known are "
+                           f"{', '.join(sorted(paths))}")
+
     def part(match: re.Match[str]) -> str:
         return (folder() / f"_{match[1]}.sh").read_text()
 
@@ -187,10 +215,10 @@ def load(name: str) -> Template:
 
 
 def render(template: Template, given: Mapping[str, str]) -> str:
-    """The template filled in; keys without a value stay open.
+    """Returns the template filled in; keys without a value stay open.
 
     Raises:
-        InvalidInput: a key is not the template's, or its value cannot be.
+        InvalidInput: The template has no such key, or a value is not allowed.
     """
     for key, value in given.items():
         _check_option(template, key, value)
@@ -209,19 +237,21 @@ def _check_option(template: Template, key: str, value: str) -> None:
         hint = f"did you mean {near[0]!r}?" if near else f"`tangram template show {template.name}`"
         raise InvalidInput(f"--option: {key!r} is not a key of {template.name}; {hint}")
     if not value.strip() and not template.keys[key].optional:
-        raise InvalidInput(f"--option: {key} is not optional; give it a value")
-    _check_words(key, value)
+        raise InvalidInput(f"--option: key {key} is not optional; give it a value")
+    _check_quoting(key, value)
     if _COUNT.match(key) and not (value.isdecimal() and int(value)):
-        raise InvalidInput(f"--option: {key}={value!r} is not a whole number of at least 1")
-    if key in _WORDS and value not in _WORDS[key]:
-        raise InvalidInput(f"--option: {key}={value!r} is not {' or '.join(_WORDS[key])}")
+        raise InvalidInput(f"--option: {key}={value!r} must be a whole number of at least 1")
+    if key in _CHOICES and value not in _CHOICES[key]:
+        raise InvalidInput(f"--option: {key}={value!r} must be {' or '.join(_CHOICES[key])}")
     if key in _WHOLE and not value.isdecimal():
-        raise InvalidInput(f"--option: {key}={value!r} is not a whole number")
+        raise InvalidInput(f"--option: {key}={value!r} must be a whole number of at least 0")
 
 
-def _check_words(key: str, value: str) -> None:
-    """Refuses a value that the shell or sbatch would take for more than the one word it stands for:
-    another word, a command, a directive, or the end of the quotes around it."""
+def _check_quoting(key: str, value: str) -> None:
+    """Refuses a value that the shell or sbatch would not take as one argument.
+
+    Such a value could add an argument, a command or a directive, or end the quotes around it.
+    """
     if key in _SHELL:
         return
     if key in _MORE:
@@ -232,17 +262,17 @@ def _check_words(key: str, value: str) -> None:
     rest, bad = value, _WORD_BAD
     if key in _QUOTED:
         bad = _QUOTED_BAD
-        while (shorter := _VARIABLE.sub("", rest)) != rest:  # from the inside out
+        while (shorter := _VARIABLE.sub("", rest)) != rest:  # nested variables from the inside out
             rest = shorter
     found = None if key in _MORE else bad.search(rest)
     control = next((c for c in value if not c.isprintable()), None)
     if found or control:
         what = control or (found[0] if found else "")
-        raise InvalidInput(f"--option: {key}={value!r}: {what!r} cannot be in it")
+        raise InvalidInput(f"--option: {key}={value!r}: its value must not contain {what!r}")
 
 
 def _text(key: str, value: str) -> str:
-    """A checked value as it stands in a script."""
+    """Returns a checked value as it is written in a script."""
     return shlex.join(shlex.split(value)) if key in _MORE else value
 
 
@@ -252,7 +282,7 @@ def _filled(match: re.Match[str], values: Mapping[str, str | None]) -> str:
 
 
 def left_open(text: str) -> list[str]:
-    """The placeholders in a script's directives and commands (not in its comments)."""
+    """Returns the placeholders in a script's directives and commands, but not in its comments."""
     live = [line for line in text.splitlines()
             if not line.startswith("#") or line.startswith("#SBATCH")]
     return sorted({m[0] for line in live for m in _OPEN.finditer(line)})
@@ -277,20 +307,20 @@ def _render(args: argparse.Namespace) -> int:
     for option in args.option:
         key, equals, value = option.partition("=")
         if not equals:
-            raise InvalidInput(f"--option: {option!r} is not KEY=VALUE")
+            raise InvalidInput(f"--option: {option!r} must have the form KEY=VALUE")
         given[key] = value
     template = load(args.name)
     text = render(template, given)
     still = left_open(text)
-    told = (f"template {args.name}: still to be filled in: {', '.join(still)}; give each with "
-            "-o KEY=VALUE, its name in small letters")
+    open_keys = (f"template {args.name}: still to be filled in: {', '.join(still)}; give each key "
+                 "with -o KEY=VALUE, its name in lower case")
     if still and args.strict:
-        raise InvalidInput(told)
+        raise InvalidInput(open_keys)
     if args.output is None:
         sys.stdout.write(text)
     else:
         _write(args.output, text)
-    for caution in (*([told] if still else ()), *template.cautions(given)):
+    for caution in (*([open_keys] if still else ()), *template.cautions(given)):
         print(f"tangram: warning: {caution}", file=sys.stderr)
     return 0
 
@@ -310,8 +340,9 @@ def _check(args: argparse.Namespace) -> int:
         raise InvalidInput(f"script {args.file}: {why}") from None
     still = left_open(text)
     if still:
-        raise InvalidInput(f"script {args.file}: placeholders are left: {', '.join(still)}; fill "
-                           "them in with `tangram template render -o KEY=VALUE`")
+        raise InvalidInput(f"script {args.file}: placeholders are not filled in: "
+                           f"{', '.join(still)}; give their values with `tangram template render "
+                           "-o KEY=VALUE`")
     if why := too_wide(text, args.threads_per_core):
         raise InvalidInput(f"script {args.file}: {why}")
     if not args.threads_per_core and (why := too_wide(text, 2)):

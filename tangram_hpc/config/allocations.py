@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..domain.allocation import AllocPolicy, SatelliteShape
 from ..errors import InvalidInput
+from .first_error import first_error
 
 _WORD = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 _S = 10**9
@@ -26,47 +27,58 @@ class _Model(BaseModel):
 class Satellite(_Model):
     """One entry of `[[elastic.satellites]]`: a kind of satellite. Preferred kinds come first."""
 
-    name: str = Field(pattern=_WORD, description="of this kind; one of its own")
-    partition: str = Field("", description="empty for the site's default")
-    qos: str = Field("", description="empty for the site's default")
-    account: str = Field("", description="empty for the site's default")
-    nodes: int = Field(1, ge=1, le=1024, description="nodes of one; given back as a whole")
-    cpus: int = Field(ge=1, le=4096, description="CPUs asked for and lent of each node")
-    mem_mib: int = Field(0, ge=0, description="memory of each node; 0 for the site's default")
-    gpus: int = Field(0, ge=0, le=64, description="GPUs of each node")
-    gres: str = Field("", description="as Slurm calls them; empty for gpu:N")
-    time_min: float = Field(60.0, ge=1, le=43200, description="time limit; all of it counts until "
-                                                              "it has ended")
-    component: str = Field("satellite", pattern=_WORD, description="that its workers join as")
+    name: str = Field(pattern=_WORD, description="name of this kind, which no other kind has")
+    partition: str = Field("", description="Slurm partition; empty: the site's default")
+    qos: str = Field("", description="Slurm QOS; empty: the site's default")
+    account: str = Field("", description="Slurm account; empty: the site's default")
+    nodes: int = Field(1, ge=1, le=1024, description="nodes of one satellite, which are given back "
+                                                     "together")
+    cpus: int = Field(ge=1, le=4096, description="CPUs to request and to lend on each node")
+    mem_mib: int = Field(0, ge=0, description="memory to request on each node in MiB; 0: the "
+                                              "site's default")
+    gpus: int = Field(0, ge=0, le=64, description="GPUs to request on each node")
+    gres: str = Field("", description="Slurm's GRES for the GPUs; empty: gpu:N")
+    time_min: float = Field(60.0, ge=1, le=43200, description="time limit in minutes; all of it "
+                                                              "counts as used until the satellite "
+                                                              "has ended")
+    component: str = Field("satellite", pattern=_WORD,
+                           description="component that the satellite's workers join")
 
 
 class ElasticSettings(_Model):
-    """The table `[elastic]`. Nothing is requested while `max_nodes` is 0."""
+    """The fields of the table `[elastic]`. Nothing is requested while `max_nodes` is 0."""
 
-    max_nodes: int = Field(0, ge=0, le=4096, description="satellites' nodes at once, those asked "
-                                                         "for included")
-    max_core_hours: float = Field(0.0, ge=0, description="of all satellites together; those that "
-                                                         "live count with all of their limit")
-    idle_release_s: float = Field(120.0, ge=0, description="idle for so long, given back; 0: never")
+    max_nodes: int = Field(0, ge=0, le=4096, description="largest number of satellite nodes at the "
+                                                         "same time, requested ones included")
+    max_core_hours: float = Field(0.0, ge=0, description="core-hours that all satellites together "
+                                                         "may use; a running satellite counts with "
+                                                         "its whole time limit")
+    idle_release_s: float = Field(120.0, ge=0, description="idle seconds after which an allocation "
+                                                           "is given back; 0: never")
     give_back: Literal["satellites", "all"] = Field(
-        "satellites", description="all: het components, and satellites that you submitted, too")
-    min_nodes: int = Field(1, ge=1, description="nodes that stay, whatever idles")
-    target_s: float = Field(60.0, ge=1, description="the queue should drain within so long")
-    grow_after_s: float = Field(10.0, ge=0, description="more is asked for when it has not been "
-                                                        "expected to for so long")
-    arrive_s: float = Field(30.0, ge=0, description="from request to worker, until that is learned")
-    patience_s: float = Field(600.0, ge=1, description="a request that waits longer is withdrawn "
-                                                       "for one of another kind")
-    join_s: float = Field(120.0, ge=1, description="a satellite that runs so long without a worker "
-                                                   "is given up")
-    backoff_s: float = Field(60.0, ge=1, description="none of a kind after a rejection of it; "
-                                                     "doubles with each")
-    backoff_max_s: float = Field(3600.0, ge=1, description="and is never longer")
-    asks_max: int = Field(4, ge=1, le=8, description="requests at once; Slurm's port makes 8 calls "
-                                                     "at once at most")
+        "satellites", description="what idle release gives back; satellites: those that the broker "
+                                  "requested; all: also het components and satellites that you "
+                                  "submitted")
+    min_nodes: int = Field(1, ge=1, description="nodes that are kept even if they are idle")
+    target_s: float = Field(60.0, ge=1, description="seconds within which the queue should drain")
+    grow_after_s: float = Field(10.0, ge=0, description="nodes are requested when the queue could "
+                                                        "not drain in time for so many seconds")
+    arrive_s: float = Field(30.0, ge=0, description="expected seconds from a request to its "
+                                                    "worker, until they have been measured")
+    patience_s: float = Field(600.0, ge=1, description="waiting seconds after which a request is "
+                                                       "withdrawn in favour of another kind")
+    join_s: float = Field(120.0, ge=1, description="seconds after which a running satellite "
+                                                   "without a worker is given up")
+    backoff_s: float = Field(60.0, ge=1, description="seconds without requests of a kind after a "
+                                                     "rejection; doubled after each further one")
+    backoff_max_s: float = Field(3600.0, ge=1, description="longest such pause in seconds")
+    asks_max: int = Field(4, ge=1, le=8, description="largest number of satellites requested "
+                                                     "at once; the broker makes at most 8 Slurm "
+                                                     "calls at the same time")
     setup: str = Field("", description="shell command that makes `tangram` callable on a "
-                                       "satellite; empty: the broker's own folder on PATH")
-    scratch: str = Field("", description="as the template's key; empty for its default")
+                                       "satellite; empty: put the broker's own folder on PATH")
+    scratch: str = Field("", description="value of the template's key `scratch`; empty: the key's "
+                                         "default")
     satellites: tuple[Satellite, ...] = ()
 
 
@@ -86,35 +98,35 @@ def elastic(table: Mapping[str, Any], overrides: Mapping[str,
     """
     given = {k: v for k, v in (overrides or {}).items() if v is not None}
     try:
-        told = ElasticSettings(**{**table, **given})
+        settings = ElasticSettings(**{**table, **given})
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise InvalidInput(f"config field `elastic.{field}`: {first['msg']}, got "
-                           f"{first['input']!r}") from None
-    names = [s.name for s in told.satellites]
+        field, said = first_error(error, ElasticSettings)
+        raise InvalidInput(f"config field `elastic.{field}`: {said}") from None
+    names = [s.name for s in settings.satellites]
     twice = next((n for n in names if names.count(n) > 1), None)
     if twice is not None:
         raise InvalidInput(f"config field `elastic.satellites`: {twice!r} is there twice")
-    if told.max_nodes and not told.max_core_hours:
+    if settings.max_nodes and not settings.max_core_hours:
         raise InvalidInput("config field `elastic.max_core_hours`: say how many core-hours "
                            "satellites may use; without that none is asked for")
-    if told.max_nodes and not told.satellites:
+    if settings.max_nodes and not settings.satellites:
         raise InvalidInput("config field `elastic.satellites`: max_nodes is "
-                           f"{told.max_nodes}, and there is no [[elastic.satellites]] to ask for")
-    return told
+                           f"{settings.max_nodes}, and there is no [[elastic.satellites]] to ask "
+                           "for")
+    return settings
 
 
-def alloc_policy(told: ElasticSettings) -> AllocPolicy:
+def alloc_policy(settings: ElasticSettings) -> AllocPolicy:
     """Returns what the scheduler needs of the table."""
     def ns(seconds: float) -> int:
         return round(seconds * _S)
 
     return AllocPolicy(
-        told.max_nodes, round(told.max_core_hours * 3600) * _S, told.min_nodes, ns(told.target_s),
-        ns(told.grow_after_s), ns(told.arrive_s), ns(told.idle_release_s),
-        told.give_back == "all", ns(told.patience_s), ns(told.join_s), ns(told.backoff_s),
-        ns(told.backoff_max_s), told.asks_max,
+        settings.max_nodes, round(settings.max_core_hours * 3600) * _S, settings.min_nodes,
+        ns(settings.target_s), ns(settings.grow_after_s), ns(settings.arrive_s),
+        ns(settings.idle_release_s), settings.give_back == "all", ns(settings.patience_s),
+        ns(settings.join_s), ns(settings.backoff_s), ns(settings.backoff_max_s),
+        settings.asks_max,
         tuple(SatelliteShape(s.name, s.partition, s.qos, s.account, s.nodes, s.cpus, s.mem_mib,
                              s.gpus, s.gres, ns(s.time_min * 60), s.component)
-              for s in told.satellites))
+              for s in settings.satellites))

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..domain.service import MICRO, EndpointSpec
 from ..errors import InvalidInput
+from .first_error import describe_first_error
 
 
 class Quota(BaseModel):
@@ -20,12 +21,13 @@ class Quota(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    concurrency: int = Field(64, ge=1, le=1 << 20, description="calls at once")
-    rate: float = Field(0.0, ge=0, le=1e6, description="calls a second; 0: no limit")
-    burst: float | None = Field(None, ge=1, le=1e6, description="calls at once after a pause; a "
-                                                                "second's worth where not said")
-    jitter_ms: float = Field(50.0, ge=0, le=10000, description="a call may be so much later at the "
-                                                               "endpoint than one after it")
+    concurrency: int = Field(64, ge=1, le=1 << 20, description="calls in flight at the same time")
+    rate: float = Field(0.0, ge=0, le=1e6, description="calls per second; 0: no limit")
+    burst: float | None = Field(None, ge=1, le=1e6, description="calls at once after a pause; "
+                                                                "default: those of one second")
+    jitter_ms: float = Field(50.0, ge=0, le=10000,
+                             description="by how many ms the delays of two calls on their way to "
+                                         "the endpoint may differ")
 
     def bucket(self) -> float:
         """Returns the capacity of the token bucket, in tokens; at least one.
@@ -49,10 +51,7 @@ def endpoint_spec(name: str, wanted: Quota | Mapping[str, Any]) -> EndpointSpec:
         try:
             wanted = Quota(**wanted)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"]))
-            raise InvalidInput(f"endpoint {name}: {field}: {first['msg']}, got "
-                               f"{first['input']!r}") from None
+            raise InvalidInput(f"endpoint {name}: {describe_first_error(error, Quota)}") from None
         except TypeError:
             raise InvalidInput(f"endpoint {name}: {wanted!r} is not a table of fields") from None
     return EndpointSpec(name, wanted.concurrency, round(wanted.rate * MICRO),

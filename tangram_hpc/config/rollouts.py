@@ -17,6 +17,7 @@ from ..domain.rollouts import STEP_NS_MAX as _STEP_NS
 from ..domain.rollouts import TOKEN_NS_MAX as _TOKEN_NS
 from ..domain.rollouts import RolloutService, RolloutsSpec, wrong_number
 from ..errors import InvalidInput
+from .first_error import describe_first_error
 
 
 class Bucket(BaseModel):
@@ -24,20 +25,26 @@ class Bucket(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    services: tuple[str, ...] = Field(min_length=1, description="names of services; each is one "
-                                                                "instance")
-    upto: int | None = Field(None, ge=1, description="tokens left, at most; the last bucket: none")
-    degree: int = Field(0, ge=0, le=8, description="GPUs of a block; 0: the service's largest")
-    running_max: int = Field(0, ge=0, description="requests at once; 0: the service's batch")
-    queue_max: int = Field(-1, ge=-1, description="requests that wait at it beyond those; -1: as "
-                                                  "many as run")
-    context_max: int = Field(0, ge=0, description="tokens of the longest context; 0: any")
-    step_ms: float = Field(0.0, ge=0, le=_STEP_NS / 1e6, description="a decode step; 0: a guess by "
-                                                                    "the degree")
-    request_us: float = Field(0.0, ge=0, le=_STEP_NS / 1e3, description="what each request adds to "
-                                                                       "it; 0: a guess")
-    prefill_us: float = Field(0.0, ge=0, le=_TOKEN_NS / 1e3, description="a token of context read "
-                                                                        "anew; 0: a guess")
+    services: tuple[str, ...] = Field(min_length=1, description="names of the services; each is "
+                                                                "one instance")
+    upto: int | None = Field(None, ge=1, description="largest number of remaining tokens; the last "
+                                                     "bucket has none")
+    degree: int = Field(0, ge=0, le=8, description="GPUs of a block; 0: the service's largest "
+                                                   "degree")
+    running_max: int = Field(0, ge=0, description="requests that a service runs at once; 0: its "
+                                                  "batch")
+    queue_max: int = Field(-1, ge=-1, description="requests that may wait at a service besides "
+                                                  "those; -1: as many as it runs")
+    context_max: int = Field(0, ge=0, description="longest context in tokens; 0: no limit")
+    step_ms: float = Field(0.0, ge=0, le=_STEP_NS / 1e6,
+                           description="duration of a decode step in ms; 0: estimated from the "
+                                       "degree")
+    request_us: float = Field(0.0, ge=0, le=_STEP_NS / 1e3,
+                              description="microseconds that each request adds to a decode step; "
+                                          "0: estimated from the degree")
+    prefill_us: float = Field(0.0, ge=0, le=_TOKEN_NS / 1e3,
+                              description="microseconds of prefill per token of context; 0: "
+                                          "estimated from the degree")
 
     @field_validator("services", mode="before")
     @classmethod
@@ -46,36 +53,43 @@ class Bucket(BaseModel):
 
 
 class RolloutPoolSettings(BaseModel):
-    """A rollout pool. Its costs need to be right only relative to each other."""
+    """The fields of a rollout pool. Its costs need to be right only relative to each other."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    buckets: tuple[Bucket, ...] = Field(min_length=1, description="by `upto`, the smallest first")
-    tree: str = Field("", description="folder that keeps what is learned; empty: it goes with the "
-                                      "broker")
+    buckets: tuple[Bucket, ...] = Field(min_length=1, description="the buckets, in ascending order "
+                                                                  "of `upto`")
+    tree: str = Field("", description="folder that keeps the learned prefix tree; empty: the tree "
+                                      "ends with the broker")
     rule: Literal["nearest", "agree", "mean"] = Field(
-        "nearest", description="to which of the buckets that mean and P90 name a trajectory goes")
-    payload_edges: tuple[int, int] = Field((1_000, 12_000), description="first sizes of a medium "
-                                                                        "and a large return")
-    depth: int = Field(24, ge=1, le=1_000, description="returns that are looked at")
-    least: int = Field(4, ge=1, description="trajectories that make a prefix known")
-    enough: int = Field(200, ge=1, description="the newest epochs with so many are believed")
-    epochs: int = Field(8, ge=1, le=1_000, description="epochs that are kept")
-    nodes_max: int = Field(20_000, ge=16, description="prefixes that are kept")
-    since: bool = Field(True, description="take off what was generated since a known prefix")
-    transfer: bool = Field(False, description="the engines move KV between services")
-    kv_base_ms: float = Field(10.0, ge=0, le=_STEP_NS / 1e6, description="moving a request's KV: "
-                                                                        "fixed part")
-    kv_near_us: float = Field(8.0, ge=0, le=_TOKEN_NS / 1e3, description="of a token within a node")
+        "nearest", description="how the bucket is chosen from the estimated mean and P90 of the "
+                               "remaining tokens")
+    payload_edges: tuple[int, int] = Field((1_000, 12_000),
+                                           description="sizes in characters from which a tool's "
+                                                       "return counts as medium, and as large")
+    depth: int = Field(24, ge=1, le=1_000, description="number of tool returns in a prefix")
+    least: int = Field(4, ge=1, description="trajectories that a prefix needs to be used")
+    enough: int = Field(200, ge=1, description="trajectories that the newest epochs need to be "
+                                               "used without older ones")
+    epochs: int = Field(8, ge=1, le=1_000, description="number of epochs that are kept")
+    nodes_max: int = Field(20_000, ge=16, description="number of prefixes that are kept")
+    since: bool = Field(True, description="subtract the tokens that were generated since the last "
+                                          "known prefix")
+    transfer: bool = Field(False, description="whether the engines move KV between services")
+    kv_base_ms: float = Field(10.0, ge=0, le=_STEP_NS / 1e6,
+                              description="fixed cost of moving a request's KV in ms")
+    kv_near_us: float = Field(8.0, ge=0, le=_TOKEN_NS / 1e3,
+                              description="microseconds to move a token's KV within a node")
     kv_far_us: float = Field(18.0, ge=0, le=_TOKEN_NS / 1e3,
-                             description="of a token between nodes")
-    worth: int = Field(8, ge=0, description="a move between buckets costs less than this part of "
-                                            "what is left to decode")
-    idle: int = Field(500, ge=0, description="a service idles while its step is longer by less, "
-                                             "1/1000")
-    crowded: int = Field(2000, ge=0, description="and is crowded from this on, 1/1000")
-    idle_s: float = Field(86_400.0, ge=1, le=1e9, description="forget a trajectory that rests so "
-                                                             "long")
+                             description="microseconds to move a token's KV between nodes")
+    worth: int = Field(8, ge=0, description="a request moves to another bucket only if the move "
+                                            "costs less than 1/worth of its remaining decode time")
+    idle: int = Field(500, ge=0, description="a service counts as idle while its load lengthens a "
+                                             "step by less than this, in 1/1000")
+    crowded: int = Field(2000, ge=0, description="a service counts as overloaded from this "
+                                                 "lengthening of a step on, in 1/1000")
+    idle_s: float = Field(86_400.0, ge=1, le=1e9, description="seconds without a turn after which "
+                                                             "a trajectory is forgotten")
 
     @field_validator("tree")
     @classmethod
@@ -100,19 +114,19 @@ def rollouts_spec(name: str, wanted: RolloutPoolSettings | Mapping[str, Any]) ->
     """
     if not name or any(c.isspace() for c in name):
         raise InvalidInput(f"rollouts name: {name!r} must be one word")
-    told = wanted if isinstance(wanted, RolloutPoolSettings) else _checked(name, wanted)
-    edges = [bucket.upto for bucket in told.buckets]
+    pool = wanted if isinstance(wanted, RolloutPoolSettings) else _checked(name, wanted)
+    edges = [bucket.upto for bucket in pool.buckets]
     if edges[-1] is not None or None in edges[:-1]:
-        raise InvalidInput(f"rollouts {name}: upto: every bucket but the last has one, the last "
-                           "none")
+        raise InvalidInput(f"rollouts {name}: upto: every bucket needs one except the last, which "
+                           "must have none")
     spec = RolloutsSpec(
         name, tuple(e for e in edges if e is not None),
-        tuple(_service(each, number, bucket) for number, bucket in enumerate(told.buckets)
+        tuple(_service(each, number, bucket) for number, bucket in enumerate(pool.buckets)
               for each in bucket.services),
-        told.tree, told.rule, told.payload_edges, told.depth, told.least, told.enough, told.epochs,
-        told.nodes_max, told.since, told.transfer, _ns(told.kv_base_ms, 1e6),
-        _ns(told.kv_near_us, 1e3), _ns(told.kv_far_us, 1e3), told.worth, told.idle, told.crowded,
-        _ns(told.idle_s, 1e9))
+        pool.tree, pool.rule, pool.payload_edges, pool.depth, pool.least, pool.enough, pool.epochs,
+        pool.nodes_max, pool.since, pool.transfer, _ns(pool.kv_base_ms, 1e6),
+        _ns(pool.kv_near_us, 1e3), _ns(pool.kv_far_us, 1e3), pool.worth, pool.idle, pool.crowded,
+        _ns(pool.idle_s, 1e9))
     if why := wrong_number(spec):
         raise InvalidInput(f"rollouts {name}: {why}")
     return spec
@@ -132,7 +146,5 @@ def _checked(name: str, wanted: Mapping[str, Any]) -> RolloutPoolSettings:
     try:
         return RolloutPoolSettings(**wanted)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        said = first["msg"].removeprefix("Value error, ")
-        raise InvalidInput(f"rollouts {name}: {field}: {said}") from None
+        raise InvalidInput(
+            f"rollouts {name}: {describe_first_error(error, RolloutPoolSettings)}") from None

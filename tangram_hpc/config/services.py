@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from ..domain.service import BLOCK_SIZES, ServiceSpec
 from ..errors import InvalidInput
+from .first_error import describe_first_error
 
 
 class Service(BaseModel):
@@ -25,16 +26,20 @@ class Service(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     degrees: tuple[int, ...] = Field((1,), min_length=1,
-                                     description="sizes of the GPU blocks that it runs on")
-    batch: int = Field(64, ge=1, le=4096, description="calls that run as one, at most")
-    batch_tokens: int = Field(16384, ge=0, description="tokens of one batch, at most; 0: any")
-    batch_wait_ms: float = Field(2.0, ge=0, le=1000, description="how long a first call waits for "
-                                                                 "others to join it")
-    stay_s: float = Field(0.0, ge=0, le=3600, description="it stays on a block for so long")
-    weights_mib: int = Field(0, ge=0, description="host memory it takes parked; 0: its files")
-    copies: int = Field(1, ge=1, le=64, description="how many copies a node loads in advance, as "
-                                                    "far as its memory goes; others when wanted")
-    restore_s: float = Field(0.0, ge=0, description="what bringing it to a block costs; learned")
+                                     description="sizes of the GPU blocks on which it can run")
+    batch: int = Field(64, ge=1, le=4096, description="largest number of calls in a batch")
+    batch_tokens: int = Field(16384, ge=0, description="largest number of tokens in a batch; 0: no "
+                                                       "limit")
+    batch_wait_ms: float = Field(2.0, ge=0, le=1000, description="ms that the first call of a "
+                                                                 "batch waits for others")
+    stay_s: float = Field(0.0, ge=0, le=3600, description="least seconds that the service stays on "
+                                                          "a block")
+    weights_mib: int = Field(0, ge=0, description="host memory of the parked service in MiB; 0: "
+                                                  "the size of its files")
+    copies: int = Field(1, ge=1, le=64, description="copies that a node loads in advance if its "
+                                                    "memory suffices; further ones on demand")
+    restore_s: float = Field(0.0, ge=0, description="estimated seconds to bring the service to a "
+                                                    "block, until they have been measured")
 
     def weights(self) -> int:
         """Returns the host memory that it takes while it is parked, in MiB."""
@@ -49,16 +54,16 @@ class TorchService(Service):
     """A Hugging Face model, served by the runner of this package (extra `torch`)."""
 
     backend: Literal["torch"]
-    model: str = Field(description="a folder with config.json, safetensors and a tokenizer")
+    model: str = Field(description="folder with config.json, safetensors and a tokenizer")
     task: Literal["causal", "classifier"] = Field(
         "causal", description="causal: logprobs and generate; classifier: score")
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
-    max_len: int = Field(4096, ge=1, description="longest sequence, tokens")
-    load_s: float = Field(300.0, gt=0, description="how long loading may take")
-    fresh: str = Field("", description="a folder in which newer weights of it are published while "
-                                       "it is served; each batch runs on the newest")
-    threads: int = Field(0, ge=0, le=1024, description="CPU threads that it computes with; 0: its "
-                                                       "device's share of the node's cores")
+    max_len: int = Field(4096, ge=1, description="longest sequence in tokens")
+    load_s: float = Field(300.0, gt=0, description="seconds that loading may take")
+    fresh: str = Field("", description="folder in which newer weights are published while the "
+                                       "model is served; each batch runs on the newest")
+    threads: int = Field(0, ge=0, le=1024, description="number of CPU threads; 0: the device's "
+                                                       "fraction of the node's cores")
 
     def weights(self) -> int:
         """Returns the size of its safetensors in MiB, unless `weights_mib` says otherwise."""
@@ -80,13 +85,13 @@ class EngineService(Service):
     because the scheduler lends them.
     """
 
-    url: str = Field(description="base URL, as http://localhost:8000")
-    node: str = Field("", description="the name of the node whose GPUs it has; empty where only "
-                                      "one node has GPUs")
+    url: str = Field(description="base URL of the engine, such as http://localhost:8000")
+    node: str = Field("", description="name of the node whose GPUs the engine has; empty: the only "
+                                      "node with GPUs")
     gpus: tuple[int, ...] = Field((0,), min_length=1,
-                                  description="its GPUs, by the numbers that the node lends")
+                                  description="the engine's GPUs, by the node's numbers")
     token_env: str = Field("", description="environment variable that holds a bearer token")
-    timeout_s: float = Field(600.0, gt=0, description="how long any answer may take")
+    timeout_s: float = Field(600.0, gt=0, description="seconds that an answer may take")
 
     @field_validator("url")
     @classmethod
@@ -98,10 +103,10 @@ class EngineService(Service):
         except ValueError:
             fits = False
         if not fits:
-            raise ValueError("must be as http://host:port")
+            raise ValueError("must have the form http://host:port or https://host:port")
         if parts.username is not None or parts.query or parts.fragment:
-            raise ValueError("must hold no user, password, query or fragment; a token belongs into "
-                             "the variable that token_env names")
+            raise ValueError("must hold no user, password, query or fragment; put a token into the "
+                             "environment variable that token_env names")
         return url
 
 
@@ -121,32 +126,35 @@ class HttpService(EngineService):
     backend: Literal["http"]
     call_path: str = Field("/call", pattern="^/")
     wake_path: str = Field("", pattern="^(/|$)",
-                           description="POSTed to bring it to the GPUs; empty: nothing is")
+                           description="path of the POST that brings the model to the GPUs; empty: "
+                                       "none is sent")
     park_path: str = Field("", pattern="^(/|$)",
-                           description="POSTed to take it off the GPUs; empty: it stays there")
+                           description="path of the POST that takes the model off the GPUs; empty: "
+                                       "it stays there")
     health_path: str = Field("/health", pattern="^(/|$)")
 
 
 class VllmService(EngineService):
-    """A vLLM server: OpenAI's API, /sleep and /wake_up.
+    """A vLLM server, which is reached by OpenAI's API, /sleep and /wake_up.
 
     Start it with `VLLM_SERVER_DEV_MODE=1` in its environment and with `--enable-sleep-mode`.
     """
 
     backend: Literal["vllm"]
-    model: str = Field(description="the model's name in its API")
-    sleep_level: Literal[1, 2] = Field(1, description="1: weights are parked in host memory; 2: "
+    model: str = Field(description="the model's name in the server's API")
+    sleep_level: Literal[1, 2] = Field(1, description="1: parked weights stay in host memory; 2: "
                                                       "they are dropped and read from disk again")
 
 
 class SglangService(EngineService):
-    """An SGLang server: /generate, /release_memory_occupation and /resume_memory_occupation.
+    """An SGLang server, reached by /generate, /release_memory_occupation,
+    /resume_memory_occupation.
 
     Start it with `--enable-memory-saver --enable-weights-cpu-backup`.
     """
 
     backend: Literal["sglang"]
-    model: str = Field(description="its --served-model-name")
+    model: str = Field(description="the server's --served-model-name")
 
 
 class FakeService(Service):
@@ -158,8 +166,8 @@ class FakeService(Service):
     backend: Literal["fake"]
     wake_s: float = Field(0.0, ge=0)
     park_s: float = Field(0.0, ge=0)
-    call_s: float = Field(0.0, ge=0, description="for each batch")
-    token_s: float = Field(0.0, ge=0, description="for each token of it")
+    call_s: float = Field(0.0, ge=0, description="seconds per batch")
+    token_s: float = Field(0.0, ge=0, description="seconds per token of a batch")
 
 
 _KINDS: dict[str, type[Service]] = {"torch": TorchService, "http": HttpService,
@@ -180,7 +188,7 @@ def service_spec(name: str, wanted: Service | Mapping[str, Any]) -> ServiceSpec:
         service = service.model_copy(update={"degrees": (len(service.gpus),)})
     if sorted(set(service.degrees)) != list(service.degrees) or not set(
             service.degrees) <= set(BLOCK_SIZES):
-        raise InvalidInput(f"service {name}: degrees: {service.degrees} must ascend, of "
+        raise InvalidInput(f"service {name}: degrees: {service.degrees} must ascend and be among "
                            f"{', '.join(map(str, BLOCK_SIZES))}")
     return ServiceSpec(
         name, round(service.restore_s * 1e9), service.weights(),
@@ -199,8 +207,8 @@ def options_of(spec: ServiceSpec) -> Any:
     try:
         return _KINDS[spec.backend].model_validate_json(spec.options)
     except (KeyError, ValidationError) as error:
-        raise InvalidInput(f"service {spec.name}: its options are not understood ({error})"
-                           ) from None
+        raise InvalidInput(f"service {spec.name}: its options are not understood, another version "
+                           f"wrote them ({error})") from None
 
 
 def _checked(name: str, wanted: Mapping[str, Any]) -> Service:
@@ -212,7 +220,6 @@ def _checked(name: str, wanted: Mapping[str, Any]) -> Service:
     try:
         return _KINDS[kind](**wanted)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        said = first["msg"].removeprefix("Value error, ")
-        raise InvalidInput(f"service {name}: {field}: {said}") from None
+        # a URL can hold a secret
+        said = describe_first_error(error, _KINDS[kind], show_value=False)
+        raise InvalidInput(f"service {name}: {said}") from None

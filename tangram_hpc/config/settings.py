@@ -18,7 +18,6 @@ that names the field, the source and the remedy.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
@@ -32,6 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ..errors import InvalidInput
 from ..scheduler.placement.placers.placer_registry import NAMES as PLACERS
 from ..scheduler.placement.placers.placer_registry import make_placer
+from .first_error import first_error
 from .ownership import read_trusted
 
 if sys.version_info >= (3, 11):
@@ -46,72 +46,86 @@ _KIND = "config file"
 
 
 class Config(BaseModel):
-    """All settings. Names of seconds end in `_s`, of MiB in `_mib`."""
+    """All settings, with their defaults and bounds. Names of seconds end in `_s`, of MiB in `_mib`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     placer: str = Field("elastic", description=f"one of {', '.join(PLACERS)}")
     sync: Literal["none", "batch", "always"] = Field(
-        "none", description="journal: none survives the broker's death, batch and always the node's"
-    )
-    grace_s: float = Field(30.0, ge=0, le=86400, description="how long a lost client may be away")
-    join_s: float = Field(120.0, gt=0, description="how long to wait for all expected workers")
+        "none", description="durability of the journal: none survives a crash of the broker, batch "
+                            "and always survive a crash of its node too")
+    grace_s: float = Field(30.0, ge=0, le=86400, description="seconds for which a lost client may "
+                                                             "stay away")
+    join_s: float = Field(120.0, gt=0, description="seconds to wait for all expected workers")
     end_margin_s: float = Field(
-        60.0, ge=0, le=86400, description="a node lends no more so long before its allocation "
-                                          "ends; at most a third of what is left when it joins")
-    end: str = Field("", description="when the allocation ends that a worker lends of, if Slurm "
-                                     "does not say it: seconds since the epoch, or +SECONDS")
-    once_mib: int = Field(1024, ge=1, description="how much may be kept for a requeue of actions "
-                                                  "with `once`: what they are to do, and results")
-    kill_wait_s: float = Field(2.0, ge=0, le=600, description="SIGTERM to SIGKILL")
-    output_max: int = Field(1 << 20, ge=1024, le=1 << 30, description="bytes kept of each stream")
+        60.0, ge=0, le=86400, description="a node lends nothing in the last seconds of its "
+                                          "allocation; at most a third of the time that is left "
+                                          "when it joins")
+    end: str = Field("", description="end of the allocation that a worker lends from, if Slurm "
+                                     "does not tell it: seconds since the epoch, or +SECONDS")
+    once_mib: int = Field(1024, ge=1, description="MiB that may be kept for a requeue of actions "
+                                                  "with an idempotency key: their requests and "
+                                                  "results")
+    kill_wait_s: float = Field(2.0, ge=0, le=600, description="seconds between SIGTERM and SIGKILL")
+    output_max: int = Field(1 << 20, ge=1024, le=1 << 30, description="bytes that are kept of each "
+                                                                      "output stream")
     bind: str = Field("", description="where to listen besides the Unix socket: an address, "
                                       "an interface or a network of the host; empty: chosen so "
-                                      "that other nodes reach it; `none` for no TCP")
-    cpus: int = Field(0, ge=0, le=65536, description="CPUs a worker lends; 0 for all it may use")
-    mem_mib: int = Field(0, ge=0, description="memory a worker lends; 0 for what the job has")
+                                      "that other nodes can reach it; none: no TCP")
+    cpus: int = Field(0, ge=0, le=65536, description="CPUs that a worker lends; 0: all that it may "
+                                                     "use")
+    mem_mib: int = Field(0, ge=0, description="memory that a worker lends in MiB; 0: what the job "
+                                              "has")
     mem_overcommit: float = Field(
-        1.0, ge=1, le=16, description="a worker lends so many times its memory: sessions may "
-                                      "declare more than there is, as most never use it")
+        1.0, ge=1, le=16, description="factor on the memory that a worker lends: sessions may "
+                                      "declare more than the node has, as most never use it all")
     devices: str = Field(
-        "", description="devices a worker lends: empty for the GPUs that Slurm gave or that are "
-                        "there; `none`; `cpu:N` or `fake:N` stand-ins, without N as many as Slurm "
-                        "gave")
-    disk_mib: int = Field(10240, ge=0, description="disk of a session that names none; 0: no limit")
-    session_pids: int = Field(1024, ge=16, le=1 << 22, description="processes of one sandbox")
+        "", description="devices that a worker lends; empty: the GPUs that Slurm gave or that the "
+                        "node has; none: no device; cpu:N or fake:N: N stand-ins (without :N as "
+                        "many as Slurm gave)")
+    disk_mib: int = Field(10240, ge=0, description="disk quota in MiB of a session that declares "
+                                                   "none; 0: no limit")
+    session_pids: int = Field(1024, ge=16, le=1 << 22, description="largest number of processes in "
+                                                                   "a sandbox")
     starts_max: int = Field(0, ge=0, le=4096,
-                            description="sandboxes that start at once on a node; 0: one per core")
+                            description="sandboxes that may start at once on a node; 0: one per "
+                                        "core")
     isolation: Literal["", "process", "bwrap", "podman", "apptainer", "enroot"] = Field(
-        "", description="backend of sessions that name none; empty for the node's best")
+        "", description="isolation backend of sessions that name none; empty: the node's best")
     enforcement: Literal["", "cgroup2", "cgroup1", "affinity", "counted"] = Field(
-        "", description="how units are enforced; empty for the best that works")
+        "", description="how CPU limits are enforced; empty: the best method that works")
     read_paths: tuple[str, ...] = Field(
-        (), description="paths of the node that untrusted sandboxes may read besides the system's")
+        (), description="paths of the node that untrusted sandboxes may read besides those of the "
+                        "system")
     warm: int = Field(-1, ge=-1, le=4096,
-                      description="sandboxes kept ready; -1: one per core, at most 4")
-    compiled: bool = Field(True, description="plain commands in sandboxes may be served by the "
-                                             "compiled loop, where it was built")
-    scratch: str = Field("", description="node-local folder for sandboxes; empty for TMPDIR")
+                      description="sandboxes in the warm pool of a node; -1: one per core, at most "
+                                  "4")
+    compiled: bool = Field(True, description="whether the compiled loop may serve plain commands "
+                                             "in sandboxes, if it was built")
+    scratch: str = Field("", description="node-local folder for sandboxes; empty: TMPDIR")
     gateway_spin_us: int = Field(200, ge=0, le=100000,
-                                 description="how long an MPI wait spins before it sleeps; not at "
-                                 "all where a node's ranks outnumber their cores")
+                                 description="microseconds for which an MPI wait spins before it "
+                                             "sleeps; 0 is used where a node's ranks outnumber "
+                                             "their cores")
     slurm: Literal["auto", "cli", "pyslurm"] = Field(
-        "auto", description="how the broker talks to Slurm: its commands, pyslurm, or pyslurm "
-                            "where it works")
+        "auto", description="how the broker calls Slurm; cli: by Slurm's commands; pyslurm: by "
+                            "pyslurm; auto: by pyslurm if it works")
     slurm_query_s: float = Field(30.0, ge=30, le=3600,
-                                 description="least time between two of its questions to Slurm")
+                                 description="least seconds between two queries of the broker to "
+                                             "Slurm")
     job_comment: bool = Field(
-        True, description="at its end the broker puts a summary into the job's Comment")
+        True, description="whether the broker writes a summary into the job's Comment at its end")
     endpoints: dict[str, dict[str, Any]] = Field(
-        {}, description="tables [endpoints.NAME]: somebody else's APIs, see endpoints.py")
+        {}, description="tables [endpoints.NAME]: APIs that somebody else serves, see endpoints.py")
 
     elastic: dict[str, Any] = Field(
-        {}, description="table [elastic]: nodes that may be asked for and given back while the "
-                        "job runs, see allocations.py")
+        {}, description="table [elastic]: nodes that may be requested and given back while the job "
+                        "runs, see allocations.py")
     services: dict[str, dict[str, Any]] = Field(
-        {}, description="GPU services by name, as for `register_service`")
+        {}, description="tables [services.NAME]: GPU services, as for `register_service`")
     rollouts: dict[str, dict[str, Any]] = Field(
-        {}, description="rollout pools over them by name, as for `register_rollouts`")
+        {}, description="tables [rollouts.NAME]: rollout pools, as for `register_rollouts`")
     planner: dict[str, Any] = Field(
         {}, description="table [planner] of `tangram plan`, see config/planner/planner_settings.py")
 
@@ -119,14 +133,15 @@ class Config(BaseModel):
     @classmethod
     def _known_devices(cls, value: str) -> str:
         if not re.fullmatch(r"|none|(cpu|fake)(:[1-9]\d{0,2})?", value):
-            raise ValueError("empty, none, cpu, cpu:N, fake or fake:N, N from 1 to 999")
+            raise ValueError("must be empty, none, cpu, cpu:N, fake or fake:N, with N from 1 to "
+                             "999")
         return value
 
     @field_validator("end")
     @classmethod
     def _known_end(cls, value: str) -> str:
         if not re.fullmatch(r"|\+?[1-9]\d{0,10}", value):
-            raise ValueError("empty, seconds since the epoch, or + and seconds from now")
+            raise ValueError("must be empty, seconds since the epoch, or + and seconds from now")
         return value
 
     @field_validator("read_paths", mode="before")
@@ -136,7 +151,7 @@ class Config(BaseModel):
             value = [path for path in re.split("[,:]", value) if path]
         for path in value if isinstance(value, list | tuple) else ():
             if not str(path).startswith("/"):
-                raise ValueError("paths begin with /")
+                raise ValueError("each path must begin with /")
         return value
 
 
@@ -167,10 +182,10 @@ def gather(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = Non
     origin: dict[str, str] = {}
     files: list[Path] = []
 
-    def take(path: Path, told: Mapping[str, Any]) -> None:
+    def take(path: Path, table: Mapping[str, Any]) -> None:
         files.append(path)
-        values.update(told)
-        origin.update(dict.fromkeys(told, str(path)))
+        values.update(table)
+        origin.update(dict.fromkeys(table, str(path)))
 
     home = _home(environ)
     for path in (SITE_FILE, user_file(environ)):
@@ -277,15 +292,9 @@ def checked(found: Gathered) -> Config:
         make_placer(config.placer)
         return config
     except ValidationError as error:
-        first = error.errors()[0]
-        key = str(first["loc"][0])
-        where = origin.get(key, "default")
-        if first["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(key, Config.model_fields, n=1)
-            hint = f"; did you mean `{near[0]}`?" if near else ""
-            raise InvalidInput(f"config field `{key}` ({where}) is not known{hint}") from None
-        raise InvalidInput(f"config field `{key}` ({where}): {first['msg']}, got "
-                           f"{first['input']!r}") from None
+        field, said = first_error(error, Config)
+        where = origin.get(field.partition(".")[0], "default")
+        raise InvalidInput(f"config field `{field}` ({where}): {said}") from None
     except InvalidInput as error:
         raise InvalidInput(f"config field `placer` ({origin.get('placer', 'default')}): {error}"
                            ) from None

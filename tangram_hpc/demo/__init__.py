@@ -1,5 +1,5 @@
-"""The main job in small (`tangram demo`): an RL step over coding tasks with a scripted policy.
+"""The small main job (`tangram demo`): one RL step over coding tasks with a scripted policy.
 
-With `--mixed` it also calls a judge, teachers and a search endpoint. Its ranks use the public API
-alone. No model is trained here; the reference trainer in `hooks/` does that.
+With `--mixed`, the step also calls a judge, three teachers and a search endpoint. The trainer ranks
+use only the public API. No model is trained here; the reference trainer in `hooks/` does that.
 """

@@ -1,7 +1,8 @@
-"""One trainer rank of the demo: drives its trajectories concurrently, scores, reduces over MPI.
+"""One trainer rank of the demo: drives its trajectories concurrently, scores them, reduces over
+MPI.
 
-Law: what a trainer's author would write with the public client and nothing else; the plans decide
-everything, this file only carries them out and measures.
+The file holds what the author of a trainer would write with the public client. It decides nothing:
+the plans of `policy.py` say what each trajectory does, and this file carries them out and measures.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import numpy as np
 import tangram_hpc
 
 from . import grpo
+from .demo_isolation import isolation_options
 from .policy import (
     GROUP,
+    AwaitPolicy,
     RunStep,
-    Think,
     TrajectoryResult,
     TrajectoryScript,
     Write,
@@ -31,7 +33,6 @@ from .policy import (
     trajectory_plan,
 )
 from .problems import Problem, choose_problems, load_problems
-from .walls import isolation_options
 
 SESSION_MEM_MIB = 64
 RUN_TIMEOUT_S = 60.0
@@ -39,8 +40,18 @@ RUN_TIMEOUT_S = 60.0
 
 @dataclass
 class Row:
-    """One CPU action as its trajectory saw it; seconds. `admission_s` is the part of `queue_s`
-    that its session waited to be opened (in the trajectory's first action)."""
+    """The times of one CPU action as its trajectory saw them, in seconds.
+
+    Attributes:
+        trajectory: Name of the trajectory.
+        kind: `examples` or `tests`.
+        act_s: From submission to result; the first action also holds `opening_s`.
+        queue_s: Waiting for units; the first action also holds `admission_s`.
+        exec_s: Run time of the process.
+        admission_s: How long the session waited to be admitted; 0 but for the first action.
+        opening_s: How long the session took to open, admission included; 0 but for the first
+            action.
+    """
 
     trajectory: str
     kind: str
@@ -52,35 +63,39 @@ class Row:
 
     @property
     def system_s(self) -> float:
-        """Neither waiting for units nor running."""
+        """Returns the time that was neither waiting for units nor running, in seconds."""
         return max(0.0, self.act_s - self.queue_s - self.exec_s)
 
 
 @dataclass
-class Driven:
-    """One trajectory's end."""
+class TrajectoryRun:
+    """How one trajectory ended: its plan, its result, the rows of its actions and its policy
+    latency.
+    """
 
     plan: TrajectoryScript
     result: TrajectoryResult
     rows: list[Row] = field(default_factory=list)
-    think_s: float = 0.0
+    latency_s: float = 0.0
 
 
 async def drive(client: tangram_hpc.Client, plan: TrajectoryScript, scale: float,
-                asked: Any) -> Driven:
-    """Carries one trajectory out; its session is open from before its first thought to its end."""
+                options: Any) -> TrajectoryRun:
+    """Carries out one trajectory. Its session is open from before the first policy latency to the
+    end.
+    """
     began = time.monotonic()
     rows: list[Row] = []
-    thought = 0.0
-    async with client.session(mem=SESSION_MEM_MIB, name=plan.name, **asked) as session:
+    latency_s = 0.0
+    async with client.session(mem=SESSION_MEM_MIB, name=plan.name, **options) as session:
         opening_s = time.monotonic() - began
         todo = steps(plan, sys.executable)
         step = next(todo)
         while True:
             code = None
             match step:
-                case Think(seconds=seconds):
-                    thought += seconds * scale
+                case AwaitPolicy(seconds=seconds):
+                    latency_s += seconds * scale
                     await asyncio.sleep(seconds * scale)
                 case Write(path=path, text=text):
                     await session.write(path, text)
@@ -90,7 +105,7 @@ async def drive(client: tangram_hpc.Client, plan: TrajectoryScript, scale: float
             try:
                 step = todo.send(code) if code is not None else next(todo)
             except StopIteration as end:
-                return Driven(plan, end.value, rows, thought)
+                return TrajectoryRun(plan, end.value, rows, latency_s)
 
 
 async def _run(session: tangram_hpc.Session, kind: str, argv: Any, files: Any, rows: list[Row],
@@ -99,30 +114,38 @@ async def _run(session: tangram_hpc.Session, kind: str, argv: Any, files: Any, r
     result = await future
     if result.exit_code not in (0, 1) or (result.reason and not result.ok):
         raise tangram_hpc.ActionFailed(f"{trajectory} {kind}: the sandbox failed: {result}")
-    told = future.details
-    assert told is not None
-    rows.append(Row(trajectory, kind, told.act_s + opening_s, told.queue_s + admission_s,
-                    told.exec_s, admission_s, opening_s))
+    details = future.details
+    assert details is not None
+    rows.append(Row(trajectory, kind, details.act_s + opening_s, details.queue_s + admission_s,
+                    details.exec_s, admission_s, opening_s))
     return int(result.exit_code)
 
 
 def settle(request: Any, pause_s: float = 0.002) -> None:
-    """Waits for an MPI request without spinning a core that actions could use."""
+    """Waits for an MPI request without occupying a core that actions could use."""
     while not request.Test():
         time.sleep(pause_s)
 
 
 async def all_of(client: tangram_hpc.Client, plans: list[TrajectoryScript],
-                 scale: float) -> list[Driven]:
-    """All of this rank's trajectories, at once."""
-    asked = isolation_options(client)
-    return list(await asyncio.gather(*(drive(client, plan, scale, asked) for plan in plans)))
+                 scale: float) -> list[TrajectoryRun]:
+    """Runs all trajectories of this rank concurrently."""
+    options = isolation_options(client)
+    return list(await asyncio.gather(*(drive(client, plan, scale, options) for plan in plans)))
 
 
-def reduce_advantages(comm: Any, driven: list[Driven], group_of: dict[int, int]) -> dict[str, Any]:
-    """GRPO over all ranks: each holds some members of each group, the sums meet by allreduce."""
-    groups = np.array([group_of[d.plan.index] for d in driven], dtype=np.int64)
-    rewards = np.array([d.result.reward for d in driven], dtype=np.float64)
+def reduce_advantages(comm: Any, runs: list[TrajectoryRun],
+                      group_of: dict[int, int]) -> dict[str, Any]:
+    """Computes the GRPO advantages over all ranks.
+
+    Each rank holds some members of each group; the sums of the groups are added by an allreduce.
+
+    Returns:
+        The mean absolute advantage of this rank's trajectories, and how many groups have both
+        passing and failing members.
+    """
+    groups = np.array([group_of[run.plan.index] for run in runs], dtype=np.int64)
+    rewards = np.array([run.result.reward for run in runs], dtype=np.float64)
     sums = grpo.partial(groups, rewards, len(group_of))
     settle(comm.Ibarrier())
     comm.Allreduce(sums.copy(), sums)
@@ -131,8 +154,8 @@ def reduce_advantages(comm: Any, driven: list[Driven], group_of: dict[int, int])
     return {"advantage_abs_mean": float(np.abs(advantages).mean()), "mixed_groups": mixed}
 
 
-def arguments() -> argparse.ArgumentParser:
-    """What every program of a rank is told."""
+def rank_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the arguments that the programs of all ranks take."""
     p = argparse.ArgumentParser()
     p.add_argument("--problems", type=int, required=True)
     p.add_argument("--seed", type=int, required=True)
@@ -143,10 +166,15 @@ def arguments() -> argparse.ArgumentParser:
 
 def run_step(args: argparse.Namespace, problems: list[Problem],
              work: Callable[[tangram_hpc.Client, list[TrajectoryScript]],
-                            tuple[list[Driven], dict[str, Any]]]
+                            tuple[list[TrajectoryRun], dict[str, Any]]]
              ) -> None:
-    """Runs one step and leaves rank 0's summary of all ranks in `args.out`. `work` drives this
-    rank's plans; what it has to tell besides goes into the summary."""
+    """Runs one step; rank 0 writes the summary of all ranks to `args.out`.
+
+    Args:
+        args: The parsed arguments of `rank_parser`.
+        problems: The problems of this step, the same in all ranks.
+        work: Runs this rank's plans, and returns the runs and what else belongs into the summary.
+    """
     client = tangram_hpc.connect(name="demo")
     comm = tangram_hpc.comm
     group_of = {problem.index: g for g, problem in enumerate(problems)}
@@ -155,17 +183,17 @@ def run_step(args: argparse.Namespace, problems: list[Problem],
              if member % comm.size == comm.rank]
     settle(comm.Ibarrier())
     began, began_ns = time.monotonic(), time.time_ns()
-    driven, more = work(client, plans)
+    runs, more = work(client, plans)
     own_step_s = time.monotonic() - began
-    reduced = reduce_advantages(comm, driven, group_of)
+    reduced = reduce_advantages(comm, runs, group_of)
     step_s = time.monotonic() - began
-    wrong = [d.plan.name for d in driven if d.result.reward != d.plan.expected_reward
-             or d.result.reward != d.result.expected]
+    wrong = [run.plan.name for run in runs if run.result.reward != run.plan.expected_reward
+             or run.result.reward != run.result.expected]
     mine = {
-        "rows": [asdict(row) for d in driven for row in d.rows],
-        "rewards": [d.result.reward for d in driven], "wrong": wrong,
-        "expected": [d.plan.expected_reward for d in driven],
-        "think_s": sum(d.think_s for d in driven), "step_s": step_s, "own_step_s": own_step_s,
+        "rows": [asdict(row) for run in runs for row in run.rows],
+        "rewards": [run.result.reward for run in runs], "wrong": wrong,
+        "expected": [run.plan.expected_reward for run in runs],
+        "think_s": sum(run.latency_s for run in runs), "step_s": step_s, "own_step_s": own_step_s,
         "began_ns": began_ns, "via": client.via, **more,
     }
     settle(comm.Ibarrier())
@@ -178,8 +206,8 @@ def run_step(args: argparse.Namespace, problems: list[Problem],
 
 
 def main() -> None:
-    """The coding step."""
-    args = arguments().parse_args()
+    """Runs the coding step."""
+    args = rank_parser().parse_args()
     problems = choose_problems(load_problems(), args.problems, args.seed)
     run_step(args, problems,
              lambda client, plans: (asyncio.run(all_of(client, plans, args.scale)), {}))

@@ -1,8 +1,8 @@
-"""Pure. Owns: GRPO's group-relative advantages, whole and as sums that ranks can add up. Must not
-communicate: an allreduce between `partial` and `advantages_from_sums` is the caller's.
+"""GRPO's group-relative advantages, of a whole table or from sums that ranks can add up.
 
-The standard deviation is the population's (divided by n). A group without spread teaches nothing:
-all its advantages are 0.
+This module computes only. Ranks that share groups call `partial`, add the results by an allreduce
+and pass them to `advantages_from_sums`. The standard deviation is the population's (divided by n).
+A group whose rewards are all equal teaches nothing, so all its advantages are 0.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from numpy.typing import ArrayLike, NDArray
 from ..errors import InvalidInput
 
 EPS = 1e-6
-_FLAT = 1e-12  # a variance below this share of the mean square is rounding, not spread
+_FLAT = 1e-12  # a variance below this fraction of the mean square is rounding error
 
 Floats = NDArray[np.float64]
 
 
 def group_advantages(rewards: ArrayLike, eps: float = EPS) -> Floats:
-    """(r - mean) / (std + eps) within each row of `rewards[group, member]`; same shape.
+    """Returns (r - mean) / (std + eps) within each row of `rewards[group, member]`, in the same
+    shape.
 
-    Raises `InvalidInput` unless `rewards` has two dimensions and only finite numbers.
+    Raises:
+        InvalidInput: `rewards` has not two dimensions, or holds a number that is not finite.
     """
     table = _finite(rewards)
     if table.ndim != 2:
-        raise InvalidInput(f"rewards must be [group, member], not of {table.ndim} dimensions")
+        raise InvalidInput(f"rewards must be an array [group, member], got {table.ndim} dimensions")
     if table.size == 0:
         return np.zeros_like(table)
     mean = table.mean(axis=1, keepdims=True)
@@ -35,10 +37,17 @@ def group_advantages(rewards: ArrayLike, eps: float = EPS) -> Floats:
 
 
 def partial(groups_index: ArrayLike, rewards: ArrayLike, n_groups: int) -> Floats:
-    """One rank's sums: row g is (n, sum, sum of squares) of its rewards that belong to group g.
+    """Returns one rank's sums: row g is (n, sum, sum of squares) of its rewards of group g.
 
-    `groups_index[i]` is the group (0 <= g < n_groups) of `rewards[i]`. Rows of ranks add up.
-    Raises `InvalidInput` for indices out of range or arrays of different lengths.
+    The rows of several ranks can be added.
+
+    Args:
+        groups_index: The group of each reward, from 0 to `n_groups - 1`.
+        rewards: This rank's rewards.
+        n_groups: Number of groups of all ranks.
+
+    Raises:
+        InvalidInput: An index is out of range, or the arrays differ in length.
     """
     index, values = _indexed(groups_index, rewards, n_groups)
     columns = (np.ones_like(values), values, values**2)
@@ -49,17 +58,18 @@ def partial(groups_index: ArrayLike, rewards: ArrayLike, n_groups: int) -> Float
 def advantages_from_sums(
     groups_index: ArrayLike, rewards: ArrayLike, sums: ArrayLike, eps: float = EPS
 ) -> Floats:
-    """The advantages of one rank's `rewards`, by the added-up `partial` rows of all ranks.
+    """Returns the advantages of one rank's `rewards` from the added sums of all ranks.
 
-    Raises `InvalidInput` as `partial` does, or when a needed group is empty in `sums`.
+    Raises:
+        InvalidInput: As for `partial`, or `sums` has no member of a group that a reward belongs to.
     """
     table = _finite(sums)
     if table.ndim != 2 or table.shape[1] != 3:
-        raise InvalidInput(f"sums must be [group, 3], not {table.shape}")
+        raise InvalidInput(f"sums must be an array [group, 3], got shape {table.shape}")
     index, values = _indexed(groups_index, rewards, len(table))
     count, total, squares = table[index].T
     if (count < 1).any():
-        raise InvalidInput("sums hold no member of a group that rewards belong to")
+        raise InvalidInput("sums: a group of these rewards has no member in them")
     mean, square = total / count, squares / count
     return _normalised(values - mean, square - mean**2, square, eps)
 
@@ -83,7 +93,8 @@ def _indexed(
     index = np.asarray(groups_index, dtype=np.int64)
     values = _finite(rewards)
     if index.ndim != 1 or index.shape != values.shape:
-        raise InvalidInput(f"one group index per reward: {index.shape} against {values.shape}")
+        raise InvalidInput("groups_index must have one entry per reward: its shape is "
+                           f"{index.shape}, and that of rewards {values.shape}")
     if index.size and not (index.min() >= 0 and index.max() < n_groups):
         raise InvalidInput(f"group indices must be from 0 to {n_groups - 1}")
     return index, values

@@ -1,10 +1,10 @@
-"""Pure. Owns: the text of the small programs that judge a draft, and the examples parsed from a
-prompt. Must not run anything, and must not know which draft is being judged: a judging program
-reads `solution.py` from its working directory.
+"""Makes the small programs that judge a draft, and parses the examples of a prompt.
 
-A judging program imports nothing that a bare `python -I -S -B` has not loaded already: most of a
-short action's time is the interpreter's start. It exits with 0 (passes), or with 1 and one line on
-stderr (fails); any other exit code is not the draft's doing.
+A program reads the draft from `solution.py` in its working directory, so its text does not depend
+on the draft. Nothing is run here. Most of a short action's time is the start of the interpreter;
+therefore a program imports nothing that `python -I -S -B` has not loaded already. It exits with 0
+if the draft passes, and with 1 and one line on stderr if the draft fails. Any other exit code is
+not the draft's doing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .problems import Problem
 SOLUTION = "solution.py"
 EXAMPLES = "examples.py"
 TESTS = "tests.py"
-FLAGS = ("-I", "-S", "-B")  # no user site, no site, no bytecode: the quickest honest start
+FLAGS = ("-I", "-S", "-B")  # isolated, without `site`, no bytecode files: the fastest start
 
 _PREAMBLE = """\
 import sys
@@ -60,14 +60,14 @@ _SEPARATOR = re.compile(r"\s*(?:==|=>|->|➞|=|should return|returns?\b)?\s*")
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One example of a prompt: `call` is an expression, `want` the literal that it should equal."""
+    """One example of a prompt: the expression `call` should equal the literal `want`."""
 
     call: str
     want: str
 
 
 def examples(problem: Problem) -> tuple[Example, ...]:
-    """The examples that the prompt's text shows in a form that can be understood; maybe none."""
+    """Returns the examples of a prompt that can be parsed; there may be none."""
     found: list[Example] = []
     lines = problem.prompt.splitlines()
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
@@ -94,7 +94,7 @@ def _example(line: str, following: str, entry_point: str) -> Example | None:
 
 
 def _shortest_call(text: str, entry_point: str) -> str | None:
-    """The first prefix of `text` that is a call of `entry_point` on literals."""
+    """Returns the first prefix of `text` that is a call of `entry_point` on literals."""
     for match in re.finditer(r"\)", text):
         prefix = text[: match.end()]
         try:
@@ -114,14 +114,18 @@ def _longest_literal(text: str) -> str | None:
             ast.literal_eval(tree)
         except (ValueError, SyntaxError, TypeError):
             continue
-        return ast.get_source_segment(text[:end], tree.body)  # without a comment behind it
+        return ast.get_source_segment(text[:end], tree.body)  # without a comment that follows
     return None
 
 
 def examples_program(problem: Problem, drop: Collection[int] = ()) -> str:
-    """The program that tries a draft on the prompt's examples but those numbered in `drop`.
+    """Returns the program that tries a draft on the prompt's examples.
 
-    Without any example it is a smoke run: the module must load and define the entry point.
+    Without any example, the program only checks that the module loads and defines the entry point.
+
+    Args:
+        problem: The problem.
+        drop: Numbers of the examples to leave out.
     """
     kept = [example for i, example in enumerate(examples(problem)) if i not in drop]
     if not kept:
@@ -131,9 +135,10 @@ def examples_program(problem: Problem, drop: Collection[int] = ()) -> str:
 
 
 def tests_program(problem: Problem) -> str:
-    """The program that judges a draft by the problem's own tests: the reward.
+    """Returns the program that judges a draft by the problem's own tests; its exit code is the
+    reward.
 
-    Tests that draw random inputs get a fixed seed, so that an outcome is a fact of the draft.
+    Tests that draw random inputs get a fixed seed, so that the outcome depends only on the draft.
     """
     pinned = "import random\n\nrandom.seed(0)\n" if re.search(r"\brandom\b", problem.test) else ""
     call = f"_attempt(lambda: check({problem.entry_point}))\n"

@@ -1,10 +1,10 @@
-"""The main job: one RL step under three placers, over the same seeds.
+"""The main job: one RL step under three placers, with the same seeds.
 
-The default placer is compared with one static reservation per trajectory (`static:1`, what a job
-holds without a broker) and with `fcfs:1` (one core for each action and no reservation, the fair
-rule). Each run is a fresh embedded cluster and a fresh MPI world (2 trainer ranks and a gateway);
-only the placer differs between them. The two short ones run before and after the long one, so that
-a machine that becomes slower or faster meanwhile treats them alike.
+The default placer is compared with one static reservation per trajectory (`static:1`, which is what
+a job holds without a broker) and with `fcfs:1` (one core per action in the order of arrival,
+without reservations). Each run has an embedded cluster and an MPI world of its own (2 trainer ranks
+and a gateway); the runs differ only in the placer. The two short runs are made before and after the
+long one, so that a machine whose speed changes meanwhile treats the placers alike.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ..resources.cpu import affinity
 from ..storage.journal import read_journals
 from ..transport.mpi.launcher import mpiexec
 from . import conditions
+from .demo_isolation import isolation_options
 from .policy import GROUP
-from .report import PhaseFigures, figures, mean
-from .walls import isolation_options
+from .report import PhaseMetrics, mean, metrics
 
 TRAINERS = 2
 OURS, STATIC, PLAIN = str(Config.model_fields["placer"].default), "static:1", "fcfs:1"
@@ -39,7 +39,15 @@ SESSION_ROOM_MIB = 64
 
 @dataclass(frozen=True)
 class DemoPlan:
-    """What to run: how many problems, on how many CPUs, with thoughts scaled by `scale`."""
+    """The size of a demo.
+
+    Attributes:
+        problems: Number of problems; each has `GROUP` trajectories.
+        seed: Seed of the choice of problems and of all trajectories.
+        scale: Factor on the measured policy latencies.
+        cpus: CPUs that the embedded cluster holds.
+        home: Folder of the run's files; None for the default.
+    """
 
     problems: int
     seed: int
@@ -51,26 +59,26 @@ class DemoPlan:
 Progress = Callable[[str, float], None]
 
 
-def run_all(plan: DemoPlan, progress: Progress) -> tuple[PhaseFigures, PhaseFigures, PhaseFigures]:
-    """The figures of the default placer, of `static:1` and of `fcfs:1`, each a mean of its runs.
+def run_all(plan: DemoPlan, progress: Progress) -> tuple[PhaseMetrics, PhaseMetrics, PhaseMetrics]:
+    """Returns the metrics of the default placer, of `static:1` and of `fcfs:1`, each over its runs.
 
     Raises:
-        TangramError: a rank failed; the message holds the end of its words.
+        TangramError: A trainer rank failed; the message holds the end of its output.
     """
-    runs: dict[str, list[PhaseFigures]] = {}
+    runs: dict[str, list[PhaseMetrics]] = {}
     for number, placer in enumerate(ORDER, 1):
-        def tell(name: str, share: float, number: int = number) -> None:
+        def report(name: str, share: float, number: int = number) -> None:
             progress(f"{number}/{len(ORDER)} {name}", share)
 
-        runs.setdefault(placer, []).append(run_phase(plan, placer, tell))
+        runs.setdefault(placer, []).append(run_phase(plan, placer, report))
     return mean(runs[OURS]), mean(runs[STATIC]), mean(runs[PLAIN])
 
 
-def run_phase(plan: DemoPlan, placer: str, progress: Progress) -> PhaseFigures:
-    """One RL step under one placer.
+def run_phase(plan: DemoPlan, placer: str, progress: Progress) -> PhaseMetrics:
+    """Runs one RL step under one placer and returns its metrics.
 
     Raises:
-        TangramError: a rank failed; the message holds the end of its words.
+        TangramError: A trainer rank failed; the message holds the end of its output.
     """
     total = plan.problems * GROUP
     room = max(1024, total * SESSION_ROOM_MIB)
@@ -78,20 +86,21 @@ def run_phase(plan: DemoPlan, placer: str, progress: Progress) -> PhaseFigures:
     begin = conditions.now(cpus)
     with LocalCluster(plan.cpus, placer=placer, home=plan.home, mem_mib=room) as cluster:
         warm(cluster, plan.cpus)
-        told = run_ranks(plan, cluster, "rank", lambda share: progress(placer, share))
+        summary = run_ranks(plan, cluster, "rank", lambda share: progress(placer, share))
         folder, job = cluster.folder, cluster.job
-    others = conditions.between(begin, conditions.now(cpus), len(cpus))
+    other_load = conditions.between(begin, conditions.now(cpus), len(cpus))
     progress(placer, 1.0)
     usage = fold(read_journals(folder)).usage
-    return figures(told, usage, plan.cpus, placer, job, others)
+    return metrics(summary, usage, plan.cpus, placer, job, other_load)
 
 
 def run_ranks(plan: DemoPlan, cluster: LocalCluster, program: str,
               progress: Callable[[float], None], *more: str) -> dict[str, Any]:
-    """What the trainer ranks of a world told, which run this program of this package.
+    """Runs a program of this package in all trainer ranks and returns the summary that rank 0
+    wrote.
 
     Raises:
-        TangramError: a rank failed; the message holds the end of its words.
+        TangramError: A trainer rank failed; the message holds the end of its output.
     """
     out, log = cluster.folder / "demo.json", cluster.folder / "ranks.log"
     world = _launch(plan, cluster.access, out, log, program, *more)
@@ -105,16 +114,17 @@ def run_ranks(plan: DemoPlan, cluster: LocalCluster, program: str,
         raise
     if world.returncode != 0 or not out.exists():
         tail = log.read_text(errors="replace").strip()[-600:]
-        raise TangramError(f"the trainer ranks failed (status {world.returncode}): {tail}")
-    told: dict[str, Any] = json.loads(out.read_text())
-    return told
+        raise TangramError(f"the demo's trainer ranks failed (exit status {world.returncode}): "
+                           f"{tail}")
+    summary: dict[str, Any] = json.loads(out.read_text())
+    return summary
 
 
 def warm(cluster: LocalCluster, cpus: int) -> None:
     """Reads the interpreter from disk before anything is timed, so that no phase pays for it."""
     trusted = isolation_options(cluster)["trusted"]
-    words = [sys.executable, "-I", "-S", "-B", "-c", "import typing, math, collections, random"]
-    for future in [cluster.submit(words, name="warm", trusted=trusted) for _ in range(4 * cpus)]:
+    argv = [sys.executable, "-I", "-S", "-B", "-c", "import typing, math, collections, random"]
+    for future in [cluster.submit(argv, name="warm", trusted=trusted) for _ in range(4 * cpus)]:
         future.result()
 
 

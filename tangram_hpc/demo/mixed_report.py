@@ -1,9 +1,9 @@
-"""Pure. The mixed demo's figures and its tables, from what the ranks measured, what the search
-server counted and the journal folded.
+"""Computes the metrics and tables of the mixed demo.
 
-Law: an ACT is submit -> result; what of it was neither waiting, nor bringing a service in, nor
-running is "system". A device is busy while a service is brought to it and while it runs calls
-(`GPUTime` of `tangram acct`); it is held for the whole step.
+The input is what the ranks measured, what the search server counted and the records folded from the
+journal. An ACT lasts from submission to result; its part "system" is what was neither waiting, nor
+bringing a service to a device, nor running. A device is busy while a service is brought to it and
+while it runs calls (`GPUTime` of `tangram acct`); it is held for the whole step.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from typing import Any
 
 from ..accounting.record import ActionRecord
 from ..domain.action import Kind
-from .crew import CREW, JUDGE, TEACHERS
+from .demo_models import DEMO_MODELS, JUDGE, TEACHERS
 from .search import SEARCH
 
 EXEC = "coding exec"
 KINDS = (EXEC, JUDGE, "teachers", SEARCH)
-AGREE = 1e-4  # relative: batches of other sizes are padded otherwise, and rounded otherwise
+AGREE = 1e-4  # relative; batches of different sizes are padded and so rounded differently
 
 
 @dataclass(frozen=True)
-class Part:
-    """One kind of action: how many, and the means of an ACT and its parts in seconds."""
+class ActionMetrics:
+    """One kind of action: the number of actions, and the means of their ACT and its parts in
+    seconds.
+    """
 
     actions: int
     act: float
@@ -36,13 +38,30 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Mixed:
-    """One phase; seconds, device-seconds. `wrong`: a line for each thing that is not as it must
-    be. `opinions`: what each teacher said of each trajectory, summed up."""
+class MixedMetrics:
+    """The metrics of one phase; times are in seconds and device-seconds.
+
+    Attributes:
+        phase: Name of the phase.
+        devices: Devices of the cluster.
+        parts: Metrics by kind of action, the keys are `KINDS`.
+        step: Duration of the train step.
+        busy: Device-seconds for which devices brought a service in or ran calls.
+        restores: Calls for which a service was brought to a device.
+        restore_share: Fraction of the calls' ACT that was spent on bringing services in.
+        batch_max: Calls of the largest batch.
+        throttled: Searches that got status 429.
+        trajectories: Number of trajectories.
+        passed: Trajectories with reward 1.
+        expected: Trajectories whose drafts make reward 1 certain.
+        wrong: One line for each check that failed.
+        opinions: For each "TRAJECTORY MODEL", the sum of the model's log-probabilities.
+        job: Job id of the phase.
+    """
 
     phase: str
     devices: int
-    parts: dict[str, Part]
+    parts: dict[str, ActionMetrics]
     step: float
     busy: float
     restores: int
@@ -58,19 +77,21 @@ class Mixed:
 
     @property
     def held(self) -> float:
-        """Device-seconds that were held."""
+        """Returns the device-seconds that were held."""
         return self.devices * self.step
 
     @property
     def busy_share(self) -> float:
-        """Of what was held, what was used."""
+        """Returns the fraction of the held device-seconds for which the devices were busy."""
         return self.busy / max(1e-9, self.held)
 
 
-def gather_mixed(told: dict[str, Any], records: Sequence[ActionRecord], phase: str, devices: int,
-                 served: Counter[str], throttled: int, job: str) -> Mixed:
-    """From the ranks' summary, the journal's records and the server's counts."""
-    ranks = told["ranks"]
+def gather_mixed(gathered: dict[str, Any], records: Sequence[ActionRecord], phase: str,
+                 devices: int, served: Counter[str], throttled: int, job: str) -> MixedMetrics:
+    """Returns a phase's metrics from the ranks' summary, the journal's records and the server's
+    counts.
+    """
+    ranks = gathered["ranks"]
     calls = [call for rank in ranks for call in rank["calls"]]
     step = max(rank["step_s"] for rank in ranks)
     since = min(rank["began_ns"] for rank in ranks)
@@ -78,8 +99,8 @@ def gather_mixed(told: dict[str, Any], records: Sequence[ActionRecord], phase: s
     of_devices = [r for r in timed if r.action.kind is Kind.CALL and r.outcome is not None]
     passed = sum(sum(rank["rewards"]) for rank in ranks)
     names = {c["trajectory"] for c in calls}
-    of_services = [c for c in calls if c["kind"] in CREW]
-    return Mixed(
+    of_services = [c for c in calls if c["kind"] in DEMO_MODELS]
+    return MixedMetrics(
         phase=phase, devices=devices, parts=_parts(ranks, calls, timed), step=step,
         busy=sum(r.gpu_held_ns for r in of_devices) / 1e9,
         restores=sum(r.outcome.restore_ns > 0 for r in of_devices if r.outcome),
@@ -94,16 +115,18 @@ def gather_mixed(told: dict[str, Any], records: Sequence[ActionRecord], phase: s
 
 def _wrong(ranks: Any, names: Iterable[str], served: Counter[str]) -> Iterable[str]:
     for rank in ranks:
-        yield from (f"{name}: its reward is not the one that is certain" for name in rank["wrong"])
+        yield from (f"{name}: its reward is not the one that its drafts make certain"
+                    for name in rank["wrong"])
         yield from rank["wrong_calls"]
     for name in names:
         if served[name] != 1:
-            yield f"{name}: its search was served {served[name]} times"
-    yield from (f"{name}: a search that nobody made" for name in served if name not in names)
+            yield f"{name}: the server answered its search {served[name]} times instead of once"
+    yield from (f"{name}: the server answered a search of no known trajectory"
+                for name in served if name not in names)
 
 
 def _parts(ranks: Any, calls: list[dict[str, Any]], timed: Sequence[ActionRecord]
-           ) -> dict[str, Part]:
+           ) -> dict[str, ActionMetrics]:
     execs = [row for rank in ranks for row in rank["rows"]]
     granted = [r.planned_ns / 1e9 for r in timed if r.action.kind is Kind.GRANT]
     searches = [c for c in calls if c["kind"] == SEARCH]
@@ -116,20 +139,25 @@ def _parts(ranks: Any, calls: list[dict[str, Any]], timed: Sequence[ActionRecord
     }
 
 
-def _part(rows: Sequence[dict[str, Any]]) -> Part:
+def _part(rows: Sequence[dict[str, Any]]) -> ActionMetrics:
     def mean(name: str) -> float:
         return sum(row.get(name, 0.0) for row in rows) / max(1, len(rows))
     act, queue, restore, run = map(mean, ("act_s", "queue_s", "restore_s", "exec_s"))
-    return Part(len(rows), act, queue, restore, run, act - queue - restore - run)
+    return ActionMetrics(len(rows), act, queue, restore, run, act - queue - restore - run)
 
 
-def disagreements(one: Mixed, other: Mixed) -> list[str]:
-    """What teachers said otherwise in the other phase: on another model's weights they would."""
+def disagreements(one: MixedMetrics, other: MixedMetrics) -> list[str]:
+    """Returns a line for each trajectory and model whose answers differ between the phases.
+
+    The weights are the same in both phases, so a difference means that a call ran on the wrong
+    model.
+    """
     found = []
     for key in sorted(one.opinions.keys() | other.opinions.keys()):
         here, there = one.opinions.get(key), other.opinions.get(key)
         if here is None or there is None or _apart(here, there) > AGREE:
-            found.append(f"{key}: {here} in one phase, {there} in the other")
+            found.append(f"{key}: the sum of log-probabilities is {here} in one phase and {there} "
+                         "in the other")
     return found
 
 
@@ -137,10 +165,10 @@ def _apart(here: float, there: float) -> float:
     return abs(there - here) / max(1.0, abs(here))
 
 
-def table(shared: Mixed, own: Mixed) -> str:
-    """A table of the kinds of action for each phase, and one of the devices."""
-    titles = {shared.phase: "on one device that all services share",
-              own.phase: f"on {own.devices} devices, one for each service"}
+def table(shared: MixedMetrics, own: MixedMetrics) -> str:
+    """Returns a table of the kinds of action for each phase, and one of the devices."""
+    titles = {shared.phase: "all services share one device",
+              own.phase: f"{own.devices} devices, one per service"}
     lines = []
     for one in (shared, own):
         lines.append(f"{titles[one.phase]:<40}{'actions':>8}{'mean ACT':>11}{'queue':>9}"
@@ -161,14 +189,14 @@ def table(shared: Mixed, own: Mixed) -> str:
     row("device-seconds busy", lambda m: m.busy, ".1f")
     row("busy share", lambda m: m.busy_share, ".1%")
     row("restores", lambda m: m.restores, "d")
-    row("restores' share of calls' ACT", lambda m: m.restore_share, ".2%")
+    row("restore share of calls' ACT", lambda m: m.restore_share, ".2%")
     row("largest batch", lambda m: m.batch_max, "d")
     row("throttled searches", lambda m: m.throttled, "d")
     return "\n".join(lines)
 
 
-def summary(shared: Mixed, own: Mixed) -> dict[str, Any]:
-    """The mixed demo's last line."""
+def summary(shared: MixedMetrics, own: MixedMetrics) -> dict[str, Any]:
+    """Returns the object that the mixed demo prints as its last line."""
     differ = disagreements(shared, own)
     runs, both = (shared, own), shared.opinions.keys() & own.opinions.keys()
     apart = max((_apart(shared.opinions[k], own.opinions[k]) for k in both), default=0.0)
@@ -191,6 +219,6 @@ def summary(shared: Mixed, own: Mixed) -> dict[str, Any]:
     }
 
 
-def _ms(part: Part) -> dict[str, float]:
-    told = asdict(part)
-    return {"actions": told.pop("actions"), **{k: round(v * 1e3, 2) for k, v in told.items()}}
+def _ms(part: ActionMetrics) -> dict[str, float]:
+    values = asdict(part)
+    return {"actions": values.pop("actions"), **{k: round(v * 1e3, 2) for k, v in values.items()}}

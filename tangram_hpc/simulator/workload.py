@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ..config.first_error import describe_first_error
 from ..domain.node import NodeSpec
 from ..domain.service import MICRO, EndpointSpec, ServiceSpec, endpoint_of, service_of
 from ..errors import InvalidInput
@@ -186,7 +187,8 @@ def read_workload(path: Path) -> Workload:
         try:
             one = WorkloadTrajectory.model_validate_json(text)
         except ValidationError as error:
-            raise InvalidInput(f"{where}: {_first(error)}") from None
+            said = describe_first_error(error, WorkloadTrajectory)
+            raise InvalidInput(f"{where}: {said}") from None
         if one.trajectory in found:
             raise InvalidInput(f"{where}: trajectory {one.trajectory!r} is there twice")
         _check_degrees(one, where)
@@ -204,7 +206,7 @@ def read_cluster(path: Path) -> Cluster:
     try:
         cluster = Cluster.model_validate_json(_text(path))
     except ValidationError as error:
-        raise InvalidInput(f"cluster {path}: {_first(error)}") from None
+        raise InvalidInput(f"cluster {path}: {describe_first_error(error, Cluster)}") from None
     for what, names in (("node", [n.name for n in cluster.node_specs()]),
                         ("service", [s.name for s in cluster.services]),
                         ("endpoint", [e.name for e in cluster.endpoints])):
@@ -259,8 +261,3 @@ def _json(text: str, where: str) -> Any:
     except ValueError as error:
         raise InvalidInput(f"{where}: {error}") from None
 
-
-def _first(error: ValidationError) -> str:
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return f"{place}: {first['msg']}" if place else str(first["msg"])

@@ -125,7 +125,7 @@ def test_a_full_pool_makes_turns_wait_and_says_so(
     monkeypatch.setenv("TANGRAM_ACCESS", str(cluster.access))
     assert cli(["explain", turns[3].id]) == 0
     said = capsys.readouterr().out
-    assert "RolloutsFull" in said and "behind 1 in the line of pool slow: slow 2 of 2" in said
+    assert "RolloutsFull" in said and "in the queue of pool slow: slow has 2 of 2" in said
     assert cli(["info"]) == 0
     said = capsys.readouterr().out
     assert "ROLLOUTS slow" in said and "2 turns waiting" in said and "2/1+1" in said
@@ -145,7 +145,7 @@ def test_a_full_pool_makes_turns_wait_and_says_so(
 def test_what_is_wrong_is_said_in_one_line(cluster: LocalCluster) -> None:
     cluster.register_rollouts("right", POOL)
     for fields, text in (({"buckets": []}, "rollouts p: buckets: Tuple should have at least 1"),
-                         ({**POOL, "edges": 1}, "rollouts p: edges: Extra inputs"),
+                         ({**POOL, "edges": 1}, "rollouts p: edges: is not known"),
                          ({"buckets": [{"services": "s0", "upto": 5}]}, "rollouts p: upto: every"),
                          ({"buckets": [{"services": "s9"}]}, "rollouts p: services: no service")):
         with pytest.raises(tangram_hpc.InvalidInput) as told:

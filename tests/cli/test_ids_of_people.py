@@ -63,7 +63,7 @@ def test_what_acct_prints_is_understood_by_explain(cluster: LocalCluster,
         told = tangram(cluster, "explain", *words)
         assert told.returncode == 0 and told.stdout.startswith(f"{short} one  COMPLETED"), told
     told = tangram(cluster, "explain", "-j", "5", first)
-    assert told.returncode == 2 and f"is of job {JOB}, and --job says 5" in told.stderr
+    assert told.returncode == 2 and f"belongs to job {JOB}, but --job is 5" in told.stderr
 
 
 def test_a_job_of_a_named_cluster_is_that_job(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_job_of_a_named_cluster_is_that_job(tmp_path: Path) -> None:
         told = tangram(other, "explain", "-j", f"{JOB}@here", f"{JOB}.{short}")
         assert told.returncode == 0 and "three  COMPLETED" in told.stdout, told
         told = tangram(other, "explain", "-j", "5@here", f"{JOB}.{short}")
-        assert told.returncode == 2 and "--job says 5@here" in told.stderr, told
+        assert told.returncode == 2 and "--job is 5@here" in told.stderr, told
 
 
 @pytest.mark.parametrize("form", ["{job}", "{job}+1", "{job}.0", "{job}.batch", "{job}+1.extern",

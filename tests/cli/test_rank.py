@@ -175,7 +175,7 @@ def test_signals_are_its_programs_own(held: Any) -> None:
 
 
 @pytest.mark.parametrize(("words", "said", "status"), [
-    (("--",), "no command; write", 2), (("--", "/no/such/program"), "/no/such/program", 2),
+    (("--",), "it needs a command, as in", 2), (("--", "/no/such/program"), "/no/such/program", 2),
     (("--gateway", "on", "--", "true"), "MPI world of 4 ranks", 2)])
 def test_what_is_wrong_with_all_is_said_by_rank_0(held: Any, words: tuple[str, ...], said: str,
                                                   status: int) -> None:
@@ -215,8 +215,8 @@ def test_a_world_of_mpi_gets_its_gateway(held: Any) -> None:
     out, err = run.communicate(timeout=90)
     assert run.returncode == 0, err
     assert sorted(out.splitlines()) == ["0 2 2 mpi 32", "1 2 2 mpi 32"]
-    assert err.splitlines()[0] == ("tangram: 2 trainer ranks and the gateway as rank 2 "
-                                   "(--gateway off: all 3 are trainers)")
+    assert err.splitlines()[0] == ("tangram: 2 trainer ranks, and rank 2 is the gateway "
+                                   "(with --gateway off, all 3 ranks are trainers)")
     run = rank(held, "--gateway", "off", "--", sys.executable, "-c", program, before=mpiexec)
     out, err = run.communicate(timeout=90)
     assert sorted(out.splitlines()) == [f"{n} 3 0 socket 32" for n in range(3)], err

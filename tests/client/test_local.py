@@ -384,7 +384,8 @@ def test_acct_shows_every_action(cluster: LocalCluster) -> None:
     table = tangram(cluster, "acct", "-P", "-n", "-s", "FAILED", "-o", "JobName,State,ExitCode")
     assert f"{name}|FAILED|2:0" in table.stdout.splitlines()
     wrong = tangram(cluster, "acct", "-s", "failed,DONE")
-    assert wrong.returncode == 2 and "--state: 'DONE' is no state; choose of" in wrong.stderr
+    assert wrong.returncode == 2
+    assert "--state: 'DONE' is not the state of an action; choose from" in wrong.stderr
     lines = tangram(cluster, "acct").stdout.splitlines()
     assert "JobID" in lines[0]
     assert all(line.split()[0].startswith(f"{cluster.job}.") for line in lines[2:]), "cut short"

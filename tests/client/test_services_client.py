@@ -68,7 +68,7 @@ def test_details_tell_who_brought_it_in_and_how_many_ran_as_one(tmp_path: Path) 
 def test_what_is_wrong_is_said_in_one_line(cluster: LocalCluster) -> None:
     cluster.register_service("a", FAKE)
     cluster.register_service("a", FAKE)  # as every rank does
-    wrong = [({"backend": "fake", "wake": 1}, "service bad: wake: Extra inputs"),
+    wrong = [({"backend": "fake", "wake": 1}, "service bad: wake: is not known"),
              ({"backend": "cuda"}, "service bad: backend: 'cuda' is not one of torch"),
              ({**FAKE, "degrees": [3]}, "service bad: degrees:"),
              ({**FAKE, "weights_mib": 10**9}, "service bad: weights_mib: too many services"),

@@ -10,7 +10,7 @@ import pytest
 
 from tangram_hpc.cli import main
 from tangram_hpc.cli.broker import _scripts
-from tangram_hpc.cli.helpers.told_allocs import elastic_lines
+from tangram_hpc.cli.helpers.allocation_view import elastic_lines
 from tangram_hpc.cli.template import left_open
 from tangram_hpc.config.allocations import ElasticSettings, Satellite, alloc_policy, elastic
 from tangram_hpc.errors import InvalidInput
@@ -93,4 +93,4 @@ def test_what_is_told_is_lines() -> None:
     assert any("waits: Priority" in line for line in brief)
     assert any("no such QOS" in line and "30 s" in line for line in brief)
     assert sum("decision" in line for line in brief) == 3
-    assert any("for ever" in line and "on more nodes, 2 could not" in line for line in whole)
+    assert any("cannot drain" in line and "on more nodes, 2 could not" in line for line in whole)

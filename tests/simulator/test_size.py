@@ -210,16 +210,17 @@ def test_the_verb_answers_as_json_and_draws(tmp_path: Path, capsys: pytest.Captu
 def test_the_verb_prints_a_table_and_answers(capsys: pytest.CaptureFixture) -> None:
     assert main([*SIZE, "--target-act", "1.8", "--durations", "learned"]) == 0
     out = capsys.readouterr().out
-    assert "mean ACT s" in out and "<- reaches it" in out and "durations learned" in out
+    assert "mean ACT s" in out and "<- reaches the target" in out and "durations learned" in out
     assert "\nfcfs:4: " in out and " needs " in out
     assert main([*SIZE, "--target-step", "30", "--policies", "fcfs:4"]) == 0
     assert "target step 30.000 s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("words", "told"), [
-    (["--target-act", "0.001"], "not reached even with unlimited resources; the best is mean ACT"),
-    (["--target-act", "0"], "--target-act 0.0: it must be more than 0"),
-    (["--target-step", "nan"], "--target-step nan: it must be more than 0"),
+    (["--target-act", "0.001"],
+     "no policy reaches it, even with unlimited resources; the best result is mean ACT"),
+    (["--target-act", "0"], "--target-act 0.0: must be finite and above 0"),
+    (["--target-step", "nan"], "--target-step nan: must be finite and above 0"),
     (["--target-act", "2", "--policies", "nice"], "placer 'nice' is not known"),
     (["--target-act", "2", "--policies", ","], "--policies: name at least one"),
     (["--like", "fcfs:x"], "placer 'fcfs:x'"),

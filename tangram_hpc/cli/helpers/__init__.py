@@ -1,4 +1,4 @@
-"""What several verbs share: ids as people write them, and words about allocations.
+"""What several verbs share: the ids that people write, and the lines about allocations.
 
 No verb is defined here, and nothing here is printed.
 """

@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ...errors import InvalidInput
 from ...libra.planner.shapes import Hardware, ModelShape, Request, Rollout, Training
+from ..first_error import describe_first_error
 from ..settings import read_toml
-from .planner_settings import first_fault
 
 EXAMPLES = Path(__file__).resolve().parent / "examples"
 DEGREES = (1, 2, 4, 8)
@@ -34,11 +34,12 @@ class TrainingTable(_Model):
 
     batch: int = Field(ge=1, le=BATCH_MOST, description="sequences of a training step")
     micro_batches: tuple[int, ...] = Field((1, 2, 4, 8), min_length=1)
-    degrees: tuple[int, ...] = Field(DEGREES, min_length=1, description="of tensor parallelism")
+    degrees: tuple[int, ...] = Field(DEGREES, min_length=1, description="degrees of tensor "
+                                                                        "parallelism")
     zero: int = Field(1, ge=0, le=3)
     recompute: bool = True
-    forward_passes: int = Field(1, ge=0, le=8, description="log-probabilities: old policy, "
-                                                           "reference")
+    forward_passes: int = Field(1, ge=0, le=8, description="forward passes for log-probabilities, "
+                                                           "of the old policy and the reference")
     grad_bytes: int = Field(4, ge=1, le=8)
     optimizer_bytes: int = Field(12, ge=0, le=32)
     logit_chunk: int = Field(4096, ge=1)
@@ -68,8 +69,8 @@ class LengthsTable(_Model):
             values = getattr(self, name)
             if not values or list(values) != sorted(values) or not (
                     values[0] >= 0 and values[-1] <= TOKENS_MOST):
-                raise ValueError(f"{name}: values ascend from 0 to at most {TOKENS_MOST}, got "
-                                 f"{list(values)}")
+                raise ValueError(f"{name}: values must ascend, from at least 0 to at most "
+                                 f"{TOKENS_MOST}, got {list(values)}")
         return self
 
     def requests(self, count: int) -> list[Request]:
@@ -104,17 +105,17 @@ class ModelFile(_Model):
         if self.experts and not (0 < self.top_k <= self.experts and self.expert_ffn):
             raise ValueError("experts: a mixture needs top_k (1 to experts) and expert_ffn")
         if not self.experts and (self.top_k or self.expert_ffn):
-            raise ValueError("top_k, expert_ffn: only with experts")
+            raise ValueError("top_k, expert_ffn: only a model with experts has them; set `experts`")
         if not self.experts and not self.ffn:
             raise ValueError("ffn: a model without experts needs it")
         if self.shape().params > PARAMS_MOST:
-            raise ValueError(f"layers, hidden, ...: more than {PARAMS_MOST} weights")
+            raise ValueError(f"layers, hidden, ...: the model has more than {PARAMS_MOST} weights")
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads: {self.kv_heads} must divide heads {self.heads}")
         for name, table in (("training", self.training), ("rollout", self.rollout)):
             wrong = [d for d in table.degrees if d < 1 or d & (d - 1)]
             if wrong or list(table.degrees) != sorted(set(table.degrees)):
-                raise ValueError(f"{name}.degrees: powers of two that ascend, got "
+                raise ValueError(f"{name}.degrees: must be ascending powers of two, got "
                                  f"{list(table.degrees)}")
         return self
 
@@ -137,11 +138,11 @@ class HardwareFile(_Model):
 
     name: str = Field(min_length=1)
     gpus_per_node: int = Field(8, ge=1, le=1024)
-    mem_gib: float = Field(gt=0, description="of one GPU")
-    tflops: float = Field(gt=0, description="dense, at the precision that is trained with")
-    mem_gbs: float = Field(gt=0, description="GB a second from its memory")
-    link_gbs: float = Field(gt=0, description="GB a second to the GPUs of its node, one way")
-    net_gbs: float = Field(gt=0, description="GB a second to other nodes: its share")
+    mem_gib: float = Field(gt=0, description="memory of one GPU in GiB")
+    tflops: float = Field(gt=0, description="dense TFLOP/s at the precision of the training")
+    mem_gbs: float = Field(gt=0, description="memory bandwidth in GB/s")
+    link_gbs: float = Field(gt=0, description="bandwidth to the GPUs of its node in GB/s, one way")
+    net_gbs: float = Field(gt=0, description="its part of the bandwidth to other nodes in GB/s")
     link_latency_us: float = Field(4.0, ge=0)
     net_latency_us: float = Field(15.0, ge=0)
     mfu_train: float = Field(0.45, gt=0, le=1)
@@ -151,10 +152,10 @@ class HardwareFile(_Model):
     overlap: float = Field(0.80, ge=0, le=1)
     rho: float = Field(0.15, ge=0)
     theta: float = Field(1.0, gt=0)
-    step_ms: float = Field(2.0, ge=0, description="a decode step, whatever it does")
+    step_ms: float = Field(2.0, ge=0, description="fixed duration of a decode step in ms")
     workspace_gib: float = Field(4.0, ge=0)
-    sequence_ms: float = Field(0.0, ge=0, description="a decode step, for each of its sequences")
-    update_s: float = Field(0.0, ge=0, description="an optimizer step, whatever it trains")
+    sequence_ms: float = Field(0.0, ge=0, description="ms of a decode step per sequence")
+    update_s: float = Field(0.0, ge=0, description="fixed duration of an optimizer step in seconds")
 
     def hardware(self) -> Hardware:
         """The hardware, as the planner has it."""
@@ -185,8 +186,8 @@ class _Measured(_Model):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     stage: str = Field(pattern=r"^(train|rollout)$")
-    degree: int = Field(0, ge=0, description="of a rollout instance")
-    mixed: bool = Field(False, description="its plan had instances of other degrees too")
+    degree: int = Field(0, ge=0, description="degree of the rollout instance")
+    mixed: bool = Field(False, description="whether its plan had instances of other degrees too")
     modelled_s: float = Field(gt=0, le=1e7)
     measured_s: float = Field(gt=0, le=1e7)
     mean_tokens: float = Field(ge=0, le=TOKENS_MOST)
@@ -202,7 +203,7 @@ class _Measured(_Model):
 
 @dataclass(frozen=True)
 class Measured:
-    """One measured time.
+    """One measured time, and the time that the plan said.
 
     Attributes:
         degree: The rollout degree; 0 for training.
@@ -264,7 +265,7 @@ def _read(name: str, kind: str, shape: type[_FileT]) -> _FileT:
     try:
         return shape(**read_toml(path, f"{kind} file"))
     except ValidationError as error:
-        raise InvalidInput(f"{kind} file {path}: {first_fault(error, shape)}") from None
+        raise InvalidInput(f"{kind} file {path}: {describe_first_error(error, shape)}") from None
 
 
 def _lines(path: Path, shape: type[_FileT], made: Callable[[Any], Any]) -> list[Any]:
@@ -283,7 +284,8 @@ def _lines(path: Path, shape: type[_FileT], made: Callable[[Any], Any]) -> list[
                 raise InvalidInput(f"{path} line {number}: not a JSON object")
             found.append(made(shape(**told)))
         except ValidationError as error:
-            raise InvalidInput(f"{path} line {number}: {first_fault(error, shape)}") from None
+            said = describe_first_error(error, shape)
+            raise InvalidInput(f"{path} line {number}: {said}") from None
         except ValueError as error:
             raise InvalidInput(f"{path} line {number}: {error}") from None
     if not found:

@@ -18,7 +18,7 @@ from ...errors import InvalidInput
 from ...libra.planner.place import place
 from ...libra.planner.shapes import Factors, Layout
 from ...libra.planner.split import Split
-from .planner_settings import first_fault
+from ..first_error import describe_first_error
 
 
 class _Part(BaseModel):
@@ -114,7 +114,7 @@ def plan_file(split: Split, model: str, hardware: str, gpus_per_node: int, facto
 
 
 def write_plan(path: Path, plan: PlanFile) -> None:
-    """Replaces the file.
+    """Replaces the plan file as a whole.
 
     Raises:
         InvalidInput: The file cannot be written.
@@ -138,7 +138,7 @@ def read_plan(path: Path) -> PlanFile:
     except UnicodeDecodeError:
         raise InvalidInput(f"plan file {path}: not a text file") from None
     except ValidationError as error:
-        raise InvalidInput(f"plan file {path}: {first_fault(error, PlanFile)}") from None
+        raise InvalidInput(f"plan file {path}: {describe_first_error(error, PlanFile)}") from None
 
 
 def _buckets(split: Split) -> tuple[BucketPart, ...]:

@@ -6,7 +6,6 @@ and a range. A wrong field is reported in one line that names it.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,51 +15,58 @@ from ...errors import InvalidInput
 from ...libra.planner.calibrate import Learning
 from ...libra.planner.shapes import Search
 from ...libra.planner.trigger import Triggers
+from ..first_error import describe_first_error
 
 
 class PlannerSettings(BaseModel):
-    """The table `[planner]`. Fields that end in `_s` are seconds."""
+    """The fields of the table `[planner]`. Fields that end in `_s` are seconds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     hardware: str = Field("a800-80g", description="hardware file, or the name of a shipped one")
 
-    tp_share: float = Field(0.50, gt=0, description="cut layouts whose TP communication is more "
-                                                    "than this of compute")
-    bubble: float = Field(0.30, ge=0, lt=1, description="cut pipelines that idle more than this")
-    granularity: int = Field(1, ge=1, le=1024, description="training gets a multiple of so many")
-    min_train: int = Field(1, ge=1, description="GPUs that training keeps")
-    min_rollout: int = Field(1, ge=1, description="GPUs that rollouts keep")
+    tp_share: float = Field(0.50, gt=0, description="layouts are cut whose TP communication takes "
+                                                    "more than this fraction of the compute time")
+    bubble: float = Field(0.30, ge=0, lt=1, description="layouts are cut whose pipeline is idle "
+                                                        "for more than this fraction")
+    granularity: int = Field(1, ge=1, le=1024, description="the number of training GPUs is a "
+                                                           "multiple of this")
+    min_train: int = Field(1, ge=1, description="smallest number of training GPUs")
+    min_rollout: int = Field(1, ge=1, description="smallest number of rollout GPUs")
     strata: int = Field(0, ge=0, le=2048, description="groups of requests; 0: 64, doubled until "
-                                                      "one a GPU, at most 256")
-    ahead: int = Field(0, ge=0, le=64, description="batches that roll out beside an older one, "
-                                                   "trajectories of all mixed; 0: one after the "
-                                                   "other")
+                                                      "there is one per GPU, at most 256")
+    ahead: int = Field(0, ge=0, le=64, description="staleness bound: batches that roll out beside "
+                                                   "an older one, with their trajectories mixed; "
+                                                   "0: one batch after the other")
     routing_loss: float = Field(0.0, ge=0, le=10, description=(
-        "by which requests dealt by a router take longer than cut where lengths are known; above 0 "
-        "alike instances that are dealt requests in turn are looked at too"))
+        "fraction by which requests take longer when a router that does not know their lengths "
+        "distributes them; above 0, also equal instances that get requests in turn are examined"))
 
     plan_interval: int = Field(10, ge=1, description="steps between plans")
-    warmup_steps: int = Field(1, ge=0, description="steps before the first one")
+    warmup_steps: int = Field(1, ge=0, description="steps before the first plan")
     queue_pressure: float = Field(0.75, gt=0, le=1)
     rollout_pressure: float = Field(0.85, gt=0, le=1)
-    rejected: int = Field(8, ge=1, description="refused rollouts")
-    time_ratio: float = Field(1.25, gt=1, description="longer side over shorter one")
-    min_history: int = Field(8, ge=1, description="requests seen")
-    history: int = Field(4096, ge=1, le=1 << 20, description="requests remembered")
-    cooldown: int = Field(1, ge=0, description="steps after a plan without another")
+    rejected: int = Field(8, ge=1, description="rejected rollouts that trigger a plan")
+    time_ratio: float = Field(1.25, gt=1, description="time of the longer stage divided by that of "
+                                                      "the shorter one that triggers a plan")
+    min_history: int = Field(8, ge=1, description="requests that a plan needs")
+    history: int = Field(4096, ge=1, le=1 << 20, description="newest requests that are kept")
+    cooldown: int = Field(1, ge=0, description="steps after a plan without another plan")
     reconfiguration_cost_s: float = Field(15.0, ge=0, le=1e6)
     min_gain_ratio: float = Field(0.05, ge=0, lt=1)
-    horizon_steps: int = Field(10, ge=1, description="steps over which a gain is counted")
+    horizon_steps: int = Field(10, ge=1, description="steps over which a plan's gain is summed")
 
     ema: float = Field(0.1, gt=0, le=1, description="weight of a new sample")
-    ema_fast: float = Field(0.8, gt=0, le=1, description="after a change point")
-    sigma: float = Field(3.0, gt=0, description="deviations that make a change point")
+    ema_fast: float = Field(0.8, gt=0, le=1, description="weight of a new sample after a change "
+                                                         "point")
+    sigma: float = Field(3.0, gt=0, description="standard deviations that make a change point")
 
-    cost_command: tuple[str, ...] = Field((), description="program and arguments that answer for "
-                                                          "costs in JSON; empty: the own model")
+    cost_command: tuple[str, ...] = Field((), description="program and arguments that answer with "
+                                                          "costs in JSON; empty: the built-in "
+                                                          "model")
     cost_timeout_s: float = Field(60.0, gt=0, le=86400)
-    cost_fallback: bool = Field(False, description="plan with the own model where it fails")
+    cost_fallback: bool = Field(False, description="whether to plan with the built-in model if the "
+                                                   "command fails")
 
     def search(self) -> Search:
         """The bounds of the search, as the planner has them."""
@@ -89,21 +95,5 @@ def planner_settings(table: Mapping[str, Any]) -> PlannerSettings:
     try:
         return PlannerSettings(**table)
     except ValidationError as error:
-        raise InvalidInput(f"[planner] {first_fault(error, PlannerSettings)}") from None
+        raise InvalidInput(f"[planner] {describe_first_error(error, PlannerSettings)}") from None
 
-
-def first_fault(error: ValidationError, kind: type[BaseModel]) -> str:
-    """Describes the first wrong field; a misspelt field comes before the one that it leaves out."""
-    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
-    field = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden":
-        known = kind.model_fields
-        for part in first["loc"][:-1]:
-            inner = known[str(part)].annotation if str(part) in known else None
-            known = getattr(inner, "model_fields", {})
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
-        return f"{field}: not known" + (f"; did you mean `{near[0]}`?" if near else "")
-    if first["type"] == "missing":
-        return f"{field}: is missing"
-    said = first["msg"].removeprefix("Value error, ")
-    return f"{field}: {said}, got {first['input']!r}" if field else said

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from ...config.first_error import first_error
 from ...config.planner.files import read_hardware, read_model
 from ...config.planner.planner_settings import PlannerSettings, planner_settings
 from ...config.settings import read_toml
@@ -184,9 +185,8 @@ def checked_section(kind: type[_T], values: dict[str, Any], where: str) -> _T:
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise InvalidInput(f"{where}: field `{place}`: {first['msg']}") from None
+        field, said = first_error(error)
+        raise InvalidInput(f"{where}: field `{field}`: {said}") from None
 
 
 def _known(kind: Any, values: dict[str, Any], where: str, under: str) -> None:

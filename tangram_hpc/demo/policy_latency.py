@@ -1,13 +1,14 @@
-"""Pure. Owns: how long a policy thinks before an action of a class. Must not read clock or file.
+"""How long a policy takes before an action of a class, drawn from measured quantiles.
 
 The table holds quantiles only, of measured traces of a coding agent (SWE-bench Verified, bash
 actions). Source: gruckion/mini-swe-agent at commit d12a71af (a fork of SWE-agent/mini-swe-agent),
 `swebench_results/20251118_gemini-3-pro-74pct/trajs`; licence MIT.
 
-Measured there is the gap between two model requests, which is thinking plus the action's execution,
-at a resolution of one second. Taken off is the class's median execution time in AgentCgroup's
-statistics (arXiv 2602.09345, API model): test 1.2 s, python 0.95 s, git 0.09 s, other shell 0.06 s,
-reading and editing 0.05 s; what is left is at least 0.25 s. Steps that timed out are left out.
+The traces give the time between two model requests at a resolution of one second, which is the
+policy's latency plus the execution of the action. From it the class's median execution time in
+AgentCgroup's statistics (arXiv 2602.09345, API model) is subtracted: test 1.2 s, python 0.95 s, git
+0.09 s, other shell 0.06 s, reading and editing 0.05 s. The difference is at least 0.25 s. Steps
+that timed out are left out. This module reads neither a clock nor a file.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import numpy as np
 
 from ..errors import InvalidInput
 
-# 21 levels, denser towards the tail, which holds much of the mean
+# 21 levels, denser towards the tail, which contributes much of the mean
 LEVELS = (
     0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85,
     0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 1.0,
 )  # fmt: skip
 
-# seconds at LEVELS, by class of the action that is thought up
-# (steps behind each: 8662, 3822, 3873, 1868, 283, 967)
+# Seconds at LEVELS, by the class of the action that the policy chooses. They come from 8662, 3822,
+# 3873, 1868, 283 and 967 measured steps.
 QUANTILES: dict[str, tuple[float, ...]] = {
     "read": (
         0.95, 1.95, 1.95, 2.95, 2.95, 2.95, 3.95, 3.95, 4.95, 6.95, 7.95,
@@ -54,29 +55,38 @@ QUANTILES: dict[str, tuple[float, ...]] = {
 KINDS = tuple(QUANTILES)
 
 
-class ThinkTimes:
-    """Draws think times; the same seed gives the same times in the same order of draws."""
+class PolicyLatency:
+    """Draws policy latencies; the same seed and order of draws give the same values."""
 
     def __init__(self, seed: int | np.random.Generator, scale: float = 1.0) -> None:
-        """`seed`: a number, or the Generator to draw from. Times are multiplied by `scale` (>= 0).
+        """Begins a sequence of draws.
 
-        Raises `InvalidInput` for a negative or infinite scale or a negative seed.
+        Args:
+            seed: A seed of at least 0, or the generator to draw from.
+            scale: Factor on all latencies, at least 0.
+
+        Raises:
+            InvalidInput: The scale is negative or not finite, or the seed is negative.
         """
         if not (np.isfinite(scale) and scale >= 0):
-            raise InvalidInput(f"think scale must be a number from 0 up, not {scale}")
+            raise InvalidInput(f"scale {scale}: must be finite and at least 0")
         if isinstance(seed, int) and seed < 0:
-            raise InvalidInput(f"seed must not be negative: {seed}")
+            raise InvalidInput(f"seed {seed}: must be at least 0")
         self._rng = np.random.default_rng(seed)
         self._scale = float(scale)
 
     def draw(self, kind: str) -> float:
-        """Seconds of thinking before an action of class `kind`; `InvalidInput` for another."""
+        """Returns a latency in seconds before an action of class `kind`.
+
+        Raises:
+            InvalidInput: The class is not known.
+        """
         level = self._rng.random()
         return self._scale * float(np.interp(level, LEVELS, _quantiles(kind)))
 
 
 def mean_s(kind: str) -> float:
-    """The mean, in unscaled seconds, of what `draw(kind)` gives."""
+    """Returns the mean of the latencies of class `kind`, in unscaled seconds."""
     seconds = np.asarray(_quantiles(kind))
     return float(np.sum((seconds[1:] + seconds[:-1]) / 2 * np.diff(LEVELS)))
 
@@ -85,4 +95,5 @@ def _quantiles(kind: str) -> tuple[float, ...]:
     try:
         return QUANTILES[kind]
     except KeyError:
-        raise InvalidInput(f"no think times for {kind!r}; there are: {', '.join(KINDS)}") from None
+        raise InvalidInput(f"policy latency: class {kind!r} is not known; known are "
+                           f"{', '.join(KINDS)}") from None
