@@ -558,7 +558,7 @@ class Broker:
 
         self._keys.commit()
         self._journal.commit(deliver)
-        busy = self._received >= _MANY or self.scheduler.ledger.ahead > 0
+        busy = self._received >= _MANY or self.scheduler.ledger.prefetched > 0
         self._cycle_due = busy and self._received > 0 and self.settings.gap_s > 0
         if self._cycle_due:
             self._timer.after(self.settings.gap_s, self._run_cycle)

@@ -122,10 +122,10 @@ class _Ahead:
         """What is on its way is taken as done: sandboxes that open, move or close, units
         that are being cleaned, clients that are away and may come back."""
         now = self._now
-        self._ledger.expiring.clear()
+        self._ledger.disconnected.clear()
         self._ledger.allocs.policy = AllocPolicy()  # what is held stays as it is
         for node in self._ledger.nodes.values():
-            node.ahead = 0  # nothing is given behind others, be it short or of a batch
+            node.prefetch_max = 0  # nothing is given behind others, be it short or of a batch
         self._ledger.batching.clear()
         for lease in [x for x in self._ledger.leases.values() if not x.begun][::-1]:
             self._happen(ev.LeaseReturned(now, lease.lease))

@@ -31,13 +31,13 @@ from .handlers import (
     session_events,
 )
 from .handlers.consequences import CONSEQUENCES
-from .placement.ahead import ahead
 from .placement.batches import batches
 from .placement.carry_out import Carrier
 from .placement.placers.base import Placement, Placer
+from .placement.prefetch import prefetch
 from .placement.snapshot import snapshot
 from .policy.ending import ending
-from .policy.session_life import lapsed, next_lapse
+from .policy.session_life import expired, next_expiry
 from .routing.turn_routing import next_retry, route_next
 from .state.ledger import Ledger
 from .state.scheduler_state import SchedulerState
@@ -125,7 +125,7 @@ class Scheduler:
         """What to do at `now` (epoch ns), as events to journal and to handle in this order. The
         driver calls it until it returns nothing. The ledger stays as it is."""
         state, ledger = self.state, self.ledger
-        events = lapsed(ledger, now) or ending(ledger, now) or route_next(ledger, now)
+        events = expired(ledger, now) or ending(ledger, now) or route_next(ledger, now)
         if events:
             return events
         if not (state.dirty or 0 < _place_due(state) <= now):
@@ -148,7 +148,7 @@ class Scheduler:
         placer or the rules for allocations want to be called again.
         """
         ledger = self.ledger
-        dues = (_place_due(self.state), next_lapse(ledger), ledger.next_end,
+        dues = (_place_due(self.state), next_expiry(ledger), ledger.next_end,
                 self.state.elastic.due_at(ledger), next_retry(ledger))
         return min((at for at in dues if at), default=0)
 
@@ -157,7 +157,7 @@ def _follow_up(state: SchedulerState, now: int) -> list[ev.Event]:
     """Leases behind others, on units that no other action could have; when everything is lent that
     can be, whether to hold more or fewer allocations."""
     ledger = state.ledger
-    events = ahead(ledger, now) if ledger.short else []
+    events = prefetch(ledger, now) if ledger.short else []
     events = events or (batches(ledger, now) if ledger.batching else events)
     return events or state.elastic.decide(ledger, now)
 

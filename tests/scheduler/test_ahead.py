@@ -15,10 +15,10 @@ from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ENDED, ActionState
 from tangram_hpc.protocol.message import StartAttempt
-from tangram_hpc.scheduler.placement.ahead import AHEAD_NS
+from tangram_hpc.scheduler.placement.prefetch import PREFETCH_NS
 from tangram_hpc.worker.lease_queues import LeaseQueues
 
-SHORT, LONG = Profile(1000), Profile(AHEAD_NS)
+SHORT, LONG = Profile(1000), Profile(PREFETCH_NS)
 
 
 def world(placer: str = "elastic", cpus: int = 1, ahead: int = 8, **fields: str) -> World:
@@ -74,7 +74,7 @@ def test_nothing_is_given_behind_a_long_one_or_to_a_worker_that_takes_none() -> 
 def test_what_is_ahead_on_a_unit_is_bounded_by_time() -> None:
     w = world(ahead=1000)
     for _ in range(100):
-        w.submit(profile=Profile(AHEAD_NS // 10))
+        w.submit(profile=Profile(PREFETCH_NS // 10))
     assert len(started(w.plan())) == 1 + 10
 
 
@@ -156,7 +156,7 @@ def test_random_histories_keep_the_laws_and_lose_nothing(placer: str, seed: int)
             w.happen(ev.NodeLost(w.now, w.ledger.up_nodes()[-1].node, "gone"))
         elif begun:
             lease = rng.choice(begun)
-            doomed = w.ledger.actions[lease.action].doomed
+            doomed = w.ledger.actions[lease.action].forced_outcome
             w.now += 1
             if lease.state.value == "RELEASING":
                 w.happen(ev.LeaseReleased(w.now, lease.lease))

@@ -12,7 +12,7 @@ from typing import Any
 from ...domain.ids import parse, show
 from ...domain.states import ENDED, ActionState, SessionState
 from ...scheduler.forecast import expected_end, forecast, source
-from ...scheduler.placement.homes import homes, session_reason
+from ...scheduler.placement.eligible_nodes import eligible_nodes, session_reason
 from ...scheduler.policy.admission import ending_reason, reason
 from ...scheduler.scheduler import Scheduler
 from ...scheduler.state.ledger import ActionEntry, LeaseEntry, SessionEntry
@@ -61,11 +61,11 @@ def _session(scheduler: Scheduler, session: SessionEntry, now: int) -> dict[str,
     }
     if session.state is not SessionState.WAITING:
         return told | {"node": ledger.nodes[session.node].spec.name}
-    nodes = homes(ledger, spec)
+    nodes = eligible_nodes(ledger, spec)
     return told | {
         "reason": session_reason(ledger, session, scheduler.state.placer.reserve),
         "waited_s": (now - session.requested_at) / 1e9,
-        "ahead": list(ledger.opening).index(spec.id), "nodes": len(nodes),
+        "ahead": list(ledger.session_queue).index(spec.id), "nodes": len(nodes),
         "most_free_mib": max((n.free_mem_mib for n in nodes), default=0),
     }
 

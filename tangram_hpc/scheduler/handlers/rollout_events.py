@@ -127,11 +127,11 @@ def update_services(ledger: Ledger, lost: NodeEntry | None = None) -> None:
     for pool in ledger.rollouts.values():
         for each in pool.spec.services:
             service = ledger.services[each.name]
-            stands = not pool.closed(each.name) and (not ledger.complete or any(
+            available = not pool.closed(each.name) and (not ledger.complete or any(
                 service.may_stand(n.spec.name, block)
                 for n in up for block, _ in n.gpus.blocks.get(each.degree, ())
                 if each.degree <= ledger.block_max))
-            for action in pool.stands(each.name, stands, each.name in gone):
+            for action in pool.set_available(each.name, available, each.name in gone):
                 if action in ledger.ready:
                     ledger.ready.remove(action)
                     want_route(ledger, ledger.actions[action])

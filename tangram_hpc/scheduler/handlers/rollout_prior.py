@@ -39,7 +39,7 @@ def on_rollout_prior_loaded(state: SchedulerState, event: ev.RolloutPriorLoaded
     pool = state.ledger.rollouts[event.pool]
     shared, own = (_unpacked(packed) or CausalTree(shape_of(pool.spec))
                    for packed in (event.shared, event.own))
-    pool.believe(shared, own)
+    pool.load_prior(shared, own)
     return []
 
 

@@ -16,7 +16,7 @@ from ..policy.ending import Endings
 from ..state.gpu_blocks import GpuSet, Resident
 from ..state.ledger import Ledger, NodeEntry
 from ..state.queue import ActionShape
-from .homes import homes, may_fork
+from .eligible_nodes import eligible_nodes, may_fork
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class Snapshot:
     nodes: dict[int, NodeView]
     endpoints: dict[str, EndpointView]
     ledger: Ledger
-    _homes: dict[tuple[str, str, str, bool], list[NodeView]] = field(default_factory=dict)
+    _eligible: dict[tuple[str, str, str, bool], list[NodeView]] = field(default_factory=dict)
 
     def fits(self, view: NodeView, shape: ActionShape, units: int) -> bool:
         """Whether an action of this shape can start with `units` CPUs on this node now; the units
@@ -97,16 +97,16 @@ class Snapshot:
         """Whether a session fits on one of its possible homes with `reserve` cores of its own."""
         return spec.mem_mib <= view.free_mem_mib and reserve <= view.free_cpus
 
-    def homes(self, spec: SessionSpec) -> list[NodeView]:
+    def eligible_nodes(self, spec: SessionSpec) -> list[NodeView]:
         """The nodes on which a session may open now, amounts aside; none for a fork whose origin
         works."""
         if spec.origin:
             rests = may_fork(self.ledger.sessions[spec.origin], spec.id)
-            return [self.nodes[n.node] for n in homes(self.ledger, spec)] if rests else []
+            return [self.nodes[n.node] for n in eligible_nodes(self.ledger, spec)] if rests else []
         want = (spec.component, spec.backend, spec.image, spec.trusted)
-        if want not in self._homes:
-            self._homes[want] = [self.nodes[n.node] for n in homes(self.ledger, spec)]
-        return self._homes[want]
+        if want not in self._eligible:
+            self._eligible[want] = [self.nodes[n.node] for n in eligible_nodes(self.ledger, spec)]
+        return self._eligible[want]
 
     def candidates(self, shape: ActionShape) -> Iterator[NodeView]:
         """The nodes on which an action of this shape may start, in order of joining."""
@@ -127,7 +127,7 @@ class Snapshot:
                 if not spec.may_stand(nodes[view.node].spec.name, gpus):
                     continue
                 warm = view.gpus.holds(service, gpus)
-                yield FreeBlock(view, gpus, warm, () if warm else tuple(view.gpus.standing(gpus)))
+                yield FreeBlock(view, gpus, warm, () if warm else tuple(view.gpus.residents(gpus)))
 
 
 def snapshot(ledger: Ledger, now_ns: int) -> Snapshot:

@@ -15,7 +15,7 @@ from ...domain.rollouts import NAME_MAX, Turn
 from ...domain.service import BLOCK_SIZES, ServiceSpec, endpoint_of, service_of
 from ...domain.session import BACKGROUNDS, SessionSpec
 from ...domain.states import NodeState, SessionState
-from ..placement.homes import session_reason
+from ..placement.eligible_nodes import session_reason
 from ..placement.placers.base import Placer
 from ..state.ledger import ActionEntry, Ledger, NodeEntry
 from .ending import Endings
@@ -236,7 +236,7 @@ def misfit(ledger: Ledger, placer: Placer, action: Action, nodes: list[NodeEntry
         if not nodes:
             return NO_GUARD
     need = action.degrees[0]
-    if (service := ledger.services.get(service_of(action.key))) and not stands_somewhere(
+    if (service := ledger.services.get(service_of(action.key))) and not has_block_for(
             nodes, service, need):
         return (f"degrees: no node has an aligned block of {need} GPUs for {service.name}; workers "
                 "lend their GPUs, or what the setting `devices` says")
@@ -270,7 +270,7 @@ def _misfit_of_turn(ledger: Ledger, placer: Placer, turn: Turn, nodes: list[Node
                         f"{placer.name} gives each call {placer.block_max}; set its `degree`, or "
                         "choose another placer")
             continue
-        if stands_somewhere(nodes, service, each.degree):
+        if has_block_for(nodes, service, each.degree):
             return ""
         where = f" of {service.node}" if service.node else ""
         needs.append(f"{each.name} needs {each.degree} GPU{'s' * (each.degree > 1)}{where}")
@@ -288,7 +288,7 @@ def _holds(n: NodeEntry, action: Action, cpus: int) -> bool:
             and (bool(n.spec.untrusted) or not action.guarded))
 
 
-def stands_somewhere(nodes: Iterable[NodeEntry], service: ServiceSpec, size: int) -> bool:
+def has_block_for(nodes: Iterable[NodeEntry], service: ServiceSpec, size: int) -> bool:
     """Whether any of these nodes has a block of this size for a service."""
     return any(service.may_stand(n.spec.name, block)
                for n in nodes for block, _ in n.gpus.blocks[size])

@@ -13,7 +13,7 @@ from ...errors import InvalidInput
 from ..placement.placers.base import Placer
 from ..routing.rollout_pools import shape_of
 from ..state.ledger import Ledger
-from .admission import refusal_of_degrees, stands_somewhere
+from .admission import has_block_for, refusal_of_degrees
 
 # What a service costs that does not say: a model of about 14 B weights on one GPU, and 0.65 of a
 # step for twice the GPUs.
@@ -47,7 +47,7 @@ def refusal_of_service(ledger: Ledger, placer: Placer, spec: ServiceSpec) -> str
     if not ledger.complete:
         return ""
     nodes = [n for n in ledger.up_nodes() if n.spec.gpus]
-    if not any(stands_somewhere(nodes, spec, d) for d in spec.degrees):
+    if not any(has_block_for(nodes, spec, d) for d in spec.degrees):
         where = f" numbered {spec.gpus} on {spec.node or 'it'}" if spec.gpus else ""
         return f"degrees: no node has an aligned block of {spec.degrees[0]} GPUs{where}"
     total = parked_mib([*ledger.services.values(), spec])

@@ -23,7 +23,7 @@ from ...domain.service import service_of
 from ..state.estimator import PRIOR, UNKNOWN_NS
 from ..state.queue import ActionShape
 from ..state.speed import most_of, run_ns
-from .moving import farewell
+from .moving import migrate_or_close
 from .session_life import OPEN_SESSION
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def ending(ledger: Ledger, now: int) -> list[ev.Event]:
         for session_id in node.sessions:
             session = ledger.sessions[session_id]
             if session.state in OPEN_SESSION and not session.leases:
-                events += farewell(ledger, node, session, now)
+                events += migrate_or_close(ledger, node, session, now)
     return events
 
 

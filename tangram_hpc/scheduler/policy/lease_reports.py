@@ -73,7 +73,7 @@ def faltered(ledger: Ledger, fact: ev.LeaseFinished) -> list[ev.Event]:
     if pool.load(name) >= 0:
         events.append(ev.RolloutServiceClosed(fact.at, turn.pool, name,
                                               fact.at + pool.pause_ns(name)))
-    if entry.doomed is not None or entry.attempt >= entry.action.attempts_max:
+    if entry.forced_outcome is not None or entry.attempt >= entry.action.attempts_max:
         return [*events, fact]
     back = Outcome(ActionState.PREEMPTED, reason=fact.outcome.reason)
     return [*events, ev.LeaseFinished(fact.at, fact.lease, back, fact.clean)]

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from ..state.ledger import Ledger, NodeEntry, SessionEntry
 
 
-def farewell(ledger: Ledger, node: NodeEntry, session: SessionEntry, now: int) -> list[ev.Event]:
+def migrate_or_close(ledger: Ledger, node: NodeEntry, session: SessionEntry, now: int
+                     ) -> list[ev.Event]:
     """What becomes now of an open session without leases on a drained node; nothing while it is
     being opened, copied from or packed. O(nodes)."""
     if session.state is SessionState.MOVING:

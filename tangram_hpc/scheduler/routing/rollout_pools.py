@@ -109,7 +109,7 @@ class RolloutPool:
         self._pauses: dict[str, int] = {}  # how long they were closed the last time
         self._ids = {service.name: n for n, service in enumerate(spec.services)}
         for name in self._ids:
-            self.stands(name, True)
+            self.set_available(name, True)
 
     # ---- turns -------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class RolloutPool:
         self.lesson.learn(prompt, epoch, path, generated, tokens)
         self.queues.ended(one.number, tokens, epoch)
 
-    def believe(self, all_learned: CausalTree, own: CausalTree) -> None:
+    def load_prior(self, all_learned: CausalTree, own: CausalTree) -> None:
         """Goes on from what was learned before: by all, and by this pool's own earlier lives."""
         self.queues.tree, self.lesson = all_learned, own
         self._epochs = Epochs(self._epochs.share, self._epochs.kept, all_learned.newest + 1)
@@ -296,7 +296,7 @@ class RolloutPool:
 
     # ---- services ----------------------------------------------------------------------------
 
-    def stands(self, service: str, up: bool, lost: bool = False) -> list[int]:
+    def set_available(self, service: str, up: bool, lost: bool = False) -> list[int]:
         """Whether a service can be called, and whether its KV was lost. The actions whose turns
         were there and are not any more: they are to be asked for again, or run to their end."""
         number, spec = self._ids[service], self.spec.services[self._ids[service]]

@@ -40,12 +40,12 @@ class CoreSet:
         """How many units are free."""
         return self.free_mask.bit_count()
 
-    def choose(self, n: int, mask: int, near: tuple[int, ...] = ()
+    def choose(self, n: int, mask: int, preferred: tuple[int, ...] = ()
                ) -> tuple[tuple[int, ...], int]:
         """`n` units out of `mask` (not taken yet) and the mask without them; of `near` if they
         are among them, else beside them."""
         assert mask.bit_count() >= n, f"{n} units wanted, {mask.bit_count()} are free"
-        wished = self._mask_of_known(near)
+        wished = self._mask_of_known(preferred)
         room = self._room(n, mask, wished)
         chosen = self._lowest(n, room & wished)
         chosen |= self._lowest(n - chosen.bit_count(), room & ~chosen)
@@ -67,8 +67,8 @@ class CoreSet:
         """Those of the smallest larger group around any of these; all if none is."""
         for level in self._levels[depth + 1:]:
             home = sum(group for group in level if group & wished)
-            if near := [room for room in rooms if room[2] & home]:
-                return near
+            if preferred := [room for room in rooms if room[2] & home]:
+                return preferred
         return rooms
 
     @staticmethod

@@ -56,11 +56,11 @@ class Demand:
         self.kinds: dict[CallKind, Calls] = {}
         self.of_service: dict[str, list[CallKind]] = {}
 
-    def came(self, action: Action, now: int, restore_ns: int, beliefs: Estimator) -> None:
+    def came(self, action: Action, now: int, restore_ns: int, estimator: Estimator) -> None:
         """A call was submitted. O(1)."""
         service = service_of(action.key)
         kind = (service, action.degrees)
-        serial, work = beliefs.believed(action)
+        serial, work = estimator.estimate(action)
         if kind not in self.kinds:
             self.of_service.setdefault(service, []).append(kind)
             self.kinds[kind] = Calls(max(HORIZON_MIN_NS, HORIZON * restore_ns), serial, work)

@@ -164,7 +164,7 @@ class Estimator:
         self._any = Sizes()
         self._memo: dict[tuple[str, str, bool, int], tuple[int, int]] = {}
 
-    def believed(self, action: Action) -> tuple[int, int]:
+    def estimate(self, action: Action) -> tuple[int, int]:
         """Serial fraction (1/1000) and one-unit work (ns) before it has run. O(1)."""
         profile = action.profile
         if profile is not None:

@@ -53,14 +53,14 @@ def trajectory_of(action: Action) -> str | int:
     return action.trajectory or action.session
 
 
-def arrival_of(turn: int) -> int:
+def arrival_of(order_tag: int) -> int:
     """Where an action stands in the order in which actions came to wait."""
-    return turn & (1 << _SEQUENCE) - 1
+    return order_tag & (1 << _SEQUENCE) - 1
 
 
-def round_of(turn: int) -> int:
+def round_of(order_tag: int) -> int:
     """The round of its client's trajectories in which an action is served."""
-    return turn >> _SEQUENCE
+    return order_tag >> _SEQUENCE
 
 
 class ClientShare:
@@ -120,7 +120,7 @@ class ClientShare:
         if counted >> _FORGOTTEN == self.pool.forgotten:
             self.counted[action] = counted
 
-    def served(self, group: int, turn: int, action: int) -> int:
+    def served(self, group: int, order_tag: int, action: int) -> int:
         """Counts a grant of units to one of its actions, on each level on which it was not counted
         before. Nothing is counted while this client is the only one of its pool. Returns on which
         levels the action is counted now, for `returned`."""
@@ -136,7 +136,7 @@ class ClientShare:
             self.groups[group] = start + 1
             counted |= _GROUP
         if group == TRAJECTORY:
-            self.round = max(self.round, turn >> _SEQUENCE)
+            self.round = max(self.round, order_tag >> _SEQUENCE)
         return counted | pool.forgotten << _FORGOTTEN
 
 
@@ -165,7 +165,7 @@ class PoolShares:
             share = self.clients[client] = ClientShare(client, self)
         return share
 
-    def rest(self, share: ClientShare) -> None:
+    def group_emptied(self, share: ClientShare) -> None:
         """Nothing waits in one group of a client any more."""
         if not self.waiting:
             self.clients.clear()

@@ -58,7 +58,7 @@ class GpuSet(CoreSet):
         there = self.resident.get(block[0])
         return there is not None and there.service == service and there.gpus == block
 
-    def standing(self, block: tuple[int, ...]) -> list[Resident]:
+    def residents(self, block: tuple[int, ...]) -> list[Resident]:
         """What stands on any GPU of a block, each once, in order of GPU."""
         found: dict[Resident, None] = {}
         for gpu in block:
@@ -68,7 +68,7 @@ class GpuSet(CoreSet):
 
     def evict(self, block: tuple[int, ...]) -> None:
         """Parks whatever stands on any GPU of a block."""
-        for there in self.standing(block):
+        for there in self.residents(block):
             for gpu in there.gpus:
                 del self.resident[gpu]
 
@@ -81,15 +81,15 @@ class GpuSet(CoreSet):
         for gpu in block:
             self.resident[gpu] = there
 
-    def choose(self, n: int, mask: int, near: tuple[int, ...] = ()
+    def choose(self, n: int, mask: int, preferred: tuple[int, ...] = ()
                ) -> tuple[tuple[int, ...], int]:
         """`n` GPUs out of `mask`, those on which nothing stands first."""
         bare = mask
         for gpu in self.resident:
             bare &= ~(1 << self._position[gpu])
-        first, _ = super().choose(min(n, bare.bit_count()), bare, near)
+        first, _ = super().choose(min(n, bare.bit_count()), bare, preferred)
         left = mask & ~self.mask(first)
-        more, left = super().choose(n - len(first), left, near)
+        more, left = super().choose(n - len(first), left, preferred)
         return first + more, left
 
     def check(self) -> None:

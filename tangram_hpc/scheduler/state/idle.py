@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-class Away(NamedTuple):
+class DisconnectedClient(NamedTuple):
     """A client that is away.
 
     Attributes:
@@ -26,14 +26,14 @@ class Away(NamedTuple):
 
 
 @dataclass(slots=True)
-class IdleClock:
+class IdleDeadlines:
     """The idle deadlines of sessions, grouped by how long a session may be idle (its patience, in
     ns). Within a group the sessions are ordered by the start of their idleness, so that the next
     deadline costs O(different patiences)."""
 
     _rests: dict[int, dict[int, int]] = field(default_factory=dict)  # patience -> session -> since
 
-    def rest(self, session: int, patience_ns: int, now: int) -> None:
+    def start(self, session: int, patience_ns: int, now: int) -> None:
         """Starts a session's idleness now, or starts it again when the session was renewed."""
         if patience_ns:
             group = self._rests.setdefault(patience_ns, {})

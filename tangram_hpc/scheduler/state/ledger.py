@@ -23,10 +23,10 @@ from .core_sets import CoreSet
 from .demand import Demand
 from .estimator import Estimator
 from .gpu_blocks import GpuSet
-from .idle import Away, IdleClock
-from .openings import Openings
+from .idle import DisconnectedClient, IdleDeadlines
 from .queue import ReadyQueue
 from .rate_limit import EndpointEntry
+from .session_queue import SessionQueue
 
 RESIZE_GAP_NS = 20_000_000  # a lease keeps a size for at least so long
 
@@ -41,7 +41,7 @@ class ClientEntry:
     actions: dict[int, None] = field(default_factory=dict)  # not yet acknowledged
     sessions: dict[int, None] = field(default_factory=dict)
     last_session: int = 0  # the highest id it asked for
-    loose: dict[int, None] = field(default_factory=dict)  # without a session, wanted, not ended
+    sessionless: dict[int, None] = field(default_factory=dict)  # not ended, not cancelled
     active_at: int = 0  # when it last submitted an action
 
 
@@ -54,13 +54,13 @@ class NodeEntry:
     cores: CoreSet
     gpus: GpuSet
     free_mem_mib: int
-    ahead: int = 0  # of its spec
-    pace_ns: int = 0  # between the ends of leases ahead on one unit, lately
+    prefetch_max: int = 0  # of its spec
+    short_lease_gap_ns: int = 0  # between the ends of leases ahead on one unit, lately
     parked_mib: int = 0  # what its parked services take of that
     state: NodeState = NodeState.UP
     sessions: dict[int, None] = field(default_factory=dict)
     leases: dict[int, None] = field(default_factory=dict)  # those that have begun
-    news: int = 0  # grows when somebody comes to wait here, or when units come free
+    revision: int = 0  # grows when somebody comes to wait here, or when units come free
     joined_at: int = 0
     lends_until: int = 0  # 0: its allocation has no known end
     drain_at: int = 0  # `lends_until`, or later while Slurm is asked whether the end has moved
@@ -90,7 +90,7 @@ class SessionEntry:
     state: SessionState = SessionState.WAITING
     node: int = 0
     cores: tuple[int, ...] = ()
-    near: tuple[int, ...] = ()
+    last_cores: tuple[int, ...] = ()
     placed_at: int = 0
     leases: dict[int, None] = field(default_factory=dict)
     # its actions not started; a dict would look through those that have left it for its first
@@ -125,12 +125,12 @@ class ActionEntry:
 
     action: Action
     submitted_at: int
-    turn: int = 0  # its place among all that wait, drawn when nothing of its own is before it
+    order_tag: int = 0  # its place among all that wait, drawn when nothing of its own is before it
     counted: int = 0  # on which levels of `fair_order` its last grant was counted as a turn
     state: ActionState = ActionState.PENDING
     lease: int = 0
     attempt: int = 0
-    doomed: Outcome | None = None  # how, and why, it shall end when its lease does
+    forced_outcome: Outcome | None = None  # how, and why, it shall end when its lease does
     outcome: Outcome | None = None
     route: Routed | None = None  # of a turn that was dealt
 
@@ -151,10 +151,10 @@ class LeaseEntry:
     session: int
     reserved: bool  # its cores are its session's own
     granted_at: int  # when it began
-    chain: dict[int, None]
+    lease_queue: dict[int, None]
     key: str = "cpu"
     grants: list[tuple[int, int]] = field(default_factory=list)  # (since, units), first at start
-    ahead: bool = False  # it was granted while others were before it
+    prefetched: bool = False  # it was granted while others were before it
     restore_ns: int = 0  # what of its time goes into bringing its service in
     state: LeaseState = LeaseState.GRANTED
 
@@ -179,9 +179,9 @@ class LeaseEntry:
         waits for that to start. On CPUs no longer than there was time for: a function can turn the
         clock of its process."""
         cpu = self.key == "cpu"
-        if len(self.grants) == 1 and (self.ahead or (cpu and exec_ns > 0)):
+        if len(self.grants) == 1 and (self.prefetched or (cpu and exec_ns > 0)):
             if cpu:
-                time_ns = until - (submitted_at if self.ahead else self.granted_at)
+                time_ns = until - (submitted_at if self.prefetched else self.granted_at)
                 exec_ns = max(0, min(exec_ns, time_ns))
             return [(self.grants[0][1], exec_ns)]
         return self.spans(until)
@@ -209,16 +209,16 @@ class Ledger:
     services: dict[str, ServiceSpec] = field(default_factory=dict)
     endpoints: dict[str, EndpointEntry] = field(default_factory=dict)
     outside: NodeEntry = field(default_factory=_outside)
-    expiring: dict[int, Away] = field(default_factory=dict)  # clients that are away
-    idle: IdleClock = field(default_factory=IdleClock)
-    opening: Openings = field(default_factory=Openings)  # sessions not placed
+    disconnected: dict[int, DisconnectedClient] = field(default_factory=dict)
+    idle_deadlines: IdleDeadlines = field(default_factory=IdleDeadlines)
+    session_queue: SessionQueue = field(default_factory=SessionQueue)  # sessions not placed
     actions: dict[int, ActionEntry] = field(default_factory=dict)
     leases: dict[int, LeaseEntry] = field(default_factory=dict)
     ready: ReadyQueue = field(default_factory=ReadyQueue)
     estimator: Estimator = field(default_factory=Estimator)
     demand: Demand = field(default_factory=Demand)
-    news: int = 0  # grows when somebody comes to wait who may start on any node
-    ahead: int = 0  # leases that have not begun
+    revision: int = 0  # grows when somebody comes to wait who may start on any node
+    prefetched: int = 0  # leases that have not begun
     short: dict[tuple[int, int], int] = field(default_factory=dict)  # (node, unit) -> see `ahead`
     batching: dict[tuple[int, int], int] = field(default_factory=dict)  # (node, GPU) -> `batches`
     complete: bool = False  # all expected nodes have joined
@@ -266,9 +266,10 @@ class Ledger:
         for (node_id, gpu), head in self.batching.items():
             lease = self.leases[head]
             assert lease.begun and (lease.node, lease.gpus[0]) == (node_id, gpu), f"{lease}"
-        assert self.ahead == sum(not x.begun for x in self.leases.values()), f"{self.ahead} ahead"
+        prefetched = sum(not lease.begun for lease in self.leases.values())
+        assert self.prefetched == prefetched, f"{self.prefetched} prefetched, not {prefetched}"
         for lease in self.leases.values():
-            assert lease.begun == (next(iter(lease.chain)) == lease.lease), f"{lease} begins wrong"
+            assert lease.begun == (next(iter(lease.lease_queue)) == lease.lease), f"{lease}"
         for work, action_id in self.once.items():
             entry = self.actions[action_id]
             assert entry.action.once == work and entry.state not in ENDED, f"{work}: {entry}"
@@ -279,7 +280,7 @@ class Ledger:
         self._check_turns()
         for session_id, session in self.sessions.items():
             waits = session.state is SessionState.WAITING
-            assert waits == (session_id in self.opening), f"{session} waits and does not"
+            assert waits == (session_id in self.session_queue), f"{session} waits and does not"
             assert session.parallel or len(session.leases) <= 1, f"{session} runs two at once"
             self._check_life(session)
 
@@ -302,7 +303,7 @@ class Ledger:
     def _check_life(self, session: SessionEntry) -> None:
         spec = session.spec
         rests = spec.idle_ns > 0 and session.state is SessionState.IDLE and not session.works
-        assert rests == self.idle.holds(spec.id, spec.idle_ns), f"{session}: its idle clock"
+        assert rests == self.idle_deadlines.holds(spec.id, spec.idle_ns), f"{session}: idle"
         for fork, copied in session.forks.items():
             assert self.sessions[fork].spec.origin == spec.id, f"{fork} is no fork of {session}"
             waits = self.sessions[fork].state is SessionState.WAITING

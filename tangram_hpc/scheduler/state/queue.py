@@ -33,7 +33,7 @@ CPU, GPU, NOTHING = "cpu", "gpu", "nothing"  # pools; each endpoint is one of it
 # A bay that has so many lines opens no further one for a class alone: actions of further classes
 # stand in lines by what they are expected to take, one an octave, so that a thousand names cost a
 # pass no more than a few.
-LINES_NAMED = 16
+QUEUES_NAMED = 16
 _OCTAVE = 7  # the low bits of a bucket of `octaves`
 _T = TypeVar("_T")
 
@@ -78,7 +78,7 @@ def pool_of(key: str, units: int) -> str:
     return GPU if key.startswith("service:") else key
 
 
-class Turns(Generic[_T]):
+class TagHeap(Generic[_T]):
     """Values by turn, in order of turn, with removal anywhere: a heap whose dead are passed."""
 
     __slots__ = ("_heap", "at")
@@ -90,15 +90,15 @@ class Turns(Generic[_T]):
     def __len__(self) -> int:
         return len(self.at)
 
-    def add(self, turn: int, value: _T) -> None:
+    def add(self, order_tag: int, value: _T) -> None:
         """Puts a value at a turn that is not taken."""
-        assert turn not in self.at
-        self.at[turn] = value
-        heapq.heappush(self._heap, turn)
+        assert order_tag not in self.at
+        self.at[order_tag] = value
+        heapq.heappush(self._heap, order_tag)
 
-    def drop(self, turn: int) -> _T:
+    def drop(self, order_tag: int) -> _T:
         """Takes the value at a turn out."""
-        value = self.at.pop(turn)
+        value = self.at.pop(order_tag)
         heap = self._heap
         while heap and heap[0] not in self.at:
             heapq.heappop(heap)
@@ -116,56 +116,56 @@ class Turns(Generic[_T]):
         edge = [(heap[0], 0)] if heap else []
         last = 0
         while edge:
-            turn, index = heapq.heappop(edge)
+            order_tag, index = heapq.heappop(edge)
             for child in (2 * index + 1, 2 * index + 2):
                 if child < len(heap):
                     heapq.heappush(edge, (heap[child], child))
-            if turn in at and turn != last:
-                last = turn
-                yield turn, at[turn]
+            if order_tag in at and order_tag != last:
+                last = order_tag
+                yield order_tag, at[order_tag]
 
 
 class ShapeQueue:
     """Actions of one shape, in order, in their bay."""
 
-    __slots__ = ("_head", "actions", "bay", "shape")
+    __slots__ = ("_head", "actions", "shape", "shard")
 
-    def __init__(self, shape: ActionShape, bay: Bay) -> None:
-        self.shape, self.bay = shape, bay
-        self.actions: Turns[int] = Turns()
+    def __init__(self, shape: ActionShape, shard: QueueShard) -> None:
+        self.shape, self.shard = shape, shard
+        self.actions: TagHeap[int] = TagHeap()
         self._head = 0  # the turn under which its bay knows it
 
     def __len__(self) -> int:
         return len(self.actions)
 
 
-class Bay:
+class QueueShard:
     """The lines of one key whose actions must start on one node (0: on any), of one group of one
     client's actions."""
 
-    __slots__ = ("group", "heads", "key", "lines", "node", "passed", "share")
+    __slots__ = ("bypasses", "group", "heads", "key", "node", "queues", "share")
 
     def __init__(self, key: str, node: int, share: ClientShare, group: int) -> None:
         self.key, self.node, self.share, self.group = key, node, share, group
-        self.lines: dict[ActionShape, ShapeQueue] = {}
-        self.passed = 0  # how many left although somebody had waited longer
-        self.heads: Turns[ShapeQueue] = Turns()  # each line at the turn of its first action
+        self.queues: dict[ActionShape, ShapeQueue] = {}
+        self.bypasses = 0  # how many left although somebody had waited longer
+        self.heads: TagHeap[ShapeQueue] = TagHeap()  # each line at the turn of its first action
 
-    def refresh(self, line: ShapeQueue) -> None:
+    def refresh(self, queue: ShapeQueue) -> None:
         """A line's first action may be another one now."""
-        head = line.actions.first() if line.actions.at else 0
-        if head == line._head:
+        head = queue.actions.first() if queue.actions.at else 0
+        if head == queue._head:
             return
-        if line._head:
-            self.heads.drop(line._head)
+        if queue._head:
+            self.heads.drop(queue._head)
         if head:
-            self.heads.add(head, line)
+            self.heads.add(head, queue)
         else:
-            del self.lines[line.shape]
-        line._head = head
+            del self.queues[queue.shape]
+        queue._head = head
 
 
-_Bays = dict[tuple[int, int], Bay]  # by client and group
+_Shards = dict[tuple[int, int], QueueShard]  # by client and group
 
 
 class ReadyQueue:
@@ -174,7 +174,7 @@ class ReadyQueue:
     __slots__ = ("_last", "_place", "_shares", "pools")
 
     def __init__(self) -> None:
-        self.pools: dict[str, dict[tuple[str, int], _Bays]] = {}
+        self.pools: dict[str, dict[tuple[str, int], _Shards]] = {}
         # turn, line, and how many had left its bay out of order when it came
         self._place: dict[int, tuple[int, ShapeQueue, int]] = {}
         self._shares: dict[str, PoolShares] = {}
@@ -201,8 +201,8 @@ class ReadyQueue:
             shares = self._shares[pool] = PoolShares()
         return shares
 
-    def push(self, action: Action, node: int, session: int, turn: int,
-             believed: Callable[[Action], tuple[int, int]] | None = None, counted: int = 0
+    def push(self, action: Action, node: int, session: int, order_tag: int,
+             estimate: Callable[[Action], tuple[int, int]] | None = None, counted: int = 0
              ) -> None:
         """Lets an action compete for units, at its turn. `believed` tells serial fraction and work
         of an action without a profile, where its bay has too many lines to tell classes apart.
@@ -223,53 +223,53 @@ class ReadyQueue:
         at = self.pools.get(pool)
         if at is None:
             at = self.pools[pool] = {}
-        bays = at.get((key, node))
-        if bays is None:
-            bays = at[key, node] = {}
-        bay = bays.get((client, group))
-        if bay is None:
-            bay = bays[client, group] = Bay(key, node, share, group)
-        line = bay.lines.get(shape)
-        if line is None:
-            if len(bay.lines) >= LINES_NAMED and not size and believed is not None:
-                shape = shape._replace(name="", size=octaves(believed(action)[1]) | _OCTAVE)
-                line = bay.lines.get(shape)
-            if line is None:
-                line = bay.lines[shape] = ShapeQueue(shape, bay)
-        line.actions.add(turn, action.id)
-        bay.refresh(line)
-        self._place[action.id] = (turn, line, bay.passed)
+        shards = at.get((key, node))
+        if shards is None:
+            shards = at[key, node] = {}
+        shard = shards.get((client, group))
+        if shard is None:
+            shard = shards[client, group] = QueueShard(key, node, share, group)
+        queue = shard.queues.get(shape)
+        if queue is None:
+            if len(shard.queues) >= QUEUES_NAMED and not size and estimate is not None:
+                shape = shape._replace(name="", size=octaves(estimate(action)[1]) | _OCTAVE)
+                queue = shard.queues.get(shape)
+            if queue is None:
+                queue = shard.queues[shape] = ShapeQueue(shape, shard)
+        queue.actions.add(order_tag, action.id)
+        shard.refresh(queue)
+        self._place[action.id] = (order_tag, queue, shard.bypasses)
 
     def take(self, action: int) -> int:
         """Takes an action out that was granted units: its client and trajectory had a turn. Returns
         what `push` wants as `counted` if the grant comes back without having begun."""
-        turn, line, _ = self._place.pop(action)
-        counted = line.bay.share.served(line.bay.group, turn, action)
-        self._leave(turn, line)
+        order_tag, queue, _ = self._place.pop(action)
+        counted = queue.shard.share.served(queue.shard.group, order_tag, action)
+        self._leave(order_tag, queue)
         return counted
 
     def remove(self, action: int) -> None:
         """Takes an action out."""
-        turn, line, _ = self._place.pop(action)
-        line.bay.share.counted.pop(action, None)
-        self._leave(turn, line)
+        order_tag, queue, _ = self._place.pop(action)
+        queue.shard.share.counted.pop(action, None)
+        self._leave(order_tag, queue)
 
-    def _leave(self, turn: int, line: ShapeQueue) -> None:
-        bay = line.bay
-        bay.passed += turn != bay.heads.first()
-        line.actions.drop(turn)
-        bay.refresh(line)
-        share, group = bay.share, bay.group
+    def _leave(self, order_tag: int, queue: ShapeQueue) -> None:
+        shard = queue.shard
+        shard.bypasses += order_tag != shard.heads.first()
+        queue.actions.drop(order_tag)
+        shard.refresh(queue)
+        share, group = shard.share, shard.group
         share.waiting[group] -= 1
         share.pool.waiting -= 1
         if not share.waiting[group]:
-            share.pool.rest(share)
-        if not bay.lines:
-            pool = pool_of(line.shape.key, line.shape.degrees[-1])
-            at = self.pools[pool][bay.key, bay.node]
+            share.pool.group_emptied(share)
+        if not shard.queues:
+            pool = pool_of(queue.shape.key, queue.shape.degrees[-1])
+            at = self.pools[pool][shard.key, shard.node]
             del at[share.client, group]
             if not at:
-                del self.pools[pool][bay.key, bay.node]
+                del self.pools[pool][shard.key, shard.node]
                 if not self.pools[pool]:
                     del self.pools[pool]
 
@@ -277,17 +277,17 @@ class ReadyQueue:
         """The shape of an action that waits here."""
         return self._place[action][1].shape
 
-    def bay_of(self, action: int) -> Bay:
+    def shard_of(self, action: int) -> QueueShard:
         """The bay of an action that waits here."""
-        return self._place[action][1].bay
+        return self._place[action][1].shard
 
-    def passed(self, action: int) -> int:
+    def bypass_count(self, action: int) -> int:
         """How many have left its bay out of order since an action came: no more have overtaken
         it there. One that was cancelled counts too."""
-        _, line, before = self._place[action]
-        return line.bay.passed - before
+        _, queue, before = self._place[action]
+        return queue.shard.bypasses - before
 
-    def bays_at(self, pool: str, key: str, node: int) -> Iterable[Bay]:
+    def shards_at(self, pool: str, key: str, node: int) -> Iterable[QueueShard]:
         """The bays of a key and a home node (0: any) in which somebody waits."""
         at = self.pools.get(pool)
         found = at.get((key, node)) if at is not None else None
@@ -297,13 +297,13 @@ class ReadyQueue:
         """Whether anybody waits in a pool."""
         return pool in self.pools
 
-    def bays(self, pool: str) -> list[Bay]:
+    def shards(self, pool: str) -> list[QueueShard]:
         """The bays of a pool in which somebody waits."""
-        return [bay for bays in self.pools.get(pool, {}).values() for bay in bays.values()]
+        return [shard for shards in self.pools.get(pool, {}).values() for shard in shards.values()]
 
     def walk(self, pool: str) -> Walk:
         """A walk through a pool from its front; the queue must not change meanwhile."""
-        return walk_by_turns(self.bays(pool))
+        return fair_walk(self.shards(pool))
 
 
 class Walk:
@@ -311,18 +311,18 @@ class Walk:
 
     __slots__ = ("_ahead",)
 
-    def __init__(self, bays: Iterable[Bay]) -> None:
+    def __init__(self, shards: Iterable[QueueShard]) -> None:
         # (turn, action, line, rest of the line, lines of its bay that are not yet seen)
         self._ahead: list[tuple[int, int, ShapeQueue, Iterator[tuple[int, int]] | None,
                                 Iterator[tuple[int, ShapeQueue]] | None]] = []
-        for bay in bays:
-            self._open(bay.heads.walk())
+        for shard in shards:
+            self._open(shard.heads.walk())
 
-    def _open(self, lines: Iterator[tuple[int, ShapeQueue]]) -> None:
-        found = next(lines, None)
+    def _open(self, queues: Iterator[tuple[int, ShapeQueue]]) -> None:
+        found = next(queues, None)
         if found is not None:
-            turn, line = found
-            heapq.heappush(self._ahead, (turn, line.actions.at[turn], line, None, lines))
+            tag, queue = found
+            heapq.heappush(self._ahead, (tag, queue.actions.at[tag], queue, None, queues))
 
     def head(self) -> tuple[int, ActionShape] | None:
         """The first action of those left, and its shape; None at the end."""
@@ -334,26 +334,26 @@ class Walk:
 
     def counted(self) -> int:
         """On which levels the head was counted before (`ClientShare.counted`)."""
-        _, action, line, _, _ = self._ahead[0]
-        return line.bay.share.counted.get(action, 0)
+        _, action, queue, _, _ = self._ahead[0]
+        return queue.shard.share.counted.get(action, 0)
 
     def next(self) -> None:
         """Passes the head."""
-        _, _, line, rest, lines = heapq.heappop(self._ahead)
+        _, _, queue, rest, queues = heapq.heappop(self._ahead)
         if rest is None:
-            rest = line.actions.walk()
+            rest = queue.actions.walk()
             next(rest)
         found = next(rest, None)
         if found is not None:
-            heapq.heappush(self._ahead, (*found, line, rest, None))
-        if lines is not None:
-            self._open(lines)
+            heapq.heappush(self._ahead, (*found, queue, rest, None))
+        if queues is not None:
+            self._open(queues)
 
     def skip_shape(self) -> None:
         """Passes the head and every later action of its shape."""
-        lines = heapq.heappop(self._ahead)[4]
-        if lines is not None:
-            self._open(lines)
+        queues = heapq.heappop(self._ahead)[4]
+        if queues is not None:
+            self._open(queues)
 
 
 class Rotation(Walk):
@@ -362,7 +362,7 @@ class Rotation(Walk):
 
     __slots__ = ("_rounds",)
 
-    def __init__(self, lists: Iterable[list[Bay]]) -> None:
+    def __init__(self, lists: Iterable[list[QueueShard]]) -> None:
         self._rounds = Rounds((some[0].share, some[0].group, Walk(some)) for some in lists)
 
     def head(self) -> tuple[int, ActionShape] | None:
@@ -385,16 +385,16 @@ class Rotation(Walk):
         walk.skip_shape()
 
 
-def by_list(bays: Iterable[Bay]) -> list[list[Bay]]:
+def by_list(shards: Iterable[QueueShard]) -> list[list[QueueShard]]:
     """Bays of one client and one group together, in order of their first."""
-    found: dict[tuple[int, int], list[Bay]] = {}
-    for bay in bays:
-        found.setdefault((bay.share.client, bay.group), []).append(bay)
+    found: dict[tuple[int, int], list[QueueShard]] = {}
+    for shard in shards:
+        found.setdefault((shard.share.client, shard.group), []).append(shard)
     return list(found.values())
 
 
-def walk_by_turns(bays: Iterable[Bay]) -> Walk:
+def fair_walk(shards: Iterable[QueueShard]) -> Walk:
     """A walk over bays of one pool from its front; the queue must not change meanwhile."""
-    bays = list(bays)
-    lists = by_list(bays) if len(bays) > 1 else ()
-    return Walk(bays) if len(lists) < 2 else Rotation(lists)
+    shards = list(shards)
+    lists = by_list(shards) if len(shards) > 1 else ()
+    return Walk(shards) if len(lists) < 2 else Rotation(lists)

@@ -106,12 +106,12 @@ def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None
     is not starved. O(openings x nodes).
     """
     kept: set[int] = set()
-    for session_id in view.ledger.opening:
+    for session_id in view.ledger.session_queue:
         spec = view.ledger.sessions[session_id].spec
-        homes = view.homes(spec)
-        fitting = [n for n in homes if n.node not in kept and view.room_for(n, spec, reserve)]
+        eligible = view.eligible_nodes(spec)
+        fitting = [n for n in eligible if n.node not in kept and view.room_for(n, spec, reserve)]
         if not fitting:
-            kept.update(n.node for n in homes)
+            kept.update(n.node for n in eligible)
             if len(kept) == len(view.nodes):
                 return
             continue
@@ -201,7 +201,7 @@ def start_calls(view: Snapshot, placement: Placement) -> None:
             action, shape = head
             if shape.at_client:
                 walk.next()
-                if client_of(action) not in view.ledger.expiring:  # who is away cannot call
+                if client_of(action) not in view.ledger.disconnected:  # who is away cannot call
                     endpoint.free, endpoint.tokens = endpoint.free - 1, endpoint.tokens - 1
                     placement.grants.append(Grant(action, 0, 1))
                 continue

@@ -70,7 +70,7 @@ class CopyMap:
                 copy = self.at[node.node, lease.gpus[0]]
                 copy.busy = ledger.actions[lease.action].action
                 copy.began = lease.granted_at + lease.restore_ns
-                copy.ahead = len(lease.chain) - 1
+                copy.ahead = len(lease.lease_queue) - 1
 
     def _add(self, copy: PlacedCopy) -> None:
         self.of.setdefault(copy.service, []).append(copy)
@@ -148,5 +148,5 @@ class CopyMap:
 
     def run_ns(self, action: Action, size: int) -> int:
         """How long a call is expected to run on so many GPUs."""
-        serial, work = self.view.ledger.estimator.believed(action)
+        serial, work = self.view.ledger.estimator.estimate(action)
         return run_ns(work, serial, size)

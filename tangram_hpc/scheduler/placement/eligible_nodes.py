@@ -12,7 +12,7 @@ from ...domain.states import SessionState
 from ..state.ledger import Ledger, NodeEntry, SessionEntry
 
 
-def homes(ledger: Ledger, spec: SessionSpec) -> list[NodeEntry]:
+def eligible_nodes(ledger: Ledger, spec: SessionSpec) -> list[NodeEntry]:
     """The nodes that have what a session asks for, amounts aside, in order of joining."""
     nodes = ledger.up_nodes()
     if spec.origin:
@@ -37,7 +37,7 @@ def session_reason(ledger: Ledger, session: SessionEntry, reserve: int) -> str:
     origin = ledger.sessions.get(spec.origin)
     if origin is not None and not may_fork(origin, spec.id):
         return "OriginBusy"
-    roomy = [n for n in homes(ledger, spec) if spec.mem_mib <= n.room_mib]
+    roomy = [n for n in eligible_nodes(ledger, spec) if spec.mem_mib <= n.room_mib]
     if not roomy:
         return "Memory"
     return "Priority" if any(reserve <= n.cores.free for n in roomy) else "Resources"

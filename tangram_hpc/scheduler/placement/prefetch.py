@@ -2,8 +2,8 @@
 
 Law: a lease ahead takes the place of nobody: its action is the first in turn of all that wait for
 CPUs on that node, it needs one CPU and nothing else, and what is before it on its unit is expected
-to be over within AHEAD_NS. It holds nothing until the one before it is gone; a worker that cannot
-begin it soon gives it back. Nodes whose worker takes no leases ahead never get one.
+to be over within PREFETCH_NS. It holds nothing until the one before it is gone; a worker that
+cannot begin it soon gives it back. Nodes whose worker takes no leases ahead never get one.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ...domain.action import Action
 from ...domain.states import NodeState
 from ..policy.ending import Endings
 from ..state.ledger import LeaseEntry, Ledger, NodeEntry
-from ..state.queue import CPU, ActionShape, walk_by_turns
+from ..state.queue import CPU, ActionShape, fair_walk
 
-AHEAD_NS = 10_000_000  # of expected work on one unit
+PREFETCH_NS = 10_000_000  # of expected work on one unit
 LEAST_NS = 20_000  # what any action costs besides its own work
 # While several clients send actions, whoever comes next waits for all that is given ahead on its
 # unit, and on a busy machine each of those takes many times LEAST_NS. So no more is given than ends
@@ -41,10 +41,10 @@ class _Tail:
 def is_short(ledger: Ledger, action: Action) -> bool:
     """Whether it needs one CPU and nothing else, and is believed to end soon."""
     return (action.degrees == (1,) and action.key == "cpu" and not action.mem_mib
-            and not action.gpus and 2 * ledger.estimator.believed(action)[1] <= AHEAD_NS)
+            and not action.gpus and 2 * ledger.estimator.estimate(action)[1] <= PREFETCH_NS)
 
 
-def ahead(ledger: Ledger, now: int) -> list[ev.Event]:
+def prefetch(ledger: Ledger, now: int) -> list[ev.Event]:
     """Grants behind the leases of `ledger.short`: units on which too little is given ahead.
 
     Units that got enough leave it. O(clients + units in it + grants).
@@ -61,16 +61,17 @@ def ahead(ledger: Ledger, now: int) -> list[ev.Event]:
     for number, units in by_node.items():
         node = ledger.nodes[number]
         if node.state is NodeState.UP:
-            depth = node.ahead if not shared else max(
-                SHARED_MIN, SHARED_NS // max(LEAST_NS, node.pace_ns))
+            depth = node.prefetch_max if not shared else max(
+                SHARED_MIN, SHARED_NS // max(LEAST_NS, node.short_lease_gap_ns))
             _fill(ledger, now, node, units, share, depth, events, taken)
     return events
 
 
 def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]], share: int,
           depth: int, events: list[ev.Event], taken: set[int]) -> None:
-    bays = [bay for home in (node.node, 0) for bay in ledger.ready.bays_at(CPU, "cpu", home)]
-    walk, fine, endings = walk_by_turns(bays), dict[ActionShape, int](), Endings(ledger, now)
+    ready = ledger.ready
+    shards = [shard for home in (node.node, 0) for shard in ready.shards_at(CPU, "cpu", home)]
+    walk, fine, endings = fair_walk(shards), dict[ActionShape, int](), Endings(ledger, now)
     tails = {unit: _tail(ledger.leases[ledger.short[unit]], share) for unit in units}
     while tails and (head := walk.head()) is not None:
         action, shape = head
@@ -96,8 +97,8 @@ def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]
 
 
 def _tail(lease: LeaseEntry, share: int) -> _Tail:
-    have = len(lease.chain) - 1
-    return _Tail(lease.cores, next(reversed(lease.chain)), have, have + share)
+    have = len(lease.lease_queue) - 1
+    return _Tail(lease.cores, next(reversed(lease.lease_queue)), have, have + share)
 
 
 def _unit_for(ledger: Ledger, action: Action, node: NodeEntry, tails: dict[tuple[int, int], _Tail]
@@ -105,8 +106,8 @@ def _unit_for(ledger: Ledger, action: Action, node: NodeEntry, tails: dict[tuple
     """Where its session ran last, if there is room: its init is still warm there, and bound to it;
     else the first that has room."""
     session = ledger.sessions.get(action.session)
-    if session is not None and session.near:
-        last = node.node, session.near[0]
+    if session is not None and session.last_cores:
+        last = node.node, session.last_cores[0]
         if last in tails:
             return last
     return next(iter(tails))
@@ -116,4 +117,5 @@ def _most(ledger: Ledger, node: NodeEntry, action: Action, most: int) -> int:
     """How many of this shape may be ahead on one unit, of `most` of any shape."""
     if not node.spec.serves(action.component) or not is_short(ledger, action):
         return 0
-    return min(node.ahead, most, AHEAD_NS // max(LEAST_NS, ledger.estimator.believed(action)[1]))
+    work_ns = ledger.estimator.estimate(action)[1]
+    return min(node.prefetch_max, most, PREFETCH_NS // max(LEAST_NS, work_ns))

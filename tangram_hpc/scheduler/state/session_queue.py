@@ -22,7 +22,7 @@ from ...domain.ids import client_of
 from .fair_order import TRAJECTORY, PoolShares
 
 
-class Openings:
+class SessionQueue:
     """Waiting sessions by client. Adding and removing one costs O(1), a walk O(log clients) a step
     after O(clients) at its start; nothing may change during a walk."""
 
@@ -40,7 +40,7 @@ class Openings:
         return session in self._by_client.get(client_of(session), ())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Openings) and list(self) == list(other)
+        return isinstance(other, SessionQueue) and list(self) == list(other)
 
     def add(self, session: int) -> None:
         """A session waits to be placed, behind all others of its client."""
@@ -63,7 +63,7 @@ class Openings:
         self._shares.waiting -= 1
         if not self._by_client[client]:
             del self._by_client[client]
-            self._shares.rest(share)
+            self._shares.group_emptied(share)
 
     def __iter__(self) -> Iterator[int]:
         """The sessions in the order in which to look at them, as if each were placed then."""
