@@ -17,6 +17,7 @@ from ..domain.retry import is_retried, is_sent_back
 from ..domain.rollouts import Routed
 from ..domain.session import why_ended
 from ..domain.states import ENDED, ActionState
+from .prefetched import PrefetchedLeases
 from .starts import without_gaps
 
 
@@ -133,8 +134,7 @@ class Fold:
         self._gone: set[int] = set()
         self._reserved: dict[int, tuple[int, int]] = {}  # session -> (since, cores)
         self._by_lease: dict[int, ActionRecord] = {}
-        self._ahead: dict[int, ev.LeaseGranted] = {}  # by the lease that each begins after
-        self._before: dict[int, int] = {}  # and the other way round
+        self._prefetched = PrefetchedLeases()
         self._forced: dict[int, Outcome] = {}  # actions that end so when their lease does
         self._stopped: str | None = None  # why the broker ended, and was not started again
         self.last_ns = 0
@@ -235,7 +235,7 @@ class Fold:
         self._by_lease[event.lease] = record
         if event.after:
             record.start_ns, record.grants = 0, []
-            self._ahead[event.after], self._before[event.lease] = event, event.after
+            self._prefetched.add(event)
         else:
             self._begin(record, event, event.at)
 
@@ -246,21 +246,14 @@ class Fold:
         record.grants = [(at, event.cores)]
 
     def _off(self, lease: int, at: int) -> None:
-        """Takes a lease off its units. The lease that was granted after it, if any, begins."""
-        after = self._ahead.pop(lease, None)
-        before = self._before.pop(lease, 0)
-        if after is None:
-            if before:
-                del self._ahead[before]
-        elif before:  # it was itself still ahead
-            self._ahead[before], self._before[after.lease] = after, before
-        else:
-            del self._before[after.lease]
-            self._begin(self._by_lease[after.lease], after, at)
+        """Takes a lease off its units. The lease behind it, if there is one, begins."""
+        grant = self._prefetched.remove(lease)
+        if grant is not None:
+            self._begin(self._by_lease[grant.lease], grant, at)
 
     def _returned(self, event: ev.LeaseReturned) -> None:
         record = self._by_lease.pop(event.lease)
-        granted = self._ahead.get(self._before.get(event.lease, 0))
+        granted = self._prefetched.get(event.lease)
         if granted is not None and granted.node in self._gone:  # nobody gave it back
             record.lost_ahead = True
         self._off(event.lease, event.at)
