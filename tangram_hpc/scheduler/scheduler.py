@@ -94,7 +94,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[SchedulerState, Any], list[Decision]]]
 
 
 class Scheduler:
-    """One ledger and one placer.
+    """One scheduler: its state, and the entries that a driver calls.
 
     Attributes:
         state: everything that the scheduler holds.
@@ -122,8 +122,15 @@ class Scheduler:
         return [event] if entailed is None else entailed(self.state, event)
 
     def plan(self, now: int) -> list[ev.Event]:
-        """What to do at `now` (epoch ns), as events to journal and to handle in this order. The
-        driver calls it until it returns nothing. The ledger stays as it is."""
+        """Decides what to do at `now`, and changes nothing of the ledger.
+
+        Args:
+            now: epoch ns.
+
+        Returns:
+            Events to journal and to handle in this order. The driver calls `plan` again until there
+                are none.
+        """
         state, ledger = self.state, self.ledger
         events = expired(ledger, now) or ending(ledger, now) or route_next(ledger, now)
         if events:
@@ -154,8 +161,9 @@ class Scheduler:
 
 
 def _follow_up(state: SchedulerState, now: int) -> list[ev.Event]:
-    """Leases behind others, on units that no other action could have; when everything is lent that
-    can be, whether to hold more or fewer allocations."""
+    """What follows when the placer has nothing more to place: leases to prefetch, behind leases on
+    units that no other action could have now, and whether to hold more or fewer allocations.
+    """
     ledger = state.ledger
     events = prefetch(ledger, now) if ledger.short else []
     events = events or (batches(ledger, now) if ledger.batching else events)

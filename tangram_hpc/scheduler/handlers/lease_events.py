@@ -1,8 +1,8 @@
 """Pure. Handlers of events about leases: granted, started, resized, finished, released, returned.
 
 A lease that is granted behind another one of the same unit (prefetched) holds nothing until the
-lease before it is gone. The leases of one unit are in one queue (`LeaseEntry.chain`), whose first
-lease holds the unit.
+lease in front of it is gone. The leases of one unit are in one queue (`LeaseEntry.lease_queue`),
+whose first lease holds the unit.
 
 Invariants: a lease takes its units in `_begin` or where it is granted, and gives them back in
 `_pass_on`, nowhere else. Reports on a lease that is no longer in the ledger are ignored: the lease
@@ -89,7 +89,7 @@ def on_lease_resized(state: SchedulerState, event: ev.LeaseResized) -> list[Deci
 
 
 def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[Decision]:
-    """Ends an attempt: its action ends with it, or waits again where another attempt may help."""
+    """Ends an attempt. Its action ends with it, or waits again where another attempt may help."""
     ledger = state.ledger
     lease = ledger.leases.get(event.lease)
     if lease is None or lease.state not in (LeaseState.GRANTED, LeaseState.ACTIVE):
@@ -99,7 +99,7 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
         note_restore(ledger, lease, outcome.restore_ns)
     begun = lease.begun
     spans = lease.work_spans(event.at, outcome.exec_ns, entry.submitted_at)
-    if outcome.batch > 1:  # its share of what the calls of the batch took together
+    if outcome.batch > 1:  # the calls of a batch share its time equally
         spans = [(units, ns // outcome.batch) for units, ns in spans]
     forced = entry.forced_outcome is not None
     sent_back = not forced and is_sent_back(entry.action, outcome)
@@ -163,7 +163,7 @@ def on_lease_returned(state: SchedulerState, event: ev.LeaseReturned) -> list[De
 def _start_in_session(session: SessionEntry, event: ev.LeaseGranted) -> None:
     head = next(iter(session.waiting))
     assert session.parallel or head == event.action, f"{event} jumps its session's queue"
-    assert session.takes, f"{event}: {session} takes none now"
+    assert session.takes, f"{event}: {session} starts no action now"
     del session.waiting[event.action]
     if not session.leases:
         session.state = move(SESSION_MOVES, session.state, SessionState.BUSY, event)
@@ -183,7 +183,7 @@ def _lend(ledger: Ledger, lease: LeaseEntry, node: NodeEntry) -> None:
 
 
 def _begin(ledger: Ledger, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
-    """A lease holds its units from now on."""
+    """Lets a lease hold its units from now on."""
     units = 1 if endpoint_of(lease.key) else len(
         lease.gpus if service_of(lease.key) else lease.cores)
     lease.granted_at = at

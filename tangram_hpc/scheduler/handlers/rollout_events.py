@@ -25,8 +25,9 @@ _STATUS = {ActionState.COMPLETED: SUCCESS, ActionState.TIMEOUT: TIMEOUT}
 
 
 def on_rollouts_declared(state: SchedulerState, event: ev.RolloutsDeclared) -> list[Decision]:
-    """Adds a pool. One that an earlier start of the broker declared otherwise is replaced, and the
-    turns that wait in it are routed anew."""
+    """Adds a rollout pool. A pool that an earlier start of the broker declared otherwise is
+    replaced, and the turns that wait in it are routed anew.
+    """
     ledger, spec = state.ledger, event.spec
     pools = ledger.rollouts
     old = pools.get(spec.name)

@@ -130,7 +130,7 @@ def on_session_closing(state: SchedulerState, event: ev.SessionClosing) -> list[
 
 
 def on_session_closed(state: SchedulerState, event: ev.SessionClosed) -> list[Decision]:
-    """Removes a session."""
+    """Removes a session that was closed."""
     ledger = state.ledger
     session = ledger.sessions.pop(event.session, None)
     if session is None:
