@@ -94,7 +94,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[SchedulerState, Any], list[Decision]]]
 
 
 class Scheduler:
-    """One scheduler: its state, and the entries that a driver calls.
+    """The scheduler of one job: its state, and the functions that a driver calls.
 
     Attributes:
         state: everything that the scheduler holds.

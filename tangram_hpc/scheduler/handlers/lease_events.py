@@ -89,7 +89,7 @@ def on_lease_resized(state: SchedulerState, event: ev.LeaseResized) -> list[Deci
 
 
 def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[Decision]:
-    """Ends an attempt. Its action ends with it, or waits again where another attempt may help."""
+    """Ends an attempt: its action ends with it, or waits again where another attempt may help."""
     ledger = state.ledger
     lease = ledger.leases.get(event.lease)
     if lease is None or lease.state not in (LeaseState.GRANTED, LeaseState.ACTIVE):

@@ -67,8 +67,8 @@ class CoreSet:
             rooms = [(not group & wished, (mask & group).bit_count(), group) for group in level
                      if (mask & group).bit_count() >= n]
             if rooms:
-                away, _, group = min(rooms)
-                if away and wished:
+                elsewhere, _, group = min(rooms)
+                if elsewhere and wished:
                     _, _, group = min(self._beside(rooms, wished, depth))
                 return mask & group
         return mask

@@ -121,7 +121,7 @@ def _outside() -> NodeEntry:
 
 @dataclass(slots=True)
 class SessionEntry:
-    """A session.
+    """A session that is not closed.
 
     Attributes:
         spec: what was requested; after a move it names the files to begin with.
@@ -166,8 +166,8 @@ class SessionEntry:
         """Whether an action may start in it, apart from those that run: it is open, and its files
         are not being copied for a fork.
         """
-        stands = self.state in (SessionState.IDLE, SessionState.BUSY)
-        return stands and not any(self.forks.values())
+        is_open = self.state in (SessionState.IDLE, SessionState.BUSY)
+        return is_open and not any(self.forks.values())
 
     @property
     def parallel(self) -> bool:
