@@ -39,7 +39,7 @@ def test_a_kernel_that_lacks_one_is_refused_to_untrusted_code(
     monkeypatch.setattr(seccomp, "available", lambda: filters)
     found = Backends.probed()
     assert found.untrusted == () and found.why_not["process"] == why
-    with pytest.raises(InvalidInput, match=f"^trusted: .*{why}.*pass trusted=True"):
+    with pytest.raises(InvalidInput, match=f"^trusted: .*{why}.*say trusted=True"):
         found.box(SessionSpec(1))
     assert found.box(SessionSpec(1, trusted=True)).backend == "process"
 
