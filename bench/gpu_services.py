@@ -202,7 +202,7 @@ class _Calls:
 
     def __init__(self, view: Snapshot) -> None:
         self.of: dict[str, list[tuple[int, ActionShape]]] = {}
-        walk = Walk(view.ledger.ready.bays(GPU))
+        walk = Walk(view.ledger.ready.shards(GPU))
         while (head := walk.head()) is not None:
             self.of.setdefault(service_of(head[1].key), []).append(head)
             walk.next()

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..domain import event as ev
+from .prefetched import PrefetchedLeases
 from .starts import without_gaps
 
 
@@ -75,8 +76,7 @@ class HeldUsage:
         self._nodes: dict[int, str] = {}  # node -> job
         self._up: dict[str, set[int]] = {}
         self._lent: dict[int, tuple[str, int, int]] = {}  # lease -> job, since, cores
-        self._behind: dict[int, ev.LeaseGranted] = {}  # by the lease that each begins after
-        self._before: dict[int, int] = {}
+        self._prefetched = PrefetchedLeases()
         self.last_ns = 0
 
     def add(self, event: ev.Event) -> None:
@@ -103,7 +103,7 @@ class HeldUsage:
                 if not self._up[job]:
                     self.rows[job].until = event.at
             case ev.LeaseGranted() if event.after:
-                self._behind[event.after], self._before[event.lease] = event, event.after
+                self._prefetched.add(event)
             case ev.LeaseGranted(lease=lease, node=node, cores=cores):
                 self._lend(lease, node, len(cores), event.at)
             case ev.LeaseResized(lease=lease, cores=cores):
@@ -180,18 +180,12 @@ class HeldUsage:
         return job
 
     def _off(self, lease: int, at: int) -> None:
-        """Takes a lease off its units. The lease that was granted after it, if any, begins."""
+        """Takes a lease off its units. The lease behind it, if there is one, begins."""
         if lease in self._lent:
             self._take(lease, at)
-        after, before = self._behind.pop(lease, None), self._before.pop(lease, 0)
-        if after is None:
-            if before:
-                self._behind.pop(before, None)
-        elif before:
-            self._behind[before], self._before[after.lease] = after, before
-        else:
-            self._before.pop(after.lease, None)
-            self._lend(after.lease, after.node, len(after.cores), at)
+        grant = self._prefetched.remove(lease)
+        if grant is not None:
+            self._lend(grant.lease, grant.node, len(grant.cores), at)
 
 
 def held(events: Iterable[ev.Event]) -> list[HeldRow]:

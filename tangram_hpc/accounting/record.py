@@ -17,6 +17,7 @@ from ..domain.retry import is_retried, is_sent_back
 from ..domain.rollouts import Routed
 from ..domain.session import why_ended
 from ..domain.states import ENDED, ActionState
+from .prefetched import PrefetchedLeases
 from .starts import without_gaps
 
 
@@ -133,9 +134,8 @@ class Fold:
         self._gone: set[int] = set()
         self._reserved: dict[int, tuple[int, int]] = {}  # session -> (since, cores)
         self._by_lease: dict[int, ActionRecord] = {}
-        self._ahead: dict[int, ev.LeaseGranted] = {}  # by the lease that each begins after
-        self._before: dict[int, int] = {}  # and the other way round
-        self._doomed: dict[int, Outcome] = {}  # actions that end so when their lease does
+        self._prefetched = PrefetchedLeases()
+        self._forced: dict[int, Outcome] = {}  # actions that end so when their lease does
         self._stopped: str | None = None  # why the broker ended, and was not started again
         self.last_ns = 0
 
@@ -185,7 +185,7 @@ class Fold:
                               reason=why_ended(event.session, event.reason))
                 for record in self._by_lease.values():
                     if record.action.session == event.session:
-                        self._doomed.setdefault(record.action.id, end)
+                        self._forced.setdefault(record.action.id, end)
 
     def close(self) -> None:
         """Ends the fold: what is still held ends with the last event.
@@ -227,7 +227,7 @@ class Fold:
             record.state, record.end_ns = event.state, event.at
             record.outcome = Outcome(event.state, reason=event.reason)
         elif record is not None and record.state not in ENDED:
-            self._doomed[event.action] = Outcome(event.state, reason=event.reason)
+            self._forced[event.action] = Outcome(event.state, reason=event.reason)
 
     def _granted(self, event: ev.LeaseGranted) -> None:
         record = self.records[event.action]
@@ -235,7 +235,7 @@ class Fold:
         self._by_lease[event.lease] = record
         if event.after:
             record.start_ns, record.grants = 0, []
-            self._ahead[event.after], self._before[event.lease] = event, event.after
+            self._prefetched.add(event)
         else:
             self._begin(record, event, event.at)
 
@@ -246,28 +246,21 @@ class Fold:
         record.grants = [(at, event.cores)]
 
     def _off(self, lease: int, at: int) -> None:
-        """Takes a lease off its units. The lease that was granted after it, if any, begins."""
-        after = self._ahead.pop(lease, None)
-        before = self._before.pop(lease, 0)
-        if after is None:
-            if before:
-                del self._ahead[before]
-        elif before:  # it was itself still ahead
-            self._ahead[before], self._before[after.lease] = after, before
-        else:
-            del self._before[after.lease]
-            self._begin(self._by_lease[after.lease], after, at)
+        """Takes a lease off its units. The lease behind it, if there is one, begins."""
+        grant = self._prefetched.remove(lease)
+        if grant is not None:
+            self._begin(self._by_lease[grant.lease], grant, at)
 
     def _returned(self, event: ev.LeaseReturned) -> None:
         record = self._by_lease.pop(event.lease)
-        granted = self._ahead.get(self._before.get(event.lease, 0))
+        granted = self._prefetched.get(event.lease)
         if granted is not None and granted.node in self._gone:  # nobody gave it back
             record.lost_ahead = True
         self._off(event.lease, event.at)
-        doomed = self._doomed.pop(record.action.id, None)
+        forced = self._forced.pop(record.action.id, None)
         record.state = ActionState.PENDING
-        if doomed is not None:
-            record.end_ns, record.outcome, record.state = event.at, doomed, doomed.state
+        if forced is not None:
+            record.end_ns, record.outcome, record.state = event.at, forced, forced.state
 
     def _finished(self, event: ev.LeaseFinished) -> None:
         record = self._by_lease.pop(event.lease, None)
@@ -275,15 +268,15 @@ class Fold:
             return
         if event.clean:
             self._off(event.lease, event.at)
-        doomed = self._doomed.pop(record.action.id, None)
-        record.outcome = event.outcome.explained_by(doomed)
+        forced = self._forced.pop(record.action.id, None)
+        record.outcome = event.outcome.explained_by(forced)
         record.end_ns, record.state = event.at, event.outcome.state
         if event.outcome.batch > 1 and record.start_ns:  # it began with the first of its batch
             record.start_ns = max(record.submit_ns, min(record.start_ns,
                                                         event.at - event.outcome.exec_ns))
         self.usage.lent_ns += record.cpu_held_ns
         self.usage.burnt_ns += event.outcome.cpu_ns
-        if doomed is None and (is_sent_back(record.action, event.outcome)
+        if forced is None and (is_sent_back(record.action, event.outcome)
                                or is_retried(record.action, event.outcome, record.attempt)):
             record.state = ActionState.PENDING
 

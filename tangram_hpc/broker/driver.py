@@ -28,7 +28,7 @@ from ..domain.states import NodeState, SessionState
 from ..ports import Buffer, Clock, Journal, Link, Slurm, SpillFiles, Spool, Timer, TreeStore
 from ..protocol import message as ms
 from ..scheduler.policy.admission import refusal, refusal_of_session
-from ..scheduler.policy.lease_reports import finished, held_by_client, told_by_client
+from ..scheduler.policy.lease_reports import finished, held_by_client, reported_by_client
 from ..scheduler.scheduler import Scheduler
 from ..scheduler.state.ledger import SessionEntry
 from .broker_settings import Settings
@@ -341,7 +341,7 @@ class Broker:
             case ms.ReportToolReturn() | ms.EndTrajectory():
                 self._registration.report(client, message)
             case ms.GrantEnded():
-                for event in told_by_client(ledger, client, message.action, message.lease,
+                for event in reported_by_client(ledger, client, message.action, message.lease,
                                             mended(message.outcome), self._now()):
                     self._record_event(event)
             case ms.Ping(stamp=stamp):
@@ -558,7 +558,7 @@ class Broker:
 
         self._keys.commit()
         self._journal.commit(deliver)
-        busy = self._received >= _MANY or self.scheduler.ledger.ahead > 0
+        busy = self._received >= _MANY or self.scheduler.ledger.prefetched > 0
         self._cycle_due = busy and self._received > 0 and self.settings.gap_s > 0
         if self._cycle_due:
             self._timer.after(self.settings.gap_s, self._run_cycle)

@@ -1,8 +1,10 @@
 """Pure. When a waiting action is expected to start: the real scheduler run ahead on a copy.
 
-Law: the ledger asked about is never changed, and the work is bounded (`OPEN_MAX`, `STEPS_MAX`).
-What nobody knows is not guessed: a lease of unknown length never ends in a forecast, and an action
-that then never starts has no time, only the reason why. Nothing new arrives while it runs ahead.
+The copy is given the ends that are expected of leases, plans as the broker would, and goes on until
+the action starts. Invariants: the ledger that was asked about is never changed, and the work is
+bounded (`OPEN_MAX`, `STEPS_MAX`). Nothing is guessed: a lease of unknown length never ends in a
+forecast, and an action that then never starts gets a reason instead of a time. No new action
+arrives during a forecast.
 """
 
 from __future__ import annotations
@@ -23,15 +25,23 @@ from .state.estimator import work_of
 from .state.ledger import LeaseEntry, Ledger
 from .state.speed import run_ns
 
-OPEN_MAX = 2_000  # actions that wait or run; with more no forecast is made
-STEPS_MAX = 4_000  # events of a forecast
-_OVERDUE_NS = 1_000_000  # what should have ended already is expected to end so soon
+OPEN_MAX = 2_000  # with more actions that wait or run no forecast is made
+STEPS_MAX = 4_000  # how many events one forecast handles at most
+_OVERDUE_NS = 1_000_000  # a lease that should have ended already is expected to end so soon
 
 
 @dataclass(slots=True)
 class Forecast:
-    """A start to come. `at` is None when nobody knows, and `why` says why not; `rests_on` counts
-    the running leases and later starts by where their run times are from."""
+    """The start that is expected of an action.
+
+    Attributes:
+        at: when it starts, epoch ns; None if that is not known.
+        why: why it is not known; empty if it is.
+        node: the node on which it starts; 0 if its client carries it out.
+        units: the units with which it starts.
+        rests_on: on how many running leases and earlier starts the forecast rests, by where their
+            run times are from (`source`).
+    """
 
     at: int | None = None
     why: str = ""
@@ -41,15 +51,18 @@ class Forecast:
 
 
 def source(ledger: Ledger, action: Action) -> str:
-    """Where an action's run time is known from: its `profile`, `learned` from others of its class
-    that ended, or `unknown`."""
+    """Where the estimate of an action's run time comes from: its `profile`, `learned` from actions
+    of its class that have ended, or `unknown`.
+    """
     if action.profile is not None:
         return "profile"
     return "learned" if ledger.estimator.seen(action) else "unknown"
 
 
 def expected_end(ledger: Ledger, lease: LeaseEntry, now: int) -> int | None:
-    """When a lease should end at the sizes it had and the one it has; None when unknown."""
+    """When a lease should end, with the sizes that it had and the one it has, epoch ns; None if
+    unknown.
+    """
     action = ledger.actions[lease.action].action
     if not lease.units or source(ledger, action) == "unknown":
         return None
@@ -70,7 +83,9 @@ def expected_end(ledger: Ledger, lease: LeaseEntry, now: int) -> int | None:
 
 
 def copied(scheduler: Scheduler) -> Scheduler:
-    """A scheduler with a state of its own that goes on from this one's."""
+    """A scheduler with a state of its own that goes on from this one's. Values that never change
+    are shared.
+    """
     ledger = scheduler.ledger
     shared: list[object] = [e.action for e in ledger.actions.values()]
     shared += [n.spec for n in ledger.nodes.values()]
@@ -84,11 +99,11 @@ def forecast(scheduler: Scheduler, action: int, now: int) -> Forecast:
     waiting = sum(e.state is ActionState.PENDING for e in ledger.actions.values())
     if waiting + len(ledger.leases) > OPEN_MAX:
         return Forecast(why=f"more than {OPEN_MAX} actions wait or run")
-    return _Ahead(copied(scheduler), action, now).run()
+    return _ForecastRun(copied(scheduler), action, now).run()
 
 
-class _Ahead:
-    """One run ahead on a copy."""
+class _ForecastRun:
+    """One run of a scheduler's copy."""
 
     def __init__(self, scheduler: Scheduler, action: int, now: int) -> None:
         self._scheduler, self._ledger = scheduler, scheduler.ledger
@@ -108,41 +123,42 @@ class _Ahead:
         while self._found.at is None:
             at = self._next()
             if at is None:
-                self._found.why = self._stuck()
+                self._found.why = self._why_stuck()
                 break
             if self._steps > STEPS_MAX:
                 self._found.why = f"it lies more than {STEPS_MAX} events ahead"
                 break
             self._now = at
-            self._end_due()
+            self._end_leases()
             self._plan()
         return self._found
 
     def _settle(self) -> None:
-        """What is on its way is taken as done: sandboxes that open, move or close, units
-        that are being cleaned, clients that are away and may come back."""
+        """Takes what is on its way as done: sandboxes that open, move or close, units that are
+        being cleaned, and clients that are disconnected and may come back.
+        """
         now = self._now
-        self._ledger.expiring.clear()
+        self._ledger.disconnected.clear()
         self._ledger.allocs.policy = AllocPolicy()  # what is held stays as it is
         for node in self._ledger.nodes.values():
-            node.ahead = 0  # nothing is given behind others, be it short or of a batch
+            node.prefetch_max = 0  # no lease is prefetched, be it short or of a batch
         self._ledger.batching.clear()
         for lease in [x for x in self._ledger.leases.values() if not x.begun][::-1]:
-            self._happen(ev.LeaseReturned(now, lease.lease))
+            self._handle(ev.LeaseReturned(now, lease.lease))
         for lease in [x for x in self._ledger.leases.values() if x.state is LeaseState.RELEASING]:
-            self._happen(ev.LeaseReleased(now, lease.lease))
+            self._handle(ev.LeaseReleased(now, lease.lease))
         for session in list(self._ledger.sessions.values()):
             if session.state is SessionState.OPENING:
-                self._happen(ev.SessionReady(now, session.spec.id))
+                self._handle(ev.SessionReady(now, session.spec.id))
             elif session.state is SessionState.MOVING:
-                self._happen(ev.SessionPacked(now, session.spec.id, "packed"))
+                self._handle(ev.SessionPacked(now, session.spec.id, "packed"))
             elif session.state is SessionState.CLOSING and not session.leases:
-                self._happen(ev.SessionClosed(now, session.spec.id, ""))
+                self._handle(ev.SessionClosed(now, session.spec.id, ""))
 
     def _next(self) -> int | None:
-        """The next instant at which anything happens."""
+        """The next time at which anything happens; None if nothing will."""
         while self._ends and self._end_of.get(self._ends[0][1]) != self._ends[0][0]:
-            heapq.heappop(self._ends)  # it was resized since, or is over
+            heapq.heappop(self._ends)  # the lease was resized since, or is over
         end = self._ends[0][0] if self._ends else None
         deadline = self._scheduler.next_deadline()
         if deadline and (end is None or deadline < end):
@@ -150,35 +166,35 @@ class _Ahead:
             return max(deadline, self._now + 1)
         return end
 
-    def _end_due(self) -> None:
+    def _end_leases(self) -> None:
         while self._ends and self._ends[0][0] <= self._now:
             at, lease = heapq.heappop(self._ends)
             if self._end_of.get(lease) == at:
                 del self._end_of[lease]
                 outcome = Outcome(ActionState.COMPLETED)
-                self._happen(ev.LeaseFinished(self._now, lease, outcome, True))
+                self._handle(ev.LeaseFinished(self._now, lease, outcome, True))
 
     def _plan(self) -> None:
         scheduler = self._scheduler
         while (self._found.at is None and self._steps <= STEPS_MAX
                and (events := scheduler.plan(self._now))):
             for event in events:
-                self._happen(event)
+                self._handle(event)
             self._settle()
 
-    def _happen(self, fact: ev.Event) -> None:
+    def _handle(self, fact: ev.Event) -> None:
         for event in self._scheduler.consequences(fact):
             self._steps += 1
-            for order in self._scheduler.handle(event):
-                if isinstance(order, de.StartLease | de.ResizeLease):
-                    lease = self._ledger.leases[order.lease]
-                    self._expect(lease, isinstance(order, de.StartLease))
-                    self._note(order, lease)
+            for decision in self._scheduler.handle(event):
+                if isinstance(decision, de.StartLease | de.ResizeLease):
+                    lease = self._ledger.leases[decision.lease]
+                    self._expect(lease, isinstance(decision, de.StartLease))
+                    self._note(decision, lease)
 
-    def _note(self, order: de.Decision, lease: LeaseEntry) -> None:
-        if isinstance(order, de.StartLease) and order.action == self._action:
+    def _note(self, decision: de.Decision, lease: LeaseEntry) -> None:
+        if isinstance(decision, de.StartLease) and decision.action == self._action:
             found = self._found
-            found.at, found.node, found.units = self._now, order.node, lease.units
+            found.at, found.node, found.units = self._now, decision.node, lease.units
 
     def _expect(self, lease: LeaseEntry, new: bool) -> None:
         if new and lease.action != self._action:
@@ -191,7 +207,7 @@ class _Ahead:
             self._end_of[lease.lease] = end
             heapq.heappush(self._ends, (end, lease.lease))
 
-    def _stuck(self) -> str:
+    def _why_stuck(self) -> str:
         """Why nothing moves although the action still waits."""
         unknown = self._found.rests_on["unknown"]
         session = self._ledger.sessions.get(self._ledger.actions[self._action].action.session)

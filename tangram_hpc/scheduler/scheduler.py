@@ -37,7 +37,7 @@ from .placement.placers.base import Placement, Placer
 from .placement.prefetch import prefetch
 from .placement.snapshot import snapshot
 from .policy.ending import ending
-from .policy.session_life import lapsed, next_lapse
+from .policy.session_life import expired, next_expiry
 from .routing.turn_routing import next_retry, route_next
 from .state.ledger import Ledger
 from .state.scheduler_state import SchedulerState
@@ -94,7 +94,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[SchedulerState, Any], list[Decision]]]
 
 
 class Scheduler:
-    """One ledger and one placer.
+    """The scheduler of one job: its state, and the functions that a driver calls.
 
     Attributes:
         state: everything that the scheduler holds.
@@ -122,10 +122,17 @@ class Scheduler:
         return [event] if entailed is None else entailed(self.state, event)
 
     def plan(self, now: int) -> list[ev.Event]:
-        """What to do at `now` (epoch ns), as events to journal and to handle in this order. The
-        driver calls it until it returns nothing. The ledger stays as it is."""
+        """Decides what to do at `now`, and changes nothing of the ledger.
+
+        Args:
+            now: epoch ns.
+
+        Returns:
+            Events to journal and to handle in this order. The driver calls `plan` again until there
+                are none.
+        """
         state, ledger = self.state, self.ledger
-        events = lapsed(ledger, now) or ending(ledger, now) or route_next(ledger, now)
+        events = expired(ledger, now) or ending(ledger, now) or route_next(ledger, now)
         if events:
             return events
         if not (state.dirty or 0 < _place_due(state) <= now):
@@ -148,14 +155,15 @@ class Scheduler:
         placer or the rules for allocations want to be called again.
         """
         ledger = self.ledger
-        dues = (_place_due(self.state), next_lapse(ledger), ledger.next_end,
+        dues = (_place_due(self.state), next_expiry(ledger), ledger.next_end,
                 self.state.elastic.due_at(ledger), next_retry(ledger))
         return min((at for at in dues if at), default=0)
 
 
 def _follow_up(state: SchedulerState, now: int) -> list[ev.Event]:
-    """Leases behind others, on units that no other action could have; when everything is lent that
-    can be, whether to hold more or fewer allocations."""
+    """What follows when the placer has nothing more to place: leases to prefetch, behind leases on
+    units that no other action could have now, and whether to hold more or fewer allocations.
+    """
     ledger = state.ledger
     events = prefetch(ledger, now) if ledger.short else []
     events = events or (batches(ledger, now) if ledger.batching else events)

@@ -66,9 +66,9 @@ def test_a_cluster_of_root_without_bwrap_runs_what_is_trusted_and_refuses_the_re
         tmp_path: Path) -> None:
     with LocalCluster(cpus=1, home=tmp_path) as cluster:
         for backend in ("", "process"):
-            with pytest.raises(InfeasibleRequest, match=r"install bubblewrap|say trusted=True"):
+            with pytest.raises(InfeasibleRequest, match=r"install bubblewrap|pass trusted=True"):
                 cluster.session(backend=backend).opened.result(30)
-        with pytest.raises(InfeasibleRequest, match="install bubblewrap, or say trusted=True"):
+        with pytest.raises(InfeasibleRequest, match="install bubblewrap, or pass trusted=True"):
             cluster.submit(["/bin/true"]).result(30)
         with cluster.session(trusted=True) as s:
             assert s.exec("echo fine").result(30).text == "fine\n"

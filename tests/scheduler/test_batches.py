@@ -105,7 +105,7 @@ def test_calls_are_dealt_evenly_to_the_busy_copies() -> None:
     for _ in range(6):
         call(w, "a")
     w.plan()
-    assert sorted(len(lease.chain) for lease in w.ledger.leases.values()) == [4] * 8
+    assert sorted(len(lease.lease_queue) for lease in w.ledger.leases.values()) == [4] * 8
 
 
 def test_those_behind_a_lost_node_wait_again_and_a_cancelled_one_ends() -> None:

@@ -98,13 +98,13 @@ def test_names_that_differ_in_numbers_become_one_class_with_all_they_learned() -
         learn(estimator, "other", 10_000 * MS, 25)
     new = Action(1, "run_4711.py")
     assert estimator.seen(new)
-    assert estimator.believed(new)[1] < 100 * MS < estimator.believed(Action(2, "new"))[1]
+    assert estimator.estimate(new)[1] < 100 * MS < estimator.estimate(Action(2, "new"))[1]
 
 
 def test_a_few_names_that_differ_in_numbers_stay_apart() -> None:
     estimator = Estimator()
     short, long = learn(estimator, "judge-7b", MS, 50), learn(estimator, "judge-70b", 900 * MS, 50)
-    assert estimator.believed(short)[1] * 5 < estimator.believed(long)[1]
+    assert estimator.estimate(short)[1] * 5 < estimator.estimate(long)[1]
 
 
 def test_what_was_forgotten_is_believed_as_its_parent_and_what_is_used_is_kept() -> None:
@@ -114,8 +114,8 @@ def test_what_was_forgotten_is_believed_as_its_parent_and_what_is_used_is_kept()
         learn(estimator, word(n), 1000 * MS)
         learn(estimator, "kept", MS)
     assert not estimator.seen(forgotten) and estimator.seen(kept)
-    assert estimator.believed(forgotten) == estimator.believed(Action(9, "unheard-of"))
-    assert estimator.believed(kept)[1] < 100 * MS
+    assert estimator.estimate(forgotten) == estimator.estimate(Action(9, "unheard-of"))
+    assert estimator.estimate(kept)[1] < 100 * MS
 
 
 def test_a_class_of_which_one_runs_is_never_forgotten() -> None:
@@ -152,8 +152,8 @@ def test_a_replay_of_more_names_than_are_kept_learns_the_same() -> None:
     for event in w.events:
         again.handle(event)
     asked = [Action(1, name) for name in ("run_9", word(2499), word(7), "x")]
-    assert [again.ledger.estimator.believed(a) for a in asked] == [
-        w.ledger.estimator.believed(a) for a in asked]
+    assert [again.ledger.estimator.estimate(a) for a in asked] == [
+        w.ledger.estimator.estimate(a) for a in asked]
     again.ledger.check()
 
 

@@ -164,12 +164,13 @@ def test_a_session_is_drawn_to_where_it_ran_and_not_to_where_it_was_only_to_run(
     first = [w.submit(session=s, profile=Profile(1000)) for s in sessions]
     w.plan()
     ninth = sessions[8]
-    assert not w.ledger.leases[w.lease_of(first[8])].begun and w.ledger.sessions[ninth].near == ()
+    assert not w.ledger.leases[w.lease_of(first[8])].begun
+    assert w.ledger.sessions[ninth].last_cores == ()
     w.happen(ev.LeaseReturned(w.now, w.lease_of(first[8])))
-    assert w.ledger.sessions[ninth].near == ()
+    assert w.ledger.sessions[ninth].last_cores == ()
     w.finish(first[3])
     w.plan()
-    assert cores_of(w, first[8]) == w.ledger.sessions[ninth].near == (103,)
+    assert cores_of(w, first[8]) == w.ledger.sessions[ninth].last_cores == (103,)
 
 
 @pytest.mark.parametrize(("near", "wanted"), [

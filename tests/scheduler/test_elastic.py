@@ -177,16 +177,16 @@ def test_one_that_lacks_gpus_holds_back_no_cpu_action_and_is_not_starved() -> No
 def test_it_learns_classes_and_leans_on_their_parents() -> None:
     e = Estimator()
     short, long, new = (Action(i, n) for i, n in ((1, "ls"), (2, "make"), (3, "new")))
-    assert e.believed(new) == (0, UNKNOWN_NS)
+    assert e.estimate(new) == (0, UNKNOWN_NS)
     for _ in range(100):
         for action, ns in ((short, 10**7), (long, 10**10)):
             e.began(action)
             e.ended(action, [(1, ns)], True)
-    assert e.believed(short)[1] < 10**9 < 9 * 10**9 < e.believed(long)[1] < 10**10 + 10**9
-    assert e.believed(short)[1] < e.believed(new)[1] < e.believed(long)[1]
+    assert e.estimate(short)[1] < 10**9 < 9 * 10**9 < e.estimate(long)[1] < 10**10 + 10**9
+    assert e.estimate(short)[1] < e.estimate(new)[1] < e.estimate(long)[1]
     assert e.remaining(short, 10**9) > 10**9  # it is no ordinary one, then
     known = Action(4, "ls", degrees=(1, 2), profile=Profile(77, 250_000))
-    assert e.believed(known) == (250, 77)
+    assert e.estimate(known) == (250, 77)
     assert e.used == {"profile": 0, "learned": 200}
 
 
@@ -198,7 +198,7 @@ def test_what_was_killed_only_says_that_it_is_longer() -> None:
             e.began(action)
         whole.ended(action, [(1, 10**9)], True)
         killed.ended(action, [(1, 10**9)], i % 2 == 0)
-    assert killed.believed(action)[1] > whole.believed(action)[1]
+    assert killed.estimate(action)[1] > whole.estimate(action)[1]
 
 
 @pytest.mark.parametrize("serial", [10, 450])
@@ -229,8 +229,8 @@ def test_a_replay_learns_the_same() -> None:
         again.handle(event)
     for degrees in ((1,), (1, 2)):
         action = Action(9, "x", degrees=degrees)
-        assert again.ledger.estimator.believed(action) == w.ledger.estimator.believed(action)
-        assert w.ledger.estimator.believed(action)[1] != UNKNOWN_NS
+        assert again.ledger.estimator.estimate(action) == w.ledger.estimator.estimate(action)
+        assert w.ledger.estimator.estimate(action)[1] != UNKNOWN_NS
 
 
 # ---- laws and figures --------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def test_what_a_fresh_host_took_to_start_teaches_nothing_of_its_first_action() -
     quick = Estimator()
     quick.began(action)
     quick.ended(action, [(1, 10**6)], True)
-    assert w.ledger.estimator.believed(action) == quick.believed(action)
+    assert w.ledger.estimator.estimate(action) == quick.estimate(action)
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -314,7 +314,7 @@ def test_a_clock_that_its_action_turned_teaches_no_more_than_there_was_time_for(
     w.happen(ev.NodesComplete(0, 1))
     actions = [w.submit(1, profile=Profile(1000)) for _ in range(2)]
     w.plan()
-    assert w.ledger.leases[w.lease_of(actions[1])].ahead
+    assert w.ledger.leases[w.lease_of(actions[1])].prefetched
     for action in actions[:place]:
         w.finish(action)
     w.now += 10**6

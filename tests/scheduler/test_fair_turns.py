@@ -205,7 +205,7 @@ def test_an_action_whose_pool_was_empty_meanwhile_is_counted_anew() -> None:
     assert one.tag == 1
     one.returned(7, counted)
     assert one.served(0, 1, 7) == counted and one.tag == 1
-    pool.rest(one)
+    pool.group_emptied(one)
     one, _ = pool.of(1), pool.of(2)
     one.returned(7, counted)
     one.served(0, 1, 7)
@@ -305,10 +305,11 @@ def test_a_copy_of_the_waiting_sessions_has_their_order() -> None:
     again = Scheduler(make_placer("first-fit"))
     for event in w.events:
         again.handle(event)
-    order = list(w.ledger.opening)
-    assert again.ledger.opening == w.ledger.opening == copy.deepcopy(w.ledger.opening)
-    assert list(again.ledger.opening) == order and len(order) == 37 == len(w.ledger.opening)
-    assert all(session in w.ledger.opening for session in order)
+    waiting = w.ledger.session_queue
+    order = list(waiting)
+    assert again.ledger.session_queue == waiting == copy.deepcopy(waiting)
+    assert list(again.ledger.session_queue) == order and len(order) == 37 == len(waiting)
+    assert all(session in waiting for session in order)
 
 
 def test_a_replay_takes_the_same_turns() -> None:

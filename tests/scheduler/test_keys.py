@@ -17,7 +17,7 @@ from tangram_hpc.scheduler.placement.placers.base import Grant, Placement, Resiz
 from tangram_hpc.scheduler.placement.placers.static import assign_gpus
 from tangram_hpc.scheduler.policy.admission import refusal
 from tangram_hpc.scheduler.state.gpu_blocks import GpuSet
-from tangram_hpc.scheduler.state.queue import CPU, GPU, NOTHING, ReadyQueue, Turns
+from tangram_hpc.scheduler.state.queue import CPU, GPU, NOTHING, ReadyQueue, TagHeap
 from tangram_hpc.scheduler.state.rate_limit import full
 
 SECOND = 10**9
@@ -36,7 +36,7 @@ def keyed(placer: str = "first-fit", gpus: int = 8, nodes: int = 1) -> World:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_turns_walk_in_order_whatever_was_dropped(seed: int) -> None:
-    rng, turns, model = random.Random(seed), Turns[int](), dict[int, int]()
+    rng, turns, model = random.Random(seed), TagHeap[int](), dict[int, int]()
     for _ in range(3000):
         if model and rng.random() < 0.48:
             turn = rng.choice([min(model), *list(model)[:3]])

@@ -63,7 +63,7 @@ def state(scheduler: Scheduler) -> object:
     ledger = scheduler.ledger
     nodes = [(n.node, n.state, n.sessions, n.leases, n.free_mem_mib, n.cores.free)
              for n in ledger.nodes.values()]
-    return ledger.sessions, ledger.actions, ledger.leases, ledger.opening, nodes
+    return ledger.sessions, ledger.actions, ledger.leases, ledger.session_queue, nodes
 
 
 @pytest.mark.parametrize("placer", PLACERS)
@@ -173,7 +173,7 @@ def test_its_client_may_close_it_on_its_way() -> None:
     s, _, _ = moving(w)
     w.happen(ev.SessionPacked(w.now, s, "abc"))
     w.happen(ev.SessionClosing(w.now, s, ""))
-    assert s not in w.ledger.sessions and not w.ledger.opening
+    assert s not in w.ledger.sessions and not w.ledger.session_queue
 
 
 def test_it_does_not_die_under_what_waits_in_it_while_nobody_has_room() -> None:

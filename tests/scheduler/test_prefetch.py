@@ -156,7 +156,7 @@ def test_random_histories_keep_the_laws_and_lose_nothing(placer: str, seed: int)
             w.happen(ev.NodeLost(w.now, w.ledger.up_nodes()[-1].node, "gone"))
         elif begun:
             lease = rng.choice(begun)
-            doomed = w.ledger.actions[lease.action].doomed
+            doomed = w.ledger.actions[lease.action].forced_outcome
             w.now += 1
             if lease.state.value == "RELEASING":
                 w.happen(ev.LeaseReleased(w.now, lease.lease))

@@ -20,7 +20,7 @@ from tangram_hpc.domain.states import ENDED, ActionState
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.scheduler.policy.admission import refusal
 from tangram_hpc.scheduler.policy.declarations import declaration_of_endpoint
-from tangram_hpc.scheduler.policy.lease_reports import told_by_client
+from tangram_hpc.scheduler.policy.lease_reports import reported_by_client
 from tangram_hpc.scheduler.scheduler import Scheduler
 from tangram_hpc.scheduler.state import rate_limit as rl
 
@@ -162,7 +162,7 @@ def say(w: World, action: int, state: ActionState, *, lease: int | None = None, 
     w.now += 1
     made: list[de.Decision] = []
     outcome = Outcome(state, cost_micro=7, pushed=pushed, retry_after_ns=wait_ns)
-    for fact in told_by_client(w.ledger, client, action, lease, outcome, w.now):
+    for fact in reported_by_client(w.ledger, client, action, lease, outcome, w.now):
         made += w.happen(fact)
     return made
 

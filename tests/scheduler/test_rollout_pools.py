@@ -253,7 +253,7 @@ def test_what_can_never_be_served_is_said_in_one_line() -> None:
         why = refusal(world.ledger, world.scheduler.state.placer, action)
         assert why.startswith(text) and "\n" not in why
     tool = Action(world.id(), "x", Kind.EXEC, (1,), turn=base)
-    assert refusal(world.ledger, world.scheduler.state.placer, tool).startswith("turn: only a call")
+    assert refusal(world.ledger, world.scheduler.state.placer, tool).startswith("turn: must be a")
 
 
 def test_turns_whose_services_can_never_stand_fail_and_do_not_wait() -> None:
@@ -281,8 +281,8 @@ def test_turns_whose_services_can_never_stand_fail_and_do_not_wait() -> None:
     assert replies(world.decisions) == dict.fromkeys((large.id, call.id), ActionState.FAILED)
     assert world.service(small.id) == "s0" and world.ledger.rollouts["q"].router.waiting == 0
     said = [d.outcome.reason for d in world.decisions if isinstance(d, de.ReplyToClient)]
-    assert said[1] == ("pool: no service of 'q' that takes 600 tokens can stand, as no node has an "
-                       "aligned block for it: big needs 4 GPUs; hold such a node, or serve the "
+    assert said[1] == ("pool: no service of 'q' that takes 600 tokens fits on a node, as none has "
+                       "an aligned block for it: big needs 4 GPUs; hold such a node, or serve the "
                        "model on fewer GPUs")
     assert refusal(world.ledger, world.scheduler.state.placer, turn(600)) == said[1]
     world.happen(ev.NodeDraining(world.now, 1, "its end is near"))
@@ -290,24 +290,24 @@ def test_turns_whose_services_can_never_stand_fail_and_do_not_wait() -> None:
     world.happen(ev.NodeLost(world.now, 1, "gone"))
     world.node(gpus=1)
     assert refusal(world.ledger, world.scheduler.state.placer, turn(400)).startswith(
-        "pool: no service of 'q' that takes 400 tokens can stand, as no node has an aligned block "
-        "for it: s0 needs 1 GPU of n1, big needs 4 GPUs; ")
+        "pool: no service of 'q' that takes 400 tokens fits on a node, as none has an aligned "
+        "block for it: s0 needs 1 GPU of n1, big needs 4 GPUs; ")
 
 
 def test_a_turn_that_only_a_service_takes_that_does_not_stand_says_so() -> None:
     world = site()
     world.pool.close("big", world.now, world.now + 10**9)
-    world.pool.set_callable("big", False)
+    world.pool.set_available("big", False)
     waits = world.turn("t", context=20_000)
     world.plan()
     assert reason(world.ledger, world.ledger.actions[waits], 0, world.now) == "ReqNodeNotAvail"
 
 
 @pytest.mark.parametrize(("fields", "text"), [
-    ({"kind": Kind.GRANT, "key": "endpoint:web"}, "turn: only a call of a service is one"),
-    ({"component": "gpu"}, "component: a turn goes where its pool's services stand"),
-    ({"key": "service:s0"}, "key, degrees: a turn's are rollouts:POOL"),
-    ({"degrees": ()}, "key, degrees: a turn's are rollouts:POOL")])
+    ({"kind": Kind.GRANT, "key": "endpoint:web"}, "turn: must be a call of a service"),
+    ({"component": "gpu"}, "component: a turn runs where the services of its pool are"),
+    ({"key": "service:s0"}, "key, degrees: a turn needs the key rollouts:POOL"),
+    ({"degrees": ()}, "key, degrees: a turn needs the key rollouts:POOL")])
 def test_a_turn_of_another_shape_than_a_clients_is_refused(fields: dict[str, object],
                                                            text: str) -> None:
     world = site()
@@ -351,7 +351,7 @@ def test_a_pool_that_is_wrong_is_refused_and_the_same_again_is_nothing() -> None
     assert declaration_of_rollouts(world.ledger, same, 0) == ([], "")
     for fields, text in (
             ({"buckets": [{"services": "nobody"}]}, "services: no service 'nobody' is declared"),
-            ({"buckets": [{"services": ["s0", "s0"]}]}, "services: 's0' is there twice"),
+            ({"buckets": [{"services": ["s0", "s0"]}]}, "services: 's0' is named twice"),
             ({"buckets": [{"services": "s0", "upto": 9}, {"services": "s1", "upto": 9},
                           {"services": "big"}]}, "upto: [9, 9] must ascend"),
             ({"buckets": [{"services": "s0", "degree": 2}]}, "degree: service 's0' runs on [1]"),
@@ -635,7 +635,7 @@ def test_a_new_trainers_epochs_go_on_from_those_of_the_tree() -> None:
     teach(world, True)
     tree = world.pool.queues.tree
     again = site()
-    again.pool.adopt_prior(tree.merged(type(tree)(tree.shape)), type(tree)(tree.shape))
+    again.pool.load_prior(tree.merged(type(tree)(tree.shape)), type(tree)(tree.shape))
     again.serve(again.turn("first"))
     again.tool("first", "tests", state=ActionState.FAILED)
     assert again.serve(again.turn("first", generated=200)) == "big"  # known from the other life
@@ -797,7 +797,7 @@ def check_history(ops: list[tuple[str, int, int]]) -> None:
             replay.ledger.check()
             if wise and isinstance(event, ev.RolloutsDeclared):
                 pool = replay.ledger.rollouts["p"]
-                pool.adopt_prior(wisdom(pool.spec), CausalTree(shape_of(pool.spec)))
+                pool.load_prior(wisdom(pool.spec), CausalTree(shape_of(pool.spec)))
         same, there = shown(replay), shown(world.scheduler)
         assert same[0] == there[0] and (wise or same[1] == there[1])
 

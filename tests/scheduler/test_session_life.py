@@ -177,7 +177,7 @@ def test_a_session_has_its_own_grace_and_goodbye_gives_none() -> None:
     w.plan()
     w.happen(ev.ClientLeft(w.now, 1, True, w.now))
     assert sorted(closing(w.plan())) == [s, busy]
-    assert w.ledger.actions[action].doomed.state is ActionState.CANCELLED
+    assert w.ledger.actions[action].forced_outcome.state is ActionState.CANCELLED
 
 
 # ---- forks -------------------------------------------------------------------------------------

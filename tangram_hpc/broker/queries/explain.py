@@ -65,7 +65,7 @@ def _session(scheduler: Scheduler, session: SessionEntry, now: int) -> dict[str,
     return told | {
         "reason": session_reason(ledger, session, scheduler.state.placer.reserve),
         "waited_s": (now - session.requested_at) / 1e9,
-        "ahead": list(ledger.opening).index(spec.id), "nodes": len(nodes),
+        "ahead": list(ledger.session_queue).index(spec.id), "nodes": len(nodes),
         "most_free_mib": max((n.free_mem_mib for n in nodes), default=0),
     }
 

@@ -36,7 +36,7 @@ def info(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
         "mem_mib_free": sum(n.free_mem_mib for n in up),
         "clients": len(ledger.clients),
         "sessions": len(ledger.sessions),
-        "sessions_waiting": len(ledger.opening),
+        "sessions_waiting": len(ledger.session_queue),
         "sessions_ended": ledger.sessions_seen - len(ledger.sessions),
         "leases_granted": ledger.next_lease - 1,
         "actions": dict(sorted(states.items())),
@@ -46,12 +46,12 @@ def info(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
 
 def _endpoint(ledger: Ledger, entry: EndpointEntry, now: int) -> dict[str, Any]:
     """Returns an endpoint's quota as declared and as it is now; rates are calls per second."""
-    spec, bays = entry.spec, ledger.ready.bays("endpoint:" + entry.spec.name)
+    spec, shards = entry.spec, ledger.ready.shards("endpoint:" + entry.spec.name)
     return {
         "name": spec.name, "concurrency": spec.concurrency, "concurrency_now": entry.concurrency,
         "rate": spec.rate_micro / MICRO, "rate_now": entry.rate_micro / MICRO,
         "burst": spec.burst_micro / MICRO, "inside": entry.busy,
-        "waiting": sum(len(line) for bay in bays for line in bay.lines.values()),
+        "waiting": sum(len(queue) for shard in shards for queue in shard.queues.values()),
         "throttled_s": max(0, entry.closed_until - now) / 1e9,
         "calls": entry.calls, "cost": entry.cost_micro / MICRO,
     }
@@ -118,6 +118,6 @@ def pending(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
             {"id": show(s.spec.id), "name": s.spec.name, "mem_mib": s.spec.mem_mib,
              "reason": session_reason(ledger, s, reserve),
              "waited_s": (now - s.requested_at) / 1e9}
-            for s in map(ledger.sessions.__getitem__, ledger.opening)
+            for s in map(ledger.sessions.__getitem__, ledger.session_queue)
         ],
     }

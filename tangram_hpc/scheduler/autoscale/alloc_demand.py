@@ -22,7 +22,7 @@ from ...domain.service import endpoint_of, service_of
 from ..routing.rollout_pools import RolloutPool
 from ..state.estimator import work_of
 from ..state.ledger import LeaseEntry, Ledger
-from ..state.queue import CPU, GPU, Bay
+from ..state.queue import CPU, GPU, QueueShard
 
 DemandKey = tuple[str, str]  # kind (`cpu` or `gpu`), component (empty: any)
 
@@ -59,13 +59,13 @@ def loads(ledger: Ledger, now: int) -> dict[DemandKey, QueueLoad]:
     """Returns the loads of all kinds that are held, or of which something waits or runs."""
     found: dict[DemandKey, QueueLoad] = {(CPU, ""): QueueLoad(), (GPU, ""): QueueLoad()}
     for pool in (CPU, GPU):
-        for bay in ledger.ready.bays(pool):
-            _waits(ledger, found, pool, bay)
+        for shard in ledger.ready.shards(pool):
+            _waits(ledger, found, pool, shard)
     for rollouts in ledger.rollouts.values():
         _queued_turns(ledger, found[GPU, ""], rollouts)
     for lease in ledger.leases.values():
         _runs(ledger, found, lease, now)
-    for number in ledger.opening:
+    for number in ledger.session_queue:
         session = ledger.sessions[number]
         if session.spec.origin:
             continue  # a fork opens only on its origin's node
@@ -92,15 +92,15 @@ def units_of(shape: SatelliteShape, kind: str) -> int:
     return shape.nodes * (shape.gpus if kind == GPU else shape.cpus)
 
 
-def _waits(ledger: Ledger, found: dict[DemandKey, QueueLoad], pool: str, bay: Bay) -> None:
-    for line in bay.lines.values():
-        action = ledger.actions[line.actions.at[line.actions.first()]].action
+def _waits(ledger: Ledger, found: dict[DemandKey, QueueLoad], pool: str, shard: QueueShard) -> None:
+    for queue in shard.queues.values():
+        action = ledger.actions[queue.actions.at[queue.actions.first()]].action
         load = found.setdefault((pool, action.component), QueueLoad())
-        if bay.node or _one_node(ledger, service_of(action.key)):
-            load.bound += len(line)
-            load.work_ns += len(line) * ledger.estimator.believed(action)[1]
+        if shard.node or _one_node(ledger, service_of(action.key)):
+            load.bound += len(queue)
+            load.work_ns += len(queue) * ledger.estimator.estimate(action)[1]
         else:
-            _movable(ledger, load, action, len(line))
+            _movable(ledger, load, action, len(queue))
 
 
 def _one_node(ledger: Ledger, service: str) -> bool:
@@ -122,7 +122,7 @@ def _queued_turns(ledger: Ledger, load: QueueLoad, pool: RolloutPool) -> None:
             room[service.name] -= 1
             _movable(ledger, load, action, 1)
             continue
-        work = ledger.estimator.believed(action)[1]
+        work = ledger.estimator.estimate(action)[1]
         load.bound += 1
         load.work_ns += work
         load.movable_ns += work if anywhere else 0
@@ -131,7 +131,7 @@ def _queued_turns(ledger: Ledger, load: QueueLoad, pool: RolloutPool) -> None:
 def _movable(ledger: Ledger, load: QueueLoad, action: Action, count: int) -> None:
     if endpoint_of(action.key):
         return
-    work = count * ledger.estimator.believed(action)[1]
+    work = count * ledger.estimator.estimate(action)[1]
     load.work_ns += work
     load.movable_ns += work
     load.waiting += count

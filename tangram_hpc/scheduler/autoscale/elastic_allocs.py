@@ -22,7 +22,7 @@ from typing import NamedTuple
 from ...domain import event as ev
 from ...domain.allocation import SatelliteShape
 from ...domain.states import AllocState, NodeState
-from ..policy.admission import stands_somewhere
+from ..policy.admission import has_block_for
 from ..state.alloc_ledger import AllocEntry
 from ..state.ledger import Ledger, NodeEntry
 from .alloc_demand import DemandKey, QueueLoad, loads, satellite_serves, units_of
@@ -180,8 +180,8 @@ class ElasticAllocs:
         for node in ledger.nodes.values():
             if node.state is not NodeState.UP or node.leases or node.sessions:
                 seen.pop(node.node, None)
-            elif seen.get(node.node, (-1, 0))[0] != node.news:
-                seen[node.node] = (node.news, now)
+            elif seen.get(node.node, (-1, 0))[0] != node.revision:
+                seen[node.node] = (node.revision, now)
 
     def _watch_use(self, ledger: Ledger, demand: dict[DemandKey, QueueLoad], now: int) -> None:
         up = ledger.up_nodes()
@@ -258,7 +258,7 @@ def _may_go(ledger: Ledger, entry: AllocEntry) -> bool:
 
 def _stands(nodes: list[NodeEntry], ledger: Ledger, name: str) -> bool:
     service = ledger.services[name]
-    return any(stands_somewhere(nodes, service, degree) for degree in service.degrees)
+    return any(has_block_for(nodes, service, degree) for degree in service.degrees)
 
 
 def _missing(ledger: Ledger, key: DemandKey, load: QueueLoad, now: int) -> Need:

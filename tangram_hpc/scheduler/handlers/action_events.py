@@ -31,7 +31,7 @@ def on_action_submitted(state: SchedulerState, event: ev.ActionSubmitted) -> lis
     if action.once:
         ledger.once[action.once] = action.id
     elif not action.session:
-        owner.loose[action.id] = None
+        owner.sessionless[action.id] = None
     if service := service_of(action.key):
         declared = ledger.services.get(service)
         ledger.demand.came(action, event.at, declared.restore_ns if declared else 0,
@@ -52,8 +52,8 @@ def on_action_cancelled(state: SchedulerState, event: ev.ActionCancelled) -> lis
         queue_ns = event.at - entry.submitted_at
         return end_action(state, entry, event.at, ReplyToClient(
             event.action, outcome, 0, (), entry.attempt, queue_ns, 0))
-    entry.doomed = Outcome(event.state, reason=event.reason)
-    ledger.clients[client_of(event.action)].loose.pop(event.action, None)
+    entry.forced_outcome = Outcome(event.state, reason=event.reason)
+    ledger.clients[client_of(event.action)].sessionless.pop(event.action, None)
     lease = ledger.leases[entry.lease]
     return [KillLease(lease.node, lease.lease, event.state, event.reason)]
 
@@ -78,7 +78,7 @@ def end_action(state: SchedulerState, entry: ActionEntry, at: int,
     if entry.action.turn is not None or entry.action.trajectory:
         note_end(ledger, entry, outcome, at)
     owner = ledger.clients[client_of(entry.action.id)]
-    owner.loose.pop(entry.action.id, None)
+    owner.sessionless.pop(entry.action.id, None)
     if not owner.uid:
         forget_action(ledger, entry.action.id)
     return [reply.by(entry.route)]

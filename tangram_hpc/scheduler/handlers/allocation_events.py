@@ -163,7 +163,7 @@ def _forget(allocs: AllocLedger, entry: AllocEntry, at: int) -> None:
 
 def _reject(allocs: AllocLedger, shape: str, why: str, until: int) -> None:
     rejected = allocs.rejected.setdefault(shape, Rejections())
-    rejected.count += until > rejected.until  # several for one reason at once count once
+    rejected.count += until > rejected.until  # rejections of one time count once
     rejected.until, rejected.why = until, why
     allocs.taken.pop(shape, None)
 

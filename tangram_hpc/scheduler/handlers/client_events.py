@@ -1,8 +1,8 @@
 """Pure. Handlers of events about clients.
 
-A client is connected, disconnected (`Ledger.expiring`) or expired. One that comes back in time goes
-on with the same number. After it has expired its entry stays, without a uid, until its last action
-and session are gone, so that nobody can come back as that client.
+A client is connected, disconnected (`Ledger.disconnected`) or expired. One that comes back in time
+goes on with the same number. After it has expired its entry stays, without a uid, until its last action
+and session are gone, so that no process can come back as that client.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ...domain import event as ev
 from ...domain.decision import Decision
 from ...domain.ids import client_of
 from ...domain.states import ENDED
-from ..state.idle import Away
+from ..state.idle import DisconnectedClient
 from ..state.ledger import ClientEntry, Ledger
 from ..state.scheduler_state import SchedulerState
 
@@ -25,14 +25,15 @@ def on_client_joined(state: SchedulerState, event: ev.ClientJoined) -> list[Deci
         ledger.by_uid[event.uid] = event.client
         ledger.next_client = max(ledger.next_client, event.client + 1)
     else:
-        ledger.expiring.pop(event.client, None)
+        ledger.disconnected.pop(event.client, None)
         state.dirty = True  # endpoints may be granted to it again
     return []
 
 
 def on_client_left(state: SchedulerState, event: ev.ClientLeft) -> list[Decision]:
     """Marks a client as disconnected; its grace begins."""
-    state.ledger.expiring[event.client] = Away(event.at, event.expires_at, event.bye)
+    state.ledger.disconnected[event.client] = DisconnectedClient(
+        event.at, event.expires_at, event.bye)
     return []
 
 
@@ -40,7 +41,7 @@ def on_client_expired(state: SchedulerState, event: ev.ClientExpired) -> list[De
     """Forgets a client and all of its actions that have ended."""
     ledger = state.ledger
     entry = ledger.clients[event.client]
-    ledger.expiring.pop(event.client, None)
+    ledger.disconnected.pop(event.client, None)
     for pool in ledger.rollouts.values():
         pool.lost_client(event.client)
     del ledger.by_uid[entry.uid]

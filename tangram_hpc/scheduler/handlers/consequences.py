@@ -42,7 +42,7 @@ def _of_broker_started(state: SchedulerState, event: ev.BrokerStarted) -> list[e
     for node in ledger.nodes.values():
         if node.state is not NodeState.DOWN:
             events += _loss(ledger, ev.NodeLost(at, node.node, _RESTARTED), restart=True)
-    for session in ledger.opening:
+    for session in ledger.session_queue:
         events += _end_of_session(ledger, ev.SessionClosed(at, session, _RESTARTED))
     events += [ev.ClientExpired(at, client) for client in ledger.by_uid.values()]
     return events
@@ -51,7 +51,7 @@ def _of_broker_started(state: SchedulerState, event: ev.BrokerStarted) -> list[e
 def _goes_on(entry: ActionEntry) -> bool:
     action = entry.action
     return bool(action.once) and not action.session and action.kind is not Kind.GRANT \
-        and entry.doomed is None
+        and entry.forced_outcome is None
 
 
 def _of_node_joined(state: SchedulerState, event: ev.NodeJoined) -> list[ev.Event]:
@@ -80,7 +80,7 @@ def _loss(ledger: Ledger, event: ev.NodeLost, restart: bool) -> list[ev.Event]:
     events: list[ev.Event] = [event]
     for lease in node.leases:
         entry = ledger.leases[lease]
-        for later in list(entry.chain)[:0:-1]:
+        for later in list(entry.lease_queue)[:0:-1]:
             events.append(ev.LeaseFinished(event.at, later, outcome, True)
                           if ledger.leases[later].session
                           else ev.LeaseReturned(event.at, later))
@@ -100,7 +100,7 @@ def _of_nodes_complete(state: SchedulerState, event: ev.NodesComplete) -> list[e
     """The end of all that turns out to be infeasible, now that all expected nodes are known."""
     ledger, placer = state.ledger, state.placer
     events: list[ev.Event] = [event]
-    for session in ledger.opening:
+    for session in ledger.session_queue:
         if why := misfit_of_session(ledger, placer, ledger.sessions[session].spec):
             events += _end_of_session(ledger, ev.SessionClosed(event.at, session, why, True))
     for entry in ledger.actions.values():

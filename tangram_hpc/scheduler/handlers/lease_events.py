@@ -1,8 +1,8 @@
 """Pure. Handlers of events about leases: granted, started, resized, finished, released, returned.
 
 A lease that is granted behind another one of the same unit (prefetched) holds nothing until the
-lease before it is gone. The leases of one unit are in one queue (`LeaseEntry.chain`), whose first
-lease holds the unit.
+lease in front of it is gone. The leases of one unit are in one queue (`LeaseEntry.lease_queue`),
+whose first lease holds the unit.
 
 Invariants: a lease takes its units in `_begin` or where it is granted, and gives them back in
 `_pass_on`, nowhere else. Reports on a lease that is no longer in the ledger are ignored: the lease
@@ -37,11 +37,11 @@ def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Deci
     session = ledger.sessions.get(entry.action.session)
     reserved = session is not None and bool(session.cores)
     action, key = entry.action, entry.action.key
-    chain = ledger.leases[event.after].chain if event.after else {}
-    chain[event.lease] = None
+    lease_queue = ledger.leases[event.after].lease_queue if event.after else {}
+    lease_queue[event.lease] = None
     lease = LeaseEntry(event.lease, event.action, event.node, event.cores, event.gpus,
-                       action.mem_mib, action.session, reserved, event.at, chain, key,
-                       ahead=bool(event.after), restore_ns=event.restore_ns)
+                       action.mem_mib, action.session, reserved, event.at, lease_queue, key,
+                       prefetched=bool(event.after), restore_ns=event.restore_ns)
     entry.counted = ledger.ready.take(event.action)
     if session is not None:
         _start_in_session(session, event)
@@ -54,8 +54,8 @@ def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Deci
         assert node.free_mem_mib >= 0, f"{event} overdraws the memory of {node.spec.name}"
         _begin(ledger, lease, node, event.at)
     else:
-        ledger.ahead += 1
-        if event.cores and 4 * len(chain) > 3 * node.ahead:
+        ledger.prefetched += 1
+        if event.cores and 4 * len(lease_queue) > 3 * node.prefetch_max:
             ledger.short.pop((event.node, event.cores[0]), None)
     ledger.next_lease = event.lease + 1
     entry.state = move(ACTION_MOVES, entry.state, ActionState.CONFIGURING, event)
@@ -99,26 +99,27 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
         note_restore(ledger, lease, outcome.restore_ns)
     begun = lease.begun
     spans = lease.work_spans(event.at, outcome.exec_ns, entry.submitted_at)
-    if outcome.batch > 1:  # its share of what the calls of the batch took together
+    if outcome.batch > 1:  # the calls of a batch share its time equally
         spans = [(units, ns // outcome.batch) for units, ns in spans]
-    sent_back = entry.doomed is None and is_sent_back(entry.action, outcome)
+    forced = entry.forced_outcome is not None
+    sent_back = not forced and is_sent_back(entry.action, outcome)
     ledger.estimator.ended(entry.action, () if sent_back else spans, outcome.state in _WHOLE)
     count_call(ledger, lease, event.at, outcome)
     if event.clean:
         _release(state, lease, event.at)
     else:
         lease.state = move(LEASE_MOVES, lease.state, LeaseState.RELEASING, event)
-    if sent_back or (entry.doomed is None and is_retried(entry.action, outcome, entry.attempt)):
+    if sent_back or (not forced and is_retried(entry.action, outcome, entry.attempt)):
         entry.state = move(ACTION_MOVES, entry.state, ActionState.PENDING, event)
         entry.lease = 0
-        entry.turn = entry.turn if sent_back else 0
+        entry.order_tag = entry.order_tag if sent_back else 0
         entry.counted = 0  # it had units: its next grant counts again
         enqueue(state, entry)
         return []
     began_at = lease.granted_at if begun else event.at
-    if lease.ahead and lease.node:
+    if lease.prefetched and lease.node:
         node = ledger.nodes[lease.node]
-        node.pace_ns += (event.at - began_at - node.pace_ns) // PACE
+        node.short_lease_gap_ns += (event.at - began_at - node.short_lease_gap_ns) // PACE
     return end_action(state, entry, event.at, _reply(entry, lease, began_at, event))
 
 
@@ -141,10 +142,11 @@ def on_lease_returned(state: SchedulerState, event: ev.LeaseReturned) -> list[De
     if lease.cores:
         ledger.short.pop((lease.node, lease.cores[0]), None)
     session = ledger.sessions.get(lease.session)
-    if entry.doomed is not None:
+    if entry.forced_outcome is not None:
         _release(state, lease, event.at)
         return end_action(state, entry, event.at, ReplyToClient(
-            lease.action, entry.doomed, 0, (), entry.attempt, event.at - entry.submitted_at, 0))
+            lease.action, entry.forced_outcome, 0, (), entry.attempt,
+            event.at - entry.submitted_at, 0))
     entry.state = move(ACTION_MOVES, entry.state, ActionState.PENDING, event)
     entry.lease, entry.attempt = 0, entry.attempt - 1
     if session is None:
@@ -161,7 +163,7 @@ def on_lease_returned(state: SchedulerState, event: ev.LeaseReturned) -> list[De
 def _start_in_session(session: SessionEntry, event: ev.LeaseGranted) -> None:
     head = next(iter(session.waiting))
     assert session.parallel or head == event.action, f"{event} jumps its session's queue"
-    assert session.takes, f"{event}: {session} takes none now"
+    assert session.takes, f"{event}: {session} starts no action now"
     del session.waiting[event.action]
     if not session.leases:
         session.state = move(SESSION_MOVES, session.state, SessionState.BUSY, event)
@@ -181,7 +183,7 @@ def _lend(ledger: Ledger, lease: LeaseEntry, node: NodeEntry) -> None:
 
 
 def _begin(ledger: Ledger, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
-    """A lease holds its units from now on."""
+    """Lets a lease hold its units from now on."""
     units = 1 if endpoint_of(lease.key) else len(
         lease.gpus if service_of(lease.key) else lease.cores)
     lease.granted_at = at
@@ -189,12 +191,12 @@ def _begin(ledger: Ledger, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
     node.leases[lease.lease] = None
     session = ledger.sessions.get(lease.session)
     if session is not None and lease.cores:
-        session.near = lease.cores
+        session.last_cores = lease.cores
     note(ledger, lease, node)
-    if 4 * len(lease.chain) <= 3 * node.ahead and not lease.reserved and is_short(
+    if 4 * len(lease.lease_queue) <= 3 * node.prefetch_max and not lease.reserved and is_short(
             ledger, ledger.actions[lease.action].action):
         ledger.short[lease.node, lease.cores[0]] = lease.lease
-    elif node.ahead and lease.cores:
+    elif node.prefetch_max and lease.cores:
         ledger.short.pop((lease.node, lease.cores[0]), None)
 
 
@@ -203,10 +205,10 @@ def _reply(entry: ActionEntry, lease: LeaseEntry, began_at: int,
     """The reply of an action that ends with this lease. The broker learns late when a prefetched
     lease began, so its worker's `exec_ns` counts there."""
     outcome = event.outcome
-    if lease.ahead:
+    if lease.prefetched:
         began_at = max(entry.submitted_at, min(began_at, event.at - outcome.exec_ns))
-    if entry.doomed is not None:
-        outcome = outcome.explained_by(entry.doomed)
+    if entry.forced_outcome is not None:
+        outcome = outcome.explained_by(entry.forced_outcome)
     return ReplyToClient(lease.action, outcome, lease.node, lease.cores, entry.attempt,
                          began_at - entry.submitted_at, event.at - began_at,
                          tuple((max(0, at - began_at), units) for at, units in lease.grants))
@@ -217,13 +219,13 @@ def _release(state: SchedulerState, lease: LeaseEntry, at: int) -> None:
     ledger = state.ledger
     node, begun = ledger.place(lease.node), lease.begun
     lease.state = move(LEASE_MOVES, lease.state, LeaseState.RELEASED, lease)
-    del lease.chain[lease.lease]
+    del lease.lease_queue[lease.lease]
     del ledger.leases[lease.lease]
     if begun:
         del node.leases[lease.lease]
         _pass_on(state, lease, node, at)
     else:
-        ledger.ahead -= 1
+        ledger.prefetched -= 1
     session = ledger.sessions.get(lease.session)
     if session is not None:
         session.leases.pop(lease.lease, None)
@@ -236,9 +238,9 @@ def _release(state: SchedulerState, lease: LeaseEntry, at: int) -> None:
 def _pass_on(state: SchedulerState, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
     ledger = state.ledger
     forget(ledger, lease)
-    if lease.chain:
-        ledger.ahead -= 1
-        _begin(ledger, ledger.leases[next(iter(lease.chain))], node, at)
+    if lease.lease_queue:
+        ledger.prefetched -= 1
+        _begin(ledger, ledger.leases[next(iter(lease.lease_queue))], node, at)
         return
     if not lease.reserved:
         node.cores.give(lease.cores)
@@ -247,7 +249,7 @@ def _pass_on(state: SchedulerState, lease: LeaseEntry, node: NodeEntry, at: int)
         ledger.endpoints[endpoint].done()
     node.free_mem_mib += lease.mem_mib
     mark_drained(node)
-    node.news += 1
-    if node.ahead and lease.cores:
+    node.revision += 1
+    if node.prefetch_max and lease.cores:
         ledger.short.pop((lease.node, lease.cores[0]), None)
     state.dirty = True

@@ -74,12 +74,12 @@ def on_allocation_end_told(state: SchedulerState, event: ev.AllocationEndTold) -
         node.spec = node.spec.ending_at(event.ends_at_ns)
         node.lends_until = lends_until(event.ends_at_ns, node.joined_at, ledger.margin_ns)
         node.drain_at = node.lends_until
-        node.news += 1
+        node.revision += 1
         if node.for_end and node.lends_until > event.at:
             node.state = move(NODE_MOVES, node.state, NodeState.UP, event)
             node.draining, node.for_end = "", False
             del ledger.draining[node.node]
-    ledger.news += 1
+    ledger.revision += 1
     ledger.next_end = next_end(ledger)
     update_services(ledger)
     state.dirty = True

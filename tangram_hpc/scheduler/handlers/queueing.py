@@ -30,7 +30,7 @@ def enqueue(state: SchedulerState, entry: ActionEntry) -> None:
     session.waiting[action.id] = None
     update_idle(ledger, session, entry.submitted_at)
     if first or session.parallel:  # waiting for its session to open counts as waiting
-        entry.turn = ledger.ready.draw(action)
+        entry.order_tag = ledger.ready.draw(action)
     if session.parallel and session.takes:
         push(state, entry, session)
     promote(state, session)
@@ -51,15 +51,15 @@ def dequeue(state: SchedulerState, action: Action, now: int) -> None:
 def push(state: SchedulerState, entry: ActionEntry, session: SessionEntry | None) -> None:
     """Puts an action into the ready queue; `session` is its session if it has one."""
     ledger = state.ledger
-    entry.turn = entry.turn or ledger.ready.draw(entry.action)
+    entry.order_tag = entry.order_tag or ledger.ready.draw(entry.action)
     node = session.node if session is not None else 0
     own = session.spec.id if session is not None and session.cores else 0
-    ledger.ready.push(entry.action, node, own, entry.turn, ledger.estimator.believed,
+    ledger.ready.push(entry.action, node, own, entry.order_tag, ledger.estimator.estimate,
                       entry.counted)
     if node:
-        ledger.nodes[node].news += 1
+        ledger.nodes[node].revision += 1
     else:
-        ledger.news += 1
+        ledger.revision += 1
     state.dirty = True
 
 
@@ -111,6 +111,6 @@ def update_idle(ledger: Ledger, session: SessionEntry, now: int) -> None:
     """Starts the idle time of a session that has nothing to do at `now`, or ends it."""
     spec = session.spec
     if session.state is SessionState.IDLE and not session.works:
-        ledger.idle.rest(spec.id, spec.idle_ns, now)
+        ledger.idle_deadlines.start(spec.id, spec.idle_ns, now)
     else:
-        ledger.idle.stop(spec.id, spec.idle_ns)
+        ledger.idle_deadlines.stop(spec.id, spec.idle_ns)

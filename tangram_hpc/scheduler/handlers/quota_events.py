@@ -1,7 +1,7 @@
 """Pure. Handlers of events about endpoints, and what the end of a call teaches about them.
 
 A grant of an endpoint is the lease of an action of kind GRANT. Its client holds it, on no node (0).
-It ends when the client reports how the call went, cancels it, or expires: nobody else has to
+It ends when the client reports how the call went, cancels it, or expires: no worker has to
 confirm that. A call that its endpoint sent back (PREEMPTED) waits again under its old order tag.
 """
 
@@ -18,7 +18,7 @@ from ..state.scheduler_state import SchedulerState
 
 
 def on_endpoint_declared(state: SchedulerState, event: ev.EndpointDeclared) -> list[Decision]:
-    """Adds an endpoint, or changes the quota of one that nobody uses now."""
+    """Adds an endpoint, or changes the quota of one that no call uses now."""
     spec, endpoints = event.spec, state.ledger.endpoints
     old = endpoints.get(spec.name)
     endpoints[spec.name] = (full(spec, event.at) if old is None

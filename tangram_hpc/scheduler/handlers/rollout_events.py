@@ -25,8 +25,9 @@ _STATUS = {ActionState.COMPLETED: SUCCESS, ActionState.TIMEOUT: TIMEOUT}
 
 
 def on_rollouts_declared(state: SchedulerState, event: ev.RolloutsDeclared) -> list[Decision]:
-    """Adds a pool. One that an earlier start of the broker declared otherwise is replaced, and the
-    turns that wait in it are routed anew."""
+    """Adds a rollout pool. A pool that an earlier start of the broker declared otherwise is
+    replaced, and the turns that wait in it are routed anew.
+    """
     ledger, spec = state.ledger, event.spec
     pools = ledger.rollouts
     old = pools.get(spec.name)
@@ -127,11 +128,11 @@ def update_services(ledger: Ledger, lost: NodeEntry | None = None) -> None:
     for pool in ledger.rollouts.values():
         for each in pool.spec.services:
             service = ledger.services[each.name]
-            stands = not pool.closed(each.name) and (not ledger.complete or any(
+            available = not pool.closed(each.name) and (not ledger.complete or any(
                 service.may_stand(n.spec.name, block)
                 for n in up for block, _ in n.gpus.blocks.get(each.degree, ())
                 if each.degree <= ledger.block_max))
-            for action in pool.set_callable(each.name, stands, each.name in gone):
+            for action in pool.set_callable(each.name, available, each.name in gone):
                 if action in ledger.ready:
                     ledger.ready.remove(action)
                     want_route(ledger, ledger.actions[action])

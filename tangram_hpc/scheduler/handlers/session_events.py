@@ -39,7 +39,7 @@ def on_session_requested(state: SchedulerState, event: ev.SessionRequested) -> l
         origin = ledger.sessions[spec.origin]
         origin.forks[spec.id] = False
         update_idle(ledger, origin, event.at)
-    ledger.opening.add(spec.id)
+    ledger.session_queue.add(spec.id)
     ledger.sessions_seen += 1
     owner = ledger.clients[client_of(spec.id)]
     owner.sessions[spec.id] = None
@@ -54,8 +54,8 @@ def on_session_placed(state: SchedulerState, event: ev.SessionPlaced) -> list[De
     session, node = ledger.sessions[event.session], ledger.nodes[event.node]
     session.state = move(SESSION_MOVES, session.state, SessionState.OPENING, event)
     session.node, session.cores, session.placed_at = event.node, event.cores, event.at
-    session.near = event.cores
-    ledger.opening.placed(event.session)
+    session.last_cores = event.cores
+    ledger.session_queue.placed(event.session)
     node.sessions[event.session] = None
     node.cores.take(event.cores)
     node.free_mem_mib -= session.spec.mem_mib
@@ -106,7 +106,7 @@ def on_session_packed(state: SchedulerState, event: ev.SessionPacked) -> list[De
     _vacate(ledger, session)
     session.spec = session.spec.moved(event.files)
     session.node, session.cores, session.requested_at = 0, (), event.at
-    ledger.opening.add(event.session)
+    ledger.session_queue.add(event.session)
     state.dirty = True
     return []
 
@@ -125,21 +125,21 @@ def on_session_closing(state: SchedulerState, event: ev.SessionClosing) -> list[
     for lease in session.leases:
         entry = ledger.actions.get(ledger.leases[lease].action)
         if entry is not None:  # else it has ended, and only its remaining processes are killed
-            entry.doomed = entry.doomed or end
+            entry.forced_outcome = entry.forced_outcome or end
     return [CloseSession(session.node, event.session)]
 
 
 def on_session_closed(state: SchedulerState, event: ev.SessionClosed) -> list[Decision]:
-    """Removes a session."""
+    """Removes a session that was closed."""
     ledger = state.ledger
     session = ledger.sessions.pop(event.session, None)
     if session is None:
         return []
     if session.state is SessionState.WAITING:
-        ledger.opening.drop(event.session)
+        ledger.session_queue.drop(event.session)
     else:
         _vacate(ledger, session)
-    ledger.idle.stop(event.session, session.spec.idle_ns)
+    ledger.idle_deadlines.stop(event.session, session.spec.idle_ns)
     _resume_origin(state, session, event.at)
     owner = ledger.clients[client_of(event.session)]
     del owner.sessions[event.session]

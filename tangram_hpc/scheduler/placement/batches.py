@@ -16,7 +16,7 @@ from ...domain.service import service_of
 from ...domain.states import NodeState
 from ..policy.ending import Endings
 from ..state.ledger import LeaseEntry, Ledger, NodeEntry
-from ..state.queue import GPU, Bay, walk_by_turns
+from ..state.queue import GPU, QueueShard, fair_walk
 from .minimum_residency import OVERDUE_NS, gpu_demand, residency_end_ns, starvation_limit_ns
 
 
@@ -35,42 +35,42 @@ def batches(ledger: Ledger, now: int) -> list[ev.Event]:
         lease = ledger.leases[number]
         copies.setdefault(lease.key, []).append(lease)
     for key, busy in copies.items():
-        bays = list(ledger.ready.bays_at(GPU, key, 0))
-        if not bays:
+        shards = list(ledger.ready.shards_at(GPU, key, 0))
+        if not shards:
             continue
-        oldest = min(_oldest(ledger, bay) for bay in bays)
-        waiting = sum(len(line) for bay in bays for line in bay.lines.values())
+        oldest = min(_oldest(ledger, shard) for shard in shards)
+        waiting = sum(len(queue) for shard in shards for queue in shard.queues.values())
         share = -(-waiting // len(busy))  # the same for each copy
         for lease in busy:
             if ledger.nodes[lease.node].state is not NodeState.UP:
                 continue
             if starved and _residency_end(ledger, lease, oldest) <= now:
                 continue
-            _fill(ledger, now, lease, bays, share, events, taken)
+            _fill(ledger, now, lease, shards, share, events, taken)
     return events
 
 
-def _oldest(ledger: Ledger, bay: Bay) -> int:
+def _oldest(ledger: Ledger, shard: QueueShard) -> int:
     """Returns when the first call in a queue shard was submitted, in epoch ns."""
-    first = bay.heads.at[bay.heads.first()]
+    first = shard.heads.at[shard.heads.first()]
     return ledger.actions[first.actions.at[first.actions.first()]].submitted_at
 
 
 def _starved(ledger: Ledger, now: int) -> bool:
     """Returns whether a call of a service without a copy has waited for its starvation limit."""
-    late = [bay for bay in ledger.ready.bays(GPU)
-            if service_of(bay.key) and now - _oldest(ledger, bay) >= OVERDUE_NS]
+    late = [shard for shard in ledger.ready.shards(GPU)
+            if service_of(shard.key) and now - _oldest(ledger, shard) >= OVERDUE_NS]
     if not late:
         return False
     nodes = ledger.up_nodes()
     standing = {there.service for n in nodes for there in n.gpus.resident.values()}
-    late = [bay for bay in late if service_of(bay.key) not in standing]
+    late = [shard for shard in late if service_of(shard.key) not in standing]
     if not late:
         return False
     gpus = sum(len(n.gpus.units) for n in nodes)
-    waiting = gpu_demand([shape for bay in ledger.ready.bays(GPU) for shape in bay.lines])
-    return any(now - _oldest(ledger, bay) >= starvation_limit_ns(ledger, shape, waiting, gpus)
-               for bay in late for shape in bay.lines)
+    waiting = gpu_demand([shape for shard in ledger.ready.shards(GPU) for shape in shard.queues])
+    return any(now - _oldest(ledger, shard) >= starvation_limit_ns(ledger, shape, waiting, gpus)
+               for shard in late for shape in shard.queues)
 
 
 def _residency_end(ledger: Ledger, lease: LeaseEntry, oldest: int) -> int:
@@ -79,11 +79,11 @@ def _residency_end(ledger: Ledger, lease: LeaseEntry, oldest: int) -> int:
     return residency_end_ns(there.since, ledger.services[there.service].restore_ns, oldest)
 
 
-def _fill(ledger: Ledger, now: int, lease: LeaseEntry, bays: list[Bay], share: int,
+def _fill(ledger: Ledger, now: int, lease: LeaseEntry, shards: list[QueueShard], share: int,
           events: list[ev.Event], taken: set[int]) -> None:
     node = ledger.nodes[lease.node]
-    room = min(share, 2 * ledger.services[service_of(lease.key)].batch - len(lease.chain))
-    last, walk, endings = next(reversed(lease.chain)), walk_by_turns(bays), Endings(ledger, now)
+    room = min(share, 2 * ledger.services[service_of(lease.key)].batch - len(lease.lease_queue))
+    last, walk, endings = next(reversed(lease.lease_queue)), fair_walk(shards), Endings(ledger, now)
     while room > 0 and (head := walk.head()) is not None:
         action, shape = head
         if (len(lease.gpus) not in shape.degrees or not node.spec.serves(shape.component)
@@ -104,7 +104,7 @@ def _fill(ledger: Ledger, now: int, lease: LeaseEntry, bays: list[Bay], share: i
 def note(ledger: Ledger, lease: LeaseEntry, node: NodeEntry) -> None:
     """Records that a lease holds its block, if other calls may be queued behind it there."""
     service = service_of(lease.key)
-    if service and node.ahead and ledger.services[service].batch > 1:
+    if service and node.prefetch_max and ledger.services[service].batch > 1:
         ledger.batching[lease.node, lease.gpus[0]] = lease.lease
 
 

@@ -53,7 +53,7 @@ class Carrier:
     def _may_resize(self, lease: LeaseEntry, resizing: Resizing) -> None:
         action = self._ledger.actions[lease.action].action
         assert action.resizable and lease.key == "cpu" and not lease.reserved, f"fixed: {lease}"
-        assert len(lease.chain) == 1, f"leases wait behind it: {lease}"
+        assert len(lease.lease_queue) == 1, f"leases wait behind it: {lease}"
         assert self._now >= lease.resizable_at, f"too soon after its last change: {lease}"
         assert 0 <= resizing.units <= action.degrees[-1], f"{resizing} of {action.degrees}"
 
@@ -92,11 +92,11 @@ class Carrier:
             return session.cores[:units]
         free_size = action.resizable and 0 <= units <= action.degrees[-1]
         assert units in action.degrees or free_size, f"{units} units of {action.degrees}"
-        return self._choose(node, units, session.near if session is not None else ())
+        return self._choose(node, units, session.last_cores if session is not None else ())
 
-    def _choose(self, node: NodeEntry, n: int, near: tuple[int, ...] = ()) -> tuple[int, ...]:
+    def _choose(self, node: NodeEntry, n: int, preferred: tuple[int, ...] = ()) -> tuple[int, ...]:
         if not n:
             return ()
         mask = self._cores.setdefault(node.node, node.cores.free_mask)
-        cores, self._cores[node.node] = node.cores.choose(n, mask, near)
+        cores, self._cores[node.node] = node.cores.choose(n, mask, preferred)
         return cores

@@ -18,7 +18,7 @@ from ...domain.action import Action
 from ...domain.states import NodeState
 from ..policy.ending import Endings
 from ..state.ledger import LeaseEntry, Ledger, NodeEntry
-from ..state.queue import CPU, ActionShape, walk_by_turns
+from ..state.queue import CPU, ActionShape, fair_walk
 
 PREFETCH_NS = 10_000_000  # expected work that may be prefetched on one unit
 OVERHEAD_NS = 20_000  # the least time that an action takes besides its own work
@@ -52,7 +52,7 @@ class _Tail:
 def is_short(ledger: Ledger, action: Action) -> bool:
     """Returns whether an action needs one CPU and nothing else and is expected to end soon."""
     return (action.degrees == (1,) and action.key == "cpu" and not action.mem_mib
-            and not action.gpus and 2 * ledger.estimator.believed(action)[1] <= PREFETCH_NS)
+            and not action.gpus and 2 * ledger.estimator.estimate(action)[1] <= PREFETCH_NS)
 
 
 def prefetch(ledger: Ledger, now: int) -> list[ev.Event]:
@@ -72,16 +72,17 @@ def prefetch(ledger: Ledger, now: int) -> list[ev.Event]:
     for number, units in by_node.items():
         node = ledger.nodes[number]
         if node.state is NodeState.UP:
-            depth = node.ahead if not shared else max(
-                CONTENDED_MIN, CONTENDED_NS // max(OVERHEAD_NS, node.pace_ns))
+            depth = node.prefetch_max if not shared else max(
+                CONTENDED_MIN, CONTENDED_NS // max(OVERHEAD_NS, node.short_lease_gap_ns))
             _fill(ledger, now, node, units, share, depth, events, taken)
     return events
 
 
 def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]], share: int,
           depth: int, events: list[ev.Event], taken: set[int]) -> None:
-    bays = [bay for home in (node.node, 0) for bay in ledger.ready.bays_at(CPU, "cpu", home)]
-    walk, fine, endings = walk_by_turns(bays), dict[ActionShape, int](), Endings(ledger, now)
+    ready = ledger.ready
+    shards = [shard for home in (node.node, 0) for shard in ready.shards_at(CPU, "cpu", home)]
+    walk, fine, endings = fair_walk(shards), dict[ActionShape, int](), Endings(ledger, now)
     tails = {unit: _tail(ledger.leases[ledger.short[unit]], share) for unit in units}
     while tails and (head := walk.head()) is not None:
         action, shape = head
@@ -107,8 +108,8 @@ def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]
 
 
 def _tail(lease: LeaseEntry, share: int) -> _Tail:
-    have = len(lease.chain) - 1
-    return _Tail(lease.cores, next(reversed(lease.chain)), have, have + share)
+    have = len(lease.lease_queue) - 1
+    return _Tail(lease.cores, next(reversed(lease.lease_queue)), have, have + share)
 
 
 def _unit_for(ledger: Ledger, action: Action, node: NodeEntry, tails: dict[tuple[int, int], _Tail]
@@ -118,8 +119,8 @@ def _unit_for(ledger: Ledger, action: Action, node: NodeEntry, tails: dict[tuple
     On the former the session's init is still warm and bound to that core.
     """
     session = ledger.sessions.get(action.session)
-    if session is not None and session.near:
-        last = node.node, session.near[0]
+    if session is not None and session.last_cores:
+        last = node.node, session.last_cores[0]
         if last in tails:
             return last
     return next(iter(tails))
@@ -129,5 +130,5 @@ def _most(ledger: Ledger, node: NodeEntry, action: Action, most: int) -> int:
     """Returns how many actions of this shape may be prefetched on one unit, at most `most`."""
     if not node.spec.serves(action.component) or not is_short(ledger, action):
         return 0
-    work = ledger.estimator.believed(action)[1]
-    return min(node.ahead, most, PREFETCH_NS // max(OVERHEAD_NS, work))
+    work = ledger.estimator.estimate(action)[1]
+    return min(node.prefetch_max, most, PREFETCH_NS // max(OVERHEAD_NS, work))

@@ -164,7 +164,7 @@ class Snapshot:
                 if not spec.may_stand(nodes[view.node].spec.name, gpus):
                     continue
                 warm = view.gpus.holds(service, gpus)
-                yield FreeBlock(view, gpus, warm, () if warm else tuple(view.gpus.standing(gpus)))
+                yield FreeBlock(view, gpus, warm, () if warm else tuple(view.gpus.residents(gpus)))
 
 
 def snapshot(ledger: Ledger, now_ns: int) -> Snapshot:

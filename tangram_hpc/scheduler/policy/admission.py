@@ -1,7 +1,8 @@
-"""Pure. What can never be granted, and why what waits still waits.
+"""Pure. Which actions and sessions are infeasible, and why those that wait do wait.
 
-Law: "never" is said at once, naming the field and what there is; "not now" is a reason and never an
-error. As long as expected nodes are missing, nobody knows what is never.
+An infeasible request is refused at once, with the field, what there is, and the remedy. A request
+that cannot be granted now is pending, with a reason, and never an error. As long as expected nodes
+are missing, it is not known what is infeasible.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ from ..state.ledger import ActionEntry, Ledger, NodeEntry
 from .ending import Endings
 from .session_life import OPEN_SESSION
 
-NO_GPU = ("gpus: no wall lets untrusted code at a GPU; say trusted=True if it is your own, or use "
-          "a function or a service")
+NO_GPU = ("gpus: no isolation backend gives a GPU to untrusted code; pass trusted=True if the code "
+          "is your own, or use a function or a service")
 NO_GUARD = ("trusted: no node here can keep a sandbox from your own files (no bwrap; no Landlock, "
-            "or workers that are root); install bubblewrap, or say trusted=True")
+            "or workers that are root); install bubblewrap, or pass trusted=True")
 
 
 def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
-    """Why this action can never run here, naming the field; empty when it can (or when not
-    all expected nodes have joined yet, so that nobody knows)."""
+    """Why this action is infeasible, with the field; empty if it can run, or if that is not known
+    because not all expected nodes have joined.
+    """
     if action.turn is not None:
         if why := refusal_of_turn(ledger, action):
             return why
         if action != action.unrouted():
-            return "key, degrees: a turn's are rollouts:POOL, of its pool, and 1"
+            return "key, degrees: a turn needs the key rollouts:POOL of its pool, and degrees (1,)"
         return _misfit_of_turn(ledger, placer, action.turn,
                                ledger.held_nodes() if ledger.complete else [])
     if action.kind is Kind.GRANT:
@@ -69,7 +71,8 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
 
 
 def _too_wide(placer: Placer, action: Action) -> str:
-    """Why the placer never grants this call a block of GPUs; empty if it may, or it is no call."""
+    """Why the placer never grants this call a block of GPUs; empty if it may, or if it is no call.
+    """
     service = service_of(action.key)
     return refusal_of_degrees(placer, service, action.degrees) if service else ""
 
@@ -85,8 +88,10 @@ def refusal_of_degrees(placer: Placer, service: str, degrees: Iterable[int]) -> 
 
 
 def _too_few_gpus(ledger: Ledger, action: Action) -> str:
-    """What to say where no node lends as many GPUs, whoever wrote the code: `trusted=True` would
-    not help there. Empty where one does, or nobody knows yet. O(nodes)."""
+    """Why no node can ever run it, because none lends as many GPUs; empty if one does, or if that
+    is not known yet. This is said before a lack of `trusted=True`, which would not help there.
+    O(nodes).
+    """
     if not ledger.complete:
         return ""
     most = max((len(n.gpus.units) for n in ledger.held_nodes()), default=0)
@@ -97,8 +102,9 @@ def _too_few_gpus(ledger: Ledger, action: Action) -> str:
 
 
 def _fits(nodes: Iterable[NodeEntry], action: Action) -> bool:
-    """Whether it is a CPU action, as nearly all, that one of these nodes can run: looks at no more
-    of them than it takes."""
+    """Whether it is a CPU action, as nearly all are, that one of these nodes can run. It looks at
+    no more nodes than it must.
+    """
     if action.key == "cpu":
         for n in nodes:
             if n.state is not NodeState.DOWN and _holds(n, action, action.degrees[0]):
@@ -107,7 +113,9 @@ def _fits(nodes: Iterable[NodeEntry], action: Action) -> bool:
 
 
 def refusal_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str:
-    """Why this session can never open here; empty when it can or nobody knows yet."""
+    """Why this session is infeasible, with the field; empty if it can open or that is not known
+    yet.
+    """
     if spec.background not in BACKGROUNDS:
         return f"background: {spec.background!r} is not one of {', '.join(BACKGROUNDS)}"
     if min(spec.mem_mib, spec.disk_mib, spec.idle_ns, spec.grace_ns + 1) < 0:
@@ -147,7 +155,8 @@ def misfit_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str:
 
 
 def _no_backend(nodes: list[NodeEntry], spec: SessionSpec) -> str:
-    """Why none of these nodes has the backend that a session asks for; empty if one has."""
+    """Why none of these nodes has the isolation backend that a session needs; empty if one has it.
+    """
     if any(backend_for(n.spec, spec) for n in nodes):
         return ""
     guards = _names(name for n in nodes for name in n.spec.untrusted)
@@ -161,7 +170,7 @@ def _no_backend(nodes: list[NodeEntry], spec: SessionSpec) -> str:
         return f"backend: {name!r} works on no node; there is {', '.join(works) or 'none'}"
     if name and not spec.trusted and name not in guards:
         return (f"backend: {name!r} cannot keep a sandbox from your own files here; take "
-                f"{' or '.join(guards)}, or say trusted=True")
+                f"{' or '.join(guards)}, or pass trusted=True")
     able = [b for b in (works if spec.trusted else guards) if takes_image(b, image)]
     if image and name and not takes_image(name, image):
         return (f"image: {name!r} takes no image like {image!r}; "
@@ -176,7 +185,7 @@ def _names(names: Iterable[str]) -> list[str]:
 
 
 def reason(ledger: Ledger, entry: ActionEntry, reserve: int, now: int) -> str:
-    """Why a pending action waits, in Slurm's words where it has one; `reserve`: the placer's."""
+    """Why a pending action waits, in Slurm's words where it has one. `reserve` is the placer's."""
     turn = entry.action.turn
     if turn is not None and entry.route is None:
         return ledger.rollouts[turn.pool].why(entry.action.id)
@@ -199,8 +208,9 @@ def reason(ledger: Ledger, entry: ActionEntry, reserve: int, now: int) -> str:
 
 
 def ending_reason(ledger: Ledger, entry: ActionEntry, now: int) -> str:
-    """What keeps an action that waits for units from every node that could have run it, if that is
-    the end of their allocations; empty if one of them still may. O(nodes)."""
+    """How the ends of allocations keep a waiting action from every node that could have run it;
+    empty if one of these nodes still may. O(nodes).
+    """
     if entry.action.id not in ledger.ready or entry.action.kind is Kind.GRANT:
         return ""
     shape, endings = ledger.ready.shape_of(entry.action.id), Endings(ledger, now)
@@ -236,7 +246,7 @@ def misfit(ledger: Ledger, placer: Placer, action: Action, nodes: list[NodeEntry
         if not nodes:
             return NO_GUARD
     need = action.degrees[0]
-    if (service := ledger.services.get(service_of(action.key))) and not stands_somewhere(
+    if (service := ledger.services.get(service_of(action.key))) and not has_block_for(
             nodes, service, need):
         return (f"degrees: no node has an aligned block of {need} GPUs for {service.name}; workers "
                 "lend their GPUs, or what the setting `devices` says")
@@ -258,8 +268,9 @@ def misfit(ledger: Ledger, placer: Placer, action: Action, nodes: list[NodeEntry
 
 
 def _misfit_of_turn(ledger: Ledger, placer: Placer, turn: Turn, nodes: list[NodeEntry]) -> str:
-    """Why no service that takes a turn can ever stand on these nodes; empty if one can, or there
-    are none. O(services x nodes x blocks) where none can."""
+    """Why no service that takes a turn can ever have a block on these nodes; empty if one can, or
+    if there are no nodes. O(services x nodes x blocks) where none can.
+    """
     needs, too_wide = list[str](), ""
     for each in ledger.rollouts[turn.pool].spec.services if nodes else ():
         service = ledger.services[each.name]
@@ -270,15 +281,15 @@ def _misfit_of_turn(ledger: Ledger, placer: Placer, turn: Turn, nodes: list[Node
                         f"{placer.name} gives each call {placer.block_max}; set its `degree`, or "
                         "choose another placer")
             continue
-        if stands_somewhere(nodes, service, each.degree):
+        if has_block_for(nodes, service, each.degree):
             return ""
         where = f" of {service.node}" if service.node else ""
         needs.append(f"{each.name} needs {each.degree} GPU{'s' * (each.degree > 1)}{where}")
     if not needs:
         return too_wide
-    return (f"pool: no service of {turn.pool!r} that takes {turn.context} tokens can stand, as no "
-            f"node has an aligned block for it: {', '.join(needs)}; hold such a node, or serve the "
-            "model on fewer GPUs")
+    return (f"pool: no service of {turn.pool!r} that takes {turn.context} tokens fits on a node, "
+            f"as none has an aligned block for it: {', '.join(needs)}; hold such a node, or serve "
+            "the model on fewer GPUs")
 
 
 def _holds(n: NodeEntry, action: Action, cpus: int) -> bool:
@@ -288,8 +299,8 @@ def _holds(n: NodeEntry, action: Action, cpus: int) -> bool:
             and (bool(n.spec.untrusted) or not action.guarded))
 
 
-def stands_somewhere(nodes: Iterable[NodeEntry], service: ServiceSpec, size: int) -> bool:
-    """Whether any of these nodes has a block of this size for a service."""
+def has_block_for(nodes: Iterable[NodeEntry], service: ServiceSpec, size: int) -> bool:
+    """Whether one of these nodes has an aligned block of this size on which the service may be."""
     return any(service.may_stand(n.spec.name, block)
                for n in nodes for block, _ in n.gpus.blocks[size])
 
@@ -303,17 +314,17 @@ def _unknown_key(ledger: Ledger, action: Action) -> str:
             return f"degrees: {action.degrees}: a service runs on 1, 2, 4 or 8 GPUs"
         if action.mem_mib:
             return "mem: a service's memory is its own; leave it out"
-        return "gpus: a service's GPUs are its degrees" if action.gpus else ""
+        return "gpus: the GPUs of a call are its degrees; leave it out" if action.gpus else ""
     if endpoint:
         if endpoint not in ledger.endpoints:
             return f"key: no endpoint {endpoint!r} is declared"
-        return "" if action.degrees == (1,) else "degrees: an endpoint's are (1,)"
+        return "" if action.degrees == (1,) else "degrees: a call of an endpoint needs (1,)"
     return "" if action.key == "cpu" else (
         f"key: {action.key!r} is not `cpu`, `service:NAME` or `endpoint:NAME`")
 
 
 def refusal_of_grant(ledger: Ledger, action: Action) -> str:
-    """Why this grant can never be given, naming the field; empty when it can."""
+    """Why this grant of an endpoint is infeasible, with the field; empty if it can be given."""
     name = endpoint_of(action.key)
     if name not in ledger.endpoints:
         return (f"endpoint: none is declared as {name!r}; declare it by register_endpoint or "
@@ -324,7 +335,7 @@ def refusal_of_grant(ledger: Ledger, action: Action) -> str:
 
 
 def refusal_of_turn(ledger: Ledger, action: Action) -> str:
-    """Why this turn can never be dealt, naming the field; empty when it can."""
+    """Why this turn is infeasible, with the field; empty if it can be routed."""
     turn = action.turn
     assert turn is not None
     pool = ledger.rollouts.get(turn.pool)
@@ -332,9 +343,9 @@ def refusal_of_turn(ledger: Ledger, action: Action) -> str:
         return (f"pool: no rollout pool {turn.pool!r} is declared; declare it by register_rollouts "
                 f"or [rollouts.{turn.pool}] in the broker's config file")
     if action.kind is not Kind.CALL or action.session or action.mem_mib or action.gpus:
-        return "turn: only a call of a service is one, without session, mem and gpus"
+        return "turn: must be a call of a service, without session, mem and gpus"
     if action.component:
-        return "component: a turn goes where its pool's services stand; leave it out"
+        return "component: a turn runs where the services of its pool are; leave it out"
     if not turn.trajectory or len(turn.trajectory.encode()) > NAME_MAX:
         return f"trajectory: {turn.trajectory[:40]!r} is not a name of 1 to {NAME_MAX} bytes"
     if min(turn.context, turn.generated) < 0:

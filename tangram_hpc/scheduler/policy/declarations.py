@@ -1,7 +1,7 @@
-"""Pure. What declaring a service, an endpoint or a rollout pool comes to: events, or a refusal.
+"""Pure. What follows when a service, endpoint or rollout pool is declared: events, or a refusal.
 
-Declaring the same again is no event and no error. Declaring it otherwise is refused while it is in
-use. A refusal names the field and the remedy.
+A second declaration with the same content has no effect. One with other content is refused while
+the first is in use. A refusal names the field and the remedy.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from ...errors import InvalidInput
 from ..placement.placers.base import Placer
 from ..routing.rollout_pools import shape_of
 from ..state.ledger import Ledger
-from .admission import refusal_of_degrees, stands_somewhere
+from .admission import has_block_for, refusal_of_degrees
 
-# What a service costs that does not say: a model of about 14 B weights on one GPU, and 0.65 of a
-# step for twice the GPUs.
+# The costs of a service that names none: those of a model of about 14 B weights on one GPU, with
+# 0.65 of the step time for twice the GPUs.
 _STEP_NS = {1: 30_000_000, 2: 19_500_000, 4: 12_700_000, 8: 8_200_000}
 _REQUEST_NS, _PREFILL_NS = 300_000, 200_000  # on one GPU
 
 
 def declaration_of_service(ledger: Ledger, placer: Placer, spec: ServiceSpec, now: int
                            ) -> tuple[list[ev.Event], str]:
-    """What declaring a service comes to: facts, or why it is refused. The same again is nothing."""
+    """The events that declare a service (none if it is known like this), or why it is refused."""
     why = refusal_of_service(ledger, placer, spec)
     known = spec.name in ledger.services
     return ([] if why or known else [ev.ServiceDeclared(now, spec)]), why and (
@@ -31,9 +31,9 @@ def declaration_of_service(ledger: Ledger, placer: Placer, spec: ServiceSpec, no
 
 
 def refusal_of_service(ledger: Ledger, placer: Placer, spec: ServiceSpec) -> str:
-    """Why this service cannot be declared, naming the field; empty when it can.
+    """Why this service cannot be declared, with the field; empty if it can.
 
-    Each node with GPUs keeps all services parked in its memory, those that share their weights
+    Each node with GPUs keeps all services parked in its memory, those that share their weights only
     once; the sum of them must fit. O(services).
     """
     if not set(spec.degrees) <= set(BLOCK_SIZES):
@@ -47,7 +47,7 @@ def refusal_of_service(ledger: Ledger, placer: Placer, spec: ServiceSpec) -> str
     if not ledger.complete:
         return ""
     nodes = [n for n in ledger.up_nodes() if n.spec.gpus]
-    if not any(stands_somewhere(nodes, spec, d) for d in spec.degrees):
+    if not any(has_block_for(nodes, spec, d) for d in spec.degrees):
         where = f" numbered {spec.gpus} on {spec.node or 'it'}" if spec.gpus else ""
         return f"degrees: no node has an aligned block of {spec.degrees[0]} GPUs{where}"
     total = parked_mib([*ledger.services.values(), spec])
@@ -64,7 +64,7 @@ def _told(spec: ServiceSpec) -> tuple[object, ...]:
 
 def declaration_of_endpoint(ledger: Ledger, spec: EndpointSpec, now: int
                             ) -> tuple[list[ev.Event], str]:
-    """The events of declaring an endpoint (none if it is known like this), or why it is refused."""
+    """The events that declare an endpoint (none if it is known like this), or why it is refused."""
     if spec.concurrency < 1 or spec.rate_micro < 0 or spec.burst_micro < MICRO:
         return [], f"endpoint {spec.name}: concurrency and burst are at least 1, rate at least 0"
     known = ledger.endpoints.get(spec.name)
@@ -83,8 +83,10 @@ def _shown(spec: EndpointSpec) -> str:
 
 def declaration_of_rollouts(ledger: Ledger, told: RolloutsSpec, now: int, changed: bool = False
                             ) -> tuple[list[ev.Event], str]:
-    """What declaring a pool comes to: facts, or why it is refused. The same again is nothing;
-    another one only where it may have `changed`, because nobody is under way in it."""
+    """The events that declare a rollout pool (none if it is known like this), or why it is refused.
+    A known pool may be declared otherwise only with `changed`, which says that no turn is under way
+    in it.
+    """
     spec, why = _resolved(ledger, told)
     known = ledger.rollouts.get(told.name)
     same = known is not None and known.spec == spec
@@ -96,7 +98,9 @@ def declaration_of_rollouts(ledger: Ledger, told: RolloutsSpec, now: int, change
 
 
 def _resolved(ledger: Ledger, told: RolloutsSpec) -> tuple[RolloutsSpec, str]:
-    """The pool with what its services say where it says nothing; or what is wrong with it."""
+    """The pool with every value that it leaves out filled in from its services, and what is wrong
+    with it.
+    """
     services, names = list[RolloutService](), [s.name for s in told.services]
     if why := wrong_number(told):
         return told, why
@@ -109,7 +113,7 @@ def _resolved(ledger: Ledger, told: RolloutsSpec) -> tuple[RolloutsSpec, str]:
         if service is None:
             return told, f"services: no service {each.name!r} is declared; register it first"
         if names.count(each.name) > 1:
-            return told, f"services: {each.name!r} is there twice"
+            return told, f"services: {each.name!r} is named twice"
         degree = each.degree or service.degrees[-1]
         if degree not in service.degrees:
             return told, (f"degree: service {each.name!r} runs on {list(service.degrees)} GPUs, "

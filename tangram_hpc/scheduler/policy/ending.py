@@ -1,17 +1,20 @@
 """Pure. The end of allocations: what may still start on a node, and when a node is drained.
 
-Law: a node lends until `Ledger.margin_ns` before its allocation ends (a third of what was left when
-it joined, if that is less). Nothing starts on it that is
-not expected to be over by then; from then on it is drained: nothing starts, no session opens, and
-the sessions on it move or are closed as they come to rest (`moving`). What an action is expected to
-need: its profile on its fewest units, else twice the mean of its class if any of that has ended,
-never more than its timeout; of a class that nobody has seen its timeout, or a second without one. A
-timeout that is longer than the node was ever to be lent says nothing.
+The margin of a node is `Ledger.margin_ns`, or a third of the time that its allocation had left when
+it joined, if that is less. A node lends until so long before its allocation ends. Nothing starts on
+it that is not expected to be over by then. From then on it is drained: no action starts, no session
+opens, and its sessions move or are closed as they become idle (`moving`).
 
-A time limit may be changed while the job runs (`scontrol update TimeLimit`); Slurm tells nobody.
-So the driver asks Slurm again at the times that `next_look` names, and hands the answer in as
-`AllocationEndTold`. The last question falls just before the drain, which waits for the answer, but
-not for long: a drain closes idle sessions at once, and taking it back does not open them again.
+An action is expected to need what its profile says for its fewest units; without a profile, twice
+the mean of its class; but never more than its timeout. In a class of which nothing has ended it is
+expected to need its timeout, or a second if it has none. A timeout that is longer than the node was
+ever to be lent says nothing.
+
+A time limit may be changed while the job runs (`scontrol update TimeLimit`), and Slurm does not
+report that. So the driver asks Slurm again at the times that `next_look` names, and hands the
+answer in as `AllocationEndTold`. The last query falls just before the drain. The drain waits for
+its answer, since it closes idle sessions at once and a later end does not open them again; but it
+does not wait for long.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from ...domain.service import service_of
 from ..state.estimator import PRIOR, UNKNOWN_NS
 from ..state.queue import ActionShape
 from ..state.speed import most_of, run_ns
-from .moving import farewell
+from .moving import migrate_or_close
 from .session_life import OPEN_SESSION
 
 if TYPE_CHECKING:
@@ -31,24 +34,25 @@ if TYPE_CHECKING:
 
 
 _SECOND = 10**9
-LOOK_LEAST_NS = 60 * _SECOND  # between two questions while there is time
+LOOK_LEAST_NS = 60 * _SECOND  # between two queries while there is time
 LOOK_MOST_NS = 3600 * _SECOND
-LOOK_AHEAD_NS = 5 * _SECOND  # the last question before a drain is asked so long before it
+LOOK_AHEAD_NS = 5 * _SECOND  # the last query falls so long before the drain
 _HOLD_MOST_NS = 15 * _SECOND
 
 
 def next_look(looked_at: int, lends: int, ends_at: int, gap_ns: int) -> int:
     """When to ask Slurm again for the end of an allocation.
 
-    Half of what is left until the drain, at least `LOOK_LEAST_NS` and at most `LOOK_MOST_NS` after
-    the last question; then shortly before the drain; then just before it. After that at half of
-    what is left until the end. An hour's job costs ten questions, a day's about thirty.
+    After half of what is left until the drain, but at least `LOOK_LEAST_NS` and at most
+    `LOOK_MOST_NS` after the last query; then shortly before the drain; then just before it. After
+    the drain at half of what is left until the end. A job of an hour costs ten queries, one of a
+    day about thirty.
 
     Args:
         looked_at: when Slurm was last asked, or when the node joined (epoch ns).
         lends: the node's `lends_until`.
         ends_at: when its allocation ends.
-        gap_ns: least time between two questions that the budget of Slurm calls allows.
+        gap_ns: least time between two queries that the budget of Slurm calls allows.
     """
     last = lends - LOOK_AHEAD_NS
     before = last - gap_ns - LOOK_AHEAD_NS
@@ -59,29 +63,30 @@ def next_look(looked_at: int, lends: int, ends_at: int, gap_ns: int) -> int:
         return last
     if looked_at < ends_at:
         return looked_at + max((ends_at - looked_at) // 2, gap_ns)
-    return looked_at + LOOK_LEAST_NS  # it lives longer than it may: the limit must have moved
+    return looked_at + LOOK_LEAST_NS  # it has outlived its end, so the time limit must have moved
 
 
 def hold_until(lends: int, ends_at: int) -> int:
-    """Until when a drain waits for Slurm's answer: at most half of the margin."""
+    """Until when a drain waits for Slurm's answer: for at most half of the margin."""
     return lends + min(_HOLD_MOST_NS, (ends_at - lends) // 2)
 
 
 def lends_until(ends_at: int, joined_at: int, margin_ns: int) -> int:
-    """Until when a node lends (epoch ns); 0 for no known end."""
+    """When a node stops lending (epoch ns); 0 if no end is known."""
     if not ends_at:
         return 0
     return max(1, ends_at - min(margin_ns, max(0, ends_at - joined_at) // 3))
 
 
 def next_end(ledger: Ledger) -> int:
-    """When the next node is drained for its end; 0 for never. O(nodes)."""
+    """When the next node is drained for its allocation's end (epoch ns); 0 for never. O(nodes)."""
     return min((n.drain_at for n in ledger.up_nodes() if n.drain_at), default=0)
 
 
 def ending(ledger: Ledger, now: int) -> list[ev.Event]:
-    """Nodes that lend no more, and the sessions at rest on those that are drained. O(1) while no
-    node is drained or due."""
+    """Events for the nodes that are to be drained now, and for the sessions without leases on nodes
+    that are drained. O(1) while no node is drained or due.
+    """
     events: list[ev.Event] = []
     if 0 < ledger.next_end <= now:
         for node in ledger.up_nodes():
@@ -94,32 +99,33 @@ def ending(ledger: Ledger, now: int) -> list[ev.Event]:
         for session_id in node.sessions:
             session = ledger.sessions[session_id]
             if session.state in OPEN_SESSION and not session.leases:
-                events += farewell(ledger, node, session, now)
+                events += migrate_or_close(ledger, node, session, now)
     return events
 
 
 class Endings:
-    """What still fits on nodes before their allocations end, at one instant; needs are looked up
-    once a shape."""
+    """What still fits on nodes before their allocations end, at one time. What a shape needs is
+    looked up once.
+    """
 
     def __init__(self, ledger: Ledger, now: int) -> None:
         self._ledger, self._now = ledger, now
         self._needs: dict[ActionShape, tuple[int, bool]] = {}
 
     def fits(self, node: NodeEntry, shape: ActionShape) -> bool:
-        """Whether an action of this shape should be over before the node lends no more. O(1)."""
+        """Whether an action of this shape should be over before the node stops lending. O(1)."""
         until = node.lends_until
         return not until or self.need_ns(node, shape) <= until - self._now
 
     def need_ns(self, node: NodeEntry, shape: ActionShape) -> int:
-        """How long it is expected to need there."""
-        need, by_limit = self._needs.get(shape) or self._look(shape)
+        """How long an action of this shape is expected to need on the node."""
+        need, by_limit = self._needs.get(shape) or self._estimate(shape)
         if by_limit and need > node.lends_until - node.joined_at:
             return UNKNOWN_NS
         return need
 
-    def _look(self, shape: ActionShape) -> tuple[int, bool]:
-        """What it needs, and whether only its timeout says so."""
+    def _estimate(self, shape: ActionShape) -> tuple[int, bool]:
+        """What an action of this shape needs, and whether its timeout is the only sign of that."""
         ledger = self._ledger
         limit = most_of(shape.limit) if shape.limit else 0
         service = ledger.services.get(service_of(shape.key))

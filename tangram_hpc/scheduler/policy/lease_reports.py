@@ -1,8 +1,8 @@
-"""Pure. What a report on a lease means: the events that a client's or a worker's word becomes.
+"""Pure. What a report on a lease means: the events that follow from a client's or worker's message.
 
-A report that comes late, or from a client whose action it is not, becomes no event. A call that its
-endpoint or service pushed back closes that endpoint or service for a while, and the call is tried
-again where that may help.
+A report that comes late, or from a client that does not own the action, becomes no event. A call
+that its endpoint or service pushed back closes that endpoint or service for a while, and the call
+is tried again where that may help.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from ...domain.service import endpoint_of, service_of
 from ...domain.states import ENDED, ActionState
 from ..state.ledger import LeaseEntry, Ledger
 
-_LONGEST_NS = 86_400 * 10**9  # an endpoint is closed for a day at most
+_LONGEST_NS = 86_400 * 10**9  # how long a report can close an endpoint at most
 
 
 def held_by_client(ledger: Ledger, action: int) -> LeaseEntry | None:
-    """The grant that an action holds now."""
+    """The endpoint grant that an action holds now; None if it holds none."""
     entry = ledger.actions.get(action)
     lease = ledger.leases.get(entry.lease) if entry is not None else None
     return lease if lease is not None and not lease.node else None
 
 
-def told_by_client(ledger: Ledger, client: int, action: int, lease: int, outcome: Outcome,
+def reported_by_client(ledger: Ledger, client: int, action: int, lease: int, outcome: Outcome,
                    now: int) -> list[ev.Event]:
-    """The facts in a client's word about one of its grants; none if it is late, or not its own.
-    With `lease` 0 it wants the action no more, granted or not."""
+    """The events of a client's report on one of its endpoint grants; none if the report is late, or
+    if the action is another client's. With `lease` 0 the client gives the action up, granted or
+    not.
+    """
     entry = ledger.actions.get(action)
     if (entry is None or client_of(action) != client or entry.action.kind is not Kind.GRANT
             or entry.state in ENDED):
@@ -44,23 +46,26 @@ def told_by_client(ledger: Ledger, client: int, action: int, lease: int, outcome
 
 
 def finished(ledger: Ledger, fact: ev.LeaseFinished) -> list[ev.Event]:
-    """The end of a lease, and before it what its endpoint said if that pushed back. Only a trainer
-    and its functions are asked: a sandbox's word closes no endpoint."""
+    """The end of a lease, and before it the push-back of its endpoint or service, if there was one.
+    Only trainers and their functions can report a push-back; a sandbox's report closes nothing.
+    """
     lease, outcome = ledger.leases[fact.lease], fact.outcome
     entry = ledger.actions.get(lease.action)
     endpoint = endpoint_of(lease.key)
     if not outcome.pushed or entry is None or entry.action.kind is Kind.EXEC:
         return [fact]
     if not endpoint:
-        return faltered(ledger, fact)
+        return restore_failed(ledger, fact)
     until = fact.at + min(_LONGEST_NS, max(0, outcome.retry_after_ns))
     return [ev.EndpointThrottled(fact.at, endpoint, until, lease.granted_at, outcome.pushed), fact]
 
 
-def faltered(ledger: Ledger, fact: ev.LeaseFinished) -> list[ev.Event]:
-    """The end of a call whose service could not be brought to its GPUs. If there is another one,
-    this one is left alone for a while, as it would be the least loaded for ever, and a turn that
-    has attempts left goes elsewhere."""
+def restore_failed(ledger: Ledger, fact: ev.LeaseFinished) -> list[ev.Event]:
+    """The end of a call whose service could not be brought to its GPUs.
+
+    If the pool has another service for the call, this one is closed for a while, since it would
+    otherwise be the least loaded for ever; and a turn that has attempts left is routed again.
+    """
     lease = ledger.leases[fact.lease]
     entry, name = ledger.actions[lease.action], service_of(lease.key)
     turn = entry.action.turn
@@ -73,7 +78,7 @@ def faltered(ledger: Ledger, fact: ev.LeaseFinished) -> list[ev.Event]:
     if pool.load(name) >= 0:
         events.append(ev.RolloutServiceClosed(fact.at, turn.pool, name,
                                               fact.at + pool.pause_ns(name)))
-    if entry.doomed is not None or entry.attempt >= entry.action.attempts_max:
+    if entry.forced_outcome is not None or entry.attempt >= entry.action.attempts_max:
         return [*events, fact]
     back = Outcome(ActionState.PREEMPTED, reason=fact.outcome.reason)
     return [*events, ev.LeaseFinished(fact.at, fact.lease, back, fact.clean)]

@@ -1,8 +1,8 @@
-"""Pure. What is known of allocations: those asked for, held, given back, and what they cost.
+"""Pure. What is known of allocations: requested, held and given back, and what they cost.
 
-Law: a part of the ledger, changed only by `handle`. What lives counts with all that it could still
-use, so that the user's core-hours hold whatever happens next; what has ended counts with what it
-had. Times are epoch ns.
+It is a part of the ledger, so only `Scheduler.handle` changes it. An allocation that lives counts
+with all that it could still use, so that the user's bound of core-hours holds whatever happens
+next; one that has ended counts with what it used. All times are epoch ns.
 """
 
 from __future__ import annotations
@@ -18,8 +18,24 @@ TOLD_MAX = 40  # decisions that are kept for people; the journal has all
 
 @dataclass(slots=True)
 class AllocEntry:
-    """One allocation. `shape` is None for one that the broker did not ask for; `own` is its own.
-    `nodes`: the nodes that joined from it and are not lost."""
+    """An allocation that is requested or held.
+
+    Attributes:
+        alloc: its number.
+        shape: what was requested of Slurm; None for an allocation that the broker did not request.
+        asked_at: when it was requested, or became known.
+        job: its Slurm job id; empty while that is not known.
+        own: whether it is the broker's own allocation.
+        state: where it is in its life.
+        held_at: when the broker learned that Slurm had granted it; 0 before.
+        since: when Slurm granted it; 0 before.
+        cpus: CPUs of all its nodes.
+        joined: whether a node of it has ever joined.
+        nodes: its nodes that have joined and are not lost.
+        empty_at: when its last node left; 0 while it has one.
+        ended_at: when it ended; 0 before.
+        why: the reason for what was last decided or reported about it.
+    """
 
     alloc: int
     shape: SatelliteShape | None
@@ -27,29 +43,31 @@ class AllocEntry:
     job: str = ""
     own: bool = False
     state: AllocState = AllocState.ASKED
-    held_at: int = 0  # when we knew of the grant
-    since: int = 0  # when Slurm granted it
-    cpus: int = 0  # of all its nodes
-    joined: bool = False  # a node of it was here
+    held_at: int = 0
+    since: int = 0
+    cpus: int = 0
+    joined: bool = False
     nodes: dict[int, None] = field(default_factory=dict)
-    empty_at: int = 0  # when its last node left
+    empty_at: int = 0
     ended_at: int = 0
-    why: str = ""  # the last thing that was decided or heard of it
+    why: str = ""
 
     @property
     def lives(self) -> bool:
-        """Whether it is held, or may still come."""
+        """Whether it is held, or may still be granted."""
         return self.state is not AllocState.ENDED
 
     @property
     def coming(self) -> bool:
-        """Whether nodes of it are still to join."""
+        """Whether its nodes are still to join."""
         waits = self.state in (AllocState.ASKED, AllocState.PENDING, AllocState.RUNNING)
         return waits and not self.joined
 
     @property
     def core_ns(self) -> int:
-        """What it may use in all while it lives, what it used when it has ended; of a satellite."""
+        """The core-ns of a satellite: all that it may use while it lives, and what it used once it
+        has ended.
+        """
         if self.lives:
             assert self.shape is not None
             return max(self.shape.core_ns, self.cpus * self.shape.time_ns)
@@ -58,7 +76,13 @@ class AllocEntry:
 
 @dataclass(slots=True)
 class Rejections:
-    """Of one shape: how many came one after the other, and until when it is left alone."""
+    """The rejections of one shape.
+
+    Attributes:
+        count: how many came one after the other.
+        until: when the shape may be requested again.
+        why: the reason of the last one.
+    """
 
     count: int = 0
     until: int = 0
@@ -67,54 +91,74 @@ class Rejections:
 
 @dataclass(slots=True)
 class AllocLedger:
-    """All allocations."""
+    """All allocations of the job.
 
-    own: str = ""  # the broker's job
+    Attributes:
+        own: the broker's own job id.
+        policy: what the user allows.
+        entries: the allocations that live, by number.
+        by_job: their numbers by job id, as far as that is known.
+        rejected: the rejections since the last success, by shape.
+        taken: the shapes of which Slurm accepted the last request.
+        arrive_ns: how long it takes from a request to its first node, as a moving mean by shape.
+        told: (time, what) of the last decisions, to show to people. The journal has all of them.
+        asks: how many satellites were ever requested.
+        ended: how many satellites have ended.
+        ended_core_ns: what these used, in core-ns.
+        released_at: when an allocation was last given back.
+        next_alloc: the number of the next allocation.
+    """
+
+    own: str = ""
     policy: AllocPolicy = field(default_factory=AllocPolicy)
-    entries: dict[int, AllocEntry] = field(default_factory=dict)  # those that live
+    entries: dict[int, AllocEntry] = field(default_factory=dict)
     by_job: dict[str, int] = field(default_factory=dict)
-    rejected: dict[str, Rejections] = field(default_factory=dict)  # by shape
-    taken: dict[str, None] = field(default_factory=dict)  # shapes of which Slurm took the last
-    arrive_ns: dict[str, int] = field(default_factory=dict)  # by shape: ask to joined
+    rejected: dict[str, Rejections] = field(default_factory=dict)
+    taken: dict[str, None] = field(default_factory=dict)
+    arrive_ns: dict[str, int] = field(default_factory=dict)
     told: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=TOLD_MAX))
     asks: int = 0
-    ended: int = 0  # satellites
-    ended_core_ns: int = 0  # what those used
-    released_at: int = 0  # when something was last given back
+    ended: int = 0
+    ended_core_ns: int = 0
+    released_at: int = 0
     next_alloc: int = 1
 
     def satellites(self) -> list[AllocEntry]:
-        """Those of the broker that live, in order of asking."""
+        """The satellites that live, in order of their requests."""
         return [e for e in self.entries.values() if e.shape is not None]
 
     def nodes_live(self) -> int:
-        """Nodes of satellites that are held or asked for."""
+        """The nodes of satellites that are held or requested."""
         return sum(e.shape.nodes for e in self.entries.values() if e.shape is not None)
 
     def core_ns(self) -> int:
-        """What satellites used, and what those that live may come to use."""
+        """What satellites have used, and what those that live may still use."""
         return self.ended_core_ns + sum(e.core_ns for e in self.satellites())
 
     def room(self, shape: SatelliteShape) -> int:
-        """How many more of a shape the user's bounds allow."""
+        """How many more satellites of a shape the user's bounds allow."""
         policy = self.policy
         nodes = (policy.max_nodes - self.nodes_live()) // shape.nodes
         cores = (policy.max_core_ns - self.core_ns()) // max(1, shape.core_ns)
         return max(0, min(nodes, cores))
 
     def left_alone(self, shape: SatelliteShape, now: int) -> bool:
-        """Whether it is too soon after a rejection."""
+        """Whether it is too soon after a rejection to request this shape again."""
         rejected = self.rejected.get(shape.name)
         return rejected is not None and now < rejected.until
 
     def on_trial(self, shape: SatelliteShape) -> bool:
-        """Whether Slurm has not said yet what it thinks of such requests, and has one."""
+        """Whether a request of this shape is open and Slurm has not accepted one since the last
+        rejection. Then no further one is made.
+        """
         return shape.name not in self.taken and any(
             e.shape is not None and e.shape.name == shape.name and e.state is AllocState.ASKED
             for e in self.entries.values())
 
     def check(self, nodes: set[int]) -> None:
-        """Proves the laws; `nodes`: those that are not down."""
+        """Raises an AssertionError if an invariant is violated. `nodes` are the nodes that are not
+        down.
+        """
         for number, entry in self.entries.items():
             assert entry.alloc == number and entry.lives, f"{entry}"
             assert set(entry.nodes) <= nodes, f"{entry} holds a node that is down"

@@ -1,26 +1,27 @@
 """Pure. Which units of a node are free, as one bit mask over the node's own order of units.
 
-Law: what is taken together lies together - in the smallest kind of group of neighbours of which one
-has room, there in that where it was before, else in one within the same larger group, else in the
-fullest, so that large holes stay; lowest position first. Taking or giving n units costs O(n),
-choosing them O(groups + n).
+Units that are taken together lie together, because neighbouring cores share caches and memory. They
+come from the smallest kind of group of neighbours of which one has room. Among groups of that kind,
+the one with preferred units is first, then those within the same larger group as the preferred
+units, then the one with the fewest free units, so that large holes stay; lowest position first.
+Taking or giving n units costs O(n), choosing them O(groups + n).
 """
 
 from __future__ import annotations
 
 from itertools import accumulate
 
-_Room = tuple[bool, int, int]  # not where it was, how many are free, the group
+_Room = tuple[bool, int, int]  # without preferred units, how many are free, the group's mask
 
 
 class CoreSet:
-    """The units a node lends, and which of them are free.
+    """The units that a node lends, and which of them are free.
 
     Args:
-        units: in the node's order.
+        units: the units in the node's order.
         groups: how many neighbours share something, level by level from the smallest groups to the
-            largest: the sizes of consecutive groups, which add up to all units. A level that does
-            not is left out.
+            largest: the sizes of consecutive groups, which add up to all units. A level whose sizes
+            do not add up is left out.
     """
 
     __slots__ = ("_levels", "_position", "free_mask", "units")
@@ -40,40 +41,51 @@ class CoreSet:
         """How many units are free."""
         return self.free_mask.bit_count()
 
-    def choose(self, n: int, mask: int, near: tuple[int, ...] = ()
+    def choose(self, n: int, mask: int, preferred: tuple[int, ...] = ()
                ) -> tuple[tuple[int, ...], int]:
-        """`n` units out of `mask` (not taken yet) and the mask without them; of `near` if they
-        are among them, else beside them."""
+        """Chooses units; changes nothing.
+
+        Args:
+            n: how many units to choose.
+            mask: the units to choose from.
+            preferred: units that are taken first if they are in `mask`; otherwise units near them
+                are.
+
+        Returns:
+            The chosen units, and `mask` without them.
+        """
         assert mask.bit_count() >= n, f"{n} units wanted, {mask.bit_count()} are free"
-        wished = self._mask_of_known(near)
+        wished = self._mask_of_known(preferred)
         room = self._room(n, mask, wished)
         chosen = self._lowest(n, room & wished)
         chosen |= self._lowest(n - chosen.bit_count(), room & ~chosen)
         return self._units_of(chosen), mask & ~chosen
 
     def _room(self, n: int, mask: int, wished: int) -> int:
-        """What is free of the smallest group that has room for so many."""
+        """The part of `mask` in the smallest group that has room for n units."""
         for depth, level in enumerate(self._levels):
             rooms = [(not group & wished, (mask & group).bit_count(), group) for group in level
                      if (mask & group).bit_count() >= n]
             if rooms:
-                away, _, group = min(rooms)
-                if away and wished:
+                elsewhere, _, group = min(rooms)
+                if elsewhere and wished:
                     _, _, group = min(self._beside(rooms, wished, depth))
                 return mask & group
         return mask
 
     def _beside(self, rooms: list[_Room], wished: int, depth: int) -> list[_Room]:
-        """Those of the smallest larger group around any of these; all if none is."""
+        """The groups that lie in the same smallest larger group as preferred units; all groups if
+        none does.
+        """
         for level in self._levels[depth + 1:]:
             home = sum(group for group in level if group & wished)
-            if near := [room for room in rooms if room[2] & home]:
-                return near
+            if preferred := [room for room in rooms if room[2] & home]:
+                return preferred
         return rooms
 
     @staticmethod
     def _lowest(n: int, mask: int) -> int:
-        """The `n` lowest of a mask; all if there are fewer."""
+        """The `n` lowest units of a mask; all of them if there are fewer."""
         chosen = 0
         for _ in range(min(n, mask.bit_count())):
             low = mask & -mask
@@ -90,7 +102,7 @@ class CoreSet:
         return tuple(found)
 
     def _mask_of_known(self, units: tuple[int, ...]) -> int:
-        """As a mask; a node does not know another's units."""
+        """These units as a mask. Units of another node are left out."""
         return sum(1 << self._position[unit] for unit in units if unit in self._position)
 
     def is_free(self, unit: int) -> bool:

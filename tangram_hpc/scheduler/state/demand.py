@@ -1,7 +1,8 @@
-"""Pure. How often each kind of call to a service comes, and how long its calls are.
+"""Pure. How often each kind of call to a service comes, and how much work its calls are.
 
-Law: fed by the ledger's events alone, so a replay learns the same. A rate is a count that fades as
-x * h / (h + dt) between calls, so no exponential is needed. Whole numbers only.
+A kind is a service and the degrees of its calls. A rate is a count that fades as x * h / (h + dt)
+between calls, with h the horizon, so no exponential is needed and whole numbers suffice. Only the
+ledger's events change it, so a replay learns the same.
 """
 
 from __future__ import annotations
@@ -11,15 +12,21 @@ from ...domain.service import service_of
 from .estimator import Estimator
 
 ONE = 1 << 20
-HORIZON = 4  # restores: how far ahead calls are expected
-YOUNG = 8  # a rate is believed once this part of a horizon was seen
+HORIZON = 4  # how far ahead calls are expected, in restores of the service
+YOUNG = 8  # a rate counts once this part of a horizon was seen
 HORIZON_MIN_NS = 1_000_000_000
 
 CallKind = tuple[str, tuple[int, ...]]  # service, degrees
 
 
 class Calls:
-    """Of one kind: calls expected within the horizon, in 1/ONE, and the believed mean of one."""
+    """The calls of one kind.
+
+    Attributes:
+        horizon: how far ahead calls are expected, in ns.
+        serial: the estimated serial fraction of a call, in 1/1000.
+        work_ns: the moving mean of the estimated work of a call, on one unit.
+    """
 
     __slots__ = ("_at", "_first", "_x", "horizon", "serial", "work_ns")
 
@@ -28,13 +35,14 @@ class Calls:
         self.serial, self.work_ns = serial, work_ns
 
     def expected(self, now: int) -> int:
-        """Calls expected within the horizon; changes nothing."""
+        """How many calls are expected within the horizon, in 1/ONE; changes nothing."""
         since = now - self._at
         return self._x * self.horizon // (self.horizon + since) if since > 0 else self._x
 
     def steady(self, now: int) -> int:
-        """Calls expected per horizon at the rate seen since the first call. It scales the count up
-        while less than one horizon has passed."""
+        """How many calls are expected within the horizon at the rate seen since the first call, in
+        1/ONE. The count is scaled up while less than one horizon has passed since then.
+        """
         seen = max(now - self._first, self.horizon // YOUNG)
         return self.expected(now) * self.horizon // min(seen, self.horizon)
 
@@ -43,24 +51,29 @@ class Calls:
         return now - self._first < self.horizon
 
     def came(self, now: int, serial: int, work_ns: int) -> None:
-        """One more."""
+        """Counts one more call, with its estimated serial fraction and work."""
         self._first = self._first or now
         self._x, self._at = self.expected(now) + ONE, now
         self.serial, self.work_ns = serial, self.work_ns + (work_ns - self.work_ns) // 8
 
 
 class Demand:
-    """Every kind of call that ever came, in order of its first."""
+    """Every kind of call that ever came, in the order of their first calls.
+
+    Attributes:
+        kinds: the calls of each kind.
+        of_service: the kinds of each service.
+    """
 
     def __init__(self) -> None:
         self.kinds: dict[CallKind, Calls] = {}
         self.of_service: dict[str, list[CallKind]] = {}
 
-    def came(self, action: Action, now: int, restore_ns: int, beliefs: Estimator) -> None:
-        """A call was submitted. O(1)."""
+    def came(self, action: Action, now: int, restore_ns: int, estimator: Estimator) -> None:
+        """Counts a call that was submitted. O(1)."""
         service = service_of(action.key)
         kind = (service, action.degrees)
-        serial, work = beliefs.believed(action)
+        serial, work = estimator.estimate(action)
         if kind not in self.kinds:
             self.of_service.setdefault(service, []).append(kind)
             self.kinds[kind] = Calls(max(HORIZON_MIN_NS, HORIZON * restore_ns), serial, work)

@@ -1,14 +1,16 @@
-"""Pure. What is believed of an action's run time before and while it runs.
+"""Pure. Estimates of an action's run time, before it runs and while it runs.
 
-Law: an action's own profile is believed where it has one; else what was learned from leases of its
-class (key and name) that ended: a histogram of work, and the serial fraction that explains them
-best. A class is shrunk to its parent (its key, one degree or several), the parent to everything,
-everything to a second. A lease that did not end by itself (timeout, kill, lost node) says only that
-it is longer. Fed by the ledger's events alone, so a replay learns the same. Whole numbers only.
+An action's own profile counts where it has one. Otherwise the estimate comes from leases of its
+class (key and name) that have ended: a histogram of work, and the serial fraction that explains
+them best. A class is shrunk to its parent (its key, one degree or several), the parent to
+everything, and everything to one second. A lease that did not end by itself (timeout, kill, lost
+node) says only that the action takes longer.
 
-Bound: CLASSES_MAX classes and those that run. Names that differ in numbers only become one class,
-with all that was learned of them, once there are more than VARIANTS of them. Of the others the one
-that was used longest ago is forgotten: its parent keeps its samples, and is believed instead.
+Invariants: only the ledger's events change it, so a replay learns the same; all numbers are whole.
+At most CLASSES_MAX classes are kept, and those that run. Names that differ in numbers only become
+one class, with all that was learned of them, once there are more than VARIANTS of them. Of the
+others, the class that was used longest ago is forgotten: its parent keeps its samples, and is used
+instead.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ from ...domain.action import Action
 from ...domain.class_names import template
 from .speed import ONE, lg, octaves, speed
 
-# the grid of serial fractions, 1/1000; classes that offer degrees are at first believed to be PRIOR
+# The grid of serial fractions, 1/1000. Classes that offer degrees begin with PRIOR.
 SERIALS = (1, 10, 25, 50, 75, 100, 150, 200, 300, 450, 650, 1000)
 PRIOR = 100
-UNKNOWN_NS = 1_000_000_000  # the work of a thing nobody has ever seen
-SHRINK = 3  # a parent's opinion weighs as much as so many samples
-# A class departs from PRIOR after so many samples, and then only to the nearest fraction that is
-# less than 8 bits + n/64 bits worse than the best; and only while RIPE have ended for each that
-# runs, since those who still run are the long ones.
+UNKNOWN_NS = 1_000_000_000  # the work of an action while nothing has ended yet
+SHRINK = 3  # a parent's mean weighs as much as so many samples
+# A class departs from PRIOR after MIN_SERIAL samples, and then only to the nearest fraction that is
+# less than 8 bits + n/64 bits worse than the best. It does so only while RIPE leases have ended for
+# each one that runs, since the leases that still run are the long ones.
 MIN_SERIAL, DOUBT, DOUBT_EACH, RIPE = 24, 8 << 10, 16, 4
 _NEAREST = sorted(range(len(SERIALS)), key=lambda i: abs(i - SERIALS.index(PRIOR)))
 CLASSES_MAX = 1024  # classes that are remembered although none of them runs
@@ -39,7 +41,7 @@ Spans = Sequence[tuple[int, int]]  # (units, ns), in order
 
 
 def work_of(spans: Spans, serial: int) -> int:
-    """The one-unit work done in these spans."""
+    """The work that was done in these spans, in ns on one unit."""
     if len(spans) == 1:  # nearly all are
         units, ns = spans[0]
         return speed(serial, units) * ns >> ONE
@@ -47,9 +49,11 @@ def work_of(spans: Spans, serial: int) -> int:
 
 
 class Sizes:
-    """A histogram of work with the sum of each bucket; its suffix sums are renewed when it has
-    grown by 1/16. Memory: O(buckets in use). Adding costs O(1) amortised over growth, asking
-    O(log buckets)."""
+    """A histogram of work, with the sum of each bucket.
+
+    Its suffix sums are renewed when it has grown by 1/16. Memory is O(buckets in use); adding a
+    sample costs O(1) amortised over growth, asking O(log buckets).
+    """
 
     __slots__ = ("_cells", "_due", "_edges", "_tail", "n", "version")
 
@@ -60,7 +64,7 @@ class Sizes:
         self._tail = [(0, 0)]  # count and sum from each of them on
 
     def add(self, work_ns: int, bucket: int) -> None:
-        """One more sample, in its bucket."""
+        """Adds a sample to its bucket."""
         count, total = self._cells.get(bucket, (0, 0))
         self._cells[bucket] = count + 1, total + work_ns
         self.n += 1
@@ -68,7 +72,7 @@ class Sizes:
             self._renew()
 
     def merge(self, other: Sizes) -> None:
-        """All samples of another one as well."""
+        """Adds all samples of another histogram."""
         for bucket, (count, total) in other._cells.items():
             mine = self._cells.get(bucket, (0, 0))
             self._cells[bucket] = mine[0] + count, mine[1] + total
@@ -88,13 +92,17 @@ class Sizes:
         self._tail = tail[::-1]
 
     def beyond(self, bucket: int) -> tuple[int, int]:
-        """How many lie above this bucket (-1: all), and their sum."""
+        """How many samples lie above this bucket (-1: all of them), and their sum."""
         return self._tail[bisect_right(self._edges, bucket)]
 
 
 class Serial:
-    """Maximum likelihood of the serial fraction over a grid, the work log-normal with free mean and
-    spread: sum log speed(f, last units) - sum log w_f - n log sd(log w_f)."""
+    """The maximum likelihood estimate of the serial fraction, over a grid.
+
+    The work is taken to be log-normal with free mean and spread. The logarithm of the likelihood of
+    a fraction f is sum log speed(f, last units) - sum log w_f - n log sd(log w_f), where w_f is the
+    work of a sample if f is true.
+    """
 
     __slots__ = ("_first", "_logw", "_logw2", "best", "n")
 
@@ -103,14 +111,19 @@ class Serial:
         self._first, self._logw, self._logw2 = ([0] * len(SERIALS) for _ in range(3))
 
     def merge(self, other: Serial) -> None:
-        """All samples of another one as well."""
+        """Adds all samples of another estimate."""
         self.n += other.n
         for mine, more in ((self._first, other._first), (self._logw, other._logw),
                            (self._logw2, other._logw2)):
             mine[:] = [a + b for a, b in zip(mine, more, strict=True)]
 
     def add(self, spans: Spans, running: int) -> None:
-        """One that ended by itself; `running` of its class still run. O(grid x spans)."""
+        """Adds an action that ended by itself. O(grid x spans).
+
+        Args:
+            spans: the sizes that it had.
+            running: how many leases of its class still run.
+        """
         last = [units for units, _ in spans if units][-1]
         self.n += 1
         for i, f in enumerate(SERIALS):
@@ -128,18 +141,25 @@ class Serial:
 
 
 class _Class:
-    """What was learned of one class; `merged`: it stands for all names of its template."""
+    """What was learned of one class.
+
+    Attributes:
+        running: how many of its leases have not ended.
+        sizes: its histogram of work; None before the first end.
+        serial: its serial fraction; None before the first end of an action with several degrees.
+        merged: whether it stands for all names of its template.
+    """
 
     __slots__ = ("merged", "running", "serial", "sizes")
 
     def __init__(self) -> None:
-        self.running = 0  # leases
+        self.running = 0
         self.sizes: Sizes | None = None
         self.serial: Serial | None = None
         self.merged = False
 
     def merge(self, other: _Class) -> None:
-        """Takes what was learned of another one."""
+        """Adds what was learned of another class."""
         self.running += other.running
         if other.sizes is not None:
             self.sizes = self.sizes or Sizes()
@@ -153,10 +173,14 @@ Of = tuple[str, str]  # key and name
 
 
 class Estimator:
-    """Classes of actions and what was learned of each. Memory: O(CLASSES_MAX + running)."""
+    """The classes of actions and what was learned of each. Memory is O(CLASSES_MAX + running).
+
+    Attributes:
+        used: how many leases were granted, by where the estimate of their run time came from.
+    """
 
     def __init__(self) -> None:
-        self.used = {"profile": 0, "learned": 0}  # leases begun, by what was believed of them
+        self.used = {"profile": 0, "learned": 0}
         self._classes: OrderedDict[Of, _Class] = OrderedDict()  # used longest ago first
         self._variants: dict[Of, dict[str, None]] = {}  # by template: classes not yet merged
         self._merged = 0  # classes that stand for a template
@@ -164,24 +188,26 @@ class Estimator:
         self._any = Sizes()
         self._memo: dict[tuple[str, str, bool, int], tuple[int, int]] = {}
 
-    def believed(self, action: Action) -> tuple[int, int]:
-        """Serial fraction (1/1000) and one-unit work (ns) before it has run. O(1)."""
+    def estimate(self, action: Action) -> tuple[int, int]:
+        """The serial fraction (1/1000) and the work (ns on one unit) of an action that has not run.
+        O(1).
+        """
         profile = action.profile
         if profile is not None:
             return self.serial(action), profile.work_ns
         return self.serial(action), self.mean(action.key, action.name, action.degrees)
 
     def seen(self, action: Action) -> bool:
-        """Whether any of its class has ended."""
+        """Whether an action of the same class has ended."""
         return self.seen_class(action.key, action.name)
 
     def seen_class(self, key: str, name: str) -> bool:
-        """Whether any of a class has ended."""
+        """Whether an action of this class has ended."""
         known = self._find(key, name)
         return known is not None and known.sizes is not None
 
     def serial(self, action: Action) -> int:
-        """Its serial fraction, in 1/1000."""
+        """The serial fraction of an action, in 1/1000; 0 if it can only run on one unit."""
         if action.degrees[-1] <= 1:
             return 0
         if action.profile is not None:
@@ -190,13 +216,17 @@ class Estimator:
         return known.serial.best if known is not None and known.serial is not None else PRIOR
 
     def remaining(self, action: Action, done_ns: int) -> int:
-        """One-unit work expected to be left after so much was done; at least 1."""
+        """The work that is expected to be left after `done_ns` of it was done, in ns on one unit;
+        at least 1.
+        """
         if action.profile is not None:
             return max(1, action.profile.work_ns - done_ns)
         return max(1, self.mean(action.key, action.name, action.degrees, done_ns) - done_ns)
 
     def mean(self, key: str, name: str, degrees: tuple[int, ...], done_ns: int = 0) -> int:
-        """Mean work in the class of those larger than `done_ns`, shrunk. O(1)."""
+        """The mean work in a class of the actions that are larger than `done_ns`, shrunk to the
+        parents. O(1).
+        """
         bucket = octaves(done_ns) if done_ns > 0 else -1
         several = degrees[-1] > degrees[0]
         known, parent = self._find(key, name), self._parents.get((key, several))
@@ -217,15 +247,17 @@ class Estimator:
         self._memo[key, name, several, bucket] = (version, total // n)
         return total // n
 
-    # ---- what the scheduler tells ------------------------------------------------------------
+    # ---- called by the handlers of leases ----------------------------------------------------
 
     def began(self, action: Action) -> None:
-        """A lease of this action was granted. O(1) amortised."""
+        """Counts a lease of this action that was granted. O(1) amortised."""
         self._open(action.key, action.name).running += 1
         self.used["learned" if action.profile is None else "profile"] += 1
 
     def ended(self, action: Action, spans: Spans, whole: bool) -> None:
-        """A lease of it ended; `whole`: by itself. O(grid x spans)."""
+        """Learns from a lease of this action that ended; `whole` says that it ended by itself.
+        O(grid x spans).
+        """
         key, several = action.key, action.degrees[-1] > action.degrees[0]
         own = self._open(key, action.name)
         own.running -= 1
@@ -259,7 +291,7 @@ class Estimator:
         return known
 
     def _open(self, key: str, name: str) -> _Class:
-        """The class of a name, as the one that was used last."""
+        """The class of a name, marked as the one that was used last; made if there is none."""
         of, classes = (key, name), self._classes
         known = classes.get(of)
         if known is None:
@@ -272,7 +304,7 @@ class Estimator:
         return known
 
     def _name(self, key: str, name: str) -> Of:
-        """Under which name a new one has its class: its own, or its template's."""
+        """The key and name under which a new name has its class: its own, or its template's."""
         general = key, template(name)
         if general[1] == name:
             return general
@@ -298,7 +330,7 @@ class Estimator:
         if len(self._classes) <= CLASSES_MAX:
             return
         of, oldest = next(iter(self._classes.items()))
-        if oldest.running:  # others may be forgotten before it the next time
+        if oldest.running:  # the next class may be forgotten before it the next time
             self._classes.move_to_end(of)
             return
         del self._classes[of]

@@ -1,32 +1,31 @@
-"""Pure. Whose turn it is: the order between clients, and between the trajectories of one client.
+"""Pure. Fair sharing: the order between clients, and between the trajectories of one client.
 
-Problem. In plain order of arrival, one client's 300,000 actions are 300,000 actions that everybody
-else waits for, and so are one trajectory's 2,000 for the other trajectories of its client.
+Problem. In plain order of arrival, one client's 300,000 actions are 300,000 actions for which all
+others wait, and so are one trajectory's 2,000 for the other trajectories of its client.
 
-Idea: start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) with every action of the same cost,
-in three levels. Each pool of units keeps its own virtual time.
-1. Between clients. A client's next action has a start tag; whoever has the lowest is next. A grant
-   adds 1 to the tag of its client, and the pool's virtual time becomes the tag that was served. A
-   client that comes to wait, or that could not be served for a while, has at least that time for
-   its tag, so nobody saves up turns.
-2. Between the two groups of one client: actions without a trajectory, and all others. A group
-   has tags in the same way. While none is more than BURST turns ahead of the other, their actions
-   are served in their own order as if there were one group; then the one that is behind comes
-   first. So neither a burst of single actions nor many sessions shut out the other.
+Idea: start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996), in which each action costs the
+same, in three levels. Each pool of units keeps its own virtual time.
+1. Between clients. A client's next action has a start tag; the client with the lowest one is next.
+A grant adds 1 to the tag of its client, and the pool's virtual time becomes the tag that was
+served. A client that comes to wait, or that could not be served for a while, has at least that time
+for its tag, so no client saves up service.
+2. Between the two groups of one client: actions without a trajectory, and all others. A group has
+tags in the same way. While neither group is more than BURST grants ahead of the other, their
+actions are served in their own order, as if they were one group; then the one that is behind comes
+first. So neither a burst of single actions nor many sessions shut out the other group.
 3. Between the trajectories of one client. A trajectory (the action's `trajectory`, else its
-   session) that has been given more than BURST turns beyond the client's virtual time waits for
-   later rounds. Its round is part of the number under which an action stands in the queue, its
-   turn, which is drawn once and never changes. Trajectories that have a few actions each are
-   served in their own order, as if nobody counted.
+session) that has been given more than BURST grants beyond the client's virtual time waits for later
+rounds. Its round is part of its action's order tag, which is drawn once and never changes.
+Trajectories that have a few actions each are served in their own order, as if nothing were counted.
 
-A grant may come back without having begun (`LeaseReturned`). Its action then waits again at its old
-turn, and its next grant is not counted again: the client had the turn, and has not used it. (To
-take the count back when the lease returns would not do: a tag that lies behind the virtual time is
-forgotten, and with it all but one of several turns that come back together.)
+A grant may come back without having begun (`LeaseReturned`). Its action then waits again under its
+old order tag, and its next grant is not counted again: the client was served, and has not used it.
+(To take the count back when the lease returns would not do. A start tag that lies behind the
+virtual time is forgotten, and with it all but one of several grants that come back together.)
 
 Invariants: everything here follows from the events of the ledger alone, in their order, so a replay
 and the simulator agree. An action waits for a bounded number of later ones of other clients and
-trajectories. What is kept is bounded by those who wait, as a pool that is empty forgets its counts.
+trajectories. What is kept is bounded by what waits, as a pool that is empty forgets its counts.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ from typing import Generic, Protocol, TypeVar
 
 from ...domain.action import Action
 
-BURST = 16  # turns that a trajectory or a group may be ahead before others come first
+BURST = 16  # grants that a trajectory or a group may be ahead before others come first
 SINGLE, TRAJECTORY = 0, 1  # groups of a client's actions
-_SEQUENCE = 44  # bits of a turn that tell the order of arrival; those above are its round
-_KEEP = 1024  # trajectories or clients that are remembered although nothing of theirs waits
+_SEQUENCE = 44  # bits of an order tag that tell the order of arrival; those above are its round
+_KEEP = 1024  # trajectories or clients that are kept although none of their actions wait
 # On which levels an action was counted. The bits from _FORGOTTEN on tell how often its pool had
 # forgotten its counts by then, as what was forgotten is to be counted again.
 _CLIENT, _GROUP, _FORGOTTEN = 1, 2, 2
@@ -53,18 +52,18 @@ def trajectory_of(action: Action) -> str | int:
     return action.trajectory or action.session
 
 
-def arrival_of(turn: int) -> int:
-    """Where an action stands in the order in which actions came to wait."""
-    return turn & (1 << _SEQUENCE) - 1
+def arrival_of(order_tag: int) -> int:
+    """The place of an action in the order in which actions came to wait."""
+    return order_tag & (1 << _SEQUENCE) - 1
 
 
-def round_of(turn: int) -> int:
+def round_of(order_tag: int) -> int:
     """The round of its client's trajectories in which an action is served."""
-    return turn >> _SEQUENCE
+    return order_tag >> _SEQUENCE
 
 
 class ClientShare:
-    """What one client has been given of one pool while anybody waited there.
+    """What one client has been given of one pool while other actions waited there.
 
     Attributes:
         client: its number.
@@ -98,7 +97,12 @@ class ClientShare:
         return max(self.groups[group], self.group_time - BURST)
 
     def draw(self, trajectory: str | int, sequence: int) -> int:
-        """The turn of an action of a trajectory. O(1) amortised."""
+        """The order tag of an action of a trajectory. O(1) amortised.
+
+        Args:
+            trajectory: its name or session.
+            sequence: the action's place in order of arrival.
+        """
         now, ends = self.round, self.ends
         end = max(now, ends.get(trajectory, 0))
         ends[trajectory] = end + 1
@@ -110,20 +114,25 @@ class ClientShare:
         return found << _SEQUENCE | sequence
 
     def _forget(self) -> None:
-        """Forgets the half of the trajectories that is least ahead, as its turns hardly change."""
+        """Forgets the half of the trajectories that is least ahead, as their order tags hardly
+        change by it.
+        """
         ahead = sorted(self.ends.items(), key=lambda end: -end[1])  # stable: oldest first
         self.ends = {each: at for each, at in ahead[:len(ahead) // 2] if at > self.round}
 
     def returned(self, action: int, counted: int) -> None:
-        """An action waits again whose grant came back without having begun. `counted` is what
-        `served` returned for that grant."""
+        """Takes back an action whose grant came back without having begun. `counted` is what
+        `served` returned for that grant.
+        """
         if counted >> _FORGOTTEN == self.pool.forgotten:
             self.counted[action] = counted
 
-    def served(self, group: int, turn: int, action: int) -> int:
+    def served(self, group: int, order_tag: int, action: int) -> int:
         """Counts a grant of units to one of its actions, on each level on which it was not counted
-        before. Nothing is counted while this client is the only one of its pool. Returns on which
-        levels the action is counted now, for `returned`."""
+        before. The client's tag stays while it is the only client of its pool, the group's while
+        the other group does not wait. Returns on which levels the action is counted now, for
+        `returned`.
+        """
         pool = self.pool
         counted = self.counted.pop(action, 0) if self.counted else 0
         if len(pool.clients) > 1 and not counted & _CLIENT:
@@ -136,12 +145,12 @@ class ClientShare:
             self.groups[group] = start + 1
             counted |= _GROUP
         if group == TRAJECTORY:
-            self.round = max(self.round, turn >> _SEQUENCE)
+            self.round = max(self.round, order_tag >> _SEQUENCE)
         return counted | pool.forgotten << _FORGOTTEN
 
 
 class PoolShares:
-    """The clients that wait for the units of one pool, or did while somebody else still does.
+    """The clients that wait for the units of one pool, or did while another client still does.
 
     Attributes:
         time: the pool's virtual time, the start tag of the client that was served last.
@@ -159,14 +168,16 @@ class PoolShares:
         self.clients: dict[int, ClientShare] = {}
 
     def of(self, client: int) -> ClientShare:
-        """The share of a client."""
+        """The share of a client; made if there is none."""
         share = self.clients.get(client)
         if share is None:
             share = self.clients[client] = ClientShare(client, self)
         return share
 
-    def rest(self, share: ClientShare) -> None:
-        """Nothing waits in one group of a client any more."""
+    def group_emptied(self, share: ClientShare) -> None:
+        """Forgets what is no longer needed, after the last waiting action of a client's group has
+        left.
+        """
         if not self.waiting:
             self.clients.clear()
             self.forgotten += 1
@@ -175,14 +186,16 @@ class PoolShares:
 
 
 class Ordered(Protocol):
-    """A list of waiting actions that tells whether anybody is left in it."""
+    """A list of waiting actions in the list's own order."""
 
     def head(self) -> object | None:
-        """The first that is left; None at the end."""
+        """The first action that is left; None at the end."""
         ...
 
     def rank(self) -> tuple[int, int]:
-        """Where the first stands in the list's own order, which other lists of its client share."""
+        """The place of the first action in the list's own order, which other lists of its client
+        share.
+        """
         ...
 
 
@@ -190,15 +203,18 @@ _W = TypeVar("_W", bound=Ordered)
 
 
 class Rounds(Generic[_W]):
-    """The lists of several clients and groups, taken by turns in one pass; changes no share.
+    """The lists of several clients and groups in the order of one pass; changes no share.
 
     Each list must be at its first action. A step costs O(log clients).
+
+    Attributes:
+        several: whether more than one client waits.
     """
 
     __slots__ = ("_groups", "_heap", "_served", "several")
 
     def __init__(self, lists: Iterable[tuple[ClientShare, int, _W]]) -> None:
-        # by client: start tag and list of those of its groups that are not at their ends
+        # by client: start tag and list of each of its groups whose list is not at its end
         self._groups: dict[int, list[tuple[int, _W]]] = {}
         self._heap: list[tuple[int, int]] = []  # (start tag, client)
         self._served: set[int] = set()
@@ -209,10 +225,10 @@ class Rounds(Generic[_W]):
                 self._heap.append((share.start(), share.client))
             groups.append((share.start_of(group), each))
         heapq.heapify(self._heap)
-        self.several = len(self._heap) > 1  # whether more than one client waits
+        self.several = len(self._heap) > 1
 
     def current(self) -> _W | None:
-        """The list whose turn it is; None when all are at their ends."""
+        """The list that is served next; None when all are at their ends."""
         heap = self._heap
         while heap:
             groups = [g for g in self._groups[heap[0][1]] if g[1].head() is not None]
@@ -225,12 +241,13 @@ class Rounds(Generic[_W]):
         return None
 
     def is_first(self) -> bool:
-        """Whether the client whose turn it is had none in this pass."""
+        """Whether the client that is served next has not been served in this pass."""
         return self._heap[0][1] not in self._served
 
     def charge(self, counted: int = 0) -> None:
-        """Counts one turn for the current list, except on the levels on which the action that has
-        it was counted before (`ClientShare.counted`)."""
+        """Counts one grant for the current list, except on the levels on which its action was
+        counted before (`ClientShare.counted`).
+        """
         tag, client = self._heap[0]
         self._served.add(client)
         start, each = self._groups[client][0]
@@ -239,8 +256,9 @@ class Rounds(Generic[_W]):
 
 
 def _second_is_next(first: tuple[int, Ordered], second: tuple[int, Ordered]) -> bool:
-    """Which of a client's two groups comes next: the one that is more than BURST turns behind, else
-    the one whose first action is before the other's."""
+    """Which of a client's two groups is next: the one that is more than BURST grants behind, else
+    the one whose first action is before the other's.
+    """
     if abs(first[0] - second[0]) > BURST:
         return second[0] < first[0]
     return second[1].rank() < first[1].rank()

@@ -1,8 +1,8 @@
-"""Pure. A node's GPUs: which are free, and which service stands on which aligned block.
+"""Pure. A node's GPUs: which are free, and which service is resident on which aligned block.
 
-Law: what stands on a GPU is a whole aligned block or nothing, and no GPU is in two blocks; a busy
-block is never evicted. A service stays where it ran until somebody else is given one of its GPUs
-(lazy parking), and is warm only for the very block it stands on.
+Invariants: a service is resident on a whole aligned block, no GPU is in two blocks, and a busy
+block is never evicted. A service stays on the block where it ran until another lease is given one
+of its GPUs (lazy parking). It is warm only for that very block.
 """
 
 from __future__ import annotations
@@ -14,8 +14,14 @@ from .core_sets import CoreSet
 
 
 class Resident(NamedTuple):
-    """A service on its block; `used_at` is the start of its last call there, `since` that of its
-    first."""
+    """A service on its block.
+
+    Attributes:
+        service: its name.
+        gpus: the GPUs of the block.
+        used_at: when its last call there started, epoch ns.
+        since: when its first call there started, epoch ns.
+    """
 
     service: str
     gpus: tuple[int, ...]
@@ -24,14 +30,19 @@ class Resident(NamedTuple):
 
 
 class GpuSet(CoreSet):
-    """The GPUs a node lends, which of them are free, and what stands on them."""
+    """The GPUs that a node lends, which of them are free, and the services that are resident on
+    them.
+
+    Attributes:
+        blocks: for each size, the aligned blocks that the node lends as a whole, with their masks.
+        resident: the resident service of each GPU that has one.
+    """
 
     __slots__ = ("blocks", "resident")
 
     def __init__(self, units: tuple[int, ...]) -> None:
         super().__init__(units)
         lent = set(units)
-        # size -> its aligned blocks that this node lends whole, each with its mask
         self.blocks = {
             size: [(block, self.mask(block))
                    for first in sorted(lent) if first % size == 0
@@ -41,7 +52,7 @@ class GpuSet(CoreSet):
         self.resident: dict[int, Resident] = {}
 
     def copy(self) -> GpuSet:
-        """A copy to draw down; the tables of blocks are shared."""
+        """A copy to draw down while a placement is made. The tables of blocks are shared."""
         copied = object.__new__(GpuSet)
         copied.units, copied._position, copied._levels = self.units, self._position, self._levels
         copied.blocks = self.blocks
@@ -49,17 +60,17 @@ class GpuSet(CoreSet):
         return copied
 
     def free_blocks(self, size: int) -> list[tuple[int, ...]]:
-        """The aligned blocks of this size that nobody holds."""
+        """The aligned blocks of this size of which no GPU is lent."""
         free = self.free_mask
         return [block for block, mask in self.blocks[size] if mask & free == mask]
 
     def holds(self, service: str, block: tuple[int, ...]) -> bool:
-        """Whether this service stands on this very block."""
+        """Whether this service is resident on this very block."""
         there = self.resident.get(block[0])
         return there is not None and there.service == service and there.gpus == block
 
-    def standing(self, block: tuple[int, ...]) -> list[Resident]:
-        """What stands on any GPU of a block, each once, in order of GPU."""
+    def residents(self, block: tuple[int, ...]) -> list[Resident]:
+        """The services that are resident on any GPU of a block, each once, in order of GPU."""
         found: dict[Resident, None] = {}
         for gpu in block:
             if gpu in self.resident:
@@ -67,13 +78,13 @@ class GpuSet(CoreSet):
         return list(found)
 
     def evict(self, block: tuple[int, ...]) -> None:
-        """Parks whatever stands on any GPU of a block."""
-        for there in self.standing(block):
+        """Parks the services that are resident on any GPU of a block."""
+        for there in self.residents(block):
             for gpu in there.gpus:
                 del self.resident[gpu]
 
     def settle(self, service: str, block: tuple[int, ...], now: int) -> None:
-        """The service stands on this block from now on; what overlapped is parked."""
+        """Makes a service resident on a block from now on, and parks those that overlap with it."""
         old = self.resident.get(block[0])
         same = old is not None and old.service == service and old.gpus == block
         self.evict(block)
@@ -81,19 +92,23 @@ class GpuSet(CoreSet):
         for gpu in block:
             self.resident[gpu] = there
 
-    def choose(self, n: int, mask: int, near: tuple[int, ...] = ()
+    def choose(self, n: int, mask: int, preferred: tuple[int, ...] = ()
                ) -> tuple[tuple[int, ...], int]:
-        """`n` GPUs out of `mask`, those on which nothing stands first."""
+        """Chooses `n` GPUs out of `mask`, those without a resident service first. See
+        `CoreSet.choose`.
+        """
         bare = mask
         for gpu in self.resident:
             bare &= ~(1 << self._position[gpu])
-        first, _ = super().choose(min(n, bare.bit_count()), bare, near)
+        first, _ = super().choose(min(n, bare.bit_count()), bare, preferred)
         left = mask & ~self.mask(first)
-        more, left = super().choose(n - len(first), left, near)
+        more, left = super().choose(n - len(first), left, preferred)
         return first + more, left
 
     def check(self) -> None:
-        """Proves that what stands here are whole, disjoint, aligned blocks."""
+        """Raises an AssertionError unless all resident services are on whole, disjoint, aligned
+        blocks.
+        """
         for gpu, there in self.resident.items():
             size = len(there.gpus)
             assert gpu in there.gpus and there.gpus[0] % size == 0, f"GPU {gpu}: {there}"

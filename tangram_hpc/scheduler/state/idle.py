@@ -1,7 +1,7 @@
-"""Pure. What the ledger keeps of sessions that are idle and of clients that are away.
+"""Pure. When idle sessions end, and which clients are disconnected.
 
-When these end is decided in `scheduler/policy/session_life.py`; here is only the state that those
-decisions read, and that the ledger's handlers change.
+Here is only the state, which the handlers change. What ends, and when, is decided in
+`scheduler/policy/session_life.py`, which reads it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-class Away(NamedTuple):
-    """A client that is away.
+class DisconnectedClient(NamedTuple):
+    """A client without a connection.
 
     Attributes:
         since: when its connection was lost, in ns since the epoch.
@@ -26,46 +26,51 @@ class Away(NamedTuple):
 
 
 @dataclass(slots=True)
-class IdleClock:
-    """The idle deadlines of sessions, grouped by how long a session may be idle (its patience, in
-    ns). Within a group the sessions are ordered by the start of their idleness, so that the next
-    deadline costs O(different patiences)."""
+class IdleDeadlines:
+    """The deadlines of idle sessions.
 
-    _rests: dict[int, dict[int, int]] = field(default_factory=dict)  # patience -> session -> since
+    Sessions are grouped by timeout: how long a session may be idle, in ns. Within a group they are
+    ordered by the start of their idleness, so that finding the next deadline costs O(different
+    timeouts).
+    """
 
-    def rest(self, session: int, patience_ns: int, now: int) -> None:
-        """Starts a session's idleness now, or starts it again when the session was renewed."""
-        if patience_ns:
-            group = self._rests.setdefault(patience_ns, {})
+    _groups: dict[int, dict[int, int]] = field(default_factory=dict)  # timeout -> session -> since
+
+    def start(self, session: int, timeout_ns: int, now: int) -> None:
+        """Starts a session's idleness now, or starts it again when the session was renewed. A
+        session with timeout 0 may be idle for ever and is not kept here.
+        """
+        if timeout_ns:
+            group = self._groups.setdefault(timeout_ns, {})
             group.pop(session, None)
             group[session] = now
 
-    def stop(self, session: int, patience_ns: int) -> None:
+    def stop(self, session: int, timeout_ns: int) -> None:
         """Ends a session's idleness."""
-        group = self._rests.get(patience_ns)
+        group = self._groups.get(timeout_ns)
         if group is not None and group.pop(session, None) is not None and not group:
-            del self._rests[patience_ns]
+            del self._groups[timeout_ns]
 
-    def holds(self, session: int, patience_ns: int) -> bool:
+    def holds(self, session: int, timeout_ns: int) -> bool:
         """Whether a session is idle."""
-        return session in self._rests.get(patience_ns, ())
+        return session in self._groups.get(timeout_ns, ())
 
     def stalled(self, moved_ns: int, now: int) -> None:
         """Moves the start of each session's idleness `moved_ns` later, but not later than `now`.
         The order within a group stays as it is. O(idle sessions)."""
-        for group in self._rests.values():
+        for group in self._groups.values():
             for session, since in group.items():
                 group[session] = max(since, min(since + moved_ns, now))
 
     def next_end(self) -> int:
         """When the next session has been idle for too long; 0 for never."""
-        return min((next(iter(group.values())) + patience_ns
-                    for patience_ns, group in self._rests.items()), default=0)
+        return min((next(iter(group.values())) + timeout_ns
+                    for timeout_ns, group in self._groups.items()), default=0)
 
     def due(self, now: int) -> Iterator[tuple[int, int]]:
-        """Yields (session, patience) of each session that has been idle for too long."""
-        for patience_ns, group in self._rests.items():
+        """Yields (session, timeout) of each session that has been idle for too long."""
+        for timeout_ns, group in self._groups.items():
             for session, since in group.items():
-                if since + patience_ns > now:
+                if since + timeout_ns > now:
                     break
-                yield session, patience_ns
+                yield session, timeout_ns

@@ -1,8 +1,9 @@
-"""Pure. The broker's whole state: clients, nodes, sessions, actions and leases.
+"""Pure. The broker's whole state: clients, nodes, sessions, actions, leases and what was learned.
 
-Law: changed only by `Scheduler.handle`; Σ lent + free = capacity on every node, which `check()`
-proves. Iteration is over insertion-ordered dicts keyed by ids, so the same events give the same
-state everywhere.
+Invariants: only `Scheduler.handle` changes the ledger. On every node, what is lent and what is free
+add up to its capacity; `Ledger.check` proves this and the other invariants. Every table is a dict
+in order of insertion whose keys are numbers or names, so that the same events give the same state,
+and the same order of iteration, on every machine. All times are epoch ns.
 """
 
 from __future__ import annotations
@@ -23,124 +24,213 @@ from .core_sets import CoreSet
 from .demand import Demand
 from .estimator import Estimator
 from .gpu_blocks import GpuSet
-from .idle import Away, IdleClock
-from .openings import Openings
+from .idle import DisconnectedClient, IdleDeadlines
 from .queue import ReadyQueue
 from .rate_limit import EndpointEntry
+from .session_queue import SessionQueue
 
-RESIZE_GAP_NS = 20_000_000  # a lease keeps a size for at least so long
+RESIZE_GAP_NS = 20_000_000  # how long a lease keeps a size at least
 
 
 @dataclass(slots=True)
 class ClientEntry:
-    """A client, connected or away (`Ledger.expiring`)."""
+    """A client, connected or disconnected (`Ledger.disconnected`).
+
+    Attributes:
+        client: its number; it is part of the ids of its actions and sessions.
+        uid: the random name by which it shows that it is the same client; empty once it has
+            expired.
+        name: its name for people.
+        actions: its actions whose results it has not acknowledged.
+        sessions: its sessions that are not closed.
+        last_session: the highest session id that it has requested.
+        sessionless: its actions outside sessions that have neither ended nor been cancelled.
+            Actions with an idempotency key are left out, because they outlive their client.
+        active_at: when it last submitted an action.
+    """
 
     client: int
     uid: str
     name: str
-    actions: dict[int, None] = field(default_factory=dict)  # not yet acknowledged
+    actions: dict[int, None] = field(default_factory=dict)
     sessions: dict[int, None] = field(default_factory=dict)
-    last_session: int = 0  # the highest id it asked for
-    loose: dict[int, None] = field(default_factory=dict)  # without a session, wanted, not ended
-    active_at: int = 0  # when it last submitted an action
+    last_session: int = 0
+    sessionless: dict[int, None] = field(default_factory=dict)
+    active_at: int = 0
 
 
 @dataclass(slots=True)
 class NodeEntry:
-    """A node and what of it is free."""
+    """A node, and what of it is free.
+
+    Attributes:
+        node: its number.
+        spec: what its worker reported when it joined; Slurm may have moved its end since.
+        cores: its CPU cores, and which of them are free.
+        gpus: its GPUs, which of them are free, and the service copies on them.
+        free_mem_mib: memory that neither sessions nor leases hold.
+        prefetch_max: how many leases its worker takes behind the first of one unit; 0 for none.
+        short_lease_gap_ns: mean time between the ends of prefetched leases of one unit, lately.
+        parked_mib: how much of its memory parked services take.
+        state: whether it can be lent from.
+        sessions: the sessions that are on it.
+        leases: its leases that have begun.
+        revision: grows when an action comes to wait for this node, when units come free, or when
+            the end of its allocation moves. A placer compares it to see whether to look at the node
+            again.
+        joined_at: when it joined.
+        lends_until: when it stops lending; 0 if its allocation has no known end.
+        drain_at: `lends_until`, or later while Slurm is asked whether the end has moved.
+        draining: why nothing more is lent of it; empty while it lends.
+        for_end: whether it is drained for its allocation's end alone, so that a later end undoes
+            it.
+        said_end: when its allocation ends, as its worker said when it joined.
+    """
 
     node: int
     spec: NodeSpec
     cores: CoreSet
     gpus: GpuSet
     free_mem_mib: int
-    ahead: int = 0  # of its spec
-    pace_ns: int = 0  # between the ends of leases ahead on one unit, lately
-    parked_mib: int = 0  # what its parked services take of that
+    prefetch_max: int = 0
+    short_lease_gap_ns: int = 0
+    parked_mib: int = 0
     state: NodeState = NodeState.UP
     sessions: dict[int, None] = field(default_factory=dict)
-    leases: dict[int, None] = field(default_factory=dict)  # those that have begun
-    news: int = 0  # grows when somebody comes to wait here, or when units come free
+    leases: dict[int, None] = field(default_factory=dict)
+    revision: int = 0
     joined_at: int = 0
-    lends_until: int = 0  # 0: its allocation has no known end
-    drain_at: int = 0  # `lends_until`, or later while Slurm is asked whether the end has moved
-    draining: str = ""  # why nothing more is lent of it
-    for_end: bool = False  # drained for its allocation's end alone: a later end takes that back
-    said_end: int = 0  # when its allocation ends, as its worker said when it joined
+    lends_until: int = 0
+    drain_at: int = 0
+    draining: str = ""
+    for_end: bool = False
+    said_end: int = 0
 
     @property
     def room_mib(self) -> int:
-        """Memory that may be given away: sessions may have been first, before services came."""
+        """Memory that may still be given away; never negative, although services that are declared
+        after sessions have opened may park more than is free.
+        """
         return max(0, self.free_mem_mib - self.parked_mib)
 
 
 def _outside() -> NodeEntry:
-    """Where clients hold what was granted to them: no node, with nothing of its own to lend."""
     spec = NodeSpec("", "", (), 0)
     return NodeEntry(0, spec, CoreSet(()), GpuSet(()), 0)
 
 
 @dataclass(slots=True)
 class SessionEntry:
-    """A session; `cores` are those it reserves (none but under `static:K`), `near` those that its
-    last lease began with: what it left in their caches may still be there."""
+    """A session that is not closed.
+
+    Attributes:
+        spec: what was requested; after a move it names the files to begin with.
+        requested_at: when it was requested, or came to wait again.
+        state: where it is in its life.
+        node: its home node; 0 while it has none.
+        cores: the cores that it reserves; empty except under the placer `static:K`.
+        last_cores: the cores with which its last lease began. What that lease left in their caches
+            may still be there.
+        placed_at: when it was last placed on a node.
+        leases: the leases of its actions, prefetched ones included.
+        waiting: its actions that have not started, in order of submission. This is an OrderedDict,
+            since finding the first key of a dict costs a look at all keys that were deleted before
+            it.
+        closing: why it is to end; empty while it is not.
+        forks: its forks that are not open yet, and whether its files are being copied for them now.
+    """
 
     spec: SessionSpec
     requested_at: int
     state: SessionState = SessionState.WAITING
     node: int = 0
     cores: tuple[int, ...] = ()
-    near: tuple[int, ...] = ()
+    last_cores: tuple[int, ...] = ()
     placed_at: int = 0
     leases: dict[int, None] = field(default_factory=dict)
-    # its actions not started; a dict would look through those that have left it for its first
     waiting: OrderedDict[int, None] = field(default_factory=OrderedDict)
-    closing: str = ""  # why it is to end
-    forks: dict[int, bool] = field(default_factory=dict)  # not open yet -> its files are copied now
+    closing: str = ""
+    forks: dict[int, bool] = field(default_factory=dict)
 
     @property
     def works(self) -> bool:
-        """Whether it stands, or stood before it moved, and an action of it waits or runs, or a fork
-        of it is to begin."""
+        """Whether an action of it waits or runs, or a fork of it is to begin, and its sandbox
+        exists or existed before it moved. Such a session is not closed for idleness.
+        """
         busy = self.leases or self.waiting or self.forks
         stood = self.state is not SessionState.WAITING or bool(self.spec.files)
         return bool(busy) and stood
 
     @property
     def takes(self) -> bool:
-        """Whether an action may start in it, those that run aside: it stands, and no fork's files
-        are being copied."""
-        stands = self.state in (SessionState.IDLE, SessionState.BUSY)
-        return stands and not any(self.forks.values())
+        """Whether an action may start in it, apart from those that run: it is open, and its files
+        are not being copied for a fork.
+        """
+        is_open = self.state in (SessionState.IDLE, SessionState.BUSY)
+        return is_open and not any(self.forks.values())
 
     @property
     def parallel(self) -> bool:
-        """Whether its actions may run beside each other (never on units it reserves)."""
+        """Whether its actions may run beside each other. Actions on cores that it reserves never
+        do.
+        """
         return self.spec.parallel and not self.cores
 
 
 @dataclass(slots=True)
 class ActionEntry:
-    """An action; `lease` is 0 unless one attempt is under way."""
+    """An action that has not ended, or whose result its client has not acknowledged.
+
+    Attributes:
+        action: what was submitted; a routed turn is a call of the service that was chosen.
+        submitted_at: when it was submitted.
+        order_tag: its place among all actions that wait, drawn when its wait for units begins; 0
+            before.
+        counted: on which levels of `fair_order` its last grant was counted.
+        state: where it is in its life.
+        lease: the lease of its attempt; 0 while none is under way.
+        attempt: how often it was started.
+        forced_outcome: how, and why, it will end when its lease does, because it was cancelled or
+            its session is closing; None otherwise.
+        outcome: how it ended; None before.
+        route: where a turn was routed to; None before, and for other actions.
+    """
 
     action: Action
     submitted_at: int
-    turn: int = 0  # its place among all that wait, drawn when nothing of its own is before it
-    counted: int = 0  # on which levels of `fair_order` its last grant was counted as a turn
+    order_tag: int = 0
+    counted: int = 0
     state: ActionState = ActionState.PENDING
     lease: int = 0
     attempt: int = 0
-    doomed: Outcome | None = None  # how, and why, it shall end when its lease does
+    forced_outcome: Outcome | None = None
     outcome: Outcome | None = None
-    route: Routed | None = None  # of a turn that was dealt
+    route: Routed | None = None
 
 
 @dataclass(slots=True)
 class LeaseEntry:
-    """What is lent to one attempt of an action; the fencing key.
+    """What is lent to one attempt of an action. Its number is the fencing key.
 
-    `chain` holds the leases of one unit in order: the first has begun, each of the others begins
-    when those before it are gone and holds nothing until then."""
+    Attributes:
+        lease: its number.
+        action: the action that is attempted.
+        node: the node on which it runs; 0 if its client holds it, as for a grant of an endpoint.
+        cores: its CPU cores.
+        gpus: its GPUs.
+        mem_mib: its memory beyond that of its session.
+        session: the session of its action; 0 for none.
+        reserved: whether its cores belong to its session, which holds them while it is open.
+        granted_at: when it began; when it was granted, as long as it has not begun.
+        lease_queue: the leases of one unit in order, shared by all of them. The first has begun.
+            Each of the others is prefetched: it begins when those in front of it are gone, and
+            holds nothing until then.
+        key: the key resource of its action.
+        grants: (since, units) for each size that it has had; empty before it begins.
+        prefetched: whether it was granted behind another lease.
+        restore_ns: how much of its time goes into bringing its service to the block.
+        state: where it is in its life.
+    """
 
     lease: int
     action: int
@@ -149,13 +239,13 @@ class LeaseEntry:
     gpus: tuple[int, ...]
     mem_mib: int
     session: int
-    reserved: bool  # its cores are its session's own
-    granted_at: int  # when it began
-    chain: dict[int, None]
+    reserved: bool
+    granted_at: int
+    lease_queue: dict[int, None]
     key: str = "cpu"
-    grants: list[tuple[int, int]] = field(default_factory=list)  # (since, units), first at start
-    ahead: bool = False  # it was granted while others were before it
-    restore_ns: int = 0  # what of its time goes into bringing its service in
+    grants: list[tuple[int, int]] = field(default_factory=list)
+    prefetched: bool = False
+    restore_ns: int = 0
     state: LeaseState = LeaseState.GRANTED
 
     @property
@@ -170,24 +260,33 @@ class LeaseEntry:
 
     @property
     def resizable_at(self) -> int:
-        """From when on its size may change again."""
+        """The time from which its size may change again."""
         return self.grants[-1][0] + RESIZE_GAP_NS
 
     def work_spans(self, until: int, exec_ns: int, submitted_at: int) -> list[tuple[int, int]]:
-        """(units, ns) of each size in which it worked until it ended. While it had one size its
-        node knows better how long: we hear of several ends at once, and the first in a fresh host
-        waits for that to start. On CPUs no longer than there was time for: a function can turn the
-        clock of its process."""
+        """The (units, ns) of each size in which the action worked.
+
+        While a lease had one size, the time that its node measured is the better one: the broker
+        learns of several ends at once, and the first action in a new process waits for that process
+        to start. On CPUs the measured time counts for no more than the time that passed, since a
+        function can set the clock of its process.
+
+        Args:
+            until: when the lease ended.
+            exec_ns: how long the action ran, as its worker reports; 0 if it does not.
+            submitted_at: when the action was submitted.
+        """
         cpu = self.key == "cpu"
-        if len(self.grants) == 1 and (self.ahead or (cpu and exec_ns > 0)):
+        if len(self.grants) == 1 and (self.prefetched or (cpu and exec_ns > 0)):
             if cpu:
-                time_ns = until - (submitted_at if self.ahead else self.granted_at)
+                time_ns = until - (submitted_at if self.prefetched else self.granted_at)
                 exec_ns = max(0, min(exec_ns, time_ns))
             return [(self.grants[0][1], exec_ns)]
         return self.spans(until)
 
     def spans(self, until: int) -> list[tuple[int, int]]:
-        """(units, ns) of each size it had up to a time, restores left out."""
+        """The (units, ns) of each size that it had up to a time. The time of a restore is left out.
+        """
         if not self.grants:
             return []
         ends = [since for since, _ in self.grants[1:]] + [until]
@@ -200,7 +299,48 @@ class LeaseEntry:
 
 @dataclass(slots=True)
 class Ledger:
-    """All of it."""
+    """All that the scheduler knows about the job.
+
+    Attributes:
+        clients: the clients by number.
+        by_uid: the number of each client that has not expired, by its uid.
+        nodes: the nodes by number, lost ones included.
+        sessions: the sessions by id.
+        services: the declared services by name.
+        endpoints: the declared endpoints by name, each with its quota.
+        outside: stands for the clients, which hold the grants of endpoints: node 0, with nothing to
+            lend.
+        disconnected: the clients without a connection that have not expired.
+        idle_deadlines: when idle sessions end.
+        session_queue: the sessions that wait to be placed.
+        actions: the actions by id.
+        leases: the leases by number.
+        ready: the actions that compete for units.
+        estimator: what was learned of run times.
+        demand: how often calls of services come.
+        revision: grows when an action comes to wait that may start on any node, or when the end of
+            an allocation moves.
+        prefetched: how many leases have not begun.
+        short: the first lease of each (node, core) whose lease queue has room for prefetched short
+            leases; see `placement/prefetch`.
+        batching: the first lease of each (node, first GPU) whose service runs calls in batches; see
+            `placement/batches`.
+        complete: whether all expected nodes have joined, so that it is known what is infeasible.
+        next_lease: the number of the next lease.
+        next_node: the number of the next node.
+        next_client: the number of the next client.
+        sessions_seen: how many sessions were ever requested.
+        once: the actions with an idempotency key that have not ended, by that key.
+        starts: how often a broker of this job has started.
+        block_max: GPUs of the largest block that the placer grants to a call (`BrokerStarted`).
+        margin_ns: how long before its allocation ends a node stops lending.
+        draining: the nodes that are drained and not lost.
+        next_end: when the next node is drained for its allocation's end; 0 if no end is known.
+        told_ends: for each allocation, the end that its workers reported when they joined, and the
+            one that Slurm has reported since.
+        allocs: what is known of allocations.
+        rollouts: the rollout pools by name.
+    """
 
     clients: dict[int, ClientEntry] = field(default_factory=dict)
     by_uid: dict[str, int] = field(default_factory=dict)
@@ -209,30 +349,29 @@ class Ledger:
     services: dict[str, ServiceSpec] = field(default_factory=dict)
     endpoints: dict[str, EndpointEntry] = field(default_factory=dict)
     outside: NodeEntry = field(default_factory=_outside)
-    expiring: dict[int, Away] = field(default_factory=dict)  # clients that are away
-    idle: IdleClock = field(default_factory=IdleClock)
-    opening: Openings = field(default_factory=Openings)  # sessions not placed
+    disconnected: dict[int, DisconnectedClient] = field(default_factory=dict)
+    idle_deadlines: IdleDeadlines = field(default_factory=IdleDeadlines)
+    session_queue: SessionQueue = field(default_factory=SessionQueue)
     actions: dict[int, ActionEntry] = field(default_factory=dict)
     leases: dict[int, LeaseEntry] = field(default_factory=dict)
     ready: ReadyQueue = field(default_factory=ReadyQueue)
     estimator: Estimator = field(default_factory=Estimator)
     demand: Demand = field(default_factory=Demand)
-    news: int = 0  # grows when somebody comes to wait who may start on any node
-    ahead: int = 0  # leases that have not begun
-    short: dict[tuple[int, int], int] = field(default_factory=dict)  # (node, unit) -> see `ahead`
-    batching: dict[tuple[int, int], int] = field(default_factory=dict)  # (node, GPU) -> `batches`
-    complete: bool = False  # all expected nodes have joined
+    revision: int = 0
+    prefetched: int = 0
+    short: dict[tuple[int, int], int] = field(default_factory=dict)
+    batching: dict[tuple[int, int], int] = field(default_factory=dict)
+    complete: bool = False
     next_lease: int = 1
     next_node: int = 1
     next_client: int = 1
     sessions_seen: int = 0
-    once: dict[str, int] = field(default_factory=dict)  # open actions by the name of their work
-    starts: int = 0  # of the job's broker
-    block_max: int = 8  # GPUs of the largest block that its placer grants a call (`BrokerStarted`)
-    margin_ns: int = 0  # a node lends no more so long before its allocation ends
-    draining: dict[int, None] = field(default_factory=dict)  # nodes that lend no more, not lost
-    next_end: int = 0  # when the next node is drained for its end; 0: none has a known end
-    # by allocation: the end that its workers said, and the one that Slurm has told since
+    once: dict[str, int] = field(default_factory=dict)
+    starts: int = 0
+    block_max: int = 8
+    margin_ns: int = 0
+    draining: dict[int, None] = field(default_factory=dict)
+    next_end: int = 0
     told_ends: dict[str, tuple[int, int]] = field(default_factory=dict)
     allocs: AllocLedger = field(default_factory=AllocLedger)
     rollouts: dict[str, RolloutPool] = field(default_factory=dict)
@@ -242,45 +381,50 @@ class Ledger:
         return [n for n in self.nodes.values() if n.state is NodeState.UP]
 
     def held_nodes(self) -> list[NodeEntry]:
-        """Those and the ones that are drained: what "never" is said of."""
+        """The nodes that are up or drained. An action is infeasible if none of them could ever run
+        it.
+        """
         return [n for n in self.nodes.values() if n.state is not NodeState.DOWN]
 
     def place(self, node: int) -> NodeEntry:
-        """A node by its number, or for 0 `outside`."""
+        """The node with this number; `outside` for 0."""
         return self.nodes[node] if node else self.outside
 
     def check(self) -> None:
-        """Proves the laws; an AssertionError names the one that is broken. O(everything)."""
+        """Raises an AssertionError that names the invariant which is violated, if one is.
+        O(everything).
+        """
         for node in [self.outside, *self.nodes.values()]:
             self._check_node(node)
         self.allocs.check({n.node for n in self.nodes.values() if n.state is not NodeState.DOWN})
         for action_id, entry in self.actions.items():
             pending = entry.state is ActionState.PENDING
-            assert pending or action_id not in self.ready, f"{entry} waits and does not"
+            assert pending or action_id not in self.ready, f"{entry} is queued, though not PENDING"
             assert (entry.lease != 0) == (not pending and entry.state not in ENDED), f"{entry}"
         for lease in self.leases.values():
             assert not lease.node or lease.node in self.nodes, f"{lease} on no node"
             of = self.actions.get(lease.action)  # forgotten if it is only being cleaned up
             at_client = of is not None and of.action.kind is Kind.GRANT
-            assert at_client == (not lease.node), f"{lease} is held by the wrong side"
+            assert at_client == (not lease.node), f"{lease}: only a client's grant has no node"
         for (node_id, gpu), head in self.batching.items():
             lease = self.leases[head]
             assert lease.begun and (lease.node, lease.gpus[0]) == (node_id, gpu), f"{lease}"
-        assert self.ahead == sum(not x.begun for x in self.leases.values()), f"{self.ahead} ahead"
+        prefetched = sum(not lease.begun for lease in self.leases.values())
+        assert self.prefetched == prefetched, f"{self.prefetched} prefetched, not {prefetched}"
         for lease in self.leases.values():
-            assert lease.begun == (next(iter(lease.chain)) == lease.lease), f"{lease} begins wrong"
+            assert lease.begun == (next(iter(lease.lease_queue)) == lease.lease), f"{lease}"
         for work, action_id in self.once.items():
             entry = self.actions[action_id]
             assert entry.action.once == work and entry.state not in ENDED, f"{work}: {entry}"
         for name, endpoint in self.endpoints.items():
             busy = sum(1 for x in self.leases.values() if endpoint_of(x.key) == name)
-            assert busy == endpoint.busy <= endpoint.spec.concurrency, f"{endpoint}: {busy} inside"
+            assert busy == endpoint.busy <= endpoint.spec.concurrency, f"{endpoint}: {busy} calls"
             assert endpoint.level >= 0, f"{endpoint} is overdrawn"
         self._check_turns()
         for session_id, session in self.sessions.items():
             waits = session.state is SessionState.WAITING
-            assert waits == (session_id in self.opening), f"{session} waits and does not"
-            assert session.parallel or len(session.leases) <= 1, f"{session} runs two at once"
+            assert waits == (session_id in self.session_queue), f"{session}: its queue"
+            assert session.parallel or len(session.leases) <= 1, f"{session} runs several"
             self._check_life(session)
 
     def _check_turns(self) -> None:
@@ -295,18 +439,18 @@ class Ledger:
                 entry = self.actions[action_id]
                 pending, dealt = entry.state is ActionState.PENDING, service_of(entry.action.key)
                 assert not pending or bool(dealt) == (action_id in self.ready), f"{entry}"
-                assert not (pending and dealt) or pool.placed(action_id), f"{entry} goes nowhere"
-                assert dealt or not pool.placed(action_id), f"{entry} was not dealt and is placed"
+                assert not (pending and dealt) or pool.placed(action_id), f"{entry}: not placed"
+                assert dealt or not pool.placed(action_id), f"{entry} has no route"
         assert not turns, f"turns that no pool knows: {turns}"
 
     def _check_life(self, session: SessionEntry) -> None:
         spec = session.spec
         rests = spec.idle_ns > 0 and session.state is SessionState.IDLE and not session.works
-        assert rests == self.idle.holds(spec.id, spec.idle_ns), f"{session}: its idle clock"
+        assert rests == self.idle_deadlines.holds(spec.id, spec.idle_ns), f"{session}: idle"
         for fork, copied in session.forks.items():
             assert self.sessions[fork].spec.origin == spec.id, f"{fork} is no fork of {session}"
             waits = self.sessions[fork].state is SessionState.WAITING
-            assert waits != copied, f"{session}: fork {fork} waits and does not"
+            assert waits != copied, f"{session}: fork {fork}"
 
     def _check_node(self, node: NodeEntry) -> None:
         if node.state is NodeState.DOWN:

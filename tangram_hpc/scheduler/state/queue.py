@@ -1,13 +1,18 @@
 """Pure. The waiting actions that could start now, grouped by shape, and the order among them.
 
-A shape is all that placement looks at; actions of one shape are interchangeable, so a placer that
-finds no room for one of them need not look at the others (HyperQueue interns requests likewise).
-Lines of one shape stand in *bays*, one for each key, home node, client and group of that client's
-actions; bays of keys that compete for the same units form a *pool*. A placer that knows where
-something is free looks at those bays only.
-Law: who is in here is decided by the ledger. Inside a bay the order is that of turns, drawn once
-for each action; between the bays of several clients or groups `fair_order` says who is next.
-Push and remove cost O(log line), a walk O(log) a step after O(bays) at its start.
+Problem: a pass of a placer must not cost more because more actions wait.
+
+Idea: an action's shape is all that placement looks at, and actions of one shape are
+interchangeable. So a placer that finds no room for one of them need not look at the others
+(HyperQueue groups resource requests likewise). Actions of one shape stand in a *shape queue*. Shape
+queues stand in *queue shards*, one for each key, home node, client and group of that client's
+actions; a placer that knows where units are free looks at the shards of those nodes only. Shards
+whose keys compete for the same units form a *pool*.
+
+Invariants: the ledger's handlers decide which actions are in here. Within a shard the order is that
+of order tags, which are drawn once for each action. Between the shards of several clients or groups
+`fair_order` says who is next. Adding and removing costs O(log length of a shape queue); a walk
+costs O(shards) at its start and O(log) a step, and changes nothing.
 """
 
 from __future__ import annotations
@@ -29,11 +34,11 @@ from .fair_order import (
 )
 from .speed import octaves
 
-CPU, GPU, NOTHING = "cpu", "gpu", "nothing"  # pools; each endpoint is one of its own
-# A bay that has so many lines opens no further one for a class alone: actions of further classes
-# stand in lines by what they are expected to take, one an octave, so that a thousand names cost a
+CPU, GPU, NOTHING = "cpu", "gpu", "nothing"  # pools; each endpoint has one of its own
+# A shard that has so many shape queues opens no further one for a class alone. Actions of further
+# classes stand in shape queues by expected work, one an octave, so that a thousand names cost a
 # pass no more than a few.
-LINES_NAMED = 16
+QUEUES_NAMED = 16
 _OCTAVE = 7  # the low bits of a bucket of `octaves`
 _T = TypeVar("_T")
 
@@ -41,12 +46,22 @@ _T = TypeVar("_T")
 class ActionShape(NamedTuple):
     """What placement needs to know of an action.
 
-    `node` is the home node of its session (0: any); `session` its session when that one reserves
-    units of its own (0 otherwise). A placer may go by expected size, line by line: that is `size`,
-    the bucket of the profile (`size_of`) or of what was believed when the action came; where that
-    is 0, what is believed now of the class `name`. `guarded`: only on nodes
-    that can keep code from its user's files. `at_client`: its client carries it out, on no node.
-    `limit`: the bucket of its timeout, 0 for none.
+    Attributes:
+        key: the key resource.
+        degrees: the numbers of units on which it can run, ascending.
+        mem_mib: its memory.
+        gpus: GPUs beside its key resource.
+        component: the component whose nodes it needs; empty for any.
+        node: the home node of its session; 0 for any node.
+        session: its session, if that reserves cores of its own; 0 otherwise.
+        name: its class, if `size` is 0.
+        size: its expected work as a bucket of `octaves`, from its profile, or from the estimate at
+            the time when it came to a shard that had many shape queues. With 0 the class's present
+            estimate counts.
+        resizable: whether its size may change while it runs.
+        guarded: whether it needs a node that can keep its code from its user's files.
+        at_client: whether its client carries it out, on no node.
+        limit: its timeout as a bucket of `octaves`; 0 for none.
     """
 
     key: str
@@ -65,21 +80,29 @@ class ActionShape(NamedTuple):
 
 
 def size_of(profile: Profile | None) -> int:
-    """The bucket of a profile's work, eight an octave; 0 when nothing is known."""
+    """The bucket of a profile's work, eight an octave; 0 without a profile."""
     if profile is None:
         return 0
     return octaves(profile.work_ns)
 
 
 def pool_of(key: str, units: int) -> str:
-    """The pool in which an action of this key waits; `units` is its largest degree."""
+    """The pool in which an action waits.
+
+    Args:
+        key: its key resource.
+        units: its largest degree.
+    """
     if key == "cpu":
         return CPU if units else NOTHING
     return GPU if key.startswith("service:") else key
 
 
-class Turns(Generic[_T]):
-    """Values by turn, in order of turn, with removal anywhere: a heap whose dead are passed."""
+class TagHeap(Generic[_T]):
+    """Values in order of their order tags, with removal anywhere.
+
+    It is a heap in which removed tags stay until they come to its front or outnumber the others.
+    """
 
     __slots__ = ("_heap", "at")
 
@@ -90,15 +113,15 @@ class Turns(Generic[_T]):
     def __len__(self) -> int:
         return len(self.at)
 
-    def add(self, turn: int, value: _T) -> None:
-        """Puts a value at a turn that is not taken."""
-        assert turn not in self.at
-        self.at[turn] = value
-        heapq.heappush(self._heap, turn)
+    def add(self, order_tag: int, value: _T) -> None:
+        """Adds a value under an order tag that is not in use."""
+        assert order_tag not in self.at
+        self.at[order_tag] = value
+        heapq.heappush(self._heap, order_tag)
 
-    def drop(self, turn: int) -> _T:
-        """Takes the value at a turn out."""
-        value = self.at.pop(turn)
+    def drop(self, order_tag: int) -> _T:
+        """Removes and returns the value under an order tag."""
+        value = self.at.pop(order_tag)
         heap = self._heap
         while heap and heap[0] not in self.at:
             heapq.heappop(heap)
@@ -107,75 +130,90 @@ class Turns(Generic[_T]):
         return value
 
     def first(self) -> int:
-        """The lowest turn; there must be one."""
+        """The lowest order tag; there must be one."""
         return self._heap[0]
 
     def walk(self) -> Iterator[tuple[int, _T]]:
-        """Turns and values in order; nothing may change meanwhile."""
+        """Yields order tags and values in order; nothing may change meanwhile."""
         heap, at = self._heap, self.at
         edge = [(heap[0], 0)] if heap else []
         last = 0
         while edge:
-            turn, index = heapq.heappop(edge)
+            order_tag, index = heapq.heappop(edge)
             for child in (2 * index + 1, 2 * index + 2):
                 if child < len(heap):
                     heapq.heappush(edge, (heap[child], child))
-            if turn in at and turn != last:
-                last = turn
-                yield turn, at[turn]
+            if order_tag in at and order_tag != last:
+                last = order_tag
+                yield order_tag, at[order_tag]
 
 
 class ShapeQueue:
-    """Actions of one shape, in order, in their bay."""
+    """The waiting actions of one shape in one shard, in order."""
 
-    __slots__ = ("_head", "actions", "bay", "shape")
+    __slots__ = ("_head", "actions", "shape", "shard")
 
-    def __init__(self, shape: ActionShape, bay: Bay) -> None:
-        self.shape, self.bay = shape, bay
-        self.actions: Turns[int] = Turns()
-        self._head = 0  # the turn under which its bay knows it
+    def __init__(self, shape: ActionShape, shard: QueueShard) -> None:
+        self.shape, self.shard = shape, shard
+        self.actions: TagHeap[int] = TagHeap()
+        self._head = 0  # its order tag in the heads of its shard
 
     def __len__(self) -> int:
         return len(self.actions)
 
 
-class Bay:
-    """The lines of one key whose actions must start on one node (0: on any), of one group of one
-    client's actions."""
+class QueueShard:
+    """The shape queues of one key, of actions that must start on the same node or may start on any,
+    and of one group of one client's actions.
 
-    __slots__ = ("group", "heads", "key", "lines", "node", "passed", "share")
+    Attributes:
+        key: the key resource.
+        node: the node on which the actions must start; 0 for any.
+        share: what the client has been given of the pool.
+        group: the group of the client's actions, `SINGLE` or `TRAJECTORY`.
+        queues: the shape queues that are not empty, by shape.
+        heads: the same shape queues under the order tag of their first action.
+        bypasses: how many actions have left although another one had waited longer.
+    """
+
+    __slots__ = ("bypasses", "group", "heads", "key", "node", "queues", "share")
 
     def __init__(self, key: str, node: int, share: ClientShare, group: int) -> None:
         self.key, self.node, self.share, self.group = key, node, share, group
-        self.lines: dict[ActionShape, ShapeQueue] = {}
-        self.passed = 0  # how many left although somebody had waited longer
-        self.heads: Turns[ShapeQueue] = Turns()  # each line at the turn of its first action
+        self.queues: dict[ActionShape, ShapeQueue] = {}
+        self.bypasses = 0
+        self.heads: TagHeap[ShapeQueue] = TagHeap()
 
-    def refresh(self, line: ShapeQueue) -> None:
-        """A line's first action may be another one now."""
-        head = line.actions.first() if line.actions.at else 0
-        if head == line._head:
+    def refresh(self, queue: ShapeQueue) -> None:
+        """Takes over that the first action of a shape queue may have changed."""
+        head = queue.actions.first() if queue.actions.at else 0
+        if head == queue._head:
             return
-        if line._head:
-            self.heads.drop(line._head)
+        if queue._head:
+            self.heads.drop(queue._head)
         if head:
-            self.heads.add(head, line)
+            self.heads.add(head, queue)
         else:
-            del self.lines[line.shape]
-        line._head = head
+            del self.queues[queue.shape]
+        queue._head = head
 
 
-_Bays = dict[tuple[int, int], Bay]  # by client and group
+_Shards = dict[tuple[int, int], QueueShard]  # by client and group
 
 
 class ReadyQueue:
-    """Ready actions by pool, bay, line and turn."""
+    """The actions that compete for units, by pool, shard, shape and order tag.
+
+    Attributes:
+        pools: for each pool in which an action waits, its shards: by key and home node, and there
+            by client and group.
+    """
 
     __slots__ = ("_last", "_place", "_shares", "pools")
 
     def __init__(self) -> None:
-        self.pools: dict[str, dict[tuple[str, int], _Bays]] = {}
-        # turn, line, and how many had left its bay out of order when it came
+        self.pools: dict[str, dict[tuple[str, int], _Shards]] = {}
+        # order tag, shape queue, and the bypasses of its shard when it came
         self._place: dict[int, tuple[int, ShapeQueue, int]] = {}
         self._shares: dict[str, PoolShares] = {}
         self._last = 0
@@ -187,7 +225,7 @@ class ReadyQueue:
         return action in self._place
 
     def draw(self, action: Action | None = None) -> int:
-        """The next turn: one is drawn when an action's wait for units begins."""
+        """Draws the next order tag; this is done when an action's wait for units begins."""
         self._last += 1
         trajectory = trajectory_of(action) if action is not None else 0
         if action is None or not trajectory:
@@ -201,12 +239,20 @@ class ReadyQueue:
             shares = self._shares[pool] = PoolShares()
         return shares
 
-    def push(self, action: Action, node: int, session: int, turn: int,
-             believed: Callable[[Action], tuple[int, int]] | None = None, counted: int = 0
+    def push(self, action: Action, node: int, session: int, order_tag: int,
+             estimate: Callable[[Action], tuple[int, int]] | None = None, counted: int = 0
              ) -> None:
-        """Lets an action compete for units, at its turn. `believed` tells serial fraction and work
-        of an action without a profile, where its bay has too many lines to tell classes apart.
-        `counted`: what `take` returned for a grant of it that came back; 0 for none."""
+        """Lets an action compete for units.
+
+        Args:
+            action: the action.
+            node: the home node of its session; 0 for any node.
+            session: its session, if that reserves cores of its own; 0 otherwise.
+            order_tag: its place in the order.
+            estimate: gives the serial fraction and work of an action without a profile. It is asked
+                where the shard has too many shape queues for one more of a class.
+            counted: what `take` returned for a grant of the action that came back; 0 for none.
+        """
         size, key = size_of(action.profile), action.key
         shape = ActionShape(key, action.degrees, action.mem_mib, action.gpus, action.component,
                             node, session, "" if size else action.name, size, action.resizable,
@@ -223,53 +269,55 @@ class ReadyQueue:
         at = self.pools.get(pool)
         if at is None:
             at = self.pools[pool] = {}
-        bays = at.get((key, node))
-        if bays is None:
-            bays = at[key, node] = {}
-        bay = bays.get((client, group))
-        if bay is None:
-            bay = bays[client, group] = Bay(key, node, share, group)
-        line = bay.lines.get(shape)
-        if line is None:
-            if len(bay.lines) >= LINES_NAMED and not size and believed is not None:
-                shape = shape._replace(name="", size=octaves(believed(action)[1]) | _OCTAVE)
-                line = bay.lines.get(shape)
-            if line is None:
-                line = bay.lines[shape] = ShapeQueue(shape, bay)
-        line.actions.add(turn, action.id)
-        bay.refresh(line)
-        self._place[action.id] = (turn, line, bay.passed)
+        shards = at.get((key, node))
+        if shards is None:
+            shards = at[key, node] = {}
+        shard = shards.get((client, group))
+        if shard is None:
+            shard = shards[client, group] = QueueShard(key, node, share, group)
+        queue = shard.queues.get(shape)
+        if queue is None:
+            if len(shard.queues) >= QUEUES_NAMED and not size and estimate is not None:
+                shape = shape._replace(name="", size=octaves(estimate(action)[1]) | _OCTAVE)
+                queue = shard.queues.get(shape)
+            if queue is None:
+                queue = shard.queues[shape] = ShapeQueue(shape, shard)
+        queue.actions.add(order_tag, action.id)
+        shard.refresh(queue)
+        self._place[action.id] = (order_tag, queue, shard.bypasses)
 
     def take(self, action: int) -> int:
-        """Takes an action out that was granted units: its client and trajectory had a turn. Returns
-        what `push` wants as `counted` if the grant comes back without having begun."""
-        turn, line, _ = self._place.pop(action)
-        counted = line.bay.share.served(line.bay.group, turn, action)
-        self._leave(turn, line)
+        """Removes an action that is granted units, and counts the grant for its client and
+        trajectory. Returns what `push` wants as `counted` if the grant comes back without having
+        begun.
+        """
+        order_tag, queue, _ = self._place.pop(action)
+        counted = queue.shard.share.served(queue.shard.group, order_tag, action)
+        self._leave(order_tag, queue)
         return counted
 
     def remove(self, action: int) -> None:
-        """Takes an action out."""
-        turn, line, _ = self._place.pop(action)
-        line.bay.share.counted.pop(action, None)
-        self._leave(turn, line)
+        """Removes an action that is granted nothing."""
+        order_tag, queue, _ = self._place.pop(action)
+        queue.shard.share.counted.pop(action, None)
+        self._leave(order_tag, queue)
 
-    def _leave(self, turn: int, line: ShapeQueue) -> None:
-        bay = line.bay
-        bay.passed += turn != bay.heads.first()
-        line.actions.drop(turn)
-        bay.refresh(line)
-        share, group = bay.share, bay.group
+    def _leave(self, order_tag: int, queue: ShapeQueue) -> None:
+        shard = queue.shard
+        shard.bypasses += order_tag != shard.heads.first()
+        queue.actions.drop(order_tag)
+        shard.refresh(queue)
+        share, group = shard.share, shard.group
         share.waiting[group] -= 1
         share.pool.waiting -= 1
         if not share.waiting[group]:
-            share.pool.rest(share)
-        if not bay.lines:
-            pool = pool_of(line.shape.key, line.shape.degrees[-1])
-            at = self.pools[pool][bay.key, bay.node]
+            share.pool.group_emptied(share)
+        if not shard.queues:
+            pool = pool_of(queue.shape.key, queue.shape.degrees[-1])
+            at = self.pools[pool][shard.key, shard.node]
             del at[share.client, group]
             if not at:
-                del self.pools[pool][bay.key, bay.node]
+                del self.pools[pool][shard.key, shard.node]
                 if not self.pools[pool]:
                     del self.pools[pool]
 
@@ -277,124 +325,129 @@ class ReadyQueue:
         """The shape of an action that waits here."""
         return self._place[action][1].shape
 
-    def bay_of(self, action: int) -> Bay:
-        """The bay of an action that waits here."""
-        return self._place[action][1].bay
+    def shard_of(self, action: int) -> QueueShard:
+        """The shard of an action that waits here."""
+        return self._place[action][1].shard
 
-    def passed(self, action: int) -> int:
-        """How many have left its bay out of order since an action came: no more have overtaken
-        it there. One that was cancelled counts too."""
-        _, line, before = self._place[action]
-        return line.bay.passed - before
+    def bypass_count(self, action: int) -> int:
+        """An upper bound on how many actions of its shard have overtaken an action: how many have
+        left the shard out of order since it came, cancelled ones included.
+        """
+        _, queue, before = self._place[action]
+        return queue.shard.bypasses - before
 
-    def bays_at(self, pool: str, key: str, node: int) -> Iterable[Bay]:
-        """The bays of a key and a home node (0: any) in which somebody waits."""
+    def shards_at(self, pool: str, key: str, node: int) -> Iterable[QueueShard]:
+        """The shards of a key and a home node (0: any) in which an action waits."""
         at = self.pools.get(pool)
         found = at.get((key, node)) if at is not None else None
         return found.values() if found is not None else ()
 
     def waits(self, pool: str) -> bool:
-        """Whether anybody waits in a pool."""
+        """Whether an action waits in a pool."""
         return pool in self.pools
 
-    def bays(self, pool: str) -> list[Bay]:
-        """The bays of a pool in which somebody waits."""
-        return [bay for bays in self.pools.get(pool, {}).values() for bay in bays.values()]
+    def shards(self, pool: str) -> list[QueueShard]:
+        """The shards of a pool in which an action waits."""
+        return [shard for shards in self.pools.get(pool, {}).values() for shard in shards.values()]
 
     def walk(self, pool: str) -> Walk:
         """A walk through a pool from its front; the queue must not change meanwhile."""
-        return walk_by_turns(self.bays(pool))
+        return fair_walk(self.shards(pool))
 
 
 class Walk:
-    """One pass over bays of one client and group in order of turn, able to skip whole lines."""
+    """One pass over shards of one client and group by order tag. It can skip whole shapes."""
 
     __slots__ = ("_ahead",)
 
-    def __init__(self, bays: Iterable[Bay]) -> None:
-        # (turn, action, line, rest of the line, lines of its bay that are not yet seen)
+    def __init__(self, shards: Iterable[QueueShard]) -> None:
+        # (order tag, action, shape queue, the rest of that queue, queues of its shard not yet seen)
         self._ahead: list[tuple[int, int, ShapeQueue, Iterator[tuple[int, int]] | None,
                                 Iterator[tuple[int, ShapeQueue]] | None]] = []
-        for bay in bays:
-            self._open(bay.heads.walk())
+        for shard in shards:
+            self._open(shard.heads.walk())
 
-    def _open(self, lines: Iterator[tuple[int, ShapeQueue]]) -> None:
-        found = next(lines, None)
+    def _open(self, queues: Iterator[tuple[int, ShapeQueue]]) -> None:
+        found = next(queues, None)
         if found is not None:
-            turn, line = found
-            heapq.heappush(self._ahead, (turn, line.actions.at[turn], line, None, lines))
+            tag, queue = found
+            heapq.heappush(self._ahead, (tag, queue.actions.at[tag], queue, None, queues))
 
     def head(self) -> tuple[int, ActionShape] | None:
-        """The first action of those left, and its shape; None at the end."""
+        """The first action of those that are left, and its shape; None at the end."""
         return (self._ahead[0][1], self._ahead[0][2].shape) if self._ahead else None
 
     def rank(self) -> tuple[int, int]:
-        """Where the head stands in order of arrival."""
+        """The place of the first action in order of arrival."""
         return 0, arrival_of(self._ahead[0][0])
 
     def counted(self) -> int:
-        """On which levels the head was counted before (`ClientShare.counted`)."""
-        _, action, line, _, _ = self._ahead[0]
-        return line.bay.share.counted.get(action, 0)
+        """On which levels a grant of the first action was counted before (`ClientShare.counted`).
+        """
+        _, action, queue, _, _ = self._ahead[0]
+        return queue.shard.share.counted.get(action, 0)
 
     def next(self) -> None:
-        """Passes the head."""
-        _, _, line, rest, lines = heapq.heappop(self._ahead)
+        """Goes on to the action after the first."""
+        _, _, queue, rest, queues = heapq.heappop(self._ahead)
         if rest is None:
-            rest = line.actions.walk()
+            rest = queue.actions.walk()
             next(rest)
         found = next(rest, None)
         if found is not None:
-            heapq.heappush(self._ahead, (*found, line, rest, None))
-        if lines is not None:
-            self._open(lines)
+            heapq.heappush(self._ahead, (*found, queue, rest, None))
+        if queues is not None:
+            self._open(queues)
 
     def skip_shape(self) -> None:
-        """Passes the head and every later action of its shape."""
-        lines = heapq.heappop(self._ahead)[4]
-        if lines is not None:
-            self._open(lines)
+        """Leaves out the first action and every later one of its shape."""
+        queues = heapq.heappop(self._ahead)[4]
+        if queues is not None:
+            self._open(queues)
 
 
 class Rotation(Walk):
-    """One pass over bays of several clients or groups, by turns. Whoever is passed by `next` counts
-    as served, whoever is skipped does not."""
+    """One pass over shards of several clients or groups, in the order of `fair_order`.
+
+    An action that is left behind by `next` counts as served; one that is left out by `skip_shape`
+    does not.
+    """
 
     __slots__ = ("_rounds",)
 
-    def __init__(self, lists: Iterable[list[Bay]]) -> None:
+    def __init__(self, lists: Iterable[list[QueueShard]]) -> None:
         self._rounds = Rounds((some[0].share, some[0].group, Walk(some)) for some in lists)
 
     def head(self) -> tuple[int, ActionShape] | None:
-        """The first action of those left, and its shape; None at the end."""
+        """The first action of those that are left, and its shape; None at the end."""
         walk = self._rounds.current()
         return walk.head() if walk is not None else None
 
     def next(self) -> None:
-        """Passes the head."""
+        """Goes on to the action after the first."""
         walk = self._rounds.current()
-        assert walk is not None, "nobody is left"
+        assert walk is not None, "no action is left"
         counted = walk.counted()
         walk.next()
         self._rounds.charge(counted)
 
     def skip_shape(self) -> None:
-        """Passes the head and every later action of its shape."""
+        """Leaves out the first action and every later one of its shape."""
         walk = self._rounds.current()
-        assert walk is not None, "nobody is left"
+        assert walk is not None, "no action is left"
         walk.skip_shape()
 
 
-def by_list(bays: Iterable[Bay]) -> list[list[Bay]]:
-    """Bays of one client and one group together, in order of their first."""
-    found: dict[tuple[int, int], list[Bay]] = {}
-    for bay in bays:
-        found.setdefault((bay.share.client, bay.group), []).append(bay)
+def by_list(shards: Iterable[QueueShard]) -> list[list[QueueShard]]:
+    """The shards grouped by client and group, in order of the first shard of each."""
+    found: dict[tuple[int, int], list[QueueShard]] = {}
+    for shard in shards:
+        found.setdefault((shard.share.client, shard.group), []).append(shard)
     return list(found.values())
 
 
-def walk_by_turns(bays: Iterable[Bay]) -> Walk:
-    """A walk over bays of one pool from its front; the queue must not change meanwhile."""
-    bays = list(bays)
-    lists = by_list(bays) if len(bays) > 1 else ()
-    return Walk(bays) if len(lists) < 2 else Rotation(lists)
+def fair_walk(shards: Iterable[QueueShard]) -> Walk:
+    """A walk over shards of one pool from its front; the queue must not change meanwhile."""
+    shards = list(shards)
+    lists = by_list(shards) if len(shards) > 1 else ()
+    return Walk(shards) if len(lists) < 2 else Rotation(lists)

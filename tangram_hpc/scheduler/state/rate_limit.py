@@ -1,10 +1,10 @@
-"""Pure. An endpoint's quota: calls at once, a token bucket, and how much of both is used after the
-endpoint pushed back.
+"""Pure. An endpoint's quota: calls at once, a token bucket, and backing off after it pushed back.
 
-Law: a level is `MICRO * 10**9` parts a token, so one nanosecond refills exactly `rate_micro` parts
-and nothing is ever rounded; a start takes one token and may not take what is not there. One share
-rules rate and concurrency: what pushes back cuts it at once, once for all calls that were under way
-by then, each later success gives a step back, up to what is declared.
+The level of the bucket is kept in `MICRO * 10**9` parts of a token. One nanosecond then refills
+exactly `rate_micro` parts, and nothing is ever rounded. A call takes one token, and is not granted
+without one. One factor reduces both rate and concurrency: an endpoint that pushes back cuts it at
+once, though only once for all calls that were under way at that time, and each later success raises
+it by a step, up to the declared quota (additive increase, multiplicative decrease).
 """
 
 from __future__ import annotations
@@ -18,36 +18,51 @@ TOKEN = MICRO * _SECOND
 UNLIMITED = 1 << 30
 WHOLE = 1 << 10  # the share of an endpoint that does not push back
 LEAST = WHOLE >> 6
-STEP = WHOLE >> 5  # what a success gives back
+STEP = WHOLE >> 5  # what each success adds to the share
 
 
 @dataclass(slots=True)
 class EndpointEntry:
-    """An endpoint: who is inside, and the bucket's level as of `at`."""
+    """An endpoint, its calls that run, and its token bucket.
+
+    Attributes:
+        spec: its declaration.
+        at: the time to which `level` refers, epoch ns.
+        level: the level of its token bucket, in 1/TOKEN of a token.
+        busy: how many calls run.
+        share: which part of the quota is used, in 1/WHOLE; reduced after the endpoint pushed back.
+        cut_at: when the share was last cut, epoch ns. Calls that were granted by then do not change
+            it.
+        closed_until: until when nothing is granted, epoch ns.
+        calls: how many calls have ended.
+        cost_micro: what these cost, in millionths.
+    """
 
     spec: EndpointSpec
     at: int
     level: int
     busy: int = 0
     share: int = WHOLE
-    cut_at: int = -1  # what was granted by then says nothing about the share
+    cut_at: int = -1
     closed_until: int = 0
-    calls: int = 0  # that ended
-    cost_micro: int = 0  # of those
+    calls: int = 0
+    cost_micro: int = 0
 
     @property
     def concurrency(self) -> int:
-        """Calls at once, as things are."""
+        """How many calls may run at once, with the present share."""
         return max(1, self.spec.concurrency * self.share // WHOLE)
 
     @property
     def rate_micro(self) -> int:
-        """Millionths of a token a second, as things are; 0 for no limit."""
+        """The refill of the bucket with the present share, in millionths of a token a second; 0 for
+        no limit.
+        """
         return -(-self.spec.rate_micro * self.share // WHOLE)
 
     @property
     def free(self) -> int:
-        """Calls that may start beside those that run."""
+        """How many calls may start beside those that run."""
         return self.concurrency - self.busy
 
     def level_at(self, now: int) -> int:
@@ -57,13 +72,13 @@ class EndpointEntry:
         return min(self.spec.burst_micro * _SECOND, self.level + (now - self.at) * self.rate_micro)
 
     def tokens(self, now: int) -> int:
-        """Whole tokens that may be taken now."""
+        """How many whole tokens may be taken now."""
         if now < self.closed_until:
             return 0
         return self.level_at(now) // TOKEN if self.spec.rate_micro else UNLIMITED
 
     def next_token_at(self, now: int) -> int:
-        """When a whole token is there: `now` if it is."""
+        """When a whole token will be there, epoch ns; `now` if one is."""
         now = max(now, self.closed_until)
         missing = TOKEN - self.level_at(now)
         if missing <= 0 or not self.spec.rate_micro:
@@ -71,8 +86,8 @@ class EndpointEntry:
         return max(now, self.at) + -(-missing // self.rate_micro)
 
     def draw(self, now: int) -> None:
-        """One call starts."""
-        assert self.free > 0, f"endpoint {self.spec.name}: too many at once"
+        """Counts a call that starts, and takes its token."""
+        assert self.free > 0, f"endpoint {self.spec.name}: more calls at once than its quota"
         assert self.tokens(now) >= 1, f"endpoint {self.spec.name}: no token at {now}"
         self.busy += 1
         if self.spec.rate_micro:
@@ -80,11 +95,13 @@ class EndpointEntry:
             self.level -= TOKEN
 
     def done(self) -> None:
-        """One call left."""
+        """Counts a call as no longer running."""
         self.busy -= 1
 
     def ended(self, granted_at: int, now: int, good: bool, cost_micro: int) -> None:
-        """One call's outcome is known; with `good` the endpoint has served it."""
+        """Takes over the outcome of a call. With `good` the endpoint has served it, and its share
+        may grow.
+        """
         self.calls += 1
         self.cost_micro += cost_micro
         if good and self.share < WHOLE and granted_at > self.cut_at:
@@ -92,8 +109,17 @@ class EndpointEntry:
             self.share = min(WHOLE, self.share + STEP)
 
     def pushed_back(self, granted_at: int, now: int, until: int, how: int) -> None:
-        """A call that was granted then was not served: closed until a time, and cut if that call
-        began after the last cut. After THROTTLED the bucket begins empty, as its owner's is."""
+        """Closes the endpoint for a while because it did not serve a call.
+
+        The share is cut if that call began after the last cut. After THROTTLED the bucket begins
+        empty, as that of the endpoint's owner is.
+
+        Args:
+            granted_at: when the call was granted, epoch ns.
+            now: epoch ns.
+            until: when the endpoint may be called again, epoch ns.
+            how: how it pushed back (`Outcome.pushed`).
+        """
         self._settle(now)
         self.closed_until = max(self.closed_until, until)
         if granted_at > self.cut_at:
@@ -108,13 +134,14 @@ class EndpointEntry:
 
 
 def full(spec: EndpointSpec, now: int) -> EndpointEntry:
-    """The endpoint as it is declared: nobody inside, the bucket full."""
+    """An endpoint as it is declared: without calls and with a full bucket."""
     return EndpointEntry(spec, now, spec.burst_micro * _SECOND)
 
 
 def declared_again(old: EndpointEntry, spec: EndpointSpec, now: int) -> EndpointEntry:
-    """The same endpoint under another quota: it does not get a fuller bucket by that, and stays
-    closed for as long as it was."""
+    """The same endpoint with another quota. Its bucket does not become fuller by that, and it stays
+    closed for as long as it was.
+    """
     level = old.level_at(now) if old.spec.rate_micro and spec.rate_micro else 0
     return EndpointEntry(spec, max(now, old.at), min(level, spec.burst_micro * _SECOND),
                          closed_until=old.closed_until, calls=old.calls, cost_micro=old.cost_micro)

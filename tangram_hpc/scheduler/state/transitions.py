@@ -1,7 +1,7 @@
-"""Pure. Every legal move of actions, leases, sessions, nodes and hybrid replicas, as one table
-each.
+"""Pure. Every legal move between states, as one table each.
 
-Law: nothing else decides whether a move is legal; docs/STATES.md is drawn from these tables.
+There are tables for actions, leases, sessions, nodes, hybrid replicas and allocations. Nothing else
+decides whether a move is legal, and the pictures in docs/STATES.md are drawn from these tables.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ _State = TypeVar("_State", bound=Enum)
 
 
 def move(table: dict[Enum, set[Enum]], old: _State, new: _State, story: object) -> _State:
-    """`new`, if the table allows it from `old`; an AssertionError with the story otherwise."""
+    """Returns `new` if the table allows it from `old`; raises an AssertionError that shows `story`
+    if not.
+    """
     assert new in table.get(old, ()), f"illegal move {old.value} -> {new.value}: {story}"
     return new

@@ -135,7 +135,7 @@ def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None
     large session is not starved. O(openings x nodes).
     """
     kept: set[int] = set()
-    for session_id in view.ledger.opening:
+    for session_id in view.ledger.session_queue:
         spec = view.ledger.sessions[session_id].spec
         eligible = view.eligible_nodes(spec)
         fitting = [n for n in eligible if n.node not in kept and view.room_for(n, spec, reserve)]
@@ -238,7 +238,7 @@ def start_calls(view: Snapshot, placement: Placement) -> None:
             action, shape = head
             if shape.at_client:
                 walk.next()
-                if client_of(action) not in view.ledger.expiring:  # else it is disconnected
+                if client_of(action) not in view.ledger.disconnected:  # else it is disconnected
                     endpoint.free, endpoint.tokens = endpoint.free - 1, endpoint.tokens - 1
                     placement.grants.append(Grant(action, 0, 1))
                 continue

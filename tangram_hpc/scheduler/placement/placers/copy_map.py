@@ -90,7 +90,7 @@ class CopyMap:
                 copy = self.at[node.node, lease.gpus[0]]
                 copy.busy = ledger.actions[lease.action].action
                 copy.began = lease.granted_at + lease.restore_ns
-                copy.prefetched = len(lease.chain) - 1
+                copy.prefetched = len(lease.lease_queue) - 1
 
     def _add(self, copy: PlacedCopy) -> None:
         self.of.setdefault(copy.service, []).append(copy)
@@ -172,5 +172,5 @@ class CopyMap:
 
     def run_ns(self, action: Action, size: int) -> int:
         """Returns how long a call is expected to run on so many GPUs, in ns."""
-        serial, work = self.view.ledger.estimator.believed(action)
+        serial, work = self.view.ledger.estimator.estimate(action)
         return run_ns(work, serial, size)

@@ -46,7 +46,7 @@ class _Node:
         done: what `_done_before` returned for each lease.
     """
 
-    news: int = -1
+    revision: int = -1
     look_at: int = 0
     keeps_gpus: bool = False
     done: dict[int, tuple[int, int, int]] = field(default_factory=dict)
@@ -67,19 +67,19 @@ class ElasticCpus:
         O(nodes + what runs and waits on those looked at, times its logarithm).
         """
         ledger = view.ledger
-        floating = bool(ledger.ready.bays_at(CPU, "cpu", 0))
+        floating = bool(ledger.ready.shards_at(CPU, "cpu", 0))
         for gone in [n for n in self._nodes if n not in view.nodes]:
             del self._nodes[gone]
         for node in self._due(view):
             kept = self._nodes[node.node]
-            kept.news = ledger.nodes[node.node].news
+            kept.revision = ledger.nodes[node.node].revision
             if kept.look_at <= view.now_ns:
                 kept.look_at = 0
             self._divide(view, placement, node, kept)
             if floating and len(placement.grants) >= STARTS:
                 placement.again_at = view.now_ns + 1  # the other nodes still count as changed
                 return
-        self._floating = ledger.news
+        self._floating = ledger.revision
         beats = [k.look_at for k in self._nodes.values() if k.look_at]
         if beats:
             placement.again_at = min(beats)
@@ -94,15 +94,15 @@ class ElasticCpus:
         Where actions may start on any node, those with most free CPUs come first.
         """
         ledger, now = view.ledger, view.now_ns
-        floating = bool(ledger.ready.bays_at(CPU, "cpu", 0))
+        floating = bool(ledger.ready.shards_at(CPU, "cpu", 0))
         due: list[NodeView] = []
         rest: list[NodeView] = []
         for node in view.nodes.values():
             kept = self._nodes.setdefault(node.node, _Node())
-            news = ledger.nodes[node.node].news
-            (due if kept.news != news or 0 < kept.look_at <= now else rest).append(node)
+            revision = ledger.nodes[node.node].revision
+            (due if kept.revision != revision or 0 < kept.look_at <= now else rest).append(node)
         if floating:
-            if ledger.news != self._floating and rest:
+            if ledger.revision != self._floating and rest:
                 some = [n for n in rest if n.free_cpus]
                 due += some or [min(rest, key=lambda n: (
                     len(ledger.nodes[n.node].leases) * 1_000_000 // max(1, n.cpus), n.node))]
@@ -111,18 +111,18 @@ class ElasticCpus:
 
     def _divide(self, view: Snapshot, placement: Placement, node: NodeView, kept: _Node) -> None:
         holders, lefts, soonest = self._holders(view, node, kept)
-        lines = _lines(view, node)
-        if not holders and not lines:  # nothing to size or to start, as after most ends
+        queues = _queues(view, node)
+        if not holders and not queues:  # nothing to size or to start, as after most ends
             kept.keeps_gpus = False
             return self._look_again(view, kept, soonest, [])
         room = node.free_cpus + sum(lease.units - 1 for lease, _, _, _ in holders
                                     if lease.units > 1)
         started = {g.action for g in placement.grants}
-        waiting = Waiting(view.ledger, lines, view.now_ns)
+        waiting = Waiting(view.ledger, queues, view.now_ns)
         chosen, kept.keeps_gpus = _choose(view, placement, node, waiting, room, started)
         candidates = []
         for action, shape, overdue in chosen:
-            serial, work = view.ledger.estimator.believed(action)
+            serial, work = view.ledger.estimator.estimate(action)
             lefts += work
             candidates.append((action, shape, serial, work, overdue))
         scale = 2 * lefts // max(1, len(holders) + len(candidates))
@@ -207,13 +207,13 @@ def _degrees(degrees: tuple[int, ...]) -> tuple[int, ...]:
     return degrees if degrees[0] else degrees[1:]
 
 
-def _lines(view: Snapshot, node: NodeView) -> list[ShapeQueue]:
+def _queues(view: Snapshot, node: NodeView) -> list[ShapeQueue]:
     """Returns the shape queues whose actions may start on this node."""
-    ready, lines = view.ledger.ready, []
+    ready, queues = view.ledger.ready, []
     for home in (node.node, 0):
-        for bay in ready.bays_at(CPU, "cpu", home):
-            lines += [line for line in bay.lines.values() if node.takes(line.shape)]
-    return lines
+        for shard in ready.shards_at(CPU, "cpu", home):
+            queues += [queue for queue in shard.queues.values() if node.takes(queue.shape)]
+    return queues
 
 
 def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiting, room: int,

@@ -75,12 +75,12 @@ class _Cycle:
         self._view, self._now = view, view.now_ns
         self._copies = CopyMap(view, placement)
         self._demand, self._kept = view.ledger.demand, kept
-        lines: dict[ActionShape, list[ShapeQueue]] = {}
-        for bay in view.ledger.ready.bays(GPU):
-            for shape, line in bay.lines.items():
-                lines.setdefault(shape._replace(name="", size=0, resizable=True), []).append(line)
+        queues: dict[ActionShape, list[ShapeQueue]] = {}
+        for shard in view.ledger.ready.shards(GPU):
+            for shape, queue in shard.queues.items():
+                queues.setdefault(shape._replace(name="", size=0, resizable=True), []).append(queue)
         self._queues = {want: Waiting(view.ledger, some, self._now, BYPASS)
-                        for want, some in lines.items()}
+                        for want, some in queues.items()}
         # the kinds of which calls wait, by service
         self._kinds: dict[str, list[tuple[ActionShape, Waiting]]] = {}
         for want, q in self._queues.items():
@@ -94,7 +94,7 @@ class _Cycle:
 
     def go(self) -> int:
         oldest = [(o, want) for want, q in self._queues.items() if (o := q.oldest()) is not None]
-        oldest.sort(key=lambda x: (self._came(x[0]), x[0].turn))
+        oldest.sort(key=lambda x: (self._came(x[0]), x[0].order_tag))
         for first, want in oldest:
             if self._now - self._came(first) >= self._starvation_limit(want):
                 self._rescue(want)

@@ -11,7 +11,7 @@ want, and an action that wants no unit waits for no other one.
 from __future__ import annotations
 
 from ....domain.service import BLOCK_SIZES, service_of
-from ...state.queue import CPU, GPU, NOTHING, ActionShape, walk_by_turns
+from ...state.queue import CPU, GPU, NOTHING, ActionShape, fair_walk
 from ..snapshot import Snapshot
 from .base import (
     Finder,
@@ -48,11 +48,11 @@ class Fcfs:
         return placement
 
     def _cpus(self, view: Snapshot, placement: Placement, pool: str) -> None:
-        bays = view.ledger.ready.bays(pool)
+        shards = view.ledger.ready.shards(pool)
         if not self._strict and pool == CPU:  # shards of full nodes cannot start anything
             some = {n.node for n in view.nodes.values() if n.free_cpus}
-            bays = [b for b in bays if b.node in some or (some and not b.node)]
-        walk, finder = walk_by_turns(bays), Finder(view)
+            shards = [b for b in shards if b.node in some or (some and not b.node)]
+        walk, finder = fair_walk(shards), Finder(view)
         while (head := walk.head()) is not None:
             action, shape = head
             units = largest(shape.degrees, min(self._degree_max, finder.most(shape)))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ....domain.service import BLOCK_SIZES, service_of
 from ....domain.states import LeaseState
-from ...state.queue import CPU, GPU, ActionShape, walk_by_turns
+from ...state.queue import CPU, GPU, ActionShape, fair_walk
 from ...state.speed import ONE, run_ns, speed
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, grant, open_by_load, start_calls, start_unitless
@@ -45,9 +45,9 @@ class Paper:
             return placement
         start_unitless(view, placement)
         for node in view.nodes.values():
-            news = (view.ledger.nodes[node.node].news, view.ledger.news)
-            if self._seen.get(node.node) != news:
-                self._seen[node.node] = news
+            revision = (view.ledger.nodes[node.node].revision, view.ledger.revision)
+            if self._seen.get(node.node) != revision:
+                self._seen[node.node] = revision
                 _start_on(view, placement, node)
         if view.ledger.ready.waits(GPU):
             _start_services(view, placement)
@@ -57,8 +57,8 @@ class Paper:
 
 def _waiting_on(view: Snapshot, placement: Placement, node: NodeView) -> list[Waiter]:
     """Returns the first actions that may start on a node and lack no memory or GPUs there."""
-    bays = [b for home in (node.node, 0) for b in view.ledger.ready.bays_at(CPU, "cpu", home)]
-    walk, found = walk_by_turns(bays), list[Waiter]()
+    shards = [b for home in (node.node, 0) for b in view.ledger.ready.shards_at(CPU, "cpu", home)]
+    walk, found = fair_walk(shards), list[Waiter]()
     started = {g.action for g in placement.grants}
     while len(found) < N_MAX + DEPTH and (head := walk.head()) is not None:
         if not view.fits(node, head[1], 0):
@@ -96,7 +96,7 @@ def _positive(shape: ActionShape) -> tuple[int, ...]:
 
 def _options(view: Snapshot, action: int, shape: ActionShape) -> list[tuple[int, int]]:
     """Returns the degrees of an action, with the expected run time on each in ns."""
-    serial, work = view.ledger.estimator.believed(view.ledger.actions[action].action)
+    serial, work = view.ledger.estimator.estimate(view.ledger.actions[action].action)
     return [(d, run_ns(work, serial, d)) for d in _positive(shape)]
 
 

@@ -13,7 +13,7 @@ it by `block_max`.
 from __future__ import annotations
 
 from ....domain.service import ServiceSpec, service_of
-from ...state.queue import CPU, GPU, NOTHING, walk_by_turns
+from ...state.queue import CPU, GPU, NOTHING, fair_walk
 from ..snapshot import Snapshot
 from .base import Finder, Placement, grant, largest, open_by_load, start_calls
 
@@ -56,12 +56,12 @@ class Static:
         gpus = [(n.node, gpu) for n in view.nodes.values() for gpu in n.gpus.units]
         assigned = assign_gpus(list(view.ledger.services.values()), gpus)
         waiting: dict[str, list] = {}
-        for bay in view.ledger.ready.bays(GPU):
-            waiting.setdefault(service_of(bay.key), []).append(bay)
-        for service, bays in waiting.items():
+        for shard in view.ledger.ready.shards(GPU):
+            waiting.setdefault(service_of(shard.key), []).append(shard)
+        for service, shards in waiting.items():
             free = [(n, gpu) for n, gpu in assigned.get(service, ())
                     if view.nodes[n].gpus.is_free(gpu)]
-            walk = walk_by_turns(bays)
+            walk = fair_walk(shards)
             while free and (head := walk.head()) is not None:
                 action, shape = head
                 if 1 not in shape.degrees:  # from the journal of a broker with another placer

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ...state.fair_order import Rounds, arrival_of, round_of
 from ...state.ledger import Ledger
-from ...state.queue import ActionShape, Bay, ShapeQueue
+from ...state.queue import ActionShape, QueueShard, ShapeQueue
 from ...state.speed import octaves
 
 BYPASS = 256
@@ -35,7 +35,7 @@ def rank(ledger: Ledger, shape: ActionShape) -> int:
 def is_overdue(ledger: Ledger, action: int, now: int, more: int = 0, bypass: int = BYPASS) -> bool:
     """Returns whether the action may not be overtaken any more; `more` did so in this cycle."""
     return (now - ledger.actions[action].submitted_at >= OVERDUE_NS
-            or ledger.ready.passed(action) + more >= bypass)
+            or ledger.ready.bypass_count(action) + more >= bypass)
 
 
 class Next(NamedTuple):
@@ -50,7 +50,7 @@ class Next(NamedTuple):
 
     action: int
     shape: ActionShape
-    turn: int
+    order_tag: int
     overdue: bool
 
 
@@ -60,23 +60,23 @@ class Waiting:
     It is built in O(queues); each step costs O(log queues).
     """
 
-    def __init__(self, ledger: Ledger, lines: Iterable[ShapeQueue], now: int,
+    def __init__(self, ledger: Ledger, queues: Iterable[ShapeQueue], now: int,
                  bypass: int = BYPASS) -> None:
         self._ledger = ledger
         found: dict[tuple[int, int], list[ShapeQueue]] = {}
-        for line in lines:
-            whose = line.bay.share.client, line.bay.group
+        for queue in queues:
+            whose = queue.shard.share.client, queue.shard.group
             if whose in found:
-                found[whose].append(line)
+                found[whose].append(queue)
             else:
-                found[whose] = [line]
+                found[whose] = [queue]
         self._lists: dict[tuple[int, int], _List] = {}
         self.n = 0
         for whose, some in found.items():
             self._lists[whose] = each = _List(ledger, some, now, bypass)
             self.n += each.n
         # Most cycles see one list, which needs no rounds.
-        self._rounds = Rounds((some[0].bay.share, some[0].bay.group, self._lists[whose])
+        self._rounds = Rounds((some[0].shard.share, some[0].shard.group, self._lists[whose])
                               for whose, some in found.items()) if len(found) > 1 else None
         self._alone = each if len(found) == 1 else None
 
@@ -112,9 +112,9 @@ class Waiting:
         if self._rounds is None:
             assert self._alone is not None, "no action is left"
             return self._alone.take(chosen)
-        bay: Bay = self._ledger.ready.bay_of(chosen.action)
-        self._lists[bay.share.client, bay.group].take(chosen)
-        self._rounds.charge(bay.share.counted.get(chosen.action, 0))
+        shard: QueueShard = self._ledger.ready.shard_of(chosen.action)
+        self._lists[shard.share.client, shard.group].take(chosen)
+        self._rounds.charge(shard.share.counted.get(chosen.action, 0))
 
     def skip_shape(self, shape: ActionShape) -> None:
         """Passes over all actions of a shape that cannot start in this cycle."""
@@ -129,7 +129,7 @@ class _List:
     `_oldest` in the order of tags. Entries that were taken or skipped are removed lazily.
     """
 
-    def __init__(self, ledger: Ledger, lines: Iterable[ShapeQueue], now: int,
+    def __init__(self, ledger: Ledger, queues: Iterable[ShapeQueue], now: int,
                  bypass: int = BYPASS) -> None:
         self._ledger, self._now, self._bypass = ledger, now, bypass
         # (round, bucket, order tag, action, shape queue, rest of that queue)
@@ -137,13 +137,13 @@ class _List:
                                 Iterator[tuple[int, int]] | None]] = []
         self._oldest: list[tuple[int, int, ShapeQueue, Iterator[tuple[int, int]] | None]] = []
         self.n = 0
-        for line in lines:
-            turn = line.actions.first()
-            action = line.actions.at[turn]
-            self._ahead.append((round_of(turn), rank(ledger, line.shape), turn, action, line,
-                                None))
-            self._oldest.append((turn, action, line, None))
-            self.n += len(line)
+        for queue in queues:
+            order_tag = queue.actions.first()
+            action = queue.actions.at[order_tag]
+            self._ahead.append((round_of(order_tag), rank(ledger, queue.shape), order_tag, action,
+                                queue, None))
+            self._oldest.append((order_tag, action, queue, None))
+            self.n += len(queue)
         heapq.heapify(self._ahead)
         heapq.heapify(self._oldest)
         self._gone: set[int] = set()
@@ -154,16 +154,16 @@ class _List:
         """Returns the action with the lowest order tag."""
         heap = self._oldest
         while heap and (heap[0][0] in self._gone or heap[0][2].shape in self._skipped):
-            turn, _, line, rest = heapq.heappop(heap)
-            if line.shape not in self._skipped:
-                rest = _after(line, rest)
+            order_tag, _, queue, rest = heapq.heappop(heap)
+            if queue.shape not in self._skipped:
+                rest = _after(queue, rest)
                 if (found := next(rest, None)) is not None:
-                    heapq.heappush(heap, (*found, line, rest))
+                    heapq.heappush(heap, (*found, queue, rest))
         if not heap:
             return None
-        turn, action, line, _ = heap[0]
+        order_tag, action, queue, _ = heap[0]
         due = is_overdue(self._ledger, action, self._now, self._passes, self._bypass)
-        return Next(action, line.shape, turn, due)
+        return Next(action, queue.shape, order_tag, due)
 
     def head(self) -> Next | None:
         """Returns the action that comes next; None when none is left."""
@@ -172,32 +172,32 @@ class _List:
             return first
         heap = self._ahead
         while heap[0][2] in self._gone or heap[0][4].shape in self._skipped:
-            _, bucket, _, _, line, rest = heapq.heappop(heap)
-            if line.shape not in self._skipped:
-                rest = _after(line, rest)
+            _, bucket, _, _, queue, rest = heapq.heappop(heap)
+            if queue.shape not in self._skipped:
+                rest = _after(queue, rest)
                 if (found := next(rest, None)) is not None:
-                    heapq.heappush(heap, (round_of(found[0]), bucket, *found, line, rest))
-        _, _, turn, action, line, _ = heap[0]
-        return Next(action, line.shape, turn, False)
+                    heapq.heappush(heap, (round_of(found[0]), bucket, *found, queue, rest))
+        _, _, order_tag, action, queue, _ = heap[0]
+        return Next(action, queue.shape, order_tag, False)
 
     def rank(self) -> tuple[int, int]:
         """Returns the next action's bucket (0 if it is overdue) and its place by arrival."""
         first = self.head()
         assert first is not None, "no action is left"
-        return 0 if first.overdue else self._ahead[0][1], arrival_of(first.turn)
+        return 0 if first.overdue else self._ahead[0][1], arrival_of(first.order_tag)
 
     def take(self, chosen: Next) -> None:
         first = self.oldest()
-        self._passes += first is not None and first.turn != chosen.turn
-        self._gone.add(chosen.turn)
+        self._passes += first is not None and first.order_tag != chosen.order_tag
+        self._gone.add(chosen.order_tag)
         self.n -= 1
 
     def skip_shape(self, shape: ActionShape) -> None:
         self._skipped.add(shape)
 
 
-def _after(line: ShapeQueue, rest: Iterator[tuple[int, int]] | None) -> Iterator[tuple[int, int]]:
+def _after(queue: ShapeQueue, rest: Iterator[tuple[int, int]] | None) -> Iterator[tuple[int, int]]:
     if rest is None:
-        rest = line.actions.walk()
+        rest = queue.actions.walk()
         next(rest)
     return rest

@@ -1,16 +1,18 @@
-"""Pure. The sessions that wait to be placed, and the order in which they are looked at.
+"""Pure. The sessions that wait to be placed, and the order in which placers look at them.
 
-Problem. In plain order of arrival a client that asks for 2,000 sessions makes another client's one
+Problem: in plain order of arrival a client that requests 2,000 sessions makes another client's one
 session wait behind all of them.
 
-Idea: the turns of `fair_order` between clients, each session counting as one; within a client the
-order of arrival. (A session is a trajectory of its own and opens once, so there is no level below.)
-Among clients with the same start tag the one whose first session has waited longest is first.
+Idea: the same start-time fair queueing as in `fair_order`, between clients, with each session
+counting as one; within a client the order is that of arrival. (A session is a trajectory of its own
+and opens once, so there is no level below.) Among clients with the same start tag, the one whose
+first session has waited longest comes first.
 
-Invariants: the order follows from the events of the ledger alone. A session that waits for room
-keeps the nodes that could give it from all behind it (`placers.base.open_by_load`). The tag of its
-client stands still meanwhile, while those of others grow: each other client opens one session
-before it at most, however large it is. For a single client the order is that of arrival.
+Invariants: the order follows from the events of the ledger alone. A session that waits for memory
+or cores keeps the nodes that could give them from all sessions behind it
+(`placers.base.open_by_load`). The start tag of its client stands still meanwhile, while those of
+others grow. So each other client opens at most one session before it, however large it is. For a
+single client the order is that of arrival.
 """
 
 from __future__ import annotations
@@ -22,9 +24,12 @@ from ...domain.ids import client_of
 from .fair_order import TRAJECTORY, PoolShares
 
 
-class Openings:
-    """Waiting sessions by client. Adding and removing one costs O(1), a walk O(log clients) a step
-    after O(clients) at its start; nothing may change during a walk."""
+class SessionQueue:
+    """The waiting sessions of each client.
+
+    Adding and removing a session costs O(1). A walk costs O(clients) at its start and O(log
+    clients) a step; the queue must not change during it.
+    """
 
     __slots__ = ("_arrivals", "_by_client", "_shares")
 
@@ -40,10 +45,10 @@ class Openings:
         return session in self._by_client.get(client_of(session), ())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Openings) and list(self) == list(other)
+        return isinstance(other, SessionQueue) and list(self) == list(other)
 
     def add(self, session: int) -> None:
-        """A session waits to be placed, behind all others of its client."""
+        """Adds a session that waits to be placed, behind all others of its client."""
         self._arrivals += 1
         client = client_of(session)
         self._by_client.setdefault(client, {})[session] = self._arrivals
@@ -51,27 +56,28 @@ class Openings:
         self._shares.waiting += 1
 
     def placed(self, session: int) -> None:
-        """A session that waits here was placed: its client had a turn."""
+        """Removes a session that was placed, and counts it for its client."""
         self._shares.of(client_of(session)).served(TRAJECTORY, 0, session)
         self.drop(session)
 
     def drop(self, session: int) -> None:
-        """A session that waits here waits no more."""
+        """Removes a session that waits no more, without counting it."""
         client, share = client_of(session), self._shares.of(client_of(session))
         del self._by_client[client][session]
         share.waiting[TRAJECTORY] -= 1
         self._shares.waiting -= 1
         if not self._by_client[client]:
             del self._by_client[client]
-            self._shares.rest(share)
+            self._shares.group_emptied(share)
 
     def __iter__(self) -> Iterator[int]:
-        """The sessions in the order in which to look at them, as if each were placed then."""
+        """Yields the sessions in the order in which to look at them, as if each were placed then.
+        """
         if len(self._by_client) < 2:
             for sessions in self._by_client.values():
                 yield from sessions
             return
-        # (start tag, arrival, session, those of its client behind it)
+        # (start tag, arrival, session, the sessions of its client behind it)
         heads: list[tuple[int, int, int, Iterator[tuple[int, int]]]] = []
         for client, sessions in self._by_client.items():
             rest = iter(sessions.items())
