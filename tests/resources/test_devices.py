@@ -228,7 +228,8 @@ def test_info_says_what_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[s
     with LocalCluster(cpus=1, home=tmp_path, devices="fake:2") as cluster:
         words = ["sh", "-c", "echo [$CUDA_VISIBLE_DEVICES]"]
         told = cluster.submit(words, gpus=2, trusted=True).result()
-        with pytest.raises(InfeasibleRequest, match="no isolation backend gives a GPU"):
+        with pytest.raises(InfeasibleRequest, match=(
+                "no isolation backend gives a GPU to untrusted code")):
             cluster.submit(words, gpus=2).result()
         assert told.text == "[]\n"
         monkeypatch.setenv("TANGRAM_ACCESS", str(cluster.access))

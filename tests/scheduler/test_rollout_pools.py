@@ -253,7 +253,8 @@ def test_what_can_never_be_served_is_said_in_one_line() -> None:
         why = refusal(world.ledger, world.scheduler.state.placer, action)
         assert why.startswith(text) and "\n" not in why
     tool = Action(world.id(), "x", Kind.EXEC, (1,), turn=base)
-    assert refusal(world.ledger, world.scheduler.state.placer, tool).startswith("turn: must be a")
+    assert refusal(world.ledger, world.scheduler.state.placer, tool).startswith(
+        "turn: must be a call")
 
 
 def test_turns_whose_services_can_never_stand_fail_and_do_not_wait() -> None:
