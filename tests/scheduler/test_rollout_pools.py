@@ -298,7 +298,7 @@ def test_turns_whose_services_can_never_stand_fail_and_do_not_wait() -> None:
 def test_a_turn_that_only_a_service_takes_that_does_not_stand_says_so() -> None:
     world = site()
     world.pool.close("big", world.now, world.now + 10**9)
-    world.pool.set_available("big", False)
+    world.pool.set_callable("big", False)
     waits = world.turn("t", context=20_000)
     world.plan()
     assert reason(world.ledger, world.ledger.actions[waits], 0, world.now) == "ReqNodeNotAvail"
@@ -636,7 +636,7 @@ def test_a_new_trainers_epochs_go_on_from_those_of_the_tree() -> None:
     teach(world, True)
     tree = world.pool.queues.tree
     again = site()
-    again.pool.load_prior(tree.merged(type(tree)(tree.shape)), type(tree)(tree.shape))
+    again.pool.adopt_prior(tree.merged(type(tree)(tree.shape)), type(tree)(tree.shape))
     again.serve(again.turn("first"))
     again.tool("first", "tests", state=ActionState.FAILED)
     assert again.serve(again.turn("first", generated=200)) == "big"  # known from the other life
@@ -798,7 +798,7 @@ def check_history(ops: list[tuple[str, int, int]]) -> None:
             replay.ledger.check()
             if wise and isinstance(event, ev.RolloutsDeclared):
                 pool = replay.ledger.rollouts["p"]
-                pool.load_prior(wisdom(pool.spec), CausalTree(shape_of(pool.spec)))
+                pool.adopt_prior(wisdom(pool.spec), CausalTree(shape_of(pool.spec)))
         same, there = shown(replay), shown(world.scheduler)
         assert same[0] == there[0] and (wise or same[1] == there[1])
 
