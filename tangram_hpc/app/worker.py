@@ -196,6 +196,16 @@ class _NodeParts:
                                                        self.meter))
 
 
+async def _close_parts(node: NodeExecutor | None, enforcer: enforce.Enforcer | None,
+                       meter: GpuMeter, scratch: Path) -> None:
+    if node is not None:
+        await node.closed()  # and its enforcer
+    elif enforcer is not None:
+        enforcer.close()
+    meter.close()
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
 async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     """Lends this node until the broker or a signal ends it. Returns 0 if the broker said that the
     job is over, and 128 plus the signal's number if a signal told the worker to leave.
@@ -249,12 +259,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
         driver.start()
         reason = await ended
     finally:
-        if node is not None:
-            await node.closed()  # and its enforcer
-        elif enforcer is not None:
-            enforcer.close()
-        meter.close()
-        shutil.rmtree(scratch, ignore_errors=True)
+        await _close_parts(node, enforcer, meter, scratch)
     if lost and not told:
         raise BrokerUnreachable(f"job {access.job}: the broker is gone ({reason})")
     return 128 + told if told else 0
