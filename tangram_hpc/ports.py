@@ -1,7 +1,8 @@
-"""Ports: what the drivers need of the outside world. Protocols only, no behaviour.
+"""What the drivers need from outside, as protocols; there is no behaviour here.
 
-Law: a driver sees these ports and none of their adapters; only `app/` knows which adapter serves
-which port. The simulator serves the same ports with models.
+Broker, worker, client and gateway see these protocols and never what fills them. Only `app/` knows
+which adapter fills which port; the simulator fills the same ports with models. A port must not name
+an adapter, a file format or a transport.
 """
 
 from __future__ import annotations
@@ -26,23 +27,25 @@ GIVE_BACK_S = 0.05
 
 
 class Clock(Protocol):
-    """The time, handed in."""
+    """The source of time; drivers read no clock of their own."""
 
     def now_ns(self) -> int:
-        """Epoch ns that never run backwards within a process."""
+        """Returns the time in nanoseconds since the epoch; it never runs backwards within a
+        process.
+        """
         ...
 
 
 class Link(Protocol):
-    """One conversation with one peer.
+    """One connection with one peer, as a driver sees it.
 
     Attributes:
-        unsent: bytes that were flushed and that the peer's connection has no room for yet.
+        unsent: bytes that were flushed and for which the peer's connection has no room yet.
     """
 
     @property
     def unsent(self) -> int:
-        """See above."""
+        """Returns how many flushed bytes still wait for room in the peer's connection."""
         ...
 
     def send(self, message: Message, payload: Buffer | None = None) -> None:
@@ -50,24 +53,28 @@ class Link(Protocol):
         ...
 
     def flush(self) -> None:
-        """Hands all that was queued to the transport as one frame."""
+        """Hands all queued messages to the transport as one frame."""
         ...
 
     def close(self) -> None:
-        """Ends the conversation after what was flushed."""
+        """Ends the connection after the flushed messages have left."""
         ...
 
 
 class Timer(Protocol):
-    """Calls back on the driver's own loop."""
+    """Calls functions later, on the driver's own loop."""
 
     def after(self, delay_s: float, call: Callable[[], None]) -> object:
-        """Calls `call` once after `delay_s` seconds (0: on the next turn of the loop)."""
+        """Calls `call` once after `delay_s` seconds; with 0, on the next turn of the loop."""
         ...
 
 
 class Journal(Protocol):
-    """The one truth: an append-only log of events."""
+    """The append-only log of events, from which a broker's whole state can be rebuilt.
+
+    Attributes:
+        mode: how safe a commit is, as the setting `sync` says.
+    """
 
     mode: str
 
@@ -76,149 +83,166 @@ class Journal(Protocol):
         ...
 
     def commit(self, then: Callable[[], None]) -> None:
-        """Writes what was appended; calls `then` when it is as safe as `mode` promises
-        (at once for `none`)."""
+        """Writes the queued events and calls `then` when they are as safe as `mode` promises (at
+        once for `none`).
+        """
         ...
 
     def superseded(self) -> bool:
-        """Whether another broker has taken this one's place; then nothing may be committed, and
-        nobody answered. Asked often; cheap."""
+        """Returns whether another broker has taken this one's place. If so, nothing may be
+        committed and no peer may be answered. The call is cheap, because it is made often.
+        """
         ...
 
     def close(self) -> None:
-        """Commits and closes."""
+        """Commits the queued events and closes the file."""
         ...
 
 
 class Spool(Protocol):
-    """What actions with a name of their own (`Action.once`) are to do, and what came of them, for
-    the broker's next start. One of the two a name."""
+    """Keeps the calls and results of actions with an idempotency key (`Action.once`), so that the
+    broker's next start finds them. A key has either a call or a result.
+    """
 
     def keep_call(self, once: str, payload: Buffer) -> bool:
-        """Keeps what an action is to do; False: there is no room for one more."""
+        """Keeps the call of an action; returns False if there is no room for it."""
         ...
 
     def keep_result(self, once: str, result: ActionResult, payload: Buffer | None) -> None:
-        """Keeps what came of it, in place of what it was to do."""
+        """Keeps the result of an action in place of its call."""
         ...
 
     def call(self, once: str) -> bytes | None:
-        """What it is to do."""
+        """Returns the kept call of a key, or None."""
         ...
 
     def result(self, once: str) -> tuple[ActionResult, bytes | None] | None:
-        """What came of it."""
+        """Returns the kept result of a key and its payload, or None."""
         ...
 
     def has_result(self, once: str) -> bool:
-        """Whether that is kept."""
+        """Returns whether a result is kept for a key."""
         ...
 
     def names(self) -> list[str]:
-        """All names of which something is kept, oldest first."""
+        """Returns all keys for which a call or a result is kept, oldest first."""
         ...
 
     def drop(self, names: Iterable[str]) -> None:
-        """Keeps nothing of these any more; unknown ones are ignored."""
+        """Removes the calls and results of these keys; unknown keys are ignored."""
         ...
 
     def commit(self) -> None:
-        """Hands what was kept and dropped to the kernel."""
+        """Hands all changes since the last commit to the kernel."""
         ...
 
 
 class SpillFiles(Protocol):
-    """Holds payloads for clients that do not read, on disk instead of in memory. Its content ends
-    with the broker."""
+    """Holds payloads for clients that do not read, on disk instead of in memory. The files end with
+    the broker.
+    """
 
     def put(self, client: int, data: Buffer) -> int:
-        """Writes a payload; its offset in the client's spill file, or -1: there is no room."""
+        """Writes a payload; returns its offset in the client's spill file, or -1 if there is no
+        room.
+        """
         ...
 
     def get(self, client: int, offset: int, size: int) -> bytes:
-        """Reads a payload."""
+        """Returns the payload of `size` bytes at this offset of the client's spill file."""
         ...
 
     def free(self, client: int) -> None:
-        """One payload of the client's is not needed any more."""
+        """Says that one payload of the client is no longer needed."""
         ...
 
     def drop(self, client: int) -> None:
-        """Nothing of the client's is needed any more; unknown ones are ignored."""
+        """Removes all payloads of the client; an unknown client is ignored."""
         ...
 
 
 class TreeStore(Protocol):
-    """What rollout pools have learned, in folders that several jobs may share: each writes its own
-    file, and all are read together."""
+    """Keeps what rollout pools have learned, in folders that several jobs may share. Each job
+    writes a file of its own; all files are read together.
+    """
 
     def load(self, folder: str) -> tuple[CausalTree | None, CausalTree | None]:
-        """What all have learned, and what this job has; None where there is nothing.
+        """Returns what all jobs have learned, and what this job has; None stands for nothing.
 
         Raises:
-            InvalidInput: it cannot be read; one line.
+            InvalidInput: a file cannot be read; the message is one line.
         """
         ...
 
     def save(self, folder: str, tree: CausalTree) -> None:
-        """Replaces what this job has learned; does not wait, and does not raise."""
+        """Replaces what this job has learned. The call neither waits nor raises."""
         ...
 
     def trouble(self, folder: str) -> str:
-        """Why the last save failed; empty where it did not."""
+        """Returns why the last save failed; empty if it did not."""
         ...
 
     def close(self) -> None:
-        """Returns when all is written, or has taken too long."""
+        """Returns when all saves are written, or have taken too long."""
         ...
 
 
 class Reports(Protocol):
-    """What an executor tells its worker; facts go up."""
+    """What an executor reports to its worker."""
 
     def started(self, lease: int) -> None:
-        """The lease's process runs."""
+        """The process of the lease runs."""
         ...
 
     def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
                  soon: bool = False) -> None:
-        """The attempt's outcome; with `clean` its units are free too. `soon`: `settled` follows in
-        this turn of the loop."""
+        """The attempt under the lease has ended.
+
+        Args:
+            lease: the lease's number.
+            outcome: how the attempt ended.
+            payload: the result; None if there is none.
+            clean: whether the units are free too; if not, `released` follows.
+            soon: whether `settled` follows in this turn of the loop.
+        """
         ...
 
     def settled(self) -> None:
-        """The executor is in the middle of nothing: what waited for units may begin."""
+        """The executor is between two steps, so orders that wait for units may begin."""
         ...
 
     def released(self, lease: int) -> None:
-        """Nothing of a lease that finished without `clean` is left."""
+        """Nothing is left of a lease that finished without `clean`."""
         ...
 
     def returned(self, lease: int) -> None:
-        """A lease that it took ahead has not begun and will not."""
+        """A lease that the executor took ahead has not begun and will not begin."""
         ...
 
     def output(self, lease: int, stream: int, data: bytes) -> None:
-        """A piece of a streamed command's output."""
+        """A streamed command has written a piece of output to `stream` (1 or 2)."""
         ...
 
     def session_up(self, session: int) -> None:
-        """The session's sandbox stands."""
+        """The sandbox of the session is ready."""
         ...
 
     def session_down(self, session: int, reason: str) -> None:
-        """The session's sandbox is gone; `reason` is empty when that was asked for."""
+        """The sandbox of the session is gone; `reason` is empty if the worker asked for that."""
         ...
 
     def session_packed(self, session: int, files: str) -> None:
-        """The session's sandbox is gone, and its files are in the store under this digest."""
+        """The sandbox of the session is gone, and its files are in the store under the name
+        `files`.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class SandboxSettings:
-    """What a site sets for the sandboxes of a node; see `Config` for the fields of those names.
-    What a session leaves open (`backend`, `disk_mib`) is as said here."""
+    """What a site sets for the sandboxes of a node. `Config` describes the fields of the same
+    names. They hold for every session that does not ask for its own `backend` or `disk_mib`.
+    """
 
     disk_mib: int = 10240
     session_pids: int = 1024
@@ -233,45 +257,50 @@ class SandboxSettings:
 
 
 class Sandboxes(Protocol):
-    """Runs actions that are code; orders come down. Never blocks; answers through `Reports`."""
+    """Runs actions that are code. No call blocks; the answers come through `Reports`."""
 
     def open_session(self, spec: SessionSpec) -> None:
         """Builds a sandbox; `session_up` or `session_down` follows."""
         ...
 
     def close_session(self, session: int) -> None:
-        """Takes a sandbox and all that runs in it down; `session_down` follows."""
+        """Ends a sandbox and all that runs in it; `session_down` follows."""
         ...
 
     def pack_session(self, session: int) -> None:
-        """Takes a sandbox in which no action runs down and stores its files; `session_packed`
-        follows, or `session_down` when that cannot be done."""
+        """Stores the files of a sandbox in which no action runs, and ends it. `session_packed`
+        follows, or `session_down` if the files cannot be stored.
+        """
         ...
 
     def start(self, order: StartAttempt, payload: memoryview) -> None:
-        """Runs an action; `finished` follows, whatever happens."""
+        """Runs an action; `finished` follows in every case."""
         ...
 
     def follow(self, order: StartAttempt, payload: memoryview) -> bool:
-        """Takes an action whose turn comes when the lease `order.after` is gone; False: not now,
-        keep it until then."""
+        """Takes an action ahead, which begins when the lease `order.after` is gone. Returns False
+        if it cannot be taken now; the caller then keeps the order until its turn.
+        """
         ...
 
     def take_back(self, lease: int) -> bool:
-        """Forgets a lease that it took ahead, if that has not begun; says whether. Others behind it
-        may be given back by that."""
+        """Gives up a lease that was taken ahead, unless it has begun; returns whether it was given
+        up. Leases that wait behind it may be returned (`Reports.returned`) too.
+        """
         ...
 
     def kill(self, lease: int, state: ActionState, reason: str) -> None:
-        """Ends what runs under a lease; `finished` follows with that state. Unknown: ignored."""
+        """Ends what runs under a lease; `finished` follows with that state. An unknown lease is
+        ignored.
+        """
         ...
 
     def resize(self, lease: int, cores: tuple[int, ...]) -> None:
-        """Moves what runs under a lease to these units. Unknown: ignored."""
+        """Moves what runs under a lease to these cores. An unknown lease is ignored."""
         ...
 
     def close(self) -> None:
-        """Ends everything and leaves nothing behind; returns when that is so."""
+        """Ends everything; returns when nothing is left behind."""
         ...
 
 
@@ -284,7 +313,7 @@ class Executor(Sandboxes, Protocol):
     """
 
     def prepare_service(self, spec: ServiceSpec) -> None:
-        """Actions may call this service from now on."""
+        """Lets actions call this service from now on."""
         ...
 
 
@@ -292,24 +321,34 @@ class Executor(Sandboxes, Protocol):
 
 
 class ServiceDied(Exception):
-    """A copy of a service has ended by itself; its text is one line that says how. Calls that it
-    had are given to another copy."""
+    """Raised when a copy of a service has ended by itself; the text is one line that says how. The
+    broker gives its calls to another copy.
+    """
 
 
 class OutOfDeviceMemory(Exception):
-    """It does not fit onto its block, or a batch does not; the copy lives and is as it was."""
+    """Raised when a service does not fit onto its block, or a batch does not. The copy lives on
+    unchanged.
+    """
 
 
 class ServiceRefused(Exception):
-    """It can never be served as it is declared; one line that names the field and the remedy."""
+    """Raised when a service can never run as it is declared; the text is one line that names the
+    field and the remedy.
+    """
 
 
 @dataclass(frozen=True)
 class ServicePlace:
-    """Where one copy runs. `gpus`: all that the node lends, in the order in which its process sees
-    them; `device`: what they are, "cuda", or "cpu" where slots of CPU stand in for GPUs; `env`:
-    what its process gets (`CUDA_VISIBLE_DEVICES`); `threads`: for a copy on CPU; `scratch`: a
-    folder of its own."""
+    """Where one copy of a service runs.
+
+    Attributes:
+        gpus: all GPUs that the node lends, in the order in which the copy's process sees them.
+        device: "cuda", or "cpu" where slots of CPU stand in for GPUs.
+        scratch: a folder of the copy's own.
+        env: environment variables for the copy's process (`CUDA_VISIBLE_DEVICES`).
+        threads: how many threads a copy on CPU may use.
+    """
 
     gpus: tuple[int, ...]
     device: str
@@ -320,7 +359,7 @@ class ServicePlace:
 
 @dataclass(frozen=True)
 class ServiceRequest:
-    """One call of a batch; `arguments` as in `protocol.payload.ServiceCall`."""
+    """One call of a batch; `arguments` are encoded as in `protocol.payload.ServiceCall`."""
 
     method: str
     arguments: bytes
@@ -328,45 +367,58 @@ class ServiceRequest:
 
 @dataclass(frozen=True)
 class ServiceReply:
-    """Its answer (`protocol.value`), or why this one call was wrong (one line), others unharmed."""
+    """The answer to one call (`protocol.value`), or one line that says why this call was wrong; the
+    other calls of the batch are unaffected.
+    """
 
     value: bytes = b""
     error: str = ""
 
 
 class ServiceBackend(Protocol):
-    """One copy of a service, from `load` to `close`; parked or on one block of GPUs. One task
-    awaits it, one thing at a time: load, then any number of wake, call..., park. Each may raise
-    ServiceDied."""
+    """One copy of a service, from `load` to `close`; it is parked or on one block of GPUs.
+
+    One task awaits its methods, one at a time: load, then any number of wake, call..., park. Each
+    of them may raise ServiceDied.
+    """
 
     async def load(self) -> int:
-        """Makes it ready, parked in host memory; returns how much of that it takes, in MiB.
+        """Makes the copy ready, parked in host memory; returns how many MiB of host memory it
+        takes.
 
         Raises:
-            ServiceRefused: it can never be.
+            ServiceRefused: the copy can never be made ready.
         """
         ...
 
     async def wake(self, gpus: tuple[int, ...]) -> None:
-        """Brings it onto this block, by the numbers that the node lends. Raises
-        OutOfDeviceMemory."""
+        """Brings the copy onto this block of GPUs, numbered as the node lends them.
+
+        Raises:
+            OutOfDeviceMemory: the copy does not fit.
+        """
         ...
 
     async def call(self, requests: Sequence[ServiceRequest]) -> list[ServiceReply]:
-        """Carries calls out as one batch; replies in their order. Raises OutOfDeviceMemory."""
+        """Carries calls out as one batch; returns the replies in their order.
+
+        Raises:
+            OutOfDeviceMemory: the batch does not fit.
+        """
         ...
 
     async def park(self) -> None:
-        """Leaves the block; the GPUs' memory is free when this returns."""
+        """Leaves the block; the memory of its GPUs is free when this returns."""
         ...
 
     def kill(self) -> None:
-        """Ends it at once, whatever it does; what is awaited raises ServiceDied. From the loop's
-        thread; twice is harmless."""
+        """Ends the copy at once, whatever it does; a method that is being awaited raises
+        ServiceDied. It is called from the loop's thread; a second call is harmless.
+        """
         ...
 
     async def close(self) -> None:
-        """Ends it in order and leaves nothing behind."""
+        """Ends the copy in order and leaves nothing behind."""
         ...
 
 
@@ -377,18 +429,20 @@ MakeServiceBackend = Callable[[ServiceSpec, ServicePlace], ServiceBackend]
 
 
 class SlurmRejected(Exception):
-    """Slurm refuses this as it is asked (partition, QOS, a limit, a job that is somebody else's);
-    its text is one line. Asking again is of no use before something is changed."""
+    """Raised when Slurm refuses a request (partition, QOS, a limit, somebody else's job); the text
+    is one line. Asking again is of no use before something is changed.
+    """
 
 
 class SlurmTransient(Exception):
-    """It was not carried out, or nobody knows whether: the controller is away or late, or the
-    budget is used up; its text is one line.
+    """Raised when a request was not carried out, or nobody knows whether it was: the controller is
+    away or late, or the budget is used up. The text is one line.
 
     Args:
-        again_ns: epoch; asking before is of no use.
-        unsure: it may have been carried out all the same. After a `submit`: look for the job's
-            name by `query` before asking again.
+        text: the line.
+        again_ns: epoch time before which asking again is of no use.
+        unsure: the request may have been carried out all the same. After a `submit`, look for the
+            job's name by `query` before asking again.
     """
 
     def __init__(self, text: str, again_ns: int = 0, unsure: bool = False) -> None:
@@ -400,75 +454,91 @@ SlurmFailure = SlurmRejected | SlurmTransient
 
 
 class Slurm(Protocol):
-    """What a broker asks of Slurm. No call blocks or raises; each is answered once by `then`, on
-    the driver's own loop and never before the call has returned. A failure is handed to `then`.
+    """What a broker asks of Slurm. No call blocks or raises. Each is answered once through `then`,
+    on the driver's own loop and never before the call has returned; a failure is handed to `then`
+    too.
 
-    One budget lies over all of it: one call at a time; queries at least 30 s apart, those asked
-    for meanwhile become one; other calls are few (a short burst, then one in 30 s) and get
-    SlurmTransient beyond; after a failure nobody calls for a while, which doubles each time.
+    One budget covers all calls, which are made one at a time. Queries are at least 30 s apart, and
+    those that are asked for meanwhile become one. Other calls are few (a short burst, then one in
+    30 s); beyond that they get SlurmTransient. After a failure no call is made for a while, which
+    doubles with each further failure.
     """
 
     def submit(self, order: JobOrder, then: Callable[[int | SlurmFailure], None]) -> None:
-        """Submits a batch job; `then` gets its id (of a het job, the leader's)."""
+        """Submits a batch job; `then` gets its id (of a het job, the leader's id)."""
         ...
 
     def query(self, jobs: Sequence[int],
               then: Callable[[tuple[JobView, ...] | SlurmFailure], None],
               names: Sequence[str] = ()) -> None:
-        """What Slurm says of own jobs with these ids or names; `then` gets a row for each job, of a
-        het job one for each component, by id and component. A job without a row has ended so long
-        ago (MinJobAge) that the controller has forgotten it, or never was. Waits for its turn."""
+        """Asks for the state of own jobs with these ids or names.
+
+        `then` gets a row for each job, of a het job one for each component, in order of id and
+        component. A job without a row ended so long ago (MinJobAge) that the controller has
+        forgotten it, or never existed. The query waits for its turn in the budget.
+        """
         ...
 
     def cancel(self, jobs: Sequence[JobRef],
                then: Callable[[SlurmFailure | None], None]) -> None:
-        """Ends jobs or single components of het jobs; `then` gets None when Slurm has been told.
-        What is over, or not known, counts as ended. Component 0 is the leader: Slurm ends the
-        whole job with it."""
+        """Ends jobs, or single components of het jobs; `then` gets None when Slurm has been told.
+
+        A job that is over or unknown counts as ended. Component 0 is the leader: Slurm ends the
+        whole job with it.
+        """
         ...
 
     def comment(self, job: int, text: str, then: Callable[[SlurmFailure | None], None]) -> None:
-        """Puts a line (at most `COMMENT_MAX` characters) behind `tangram:` into the Comment of an
-        own job, running or (where there is accounting) over. What others wrote there stays in
-        front; an earlier line of ours goes. Of a het job: the leader's."""
+        """Writes a line (at most `COMMENT_MAX` characters) behind `tangram:` into the Comment of an
+        own job, which may be running or (where there is accounting) over.
+
+        What others wrote there stays in front of it, and an earlier line of ours is replaced. Of a
+        het job it is the leader's Comment.
+        """
         ...
 
     def calls(self) -> SlurmCalls:
-        """What was asked so far."""
+        """Returns how many calls were made so far."""
         ...
 
     def close(self) -> None:
-        """Ends what is under way; what was not answered gets SlurmTransient."""
+        """Ends the calls under way; those without an answer get SlurmTransient."""
         ...
 
 
 class Store(Protocol):
-    """Payloads too large for a frame, under their sha256 and their owner."""
+    """Holds payloads that are too large for a frame, under their sha256 and their owner."""
 
     def put(self, data: Buffer, owner: str = "") -> str:
         """Stores the bytes for an owner; returns their name, which begins with their digest."""
         ...
 
     def get(self, name: str) -> bytes:
-        """The bytes under a name.
+        """Returns the payload of this name.
 
         Raises:
-            InvalidInput: they are not there or do not match their digest.
+            InvalidInput: the payload is missing or does not match its digest.
         """
         ...
 
     def drop(self, name: str) -> None:
-        """Removes what lies under a name; never fails."""
+        """Removes the payload of this name; the call never fails."""
         ...
 
 
 class ChannelLost(Exception):
-    """The way to the broker is gone; another may be open. Never reaches a user."""
+    """Raised when a client's channel to the broker is gone; another one may be open. It never
+    reaches a user.
+    """
 
 
 class Channel(Protocol):
-    """A client's way to the broker. Every call but `wake` comes from one thread, the client's own;
-    MPI allows nothing else."""
+    """A client's connection to the broker. Every method but `wake` is called from one thread, the
+    client's own, because MPI allows nothing else.
+
+    Attributes:
+        via: the transport's name.
+    """
 
     via: str
 
@@ -476,30 +546,35 @@ class Channel(Protocol):
         """Queues one frame; it leaves during this call or the next `wait`.
 
         Raises:
-            ChannelLost: the way is gone.
+            ChannelLost: the connection is gone.
         """
         ...
 
     def wait(self, timeout_s: float, busy: bool) -> Iterable[Parcel]:
-        """What came in; returns when something did, when woken, or after `timeout_s`. `busy`
-        says that answers are awaited, which a polling transport may spend CPU on.
+        """Returns the frames that came in, once there are some, after `wake`, or after `timeout_s`
+        seconds.
+
+        Args:
+            timeout_s: how long to wait at most.
+            busy: whether answers are awaited, on which a polling transport may spend CPU.
 
         Raises:
-            ChannelLost: the way is gone.
+            ChannelLost: the connection is gone.
         """
         ...
 
     def wake(self) -> None:
-        """Ends a `wait`; from any thread."""
+        """Ends a `wait`; it may be called from any thread."""
         ...
 
     def close(self) -> None:
-        """Ends the conversation."""
+        """Ends the connection to the broker."""
         ...
 
     def abandon(self) -> None:
-        """In the child of a fork: lets go of this process's copies of what the parent speaks by,
-        and sends nothing. No other call follows."""
+        """Closes the copies of the connection that the child of a fork inherited, and sends
+        nothing. No other call follows.
+        """
         ...
 
 

@@ -1,4 +1,9 @@
-"""A broker put together, from its config to its end. Law: see the package's."""
+"""Puts a broker together and serves one job, from its config to its end.
+
+It takes the job's folder, replays earlier journals, opens the sockets, writes the access file and
+runs the driver until it ends. Only the broker that holds the folder's lock writes there or removes
+files; after the lock is released, the folder is only read.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +50,21 @@ from .job_comment import set_job_comment
 from .loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
 from .system_clock import SystemClock
 
-_GAP_S = 0.002  # of a busy broker or worker, see there
+_GAP_S = 0.002  # seconds between two scheduling cycles of a busy broker (`Settings.gap_s`)
 
 
 @dataclass(frozen=True)
 class BrokerPlan:
-    """What `serve_broker` starts: the job, how many workers it waits for, and who holds its life
-    (`lifeline`: a pipe whose end ends it, -1 for none). `policy` and `scripts`: which satellites it
-    may ask for, and how they are submitted."""
+    """What `serve_broker` is to start.
+
+    Attributes:
+        job: the job's name or Slurm id.
+        nodes: for how many workers the broker waits before it calls the nodes complete.
+        config: the settings.
+        lifeline: a pipe whose end ends the broker; -1 for none.
+        policy: which satellites the broker may ask for; None for none.
+        scripts: how satellites are submitted; None outside of a job that may have them.
+    """
 
     job: str
     nodes: int
@@ -63,28 +75,32 @@ class BrokerPlan:
 
 
 async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
-    """Runs a broker until it is told to end; leaves the journal and a tombstone of its access.
-    SIGUSR1 drains it: nothing more is lent, and SIGTERM then waits a while for what still runs."""
+    """Runs a broker until it is told to end; leaves the journal and an access file that says so.
+
+    SIGUSR1 drains the broker: nothing more is lent, and SIGTERM then waits a while for the actions
+    that still run.
+
+    Raises:
+        InvalidInput: a setting or an earlier journal is wrong, or a folder cannot be written.
+        TangramError: another broker serves the job.
+    """
     loop, config = asyncio.get_running_loop(), plan.config
     endpoints = tuple(endpoint_spec(name, table) for name, table in config.endpoints.items())
     seldom_collect()
     die_on_broken_law(loop, "broker")
     folder_lock = await take_folder(environ, plan.job)
-    folder = folder_lock.folder
+    folder, ended = folder_lock.folder, asyncio.Event()
     scheduler = Scheduler(make_placer(config.placer), round(config.end_margin_s * 1e9))
     _apply_earlier(scheduler, folder)
     spool = FileSpool(folder / "once", config.once_mib << 20)
-    ended = asyncio.Event()
     journal = FileJournal(next_journal(folder), config.sync, loop.call_soon_threadsafe, spool.sync,
                           folder_lock.superseded)
     settings = _settings(plan, folder, endpoints)
-    place, clock = slurm_place(environ), SystemClock()
-    held = place is not None and place.job == plan.job  # else it is a guest in somebody's job
-    slurm = make_slurm(config.slurm, environ, plan.job, config.slurm_query_s, clock) if (
-        held) else None
+    clock = SystemClock()
+    slurm = _slurm_of(plan, environ, clock)
     spill = FolderSpillFiles(folder / "overflow")
     broker = Broker(scheduler, journal, clock, LoopTimer(loop), settings, ended.set, spool, slurm,
-                    plan.scripts, TreeFiles(plan.job), spill, _sweeper(loop, settings.store))
+                    plan.scripts, TreeFiles(plan.job), spill, _sweeper(loop, settings.store, ended))
     key = os.urandom(32)
     scratch, sockets, addresses = _open_ways(plan, environ)
     listeners = [Listener(sock, key, plan.job, lambda link: _converse(broker, link))
@@ -100,22 +116,13 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     _check_place(folder_lock, plan.job)
     write_access(access, Access(plan.job, tuple(addresses), key, settings.store,
                                 socket.gethostname(), os.getpid()))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, broker.end, f"signal {number.name}",
-                                config.end_margin_s / 4)
-    loop.add_signal_handler(signal.SIGUSR1, broker.drain, "the job is about to end")
+    _end_on_signals(loop, plan, broker)
     _hold(LoopTimer(loop), folder_lock, broker)
-    if plan.lifeline >= 0:
-        watch_lifeline(loop, plan.lifeline, lambda: broker.stop("its parent ended"))
     await ended.wait()
     for listener in listeners:
         listener.close()
-    try:
-        _check_place(folder_lock, plan.job)  # else nothing in the folder is ours any more
-    except TangramError:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
     shutil.rmtree(scratch, ignore_errors=True)
+    _check_place(folder_lock, plan.job)  # else nothing in the folder is ours any more
     if broker.over or not spool.names():  # else the job may be requeued, and go on with them
         shutil.rmtree(folder / "store", ignore_errors=True)
     spill.close()
@@ -128,9 +135,31 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
         await _leave_slurm(slurm, broker, plan, folder)
 
 
+def _slurm_of(plan: BrokerPlan, environ: Mapping[str, str], clock: SystemClock
+              ) -> BudgetedSlurm | None:
+    """The Slurm port of the broker's own job; None for a broker that is a guest in another job or
+    runs outside of Slurm."""
+    place, config = slurm_place(environ), plan.config
+    if place is None or place.job != plan.job:
+        return None
+    return make_slurm(config.slurm, environ, plan.job, config.slurm_query_s, clock)
+
+
+def _end_on_signals(loop: asyncio.AbstractEventLoop, plan: BrokerPlan, broker: Broker) -> None:
+    """Lets signals, and the end of the parent that holds the lifeline, drain or end the broker."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, broker.end, f"signal {number.name}",
+                                plan.config.end_margin_s / 4)
+    loop.add_signal_handler(signal.SIGUSR1, broker.drain, "the job is about to end")
+    if plan.lifeline >= 0:
+        watch_lifeline(loop, plan.lifeline, lambda: broker.stop("its parent ended"))
+
+
 async def _leave_slurm(slurm: BudgetedSlurm, broker: Broker, plan: BrokerPlan,
                        folder: Path) -> None:
-    """Waits until the satellites are cancelled, leaves the job's summary, and closes the port."""
+    """Waits until the satellites are cancelled, writes the job's summary, and closes the Slurm
+    port.
+    """
     for _ in range(100):
         if not broker.satellites.cancelling:
             break
@@ -142,22 +171,22 @@ async def _leave_slurm(slurm: BudgetedSlurm, broker: Broker, plan: BrokerPlan,
 
 
 def _check_place(folder_lock: FolderLock, job: str) -> None:
-    """Raises TangramError where another broker has taken this one's place; says who it is."""
+    """Raises TangramError if another broker has taken this one's place; the message says which."""
     if folder_lock.superseded(now=True):
         raise TangramError(f"job {job}: another broker serves it now ({folder_lock.successor()}); "
                            "this one has stopped and answers nobody")
 
 
 def _hold(timer: LoopTimer, folder_lock: FolderLock, broker: Broker) -> None:
-    """Shows every `HEARTBEAT_S` that this broker lives, and checks whether it was superseded while
-    it had nothing to commit."""
+    """Shows every `HEARTBEAT_S` that this broker lives, and checks whether it has been superseded, which
+    an idle broker would not notice otherwise.
+    """
     folder_lock.heartbeat()
     if not broker.superseded() and not broker.ended:
         timer.after(HEARTBEAT_S, lambda: _hold(timer, folder_lock, broker))
 
 
 def _settings(plan: BrokerPlan, folder: Path, endpoints: tuple[EndpointSpec, ...]) -> Settings:
-    """The broker's settings, from its plan and the config."""
     config = plan.config
     return Settings(
         job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
@@ -168,14 +197,21 @@ def _settings(plan: BrokerPlan, folder: Path, endpoints: tuple[EndpointSpec, ...
         rollouts=tuple(rollouts_spec(name, told) for name, told in config.rollouts.items()))
 
 
-def _sweeper(loop: asyncio.AbstractEventLoop, folder: str) -> Callable[[list[str]], None]:
-    """Removes owners' entries of the job's store, in a thread: it may be on a slow file system.
-    Temporary files that were left there go now, and every TEMPORARY_S."""
+def _sweeper(loop: asyncio.AbstractEventLoop, folder: str, ended: asyncio.Event
+             ) -> Callable[[list[str]], None]:
+    """Returns what removes owners' entries from the job's store, and keeps the store free of
+    temporary files whose writers are gone.
+
+    Temporary files are looked for now and every TEMPORARY_S until the broker has ended, because a
+    writer may be killed at any time. All of it is done in threads, as the store may be on a slow
+    file system.
+    """
     store = FolderStore(folder)
 
     def sweep_temporary() -> None:
-        loop.run_in_executor(None, store.sweep_temporary)
-        loop.call_later(TEMPORARY_S, sweep_temporary)
+        if not ended.is_set():  # else the folder may belong to the next broker
+            loop.run_in_executor(None, store.sweep_temporary)
+            loop.call_later(TEMPORARY_S, sweep_temporary)
 
     sweep_temporary()
 
@@ -186,10 +222,10 @@ def _sweeper(loop: asyncio.AbstractEventLoop, folder: str) -> Callable[[list[str
 
 
 def _apply_earlier(scheduler: Scheduler, folder: Path) -> None:
-    """Gives a scheduler the events of earlier starts of this job's broker; a replay never plans.
+    """Gives the scheduler the events of earlier starts of this job's broker; a replay never plans.
 
     Raises:
-        InvalidInput: a journal is damaged, or of a release that understood it differently.
+        InvalidInput: a journal is damaged, or was written by a release with other rules.
     """
     try:
         for event in read_journals(folder) if journals(folder) else ():
@@ -207,11 +243,11 @@ def _converse(broker: Broker, link: SocketLink) -> None:
 
 def _open_ways(plan: BrokerPlan, environ: Mapping[str, str]
                ) -> tuple[Path, list[socket.socket], list[str]]:
-    """A scratch folder, the sockets that are listened on, and their addresses; nothing of it stays
-    where one cannot be had.
+    """Returns a new scratch folder, the listening sockets, and their addresses.
 
     Raises:
-        InvalidInput: names the field.
+        InvalidInput: one of them cannot be made; nothing of the others stays. The message names the
+            setting.
     """
     config, embedded = plan.config, plan.lifeline >= 0  # a LocalCluster's workers are all here
     scratch = make_scratch(environ, config.scratch, "broker")

@@ -1,4 +1,10 @@
-"""The way to a broker: its access file, its sockets, the world's gateway. Law: the package's."""
+"""How a process finds and reaches its broker: the access file, the sockets, the MPI world's
+gateway.
+
+The access file names the broker's addresses and holds the key. A trainer's rank in an MPI world
+goes through the gateway and falls back to the socket when the gateway is lost; everybody else uses
+the socket.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +35,17 @@ _rank_pid = 0  # of this process, once it has met its MPI world; a child of a fo
 
 def own_addresses(bind: str, environ: Mapping[str, str], needed: bool = False
                   ) -> Addresses | None:
-    """Where a broker listens on this host and what it tells others, by the setting `bind`; None
-    for "none": not at all over TCP. `needed`: nodes of other jobs will come.
+    """Returns where a broker listens on this host and which address it gives to others; None if it
+    does not listen on TCP at all.
+
+    Args:
+        bind: the setting `bind`; "none" stands for no TCP.
+        environ: the broker's environment.
+        needed: whether nodes of other jobs will connect.
 
     Raises:
-        InvalidInput: nothing can be told to the job's other nodes; names `bind` and the remedy.
+        InvalidInput: no address is known that the job's other nodes can reach; the message names
+            `bind` and the remedy.
     """
     if bind == "none":
         return None
@@ -42,7 +54,11 @@ def own_addresses(bind: str, environ: Mapping[str, str], needed: bool = False
 
 
 def meeting_address(bind: str, environ: Mapping[str, str]) -> str:
-    """Where the other ranks of this step can meet this one. Raises InvalidInput as above."""
+    """Returns the address at which the other ranks of this step can reach this one.
+
+    Raises:
+        InvalidInput: no such address is known; the message names `bind` and the remedy.
+    """
     return rank_address(bind, other_nodes(environ, step=True), _names(environ))
 
 
@@ -52,11 +68,11 @@ def _names(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def find_access(environ: Mapping[str, str], job: str = "") -> Path:
-    """The access file to use: of this job, `TANGRAM_ACCESS`, `TANGRAM_JOB`, or the Slurm job we
-    are in.
+    """Returns the path of the access file: that of `job`, else `TANGRAM_ACCESS`, else that of
+    `TANGRAM_JOB` or of the Slurm job that this process is in.
 
     Raises:
-        AccessError: nothing names one.
+        AccessError: none of these is set.
     """
     if job:
         return job_dir(environ, job) / "access.json"
@@ -71,7 +87,7 @@ def find_access(environ: Mapping[str, str], job: str = "") -> Path:
 
 
 def socket_dial(access: Access) -> Dial:
-    """A way to the broker over its sockets."""
+    """Returns what opens a channel to the broker over its sockets."""
     return lambda: SocketChannel(dial(access.addresses, access.key, access.job))
 
 
@@ -122,7 +138,9 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
 
 
 def _fallback(path: str) -> Dial:
-    """The socket's way when MPI's is lost; the access file is read then, not before."""
+    """Returns what opens a socket channel when the gateway is lost; the access file is read only
+    then.
+    """
     def again() -> SocketChannel:
         known = read_access(Path(path))
         return SocketChannel(dial(known.addresses, known.key, known.job))
@@ -131,8 +149,14 @@ def _fallback(path: str) -> Dial:
 
 def await_access(path: Path, timeout_s: float, alive: Callable[[], bool] = lambda: True,
                  pid: int = 0) -> Access:
-    """The access file's content as soon as it is there; with `pid`, as soon as the broker with that
-    pid on this host has written it: an earlier one may have left its own.
+    """Returns the content of the access file as soon as it is there.
+
+    Args:
+        path: the access file.
+        timeout_s: how long to wait.
+        alive: whether the broker may still write it.
+        pid: wait until the broker with this pid on this host has written it, because an earlier
+            broker may have left its own; 0: any broker.
 
     Raises:
         BrokerUnreachable: it did not appear in time, or `alive` says that it never will.
@@ -151,7 +175,7 @@ def await_access(path: Path, timeout_s: float, alive: Callable[[], bool] = lambd
 
 
 def _is_there(path: Path) -> bool:
-    """Whether a look can be had at it, or never will: the reader says why."""
+    """Whether the file exists, or may never be looked at: reading it then says why."""
     try:
         return path.exists()
     except PermissionError:
@@ -159,7 +183,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _connect_over_mpi(environ: Mapping[str, str], name: str) -> Client:
-    """A client through the world's gateway; over the socket when that way is lost."""
+    """Makes a client that uses the world's gateway, and the socket when the gateway is lost."""
     from ..transport.mpi import mpi
     from ..transport.mpi.rank_card import RankCard
 

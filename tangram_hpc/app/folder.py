@@ -1,8 +1,9 @@
-"""A broker takes its job's folder: whose it is, who holds it, and what becomes of a stranger's.
+"""Takes a job's folder for its broker: checks whose it is and who holds it, and moves a stranger's
+away.
 
-Law: nothing of the folder is read as ours before it is known to be ours (`storage.identity`) and
-held by nobody else (`storage.folder_lock`). What is a stranger's is moved away whole, journal, kept
-results and store, with one line that says where; nothing is deleted.
+Nothing in the folder is read before the folder is known to be this job's (`storage.identity`) and
+held by no other broker (`storage.folder_lock`). A folder of another job with the same id is moved
+away whole, with journal, kept results and store, and one line says where; nothing is deleted.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _PAUSES_S = (3.0,)  # before it is asked again, where the controller does not an
 
 
 async def take_folder(environ: Mapping[str, str], job: str) -> FolderLock:
-    """Takes the folder of a job for its broker; nobody else writes there from now on.
+    """Takes the folder of a job for its broker; no other broker writes there from now on.
 
-    A run that is named by hand is who its name says. A job of Slurm is asked for once: when it was
-    submitted.
+    A run outside of Slurm is identified by its name alone. For a Slurm job, Slurm is asked once
+    when the job was submitted.
 
     Raises:
         InvalidInput: the folder cannot be made or written.
-        TangramError: another broker serves this job; says who it is.
+        TangramError: another broker serves this job; the message says which.
     """
     folder, slurm = make_job_dir(environ, job), Commands(environ, _ASK_S)
     now = await _start(environ, job, slurm)
@@ -77,7 +78,7 @@ def _link(folder: Path, job: str) -> None:
 
 
 async def _start(environ: Mapping[str, str], job: str, slurm: Commands) -> JobStart | None:
-    """Which start of which Slurm job this is; None where this job is none of Slurm's."""
+    """Which start of which Slurm job this is; None if this is no Slurm job."""
     place = slurm_place(environ)
     if place is None or place.job != job:
         return None
@@ -100,14 +101,14 @@ async def _submitted(job: str, slurm: Commands) -> int:
 
 
 async def _refuse_if_alive(folder: Path, job: str, now: JobStart | None) -> None:
-    """Returns where the holder of a folder that is locked is known to be over.
+    """Returns if the holder of a locked folder is known to be over.
 
-    - It belongs to an earlier start of our own job: Slurm ended that one before it began this one.
-    - It is on another host and has not shown for a while that it lives: its node is gone, and the
-      file system has not noticed yet.
+    - The holder belongs to an earlier start of our own job: Slurm ended that start before this one.
+    - The holder is on another host and has not shown for a while that it lives: its node is gone,
+      and the file system has not noticed yet.
 
     Raises:
-        TangramError: it is alive, as far as can be told.
+        TangramError: the holder is alive, as far as can be told.
     """
     holder = holder_of(folder)
     if holder is not None and now is not None and 0 <= holder.restarts < now.restarts:

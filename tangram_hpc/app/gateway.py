@@ -1,4 +1,7 @@
-"""A gateway put together. Law: see the package's."""
+"""Puts a gateway together and runs it in its rank of the MPI world.
+
+Every error is told to all ranks when the world meets, so that each of them ends with the same line.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,12 @@ from .connecting import await_access, find_access
 
 def serve_gateway(config: Config, environ: Mapping[str, str], access: str | Path | None = None,
                   job: str = "") -> int:
-    """Runs this rank as the gateway of its MPI world until all trainers have left it.
-
-    The access file may still be on its way: it is waited for. Everything that is wrong is told to
-    all ranks, so that each of them ends with the same line.
+    """Runs this rank as the gateway of its MPI world until all trainers have left it; returns the
+    exit status. It waits for an access file that is not written yet.
 
     Raises:
         WrongWorld: the MPI world is not the one that was launched.
-        AccessError: there is no broker to serve.
+        AccessError: no broker can be found.
         BrokerUnreachable: the broker went away for good.
     """
     from ..transport.mpi import mpi

@@ -1,7 +1,7 @@
-"""The last word about a job: its accounting in one line, in the Comment of its Slurm job.
+"""Writes a job's accounting in one line into the Comment of its Slurm job, when the broker ends.
 
-Law: once, at the end, within `READ_S` + `CALL_S`; a site that refuses it, a controller that is
-away, a journal that is too long to read in that time: a line on standard error, never a failure.
+It is tried once, within `READ_S` + `CALL_S`. A site that refuses it, a controller that is away, or
+a journal that takes too long to read costs a line on standard error and is never a failure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _TooLong(Exception):
 
 
 async def set_job_comment(slurm: Slurm, job: int, folder: Path) -> str:
-    """Sets it; returns why not in one line, empty when it is set."""
+    """Sets the Comment; returns in one line why it could not, empty when it is set."""
     try:
         line = summary(fold(_within(read_journals(folder), READ_S)))
     except _TooLong:

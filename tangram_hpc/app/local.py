@@ -154,7 +154,7 @@ class LocalCluster:
                 os.close(fd)
 
     def _is_copy(self) -> bool:
-        """Whether this process is a fork of the one that started the cluster."""
+        """Whether this process is a fork of the process that started the cluster."""
         return self._owner not in (0, os.getpid())
 
     def _again(self) -> str:

@@ -1,4 +1,4 @@
-"""asyncio as a driver's timer, and what a driver's outermost loop does with a broken law."""
+"""asyncio for drivers: their timer, what ends them, and how rarely they collect garbage."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ class LoopTimer:
         self._loop = loop
 
     def after(self, delay_s: float, call: Callable[[], None]) -> object:
-        """See `ports.Timer.after`."""
+        """Calls `call` once after `delay_s` seconds; with 0, on the next turn of the loop."""
         return self._loop.call_soon(call) if delay_s <= 0 else self._loop.call_later(delay_s, call)
 
 
 def seldom_collect() -> None:
-    """A driver's many records form few cycles: looking for those with every 700 more of them would
-    cost more than what the records themselves do."""
+    """Makes the garbage collector look rarely. A driver keeps many records that form few cycles,
+    and a look after every 700 new records would cost more than the driver's own work.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -37,9 +38,16 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str) -> None:
-    """An exception that nobody expected ends the process at once: going on with a state that broke
-    its law could lose or repeat actions; the journal has all that was promised. A disk that takes
-    no more, or a file that is damaged, is nobody's broken law: one line, and the same end."""
+    """Ends the process at once on an exception that nobody expected.
+
+    Going on with a state that broke an invariant could lose or repeat actions; the journal has all
+    that was promised. A full disk or a damaged file breaks no invariant: it ends the process too,
+    with one line instead of a traceback.
+
+    Args:
+        loop: the process's loop.
+        who: `broker` or `worker`, for the message.
+    """
 
     def die(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

@@ -1,4 +1,4 @@
-"""Owns: which part of a node carries an order out, its sandboxes or its services. Nothing else."""
+"""Sends each order to the part of a node that carries it out: its sandboxes or its services."""
 
 from __future__ import annotations
 
@@ -12,60 +12,67 @@ from ..services.processes.service_executor import ServiceExecutor
 
 
 class NodeExecutor:
-    """See `ports.Executor`. Args: its sandboxes, and its services."""
+    """Fills `ports.Executor`, whose docstrings hold here too.
+
+    Args:
+        sandboxes: runs actions that are code.
+        services: runs calls of services.
+    """
 
     def __init__(self, sandboxes: Sandboxes, services: ServiceExecutor) -> None:
         self._sandboxes, self._services = sandboxes, services
 
     def open_session(self, spec: SessionSpec) -> None:
-        """See `ports.Executor`."""
+        """Opens a session; see `ports.Executor`."""
         self._sandboxes.open_session(spec)
 
     def close_session(self, session: int) -> None:
-        """See `ports.Executor`."""
+        """Closes a session; see `ports.Executor`."""
         self._sandboxes.close_session(session)
 
     def pack_session(self, session: int) -> None:
-        """See `ports.Executor`."""
+        """Packs a session; see `ports.Executor`."""
         self._sandboxes.pack_session(session)
 
     def prepare_service(self, spec: ServiceSpec) -> None:
-        """See `ports.Executor`."""
+        """Prepares a service; see `ports.Executor`."""
         self._services.prepare(spec)
 
     def start(self, order: StartAttempt, payload: memoryview) -> None:
-        """See `ports.Executor`."""
+        """Starts an action; see `ports.Executor`."""
         if order.action.kind is Kind.CALL:
             self._services.start(order, payload)
         else:
             self._sandboxes.start(order, payload)
 
     def follow(self, order: StartAttempt, payload: memoryview) -> bool:
-        """See `ports.Executor`. A call's service knows by itself when its turn comes."""
+        """Takes an action ahead; see `ports.Executor`. A call is handed over at once, because its
+        service knows when its turn comes.
+        """
         if order.action.kind is Kind.CALL:
             self._services.start(order, payload)
             return True
         return self._sandboxes.follow(order, payload)
 
     def take_back(self, lease: int) -> bool:
-        """See `ports.Executor`."""
+        """Gives up a lease that was taken ahead; see `ports.Executor`."""
         if lease in self._services:
             return self._services.take_back(lease)
         return self._sandboxes.take_back(lease)
 
     def kill(self, lease: int, state: ActionState, reason: str) -> None:
-        """See `ports.Executor`."""
+        """Ends what runs under a lease; see `ports.Executor`."""
         if lease in self._services:
             self._services.kill(lease, state, reason)
         else:
             self._sandboxes.kill(lease, state, reason)
 
     def resize(self, lease: int, cores: tuple[int, ...]) -> None:
-        """See `ports.Executor`. A call's GPUs stay what they are."""
+        """Moves an action to other cores; the GPUs of a call stay what they are."""
         self._sandboxes.resize(lease, cores)
 
     def close(self) -> None:
-        """See `ports.Executor`. Services are waited for with `closed`."""
+        """Ends sandboxes at once and begins to end services; await `closed` for the services."""
         self._services.close()
         self._sandboxes.close()
 

@@ -1,4 +1,4 @@
-"""The one door to the clock. Owns nothing else."""
+"""The system clock as a `ports.Clock`; the broker reads no other clock."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 
 
 class SystemClock:
-    """Epoch ns that never run backwards: the epoch is read once, then the monotonic clock."""
+    """Epoch time that never runs backwards: the epoch is read once, then the monotonic clock."""
 
     def __init__(self) -> None:
         self._offset = time.time_ns() - time.monotonic_ns()
 
     def now_ns(self) -> int:
-        """Epoch ns."""
+        """Returns the time in nanoseconds since the epoch."""
         return time.monotonic_ns() + self._offset

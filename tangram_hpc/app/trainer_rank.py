@@ -1,7 +1,7 @@
-"""What one rank of a trainers' step is, and what its program must find in its environment.
+"""Which rank of a trainers' step this process is, and the environment that its program gets.
 
-Law: reads only the mapping it is given, touches no MPI and calls no Slurm. One file a step, in the
-broker's own folder, says where rank 0 can be met; nothing else is written.
+The module reads only the mapping that it is given; it calls neither MPI nor Slurm. One file for
+each step, in the broker's own folder, holds the address of rank 0; nothing else is written.
 """
 
 from __future__ import annotations
@@ -29,8 +29,14 @@ REMEDY = ("start it with `srun --mpi=pmi2` (MPICH; an mpi4py built on Open MPI n
 
 @dataclass(frozen=True)
 class TrainerTask:
-    """One task: its number in the step, how many there are, its number on this node, and whether
-    the last of them is the gateway."""
+    """One task of the trainers' step.
+
+    Attributes:
+        rank: its number in the step.
+        size: how many tasks the step has.
+        local: its number on this node.
+        gateway: whether the last task of the step is the gateway.
+    """
 
     rank: int
     size: int
@@ -39,12 +45,12 @@ class TrainerTask:
 
     @property
     def trainers(self) -> int:
-        """How many run the trainer's program."""
+        """How many tasks run the trainer's program."""
         return self.size - self.gateway
 
     @property
     def is_gateway(self) -> bool:
-        """Whether this one does not."""
+        """Whether this task is the gateway."""
         return self.gateway and self.rank == self.size - 1
 
 
@@ -52,11 +58,16 @@ class TrainerTask:
 
 
 def rank_of(environ: Mapping[str, str], gateway: str, mpi: bool) -> TrainerTask:
-    """This task. `gateway` as in GATEWAY_MODES: `auto` makes the last rank one where the step was
-    started with MPI, has another rank, and `mpi`: this program could use it.
+    """Returns which task of the step this process is.
+
+    Args:
+        environ: the process's environment.
+        gateway: one of GATEWAY_MODES. `auto` makes the last rank a gateway if the step was started
+            with MPI, has another rank, and `mpi` is true.
+        mpi: whether this program could use MPI.
 
     Raises:
-        WrongWorld: the step is not the one that was meant; one line.
+        WrongWorld: the step differs from the one that was meant; the message is one line.
     """
     torch = "TORCHELASTIC_RUN_ID" in environ
     local = next((int(environ[n]) for n in _LOCALS if environ.get(n, "").isdigit()), 0)
@@ -105,7 +116,9 @@ def _refuse_gateway(with_mpi: bool, size: int) -> None:
 
 
 def _refuse_stale(environ: Mapping[str, str], found: TrainerTask) -> None:
-    """RANK of an outer program, exported into this step, would be the same for all ranks."""
+    """Refuses a RANK that an outer program exported into this step: it would be the same for all
+    ranks.
+    """
     want = {"RANK": found.rank, "WORLD_SIZE": found.trainers}
     for name, number in want.items():
         if environ.get(name) and environ[name] != str(number) and not found.is_gateway:
@@ -115,8 +128,14 @@ def _refuse_stale(environ: Mapping[str, str], found: TrainerTask) -> None:
 
 
 def affinity_complaint(environ: Mapping[str, str], usable: int, online: int) -> str:
-    """What is wrong with the CPUs that this task is bound to, and the remedy; empty if nothing is.
-    `online`: of the machine; a task that may use them all is not bound."""
+    """Returns what is wrong with the CPUs to which this task is bound, and the remedy; empty if
+    nothing is.
+
+    Args:
+        environ: the process's environment.
+        usable: how many CPUs the task may use.
+        online: how many CPUs the machine has; a task that may use them all is not bound.
+    """
     asked = environ.get("SLURM_CPUS_PER_TASK", "")
     if not asked.isdigit() or usable >= min(int(asked), online):
         return ""
@@ -129,8 +148,19 @@ def affinity_complaint(environ: Mapping[str, str], usable: int, online: int) -> 
 
 def trainer_environment(environ: Mapping[str, str], found: TrainerTask, job: str, access: str,
                         master: tuple[str, int] | None, is_shared: bool = False) -> dict[str, str]:
-    """The program's environment. What a torchrun-style trainer needs is added where it is not set,
-    and how MPI is to wait on an oversubscribed node; of ours, all is as it is now."""
+    """Returns the environment of the trainer's program.
+
+    It is the given one, with the job and the access file. Variables that a torchrun-style trainer
+    needs are added where they are not set, and on an oversubscribed node how MPI is to wait.
+
+    Args:
+        environ: the process's environment.
+        found: which task this is.
+        job: the broker's job.
+        access: the path of the access file.
+        master: host and port of rank 0; None leaves `MASTER_ADDR` and `MASTER_PORT` alone.
+        is_shared: whether ranks share cores.
+    """
     made = {k: v for k, v in environ.items() if k not in _GATEWAY}
     made |= {"TANGRAM_JOB": job, "TANGRAM_ACCESS": access}
     if found.gateway:
@@ -146,7 +176,7 @@ def trainer_environment(environ: Mapping[str, str], found: TrainerTask, job: str
 
 
 def wants_master(environ: Mapping[str, str], found: TrainerTask) -> bool:
-    """Whether this rank is to be told where rank 0 can be met."""
+    """Whether this rank's program must be given the address of rank 0."""
     in_step = "SLURM_STEP_ID" in environ
     known = environ.get("MASTER_ADDR") and environ.get("MASTER_PORT")
     return not known and not found.is_gateway and (in_step or found.trainers == 1)
@@ -154,11 +184,11 @@ def wants_master(environ: Mapping[str, str], found: TrainerTask) -> bool:
 
 def master_address(environ: Mapping[str, str], found: TrainerTask, folder: Path, address: str,
                    patience_s: float = _MEET_S) -> tuple[str, int]:
-    """Where rank 0 can be met: its own `address` (used by rank 0 alone), and a port that was free
-    there. It writes them into a file in `folder`, which all nodes see; the others read them.
+    """Returns host and port of rank 0. Rank 0 takes its own `address` and a port that is free
+    there, and writes both into a file in `folder`, which all nodes see; the other ranks read it.
 
     Raises:
-        BrokerUnreachable: rank 0 has not written it in time.
+        BrokerUnreachable: rank 0 has not written the file within `patience_s` seconds.
         InvalidInput: the folder cannot be written.
     """
     if found.trainers == 1:
@@ -182,10 +212,10 @@ def master_address(environ: Mapping[str, str], found: TrainerTask, folder: Path,
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file at once, so that nobody reads half of it; for its owner only.
+    """Writes a private file in one step, so that nobody reads half of it.
 
     Raises:
-        InvalidInput: it cannot be written.
+        InvalidInput: the file cannot be written.
     """
     try:
         replace_file(path, text)

@@ -1,4 +1,9 @@
-"""A worker put together: what its node lends, and who lends it. Law: see the package's."""
+"""Puts a worker together: what its node lends, its executor, and the connection with its broker.
+
+A worker lends what Slurm granted to its step, or else the whole machine. It runs until the broker
+is done with it or lost, or a signal ends it; its scratch folder, sandboxes and services end with
+it.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +48,11 @@ from .connecting import await_access
 from .loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
 from .node_executor import NodeExecutor
 
-_GAP_S = 0.002  # of a busy broker or worker, see there
-
-
+_GAP_S = 0.002  # seconds between two frames of a busy worker (`WorkerDriver`)
 _SHARED_FS_S = 10.0  # a shared file system may show a new file so much later
 
-
-
 def lent_devices(config: Config, environ: Mapping[str, str]) -> Devices:
-    """The GPUs that this process may lend, or what stands in for them."""
+    """The GPUs that this process may lend, or the CPU slots that stand in for them."""
     place = slurm_place(environ)
     return find_devices(environ, config.devices, place.gpus if place is not None else None)
 
@@ -59,8 +60,18 @@ def lent_devices(config: Config, environ: Mapping[str, str]) -> Devices:
 def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
               component: str = "", name: str = "", devices: Devices | None = None,
               het_group: int = -1) -> NodeSpec:
-    """What this process may lend: Slurm's word where there is one, the machine's otherwise.
-    `devices`: None: looked for. `het_group`: of a het job, which component it is in."""
+    """What this process may lend: what Slurm says if this is a Slurm step, else what the machine
+    has.
+
+    Args:
+        config: the settings; `cpus` and `mem_mib` come before Slurm's and the machine's numbers.
+        environ: the process's environment.
+        backends: the isolation backends that work here.
+        component: the name of the het component; empty for none.
+        name: the node's name; empty for Slurm's or the host's.
+        devices: the GPUs; None to look for them.
+        het_group: the number of the het component; -1 for none.
+    """
     devices = lent_devices(config, environ) if devices is None else devices
     place, real = slurm_place(environ), affinity.usable()
     host = socket.gethostname()
@@ -80,19 +91,23 @@ def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
 
 
 def _allocation(job: str, het_group: int) -> str:
-    """Within a het job every step has the leader's id, and only its srun knew the component."""
+    """The allocation's name. Within a het job every step has the leader's id, and only its srun
+    knew the component.
+    """
     return f"{job}+{het_group}" if het_group >= 0 else job
 
 
 def _ends_at_ns(end: str, place: SlurmPlace | None) -> int:
-    """When this process's allocation ends, by its user's word or Slurm's; 0: nobody says."""
+    """When this process's allocation ends (epoch ns), by its user's word or Slurm's; 0 if neither
+    says.
+    """
     if end:
         return (int(end) + (int(time.time()) if end[0] == "+" else 0)) * 10**9
     return place.ends_at_s * 10**9 if place is not None else 0
 
 
 def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
-    """What a node's executor is told: the node's own settings and the broker's."""
+    """The settings of the node's executor: the node's own and those of the broker's welcome."""
     return SandboxSettings(
         config.disk_mib, config.session_pids, config.starts_max, config.isolation,
         config.enforcement, config.read_paths, config.warm, welcome.kill_wait_s,
@@ -101,7 +116,7 @@ def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
 
 def service_maker(spec: NodeSpec, devices: Devices, scratch: Path
                   ) -> Callable[[ServiceSpec, int], ServiceBackend]:
-    """What makes a copy of a service on this node."""
+    """Returns the function that makes a copy of a service on this node."""
     def make(service: ServiceSpec, number: int) -> ServiceBackend:
         if why := devices.refusal(service.backend):
             raise ServiceRefused(f"service {service.name}: {why}")
@@ -116,7 +131,16 @@ def service_maker(spec: NodeSpec, devices: Devices, scratch: Path
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What `serve_worker` starts: whose worker, what it lends, and who holds its life."""
+    """What `serve_worker` is to start.
+
+    Attributes:
+        access: the path of the broker's access file.
+        config: the settings.
+        component: the name of the het component; empty for none.
+        name: the node's name; empty for Slurm's or the host's.
+        lifeline: a pipe whose end ends the worker; -1 for none.
+        het_group: the number of the het component; -1 for none.
+    """
 
     access: Path
     config: Config
@@ -130,13 +154,13 @@ WAY_SHUT = 3  # exit status of a worker, for the script that started it
 
 
 def lend(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
-    """`serve_worker`, and anew, as another node, where the way to the broker was lost and opens
-    again within `grace_s`; 0 when the broker says that it is over.
+    """Runs `serve_worker`, and runs it again as another node when the broker was lost and can be
+    reached again within `grace_s`. Returns 0 when the broker says that the job is over.
 
     Raises:
-        BrokerUnreachable: it was lost for good; its exit status is `WAY_SHUT` where the broker's
-            host cannot be reached, as when it has lost its power.
-        AccessError: there is no broker for us.
+        BrokerUnreachable: the broker was lost for good; the exit status is `WAY_SHUT` if its host
+            cannot be reached, as when that host has lost its power.
+        AccessError: no broker can be found.
     """
     while True:
         try:
@@ -150,9 +174,46 @@ def lend(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
             time.sleep(1)  # a way that opens and shuts at once must not keep us busy
 
 
+@dataclass(frozen=True)
+class _NodeParts:
+    """What the executor of this node is made of, before the broker's welcome is known."""
+
+    config: Config
+    spec: NodeSpec
+    backends: Backends
+    devices: Devices
+    meter: GpuMeter
+    scratch: Path
+    enforcer: enforce.Enforcer
+
+    def executor(self, reports: Reports, welcome: WorkerWelcome) -> NodeExecutor:
+        spec, store = self.spec, FolderStore(welcome.store)
+        sandboxes = SandboxExecutor(reports, store, self.scratch, spec.cores,
+                                    sandbox_settings(self.config, welcome), backends=self.backends,
+                                    pinned=spec.pinned, gpus=self.meter, enforcer=self.enforcer)
+        make = service_maker(spec, self.devices, self.scratch / "services")
+        return NodeExecutor(sandboxes, ServiceExecutor(reports, store, make, spec.mem_mib,
+                                                       self.meter))
+
+
+async def _close_parts(node: NodeExecutor | None, enforcer: enforce.Enforcer | None,
+                       meter: GpuMeter, scratch: Path) -> None:
+    if node is not None:
+        await node.closed()  # and its enforcer
+    elif enforcer is not None:
+        enforcer.close()
+    meter.close()
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
 async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
-    """Lends this node until the broker says that it is over (0) or is lost for good (1), or
-    a signal tells it to leave (128 and the signal)."""
+    """Lends this node until the broker or a signal ends it. Returns 0 if the broker said that the
+    job is over, and 128 plus the signal's number if a signal told the worker to leave.
+
+    Raises:
+        BrokerUnreachable: the connection with the broker was lost.
+        AccessError: no broker can be found.
+    """
     loop, config = asyncio.get_running_loop(), plan.config
     seldom_collect()
     die_on_broken_law(loop, "worker")
@@ -160,28 +221,18 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     backends = Backends.probed(config.isolation, config.read_paths)
     devices = lent_devices(config, environ)
     meter = GpuMeter(devices)
-    spec = node_spec(config, environ, backends, plan.component, plan.name, devices,
-                     plan.het_group)
+    spec = node_spec(config, environ, backends, plan.component, plan.name, devices, plan.het_group)
     enforce.sweep()  # what workers that were killed here left; `make_scratch` does so for its own
     scratch = make_scratch(environ, config.scratch, "worker")
     ended: asyncio.Future[str] = loop.create_future()
-    timer = LoopTimer(loop)
-
     node: NodeExecutor | None = None
     enforcer: enforce.Enforcer | None = None
+    lost, told = False, 0
 
     def make_executor(reports: Reports, welcome: WorkerWelcome) -> Executor:
         nonlocal node
-        store = FolderStore(welcome.store)
-        sandboxes = SandboxExecutor(reports, store, scratch, spec.cores,
-                                    sandbox_settings(config, welcome), backends=backends,
-                                    pinned=spec.pinned, gpus=meter, enforcer=enforcer)
-        make = service_maker(spec, devices, scratch / "services")
-        node = NodeExecutor(sandboxes, ServiceExecutor(reports, store, make, spec.mem_mib,
-                                                       meter))
+        node = parts.executor(reports, welcome)
         return node
-
-    lost, told = False, 0
 
     def on_lost(reason: str) -> None:
         nonlocal lost
@@ -196,9 +247,10 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     try:
         enforcer = enforce.probe(spec.pinned, config.enforcement)
         spec = spec.held_by(enforcer.name)
+        parts = _NodeParts(config, spec, backends, devices, meter, scratch, enforcer)
         link = SocketLink(dial(access.addresses, access.key, access.job), loop)
-        driver = WorkerDriver(access.job, spec, link, timer, make_executor, ended.set_result,
-                              _GAP_S)
+        driver = WorkerDriver(access.job, spec, link, LoopTimer(loop), make_executor,
+                              ended.set_result, _GAP_S)
         link.attach(lambda parcel: driver.receive(*parcel), lambda: None, on_lost)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal, number)
@@ -207,14 +259,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
         driver.start()
         reason = await ended
     finally:
-        if node is not None:
-            await node.closed()  # and its enforcer
-        elif enforcer is not None:
-            enforcer.close()
-        meter.close()
-        shutil.rmtree(scratch, ignore_errors=True)
-    if told:
-        return 128 + told
-    if lost:
+        await _close_parts(node, enforcer, meter, scratch)
+    if lost and not told:
         raise BrokerUnreachable(f"job {access.job}: the broker is gone ({reason})")
-    return 0
+    return 128 + told if told else 0

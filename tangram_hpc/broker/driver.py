@@ -50,7 +50,7 @@ _POLL_S = 0.1  # between two looks whether a drained broker has anything left th
 
 
 class Broker:
-    """One job's broker.
+    """The broker of one job: it does the I/O around the scheduler, as the module's docstring tells.
 
     Args:
         scheduler: may have handled the journals of earlier starts already.
@@ -135,7 +135,7 @@ class Broker:
         self._request_cycle()
 
     def stop(self, reason: str) -> None:
-        """Ends in order: peers are told, and the journal is closed. A second call does nothing."""
+        """Tells every peer the reason, closes the journal and ends. A second call does nothing."""
         if self.ended:
             return
         self._run_cycle()

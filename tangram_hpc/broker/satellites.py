@@ -1,9 +1,10 @@
-"""Carries out what was decided about allocations: through the Slurm port, and through workers.
+"""Submits, watches and ends satellites: the Slurm jobs that the broker itself asks for.
 
-Law: decides nothing. A satellite that runs ends by itself when its worker was told to end, so that
-costs no call; what waits, a het component, and what does not end, is cancelled. Slurm is asked
-only while something is unsettled: a request that waits, a start that is not known, an end that is
-not seen. Every answer becomes an event.
+The scheduler decides; this module carries out, through the Slurm port and through workers. A
+satellite whose worker was told to end ends by itself, so that costs no call to Slurm. A satellite
+that still waits in the queue, a het component, and a satellite that does not end are cancelled.
+Slurm is asked only while something is unsettled: a request that waits, a start that is not known,
+an end that is not seen. Every answer becomes an event.
 """
 
 from __future__ import annotations
@@ -30,8 +31,13 @@ _HOPELESS = ("Limit", "BadConstraints", "InvalidAccount", "InvalidQOS", "Partiti
 
 @dataclass
 class SatelliteScripts:
-    """What satellites are submitted with: a script by shape, their environment, and where they
-    write what they print (as sbatch's `--output`)."""
+    """What satellites are submitted with.
+
+    Attributes:
+        scripts: the batch script for each shape's name.
+        environ: the environment of the satellites.
+        output: the file that they print to, as for sbatch's `--output`; empty for Slurm's default.
+    """
 
     scripts: Mapping[str, str] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -39,13 +45,16 @@ class SatelliteScripts:
 
 
 def job_name(job: str, alloc: int) -> str:
-    """The name under which a satellite is found again when nobody knows whether Slurm took it."""
+    """The Slurm job name of a satellite, by which it is found when nobody knows whether Slurm took
+    it.
+    """
     return f"tangram-{job}-s{alloc}"
 
 
 def job_order(job: str, alloc: int, shape: SatelliteShape, scripts: SatelliteScripts) -> JobOrder:
-    """A satellite as it is submitted. It is never requeued: whether another is needed is decided
-    anew."""
+    """A satellite as it is submitted. Slurm never requeues it: the scheduler decides anew whether
+    another one is needed.
+    """
     seconds = shape.time_ns // 10**9
     options = {
         "job-name": job_name(job, alloc), "no-requeue": "", "nodes": str(shape.nodes),
@@ -59,12 +68,19 @@ def job_order(job: str, alloc: int, shape: SatelliteShape, scripts: SatelliteScr
 
 
 def gres(shape: SatelliteShape) -> str:
-    """What Slurm is asked for its GPUs; empty for none."""
+    """Slurm's `gres` for the GPUs of a shape; empty for none."""
     return shape.gres or (f"gpu:{shape.gpus}" if shape.gpus else "")
 
 
 class Satellites:
-    """Between the scheduler's orders and Slurm's answers; one broker's."""
+    """Carries out one broker's orders about allocations and turns Slurm's answers into events.
+
+    Attributes:
+        reasons: for each request that waits, Slurm's reason.
+        troubles: why the last call to Slurm failed; empty if it did not.
+        cancelling: whether the satellites that still waited when the broker ended are being
+            cancelled.
+    """
 
     def __init__(self, job: str, slurm: Slurm | None, scripts: SatelliteScripts, ledger: Ledger,
                  clock: Clock, timer: Timer, record_event: Callable[[ev.Event], None],
@@ -86,14 +102,18 @@ class Satellites:
         self.cancelling = False  # what still waited when the broker ended
 
     def start(self) -> None:
-        """What an earlier broker left: requests of which nobody knows whether they were made."""
+        """Takes over the satellites of an earlier broker; requests without a job id may or may not
+        have been made, and are looked for by name.
+        """
         for entry in self._ledger.allocs.satellites():
             self._earlier.add(entry.alloc)
             if not entry.job:
                 self._unsure.add(entry.alloc)
 
     def stop(self) -> None:
-        """The broker ends: its workers do too, and with them their jobs; what still waits goes."""
+        """Cancels the satellites that still wait in Slurm's queue, because the broker ends. Those
+        that run end with their workers.
+        """
         self._ended = True
         waits = [_ref(e.job) for e in self._ledger.allocs.satellites() if e.job and not e.nodes]
         if waits and self._slurm is not None:
@@ -106,7 +126,8 @@ class Satellites:
     # ---- orders --------------------------------------------------------------------------------
 
     def ask(self, order: de.AskAllocation) -> None:
-        """Submits a satellite."""
+        """Submits a satellite, or refuses the request if this broker has no Slurm or no such shape.
+        """
         shape = order.shape
         if self._slurm is None or shape.name not in self._scripts.scripts:
             why = "this broker is in no Slurm job" if self._slurm is None else "no such shape"
@@ -118,7 +139,7 @@ class Satellites:
         self._slurm.submit(made, lambda told: self._submitted(order.alloc, told))
 
     def end(self, order: de.EndAllocation) -> None:
-        """Ends the workers of an allocation, or cancels what has none."""
+        """Ends the workers of an allocation, or cancels an allocation that has none."""
         for node in order.nodes:
             self._end_worker(node, order.reason)
         self._ending[order.alloc] = self._now()
@@ -178,13 +199,17 @@ class Satellites:
             self._record_event(ev.AllocationEnded(self._now(), alloc, why, ended))
 
     def stalled(self, stalled_ns: int) -> None:
-        """The broker did not run for so long: that time counts against no worker that ends."""
+        """Adds time in which the broker did not run to the deadlines of workers that were told to
+        end.
+        """
         self._ending = {alloc: told + stalled_ns for alloc, told in self._ending.items()}
 
     # ---- looking -------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Called every few seconds: repeats what could not be done, asks what is not known."""
+        """Repeats requests that could not be made, and asks Slurm about unsettled satellites. It is
+        called every few seconds.
+        """
         if self._slurm is None or self._ended:
             return
         now, entries = self._now(), self._ledger.allocs.entries
@@ -206,7 +231,7 @@ class Satellites:
                               lambda told: self._seen(jobs, names, told), tuple(names.values()))
 
     def _watch_others(self) -> None:
-        """Allocations that the broker did not ask for and gave back."""
+        """Ends allocations that the broker did not ask for and gave back."""
         for entry in list(self._ledger.allocs.entries.values()):
             if entry.shape is None and entry.state is AllocState.ENDING:
                 if "+" in entry.job and entry.alloc not in self._cancelled:
@@ -279,6 +304,6 @@ class Satellites:
 
 
 def _ref(job: str) -> JobRef:
-    """A job or component by its name."""
+    """Parses the name of a job (`123`) or of a het component (`123+1`)."""
     number, _, component = job.partition("+")
     return JobRef(int(number), int(component) if component else -1)

@@ -1,8 +1,9 @@
-"""The gateway's driver: for each rank one pipe to the broker, bytes both ways, unread.
+"""The gateway's driver: it carries bytes between the ranks of an MPI world and the broker, unread.
 
-Law: it knows the relay's words (`protocol/relay.py`) and nothing of what it carries. It may die at
-any time and hurt nobody: the broker sees connections end, ranks hear no beat and go to their
-sockets. It sends nothing to a rank that has been silent, since MPI may hang or crash on the dead.
+Each rank has one pipe to the broker. The gateway knows the relay's tags (`protocol/relay.py`) and
+nothing of what it carries. It may die at any time without harm: the broker sees connections end,
+and ranks that hear no beat go to their sockets. It sends nothing to a rank that has been silent,
+since MPI may hang or crash when it sends to a dead process.
 """
 
 from __future__ import annotations
@@ -16,34 +17,34 @@ from ..protocol import relay
 from ..protocol.frame import Buffer
 from ..protocol.liveness import Stalls
 
-_IDLE_S = 0.001  # about 1.5 % of a core when nothing moves
-_SENDING_S = 0.0002  # while something is on its way
-_HOLD = 4 << 20  # bytes on their way to a rank from which on its pipe is not read
-_UNSENT = 64 << 20  # bytes that wait for the broker from which on ranks are not heard
-_STALLED_S = 1.0  # we did not look for so long: what we did not hear is no silence
-_FAREWELL_S = 2.0
-_STEADY_NS = 5 * 10**9  # a keel that lasted so long is laid again
-_ORPHAN_NS = 60 * 10**9  # without a broker: so long the ranks have to end by themselves
-KEEL = -1  # a pipe that says nothing: its end is the broker's
+_IDLE_S = 0.001  # longest pause when nothing moves: about 1.5 % of a core
+_SENDING_S = 0.0002  # longest pause while something is on its way to a rank
+_HOLD = 4 << 20  # with more bytes than this on their way to a rank, its pipe is not read
+_UNSENT = 64 << 20  # with more bytes than this waiting for the broker, no rank is read
+_STALLED_S = 1.0  # after so long without a look, the ranks' silence proves nothing
+_FAREWELL_S = 2.0  # for the last message to reach the ranks
+_STEADY_NS = 5 * 10**9  # a KEEL pipe that lasted so long is opened again when it ends
+_ORPHAN_NS = 60 * 10**9  # how long ranks may take to leave when there is no broker any more
+KEEL = -1  # the pipe that carries nothing and ends with the broker
 
 
 class Ranks(Protocol):
-    """Messages to and from the other ranks; none of these block."""
+    """Messages to and from the other ranks; no method blocks."""
 
     def send(self, rank: int, tag: int, data: Buffer) -> None:
-        """Begins to send."""
+        """Begins to send bytes to a rank."""
         ...
 
     def sending(self, rank: int) -> int:
-        """Bytes on their way to a rank."""
+        """Returns how many bytes are on their way to a rank."""
         ...
 
     def sweep(self) -> None:
-        """Lets go of what has been sent."""
+        """Frees the buffers of messages that have been sent."""
         ...
 
     def take(self) -> tuple[int, int, bytearray] | None:
-        """The next (rank, tag, bytes), or None."""
+        """Returns the next message as (rank, tag, bytes), or None."""
         ...
 
 
@@ -51,27 +52,27 @@ class Pipes(Protocol):
     """Connections to the broker by rank; only `wait` blocks."""
 
     def open(self, name: int) -> None:
-        """Begins to connect; what is written meanwhile waits."""
+        """Begins to connect; bytes that are written meanwhile wait."""
         ...
 
     def write(self, name: int, data: Buffer) -> None:
-        """Sends bytes."""
+        """Sends bytes through a rank's pipe."""
         ...
 
     def unsent(self) -> int:
-        """Bytes that wait for the broker."""
+        """Returns how many bytes wait for the broker."""
         ...
 
     def hold(self, name: int, held: bool) -> None:
-        """Stops or goes on reading a pipe."""
+        """Stops reading a pipe (`held`), or goes on."""
         ...
 
     def close(self, name: int) -> None:
-        """Ends a pipe after what was written."""
+        """Ends a pipe after the written bytes have left."""
         ...
 
     def wait(self, timeout_s: float) -> Iterable[tuple[int, bytes, str]]:
-        """What came as (rank, bytes, ""), or (rank, b"", reason) where a pipe ended."""
+        """Returns what came as (rank, bytes, ""), or (rank, b"", reason) for a pipe that ended."""
         ...
 
 
@@ -90,9 +91,11 @@ class Gateway:
     """Carries bytes until all ranks have left.
 
     Args:
-        ranks, pipes: the two sides.
+        ranks: the connection to the other ranks.
+        pipes: the connections to the broker.
         members: the trainers' ranks.
-        now_ns: monotonic.
+        now_ns: the monotonic clock.
+        spin_us: how long it polls without a pause after the last message, in microseconds.
         yield_cpu: gives the CPU to another process between two probes.
         shares_fate: whether the launcher ends all ranks when one exits without finalising MPI, as
             `mpiexec` does. Then a gateway does not end before its ranks do, even if it has given
@@ -109,12 +112,13 @@ class Gateway:
         self._pace = relay.PollBackoff(spin_us * 1000)
         self._stalls, self._beaten = Stalls(now, _STALLED_S), now
         self._keel_at = self._orphan_until = 0
-        self.turns = 0  # grows as long as it lives, for a watchdog
-        self.orphaned = ""  # why there is no broker any more
+        self.turns = 0  # calls of `turn`, by which a watchdog sees progress
+        self.orphaned = ""  # why there is no broker any more; empty while there is one
 
     def run(self) -> bool:
-        """Carries until all ranks have left, or no broker is left for them; True says that all
-        ranks will finalise MPI and wait for us to do so."""
+        """Carries bytes until all ranks have left, or no broker is left for them. Returns True if
+        all ranks will finalise MPI and wait for this process to do so.
+        """
         self._keel_at = self._now_ns()
         self._pipes.open(KEEL)
         while not self._over():
@@ -124,7 +128,7 @@ class Gateway:
         return orderly
 
     def turn(self) -> None:
-        """Once both sides."""
+        """Looks once at the ranks and once at the broker, and moves what came."""
         self.turns += 1
         self._ranks.sweep()
         moved = self._from_ranks()
@@ -200,7 +204,8 @@ class Gateway:
         return moved
 
     def _keel_moved(self, reason: str) -> None:
-        """The broker's end of the connection that only tells us whether it lives."""
+        """Handles the end of the pipe that carries nothing and only tells whether the broker lives.
+        """
         now = self._now_ns()
         if reason and now - self._keel_at > _STEADY_NS:
             self._keel_at = now
@@ -254,7 +259,9 @@ class Gateway:
         return all(r.left or (r.deaf and not self._shares_fate) for r in self._members.values())
 
     def _part(self, tag: int) -> None:
-        """The last word to everyone who listens, and a bounded time for it to arrive."""
+        """Sends the last message to every rank that listens, and waits a bounded time for it to
+        arrive.
+        """
         for rank, member in self._members.items():
             self._pipes.close(rank)
             if not member.failed:

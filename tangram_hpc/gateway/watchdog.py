@@ -1,4 +1,4 @@
-"""Ends a gateway that hangs inside MPI, where nothing of it can be reached any more."""
+"""Ends a gateway that hangs inside MPI, where no signal handler or timer of the program runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ STATUS = 70
 def watch(progress: Callable[[], int], stuck_s: float = STUCK_S,
           alive: Callable[[], None] = lambda: None) -> None:
     """Starts a thread that ends the process with one line when `progress()` stays the same for
-    `stuck_s` seconds. `alive` is called at each look: this process is not stopped."""
+    `stuck_s` seconds. `alive` is called at each look, about once a second.
+    """
 
     def guard() -> None:
         last, at = progress(), time.monotonic()

@@ -1,7 +1,11 @@
-"""Owns: a worker's conversation with its broker - messages in, orders to the executor; reports in,
-messages out. Must not decide anything, run anything, or know what a socket is.
+"""A worker's connection with its broker: messages become orders to the executor, and the executor's
+reports become messages.
 
-Law: all that happens in one turn of the loop leaves as one frame.
+The driver decides nothing, runs nothing and does not know what a socket is. It keeps the leases
+that were sent ahead (`lease_queues`) and begins each when its units are free.
+
+Invariants: everything that happens in one turn of the loop leaves as one frame. Once
+the worker's end has begun, no message of the broker is handled any more.
 """
 
 from __future__ import annotations
@@ -43,35 +47,37 @@ from ..protocol.message import (
 )
 from .lease_queues import LeaseQueues, WaitingStart
 
-MANY = 16  # messages in one frame that make a worker a busy one; leases ahead do so too
-BEAT_S = 0.1  # between two AttemptsStarted messages
-PING_S = 2.0  # of silence before a Ping
-AHEAD = 512  # leases that it takes ahead on one unit
-SIGTERM_S = 0.5  # between Slurm's signal to a command and the same signal to its worker
+MANY = 16  # with so many messages in a frame, or leases ahead, a worker is busy (`gap_s`)
+BEAT_S = 0.1  # seconds between two AttemptsStarted messages
+PING_S = 2.0  # seconds of silence before a Ping
+AHEAD = 512  # leases that a worker takes ahead on one unit
+SIGTERM_S = 0.5  # longest time between Slurm's SIGTERM to a command and that to its worker
 
 MakeExecutor = Callable[[Reports, WorkerWelcome], Executor]
 
 
 def _as_if_by_sigterm(outcome: Outcome) -> bool:
-    """Whether SIGTERM may have done it: to the command, to a shell's child, or to its host, which
-    leaves a failure without any status."""
+    """Whether SIGTERM may have ended it: the command itself, a shell's child, or the sandbox
+    process that runs it, which leaves a failure without any status.
+    """
     code, number = outcome.exit_code, outcome.signal
     by_signal = number == signal.SIGTERM or code == 128 + signal.SIGTERM
     return outcome.state is ActionState.FAILED and (by_signal or not (code or number))
 
 
 class WorkerDriver:
-    """One conversation of a worker, from its hello to its end; fills `Reports` for its executor.
+    """One connection of a worker, from its hello to its end; it fills `Reports` for its executor.
 
     Args:
-        job: the job that the broker must be of.
+        job: the job whose broker this must be.
         spec: what this worker lends.
-        link: the conversation with the broker.
+        link: the connection with the broker.
         timer: calls back on the loop.
-        make_executor: called once, with what the broker's welcome says.
-        ended: called once when the worker has nothing left to do, with why; by then the executor is
-            closed and what it said last has been flushed.
-        gap_s: passes between two frames of a busy worker, so that they are few and large.
+        make_executor: called once, with the broker's welcome.
+        ended: called once with the reason when the worker has nothing left to do; by then the
+            executor is closed and its last reports have been flushed.
+        gap_s: the time between two frames of a busy worker in seconds, so that frames are few and
+            large; 0: no gap.
     """
 
     def __init__(
@@ -96,12 +102,12 @@ class WorkerDriver:
         self._welcome: WorkerWelcome | None = None
         self._over = False
         self._flushing = False
-        self._quiet = True  # nothing was sent since the last look
+        self._quiet = True  # nothing was sent since the last ping was due
         self._running: set[int] = set()  # leases without an outcome
         self._open: set[int] = set()  # leases of which something may be left
-        self._fresh: list[int] = []  # started, not yet told
+        self._fresh: list[int] = []  # leases whose start is not reported yet
         self._beating = False
-        self._doubtful: dict[int, bool] = {}  # ended as if by Slurm, not told yet: whether clean
+        self._doubtful: dict[int, bool] = {}  # unreported ends by SIGTERM: whether they are clean
         self._queues = LeaseQueues()
         self._ahead: set[int] = set()  # leases that the executor took ahead and has not begun
         self._due: list[WaitingStart] = []  # orders whose turn has come in this turn of the loop
@@ -118,21 +124,21 @@ class WorkerDriver:
 
     @property
     def welcome(self) -> WorkerWelcome | None:
-        """What the broker said first; None before."""
+        """The broker's welcome; None before it came."""
         return self._welcome
 
     def start(self) -> None:
-        """Says hello."""
+        """Sends the hello and begins to send pings."""
         self._send(WorkerHello(PROTOCOL_VERSION, self._job, self._spec))
         self._timer.after(PING_S, self._ping)
 
     # ---- from the broker ----
 
     def receive(self, message: AnyMessage, payload: memoryview | None) -> None:
-        """Handles one message.
+        """Handles one message of the broker.
 
         Raises:
-            ProtocolError: it is not one that a worker may get now.
+            ProtocolError: a worker may not get this message, or not before the welcome.
         """
         if self._over:
             return
@@ -179,9 +185,10 @@ class WorkerDriver:
                 self._begin(self._executor, held)
 
     def _gone(self, lease: int, soon: bool = False) -> None:
-        """A lease is gone from its units: who waited for that begins, but not at once, as the
-        executor is in the middle of something. Where it says so when it is not (`settled`) that
-        saves a turn of the loop, which costs a busy worker a tenth."""
+        """Lets the lease that waits for this one's units begin, but not at once, as the executor is
+        in the middle of a step. An executor that announces `settled` saves a turn of the loop,
+        which costs a busy worker a tenth of its time.
+        """
         self._open.discard(lease)
         held = self._queues.gone(lease)
         if held is not None:
@@ -239,17 +246,18 @@ class WorkerDriver:
     # ---- its end ----
 
     def lost(self, reason: str) -> None:
-        """The conversation is over: what runs is ended, as nobody waits for it here."""
+        """The connection is over: everything that runs is ended, as nobody waits for it here."""
         self._end(reason)
 
     def stop(self, reason: str) -> None:
-        """Ends what runs, tells the broker how it ended, and closes the conversation."""
+        """Ends everything that runs, tells the broker how it ended, and closes the connection."""
         if not self._over:
             self._end(reason)
 
     def leave(self, reason: str) -> None:
-        """This node goes, the job does not: ends what runs without a word about how it ended, as it
-        is for the broker to start it again elsewhere; then closes the conversation."""
+        """Ends everything because this node goes while the job goes on, and closes the connection.
+        How the leases ended is not reported: the broker starts their actions again elsewhere.
+        """
         if not self._over:
             self._send(Leaving(reason))
             self._link.flush()  # now: what follows may take a while
@@ -275,7 +283,7 @@ class WorkerDriver:
     # ---- from the executor (`ports.Reports`) ----
 
     def started(self, lease: int) -> None:
-        """See `ports.Reports`."""
+        """Reports the start with the next `AttemptsStarted`; see `ports.Reports`."""
         self._ahead.discard(lease)
         self._fresh.append(lease)
         if not self._beating:
@@ -284,8 +292,10 @@ class WorkerDriver:
 
     def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
                  soon: bool = False) -> None:
-        """See `ports.Reports`. Slurm ends a step by SIGTERM to all that runs in it, its commands
-        first: what ends as if by that is told when we have not heard it ourselves."""
+        """Reports the outcome at once, or after `SIGTERM_S` if SIGTERM may have caused it. Slurm
+        ends a step by SIGTERM to all of its processes, the commands before this worker; by then the
+        worker knows whether it was told to leave.
+        """
         self._running.discard(lease)
         self._ahead.discard(lease)
         if payload is None and _as_if_by_sigterm(outcome):
@@ -295,7 +305,7 @@ class WorkerDriver:
             self._tell_end(lease, outcome, payload, clean, soon)
 
     def settled(self) -> None:
-        """See `ports.Reports`."""
+        """Begins the orders whose turn has come; see `ports.Reports`."""
         if self._due:
             self._begin_due()
 
@@ -309,7 +319,7 @@ class WorkerDriver:
         self._send(Finished(lease, outcome.brief(), clean, int(payload is not None)), payload)
 
     def released(self, lease: int) -> None:
-        """See `ports.Reports`."""
+        """Reports that nothing of the lease is left; see `ports.Reports`."""
         if lease in self._doubtful:
             self._doubtful[lease] = True
             return
@@ -317,7 +327,7 @@ class WorkerDriver:
         self._send(Released(lease))
 
     def returned(self, lease: int) -> None:
-        """See `ports.Reports`. With it goes what waits behind it here."""
+        """Returns the lease to the broker, and all leases that wait behind it here."""
         behind = self._queues.behind(lease)
         for each in behind:
             self._queues.drop(each)
@@ -328,19 +338,19 @@ class WorkerDriver:
         self._send(Returned((*behind, lease)))
 
     def output(self, lease: int, stream: int, data: bytes) -> None:
-        """See `ports.Reports`."""
+        """Forwards a piece of output; see `ports.Reports`."""
         self._send(Output(lease, stream), data)
 
     def session_up(self, session: int) -> None:
-        """See `ports.Reports`."""
+        """Reports that the session's sandbox is ready; see `ports.Reports`."""
         self._send(SandboxUp(session))
 
     def session_down(self, session: int, reason: str) -> None:
-        """See `ports.Reports`."""
+        """Reports that the session's sandbox is gone; see `ports.Reports`."""
         self._send(SandboxDown(session, reason[:TEXT_MAX]))
 
     def session_packed(self, session: int, files: str) -> None:
-        """See `ports.Reports`."""
+        """Reports that the session's files are in the store; see `ports.Reports`."""
         self._send(SandboxPacked(session, files))
 
     # ---- on its own beat ----

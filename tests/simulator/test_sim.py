@@ -231,6 +231,7 @@ def test_other_wrong_input_is_one_line(tmp_path: Path) -> None:
         simulate(workload(1, 3, ("cpu",)), few, make_placer("static"))
 
 
+# for placers in order of arrival: another order may give one instant's actions other cores
 @pytest.mark.parametrize("policy", ["first-fit", "fcfs:4", "static:4", "paper"])
 @pytest.mark.parametrize("seed", range(4))
 def test_drivers_and_frames_without_delay_change_nothing(seed: int, policy: str) -> None:

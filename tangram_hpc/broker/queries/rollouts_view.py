@@ -11,8 +11,9 @@ from ...scheduler.state.ledger import ActionEntry
 
 
 def rollouts(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
-    """Returns every pool: its services and their load, how many turns wait, and how good its
-    decisions were. Fractions are None where nothing was counted yet."""
+    """Returns for every pool its services and their load, how many turns wait, and how good its
+    decisions were. Fractions are None where nothing was counted yet.
+    """
     return {"rollouts": [_pool(pool, now) for pool in scheduler.ledger.rollouts.values()]}
 
 

@@ -193,8 +193,9 @@ class Ordered(Protocol):
         ...
 
     def rank(self) -> tuple[int, int]:
-        """The place of the first action in the list's own order, which other lists of its client
-        share.
+        """The place of the first that is left: in the placer's own order, then in order of arrival.
+
+        The lower of a client's two groups comes first, so both lists count in the same way.
         """
         ...
 
