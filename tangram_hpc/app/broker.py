@@ -178,8 +178,9 @@ def _check_place(folder_lock: FolderLock, job: str) -> None:
 
 
 def _hold(timer: LoopTimer, folder_lock: FolderLock, broker: Broker) -> None:
-    """Shows every `HEARTBEAT_S` that this broker lives, and checks whether it has been superseded, which
-    an idle broker would not notice otherwise.
+    """Shows every `HEARTBEAT_S` that this broker lives, and checks whether it has been superseded.
+
+    An idle broker would not notice that otherwise.
     """
     folder_lock.heartbeat()
     if not broker.superseded() and not broker.ended:
