@@ -228,12 +228,13 @@ def _apply_earlier(scheduler: Scheduler, folder: Path) -> None:
     Raises:
         InvalidInput: a journal is damaged, or was written by a release with other rules.
     """
-    try:
-        for event in read_journals(folder) if journals(folder) else ():
+    for event in read_journals(folder) if journals(folder) else ():
+        try:
             scheduler.handle(event)
-    except (AssertionError, KeyError) as error:
-        raise InvalidInput(f"journal of an earlier start in {folder}: this release cannot apply "
-                           f"it ({error!r:.200}); move the folder away to begin anew") from None
+        except (AssertionError, KeyError, InvalidInput) as error:
+            raise InvalidInput(
+                f"journal of an earlier start in {folder}: this release cannot apply it "
+                f"({error!r:.200}); move the folder away to begin anew") from None
 
 
 def _converse(broker: Broker, link: SocketLink) -> None:

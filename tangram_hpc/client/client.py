@@ -468,5 +468,4 @@ class Client:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise InvalidInput("a client cannot be sent to another process; call "
-                           f"{self._connection.again} there for a client of its own")
+        self._connection.__reduce__()

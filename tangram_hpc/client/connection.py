@@ -21,7 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -244,6 +244,10 @@ class Connection:
             self._closing = True
             self._put(ms.Bye())
         self._thread.join(10)
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInput("a client cannot be sent to another process; call "
+                           f"{self.again} there for a client of its own")
 
     def disown(self) -> None:
         """Makes this copy useless in the child of a fork; see `forked`."""

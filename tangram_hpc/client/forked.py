@@ -22,7 +22,7 @@ from .future import Future
 
 
 class Forkable(Protocol):
-    """What this module needs of a connection."""
+    """What this module needs of a connection, or of a part that has a lock of its own."""
 
     def disown(self) -> None:
         """Lets go of everything that the copy shares with the parent."""
@@ -31,14 +31,14 @@ class Forkable(Protocol):
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def watch_forks(connection: Forkable) -> None:
-    """Disowns this connection in every child of a fork from now on."""
-    _watched.add(connection)
+def watch_forks(part: Forkable) -> None:
+    """Disowns this part of a client in every child of a fork from now on."""
+    _watched.add(part)
 
 
 def _in_child() -> None:
-    for connection in _watched:
-        connection.disown()
+    for part in _watched:
+        part.disown()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -91,6 +91,9 @@ class PipelineSignal(PoolEvent, frozen=True, tag="signal"):
     planned: int = 0
 
 
+Signal = PipelineSignal  # its old name, for one release
+
+
 class StepBegins(PoolEvent, frozen=True, tag="step-begins"):
     """The core is between two train_steps: `step` is about to begin, on parameters `version`.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -337,6 +338,12 @@ def test_a_lost_way_loses_no_grant_and_no_answer(cluster) -> None:
 
 
 # ---- actions on workers ------------------------------------------------------------------------
+
+
+def test_an_endpoint_that_is_sent_to_another_process_names_the_remedy(cluster) -> None:
+    cluster.register_endpoint("far", concurrency=1)
+    with pytest.raises(tangram_hpc.InvalidInput, match="cannot be sent to another process"):
+        pickle.dumps(cluster.endpoint("far"))
 
 
 def test_an_action_of_an_endpoint_holds_a_slot_and_no_core(cluster) -> None:

@@ -6,6 +6,7 @@ No test asserts how long anything takes; what hangs is ended by a generous deadl
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import shutil
 import signal
@@ -34,6 +35,7 @@ from tangram_hpc.domain.hybrid import (
     MemberFailed,
     PipelineSignal,
     Role,
+    Signal,
     StepPlan,
 )
 from tangram_hpc.domain.hybrid import ReplicaState as R
@@ -571,7 +573,8 @@ def test_old_names_work_for_one_release() -> None:
     old = Member(access, 6, life=3, skills=callbacks)
     new = Member(access, 6, incarnation=3, callbacks=callbacks)
     assert vars(old) == vars(new) and Skills is ReplicaCallbacks
-    assert HybridCore is CoreTrainer and lend is add_leased_member
+    assert HybridCore is CoreTrainer and Signal is PipelineSignal
+    assert inspect.signature(lend).bind(desk=1, number=2, life=3, start=4)
     with pytest.raises(TypeError, match="`callbacks`"):
         Member(access, 6, 3)
 

@@ -132,6 +132,18 @@ def test_many_grants_that_are_seen_at_once_never_start_together() -> None:
     assert starts == [0, 1_666_667, 3_333_334] + [-1] * 6
 
 
+@pytest.mark.parametrize(("rates", "burst"), [((1, 1000), 1), ((1, 1000), 10), ((1, 50), 10),
+                                              ((100, 1000), 100)])
+def test_a_rate_that_rises_is_used_at_once(rates: tuple[int, int], burst: int) -> None:
+    limit, (low, high) = ClientRateLimit(), rates
+    for _ in range(burst + 3):
+        limit.start_at(0, low * MICRO, burst * MICRO)
+    starts = [limit.start_at(now * MS, high * MICRO, burst * MICRO) for now in range(1, 200)]
+    kept = [start for start in starts if start >= 0]
+    assert starts[0] >= 0 and len(kept) >= 150 * high // 1000
+    assert all(later - kept[0] >= (n - burst) * SECOND // high for n, later in enumerate(kept))
+
+
 def test_what_a_process_finds_after_it_stood_still_is_mostly_given_back() -> None:
     pace = ClientRateLimit()
     starts = [pace.start_at(7 * SECOND, 50 * MICRO, 3 * MICRO) for _ in range(20)]

@@ -17,10 +17,11 @@ _LEAST_WAIT_NS = 5_000_000
 class ClientRateLimit:
     """The token bucket of one endpoint in one process."""
 
-    __slots__ = ("_full_at",)
+    __slots__ = ("_full_at", "_quota")
 
     def __init__(self) -> None:
         self._full_at = 0  # when the bucket is full again, if nothing starts until then
+        self._quota = (0, 0)  # rate and burst of the last call
 
     def start_at(self, now: int, rate_micro: int, burst_micro: int) -> int:
         """Takes a token for one call.
@@ -39,9 +40,12 @@ class ClientRateLimit:
         gap = -(-_SECOND * MICRO // rate_micro)
         refill = (burst_micro - MICRO) * _SECOND // rate_micro  # from one token to a full bucket
         wait_max = max(gap, _LEAST_WAIT_NS)
-        # The bucket may have been left by a lower rate, for which a longer wait was right. At this
-        # rate no accepted start leaves it later than this.
-        full_at = min(max(self._full_at, now), now + refill + wait_max + gap)
+        full_at = max(self._full_at, now)
+        if self._quota != (rate_micro, burst_micro):
+            # A lower rate may have left the bucket so late that every start would be refused until
+            # then. Under the new quota this call may wait as long as any, and no longer.
+            self._quota = (rate_micro, burst_micro)
+            full_at = min(full_at, now + refill + wait_max)
         start = max(now, full_at - refill)
         if start - now > wait_max:
             return -1

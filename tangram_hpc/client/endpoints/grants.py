@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import NoReturn
 
 from ...domain.action import Action, Kind
 from ...protocol import message as ms
 from ..connection import Connection
+from ..forked import watch_forks
 from ..future import Future
 from ..request import sendable, trajectory_name
 from ..results import Pending
@@ -26,6 +28,14 @@ class GrantSource:
         self._connection = connection
         self._lock = threading.Lock()
         self._limits: dict[str, ClientRateLimit] = {}  # endpoint -> its rate limit in this process
+        watch_forks(self)
+
+    def __reduce__(self) -> NoReturn:
+        self._connection.__reduce__()
+
+    def disown(self) -> None:
+        """Replaces the lock in the child of a fork: a thread of the parent may have held it."""
+        self._lock = threading.Lock()
 
     def request(self, endpoint: str, name: str, trajectory: str | int = "") -> GrantRequest:
         """Submits a request for one grant; returns at once.
