@@ -180,7 +180,7 @@ class HeldUsage:
         return job
 
     def _off(self, lease: int, at: int) -> None:
-        """Takes a lease off its units. The lease behind it, if there is one, begins."""
+        """Ends a lease. The lease that was prefetched behind it, if there is one, begins."""
         if lease in self._lent:
             self._take(lease, at)
         grant = self._prefetched.remove(lease)

@@ -107,7 +107,7 @@ class SizingResult:
         held: The smallest holding that reaches the target; None if none does.
         at: That holding, or the one with the best metrics.
         figures: The metrics at `at`.
-        level: Its level on the curve, before either of two amounts was trimmed.
+        level: The level of `at` on the curve, before its CPUs or GPUs were trimmed separately.
     """
 
     policy: str

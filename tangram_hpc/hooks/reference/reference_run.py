@@ -101,7 +101,7 @@ class RunPlan:
         return bool(self.lend) or self.planner
 
 
-Plan = RunPlan  # the name until this release; goes with the next one
+Plan = RunPlan  # the old name, kept for one release
 
 
 @contextmanager

@@ -239,7 +239,9 @@ class Coordinator:
         while (got := link.receive()) is not None:
             with self._lock:
                 if member not in self._ports or self._ports[member][0] != incarnation:
-                    return  # given up: noting it would make the next incarnation look silent
+                    # This incarnation was given up. If its message were noted, the next
+                    # incarnation would look silent.
+                    return
                 self._liveness.hear(member, self._now())
             message = got[0]
             if isinstance(message, Alive):

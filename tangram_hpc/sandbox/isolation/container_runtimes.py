@@ -102,7 +102,7 @@ class Bwrap:
             "--remount-ro", "/dev",
             "--bind", scratch.home(box.home), SESSION, "--bind", scratch.tmp(box.home), tmp_of(box),
             *[word for here, there in box.files for word in ("--ro-bind", here, there)],
-            # where the worker is root's, the machine's settings in /proc/sys are the sandbox's own
+            # If root runs the worker, the sandbox's user owns the machine's settings in /proc/sys.
             "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", SESSION, "--", *CAT,
         ]
 

@@ -185,7 +185,7 @@ def _special(namespaced: bool, network: bool, ids: tuple[int, int], sampled: boo
              password: bool) -> dict[str, FilterStep]:
     """The calls that are not simply allowed, by name."""
     table: dict[str, FilterStep] = dict.fromkeys(_NEVER.split(), _REFUSED)
-    table["clone3"] = _NO_CALL  # its flags are in memory; libc then uses clone
+    table["clone3"] = _NO_CALL  # a filter cannot read its flags; libc falls back to clone
     table["clone"] = _refuse_bits(0, _NEW_NAMESPACE)
     table["unshare"] = _refuse_bits(0, _NEW_NAMESPACE | _NEW_TIME)
     table["fcntl"] = _refuse_values(1, _SETLEASE, _SETDELEG)

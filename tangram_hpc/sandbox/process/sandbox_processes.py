@@ -79,7 +79,7 @@ class NamespaceProcesses:
     """The processes of the pid namespace in which this process starts its children.
 
     Args:
-        own: the numbers in there of the pause process and its children.
+        own: the process ids, in that namespace, of the pause process and its children.
     """
 
     def __init__(self, own: frozenset[int]) -> None:

@@ -197,8 +197,8 @@ class ElasticAllocs:
     def _drain_spare(self, ledger: Ledger, now: int) -> list[ev.Event]:
         """Drains a CPU satellite if the other nodes could have done the work twice over.
 
-        The work is that of the last `idle_ns`. Without this, light work that goes around would keep
-        every node from being idle.
+        The work is that of the last `idle_ns`. Without this, light work that moves from node to
+        node would keep every node from being idle.
         """
         policy = ledger.allocs.policy
         if not policy.idle_ns or now - self._lent_since < policy.idle_ns:
