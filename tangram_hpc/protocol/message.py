@@ -119,7 +119,7 @@ class Ack(Message, frozen=True, tag=15):
 class Query(Message, frozen=True, tag=16):
     """A query about the broker's state, answered by QueryReply.
 
-    `what` is `info`, `nodes`, `pending` or another name in `broker/questions/`; `explain` has an
+    `what` is `info`, `nodes`, `pending` or another name in `broker/queries/`; `explain` has an
     action's id as its `argument`.
     """
 

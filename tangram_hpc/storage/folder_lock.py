@@ -211,7 +211,7 @@ def _path(folder: Path, number: int) -> Path:
 def _read(path: Path | str) -> bytes:
     """Returns a file's content; empty if the file is gone.
 
-    To open the file asks the server of a shared file system, which examining its name does not.
+    Opening the file asks the server of a shared file system; examining its name does not.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -117,7 +117,7 @@ class Coordinator:
         self._ports: dict[int, tuple[int, Port]] = {}
         self._liveness = Liveness(round(silence_s * 1e9))
         self._stalls = Stalls(clock.now_ns(), _STALLED_S * 1e9)
-        self._judges_from = 0  # by `_now`: before this time nobody is judged
+        self._judges_from = 0  # by `_now`: before this time no silence is judged
         self._place = {gpu: (n, at) for n, gpus in enumerate(pool.replicas)
                        for at, gpu in enumerate(gpus)}
         self._stop = threading.Event()

@@ -22,7 +22,7 @@ from typing import Any
 from ...domain.outcome import CPU_AT_LEAST, RSS_AT_LEAST
 from ...resources import process_tree
 
-_PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024  # no process has less
+_PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024  # the least memory of a process
 _FIRST_LOOK_NS, _LAST_LOOK_NS = 4_000_000, 64_000_000_000  # each pause doubles
 
 

@@ -109,7 +109,8 @@ class NamespaceProcesses:
         self._to_all(signal.SIGCONT)
 
     def _to_all(self, number: signal.Signals) -> None:
-        """Signals all from a child, as only a process inside reaches all at once.
+        """Signals all processes of the namespace. A child does it, because only a process inside
+        the namespace reaches all of them at once.
 
         Raises:
             OSError: the namespace has no room for one more process; only ending the pause process
