@@ -293,7 +293,7 @@ def _take_back(cluster: LocalCluster) -> None:
     if at < 0:
         return
     before, ours = _shown.pop(at)[1], str(cluster.access.absolute())
-    if at < len(_shown) and _shown[at][1] == ours:  # the next one began when this one was found
+    if at < len(_shown) and _shown[at][1] == ours:  # the next cluster found this one's path
         _shown[at] = (_shown[at][0], before)
     elif os.environ.get("TANGRAM_ACCESS") == ours:
         os.environ.pop("TANGRAM_ACCESS")

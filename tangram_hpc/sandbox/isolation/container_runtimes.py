@@ -107,8 +107,8 @@ class Bwrap:
         ]
 
     def env(self, base: Mapping[str, str]) -> dict[str, str]:
-        """See `Runtime`. The pause process inherits it inside the sandbox, so it holds nothing
-        more.
+        """See `Runtime`. The pause process inherits this environment inside the sandbox, so it
+        holds only PATH.
         """
         return {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 

@@ -46,7 +46,7 @@ _REFUSED, _DENIED = answer(_ERRNO | errno.EPERM), answer(_ERRNO | errno.EACCES)
 _NO_CALL = answer(_ERRNO | errno.ENOSYS)
 
 _NEW_NAMESPACE = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
-_NEW_TIME = 0x80  # of unshare only; clone has the signal there
+_NEW_TIME = 0x80  # CLONE_NEWTIME, for unshare only: these bits of clone hold the signal
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _SETLEASE, _SETDELEG = 1024, 1040  # a process that opens such a file waits: an init would hang
 _EVERYBODY = _UNCHANGED = 0xFFFFFFFF  # -1 to kill, and to chown
