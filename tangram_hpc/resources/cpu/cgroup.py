@@ -162,7 +162,7 @@ class CgroupGroup:
         """Stops all processes of the group (also the execution process), or continues them.
 
         Returns:
-            Whether all have done so within 20 ms. The others still will.
+            Whether all processes have done so within 20 ms. If not, the rest follow later.
         """
         folder = self._freezer()
         if not folder:

@@ -220,7 +220,7 @@ class ElasticAllocs:
         return []
 
     def _give_back(self, ledger: Ledger, now: int) -> list[ev.Event]:
-        """Gives back the allocation that is idle longest, if all its nodes are long enough."""
+        """Gives back the allocation that is idle longest, if that is at least `idle_ns`."""
         policy = ledger.allocs.policy
         best = (now - policy.idle_ns + 1, 0)
         if not policy.idle_ns:

@@ -193,7 +193,7 @@ class Ordered(Protocol):
         ...
 
     def rank(self) -> tuple[int, int]:
-        """The place of the first that is left: in the placer's own order, then in order of arrival.
+        """The place of the first action left: in the placer's own order, then by order of arrival.
 
         The lower of a client's two groups comes first, so both lists count in the same way.
         """
