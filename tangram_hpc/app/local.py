@@ -64,7 +64,7 @@ class LocalCluster:
             print(cluster.submit(["uname", "-a"]).result().text)
     """
 
-    _program: Sequence[str] = ("-m", "tangram_hpc")  # a test's or a bench's worker may differ
+    _program: Sequence[str] = ("-m", "tangram_hpc")  # tests and benches may start others
 
     def __init__(self, cpus: int | None = None, *, mem_mib: int | None = None,
                  placer: str = "elastic", workers: int = 1, home: str | Path | None = None,

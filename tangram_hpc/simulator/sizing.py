@@ -223,7 +223,7 @@ def _bracket(curve: Curve, target: Target) -> tuple[int, int] | None:
 
 
 def _trimmed(curve: Curve, target: Target, held: Holding) -> Holding:
-    """Fewer CPUs with as many GPUs, then fewer GPUs with these CPUs, where both are searched."""
+    """Returns a holding with fewer CPUs, and then fewer GPUs, where both are searched."""
     if not (curve.scale.cpus and curve.scale.gpus):
         return held
     grain = max(1, -(-curve.scale.full.cpus // LEVELS))

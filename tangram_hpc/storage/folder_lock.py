@@ -141,7 +141,7 @@ class FolderLock:
         The file is examined at most every `CHECK_NS`, or at once with `now`. Once true, the answer
         stays true.
         """
-        at = time.clock_gettime_ns(time.CLOCK_BOOTTIME)  # it goes on while the machine sleeps
+        at = time.clock_gettime_ns(time.CLOCK_BOOTTIME)  # this clock counts sleep, too
         if self._lost or (at - self._checked_at < CHECK_NS and not now):
             return self._lost
         with suppress(OSError):  # unknown, as with no free file descriptor: unchanged

@@ -162,8 +162,8 @@ class Podman:
     name, takes_images, needs_image = "podman", True, True
 
     def argv(self, box: ContainerSpec) -> list[str]:
-        """See `Runtime`. As root the container gets a user namespace in which only root is mapped:
-        it owns its own files and has no power over the machine.
+        """See `Runtime`. If root runs the worker, the container gets a user namespace in which
+        only root is mapped. So it owns its own files and has no power over the machine.
         """
         root = ["--uidmap", "0:0:1", "--gidmap", "0:0:1"] if os.geteuid() == 0 else []
         image = (["--rootfs", f"{box.image}:O"] if os.path.isdir(box.image)

@@ -51,7 +51,7 @@ Spot = tuple[int, int, int, tuple[int, ...], NodeView]  # loss, last used, node,
 
 
 def chance(calls: int) -> int:
-    """Returns the chance that a call comes at all, if so many are expected; both in 1/ONE."""
+    """Returns the chance that any call comes if `calls` are expected; both in 1/ONE."""
     return (calls << 20) // (calls + ONE)
 
 
