@@ -278,14 +278,14 @@ class Sandboxes(Protocol):
         ...
 
     def follow(self, order: StartAttempt, payload: memoryview) -> bool:
-        """Takes an action ahead, which begins when the lease `order.after` is gone. Returns False
-        if it cannot be taken now; the caller then keeps the order until its turn.
+        """Accepts an action that is to begin when the lease `order.after` is gone. Returns False if
+        the action cannot be accepted now; the caller then keeps the order until that time.
         """
         ...
 
     def take_back(self, lease: int) -> bool:
-        """Gives up a lease that was taken ahead, unless it has begun; returns whether it was given
-        up. Leases that wait behind it may be returned (`Reports.returned`) too.
+        """Gives up a lease that `follow` accepted, unless it has begun; returns whether it was
+        given up. Leases that wait behind it may be returned (`Reports.returned`) too.
         """
         ...
 

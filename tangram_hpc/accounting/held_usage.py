@@ -124,8 +124,8 @@ class HeldUsage:
                 self.rows[job].until = self.last_ns
 
     def _begin_again(self, before: int) -> None:
-        """Handles a start of the broker: what is no satellite was held until the last event before
-        it.
+        """Handles a start of the broker. Allocations that are no satellites were held until
+        `before`, the time of the last event before the start.
         """
         for row in self.rows.values():
             if row.came and not row.name:
@@ -180,7 +180,7 @@ class HeldUsage:
         return job
 
     def _off(self, lease: int, at: int) -> None:
-        """Takes a lease off its units. The lease behind it, if there is one, begins."""
+        """Ends a lease. The lease that was prefetched behind it, if there is one, begins."""
         if lease in self._lent:
             self._take(lease, at)
         grant = self._prefetched.remove(lease)

@@ -271,7 +271,7 @@ class Fold:
         forced = self._forced.pop(record.action.id, None)
         record.outcome = event.outcome.explained_by(forced)
         record.end_ns, record.state = event.at, event.outcome.state
-        if event.outcome.batch > 1 and record.start_ns:  # it began with the first of its batch
+        if event.outcome.batch > 1 and record.start_ns:  # it began with its batch
             record.start_ns = max(record.submit_ns, min(record.start_ns,
                                                         event.at - event.outcome.exec_ns))
         self.usage.lent_ns += record.cpu_held_ns

@@ -251,7 +251,7 @@ def _open_ways(plan: BrokerPlan, environ: Mapping[str, str]
         InvalidInput: one of them cannot be made; nothing of the others stays. The message names the
             setting.
     """
-    config, embedded = plan.config, plan.lifeline >= 0  # a LocalCluster's workers are all here
+    config, embedded = plan.config, plan.lifeline >= 0  # all LocalCluster workers are local
     scratch = make_scratch(environ, config.scratch, "broker")
     sockets, addresses = [], [f"unix:{scratch / 'broker.sock'}"]
     try:

@@ -30,7 +30,7 @@ from ..transport.socket.channel import SocketChannel
 from ..transport.socket.dial import dial
 from ..version import VERSION
 
-_rank_pid = 0  # of this process, once it has met its MPI world; a child of a fork has another
+_rank_pid = 0  # pid of this process once it has met its MPI world; a forked child differs
 
 
 def own_addresses(bind: str, environ: Mapping[str, str], needed: bool = False
@@ -138,8 +138,8 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
 
 
 def _fallback(path: str) -> Dial:
-    """Returns what opens a socket channel when the gateway is lost; the access file is read only
-    then.
+    """Returns a function that opens a socket channel when the gateway is lost. The access file is
+    read only then.
     """
     def again() -> SocketChannel:
         known = read_access(Path(path))

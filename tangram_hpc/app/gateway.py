@@ -55,7 +55,7 @@ def serve_gateway(config: Config, environ: Mapping[str, str], access: str | Path
     gateway = Gateway(world.wire, pipes, world.members, time.monotonic_ns,
                       world.spin_us(config.gateway_spin_us), os.sched_yield, world.shares_fate)
     shorten_timer_slack()
-    if not world.shares_fate:  # else its end would end the ranks, who can do without it
+    if not world.shares_fate:  # else its end would end the ranks as well
         watch(lambda: gateway.turns, STUCK_S, end_if_stopped(os.getpid(), STUCK_S))
     orderly = gateway.run()
     world.finalize(orderly)

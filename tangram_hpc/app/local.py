@@ -64,7 +64,7 @@ class LocalCluster:
             print(cluster.submit(["uname", "-a"]).result().text)
     """
 
-    _program: Sequence[str] = ("-m", "tangram_hpc")  # a test's or a bench's worker may differ
+    _program: Sequence[str] = ("-m", "tangram_hpc")  # tests and benches may start others
 
     def __init__(self, cpus: int | None = None, *, mem_mib: int | None = None,
                  placer: str = "elastic", workers: int = 1, home: str | Path | None = None,
@@ -293,7 +293,7 @@ def _take_back(cluster: LocalCluster) -> None:
     if at < 0:
         return
     before, ours = _shown.pop(at)[1], str(cluster.access.absolute())
-    if at < len(_shown) and _shown[at][1] == ours:  # the next one began when this one was found
+    if at < len(_shown) and _shown[at][1] == ours:  # the next cluster found this one's path
         _shown[at] = (_shown[at][0], before)
     elif os.environ.get("TANGRAM_ACCESS") == ours:
         os.environ.pop("TANGRAM_ACCESS")

@@ -56,7 +56,7 @@ def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str) -> None:
                   "scratch); make room and start the job again: its journal has what was promised",
                   file=sys.stderr, flush=True)
             os._exit(1)
-        if isinstance(error, InvalidInput):  # a kept result that is damaged, such as a disk does
+        if isinstance(error, InvalidInput):  # such as a kept result that the disk damaged
             print(f"tangram: {who}: error: {error}", file=sys.stderr, flush=True)
             os._exit(error.exit_status)
         print(f"tangram: {who}: broken: {context.get('message')}", file=sys.stderr)

@@ -77,5 +77,5 @@ class NodeExecutor:
         self._sandboxes.close()
 
     async def closed(self) -> None:
-        """Returns when nothing of its services is left."""
+        """Waits until nothing of the services is left."""
         await self._services.closed()

@@ -150,8 +150,9 @@ def trainer_environment(environ: Mapping[str, str], found: TrainerTask, job: str
                         master: tuple[str, int] | None, is_shared: bool = False) -> dict[str, str]:
     """Returns the environment of the trainer's program.
 
-    It is the given one, with the job and the access file. Variables that a torchrun-style trainer
-    needs are added where they are not set, and on an oversubscribed node how MPI is to wait.
+    It is the given environment with the job and the access file. Variables that a torchrun-style
+    trainer needs are added where they are not set. On an oversubscribed node, variables that tell
+    MPI how to wait are added as well.
 
     Args:
         environ: the process's environment.

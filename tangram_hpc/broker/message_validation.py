@@ -277,9 +277,12 @@ def mismatch(version: int, job: str, own_job: str) -> str:
 
 
 def refusal_of(message: ms.Message, why: str, known: Iterable[Container[int]]) -> ms.Rejected:
-    """How a client is told that its message was refused: under the message's own id where it has
-    one, else under 0 with the message's type. `known` are the ids of what is open already: a
-    refusal under such an id would end that for the client."""
+    """Returns the message that tells a client that its message was refused.
+
+    The refusal has the id of the message if there is one, else 0 and the message's type in its
+    text. It never has an id in `known`, the ids of open actions, sessions and the like: the client
+    would take it for their end.
+    """
     number = 0
     match message:
         case ms.Submit(action=action):

@@ -17,7 +17,7 @@ from ..ports import Clock, Slurm, SlurmRejected, SlurmTransient
 from ..scheduler.policy.ending import LOOK_AHEAD_NS, hold_until, next_look
 from ..scheduler.state.ledger import Ledger, NodeEntry
 
-_SAME_NS = 2 * 10**9  # ends that differ by less are the same: releases of Slurm round differently
+_SAME_NS = 2 * 10**9  # ends closer than this count as equal: Slurm releases round differently
 
 
 class TimeLimitPoller:
@@ -37,7 +37,7 @@ class TimeLimitPoller:
         self._asking = False
 
     def watch(self) -> None:
-        """Asks Slurm if a query is due; called every few seconds. O(nodes)."""
+        """Asks Slurm when a query is due. Called every few seconds. O(nodes)."""
         if self._slurm is None or self._asking:
             return
         now, known = self._now(), self._known()

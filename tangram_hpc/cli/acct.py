@@ -178,8 +178,8 @@ def _whole(field: Any, width: int, rows: Sequence[Any]) -> int:
 
 
 def _fit(text: str, width: int) -> str:
-    """Fits a text into a column as sacct does: right aligned, left for a negative width, a cut
-    marked +.
+    """Fits a text into a column as sacct does: right aligned, or left aligned for a negative
+    width. A text that was cut ends with `+`.
     """
     size = abs(width)
     if len(text) > size:

@@ -28,7 +28,7 @@ def submit(connection: Connection, work: Work, args: tuple[Any, ...],
            on_output: Callable[[int, bytes], None] | None = None, clean_env: bool = True,
            once: str = "", trajectory: str | int | None = None) -> Future:
     """Submits one action; see `Client.submit`."""
-    if connection.failure is not None:  # before a function goes to the store
+    if connection.failure is not None:  # checked before a function is written to the store
         raise connection.failure
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise InvalidInput(f"kwargs: {kwargs!r:.60} is not a mapping of names to values")

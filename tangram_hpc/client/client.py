@@ -69,7 +69,7 @@ class Client:
 
     @property
     def welcome(self) -> ms.Welcome | None:
-        """What the broker said when it last took this client in: its settings `grace_s`, `sync`
+        """What the broker said when it last accepted this client: its settings `grace_s`, `sync`
         and others."""
         return self._connection.welcome
 

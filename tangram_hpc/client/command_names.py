@@ -135,7 +135,7 @@ def _after_options(words: list[str], with_value: Sequence[str]) -> list[str]:
 
 
 def _of_shell(words: list[str], program: str, depth: int) -> str:
-    """The name of a shell's line (`-c`, `-lc`), else of its script, else of the shell."""
+    """The name of the line that a shell runs (`-c`, `-lc`), else of its script, else of itself."""
     for at, word in enumerate(words[1:], 2):
         if word.startswith("-") and not word.startswith("--") and "c" in word:
             return _of_line("".join(words[at:at + 1])[:LOOK], depth - 1) or program

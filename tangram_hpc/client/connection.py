@@ -447,7 +447,7 @@ class Connection:
                 raise BrokerUnreachable(f"job {self.job}: the broker ended: {reason}")
 
     def _take(self, action: int) -> Pending | None:
-        return self._pending.pop(action, None)  # only this thread takes; no lock for each result
+        return self._pending.pop(action, None)  # only this thread removes entries: no lock needed
 
     def _rejected(self, message: ms.Rejected) -> None:
         if (pending := self._take(message.id)) is not None:

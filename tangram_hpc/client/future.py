@@ -1,7 +1,7 @@
-"""`Future`: the result of one action; and what is known of how the action was served.
+"""`Future`: the result of one action, and what is known of how the action was served.
 
 A `Future` is a `concurrent.futures.Future` (`result`, `exception`, `add_done_callback`,
-`as_completed`, `wait`) that can also be awaited. The connection's thread ends it.
+`as_completed`, `wait`) that can also be awaited. The connection's thread completes it.
 
 The condition, the list of waiters and the list of callbacks of the base class are made when
 somebody first needs them. Of a thousand futures most have ended before anybody waits for them, and

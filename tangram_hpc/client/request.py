@@ -120,9 +120,11 @@ def utf8(text: str, field: str) -> bytes:
 
 
 def packed(record: msgspec.Struct, texts: str) -> bytes:
-    """The bytes of an action, a session, a question or a payload. They are decoded once, as the
-    receiver will do it: a record that it cannot read would end the channel, and the next channel
-    too, because what is open is repeated there. Nothing of this client would ever be served.
+    """Returns the bytes of an action, a session, a query or a payload.
+
+    The bytes are decoded once, as the receiver will do it. A record that the receiver cannot read
+    would end the channel, and each later channel too, because open actions are submitted again
+    there. The client would then never be served.
 
     Args:
         record: the record.

@@ -155,7 +155,7 @@ class Config(BaseModel):
         return value
 
 
-# Read by other parts, not settings: they say where things are.
+# TANGRAM_* variables that are no settings: other modules read them.
 _NOT_SETTINGS = {"ACCESS", "CONFIG", "HOME", "JOB", "GATEWAY", "WORLD_SIZE", "RUN_DIR", "DEMO"}
 
 

@@ -31,7 +31,7 @@ def gather_context(environ: Mapping[str, str], config: Config, own: Addresses | 
     Args:
         environ: The environment.
         config: The settings.
-        own: Where a broker here would listen; None for nowhere, a text for why it cannot.
+        own: Where a broker here would listen; None for nowhere; a text says why it cannot listen.
         wrong: Why the settings cannot be read; empty if they can.
         mpi: How srun shall start MPI; empty for what the MPI library needs.
     """

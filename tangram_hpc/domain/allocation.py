@@ -52,13 +52,13 @@ class AllocPolicy(msgspec.Struct, frozen=True, array_like=True):
             satellites could still use counts as used.
         min_nodes: how many nodes are kept even if they are idle; at least 1.
         target_ns: a satellite is requested when the queue would take longer than this to drain.
-        grow_after_ns: how long that must have been so before.
+        grow_after_ns: for how long this must have been expected before a request is made.
         arrive_ns: expected time from a request until the satellite's worker joins; learned.
-        idle_ns: an allocation that was idle for so long is given back; 0 for never.
+        idle_ns: an allocation that was idle for this long is given back; 0 for never.
         components: whether components of the job, and satellites that others submitted, are given
             back too.
         patience_ns: a request that waited for longer is withdrawn, if another shape may be tried.
-        join_ns: a satellite whose worker has not joined so long after its start is given up.
+        join_ns: a satellite whose worker has not joined this long after its start is given up.
         backoff_ns: how long no request of a shape is made after Slurm rejected one. The time
             doubles with each further rejection.
         backoff_max_ns: the longest such time.

@@ -120,7 +120,7 @@ class Routed(msgspec.Struct, frozen=True, array_like=True):
             this one was idle.
         how: `stay` (its KV cache is there already), `transfer` (moving the cache is cheapest) or
             `prefill` (the cache is computed again).
-        move_ns: the expected time of that.
+        move_ns: the expected time that `how` takes, in ns.
     """
 
     pool: str

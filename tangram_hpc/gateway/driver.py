@@ -64,7 +64,7 @@ class Pipes(Protocol):
         ...
 
     def hold(self, name: int, held: bool) -> None:
-        """Stops reading a pipe (`held`), or goes on."""
+        """Stops reading a pipe if `held`, else reads it again."""
         ...
 
     def close(self, name: int) -> None:

@@ -50,15 +50,15 @@ class Patience:
         self._looked, self._left, self._step = now, limit, step
 
     def over(self, now: float) -> bool:
-        """Whether the limit has been reached. It must be called at each look."""
+        """Returns whether the limit has been reached. Every call counts as a look."""
         self._left -= min(now - self._looked, self._step)
         self._looked = now
         return self._left <= 0
 
 
 class Liveness:
-    """Remembers when each peer was last heard. To hear one costs O(1), to ask for the silent
-    O(peers).
+    """Remembers when each peer was last heard. Noting one peer takes O(1); listing the silent
+    peers takes O(peers).
     """
 
     def __init__(self, silence_ns: int) -> None:

@@ -369,7 +369,7 @@ class Released(Message, frozen=True, tag=53):
 
 
 class Returned(Message, frozen=True, tag=56):
-    """The worker gives back leases that wait behind one which takes long. They will not begin."""
+    """The worker gives back leases that wait behind a long one. They will not begin."""
 
     leases: tuple[int, ...]
 

@@ -84,7 +84,7 @@ class Setup(ProcessFrame, frozen=True, tag=1):
         output_max: bytes of one output stream that are kept.
         box: how its sandbox is built.
         read: paths of the node that its sandbox may see.
-        etc: a directory to mount in place of those of them that are in /etc.
+        etc: a directory to mount in place of the paths of `read` that are in /etc.
         watch: the process itself must limit memory and the number of processes, as no cgroup does.
         origin: a directory whose files it begins with a copy of; empty for none.
         enforcement: how its CPUs are enforced, for records.

@@ -163,8 +163,9 @@ class _Assembler:
         return len(self._lines) - 1
 
     def _repeat(self, place: int) -> None:
-        """Emits the step at `place` again. A second comparison is no longer than a jump to the
-        first, and runs one instruction less.
+        """Emits the step at `place` again if it is a comparison with near targets, else a jump to
+        it. A second comparison is no longer than a jump to the first, and runs one instruction
+        less.
         """
         op, value, yes, no = self._lines[place]
         if no >= 0 and len(self._lines) - min(yes, no) <= _LONGEST:

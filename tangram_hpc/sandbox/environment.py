@@ -32,8 +32,8 @@ def for_child_processes(environ: Mapping[str, str]) -> dict[str, str]:
 def sandbox_environment(
     environ: Mapping[str, str], home: str, tmp: str, own_root: bool = False
 ) -> dict[str, str]:
-    """The environment that every command in a sandbox begins with. Paths of the node mean nothing
-    in a root of its own.
+    """The environment that every command in a sandbox begins with. If the
+    sandbox has a root directory of its own, variables that hold paths of the node are left out.
     """
     kept = {n: v for n, v in environ.items() if n in _KEPT or n.startswith(_PREFIXES)}
     for name in _PATHS if own_root else ():

@@ -17,7 +17,7 @@ from ..domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
 from ..ports import SlurmFailure, SlurmRejected
 from .event_queue import EventQueue
 
-LATER = 4  # priority of its answers: after a broker's beat
+LATER = 4  # event priority of Slurm's answers: at equal times the broker's beat comes first
 _FIRST_JOB = 1001
 
 
@@ -26,7 +26,7 @@ class SlurmQueueModel:
     """How the modelled Slurm treats requests.
 
     Attributes:
-        wait_ns: A request waits for this to twice this.
+        wait_ns: A request waits for at least this time and for at most twice this time.
         nodes: After that it waits until its nodes fit among so many nodes of satellites.
         partitions: The partitions that exist; empty for any.
     """

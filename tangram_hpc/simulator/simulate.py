@@ -24,9 +24,9 @@ def simulate(work: Workload, cluster: Cluster, placer: Placer, durations: str = 
         work, cluster, placer: What is simulated.
         durations: With `oracle` placers see run times before an action has run, with `learned` they
             do not.
-        seed: From which latencies are drawn.
+        seed: Seeds the draws of latencies.
         check: Whether the ledger's invariants are checked after every event (slow).
-        latency_us: Each message takes this to twice this.
+        latency_us: The least latency of a message; each takes at most twice as long.
         failures: Nodes that die.
 
     Raises:

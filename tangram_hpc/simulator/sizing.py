@@ -107,7 +107,7 @@ class SizingResult:
         held: The smallest holding that reaches the target; None if none does.
         at: That holding, or the one with the best metrics.
         figures: The metrics at `at`.
-        level: Its level on the curve, before either of two amounts was trimmed.
+        level: The level of `at` on the curve, before its CPUs or GPUs were trimmed separately.
     """
 
     policy: str
@@ -223,7 +223,7 @@ def _bracket(curve: Curve, target: Target) -> tuple[int, int] | None:
 
 
 def _trimmed(curve: Curve, target: Target, held: Holding) -> Holding:
-    """Fewer CPUs with as many GPUs, then fewer GPUs with these CPUs, where both are searched."""
+    """Returns a holding with fewer CPUs, and then fewer GPUs, where both are searched."""
     if not (curve.scale.cpus and curve.scale.gpus):
         return held
     grain = max(1, -(-curve.scale.full.cpus // LEVELS))

@@ -115,14 +115,14 @@ class WorkloadClient:
         return spec, actions
 
     def admitted(self, session: int) -> None:
-        """A session was admitted and its sandbox is ready."""
+        """Notes that a session was admitted and that its sandbox is ready."""
         state = self._of_session[session]
         if state.early and state.turn < 0:
             state.late_ns = self._event_queue.now - to_ns(state.spec.start_s)
             self._next_turn(state, self._event_queue.now)
 
     def ended(self, action: int) -> int:
-        """An action ended; returns the session to close with it, 0 for none."""
+        """Notes that an action ended. Returns the session to close now; 0 for none."""
         was = self._of_action.pop(action)
         state, now = was.state, self._event_queue.now
         self.moved_at = now
@@ -133,7 +133,11 @@ class WorkloadClient:
         return self._closes(state)
 
     def failed(self, action: int, leases: int) -> tuple[SessionSpec | None, Action]:
-        """An action was lost with its node after `leases` leases; returns what to ask for."""
+        """Notes that an action was lost with its node after `leases` leases.
+
+        Returns:
+            The session to request, None if the old one is kept; and the action to submit again.
+        """
         was, spec = self._of_action.pop(action), None
         if was.session and was.state.session == was.session:
             self.lost(was.session)

@@ -141,7 +141,7 @@ class FolderLock:
         The file is examined at most every `CHECK_NS`, or at once with `now`. Once true, the answer
         stays true.
         """
-        at = time.clock_gettime_ns(time.CLOCK_BOOTTIME)  # it goes on while the machine sleeps
+        at = time.clock_gettime_ns(time.CLOCK_BOOTTIME)  # this clock counts sleep, too
         if self._lost or (at - self._checked_at < CHECK_NS and not now):
             return self._lost
         with suppress(OSError):  # unknown, as with no free file descriptor: unchanged
@@ -211,7 +211,7 @@ def _path(folder: Path, number: int) -> Path:
 def _read(path: Path | str) -> bytes:
     """Returns a file's content; empty if the file is gone.
 
-    To open the file asks the server of a shared file system, which examining its name does not.
+    Opening the file asks the server of a shared file system; examining its name does not.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -117,8 +117,8 @@ class FileJournal:
             self._wake(lambda: self._synced(covered))
 
     def _failed(self, error: OSError) -> None:
-        """Raises the error on the loop, which ends the process: nothing that waits for this sync
-        may be promised.
+        """Raises the error on the event loop, which ends the process: no event that waits for this
+        sync may be reported as stored.
         """
         raise error
 

@@ -76,13 +76,13 @@ def read_records(data: Buffer, start: int, where: str, remedy: str
 
 def read_unguarded(data: Buffer, start: int, where: str, remedy: str
                    ) -> Iterator[tuple[int, memoryview]]:
-    """Does what `read_records` does, for files of the format before this one, which are still read.
+    """Does what `read_records` does, for files of the earlier format, which are still read.
 
-    A record there is: u32 length, u32 crc32 of the body, body. There is no checksum over the
-    length, so a damaged length looks like a torn end; a damaged body is reported.
+    A record of that format is: u32 length, u32 crc32 of the body, body. There is no checksum over
+    the length, so a damaged length looks like a torn end; a damaged body is reported.
 
     Raises:
-        Damaged: A body in front of others is not as it was written.
+        Damaged: A body that is not the last one differs from what was written.
     """
     view, at = memoryview(data), start
     while at + _UNGUARDED_HEAD <= len(view):

@@ -44,10 +44,11 @@ def tangram_home(environ: Mapping[str, str]) -> Path:
 
 
 def own_dir(environ: Mapping[str, str], job: str) -> Path:
-    """Returns the folder in which a broker of this job writes, as its environment says who it is.
+    """Returns the folder where a broker of this job writes: `JOB@CLUSTER` in that Slurm job on a
+    named cluster, else `JOB`.
 
     Raises:
-        InvalidInput: The job's name is not one that can be a folder's.
+        InvalidInput: The job's name cannot be the name of a folder.
     """
     if not job or "/" in job or job.startswith("."):
         raise InvalidInput(f"job: {job!r} is not a job id")

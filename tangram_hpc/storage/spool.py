@@ -29,7 +29,7 @@ from ..protocol.reading import reader
 from .record_file import HEAD, Damaged, framed, read_records, read_unguarded
 
 MAGIC = b"TGSPOL\x01\0"
-# A segment of the earlier format begins with the length of a record, which was less than this.
+# Segments of the earlier format have no magic: they begin with a record length below this.
 _LENGTH_MAX = 1 << 28
 SEGMENT = 64 << 20
 CALL, RESULT, DELETED = 1, 2, 3

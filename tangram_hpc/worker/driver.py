@@ -292,9 +292,9 @@ class WorkerDriver:
 
     def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
                  soon: bool = False) -> None:
-        """Reports the outcome at once, or after `SIGTERM_S` if SIGTERM may have caused it. Slurm
-        ends a step by SIGTERM to all of its processes, the commands before this worker; by then the
-        worker knows whether it was told to leave.
+        """Reports the outcome at once, or after `SIGTERM_S` if SIGTERM may have caused it. When
+        Slurm ends a step, it sends SIGTERM to all of its processes, and the commands may get it
+        before this worker. After the delay the worker knows whether it must leave, too.
         """
         self._running.discard(lease)
         self._ahead.discard(lease)

@@ -33,14 +33,14 @@ class LeaseQueues:
         self._before[order.lease] = order.after
 
     def gone(self, lease: int) -> WaitingStart | None:
-        """Takes out and returns the order that may begin now that this lease is gone."""
+        """Removes and returns the order that may begin now that this lease is gone."""
         waiting = self._behind.pop(lease, None)
         if waiting is not None:
             del self._before[waiting[0].lease]
         return waiting
 
     def drop(self, lease: int) -> None:
-        """Takes an order out; the one behind it moves up."""
+        """Removes an order; the order behind it moves up."""
         before, waiting = self._before.pop(lease), self._behind.pop(lease, None)
         del self._behind[before]
         if waiting is not None:

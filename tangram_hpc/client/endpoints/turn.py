@@ -46,7 +46,7 @@ class GrantRequest:
                  delay_s: Callable[[ms.Granted], float | None]) -> None:
         self.future, self._send, self._delay_s = future, send, delay_s
         self.said: ms.GrantEnded | None = None
-        self._lease = 0  # of the grant that is in use; 0 for none
+        self._lease = 0  # the lease of the grant that is in use; 0 for none
         self._over = 0  # the lease that was answered last
         self._began_ns = 0  # when the call could start
         self._next: _Grant = concurrent.futures.Future()

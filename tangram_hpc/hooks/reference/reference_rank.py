@@ -213,8 +213,8 @@ _COUNTS = 5
 
 
 def _counts(batch: Batch) -> list[float]:
-    """Of a rank's batch: trajectories, and the sums of rewards, right answers and turns;
-    seconds."""
+    """Returns a batch's number of trajectories, its sums of rewards, right answers and turns, and
+    its rollout time in seconds."""
     ones = [live.trajectory for live in batch.lives]
     return [len(ones), sum(one.reward for one in ones), sum(one.worths[-1] == 1 for one in ones),
             sum(one.turns for one in ones), batch.rollout_s]
@@ -231,7 +231,7 @@ class _Callbacks:
         """Does nothing: no rollouts run in this process."""
 
     def start_rollouts(self) -> None:
-        """Does nothing, likewise."""
+        """Does nothing: no rollouts run in this process."""
 
 
 def serve_member(access: str, number: int, incarnation: int, model: str, device: str) -> None:

@@ -45,7 +45,7 @@ class Batch:
     """One step's trajectories of one rank; those of one prompt are neighbours."""
 
     step: int
-    least: int  # the oldest version of the weights that may write it
+    least: int  # the oldest version of the weights that may generate its turns
     began: float
     lives: list[Live] = field(default_factory=list)
     left: int = 0  # trajectories that are not over
@@ -57,7 +57,7 @@ class Batch:
 
     @property
     def oldest(self) -> int:
-        """The version of the oldest weights that wrote a part of it."""
+        """The version of the oldest weights that generated a part of the batch."""
         return min(one.trajectory.version for one in self.lives)
 
 
@@ -96,9 +96,9 @@ class RolloutDriver:
         """Begins a batch; returns at once.
 
         Args:
-            step: the step that trains on it.
+            step: the train step that uses the batch.
             asked: (number, prompt) for each prompt; each gets a group of trajectories.
-            least: the oldest version of the weights that may write it.
+            least: the oldest version of the weights that may generate its turns.
         """
         batch = Batch(step, least, time.monotonic())
         for number, prompt in asked:
@@ -147,7 +147,7 @@ class RolloutDriver:
             tokens=len(one.tokens) + task.NEW_TOKENS, name=f"rollout-{live.batch.step}"))
 
     def _said(self, live: Live, rows: list[dict[str, Any]]) -> None:
-        """Takes the model's turn and runs the program in it."""
+        """Adds the model's answer to the trajectory and runs the program in it as a tool call."""
         row = rows[0]
         program = live.trajectory.said([int(token) for token in row["tokens"]],
                                        [float(each) for each in row["logprobs"]],
@@ -160,7 +160,7 @@ class RolloutDriver:
             task.check(program), timeout=_TOOL_S, name=TOOL, **self._routes.tool(live.name)))
 
     def _returned(self, live: Live, told: Any) -> None:
-        """Takes the tool's return and submits the next turn, if there is one."""
+        """Adds the tool's output to the trajectory and submits the next turn, if there is one."""
         live.tool_s += time.monotonic() - live.asked_at
         live.trajectory.returned(told.exit_code, told.stdout)
         if live.trajectory.over:

@@ -101,7 +101,7 @@ class RunPlan:
         return bool(self.lend) or self.planner
 
 
-Plan = RunPlan  # the name until this release; goes with the next one
+Plan = RunPlan  # the old name, kept for one release
 
 
 @contextmanager
@@ -187,9 +187,9 @@ def figures(plan: RunPlan, told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _routed(told: dict[str, Any]) -> dict[str, Any]:
-    """The router's metrics: the broker's counts; and, of the turns after a tool's return (of others
-    nothing is known), the share whose bucket was right, and the share that the more frequent bucket
-    alone would have had."""
+    """Returns the router's metrics: the broker's counts and two shares. The shares are of the turns
+    after a tool's return, because nothing is known of the others: the share of turns whose bucket
+    was right, and the share that would be right if all turns got the more frequent bucket."""
     judged, right, long = (told["turns"][name] for name in ("judged", "right", "long"))
     return {**told["router"], "after_returns": judged,
             "accuracy_after_returns": right / judged if judged else None,

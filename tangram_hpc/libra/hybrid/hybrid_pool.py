@@ -315,7 +315,7 @@ class HybridPool:
     def _begin(self, step: int, version: int, now: int) -> None:
         self._step = step
         for replica in self._replicas:
-            if replica.state is R.LEAVING:  # it goes back, whatever is wanted now
+            if replica.state is R.LEAVING:  # it goes back, whatever the target is now
                 self._return(replica, replica.reason, now)
         self._follow_target(now)
         for replica in self._replicas:

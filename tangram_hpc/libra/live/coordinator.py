@@ -117,7 +117,7 @@ class Coordinator:
         self._ports: dict[int, tuple[int, Port]] = {}
         self._liveness = Liveness(round(silence_s * 1e9))
         self._stalls = Stalls(clock.now_ns(), _STALLED_S * 1e9)
-        self._judges_from = 0  # by `_now`: before this time nobody is judged
+        self._judges_from = 0  # by `_now`: before this time no silence is judged
         self._place = {gpu: (n, at) for n, gpus in enumerate(pool.replicas)
                        for at, gpu in enumerate(gpus)}
         self._stop = threading.Event()
@@ -239,7 +239,9 @@ class Coordinator:
         while (got := link.receive()) is not None:
             with self._lock:
                 if member not in self._ports or self._ports[member][0] != incarnation:
-                    return  # given up: noting it would make the next incarnation look silent
+                    # This incarnation was given up. If its message were noted, the next
+                    # incarnation would look silent.
+                    return
                 self._liveness.hear(member, self._now())
             message = got[0]
             if isinstance(message, Alive):

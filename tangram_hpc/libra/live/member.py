@@ -179,7 +179,7 @@ class _ChannelThread:
         self._thread.start()
 
     def follow(self) -> None:
-        """From now on answers work without samples with zeros."""
+        """Answers work that has no samples with zeros from now on."""
         with self._lock:
             self._follows = True
             work, self._unanswered = self._unanswered, None

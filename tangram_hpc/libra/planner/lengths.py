@@ -103,7 +103,7 @@ class Strata:
 
     @cached_property
     def context_squares(self) -> Any:
-        """The same sum for the squares of the contexts."""
+        """The sum of `contexts`, with the square of each context in its place."""
         return np.add.reduceat(self.turns * (self.prompt + self.generated / 2) ** 2, self.starts)
 
     @cached_property

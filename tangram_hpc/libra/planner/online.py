@@ -151,7 +151,7 @@ class OnlinePlanner:
             self._sums = int(said), int(took), int(steps)
 
     def _believed(self, history: Sequence[Request]) -> tuple[Costs, Search]:
-        """Costs with the learned factors, and the search with the learned routing loss."""
+        """Returns costs with the learned factors, and the search with the learned routing loss."""
         learned = self.calibrator
         return (self._priced(history, learned.factors()),
                 replace(self._search, loss=learned.loss(self._search.loss)))

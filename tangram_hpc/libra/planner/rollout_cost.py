@@ -196,13 +196,13 @@ class RolloutCost:
 
 
 def spans(values: Any, most: int) -> Any:
-    """[j, i]: the sum of values j .. i-1 of the first `most`; 0 where there are none."""
+    """Returns a matrix: at [j, i] the sum of values[j:i], of the first `most` values; else 0."""
     prefix = np.concatenate(([0], np.cumsum(values[:most])))
     return np.maximum(prefix[None, :] - prefix[:, None], 0)
 
 
 def tops(values: Any, most: int) -> Any:
-    """[j, i]: the largest of values j .. i-1 of the first `most`; 0 where there are none."""
+    """Returns a matrix: at [j, i] the largest of values[j:i], of the first `most`; else 0."""
     high = np.zeros((most + 1, most + 1))
     for j in range(most):
         high[j, j + 1:] = np.maximum.accumulate(values[j:most])

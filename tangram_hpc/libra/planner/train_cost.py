@@ -67,7 +67,7 @@ class TrainCost:
         self._rounds = 2 * (self.passes - 1)  # all-reduces of a layer: two in each pass
 
     def _deal(self, dp: int, micro: int) -> tuple[int, int, int, int, int]:
-        """Sums of the first replica, and of its first (longest) micro-batch.
+        """Returns sums over the first replica, and over its first (longest) micro-batch.
 
         O(batch) the first time. `dp * micro` must divide the batch.
 

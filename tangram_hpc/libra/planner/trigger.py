@@ -17,7 +17,7 @@ from .shapes import SECOND, Request
 
 @dataclass(frozen=True)
 class Triggers:
-    """When to plan, and what a switch must gain. Steps are train_steps."""
+    """When to plan, and what a switch must gain. A step is a train_step."""
 
     interval: int = 10  # steps between two plans without any other reason
     warmup: int = 1  # steps before the first plan

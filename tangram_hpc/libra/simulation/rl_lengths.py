@@ -42,7 +42,7 @@ class TurnLengths(NamedTuple):
 
 @dataclass(frozen=True)
 class TrajectoryLengths:
-    """One sample of a prompt: turns that end with a tool call, then `last` tokens."""
+    """One trajectory of a prompt: turns that each end with a tool call, then `last` tokens."""
 
     prompt: int
     prompt_tokens: int

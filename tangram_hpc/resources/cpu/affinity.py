@@ -15,7 +15,7 @@ from pathlib import Path
 from .. import process_tree
 
 _CPUS = Path("/sys/devices/system/cpu")
-_PASSES = 8  # walks; the youngest of a tree that forks faster keep the old cores
+_PASSES = 8  # most walks; if a tree forks faster, its youngest threads keep the old cores
 
 
 def _first_cpu(text: str) -> int:

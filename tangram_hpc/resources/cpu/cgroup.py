@@ -93,8 +93,8 @@ class CgroupGroup:
     def limit(self, mem_mib: int, pids: int) -> None:
         """Limits memory, in MiB, and processes with their threads; 0 means no limit.
 
-        If more memory is in use than the kernel can take back, either that becomes the limit or a
-        process that holds it is killed, by version; the next call tries again.
+        If more memory is in use than the kernel can take back, version 1 makes the memory in use
+        the limit, and the next call tries again; in version 2 the kernel kills a process.
 
         Raises:
             OSError: the kernel refuses.
@@ -162,7 +162,7 @@ class CgroupGroup:
         """Stops all processes of the group (also the execution process), or continues them.
 
         Returns:
-            Whether all have done so within 20 ms. The others still will.
+            Whether all processes have done so within 20 ms. If not, the rest follow later.
         """
         folder = self._freezer()
         if not folder:
@@ -263,10 +263,10 @@ class CgroupProbe:
         self.pid = os.posix_spawn(program[0], program, {})
 
     def stands_in(self, folder: str) -> bool:
-        """Whether the kernel lists it in a cgroup."""
+        """Whether the kernel lists the probe's process in this cgroup."""
         return self.pid in cgroupfs.members(folder)
 
     def end(self) -> None:
-        """Kills it."""
+        """Kills the probe's process and waits for its end."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)

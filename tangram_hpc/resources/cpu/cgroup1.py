@@ -109,14 +109,14 @@ class Group1(CgroupGroup):
 
 
 class Cgroup1(CgroupEnforcer):
-    """See `enforce.Enforcer`. Uses every hierarchy that it may write.
+    """See `enforce.Enforcer`. Uses every cgroup hierarchy that this worker may write.
 
     Attributes:
-        all_cores: the cores of its own cpuset, as text.
+        all_cores: the cores of this worker's cpuset, as text.
         missing: why a controller is not used.
 
     Raises:
-        OSError: it may write none that limits anything.
+        OSError: this worker may write no hierarchy that limits anything.
     """
 
     name = "cgroup1"

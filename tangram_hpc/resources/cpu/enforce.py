@@ -43,7 +43,8 @@ class Group(Protocol):
     def bind(self, cores: tuple[int, ...], units: int) -> bool:
         """Binds the process before an action, when nothing else runs in it: to cores, by their
         numbers here, or, for (), to the CPU time of `units` cores (0: all). Returns whether it is
-        enforced. What has not changed costs next to nothing.
+        enforced. A binding that has not changed costs
+        next to nothing.
         """
 
     def rebind(self, cores: tuple[int, ...], units: int) -> bool:
@@ -53,16 +54,16 @@ class Group(Protocol):
         """How many of its processes the kernel has killed for the memory limit."""
 
     def usage(self) -> GroupUsage:
-        """What it has used since it was made, as far as that is known."""
+        """Returns what the group has used since it was made, as far as that is known."""
 
     def kill(self, spare: frozenset[int] = frozenset()) -> bool:
-        """Kills all of its processes but `spare`, without their forking away. False: it could not
-        make sure of that, and the caller has to walk the tree.
+        """Kills all processes of the group but `spare`, even if they fork meanwhile. Returns False
+        if it could not make sure of that; the caller then has to walk the tree.
         """
 
     def freeze(self, on: bool) -> bool:
-        """Stops all of its processes, the execution process as well, or continues them. False: it
-        cannot, or some have not stopped yet.
+        """Stops all processes of the group, including the execution process, or continues them.
+        Returns False if it cannot, or if some processes have not stopped yet.
         """
 
     def remove(self) -> None:

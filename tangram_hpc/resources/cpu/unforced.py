@@ -19,7 +19,7 @@ class UnforcedGroup:
     """See `enforce.Group`. Limits are not enforced; `usage` measures what lives just now."""
 
     joins: tuple[str, ...] = ()
-    cpu_file = ""  # without cgroups the kernel counts no groups
+    cpu_file = ""  # without a cgroup the kernel counts no CPU time of a group
 
     def __init__(self, pid: int, pinned: bool) -> None:
         self._pid = pid
@@ -31,8 +31,9 @@ class UnforcedGroup:
         """
 
     def bind(self, cores: tuple[int, ...], units: int) -> bool:
-        """Binds the execution process alone: what it starts from then on inherits that. It is never
-        skipped (1 us), as a program of the same user may have changed it.
+        """Binds the execution process alone; the processes that it starts from then on inherit the
+        binding. The call (1 us) is never skipped, because a program of the same user may have
+        changed the binding.
         """
         if not cores or not self._pinned:
             return False
@@ -72,7 +73,7 @@ class UnforcedGroup:
         return False
 
     def freeze(self, on: bool) -> bool:
-        """Always False, for the same reason."""
+        """Always False: a tree that forks can outrun a walk, as for `kill`."""
         return False
 
     def remove(self) -> None:

@@ -74,7 +74,7 @@ class _Gpu:
         if min(before.energy_mj, read.energy_mj) >= 0 and since_s > 0:
             counted = max(0, read.energy_mj - before.energy_mj) / since_s
         if self.power_mw < 0:
-            self.power_mw = counted  # it does not tell its power, or has not yet
+            self.power_mw = counted  # the device does not tell its power, or has not told it yet
         self.deal(now)
         for lease in self.holders.values():
             lease.settle(self.uuid, counted / self.power_mw
@@ -145,8 +145,8 @@ class GpuTally:
             gpu.holders[token] = lease
 
     def end(self, token: int, now: int) -> GpuUsage:
-        """Ends a lease; returns what it used. Nothing is known of a token that is unknown or has
-        ended.
+        """Ends a lease; returns what it used. For a token that is unknown or has ended, the usage
+        is empty.
         """
         lease = self.leases.pop(token, None)
         for gpu in lease.gpus if lease is not None else ():

@@ -21,7 +21,7 @@ _REMEDIES = {
 
 
 class Reading(NamedTuple):
-    """A GPU at one moment; -1 means that it does not say.
+    """The state of a GPU at one moment; -1 stands for a value that the GPU does not tell.
 
     Attributes:
         util_pct: utilisation over the last second or less, in percent.

@@ -56,7 +56,7 @@ def change_open(fd: int, mode: int) -> None:
     Raises:
         OSError: the kernel refuses.
     """
-    if _password is None:  # behind a pid namespace's /proc there may be no "self"
+    if _password is None:  # no /proc: in that of another pid namespace there is no "self"
         return os.fchmod(fd, mode)
     change(f"/proc/self/fd/{fd}", mode)
 

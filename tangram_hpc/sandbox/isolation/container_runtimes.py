@@ -102,13 +102,13 @@ class Bwrap:
             "--remount-ro", "/dev",
             "--bind", scratch.home(box.home), SESSION, "--bind", scratch.tmp(box.home), tmp_of(box),
             *[word for here, there in box.files for word in ("--ro-bind", here, there)],
-            # where the worker is root's, the machine's settings in /proc/sys are the sandbox's own
+            # If root runs the worker, the sandbox's user owns the machine's settings in /proc/sys.
             "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", SESSION, "--", *CAT,
         ]
 
     def env(self, base: Mapping[str, str]) -> dict[str, str]:
-        """See `Runtime`. The pause process inherits it inside the sandbox, so it holds nothing
-        more.
+        """See `Runtime`. The pause process inherits this environment inside the sandbox, so it
+        holds only PATH.
         """
         return {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 
@@ -162,8 +162,8 @@ class Podman:
     name, takes_images, needs_image = "podman", True, True
 
     def argv(self, box: ContainerSpec) -> list[str]:
-        """See `Runtime`. As root the container gets a user namespace in which only root is mapped:
-        it owns its own files and has no power over the machine.
+        """See `Runtime`. If root runs the worker, the container gets a user namespace in which
+        only root is mapped. So it owns its own files and has no power over the machine.
         """
         root = ["--uidmap", "0:0:1", "--gidmap", "0:0:1"] if os.geteuid() == 0 else []
         image = (["--rootfs", f"{box.image}:O"] if os.path.isdir(box.image)

@@ -14,8 +14,8 @@ _ETC = "/etc/"
 
 
 def copy_etc(read: Iterable[str], folder: str) -> str:
-    """Copies those of `read` that lie in /etc to a fresh `folder`; returns the folder. Files that
-    cannot be read are left out, as they could not be read inside either.
+    """Copies the paths of `read` that lie in /etc into a new `folder`; returns the folder. Files
+    that cannot be read are left out, because the sandbox could not read them either.
     """
     os.mkdir(folder, 0o755)
     names = [os.path.relpath(path, _ETC) for path in read if path.startswith(_ETC)]
@@ -26,5 +26,5 @@ def copy_etc(read: Iterable[str], folder: str) -> str:
 
 
 def others(read: Iterable[str]) -> list[str]:
-    """Those of `read` that do not lie in /etc."""
+    """Returns the paths of `read` that do not lie in /etc."""
     return [path for path in read if not path.startswith(_ETC)]

@@ -40,9 +40,9 @@ class _Space:
 def enter(pid: int, cwd: str = "/") -> None:
     """Moves this process into the namespaces and the root directory of process `pid`.
 
-    It then has no capability left, and neither has any program that it starts; what it starts is
-    born in the pid namespace. This process must have one thread. The signal that it gets at its
-    parent's end stays as it was, and so does that it cannot be traced.
+    After that, neither this process nor any program that it starts has a capability, and its
+    children are born in the pid namespace. This process must have one thread. It keeps two of its
+    settings: the signal that it gets at its parent's end, and that it cannot be traced.
 
     Raises:
         OSError: it could not enter, or is not inside. This process may be half inside and must end.

@@ -17,7 +17,8 @@ from contextlib import suppress
 
 from ...resources import process_tree
 
-# dash neither ignores SIGCHLD nor survives `trap "" CHLD` in a `read` (an orphan's end breaks it)
+# dash cannot ignore SIGCHLD: even after `trap "" CHLD` the end of an orphan breaks off its `read`.
+# So a `cat` reads, and the shell waits for it.
 CAT = ("cat",)
 SHELL = ("/bin/sh", "-c",
          'trap "" HUP INT TERM; exec 3<&0; while :; do cat <&3 & wait $! && exit; done')

@@ -46,7 +46,7 @@ _REFUSED, _DENIED = answer(_ERRNO | errno.EPERM), answer(_ERRNO | errno.EACCES)
 _NO_CALL = answer(_ERRNO | errno.ENOSYS)
 
 _NEW_NAMESPACE = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
-_NEW_TIME = 0x80  # of unshare only; clone has the signal there
+_NEW_TIME = 0x80  # CLONE_NEWTIME, for unshare only: these bits of clone hold the signal
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _SETLEASE, _SETDELEG = 1024, 1040  # a process that opens such a file waits: an init would hang
 _EVERYBODY = _UNCHANGED = 0xFFFFFFFF  # -1 to kill, and to chown
@@ -185,7 +185,7 @@ def _special(namespaced: bool, network: bool, ids: tuple[int, int], sampled: boo
              password: bool) -> dict[str, FilterStep]:
     """The calls that are not simply allowed, by name."""
     table: dict[str, FilterStep] = dict.fromkeys(_NEVER.split(), _REFUSED)
-    table["clone3"] = _NO_CALL  # its flags are in memory; libc then uses clone
+    table["clone3"] = _NO_CALL  # a filter cannot read its flags; libc falls back to clone
     table["clone"] = _refuse_bits(0, _NEW_NAMESPACE)
     table["unshare"] = _refuse_bits(0, _NEW_NAMESPACE | _NEW_TIME)
     table["fcntl"] = _refuse_values(1, _SETLEASE, _SETDELEG)

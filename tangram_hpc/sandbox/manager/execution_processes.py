@@ -442,7 +442,7 @@ class ForkServerClient:
             while self._on_data(process):
                 pass
             process.hang_up()
-        self._owner.fork_server_lost()  # first: each death asks for a new process
+        self._owner.fork_server_lost()  # before the deaths, each of which asks for a process
         for process in processes:
             self._owner.process_died(process, -1, True, "")
         for process in lingering:

@@ -79,7 +79,7 @@ class NodeAttempt:
         self.timer: TimerHandle | None = None
 
     def stop_as(self, state: ActionState, reason: str) -> None:
-        """Notes that someone ends it."""
+        """Notes why the worker ends the attempt: the state and the reason of its outcome."""
         self.stop, self.stopped_ns = (state, reason), time.monotonic_ns()
 
     def look_before_kill(self, process: ExecutionProcess) -> None:
@@ -89,23 +89,23 @@ class NodeAttempt:
         self.last_usage = max(0, used), max(map(process_tree.high_water_kib, pids))
 
     def end_timer(self) -> None:
-        """Cancels its time limit."""
+        """Cancels the timer of the attempt's time limit."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
     def unstarted(self, state: ActionState, reason: str) -> Outcome:
-        """Its outcome when it never ran."""
+        """Returns the outcome of an attempt that never ran."""
         return Outcome(state, reason=reason)
 
     def orphaned(self, process: ExecutionProcess, status: int, reason: str) -> Outcome:
-        """Its outcome when its execution process died."""
+        """Returns the outcome of an attempt whose execution process died."""
         state = self.stop[0] if self.stop else ActionState.FAILED
         cpu_ns, maxrss_kib = self.last_usage
         number = os.WTERMSIG(status) if status >= 0 and os.WIFSIGNALED(status) else 0
         code = os.WEXITSTATUS(status) if status >= 0 and not number else 0
         if process.kind != RUNNER and not self.stop:
-            number = code = 0  # that was the end of its init, not of the command
+            number = code = 0  # the status is that of the init, not of the command
         return Outcome(
             state,
             exit_code=code,

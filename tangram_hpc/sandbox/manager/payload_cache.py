@@ -19,7 +19,7 @@ from ..files import session_archive
 FUNCTIONS_MAX = 64  # functions that are cached here, and in each runner
 _STORED = encode(Stored("", 0))[:2]  # the first bytes of every reference
 
-Then = Callable[[bytes, str], None]  # gets the bytes and an empty string, or b"" and a reason
+Then = Callable[[bytes, str], None]  # called with the bytes and "", or b"" and a reason
 
 
 def is_stored(payload: bytes | memoryview) -> bool:
@@ -28,7 +28,7 @@ def is_stored(payload: bytes | memoryview) -> bool:
 
 
 class PayloadCache:
-    """The store, asynchronously. All callbacks run on the thread of the loop."""
+    """Reads and writes the store without blocking. Callbacks run on the event loop's thread."""
 
     def __init__(self, store: Store) -> None:
         self._loop = asyncio.get_running_loop()

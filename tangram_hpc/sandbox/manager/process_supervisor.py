@@ -32,8 +32,8 @@ from .backends import Backends
 from .execution_processes import ExecutionProcess, ForkServerClient, Owner
 from .pools import Pool, StartLimiter
 
-_WARM_BOXES = 4  # pools that are warm at a time: of the boxes used last
-_SPARE = 4  # inits beyond the units: some actions hold no unit
+_WARM_BOXES = 4  # most warm pools at a time: those of the boxes that were used last
+_SPARE = 4  # inits beyond one for each unit: some actions hold no unit
 _RUNNER_BOX = SandboxSpec()
 _FREE = SandboxLimits()
 

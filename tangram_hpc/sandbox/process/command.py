@@ -380,5 +380,5 @@ def _spawn(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int,
             stderr=fds[2],
             start_new_session=True,
         )
-        process.returncode = 0  # its init waits for it, not this object
+        process.returncode = 0  # the init waits for the process; this object must not
         return process.pid

@@ -131,7 +131,7 @@ class FastPath:
             numbers, PATIENCE_NS, min(output_max, _OUTPUT),
             _Bytes.of(call_tail), _Bytes.of(head), _Bytes.of(failed), _Bytes.of(tail))
         self._at = ctypes.byref(self._struct)
-        self._learned: list[tuple[bytes, object]] = []  # what `known` points into, by slot
+        self._learned: list[tuple[bytes, object]] = []  # by slot: the bytes to which `known` points
         self._next = 0
         self.stands: object = None
 

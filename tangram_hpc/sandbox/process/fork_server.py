@@ -180,9 +180,9 @@ class ForkServer:
                 self._died(number, status)
 
     def _stopped(self, pid: int) -> None:
-        """Continues an execution process that was stopped, as a program may have done that to
-        escape its limits. It does no harm after Slurm has resumed a suspended job. A process that
-        is stopped again and again is killed.
+        """Continues an execution process that was stopped, because a program may have stopped it
+        to escape its limits. If Slurm suspended and resumed the job, this does no harm. A process
+        that is stopped more than `_STOPS_MAX` times within a second is killed.
         """
         if pid in self._processes:
             now = time.monotonic()

@@ -50,8 +50,8 @@ from .resource_usage import GroupCpu, ResourceUsage
 from .sandbox_meter import SandboxMeter
 from .units_file import UnitsFile
 
-_SOON_NS = 2_000_000  # the pipes of a command that is shorter are read only at its end
-_AGAIN_NS = 20_000_000  # between two attempts to kill what is left
+_SOON_NS = 2_000_000  # if a command ends sooner, its pipes are read only at its end
+_AGAIN_NS = 20_000_000  # between two attempts to kill the processes that are left
 _END_S = 5.0
 _FIRST = b"500"  # oom_score_adj of a command: the kernel kills it before its init
 

@@ -22,7 +22,7 @@ from typing import Any
 from ...domain.outcome import CPU_AT_LEAST, RSS_AT_LEAST
 from ...resources import process_tree
 
-_PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024  # no process has less
+_PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024  # the least memory of a process
 _FIRST_LOOK_NS, _LAST_LOOK_NS = 4_000_000, 64_000_000_000  # each pause doubles
 
 
@@ -107,8 +107,8 @@ class ResourceUsage:
         self._maxrss_kib, self._hidden = maxrss_kib, hidden
 
     def look(self, pids: list[int], now: int) -> None:
-        """Measures the memory of the processes. No further look is needed once one of them is
-        larger than this process, as the kernel's own figure will then be right.
+        """Measures the memory of the processes. Once one of them has used more memory than this
+        process, no further look is needed, because the kernel's own figure will then be right.
         """
         for pid in self._own(pids):
             self._maxrss_kib = max(self._maxrss_kib, process_tree.high_water_kib(pid))

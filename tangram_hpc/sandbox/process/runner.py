@@ -155,7 +155,7 @@ class Runner:
                 os.write(self._bell, b"!")
 
     def _send(self, message: Ended | Gone) -> None:
-        """Sends a message at once: whatever the next call does to this process, it is out."""
+        """Sends a message at once, so that the next call cannot lose it by ending this process."""
         data: bytes | memoryview = frame(message)
         while data:
             try:

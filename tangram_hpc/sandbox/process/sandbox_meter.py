@@ -143,8 +143,8 @@ class _Level:
 
     @classmethod
     def of(cls, name: str, above: int | None) -> _Level | None:
-        """Opens a directory; None when it is gone. A directory that its user has closed, and may
-        still write to, is opened for the time of the check.
+        """Opens a directory; returns None when it is gone. If its mode does not allow this, the
+        mode becomes 0700 until `close`, because its user may still write to the directory.
         """
         mode = -1
         try:
@@ -174,7 +174,7 @@ def unlinked_mib(pids: list[int], folders: tuple[str, ...]) -> int:
     blocks: dict[tuple[int, int], int] = {}
     devices = {os.stat(folder).st_dev for folder in folders if os.path.exists(folder)}
     for pid in pids:
-        with suppress(OSError):  # it ended, or may not be looked into
+        with suppress(OSError):  # the process ended, or may not be examined
             for name in os.listdir(f"/proc/{pid}/fd"):
                 with suppress(OSError):
                     about = os.stat(f"/proc/{pid}/fd/{name}")

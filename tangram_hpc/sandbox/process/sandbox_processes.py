@@ -79,7 +79,7 @@ class NamespaceProcesses:
     """The processes of the pid namespace in which this process starts its children.
 
     Args:
-        own: the numbers in there of the pause process and its children.
+        own: the process ids, in that namespace, of the pause process and its children.
     """
 
     def __init__(self, own: frozenset[int]) -> None:
@@ -109,7 +109,8 @@ class NamespaceProcesses:
         self._to_all(signal.SIGCONT)
 
     def _to_all(self, number: signal.Signals) -> None:
-        """Signals all from a child, as only a process inside reaches all at once.
+        """Signals all processes of the namespace. A child does it, because only a process inside
+        the namespace reaches all of them at once.
 
         Raises:
             OSError: the namespace has no room for one more process; only ending the pause process

@@ -197,8 +197,8 @@ class ElasticAllocs:
     def _drain_spare(self, ledger: Ledger, now: int) -> list[ev.Event]:
         """Drains a CPU satellite if the other nodes could have done the work twice over.
 
-        The work is that of the last `idle_ns`. Without this, light work that goes around would keep
-        every node from being idle.
+        The work is that of the last `idle_ns`. Without this, light work that moves from node to
+        node would keep every node from being idle.
         """
         policy = ledger.allocs.policy
         if not policy.idle_ns or now - self._lent_since < policy.idle_ns:
@@ -220,7 +220,7 @@ class ElasticAllocs:
         return []
 
     def _give_back(self, ledger: Ledger, now: int) -> list[ev.Event]:
-        """Gives back the allocation that is idle longest, if all its nodes are long enough."""
+        """Gives back the allocation that is idle longest, if that is at least `idle_ns`."""
         policy = ledger.allocs.policy
         best = (now - policy.idle_ns + 1, 0)
         if not policy.idle_ns:

@@ -18,7 +18,7 @@ def on_broker_started(state: SchedulerState, event: ev.BrokerStarted) -> list[De
     ledger = state.ledger
     ledger.starts += 1
     ledger.block_max = event.block_max
-    ledger.complete = False  # its nodes have yet to join
+    ledger.complete = False  # the nodes of the job have yet to join
     ledger.told_ends.clear()  # a requeued job ends at another time
     ledger.allocs.own = event.job
     state.dirty = True

@@ -57,7 +57,7 @@ def stalled(ledger: Ledger, event: ev.BrokerStalled) -> None:
 
 
 def next_expiry(ledger: Ledger) -> int:
-    """When something ends by itself, if nothing happens before; epoch ns, 0 for never."""
+    """Returns when the next session or client expires, in epoch ns; 0 for never."""
     ends = [end] if (end := ledger.idle_deadlines.next_end()) else []
     for client, gone in ledger.disconnected.items():
         dues = [_due(gone, session) for session in open_of(ledger, client)]

@@ -69,7 +69,7 @@ class TrajectoryEntry:
 
 @dataclass(slots=True)
 class Counts:
-    """What came of the pool's decisions.
+    """Counts of a pool's routing decisions and of their outcomes.
 
     A turn that is routed again after its service failed keeps its first classification and is
     counted once.
@@ -79,9 +79,9 @@ class Counts:
         ended: trajectories that ended by themselves.
         dropped: trajectories that were cut off.
         judged: decisions of trajectories that ended by themselves.
-        right: those of them that named the bucket of the tokens that were truly left.
+        right: judged decisions that named the bucket of the tokens that were truly left.
         again: turns whose trajectory had had a turn before, so that it had a KV cache.
-        moved: those of them that left their KV cache.
+        moved: turns counted by `again` that left their KV cache.
         context: tokens of context of the turns counted by `again`.
         moved_context: tokens of context of the turns counted by `moved`.
     """

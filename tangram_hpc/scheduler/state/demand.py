@@ -13,7 +13,7 @@ from .estimator import Estimator
 
 ONE = 1 << 20
 HORIZON = 4  # how far ahead calls are expected, in restores of the service
-YOUNG = 8  # a rate counts once this part of a horizon was seen
+YOUNG = 8  # a rate is taken over at least 1/8 of a horizon
 HORIZON_MIN_NS = 1_000_000_000
 
 CallKind = tuple[str, tuple[int, ...]]  # service, degrees

@@ -71,8 +71,8 @@ class ClientShare:
         tag: the start tag of its next action.
         groups: the start tags of its two groups.
         group_time: the tag of the group that was served last.
-        round: the virtual time of its trajectories, the highest round served.
-        ends: the round after the last drawn one, for each trajectory that is ahead of `round`.
+        round: the highest round that was served, which is the virtual time of its trajectories.
+        ends: for each trajectory that is ahead of `round`, the round after its last drawn one.
         counted: on which levels a waiting action was counted already, if its grant came back.
         waiting: how many actions wait, for each group.
     """
@@ -114,8 +114,8 @@ class ClientShare:
         return found << _SEQUENCE | sequence
 
     def _forget(self) -> None:
-        """Forgets the half of the trajectories that is least ahead, as their order tags hardly
-        change by it.
+        """Forgets the half of the trajectories that are least far ahead of `round`, because that
+        hardly changes their order tags.
         """
         ahead = sorted(self.ends.items(), key=lambda end: -end[1])  # stable: oldest first
         self.ends = {each: at for each, at in ahead[:len(ahead) // 2] if at > self.round}
@@ -128,10 +128,10 @@ class ClientShare:
             self.counted[action] = counted
 
     def served(self, group: int, order_tag: int, action: int) -> int:
-        """Counts a grant of units to one of its actions, on each level on which it was not counted
-        before. The client's tag stays while it is the only client of its pool, the group's while
-        the other group does not wait. Returns on which levels the action is counted now, for
-        `returned`.
+        """Counts a grant of units to one of the client's actions, on each level on which the action
+        was not counted before. The client's tag does not change while it is the only client of its
+        pool. A group's tag does not change while no action of the other group waits. Returns the
+        levels on which the action is counted now, which `returned` needs.
         """
         pool = self.pool
         counted = self.counted.pop(action, 0) if self.counted else 0
@@ -193,7 +193,7 @@ class Ordered(Protocol):
         ...
 
     def rank(self) -> tuple[int, int]:
-        """The place of the first that is left: in the placer's own order, then in order of arrival.
+        """The place of the first action left: in the placer's own order, then by order of arrival.
 
         The lower of a client's two groups comes first, so both lists count in the same way.
         """

@@ -1,6 +1,6 @@
 """Pure. When idle sessions end, and which clients are disconnected.
 
-Here is only the state, which the handlers change. What ends, and when, is decided in
+This module holds only the state, which the handlers change. What ends, and when, is decided in
 `scheduler/policy/session_life.py`, which reads it.
 """
 

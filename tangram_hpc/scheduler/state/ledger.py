@@ -255,7 +255,7 @@ class LeaseEntry:
 
     @property
     def begun(self) -> bool:
-        """Whether it holds its units."""
+        """Whether the lease holds its units already."""
         return bool(self.grants)
 
     @property

@@ -288,8 +288,8 @@ class ReadyQueue:
 
     def take(self, action: int) -> int:
         """Removes an action that is granted units, and counts the grant for its client and
-        trajectory. Returns what `push` wants as `counted` if the grant comes back without having
-        begun.
+        trajectory. Returns the value that `push` needs as `counted` if the grant comes back before
+        the action has begun.
         """
         order_tag, queue, _ = self._place.pop(action)
         counted = queue.shard.share.served(queue.shard.group, order_tag, action)

@@ -138,8 +138,8 @@ class SglangEngine(ModelEngine):
     async def _completion_logprobs(
         self, prompts: list[list[int]], completions: list[list[int]]
     ) -> list[list[float | None]]:
-        # the first position in the answer has no number, so begin one before the completion;
-        # positions before that may come from the cache
+        # The first position in the answer has no log-probability, so the answer begins one token
+        # before the completion. The tokens before that may come from the cache.
         reply = await self._post_json("/generate", {
             "input_ids": [p + c for p, c in zip(prompts, completions, strict=True)],
             "sampling_params": {"max_new_tokens": 0, "temperature": 0}, "return_logprob": True,
@@ -149,7 +149,9 @@ class SglangEngine(ModelEngine):
                 for row, c in zip(rows, completions, strict=True)]
 
     def _last_logprobs(self, info: Any, completion: list[int]) -> list[float | None]:
-        """Returns the completion's own numbers; each position is [log-probability, token id, text].
+        """Returns the log-probabilities of the completion's tokens.
+
+        Each position of the answer is [log-probability, token id, text].
         """
         try:
             found = info["input_token_logprobs"]

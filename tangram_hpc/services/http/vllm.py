@@ -133,10 +133,10 @@ class VllmEngine(ModelEngine):
                 for row, c in zip(rows, completions, strict=True)]
 
     def _last_logprobs(self, found: Any, completion: list[int]) -> list[float | None]:
-        """Returns the completion's own numbers.
+        """Returns the log-probabilities of the completion's tokens.
 
-        Each position lists candidates by token id, and the token that is there is always among
-        them. The very first position has none.
+        Each position of the answer lists candidates by token id; the token of that position is
+        always among them. The very first position lists no candidates.
         """
         try:
             last = found[len(found) - len(completion):]

@@ -263,7 +263,7 @@ class NodeCopies:
                 self._no_more.add(service)
             else:
                 self._refused[service] = str(error)
-        finally:  # in a done-callback it would come later: a caller could wait for a finished load
+        finally:  # a done-callback would run later: a caller could then await a finished load
             del self._loading[service]
             self._changed()
         if 0 < len(own) < self._preload[service] and self._may_load(service):

@@ -308,7 +308,7 @@ class ServiceExecutor:
 
     def _fail(self, batch: Sequence[PendingCall], state: ActionState, why: str,
               pushed: int = 0) -> None:
-        """Ends the calls without an outcome; `pushed` is FALTERED where the service is to blame."""
+        """Ends the calls that have no outcome. `pushed` is FALTERED if the service is to blame."""
         for call in batch:
             if call.order.lease in self._by_lease:
                 self._end(call, Outcome(state, reason=why, pushed=pushed))

@@ -136,8 +136,9 @@ class ScoreMethod:
     def run(self, batch: Sequence[BatchRow]) -> list[float]:
         """Returns one logit for each row; see `Method.run`.
 
-        The score of a decoder is taken at each row's last token, by its place. The model's own way,
-        which searches for padding, is misled by texts that end in the padding token.
+        The score of a decoder is taken at the place of each row's last token. The model's own code
+        finds that place by a search for padding, which fails for texts that end in the padding
+        token.
         """
         engine = self._engine
         ids, mask = engine.rows([each.tokens for each in batch])

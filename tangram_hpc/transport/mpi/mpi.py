@@ -120,7 +120,7 @@ def leave_after(client: Any) -> None:
 
 
 def _start() -> tuple[Any, bool]:
-    """Starts MPI; returns mpi4py's module, and whether finalising is up to us."""
+    """Starts MPI; returns mpi4py's module, and whether we must finalise MPI."""
     ours = "mpi4py.MPI" not in sys.modules
     try:
         import mpi4py

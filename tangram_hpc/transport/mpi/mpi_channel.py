@@ -67,7 +67,7 @@ class MpiChannel:
                  on_dead: Callable[[str], None]) -> None:
         self._wire, self._gateway, self._on_dead = wire, gateway, on_dead
         self._number = number.to_bytes(4, "little")
-        self._begun = False  # the gateway has confirmed our number: older messages are over
+        self._begun = False  # the gateway confirmed our number; until then data is dropped
         self._inbox = Inbox()
         self._unsent: deque[tuple[int, Buffer]] = deque([(relay.OPEN, self._number)])
         self._wake_lock = threading.Lock()  # released by `wake`; a lock wakes within microseconds

@@ -13,12 +13,12 @@ from typing import Any
 
 from ...errors import TangramError
 
-_refusals: list[TangramError] = []  # what the meeting raised; one at most
-_noted: list[Any] = []  # what the program gave to `sys.exit` last; one at most
+_refusals: list[TangramError] = []  # the error with which the ranks refused the world; at most one
+_noted: list[Any] = []  # the last argument of `sys.exit`; at most one
 
 
 def refuse(error: TangramError) -> None:
-    """Notes that the ranks refuse this world, and why."""
+    """Notes the error with which the ranks refuse to be one world."""
     _refusals.append(error)
 
 

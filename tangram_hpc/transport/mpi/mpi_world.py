@@ -181,5 +181,5 @@ class MpiWorld:
 
 
 def _patience() -> Patience:
-    """Returns the timeout after which a silent gateway counts as dead, from now on."""
+    """Returns a timeout that starts now; when it has passed, a silent gateway counts as dead."""
     return Patience(time.monotonic(), relay.SILENCE_S, 1.0)

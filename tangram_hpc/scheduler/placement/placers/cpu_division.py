@@ -97,7 +97,7 @@ class _Shares:
             heapq.heappush(self._high, (-self._steps[k][units] * self._weight[k], k, units))
 
     def cheapest(self) -> tuple[int, int] | None:
-        """Returns (value, index) of the unit with the lowest value where it is."""
+        """Returns (value, index) for the action whose last unit has the lowest value."""
         while self._low:
             value, k, units = self._low[0]
             if self.units[k] == units > self.least[k]:

@@ -62,9 +62,9 @@ class ElasticCpus:
     def place(self, view: Snapshot, placement: Placement) -> None:
         """Adds resizings and grants of CPUs to the placement.
 
-        A node steps over the actions that other nodes started in this cycle. So that this does not
-        become quadratic, the cycle ends after STARTS starts and the next one follows at once.
-        O(nodes + what runs and waits on those looked at, times its logarithm).
+        Each node passes over the actions that other nodes have started in this cycle. So that this
+        does not become quadratic, the cycle ends after STARTS starts, and the next one follows at
+        once. O(nodes + n log n) for n actions that run or wait on the nodes that are looked at.
         """
         ledger = view.ledger
         floating = bool(ledger.ready.shards_at(CPU, "cpu", 0))

@@ -51,7 +51,7 @@ Spot = tuple[int, int, int, tuple[int, ...], NodeView]  # loss, last used, node,
 
 
 def chance(calls: int) -> int:
-    """Returns the chance that a call comes at all, if so many are expected; both in 1/ONE."""
+    """Returns the chance that any call comes if `calls` are expected; both in 1/ONE."""
     return (calls << 20) // (calls + ONE)
 
 
@@ -325,9 +325,10 @@ class _Cycle:
     def _split(self, want: ActionShape) -> None:
         """Remakes an idle copy that is wider than the expected load allows into narrower copies.
 
-        It does so if the waiting calls and those of two horizons end sooner. With `coming` calls
-        for each copy, one wide copy takes about coming^2/2 runs for the sum of all ends; k narrow
-        copies take a restore for each call and coming^2/2k narrow runs.
+        It does so if the calls that wait, and those that are expected within two horizons, then end
+        sooner. With `coming` calls for each copy, the sum of all their ends is about coming^2/2
+        runs on one wide copy. On k narrow copies it is a restore for each call and coming^2/2k
+        narrow runs.
         """
         q, restore = self._queues[want], self._restore(service_of(want.key))
         fit, calls = self._copies.usable(want), self._calls(want)

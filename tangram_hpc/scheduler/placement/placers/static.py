@@ -64,7 +64,7 @@ class Static:
             walk = fair_walk(shards)
             while free and (head := walk.head()) is not None:
                 action, shape = head
-                if 1 not in shape.degrees:  # from the journal of a broker with another placer
+                if 1 not in shape.degrees:  # only in the journal of a broker with another placer
                     walk.skip_shape()
                     continue
                 able = {n.node for n in view.candidates(shape) if view.fits(n, shape, 0)}
