@@ -174,7 +174,7 @@ def test_a_folder_that_cannot_keep_what_is_learned_is_refused(cluster: LocalClus
     (tmp_path / "1.cmlfq.json").write_text("{}")
     for wrong, why in (("{}", "cmlfq: not a saved tree"), ("[" * 100_000, "recursion"),
                        (json.dumps(CausalTree().plain() | {"nodes": [[True, "x", [], []]]}),
-                        "a node is not of numbers")):
+                        "a node holds more than numbers")):
         (tmp_path / "1.cmlfq.json").write_text(wrong)
         with pytest.raises(tangram_hpc.InvalidInput, match=rf"1\.cmlfq\.json: .*{why}.*remove it"):
             cluster.register_rollouts("kept", {**POOL, "tree": str(tmp_path)})
