@@ -4,9 +4,9 @@ A lease that is granted behind another one of the same unit (prefetched) holds n
 lease in front of it is gone. The leases of one unit are in one queue (`LeaseEntry.lease_queue`),
 whose first lease holds the unit.
 
-Invariants: a lease takes its units in `_begin` or where it is granted, and gives them back in
-`_pass_on`, nowhere else. Reports on a lease that is no longer in the ledger are ignored: the lease
-id is the fencing key.
+Invariants: a lease takes its units in `_begin` or where it is granted, gives them back in
+`_pass_on`, and takes or gives single cores in `on_lease_resized`, nowhere else. Reports on a lease
+that is no longer in the ledger are ignored: the lease id is the fencing key.
 """
 
 from __future__ import annotations

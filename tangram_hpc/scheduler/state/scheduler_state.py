@@ -4,9 +4,8 @@ The handlers (`scheduler/handlers`) are free functions `on_<event>(state, event)
 struct and nothing else. A copy of it (`copy.deepcopy`) is a scheduler of its own: no field refers
 to a function that is bound to another state.
 
-Invariants: the ledger is never replaced, and only `Scheduler.handle` changes it. `plan` changes the
-fields below `dirty` and `dirty` itself; they are memory of the planner and no part of what a replay
-of the journal restores.
+Invariants: the ledger is never replaced, and only `Scheduler.handle` changes it. `plan` changes
+`dirty`, the fields below it and the placer's memory; a replay of the journal restores none of them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ class SchedulerState:
 
     Attributes:
         ledger: clients, nodes, sessions, actions and leases.
-        placer: the rule that says which action starts where. It keeps no state of its own.
+        placer: the rule that says which action starts where. It may remember what saves it work
+            in the next pass; everything that counts is in the ledger.
         dirty: whether something happened since the last placement that may let an action start or
             a session open. Handlers set it, `plan` clears it.
         place_again_at: when the placer asked to be called again, although nothing happens until
