@@ -32,6 +32,7 @@ from .policy import GROUP
 from .report import PhaseMetrics, mean, metrics
 
 TRAINERS = 2
+RANK = f"{__package__}.demo_rank"  # what each trainer rank runs
 OURS, STATIC, PLAIN = str(Config.model_fields["placer"].default), "static:1", "fcfs:1"
 ORDER = (OURS, PLAIN, STATIC, PLAIN, OURS)
 SESSION_ROOM_MIB = 64
@@ -86,7 +87,7 @@ def run_phase(plan: DemoPlan, placer: str, progress: Progress) -> PhaseMetrics:
     begin = conditions.now(cpus)
     with LocalCluster(plan.cpus, placer=placer, home=plan.home, mem_mib=room) as cluster:
         warm(cluster, plan.cpus)
-        summary = run_ranks(plan, cluster, "rank", lambda share: progress(placer, share))
+        summary = run_ranks(plan, cluster, RANK, lambda share: progress(placer, share))
         folder, job = cluster.folder, cluster.job
     other_load = conditions.between(begin, conditions.now(cpus), len(cpus))
     progress(placer, 1.0)
@@ -96,8 +97,7 @@ def run_phase(plan: DemoPlan, placer: str, progress: Progress) -> PhaseMetrics:
 
 def run_ranks(plan: DemoPlan, cluster: LocalCluster, program: str,
               progress: Callable[[float], None], *more: str) -> dict[str, Any]:
-    """Runs a program of this package in all trainer ranks and returns the summary that rank 0
-    wrote.
+    """Runs the module `program` in all trainer ranks, and returns the summary that rank 0 wrote.
 
     Raises:
         TangramError: A trainer rank failed; the message holds the end of its output.
@@ -131,7 +131,7 @@ def warm(cluster: LocalCluster, cpus: int) -> None:
 def _launch(plan: DemoPlan, access: Path, out: Path, log: Path, program: str, *more: str
             ) -> subprocess.Popen[bytes]:
     python = [sys.executable, "-m"]
-    rank = [*python, f"tangram_hpc.demo.{program}", "--problems", str(plan.problems), "--seed",
+    rank = [*python, program, "--problems", str(plan.problems), "--seed",
             str(plan.seed), "--scale", str(plan.scale), "--out", str(out), *more]
     command = [mpiexec(), "-n", str(TRAINERS), *rank,
                ":", "-n", "1", *python, "tangram_hpc", "gateway"]

@@ -27,6 +27,7 @@ from .search import SEARCH, SearchServer
 
 RATE, BURST, JITTER_MS, CONCURRENCY = 40.0, 10.0, 100.0, 16  # the search endpoint's quota
 SHARED, OWN = "shared", "own"
+RANK = f"{__package__}.mixed_rank"  # what each trainer rank runs
 DEVICES = {SHARED: 1, OWN: len(DEMO_MODELS)}
 _STAY_S = 3600.0
 _LOAD_S = 300.0
@@ -47,7 +48,7 @@ def run_mixed(plan: DemoPlan, models: dict[str, dict[str, Any]], phase: str,
                           devices=f"cpu:{devices}") as cluster:
             warm(cluster, plan.cpus)
             _declare(cluster, models, _STAY_S if phase == OWN else 0.0)
-            summary = run_ranks(plan, cluster, "mixed_rank",
+            summary = run_ranks(plan, cluster, RANK,
                                 lambda share: progress(phase, share), "--port", str(search.port))
             folder, job = cluster.folder, cluster.job
     progress(phase, 1.0)

@@ -18,7 +18,7 @@ import tangram_hpc
 from tangram_hpc.accounting.record import ActionRecord
 from tangram_hpc.cli import main as cli
 from tangram_hpc.config.services import service_spec
-from tangram_hpc.demo import demo_models, mixed, mixed_report, problems, search
+from tangram_hpc.demo import demo_models, job, mixed, mixed_report, problems, search
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
@@ -47,6 +47,10 @@ def test_without_torch_one_line_says_what_to_install() -> None:
     assert told.stdout == "" and told.stderr.count("\n") == 1
     assert told.stderr.startswith("tangram: error: --mixed: ")
     assert told.stderr.endswith("[torch]'\n")
+
+
+def test_what_the_ranks_run_is_there() -> None:
+    assert find_spec(mixed.RANK) is not None and find_spec(job.RANK) is not None
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

