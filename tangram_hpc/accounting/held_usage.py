@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..domain import event as ev
-from .prefetched import PrefetchedLeases
+from ..domain.lease_queues import LeaseQueues
 from .starts import without_gaps
 
 
@@ -76,7 +76,7 @@ class HeldUsage:
         self._nodes: dict[int, str] = {}  # node -> job
         self._up: dict[str, set[int]] = {}
         self._lent: dict[int, tuple[str, int, int]] = {}  # lease -> job, since, cores
-        self._prefetched = PrefetchedLeases()
+        self._prefetched = LeaseQueues[ev.LeaseGranted]()
         self.last_ns = 0
 
     def add(self, event: ev.Event) -> None:
@@ -103,7 +103,7 @@ class HeldUsage:
                 if not self._up[job]:
                     self.rows[job].until = event.at
             case ev.LeaseGranted() if event.after:
-                self._prefetched.add(event)
+                self._prefetched.add(event.lease, event.after, event)
             case ev.LeaseGranted(lease=lease, node=node, cores=cores):
                 self._lend(lease, node, len(cores), event.at)
             case ev.LeaseResized(lease=lease, cores=cores):

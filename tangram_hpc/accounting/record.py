@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from ..domain import event as ev
 from ..domain.action import Action, Kind
 from ..domain.ids import client_of
+from ..domain.lease_queues import LeaseQueues
 from ..domain.node import NodeSpec
 from ..domain.outcome import Outcome
 from ..domain.retry import is_retried, is_sent_back
 from ..domain.rollouts import Routed
 from ..domain.session import why_ended
 from ..domain.states import ENDED, ActionState
-from .prefetched import PrefetchedLeases
 from .starts import without_gaps
 
 
@@ -134,7 +134,7 @@ class Fold:
         self._gone: set[int] = set()
         self._reserved: dict[int, tuple[int, int]] = {}  # session -> (since, cores)
         self._by_lease: dict[int, ActionRecord] = {}
-        self._prefetched = PrefetchedLeases()
+        self._prefetched = LeaseQueues[ev.LeaseGranted]()
         self._forced: dict[int, Outcome] = {}  # actions that end so when their lease does
         self._stopped: str | None = None  # why the broker ended, and was not started again
         self.last_ns = 0
@@ -235,7 +235,7 @@ class Fold:
         self._by_lease[event.lease] = record
         if event.after:
             record.start_ns, record.grants = 0, []
-            self._prefetched.add(event)
+            self._prefetched.add(event.lease, event.after, event)
         else:
             self._begin(record, event, event.at)
 

@@ -14,7 +14,7 @@ from ..domain.action import Kind, Profile
 from ..errors import InvalidInput
 from .connection import Connection
 from .future import Future
-from .request import Cpus, Options, Work, environment, exec_call, trajectory_name
+from .request import Cpus, Options, Work, environment, exec_call, tool_of
 from .session_record import SessionRecord
 
 
@@ -34,12 +34,12 @@ def submit(connection: Connection, work: Work, args: tuple[Any, ...],
         raise InvalidInput(f"kwargs: {kwargs!r:.60} is not a mapping of names to values")
     if on_output is not None and not callable(on_output):
         raise InvalidInput(f"on_output: {on_output!r:.60} is not a function of (stream, bytes)")
-    if trajectory is None:
-        tool_of = session.trajectory if session is not None else ""
+    if trajectory is not None:
+        whose = tool_of(trajectory)
     else:
-        tool_of = trajectory_name(trajectory) if trajectory != "" else ""
+        whose = session.trajectory if session is not None else ""
     options = Options(cpus, mem, gpus, timeout, name, retries, resizable, component, profile,
-                      trusted, endpoint, once, tool_of)
+                      trusted, endpoint, once, whose)
     if callable(work):
         function, uploaded = connection.functions.call(work, args, dict(kwargs or {}), trusted)
         return connection.submit(Kind.FUNCTION, options, session,

@@ -297,6 +297,12 @@ def trajectory_name(trajectory: str | int) -> str:
     return name
 
 
+def tool_of(trajectory: str | int) -> str:
+    """The name of the trajectory whose tool a work is; empty for none. Raises as `trajectory_name`.
+    """
+    return trajectory_name(trajectory) if trajectory != "" else ""
+
+
 def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str] | None = None,
               stdin: bytes | str = b"", files: Mapping[str, bytes | str] | None = None,
               stream: bool = False, clean_env: bool = True) -> tuple[pl.ExecCall, str]:

@@ -17,7 +17,7 @@ from ..protocol import payload as pl
 from ..protocol.value import encode_value
 from .connection import Connection
 from .future import Future
-from .request import Options, trajectory_name
+from .request import Options, tool_of
 
 
 class ServiceCalls:
@@ -40,7 +40,7 @@ class ServiceCalls:
         data = encoded(f"{service}.{method}", arguments)
         options = Options(self._degrees_of(service), 0, 0, timeout, name or f"{service}.{method}",
                           retries, True, component, once=once,
-                          trajectory=trajectory_name(trajectory) if trajectory != "" else "")
+                          trajectory=tool_of(trajectory))
         call = pl.ServiceCall(method, data, tokens or len(data) // 4)
         return self._connection.submit(Kind.CALL, options, None, service, call,
                                        key=f"service:{service}")

@@ -33,7 +33,7 @@ from .request import (
     raw_bytes,
     raw_files,
     session_spec,
-    trajectory_name,
+    tool_of,
 )
 from .session_record import SessionRecord
 from .transfer import download, upload
@@ -314,8 +314,7 @@ def open_session(connection: Connection, spec: SessionSpec, env: Mapping[str, st
         InvalidInput: an argument is wrong; the message names it.
     """
     raw, env = raw_files(files), environment(env)
-    tools_of = trajectory_name(trajectory) if trajectory != "" else ""
-    session = Session(connection, connection.open_session(spec, env, tools_of))
+    session = Session(connection, connection.open_session(spec, env, tool_of(trajectory)))
     session.first = [session.write(path, data) for path, data in raw.items()]
     return session
 

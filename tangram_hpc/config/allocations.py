@@ -85,8 +85,8 @@ class ElasticSettings(_Model):
 Elastic = ElasticSettings  # the name until this release; goes with the next one
 
 
-def elastic(table: Mapping[str, Any], overrides: Mapping[str,
-                                                         Any] | None = None) -> ElasticSettings:
+def elastic(table: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+            ) -> ElasticSettings:
     """Returns the table, checked.
 
     Args:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any, Union
+from typing import Any, Generic, TypeVar, Union
 
 import msgspec
 
@@ -315,7 +315,10 @@ def frame(message: ProcessFrame) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class _Inbox:
+_Message = TypeVar("_Message")
+
+
+class _Inbox(Generic[_Message]):
     """Cuts a stream of bytes into frames and keeps what is incomplete."""
 
     __slots__ = ("_kept", "_need", "_read")
@@ -330,7 +333,12 @@ class _Inbox:
         """Whether no part of a frame is kept."""
         return not self._kept
 
-    def _cut(self, data: bytes) -> Iterator:
+    def feed(self, data: bytes) -> Iterator[_Message]:
+        """Yields the messages that are complete.
+
+        Raises:
+            ProtocolError: the bytes are no frames of this protocol.
+        """
         if self._kept:
             self._kept += data
             if len(self._kept) < self._need:
@@ -354,31 +362,15 @@ class _Inbox:
             self._need = 4 + _LENGTH.unpack_from(view, at)[0] if end - at >= 4 else 4
 
 
-class ProcessInbox(_Inbox):
+class ProcessInbox(_Inbox[ToProcess]):
     """Reads the messages that a worker sends to an execution process."""
 
     def __init__(self) -> None:
         super().__init__(_to_process)
 
-    def feed(self, data: bytes) -> Iterator[ToProcess]:
-        """Yields the messages that are complete.
 
-        Raises:
-            ProtocolError: the bytes are no frames of this protocol.
-        """
-        return self._cut(data)
-
-
-class WorkerInbox(_Inbox):
+class WorkerInbox(_Inbox[FromProcess]):
     """Reads the messages that an execution process sends to its worker."""
 
     def __init__(self) -> None:
         super().__init__(_from_process)
-
-    def feed(self, data: bytes) -> Iterator[FromProcess]:
-        """Yields the messages that are complete.
-
-        Raises:
-            ProtocolError: the bytes are no frames of this protocol.
-        """
-        return self._cut(data)

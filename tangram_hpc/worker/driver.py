@@ -2,7 +2,7 @@
 reports become messages.
 
 The driver decides nothing, runs nothing and does not know what a socket is. It keeps the leases
-that were sent ahead (`lease_queues`) and begins each when its units are free.
+that were sent ahead (`domain/lease_queues`) and begins each when its units are free.
 
 Invariants: everything that happens in one turn of the loop leaves as one frame. Once
 the worker's end has begun, no message of the broker is handled any more.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
+from ..domain.lease_queues import LeaseQueues
 from ..domain.node import NodeSpec
 from ..domain.outcome import TEXT_MAX, Outcome
 from ..domain.states import ActionState
@@ -45,7 +46,6 @@ from ..protocol.message import (
     WorkerHello,
     WorkerWelcome,
 )
-from .lease_queues import LeaseQueues, WaitingStart
 
 MANY = 16  # with so many messages in a frame, or leases ahead, a worker is busy (`gap_s`)
 BEAT_S = 0.1  # seconds between two AttemptsStarted messages
@@ -54,6 +54,7 @@ AHEAD = 512  # leases that a worker takes ahead on one unit
 SIGTERM_S = 0.5  # longest time between Slurm's SIGTERM to a command and that to its worker
 
 MakeExecutor = Callable[[Reports, WorkerWelcome], Executor]
+WaitingStart = tuple[StartAttempt, "memoryview | None"]  # an order and its payload
 
 
 def _as_if_by_sigterm(outcome: Outcome) -> bool:
@@ -108,7 +109,8 @@ class WorkerDriver:
         self._fresh: list[int] = []  # leases whose start is not reported yet
         self._beating = False
         self._doubtful: dict[int, bool] = {}  # unreported ends by SIGTERM: whether they are clean
-        self._queues = LeaseQueues()
+        self._queues = LeaseQueues[WaitingStart]()
+        self._watched: set[int] = set()  # leases that headed a queue at the last `_tick`
         self._ahead: set[int] = set()  # leases that the executor took ahead and has not begun
         self._due: list[WaitingStart] = []  # orders whose turn has come in this turn of the loop
         self._ticking = False
@@ -168,7 +170,7 @@ class WorkerDriver:
                     self._running.add(order.lease)
                     self._ahead.add(order.lease)
                 else:
-                    self._queues.hold(order, payload)
+                    self._queues.add(order.lease, order.after, (order, payload))
                     self._tick_later()
             else:
                 self._begin(executor, (order, payload))
@@ -190,14 +192,14 @@ class WorkerDriver:
         which costs a busy worker a tenth of its time.
         """
         self._open.discard(lease)
-        held = self._queues.gone(lease)
+        held = self._queues.remove(lease)
         if held is not None:
             if not self._due and not soon:
                 self._timer.after(0, self._begin_due)
             self._due.append(held)
 
     def _end_held(self, lease: int, state: ActionState, reason: str) -> None:
-        self._queues.drop(lease)
+        self._queues.remove(lease)
         self.finished(lease, Outcome(state, reason=reason), None, True)
 
     def _tick_later(self) -> None:
@@ -207,9 +209,11 @@ class WorkerDriver:
 
     def _tick(self) -> None:
         self._ticking = False
-        stuck = self._queues.stuck()
+        heads = self._queues.heads()
+        stuck = [lease for head in heads & self._watched for lease in self._queues.behind(head)]
+        self._watched = heads
         for lease in stuck:
-            self._queues.drop(lease)
+            self._queues.remove(lease)
             self._open.discard(lease)
         if stuck:
             self._send(Returned(tuple(stuck)))
@@ -236,7 +240,8 @@ class WorkerDriver:
         executor.prepare_service(order.spec)
 
     def _close_sandbox(self, executor: Executor, order: CloseSandbox, _: memoryview | None) -> None:
-        for lease in self._queues.where(lambda held: held.action.session == order.session):
+        for lease in [lease for lease, (held, _) in self._queues.items()
+                      if held.action.session == order.session]:
             self._end_held(lease, ActionState.CANCELLED, "its session was closed")
         executor.close_session(order.session)
 
@@ -271,7 +276,7 @@ class WorkerDriver:
     def _end(self, reason: str) -> None:
         if self._over:
             return
-        for lease in self._queues.where(lambda held: True):
+        for lease in [lease for lease, _ in self._queues.items()]:
             self._end_held(lease, ActionState.CANCELLED, "its worker was closed")
         if self._executor is not None:
             self._executor.close()
@@ -330,7 +335,7 @@ class WorkerDriver:
         """Returns the lease to the broker, and all leases that wait behind it here."""
         behind = self._queues.behind(lease)
         for each in behind:
-            self._queues.drop(each)
+            self._queues.remove(each)
         self._ahead.discard(lease)
         for each in (*behind, lease):
             self._running.discard(each)

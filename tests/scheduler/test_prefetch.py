@@ -10,13 +10,12 @@ from helpers.builders import World, replies, started
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
-from tangram_hpc.domain.action import Action, Profile
+from tangram_hpc.domain.action import Profile
+from tangram_hpc.domain.lease_queues import LeaseQueues
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ENDED, ActionState
-from tangram_hpc.protocol.message import StartAttempt
 from tangram_hpc.scheduler.placement.prefetch import PREFETCH_NS
-from tangram_hpc.worker.lease_queues import LeaseQueues
 
 SHORT, LONG = Profile(1000), Profile(PREFETCH_NS)
 
@@ -179,17 +178,16 @@ def test_random_histories_keep_the_laws_and_lose_nothing(placer: str, seed: int)
                for x in ids)
 
 
-def test_chains_of_a_worker() -> None:
-    def order(lease: int, after: int) -> StartAttempt:
-        return StartAttempt(lease, Action(lease, "x"), (0,), after=after)
-
-    chains = LeaseQueues()
+def test_a_lease_that_is_gone_lets_the_next_one_begin_or_move_up() -> None:
+    queues = LeaseQueues[str]()
     for lease in (2, 3, 4):
-        chains.hold(order(lease, lease - 1), None)
-    chains.drop(3)  # 4 moves up behind 2
-    held = chains.gone(1)
-    assert held is not None and held[0].lease == 2
-    assert 4 in chains and chains.stuck() == []  # seen for the first time
-    chains.hold(order(5, 4), None)
-    assert chains.stuck() == [5, 4]
-    assert chains.where(lambda o: o.lease > 4) == [5]
+        queues.add(lease, lease - 1, f"item {lease}")
+    assert queues.heads() == {1} and queues.behind(1) == [4, 3, 2] and len(queues) == 3
+    assert queues.remove(3) is None  # 4 moves up behind 2
+    assert queues.behind(1) == [4, 2] and 3 not in queues and queues.get(4) == "item 4"
+    assert queues.remove(1) == "item 2"
+    assert 4 in queues and 2 not in queues and queues.heads() == {2} and queues.get(2) is None
+    queues.add(5, 4, "item 5")
+    assert queues.behind(2) == [5, 4] and dict(queues.items()) == {4: "item 4", 5: "item 5"}
+    assert queues.remove(5) is None and queues.remove(2) == "item 4" and queues.remove(4) is None
+    assert not queues and queues.remove(9) is None

@@ -220,7 +220,7 @@ def test_who_waited_for_units_begins_when_the_executor_is_in_the_middle_of_nothi
     follow = rig.orders.got
     for lease in (2, 3):
         order = ms.StartAttempt(lease, Action(lease, "a"), (0,), after=lease - 1)
-        rig.driver._queues.hold(order, memoryview(b"p"))
+        rig.driver._queues.add(lease, lease - 1, (order, memoryview(b"p")))
         rig.driver._open.add(lease)
     rig.driver.finished(1, DONE, None, True, soon)
     assert [one[0] for one in follow] == ["start"]  # it may be in the middle of something

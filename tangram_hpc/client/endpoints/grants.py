@@ -15,7 +15,7 @@ from ...protocol import message as ms
 from ..connection import Connection
 from ..forked import watch_forks
 from ..future import Future
-from ..request import sendable, trajectory_name
+from ..request import sendable, tool_of
 from ..results import Pending
 from .client_rate_limit import ClientRateLimit
 from .turn import GrantRequest
@@ -50,7 +50,7 @@ class GrantSource:
         """
         action = sendable(Action(
             self._connection.new_id(), name or endpoint, Kind.GRANT, key=f"endpoint:{endpoint}",
-            trajectory=trajectory_name(trajectory) if trajectory != "" else ""))
+            trajectory=tool_of(trajectory)))
         future = Future(action.id, self._connection.cancel)
         turn = GrantRequest(future, self._connection.send,
                             lambda grant: self._delay_s(endpoint, grant))
