@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.cluster_parts import broker_of, processes_of
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.errors import BrokerUnreachable, TangramError
@@ -51,7 +52,7 @@ def serves(access: Path) -> int:
 def test_a_second_broker_refuses_and_says_who_serves(tmp_path: Path) -> None:
     """One line with host, pid and time; the first goes on, and nobody is led to the second."""
     with cluster(tmp_path) as first:
-        pid = first._children[0].pid
+        pid = broker_of(first).pid
         second = broker(tmp_path)
         try:
             until(lambda: second.poll() is not None or serves(first.access) == second.pid,
@@ -71,7 +72,7 @@ def test_a_second_broker_refuses_and_says_who_serves(tmp_path: Path) -> None:
 def test_a_broker_that_was_stopped_and_superseded_answers_nobody(tmp_path: Path) -> None:
     """Continued, it ends with a line instead of giving a name its second result."""
     first = cluster(tmp_path).start()
-    old = first._children[0]
+    old = broker_of(first)
     try:
         os.kill(old.pid, signal.SIGSTOP)
         asked = first.submit("echo the old one", trusted=True, once="name")
@@ -89,8 +90,8 @@ def test_a_broker_that_was_stopped_and_superseded_answers_nobody(tmp_path: Path)
             assert sizes == {p: size for p, size in written.items() if p != latest}
             said = (first.folder / "broker.log").read_text()
             assert f"another broker serves it now (host {socket.gethostname()}, " \
-                   f"pid {second._children[0].pid}, since 20" in said, said
-            assert serves(second.access) == second._children[0].pid  # no tombstone of the old one
+                   f"pid {broker_of(second).pid}, since 20" in said, said
+            assert serves(second.access) == broker_of(second).pid  # no tombstone of the old one
             assert second.submit("echo b", trusted=True, once="name").result(60).text == "new\n"
     finally:
         os.kill(old.pid, signal.SIGCONT) if old.poll() is None else None
@@ -123,7 +124,7 @@ def test_a_broker_that_was_killed_does_not_block_the_next(tmp_path: Path) -> Non
         one = cluster(tmp_path).start()
         try:
             assert one.submit(f"echo {n}", trusted=True, once="name").result(60).text == "0\n"
-            for child in one._children:
+            for child in processes_of(one):
                 child.kill()
                 child.wait(30)
         finally:

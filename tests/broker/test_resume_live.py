@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.cluster_parts import broker_of, processes_of
 
 from tangram_hpc import (
     BrokerUnreachable,
@@ -66,11 +67,11 @@ def test_a_broker_that_is_killed_in_mid_run(tmp_path: Path) -> None:
         known = {}
         for name in list(futures)[:5]:
             known[name] = value(futures[name])
-        os.kill(first._children[0].pid, signal.SIGKILL)
-        first._children[0].wait(30)
+        os.kill(broker_of(first).pid, signal.SIGKILL)
+        broker_of(first).wait(30)
     finally:
         first.close()
-    for child in first._children:
+    for child in processes_of(first):
         assert child.poll() is not None
     assert isinstance(plain.exception(0), BrokerUnreachable)
     before = Counter(effects.read_text().split())
@@ -123,7 +124,7 @@ def test_an_end_that_is_near_and_a_drain(tmp_path: Path) -> None:
         go = tmp_path / "go"
         runs = session.exec(f"until [ -e {go} ]; do sleep 0.05; done; echo done")
         until(lambda: "RUNNING" in c.ask("info")["actions"])
-        os.kill(c._children[0].pid, signal.SIGUSR1)
+        os.kill(broker_of(c).pid, signal.SIGUSR1)
         until(lambda: c.ask("nodes")["nodes"][0]["state"] == "DRAINING")
         waits = c.submit(["true"])
         until(lambda: {w["reason"] for w in c.ask("pending")["pending"]} == {"AllocationEnds"})

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers.broker_rig import BrokerRig, FakePeer, action_of
+from helpers.cluster_parts import broker_of
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.domain.outcome import Outcome
@@ -58,7 +59,7 @@ def until(true: Callable[[], object], what: str, patience_s: float = 100) -> Non
 def test_a_client_that_does_not_read_fills_no_broker(tmp_path: Path) -> None:
     go = tmp_path / "go"
     with LocalCluster(cpus=1, home=tmp_path / "home") as c:
-        broker = c._children[0].pid
+        broker = broker_of(c).pid
         reader = subprocess.Popen(
             [sys.executable, "-c", READER, str(RESULTS), str(SIZE), str(go)],
             env={**os.environ, "TANGRAM_ACCESS": str(c.access)}, stdout=subprocess.PIPE, text=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.broker_rig import BrokerRig, action_of, serves
+from helpers.cluster_parts import broker_of
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.broker.driver import SILENCE_S
@@ -112,7 +113,7 @@ def test_a_live_broker_that_was_stopped_keeps_its_sessions(tmp_path: Path) -> No
         with c.session(mem=10) as session:
             session.write("state", "kept").result(60)
             running = c.submit(["sleep", "5"])
-            broker = c._children[0].pid
+            broker = broker_of(c).pid
             os.kill(broker, signal.SIGSTOP)
             try:
                 time.sleep(SILENCE_S + 6)

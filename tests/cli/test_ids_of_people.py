@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.cluster_parts import environ_of, home_of
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
@@ -29,7 +30,7 @@ def tangram(cluster: LocalCluster, *words: str) -> subprocess.CompletedProcess[s
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("TANGRAM_", "SLURM_"))}
     return subprocess.run(
         [sys.executable, "-m", "tangram_hpc", *words], text=True, capture_output=True, timeout=60,
-        env={**environ, "TANGRAM_HOME": cluster._environ["TANGRAM_HOME"]}, check=False,
+        env={**environ, "TANGRAM_HOME": environ_of(cluster)["TANGRAM_HOME"]}, check=False,
         stdin=subprocess.DEVNULL)
 
 
@@ -94,7 +95,7 @@ def test_each_form_of_a_jobs_id_names_the_job(cluster: LocalCluster, printed: li
 
 def test_several_jobs_at_once(cluster: LocalCluster, tmp_path: Path) -> None:
     """`acct -j 1,2`, as sacct has it: the rows of both."""
-    home = Path(cluster._environ["TANGRAM_HOME"])
+    home = home_of(cluster)
     with tangram_hpc.LocalCluster(cpus=1, home=home, job="4712", warm=0) as other:
         assert other.submit(["true"], name="three").result().ok
     told = tangram(cluster, "acct", "-j", f"{JOB},4712+0", "-n", "-P", "-o", "JobName")

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.cluster_parts import cut_link
 from helpers.fake_search import FakeSearch, Reply, Storm, get
 
 import tangram_hpc
@@ -330,7 +331,7 @@ def test_a_lost_way_loses_no_grant_and_no_answer(cluster) -> None:
             running = [asyncio.ensure_future(endpoint.request(attempt)) for _ in range(24)]
             for _ in range(3):
                 await asyncio.sleep(0.06)
-                client._connection._channel._sock.shutdown(2)  # the client finds its way back
+                cut_link(client)  # the client finds its way back
             return await asyncio.gather(*running)
         assert asyncio.run(calls()) == [7] * 24
         until_inside(cluster, "broken", 0)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.cluster_parts import processes_of
 
 import tangram_hpc
 from tangram_hpc.app.local import LocalCluster
@@ -91,7 +92,7 @@ def works(cluster: LocalCluster) -> bool:
 def test_a_child_that_leaves_the_block_ends_nothing_of_its_parents(tmp_path: Path) -> None:
     """By the block's end, by `close`, or by the collector."""
     with LocalCluster(cpus=1, home=tmp_path) as cluster:
-        client, parts = cluster.client, [child.pid for child in cluster._children]
+        client, parts = cluster.client, [child.pid for child in processes_of(cluster)]
         assert client is not None
         with cluster.session() as s:
             s.write("kept", "files")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from helpers.builders import World
+from helpers.cluster_parts import broker_of, workers_of
 
 import tangram_hpc
 from tangram_hpc import as_completed, as_completed_async
@@ -99,7 +100,7 @@ def test_a_session_lost_with_its_node_raises_in_what_ran_and_what_waited(fragile
         running, waiting = s.exec(LONG, name="first"), s.exec(["true"], name="second")
         plain = fragile.submit(LONG, retries=0, name="third")
         until(lambda: runs(fragile, 2), "two actions to run")
-        workers = {f"local{n}": child for n, child in enumerate(fragile._children[1:])}
+        workers = {f"local{n}": child for n, child in enumerate(workers_of(fragile))}
 
         async def trainer() -> BaseException | None:
             async def rollout() -> None:
@@ -192,7 +193,7 @@ def test_closing_the_client_raises_in_what_was_open(cluster: LocalCluster) -> No
 def test_a_broker_that_dies_raises_in_what_was_open(fragile: LocalCluster) -> None:
     with fragile.session() as s:
         inside, plain = s.exec(LONG), fragile.submit(LONG)
-        fragile._children[0].kill()
+        broker_of(fragile).kill()
         for future in (inside, plain):
             error = error_of(future)
             assert isinstance(error, BrokerUnreachable) and fragile.job in str(error)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.cluster_parts import broker_of, cut_link, environ_of, processes_of, workers_of
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
@@ -257,7 +258,7 @@ def test_a_lost_way_costs_nothing(tmp_path: Path) -> None:
         futures = [s.submit(f"echo {n} >> log; sleep 0.02") for n in range(40)]
         for _ in range(4):
             time.sleep(0.12)
-            c.client._connection._channel._sock.shutdown(2)
+            cut_link(c.client)
         concurrent.futures.wait(futures, timeout=60)
         assert all(f.result(1).ok for f in futures)
         assert s.exec("cat log").result().text.split() == [str(n) for n in range(40)]
@@ -270,7 +271,7 @@ def test_a_killed_worker_ends_or_repeats_its_actions(tmp_path: Path) -> None:
         once = [c.submit(["sleep", "3"], retries=0) for _ in range(2)]
         again = [c.submit(["sleep", "0.3"], retries=3) for _ in range(2)]
         time.sleep(0.5)
-        victim = c._children[1]
+        victim = workers_of(c)[0]
         os.kill(victim.pid, signal.SIGKILL)
         ended = [f.exception(60) for f in once]
         assert sum(isinstance(e, tangram_hpc.ActionFailed) and "NODE_FAIL" in str(e)
@@ -289,15 +290,15 @@ def test_the_last_worker_is_started_anew(tmp_path: Path, capfd: pytest.CaptureFi
         again, after = c.submit(["sleep", "0.5"], retries=1), c.submit(["echo", "after"])
         time.sleep(0.3)
         for _ in range(2):
-            worker = c._children[1]
+            worker = workers_of(c)[0]
             os.kill(worker.pid, signal.SIGKILL)
             assert again.result(60).ok and after.result(60).text == "after\n"
             with pytest.raises(tangram_hpc.TangramError):
                 session.exec("true").result(60)
-            assert c._children[1].pid != worker.pid
+            assert workers_of(c)[0].pid != worker.pid
             session, again = c.session(), c.submit(["true"])
             session.opened.result(60)
-        kept = c._children[1:]
+        kept = workers_of(c)
     assert [child.returncode for child in kept] == [0]
     assert capfd.readouterr().err.count("is left") == 2
 
@@ -305,8 +306,8 @@ def test_the_last_worker_is_started_anew(tmp_path: Path, capfd: pytest.CaptureFi
 def test_workers_that_end_at_once_are_given_up(tmp_path: Path, capfd: pytest.CaptureFixture[str],
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     with LocalCluster(cpus=1, home=tmp_path) as c:
-        monkeypatch.setitem(c._environ, "TANGRAM_SCRATCH", "/proc/nowhere")
-        os.kill(c._children[1].pid, signal.SIGKILL)
+        monkeypatch.setitem(environ_of(c), "TANGRAM_SCRATCH", "/proc/nowhere")
+        os.kill(workers_of(c)[0].pid, signal.SIGKILL)
         deadline = time.monotonic() + 60
         said = ""
         while "not started again" not in said and time.monotonic() < deadline:
@@ -318,9 +319,9 @@ def test_workers_that_end_at_once_are_given_up(tmp_path: Path, capfd: pytest.Cap
 def test_a_broker_that_ends_says_so_and_leaves_a_tombstone(tmp_path: Path) -> None:
     c = LocalCluster(cpus=1, home=tmp_path).start()
     future = c.submit(["sleep", "100"])
-    os.kill(c._children[0].pid, signal.SIGTERM)
+    os.kill(broker_of(c).pid, signal.SIGTERM)
     assert isinstance(future.exception(30), tangram_hpc.BrokerUnreachable)
-    for child in c._children:
+    for child in processes_of(c):
         assert child.wait(30) == 0
     with pytest.raises(tangram_hpc.AccessError, match="has ended"):
         tangram_hpc.connect(c.access)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.cluster_parts import broker_of, processes_of
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.client.session import Session
@@ -21,9 +22,9 @@ _IN_FLIGHT = 64
 def uses(cluster: LocalCluster) -> dict[str, tuple[int, int, int]]:
     """Processes, anonymous memory in KiB and open descriptors, by what they are."""
     found: dict[str, tuple[int, int, int]] = {}
-    for child in cluster._children:
+    for child in processes_of(cluster):
         for pid in (child.pid, *process_tree.descendants(child.pid)):
-            name = "broker" if child is cluster._children[0] else (
+            name = "broker" if child is broker_of(cluster) else (
                 process_tree.read(f"/proc/{pid}/comm") or b"gone").decode().strip()
             if pid == child.pid and name != "broker":
                 name = "worker"

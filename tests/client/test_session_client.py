@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from helpers.cluster_parts import cut_link
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
@@ -139,7 +140,7 @@ def test_a_client_away_for_longer_than_the_grace_finds_what_worked_and_what_had_
             return dials[0]()
 
         mine._connection._dials = [dial]
-        mine._connection._channel._sock.shutdown(2)
+        cut_link(mine)
         deadline = time.monotonic() + 30
         while c.ask("info")["sessions"] == 3 and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -36,6 +36,7 @@ from tangram_hpc.resources.gpu.devices import Device, Devices
 from tangram_hpc.resources.gpu.gpu_meter import GpuMeter
 from tangram_hpc.sandbox.manager import backends
 from tangram_hpc.sandbox.manager.backends import Backends
+from tangram_hpc.sandbox.manager.node_attempts import NodeSession
 from tangram_hpc.sandbox.manager.sandbox_executor import SandboxExecutor
 from tangram_hpc.storage.store import FolderStore
 
@@ -100,6 +101,12 @@ class Rig:
                                    gpus=meter, backends=found)
 
         self.executor = self.loop.run_until_complete(make())
+
+    def session(self, number: int) -> NodeSession:
+        """What the executor keeps of an open session."""
+        found = self.executor._sessions.get(number)
+        assert found is not None, f"session {number} is not open"
+        return found
 
     def returned(self, lease: int) -> None:
         self.events.append(("returned", lease))

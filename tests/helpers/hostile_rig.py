@@ -195,14 +195,13 @@ class Duel:
 
     def home(self, session: int) -> Path:
         """Where a session's files really lie."""
-        sessions = self.rig.executor._sessions
-        process = sessions.get(session).process  # type: ignore[union-attr]
+        process = self.rig.session(session).process
         assert process is not None
         return Path(process.folder)
 
     def victim(self) -> int:
         """A process of the neighbour, as numbered here."""
-        process = self.rig.executor._sessions.get(self.neighbour).process  # type: ignore[union-attr]
+        process = self.rig.session(self.neighbour).process
         assert process is not None
         shells: list[int] = []
 

@@ -135,7 +135,7 @@ SAME: list[tuple[ExecCall, bool]] = [  # and whether its end may be told by the 
 
 def without_place(text: bytes, rig: Rig, session: int) -> bytes:
     """A text without the name of the session's folder, which is another for each sandbox."""
-    process = rig.executor._sessions.get(session).process  # type: ignore[union-attr]
+    process = rig.session(session).process
     assert process is not None
     folder = process.folder.encode()
     return text.replace(folder, b"HERE").replace(os.path.basename(folder), b"NAME")
@@ -362,8 +362,7 @@ def test_an_init_that_ends_in_the_library(backend: str, victim: str, tmp_path: P
         pytest.skip("bwrap is not installed")
     rig = Rig(tmp_path, trusted=False, isolation=backend, again=True)
     rig.open()
-    session = rig.executor._sessions.get(1)
-    assert session is not None
+    session = rig.session(1)
     pids = set[int]()
     for _ in range(2):
         assert rig.exec("/bin/true", session=1)[0].state is ActionState.COMPLETED

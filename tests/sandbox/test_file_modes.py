@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.cluster_parts import processes_of, start_worker
 from helpers.executor_rig import Rig, as_an_ordinary_user, until
 from helpers.hostile_rig import WAYS, Arena, Duel, reason_to_skip
 from helpers.hostile_rig import arena as new_arena
@@ -363,11 +364,12 @@ def test_no_command_line_of_a_worker_names_the_access_file_or_a_scratch_folder(
     assert words and not any(str(arena.rig.scratch).encode() in word for word in words), words
     with LocalCluster(cpus=1, home=tmp_path / "home") as cluster:
         def lines() -> list[bytes]:
-            return [process_tree.read(f"/proc/{pid}/cmdline") or b"" for child in cluster._children
+            return [process_tree.read(f"/proc/{pid}/cmdline") or b""
+                    for child in processes_of(cluster)
                     for pid in (child.pid, *process_tree.descendants(child.pid))]
 
         assert not any(b"access.json" in line for line in lines()), lines()
-        cluster._spawn("worker", "--access", str(cluster.access), "--name", "named")
+        start_worker(cluster, "named")
         until(lambda: cluster.ask("info")["nodes"] == 2, "a worker that was told by an argument")
         assert not any(b"access.json" in line for line in lines()), lines()
 

@@ -306,7 +306,7 @@ def test_disk_filler(arena: Arena, source: str, said: str) -> None:
 @pytest.mark.parametrize(("size", "stream"), [(1_000_000_000, False), (100_000_000, True)])
 def test_a_gigabyte_of_output(arena: Arena, size: int, stream: bool) -> None:
     with arena.duel() as duel:
-        process = duel.rig.executor._sessions.get(duel.attacker).process
+        process = duel.rig.session(duel.attacker).process
         assert process is not None
         before = peak_kib(process.pid)
         lease = duel.rig.begin(ExecCall(shell=f"head -c {size} /dev/zero; echo e >&2; exit 4",

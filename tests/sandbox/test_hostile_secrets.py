@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.cluster_parts import processes_of
 from helpers.hostile_rig import BACKENDS, WAYS, Arena, UsersCluster, program, reason_to_skip
 from helpers.hostile_rig import arena as new_arena
 
@@ -225,7 +226,7 @@ def test_the_brokers_key_and_its_processes(cluster: LocalCluster) -> None:
     with cluster.session(mem=100) as s:
         paths = [str(cluster.access), str(cluster.folder), str(cluster.folder / "journal"),
                  str(cluster.folder / "worker.log"), str(cluster.folder.parent)]
-        ours = [pid for child in cluster._children for pid in (child.pid,
+        ours = [pid for child in processes_of(cluster) for pid in (child.pid,
                                                                *process_tree.descendants(child.pid))]
         assert len(ours) >= 4  # broker, worker, fork server, an init
         done = s.exec(list(program(PROCESSES, "s3cr3t", "-value", *paths)), timeout=60).result()
@@ -241,7 +242,7 @@ def test_the_brokers_key_and_its_processes(cluster: LocalCluster) -> None:
 
 def _seen_inside(cluster: LocalCluster) -> set[int]:
     """The inits: in one domain with their commands, which may signal them (and so lose)."""
-    names = {pid: (process_tree.read(f"/proc/{pid}/comm") or b"") for child in cluster._children
+    names = {pid: (process_tree.read(f"/proc/{pid}/comm") or b"") for child in processes_of(cluster)
              for pid in process_tree.descendants(child.pid)}
     return {pid for pid, name in names.items() if name.startswith(b"tangram-init")}
 

@@ -30,7 +30,7 @@ def arena(request: pytest.FixtureRequest,
 
 
 def init_of(arena: Arena, session: int) -> int:
-    process = arena.rig.executor._sessions.get(session).process  # type: ignore[union-attr]
+    process = arena.rig.session(session).process
     assert process is not None
     return process.pid
 

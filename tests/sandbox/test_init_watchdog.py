@@ -73,8 +73,8 @@ def test_who_is_slow_to_say_goodbye_is_left_to_its_init(tmp_path: Path,
     monkeypatch.setattr(init_watchdog, "ANSWER_S", 0.0)
     rig = Rig(tmp_path, kill_wait_s=3.0)
     rig.open()
-    session = rig.executor._sessions.get(1)
-    assert session is not None and session.process is not None
+    session = rig.session(1)
+    assert session.process is not None
     init = session.process.pid
     slow = "trap 'sleep 0.7; exit 7' TERM; while :; do sleep 0.02; done"
     outcome, _ = rig.shell(slow, session=1, timeout_ns=200_000_000)

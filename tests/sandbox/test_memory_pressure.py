@@ -136,7 +136,7 @@ def test_an_action_that_asked_for_nothing_is_ended_when_the_node_runs_out(
         eat = f"import time; x = bytearray({64 * MIB}); time.sleep(600)"
         call = ExecCall(argv=(sys.executable, "-c", eat))
         calm, greedy = (rig.begin(call, Kind.EXEC, session=session) for session in (1, 2))
-        processes = [rig.executor._sessions._open[session].process for session in (1, 2)]
+        processes = [rig.session(session).process for session in (1, 2)]
         rig.until(lambda: all(memory_kib(process_tree.descendants(h.pid), 0) > 64 << 10
                               for h in processes))
         monkeypatch.setattr(memory, "left_mib", lambda: 0)

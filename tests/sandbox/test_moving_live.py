@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from helpers.cluster_parts import environ_of, start_worker
 
 from tangram_hpc import LocalCluster, SessionLost
 from tangram_hpc.accounting.record import fold
@@ -38,8 +39,8 @@ def test_sessions_move_with_their_files(tmp_path: Path) -> None:
                                                    files={"in/a": "one\n"}))
                      for trusted in (True, False)]
             stays = stack.enter_context(c.session(trusted=True, mem=64))
-            del c._environ["TANGRAM_END"]  # the next node's allocation has no end that is known
-            c._spawn("worker", "--access", str(c.access), "--name", "second")
+            del environ_of(c)["TANGRAM_END"]  # the next node's allocation has no end that is known
+            start_worker(c, "second")
             made = [s.exec("echo two > b; ln -s in/a link; echo $((40 + 2)) > $TMPDIR/t; "
                            "sleep 300 & echo $! > pid") for s in moves]
             assert all(each.result(60).ok for each in made)

@@ -165,7 +165,7 @@ def test_each_kind_of_box_is_warm_from_its_first_use_on(worker: Rig) -> None:
     worker.until(lambda: len(free(worker, box)) == 2)
     waiting = list(free(worker, box))
     worker.open(2)
-    assert worker.executor._sessions._open[2].process in waiting, "it took one that waited"
+    assert worker.session(2).process in waiting, "it took one that waited"
     worker.until(lambda: len(free(worker, box)) == 2)
     back = worker.shell("echo x >only-mine; ls -A", session=2)[1]
     assert back.stdout == b"only-mine\n"

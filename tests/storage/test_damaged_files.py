@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from helpers.cluster_parts import processes_of
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.domain import event as ev
@@ -206,7 +207,7 @@ def test_a_broker_refuses_damage_in_one_line_whose_remedy_works(tmp_path: Path, 
     try:
         for n in range(3):
             assert first.submit(f"echo {n}", trusted=True, once=f"w{n}").result(60).ok
-        for child in first._children:
+        for child in processes_of(first):
             child.kill()
             child.wait(30)
     finally:
