@@ -24,8 +24,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..domain.ids import client_of
-from ..ports import Buffer, Link, SpillFiles
+from ..ports import Link, SpillFiles
 from ..protocol import message as ms
+from ..protocol.frame import Buffer
 
 KEPT_MAX = 16 << 20  # bytes of payloads in memory for one client's results; as many in its queue
 LINK_MAX = 4 << 20  # unsent bytes of a connection from which on messages wait in the queue

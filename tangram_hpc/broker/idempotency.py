@@ -18,8 +18,9 @@ from ..domain import event as ev
 from ..domain.action import Action
 from ..domain.ids import client_of, show
 from ..domain.states import ActionState
-from ..ports import Buffer, Spool
+from ..ports import Spool
 from ..protocol import message as ms
+from ..protocol.frame import Buffer
 from ..scheduler.state.ledger import Ledger
 
 _KEPT = (ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT,

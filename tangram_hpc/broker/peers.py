@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..ports import Buffer, Link
+from ..ports import Link
 from ..protocol import message as ms
+from ..protocol.frame import Buffer
 from .client_outbox import LINK_MAX, ClientOutbox, SendQueue
 
 ToClient = tuple[int, ms.Message, Buffer | None]  # the client's number, a message, its payload

@@ -17,7 +17,8 @@ from ...domain.states import NodeState
 from ..policy.ending import Endings
 from ..state.ledger import LeaseEntry, Ledger, NodeEntry
 from ..state.queue import GPU, QueueShard, fair_walk
-from .minimum_residency import OVERDUE_NS, gpu_demand, residency_end_ns, starvation_limit_ns
+from .minimum_residency import gpu_demand, residency_end_ns, starvation_limit_ns
+from .placers.waiting import OVERDUE_NS
 
 
 def batches(ledger: Ledger, now: int) -> list[ev.Event]:

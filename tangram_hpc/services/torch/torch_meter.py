@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class TensorMemoryMeter(TorchDispatchMode):
+class TensorMemoryMeter(TorchDispatchMode):  # type: ignore[misc]
     """While it is active, counts every byte that is allocated for tensors until that is freed.
 
     Args:
@@ -58,4 +58,5 @@ class TensorMemoryMeter(TorchDispatchMode):
 
 
 def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata
+    return key

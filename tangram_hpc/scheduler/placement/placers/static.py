@@ -13,7 +13,7 @@ it by `block_max`.
 from __future__ import annotations
 
 from ....domain.service import ServiceSpec, service_of
-from ...state.queue import CPU, GPU, NOTHING, fair_walk
+from ...state.queue import CPU, GPU, NOTHING, QueueShard, fair_walk
 from ..snapshot import Snapshot
 from .base import Finder, Placement, grant, largest, open_by_load, start_calls
 
@@ -55,7 +55,7 @@ class Static:
     def _services(self, view: Snapshot, placement: Placement) -> None:
         gpus = [(n.node, gpu) for n in view.nodes.values() for gpu in n.gpus.units]
         assigned = assign_gpus(list(view.ledger.services.values()), gpus)
-        waiting: dict[str, list] = {}
+        waiting: dict[str, list[QueueShard]] = {}
         for shard in view.ledger.ready.shards(GPU):
             waiting.setdefault(service_of(shard.key), []).append(shard)
         for service, shards in waiting.items():
