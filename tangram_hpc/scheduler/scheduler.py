@@ -148,11 +148,10 @@ class Scheduler:
         return events or _follow_up(state, now)
 
     def next_deadline(self) -> int:
-        """When `plan` has something to do although nothing happens (epoch ns); 0 for never.
-
-        These are: the end of a grace, of a session's idle time or of a node's allocation; the next
-        token of an endpoint; another try of a closed rollout service; and the times at which the
-        placer or the rules for allocations want to be called again.
+        """When `plan` has work although no event comes (epoch ns); 0 for never. Such times are: the
+        end of a grace, of a session's idle time or of a node's allocation; the next token of an
+        endpoint; another try of a closed rollout service; and the times at which the placer or the
+        rules for allocations want to be called again.
         """
         ledger = self.ledger
         dues = (_place_due(self.state), next_expiry(ledger), ledger.next_end,
@@ -161,8 +160,8 @@ class Scheduler:
 
 
 def _follow_up(state: SchedulerState, now: int) -> list[ev.Event]:
-    """What follows when the placer has nothing more to place: leases to prefetch, behind leases on
-    units that no other action could have now, and whether to hold more or fewer allocations.
+    """Events to plan once the placer has nothing more to place: leases that are prefetched behind
+    others, and requests or returns of allocations.
     """
     ledger = state.ledger
     events = prefetch(ledger, now) if ledger.short else []

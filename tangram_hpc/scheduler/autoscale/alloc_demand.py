@@ -1,12 +1,13 @@
 """Sums up what the queue needs of each kind of resource, and what is held. Pure.
 
-These are the facts on which `elastic_allocs` decides. Expected work is the estimator's, for one
-unit; that is the least that an action takes.
+These are the facts on which `elastic_allocs` decides. The expected work of an action is the
+estimator's figure for one unit, which is the least that the action can take.
 
 Work counts as movable only if a new node could do it. An action whose session has a home node can
-start there only, and so can a call of a service that is fixed to one node: that is work for what is
-held, and no reason to hold more. A turn that waits in a rollout pool counts as a call of the
-service that would take it; a new node could start as many of them as that service has room for.
+start there only, and so can a call of a service that is fixed to one node: such work needs the
+nodes that are held already, and is no reason to hold more. A turn that waits in a rollout pool
+counts as a call of the service that would take it; a new node could start as many of them as that
+service has room for.
 
 The module reads the ledger and changes nothing. O(shape queues + leases + sessions not placed +
 turns that wait in rollout pools).

@@ -1,17 +1,19 @@
 """Decides when to ask Slurm for more nodes, to withdraw a request, and to give nodes back. Pure.
 
-The forecast: W unit-ns of expected work wait and run, C units are held, and a satellite takes A
-from the request until it has joined. More units are needed if W > C (A + target), and then as many
-that what is left after A is done within the target: (W - C A) / target - C.
+The forecast: let W be the expected work of all actions that wait or run, in unit-ns; C the units
+that are held; and A the time from a request until its satellite has joined. More units are needed
+if W > C (A + target). While the satellite is on its way, the held units do C A of the work. To do
+the rest within the target takes (W - C A) / target - C further units.
 
-More is requested only when the queue has not been expected to drain in time for `grow_after_ns`.
-Less is held only after `idle_ns` without use, or with so little use that half of the other nodes
-could do it. Each of the two waits anew after the other, so allocations do not flap. The user's
-bounds are never exceeded. No node with a lease or a session is given back, nor the last
-`min_nodes`, and nothing is requested that is on its way already.
+More is requested only when the queue has not been expected to drain in time for `grow_after_ns`. A
+node is given back only after `idle_ns` without use, or after `idle_ns` in which the other nodes
+could have done all work twice over. After a request the wait before a return begins anew, and the
+other way round, so nodes are not requested and given back in quick alternation. The user's bounds
+are never exceeded. No node with a lease or a session is given back, nor the last `min_nodes`, and
+nothing is requested that is on its way already.
 
-The module reads the ledger and returns events. What it remembers between two checks (for how long
-something has been so) is no part of the state: after a restart it only waits once more.
+The module reads the ledger and returns events. Between two checks it remembers since when each
+condition has held. This memory is no part of the state: after a restart the waits only begin anew.
 """
 
 from __future__ import annotations
@@ -128,10 +130,10 @@ class ElasticAllocs:
     # ---- less ----------------------------------------------------------------------------------
 
     def _give_up(self, ledger: Ledger, now: int) -> list[ev.Event]:
-        """Releases requests and satellites of which nothing more is expected.
+        """Releases requests and satellites that are not expected to bring workers any more.
 
-        A request has waited for too long while another shape may be tried; the workers of a
-        satellite never joined or are gone.
+        These are requests that have waited for too long while another shape may be tried, and
+        satellites whose workers never joined or are gone.
         """
         allocs, policy = ledger.allocs, ledger.allocs.policy
         for entry in allocs.satellites():
@@ -205,7 +207,7 @@ class ElasticAllocs:
             return []
         peak = max(lent for _, lent in self._lent)
         if not peak:
-            return []  # all nodes are idle, which is for `_give_back`
+            return []  # all nodes are idle: `_give_back` decides
         for entry in ledger.allocs.satellites():
             nodes = [ledger.nodes[n] for n in entry.nodes]
             free = all(n.state is NodeState.UP and not n.sessions and not n.spec.gpus
@@ -288,7 +290,7 @@ def _arrives(ledger: Ledger, shape: SatelliteShape) -> int:
 def _mem(ledger: Ledger, shape: SatelliteShape) -> int:
     """Returns the memory that a satellite adds in MiB.
 
-    If the shape does not say it, each node counts as much as the largest node that is known.
+    Each node of a shape that names no memory counts with the memory of the largest known node.
     """
     known = shape.mem_mib or max((n.spec.mem_mib for n in ledger.nodes.values()), default=0)
     return max(1, known * shape.nodes)

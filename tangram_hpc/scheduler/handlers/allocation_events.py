@@ -1,7 +1,7 @@
 """Pure. Handlers of events about allocations: requested, granted and given back.
 
-Whether more or less should be held is decided in `scheduler/autoscale`; here is only what happens
-to an allocation after that decision, and what Slurm reports about it.
+Whether more or less should be held is decided in `scheduler/autoscale`; this module handles what
+follows from that decision, and what Slurm reports about an allocation.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def on_allocation_queued(state: SchedulerState, event: ev.AllocationQueued) -> l
 
 
 def on_allocation_refused(state: SchedulerState, event: ev.AllocationRefused) -> list[Decision]:
-    """Removes a satellite that Slurm did not accept, and keeps its shape back for a while."""
+    """Removes a satellite that Slurm did not accept. Its shape is not requested again for a while.
+    """
     allocs = state.ledger.allocs
     entry = allocs.entries.get(event.alloc)
     if entry is None:
@@ -117,7 +118,7 @@ def on_allocation_ended(state: SchedulerState, event: ev.AllocationEnded) -> lis
 
 
 def node_came(ledger: Ledger, event: ev.NodeJoined) -> None:
-    """Counts a node that joined to its allocation, if that is known."""
+    """Adds a node that joined to its allocation, if the allocation is known."""
     allocs = ledger.allocs
     number = allocs.by_job.get(event.spec.allocation)
     if number is None:
@@ -163,7 +164,7 @@ def _forget(allocs: AllocLedger, entry: AllocEntry, at: int) -> None:
 
 def _reject(allocs: AllocLedger, shape: str, why: str, until: int) -> None:
     rejected = allocs.rejected.setdefault(shape, Rejections())
-    rejected.count += until > rejected.until  # rejections of one time count once
+    rejected.count += until > rejected.until  # rejections at the same time count once
     rejected.until, rejected.why = until, why
     allocs.taken.pop(shape, None)
 

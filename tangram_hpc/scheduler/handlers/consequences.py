@@ -25,11 +25,12 @@ _RESTARTED = "the broker was started again"
 
 
 def _of_broker_started(state: SchedulerState, event: ev.BrokerStarted) -> list[ev.Event]:
-    """The end of all that an earlier broker of the job left open; nothing for the first broker.
+    """Names the end of all that an earlier broker of the job left open; nothing for the first
+    broker.
 
     Its nodes are lost, its sessions with them, its clients expire, and their actions end. Only
-    actions with an idempotency key, outside sessions, wait again under their old order tags; such
-    an attempt is not counted. O(what was open).
+    actions with an idempotency key, outside sessions, wait again under their old order tags; the
+    attempt that was interrupted is not counted. O(what was open).
     """
     ledger, at = state.ledger, event.at
     events: list[ev.Event] = [event]
@@ -55,7 +56,7 @@ def _goes_on(entry: ActionEntry) -> bool:
 
 
 def _of_node_joined(state: SchedulerState, event: ev.NodeJoined) -> list[ev.Event]:
-    """What a node's joining says about its allocation: Slurm has granted that."""
+    """When a node joins, Slurm has granted its allocation."""
     allocs, name = state.ledger.allocs, event.spec.allocation
     number = allocs.by_job.get(name)
     if not name:

@@ -113,7 +113,7 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
         entry.state = move(ACTION_MOVES, entry.state, ActionState.PENDING, event)
         entry.lease = 0
         entry.order_tag = entry.order_tag if sent_back else 0
-        entry.counted = 0  # it had units: its next grant counts again
+        entry.counted = 0  # it has used its units: its next grant counts again
         enqueue(state, entry)
         return []
     began_at = lease.granted_at if begun else event.at
@@ -203,7 +203,8 @@ def _begin(ledger: Ledger, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
 def _reply(entry: ActionEntry, lease: LeaseEntry, began_at: int,
            event: ev.LeaseFinished) -> ReplyToClient:
     """The reply of an action that ends with this lease. The broker learns late when a prefetched
-    lease began, so its worker's `exec_ns` counts there."""
+    lease began, so the run time of such a lease is the worker's `exec_ns`.
+    """
     outcome = event.outcome
     if lease.prefetched:
         began_at = max(entry.submitted_at, min(began_at, event.at - outcome.exec_ns))

@@ -2,7 +2,7 @@
 
 A drained node keeps what runs on it and gets nothing more. A node that is drained only because its
 allocation ends (`NodeEntry.for_end`) lends again when Slurm reports a later end; one that is
-drained for any other reason does not. What a lost node takes along is in `consequences`.
+drained for any other reason does not. What ends with a lost node is listed in `consequences`.
 """
 
 from __future__ import annotations

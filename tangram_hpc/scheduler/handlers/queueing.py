@@ -19,7 +19,7 @@ from ..state.scheduler_state import SchedulerState
 
 
 def enqueue(state: SchedulerState, entry: ActionEntry) -> None:
-    """Lets a PENDING action wait, where actions like it wait."""
+    """Puts a PENDING action into the queue in which actions like it wait."""
     action, ledger = entry.action, state.ledger
     if action.turn is not None:
         return want_route(ledger, entry)
@@ -91,7 +91,7 @@ def promote(state: SchedulerState, session: SessionEntry) -> None:
 
 
 def resume(state: SchedulerState, session: SessionEntry) -> None:
-    """Lets those actions of a session compete for units that may."""
+    """Lets the actions of a session that may start now compete for units."""
     ledger = state.ledger
     if session.parallel and session.takes:
         for action in session.waiting:

@@ -28,7 +28,7 @@ def on_endpoint_declared(state: SchedulerState, event: ev.EndpointDeclared) -> l
 
 
 def on_endpoint_throttled(state: SchedulerState, event: ev.EndpointThrottled) -> list[Decision]:
-    """An endpoint pushed back: nothing more is granted of it for a while."""
+    """Stops granting calls of an endpoint for a while, because it refused one."""
     state.ledger.endpoints[event.endpoint].pushed_back(
         event.granted_at, event.at, event.until, event.pushed)
     return []

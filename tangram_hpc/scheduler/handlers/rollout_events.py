@@ -108,7 +108,7 @@ def on_rollout_service_closed(state: SchedulerState, event: ev.RolloutServiceClo
 
 def on_rollout_service_tried(state: SchedulerState, event: ev.RolloutServiceTried
                              ) -> list[Decision]:
-    """Routes turns to a service again after that while."""
+    """Routes turns again to a service that was closed."""
     state.ledger.rollouts[event.pool].reopen(event.service)
     update_services(state.ledger)
     return []

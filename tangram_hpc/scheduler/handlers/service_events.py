@@ -40,7 +40,7 @@ def prepare(ledger: Ledger, joined: ev.NodeJoined) -> list[Decision]:
 
 
 def note_restore(ledger: Ledger, lease: LeaseEntry, took_ns: int) -> None:
-    """Learns from how long a restore really took what the next one will take."""
+    """Updates a service's expected restore time with the time that a restore really took."""
     name = service_of(lease.key)
     if name in ledger.services:  # a runner may report anything, for it runs the user's function
         lease.restore_ns = took_ns

@@ -1,8 +1,8 @@
 """Pure. Handlers of events about sessions.
 
 A session waits until it is placed, opens on its home node, is idle or busy there, and is closed. It
-may move: it is packed, leaves its node whole and waits again. A fork begins with a copy of its
-origin's files; while they are copied, no action starts in the origin.
+may move: its files are packed, its sandbox is removed, and it waits for another node. A fork begins
+with a copy of its origin's files; while they are copied, no action starts in the origin.
 
 Invariant: a session holds its memory, and the cores that it reserves, exactly while it is on a
 node; `_vacate` is the only place that gives them back.

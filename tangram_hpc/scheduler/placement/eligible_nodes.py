@@ -28,8 +28,8 @@ def eligible_nodes(ledger: Ledger, spec: SessionSpec) -> list[NodeEntry]:
 def may_fork(origin: SessionEntry, fork: int) -> bool:
     """Returns whether a fork of this session may begin now.
 
-    One client submits both, and its ids grow with each submission: an action with a smaller id than
-    the fork was submitted before it.
+    The fork and the actions of its origin are submitted by one client, whose ids grow with each
+    submission: an action with a smaller id than the fork was submitted before the fork.
     """
     first = next(iter(origin.waiting), 0)
     return origin.state is SessionState.IDLE and not 0 < first < fork

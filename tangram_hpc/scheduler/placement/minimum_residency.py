@@ -10,10 +10,11 @@ nearly all GPU time would go to restores. Two limits prevent that (decision 0045
   itself, and further until every call that waited at its beginning was given to a copy, for at most
   RESIDENCY_MAX restores. So at most one part in 1 + RESIDENCY_MIN of a block's time goes to
   restores that take a copy from its waiting calls.
-- The *starvation limit*: only a call whose service has no copy on a block that the call can use may
-  take such a copy, and only after it has waited for `starvation_limit_ns`. The limit grows with
-  what serving one call of each waiting kind in turn would cost in restores. So services that need
-  more GPUs than there are do not spend their time on replacing each other.
+- The *starvation limit*: a copy with waiting calls is taken only for a call whose service has no
+  copy on a block that the call can use, and only after that call has waited for
+  `starvation_limit_ns`. The limit grows with the time of the restores that serving one call of each
+  waiting kind in turn would need. So services that together need more GPUs than there are do not
+  spend their time on replacing each other.
 
 Both limits are finite, and a block that is chosen for a starved call is kept free for it, so every
 call is served in the end.

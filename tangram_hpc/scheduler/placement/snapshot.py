@@ -31,7 +31,7 @@ class NodeView:
         free_mem_mib: memory that is free, in MiB.
         sessions: how many sessions have the node as their home.
         gpus: a copy of the node's GPU set: which GPUs are free and which services are resident.
-        guards: whether the node can keep code from its user's files.
+        guards: whether the node can keep an action's code away from the user's files.
         entry: the node in the ledger.
         endings: tells what still fits before the node's allocation ends; None if its end is not
             known.

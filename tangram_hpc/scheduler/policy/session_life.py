@@ -3,7 +3,8 @@
 The functions here read the ledger; each end that they name is an event for the driver to journal
 and to hand back. Invariant: as long as an action of a session waits or runs, neither idleness nor
 its client's disconnection closes it, so that an action such as a reward computation never loses its
-sandbox; and the client is not forgotten before. Only a client that said goodbye ends all at once.
+sandbox; and the client is not forgotten before. If the client said goodbye, all of its sessions and
+actions end at once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _WENT = "its client went away"
 
 
 def expired(ledger: Ledger, now: int) -> list[ev.Event]:
-    """The ends that are due now: of sessions, of actions outside sessions, and of clients.
+    """Events for all sessions, clients, and actions outside sessions that must end now.
 
     A client is forgotten in the pass after the end of its last session. O(sessions of disconnected
     clients + what ends).

@@ -1,16 +1,16 @@
 """Causal multi-level feedback queues: which bucket a trajectory's next turn belongs to. Pure.
 
-A request starts in the smallest bucket. It moves only when a tool returns, and only as far as both
-the mean and the 90th percentile of what it is estimated to have left suggest. The estimate comes
-from prefix trees over what tools returned: one for each prompt and a global one. Two trajectories
-to which the same tools returned alike tend to be alike in length. Source: Libra, arXiv 2606.03077,
+A request starts in the smallest bucket. It moves only when a tool returns. Its next bucket follows
+from the mean and the 90th percentile of the tokens that it is estimated to have left. The estimate
+comes from prefix trees over what tools returned: one for each prompt and a global one. Trajectories
+whose tools returned similar results tend to have similar lengths. Source: Libra, arXiv 2606.03077,
 section on C-MLFQ.
 
 Three rules differ from the paper's. If mean and percentile name two buckets, a request goes to the
-nearer one; in the paper it stays, however far behind both it is. Lengths are in mergeable
+nearer one; in the paper it stays where it is, even if both are far away. Lengths are in mergeable
 histograms by epoch instead of a list of the last samples, so that trees of several ranks add up
-exactly and drift is forgotten by epoch. And if the deepest known prefix lies behind the trajectory,
-what was generated since is subtracted.
+exactly and drift is forgotten by epoch. And if the deepest known prefix is shorter than the
+trajectory, the tokens that were generated since that prefix are subtracted.
 
 All numbers are whole, nothing is dropped at random, and memory is bounded by `TreeLimits`. An
 estimate costs O(depth), learning a trajectory O(depth) amortised.
@@ -52,9 +52,10 @@ class TreeLimits:
 
     Attributes:
         payload_edges: the sizes in characters at which payload classes 1 and 2 begin.
-        depth: returns of a trajectory that the tree distinguishes.
-        least: a prefix is known after so many trajectories.
-        enough: an estimate uses the newest epochs that together hold so many trajectories.
+        depth: how many tool returns of a trajectory the tree distinguishes.
+        least: after how many trajectories a prefix counts as known.
+        enough: an estimate uses the newest epochs that together hold at least this many
+            trajectories.
         epochs: how many epochs are kept.
         nodes_max: how many nodes the tree may have.
         since: whether to subtract what was generated since the known prefix; False is the paper's
@@ -72,12 +73,13 @@ class TreeLimits:
     def __post_init__(self) -> None:
         _ascending("payload_edges", self.payload_edges)
         if len(self.payload_edges) != 2:
-            raise InvalidInput(f"cmlfq: payload_edges {list(self.payload_edges)}: two numbers")
+            raise InvalidInput(f"cmlfq: payload_edges {list(self.payload_edges)}: must be two "
+                               "numbers")
         for name in ("depth", "least", "enough", "epochs"):
             if getattr(self, name) < 1:
-                raise InvalidInput(f"cmlfq: {name} {getattr(self, name)}: at least 1")
+                raise InvalidInput(f"cmlfq: {name} {getattr(self, name)}: must be at least 1")
         if self.nodes_max < 16:
-            raise InvalidInput(f"cmlfq: nodes_max {self.nodes_max}: at least 16")
+            raise InvalidInput(f"cmlfq: nodes_max {self.nodes_max}: must be at least 16")
 
     def signal(self, tool: str, size: int, status: int) -> ToolSignal:
         """Returns the signal of a tool's return of `size` characters."""
@@ -92,7 +94,7 @@ def bucket_of(edges: Sequence[int], tokens: int) -> int:
 
 def _ascending(name: str, edges: Sequence[int]) -> None:
     if list(edges) != sorted(set(edges)) or (edges and edges[0] < 1):
-        raise InvalidInput(f"cmlfq: {name} {list(edges)}: ascending numbers from 1")
+        raise InvalidInput(f"cmlfq: {name} {list(edges)}: must be ascending numbers from 1")
 
 
 class LengthEstimate(NamedTuple):
@@ -103,7 +105,7 @@ class LengthEstimate(NamedTuple):
         p90: the 90th percentile.
         depth: how many returns the known prefix has.
         visits: from how many trajectories the estimate comes.
-        own: whether they had the same prompt.
+        own: whether these trajectories had the same prompt.
     """
 
     mean: int
@@ -142,7 +144,7 @@ class LengthHistogram:
         self.count += other.count
 
     def beyond(self, done: int) -> tuple[int, int, int]:
-        """Returns how many lengths exceed `done`, and mean and 90th percentile of their rest.
+        """Returns how many lengths exceed `done`, and mean and 90th percentile of their excess.
 
         It is exact to the width of a cell. O(cells log cells).
         """
@@ -237,7 +239,7 @@ class CausalTree:
 
     def estimate(self, prompt: int, path: ToolPath, generated: Sequence[int],
                  ) -> LengthEstimate | None:
-        """Returns what is left after these returns, or None if no prefix of them is known.
+        """Estimates the tokens left after these returns; None if no prefix of the returns is known.
 
         The deepest known prefix wins, and at equal depth that of the prompt. O(depth + cells of one
         node).
@@ -363,7 +365,8 @@ class CausalTree:
                 del node.children[path[-1]]
 
     def walk(self) -> Iterator[tuple[bool, int, tuple[ToolSignal, ...], PrefixNode]]:
-        """Yields all nodes in a fixed order, as (of a prompt's tree, prompt, path, node)."""
+        """Yields all nodes in a fixed order, as (whether in a prompt's tree, prompt, path, node).
+        """
         tops = [(True, p, self.prompts[p]) for p in sorted(self.prompts)]
         for own, prompt, top in [*tops, (False, 0, self.root)]:
             stack: list[tuple[tuple[ToolSignal, ...], PrefixNode]] = [((), top)]
@@ -404,7 +407,8 @@ class CausalTree:
         """
         try:
             if told["format"] != FORMAT:
-                raise InvalidInput(f"cmlfq: format {told['format']!r} is not {FORMAT}")
+                raise InvalidInput(f"cmlfq: the saved tree has format {told['format']!r}, but this "
+                                   f"release reads {FORMAT}")
             fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
                                       for k, v in told["shape"].items()}
             tree = CausalTree(TreeLimits(**fields))

@@ -24,7 +24,7 @@ from ...domain.rollouts import RolloutService, RolloutsSpec, Routed, Turn
 from .cmlfq import CausalTree, Cmlfq, ToolSignal, TreeLimits, bucket_of
 from .rollout_router import STAY, KvCost, RolloutInstance, Route, Router, RouteRequest, nearness
 
-TRAJECTORIES_MAX = 30_000  # without a turn, about 5 kB each; the longest idle is cut off first
+TRAJECTORIES_MAX = 30_000  # kept without a turn, about 5 kB each; the longest idle is cut off first
 _TOOL_MAX = 64  # characters of a tool's name
 _DECISIONS_MAX = 1_000  # decisions of a trajectory that are judged at its end
 _PAUSE_NS, _PAUSE_MAX_NS = 10 * 10**9, 600 * 10**9  # how long a failing service is closed
@@ -134,8 +134,8 @@ class RolloutPool:
 
     Attributes:
         spec: what was declared.
-        counts: what came of its decisions.
-        router: its instances, the turns on them and the turns that wait.
+        counts: its routing decisions and their outcomes, counted.
+        router: the pool's instances, the turns on them and the turns that wait.
         lesson: the tree that this pool learned itself.
         queues: estimates the buckets; its tree also holds what other pools learned before.
     """
@@ -376,8 +376,8 @@ class RolloutPool:
             lost: whether its KV caches were lost.
 
         Returns:
-            The actions whose turns were there and are no more. They are to be asked for again, or
-            run to their end.
+            The actions whose turns were placed at the service and are not any more. The caller asks
+            for their turns again, or lets them run to their end.
         """
         number, spec = self._ids[service], self.spec.services[self._ids[service]]
         there, left = self.router.load_of(number) >= 0, list[int]()
@@ -396,11 +396,11 @@ class RolloutPool:
         return any(i.id != mine and context <= i.context_max for i in self.router.instances)
 
     def pause_ns(self, service: str) -> int:
-        """Returns for how long a service is closed that has failed once more, in ns."""
+        """Returns for how long a service is to be closed after one more failure, in ns."""
         return min(_PAUSE_MAX_NS, 2 * self._pauses.get(service, _PAUSE_NS // 2))
 
     def close(self, service: str, now: int, until: int) -> None:
-        """Closes a service until a time in epoch ns; `set_callable` says what follows."""
+        """Closes a service until a time in epoch ns. The caller then calls `set_callable`."""
         self._closed[service], self._pauses[service] = until, until - now
 
     def closed(self, service: str) -> int:
@@ -466,8 +466,8 @@ class RolloutPool:
         """Asserts the invariants of the pool.
 
         Every turn waits or is placed exactly once, and only the first of its trajectory. Nothing is
-        kept of trajectories that are gone. A turn that still runs where its service was is in no
-        records.
+        kept of trajectories that are gone. A turn that still runs although its service is closed or
+        lost is not kept.
         """
         self.router.check(settled=False)
         for number, entry in self._numbers.items():

@@ -8,8 +8,8 @@ cache. If a bucket is full, the nearest other buckets follow, larger degrees fir
 
 Invariants: every request is placed exactly once or waits in one queue, in order of arrival. An
 instance holds at most `running_max + queue_max` requests. A request's KV cache stays where the
-request last ran, and moving it is paid for in the choice. All times are whole nanoseconds; ties are
-broken by id.
+request last ran, and the choice counts the time of moving it. All times are whole nanoseconds; ties
+are broken by id.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class KvCost:
         base_ns: fixed time of a move, in ns.
         near_ns: time for each token within a node, in ns. 40K tokens take 0.33 s by default.
         far_ns: time for each token between two nodes, in ns. 40K tokens take 0.73 s by default.
-        worth: a request moves to another bucket only if this many times the move takes at most the
-            time of the tokens that are left.
+        worth: a request moves to another bucket only if `worth` times the time of the move is at
+            most the time in which its remaining tokens are generated.
         idle: the load below which an instance is idle, in 1/1000.
         crowded: the load above which an instance is overloaded, in 1/1000.
     """
@@ -133,7 +133,7 @@ class Router:
         self._at: dict[int, int] = {}  # request -> instance on which it is
         self._kv: dict[int, int] = {}  # request -> instance that has its KV cache
         self._queue: dict[int, RouteRequest] = {}  # requests that wait, in order
-        self._nothing_fits = False  # known: no waiting request can be placed
+        self._nothing_fits = False  # found out: no waiting request can be placed
 
     # ---- instances ---------------------------------------------------------------------------
 
@@ -155,8 +155,8 @@ class Router:
             raise InvalidInput(f"rollout instance {instance.id} exists already; give each instance "
                                "an id of its own")
         if instance.running_max < 1 or instance.queue_max < 0 or instance.context_max < 1:
-            raise InvalidInput(f"rollout instance {instance.id}: running_max and context_max are "
-                               "at least 1, queue_max at least 0")
+            raise InvalidInput(f"rollout instance {instance.id}: running_max and context_max must "
+                               "be at least 1, queue_max at least 0")
         self._instances[instance.id] = instance
         self._on[instance.id] = {}
         self._nothing_fits = False
@@ -367,7 +367,8 @@ class Router:
             instance is home or self._slowdown(instance) < self._cost.idle)
 
     def _move_or_stay(self, ask: RouteRequest, home: RolloutInstance | None, route: Route) -> Route:
-        """Returns the route, or one to stay if moving costs too much for what is left."""
+        """Returns this route, or one that stays if moving costs too much for the remaining tokens.
+        """
         target = self._instances[route.instance]
         if (home is None or home.bucket == target.bucket or not self._room(home, ask)
                 or len(self._on[home.id]) >= home.running_max

@@ -1,10 +1,11 @@
 """Pure. Which units of a node are free, as one bit mask over the node's own order of units.
 
 Units that are taken together lie together, because neighbouring cores share caches and memory. They
-come from the smallest kind of group of neighbours of which one has room. Among groups of that kind,
-the one with preferred units is first, then those within the same larger group as the preferred
-units, then the one with the fewest free units, so that large holes stay; lowest position first.
-Taking or giving n units costs O(n), choosing them O(groups + n).
+come from one group of neighbours, on the smallest level of groups on which one has room. Among the
+groups of that level, the one with preferred units comes first, then those within the same larger
+group as the preferred units, then the one with the fewest free units, so that large free ranges
+stay; at last the one at the lowest position. Taking or giving n units costs O(n), choosing them
+O(groups + n).
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ class CoreSet:
         return mask
 
     def _beside(self, rooms: list[_Room], wished: int, depth: int) -> list[_Room]:
-        """The groups that lie in the same smallest larger group as preferred units; all groups if
-        none does.
+        """The groups that share a larger group, as small as possible, with preferred units; else
+        all.
         """
         for level in self._levels[depth + 1:]:
             home = sum(group for group in level if group & wished)

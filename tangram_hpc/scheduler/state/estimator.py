@@ -2,15 +2,16 @@
 
 An action's own profile counts where it has one. Otherwise the estimate comes from leases of its
 class (key and name) that have ended: a histogram of work, and the serial fraction that explains
-them best. A class is shrunk to its parent (its key, one degree or several), the parent to
-everything, and everything to one second. A lease that did not end by itself (timeout, kill, lost
-node) says only that the action takes longer.
+them best. The mean of a class is shrunk towards that of its parent (all actions of the same key,
+with one degree or with several), the parent's mean towards that of all actions, and the latter
+towards one second. A lease that did not end by itself (timeout, kill, lost node) says only that the
+action takes longer.
 
 Invariants: only the ledger's events change it, so a replay learns the same; all numbers are whole.
 At most CLASSES_MAX classes are kept, and those that run. Names that differ in numbers only become
-one class, with all that was learned of them, once there are more than VARIANTS of them. Of the
-others, the class that was used longest ago is forgotten: its parent keeps its samples, and is used
-instead.
+one class, with all that was learned of them, once there are more than VARIANTS of them. If there
+are too many classes, the one that was used longest ago is forgotten: its samples stay in its
+parent, which is used instead.
 """
 
 from __future__ import annotations

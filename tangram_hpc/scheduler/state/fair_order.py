@@ -1,7 +1,7 @@
 """Pure. Fair sharing: the order between clients, and between the trajectories of one client.
 
-Problem. In plain order of arrival, one client's 300,000 actions are 300,000 actions for which all
-others wait, and so are one trajectory's 2,000 for the other trajectories of its client.
+Problem. In plain order of arrival, all other clients wait for each of one client's 300,000 actions,
+and all other trajectories of a client wait for each of one trajectory's 2,000.
 
 Idea: start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996), in which each action costs the
 same, in three levels. Each pool of units keeps its own virtual time.
@@ -19,9 +19,10 @@ rounds. Its round is part of its action's order tag, which is drawn once and nev
 Trajectories that have a few actions each are served in their own order, as if nothing were counted.
 
 A grant may come back without having begun (`LeaseReturned`). Its action then waits again under its
-old order tag, and its next grant is not counted again: the client was served, and has not used it.
-(To take the count back when the lease returns would not do. A start tag that lies behind the
-virtual time is forgotten, and with it all but one of several grants that come back together.)
+old order tag, and its next grant is not counted again, because the client did not use the one that
+was counted. (To take the count back when the lease returns would not do. A start tag that lies
+behind the virtual time is forgotten, and with it all but one of several grants that come back
+together.)
 
 Invariants: everything here follows from the events of the ledger alone, in their order, so a replay
 and the simulator agree. An action waits for a bounded number of later ones of other clients and
@@ -40,8 +41,8 @@ BURST = 16  # grants that a trajectory or a group may be ahead before others com
 SINGLE, TRAJECTORY = 0, 1  # groups of a client's actions
 _SEQUENCE = 44  # bits of an order tag that tell the order of arrival; those above are its round
 _KEEP = 1024  # trajectories or clients that are kept although none of their actions wait
-# On which levels an action was counted. The bits from _FORGOTTEN on tell how often its pool had
-# forgotten its counts by then, as what was forgotten is to be counted again.
+# Bits that say on which levels an action was counted. The bits from _FORGOTTEN on hold how often
+# its pool had forgotten its counts by then: an action whose count was forgotten is counted again.
 _CLIENT, _GROUP, _FORGOTTEN = 1, 2, 2
 
 
@@ -89,11 +90,11 @@ class ClientShare:
         self.waiting = [0, 0]
 
     def start(self) -> int:
-        """The start tag of its next action: never in the past."""
+        """The start tag of its next action, which is at least the pool's virtual time."""
         return max(self.tag, self.pool.time)
 
     def start_of(self, group: int) -> int:
-        """The start tag of the next action of one of its groups: at most BURST in the past."""
+        """The start tag of a group's next action, which is at most BURST behind the group time."""
         return max(self.groups[group], self.group_time - BURST)
 
     def draw(self, trajectory: str | int, sequence: int) -> int:

@@ -154,8 +154,8 @@ class SessionEntry:
 
     @property
     def works(self) -> bool:
-        """Whether an action of it waits or runs, or a fork of it is to begin, and its sandbox
-        exists or existed before it moved. Such a session is not closed for idleness.
+        """Whether the session has work and cannot be closed for idleness: an action of it waits or
+        runs or a fork of it is to begin, and its sandbox exists or existed before a move.
         """
         busy = self.leases or self.waiting or self.forks
         stood = self.state is not SessionState.WAITING or bool(self.spec.files)
@@ -266,7 +266,7 @@ class LeaseEntry:
     def work_spans(self, until: int, exec_ns: int, submitted_at: int) -> list[tuple[int, int]]:
         """The (units, ns) of each size in which the action worked.
 
-        While a lease had one size, the time that its node measured is the better one: the broker
+        For a lease that always had one size, the time that its node measured is used: the broker
         learns of several ends at once, and the first action in a new process waits for that process
         to start. On CPUs the measured time counts for no more than the time that passed, since a
         function can set the clock of its process.
@@ -308,8 +308,8 @@ class Ledger:
         sessions: the sessions by id.
         services: the declared services by name.
         endpoints: the declared endpoints by name, each with its quota.
-        outside: stands for the clients, which hold the grants of endpoints: node 0, with nothing to
-            lend.
+        outside: node 0, which has nothing to lend. It stands for the clients, which hold the grants
+            of endpoints.
         disconnected: the clients without a connection that have not expired.
         idle_deadlines: when idle sessions end.
         session_queue: the sessions that wait to be placed.

@@ -185,7 +185,7 @@ class QueueShard:
         self.heads: TagHeap[ShapeQueue] = TagHeap()
 
     def refresh(self, queue: ShapeQueue) -> None:
-        """Takes over that the first action of a shape queue may have changed."""
+        """Updates `heads` after the first action of a shape queue may have changed."""
         head = queue.actions.first() if queue.actions.at else 0
         if head == queue._head:
             return
@@ -249,8 +249,8 @@ class ReadyQueue:
             node: the home node of its session; 0 for any node.
             session: its session, if that reserves cores of its own; 0 otherwise.
             order_tag: its place in the order.
-            estimate: gives the serial fraction and work of an action without a profile. It is asked
-                where the shard has too many shape queues for one more of a class.
+            estimate: gives the serial fraction and work of an action without a profile. It is
+                called if the shard has too many shape queues to open another one for a class.
             counted: what `take` returned for a grant of the action that came back; 0 for none.
         """
         size, key = size_of(action.profile), action.key

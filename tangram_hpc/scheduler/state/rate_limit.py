@@ -112,7 +112,7 @@ class EndpointEntry:
         """Closes the endpoint for a while because it did not serve a call.
 
         The share is cut if that call began after the last cut. After THROTTLED the bucket begins
-        empty, as that of the endpoint's owner is.
+        empty, since the bucket of the endpoint's owner is empty then.
 
         Args:
             granted_at: when the call was granted, epoch ns.

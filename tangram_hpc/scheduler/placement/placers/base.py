@@ -1,7 +1,7 @@
 """Defines what every placer takes and returns, and the steps that several placers share. Pure.
 
 A placer reads a `Snapshot` and returns a `Placement`. It changes nothing but the snapshot's copies
-of amounts, and it keeps no state that a restart would miss. Each line of a placement becomes an
+of amounts, and whatever it remembers may be lost at a restart. Each line of a placement becomes an
 event of the journal.
 """
 
@@ -173,7 +173,8 @@ class Finder:
         return self._most[where]
 
     def node(self, shape: ActionShape, units: int) -> NodeView | None:
-        """Returns the first node by joining where an action of this shape can start now."""
+        """Returns the node that joined first of those where an action of this shape can start now.
+        """
         need: tuple[object, ...] = (units, shape) if self._ends else (
             units, shape.mem_mib, shape.gpus, shape.component, shape.guarded, shape.node,
             shape.session)
@@ -202,7 +203,7 @@ def find_block(view: Snapshot, shape: ActionShape, size: int) -> FreeBlock | Non
 
 
 def block_sizes(view: Snapshot, shape: ActionShape) -> tuple[int, ...]:
-    """Returns the degrees of a call for which there is a block, free or not, for its service.
+    """Returns the degrees of a call for which some node has a block, free or not.
 
     O(nodes x blocks).
     """
@@ -238,7 +239,7 @@ def start_calls(view: Snapshot, placement: Placement) -> None:
             action, shape = head
             if shape.at_client:
                 walk.next()
-                if client_of(action) not in view.ledger.disconnected:  # else it is disconnected
+                if client_of(action) not in view.ledger.disconnected:  # else it cannot call
                     endpoint.free, endpoint.tokens = endpoint.free - 1, endpoint.tokens - 1
                     placement.grants.append(Grant(action, 0, 1))
                 continue

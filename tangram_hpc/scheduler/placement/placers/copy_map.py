@@ -132,7 +132,9 @@ class CopyMap:
         return found
 
     def free_at(self, copy: PlacedCopy | None, now: int) -> int:
-        """Returns when a block should be free, in epoch ns; `copy` is None without a service."""
+        """Returns when a block should be free, in epoch ns. `copy` is the copy on it, None for
+        none.
+        """
         if copy is None:
             return now
         action = copy.busy
@@ -142,7 +144,7 @@ class CopyMap:
         v = speed(estimator.serial(action), copy.size)
         done = max(0, now - copy.began) * v >> ONE
         end = max(now, copy.began) + (estimator.remaining(action, done) << ONE) // v
-        # The prefetched calls are taken to run for as long as the current one.
+        # The prefetched calls are assumed to run for as long as the current one.
         return end + copy.prefetched * self.run_ns(action, copy.size)
 
     # ---- changes within a cycle ----------------------------------------------------------------

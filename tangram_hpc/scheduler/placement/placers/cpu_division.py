@@ -146,11 +146,11 @@ def divide_cpus(free: int, holders: Sequence[ResizableLease],
                 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Returns (id, units) of the leases that change, and (id, units) of the actions that start.
 
-    First, free units go where their value is highest. Second, each candidate in order takes its
-    smallest size from whichever action values it least, if the candidate values it more or must
-    start; the first candidate that does neither ends the list. Third, units move while a move gains
-    enough. Fourth, a rigid action keeps the largest degree within its share. O((holders +
-    candidates + units moved) log).
+    First, free units go where their value is highest. Second, each candidate in order takes the
+    units of its smallest size from the actions that value them least, if the candidate values them
+    more or must start; the first candidate for which neither holds ends the list. Third, units move
+    while a move gains enough. Fourth, a rigid action keeps the largest degree within its share.
+    O((holders + candidates + units moved) log).
     """
     shares = _Shares()
     for holder in holders:

@@ -1,12 +1,12 @@
 """The CPU side of `elastic`: which nodes to look at, and what starts or changes there. Pure.
 
 Sizes come from `divide_cpus` alone, and the order of waiting actions from `Waiting` alone. An
-action that may not be overtaken and that lacks memory or GPUs holds back only those that want the
-same of its node.
+action that may not be overtaken and that lacks memory or GPUs holds back only actions that want the
+same resource of its node.
 
 A node is looked at when its revision has changed or its time has come. What is kept between cycles
 only saves work: the revision that was seen, when to look again, and work that was already added up.
-Without it every node is looked at.
+Without this memory every node is looked at.
 """
 
 from __future__ import annotations
@@ -194,7 +194,8 @@ class ElasticCpus:
 
 def _done_before(lease: LeaseEntry, serial: int,
                  kept: tuple[int, int, int] | None) -> tuple[int, int, int]:
-    """Returns (number of sizes, serial fraction, work in ns done before its present size)."""
+    """Returns (number of sizes, serial fraction, work in ns done before it got its present size).
+    """
     n = len(lease.grants)
     if kept is not None and kept[0] == n and kept[1] == serial:
         return kept

@@ -10,18 +10,18 @@ Nothing is kept from cycle to cycle. A cycle applies these rules in order:
    should come free first is booked for it: nothing else is brought there, and once the minimum
    residency of all copies on the block is over these take no further calls.
 1. *Own copies first.* An idle copy takes the next call of its kind, the widest copy first. Before
-   that, `_split` remakes a copy that is wider than the load allows, and `_widen` one that is
-   narrower, for the last call that waits.
+   that, `_split` replaces an idle copy that is wider than the load allows by narrower ones, and
+   `_widen` replaces one that is narrower by a wider one, if only one call waits.
 2. *Another copy.* Each kind without a copy brings in one; then kinds bring in copies in turn.
    `_more` assigns the waiting calls to the copies as these come free, prefetched calls counted. The
-   oldest call brings in a copy where price + run + loss is least, if one of the calls would end
-   later without it and would wait longer than price and than 1 to 3 times the loss (the more, the
-   longer a restore is than a call). price = restore * (1 - use^2) and loss = the sum over services
-   of restore * chance * use^2 for each idle copy that is parked. `use` is the part of the time in
-   which the other copies of the service are busy with all its calls, so use^2 is about the chance
-   that a call finds none of them idle; it is 1 if there are none. `chance` is the chance that a
-   call comes at all: x / (1 + x) of x expected calls. This rule parks no copy that has waiting
-   calls.
+   oldest call brings in a copy, on the block where price + run + loss is least, if one of the
+   waiting calls would end later without it. That call must also have a wait before it that is
+   longer than the price, and longer than 1 to 3 times the loss (the longer a restore is than a
+   call, the nearer to 3). price = restore * (1 - use^2) and loss = the sum over services of restore
+   * chance * use^2 for each idle copy that is parked. `use` is the part of the time in which the
+   other copies of the service are busy with all its calls, so use^2 is about the chance that a call
+   finds none of them idle; it is 1 if there are none. `chance` is the chance that a call comes at
+   all: x / (1 + x) of x expected calls. This rule parks no copy that has waiting calls.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from .base import Placement
 from .copy_map import CopyMap, PlacedCopy
 from .waiting import OVERDUE_NS, Next, Waiting
 
-BYPASS = 64  # a call is overtaken at most so many times by shorter ones of its kind
-LOOK = 64  # so many calls of one kind are looked at in one cycle
-WIDE = 8  # a new copy may be wide if 8 times the expected calls would gain its restore
-LOSSES = 3  # a call waits for busy copies up to so many times what parking costs
+BYPASS = 64  # how often a call may be overtaken by shorter ones of its kind
+LOOK = 64  # how many calls of one kind are looked at in one cycle
+WIDE = 8  # a copy may be wide if 8 times the expected calls gain the time of a restore
+LOSSES = 3  # a call waits for busy copies for at most 3 times the cost of parking
 RHO = (4, 5)  # the load that a copy should carry, as a fraction
 LONG = 3  # if a restore is longer than 3 runs, no copy is wide until the load is known
 OVER = (3, 4)  # a wide copy may be split if its width loads more than this part of all GPUs
@@ -90,7 +90,7 @@ class _Cycle:
         self._drains = False  # the copies on the booked block take no further calls
         self._losses: dict[tuple[PlacedCopy, ...], int] = {}  # by the copies parked together
         self._loads: dict[int, int] = {}
-        self._stays = 0  # when the first copy that could not be parked may be, in epoch ns; 0: none
+        self._stays = 0  # when the first copy that must stay may be parked, in epoch ns; 0: none
 
     def go(self) -> int:
         oldest = [(o, want) for want, q in self._queues.items() if (o := q.oldest()) is not None]
@@ -217,8 +217,8 @@ class _Cycle:
     def _load(self, size: int) -> int:
         """Returns the GPUs that all kinds need if each call runs on at most `size` GPUs, in 1/ONE.
 
-        Of each kind it is the load or the chance that a call comes at all, whichever is more. A
-        service that was never called counts once with its smallest degree.
+        Each kind counts with its load, or with the chance that a call comes at all if that is more.
+        A service that was never called counts once with its smallest degree.
         """
         if size not in self._loads:
             total, services = 0, self._view.ledger.services
@@ -419,9 +419,9 @@ class _Cycle:
                   best: tuple[int, Spot]) -> bool:
         """Returns whether a waiting call would end sooner on a new copy.
 
-        The waiting calls are assigned to the copies as these come free. Each call is taken to run
-        for the mean, since the oldest may be the longest. `best` is the cost in ns and the block of
-        the new copy.
+        The waiting calls are assigned to the copies as these come free. Each call is assumed to run
+        for the mean time, since the oldest may be the longest. `best` is the cost in ns and the
+        block of the new copy.
         """
         cost, loss = best[0], best[1][0]
         calls = self._calls(want)

@@ -90,7 +90,7 @@ def choose_degrees(options: Sequence[DegreeOptions], free: int, least: Sequence[
 
 def _wait(spare: int, heap: list[tuple[int, int]], rest: Sequence[tuple[int, int]], waiting: int,
           now: int) -> int:
-    """Returns the sum of the completion times of the rest, which starts as other actions end."""
+    """Returns the sum of completion times of all other actions, which start as running ones end."""
     heapq.heapify(heap)
     total, at = 0, now
     for units, duration in rest:

@@ -6,8 +6,8 @@ without a session share what is left.
 
 GPUs are assigned once: one to each service in order of declaration, and each further GPU to the
 service with the most expected calls for each GPU that it has. A call runs on one GPU of its
-service, in order of readiness. A call that does not run on one GPU never starts: admission refuses
-it by `block_max`.
+service, in order of readiness. A call that cannot run on one GPU is refused at its submission
+(`block_max`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Static:
             walk = fair_walk(shards)
             while free and (head := walk.head()) is not None:
                 action, shape = head
-                if 1 not in shape.degrees:  # only in the journal of a broker with another placer
+                if 1 not in shape.degrees:  # such calls come only from a journal of another placer
                     walk.skip_shape()
                     continue
                 able = {n.node for n in view.candidates(shape) if view.fits(n, shape, 0)}

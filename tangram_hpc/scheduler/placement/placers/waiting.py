@@ -33,7 +33,10 @@ def rank(ledger: Ledger, shape: ActionShape) -> int:
 
 
 def is_overdue(ledger: Ledger, action: int, now: int, more: int = 0, bypass: int = BYPASS) -> bool:
-    """Returns whether the action may not be overtaken any more; `more` did so in this cycle."""
+    """Returns whether the action may not be overtaken any more.
+
+    `more` is how many actions have overtaken it in this cycle. O(1).
+    """
     return (now - ledger.actions[action].submitted_at >= OVERDUE_NS
             or ledger.ready.bypass_count(action) + more >= bypass)
 
