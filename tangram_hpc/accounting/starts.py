@@ -2,8 +2,9 @@
 
 Between two starts of a job's broker nothing is held, because the job waits in Slurm's queue. When
 the broker starts again, it ends what was open: nodes, their leases and sessions, and actions that
-will not run again. Those ends bear the time of the start. For accounting they happened when the
-earlier start was last heard. The scheduler does not read events through this; accounting does.
+will not run again. The journal has these ends with the time of the new start. Accounting counts
+them at the time of the earlier start's last event. Only accounting reads events through this
+module; the scheduler does not.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _ENDS = (ev.NodeLost, ev.LeaseFinished, ev.LeaseReleased, ev.LeaseReturned, ev.S
 
 
 def without_gaps(events: Iterable[ev.Event]) -> Iterator[ev.Event]:
-    """Yields the events in order, with such times corrected. O(1) for each event."""
+    """Yields the events in order, with the times of such ends corrected. O(1) for each event."""
     last = before = started = 0
     for event in events:
         if type(event) is ev.BrokerStarted:

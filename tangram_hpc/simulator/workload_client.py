@@ -1,10 +1,10 @@
 """The client of a simulated step: trajectories that wait for the policy, act, and wait for results.
 
-It knows the workload and tells the scheduler no more than a client may: with `oracle` durations an
-action carries its profile, with `learned` ones only its name, resource and degrees. A session is
-requested with a trajectory's first CPU action and closed with its last one. Where sessions reserve
-CPUs (`static:K`) it is requested when the trajectory starts, and the first turn begins when it is
-admitted.
+The client knows the workload, but tells the scheduler no more than a real client can: with `oracle`
+durations an action carries its profile, with `learned` ones only its name, resource and degrees. A
+session is requested with a trajectory's first CPU action and closed with its last one. Where
+sessions reserve CPUs (`static:K`) it is requested when the trajectory starts, and the first turn
+begins when it is admitted.
 """
 
 from __future__ import annotations
@@ -64,12 +64,13 @@ class Submission:
 
 
 class WorkloadClient:
-    """All trajectories: what each asks for at an instant, and what follows from an end.
+    """All trajectories: which requests each makes at an instant, and what follows when an action
+    ends.
 
     Attributes:
         left: Trajectories that have not ended.
         step_ns: When the last trajectory ended so far, in ns.
-        moved_at: When something of the workload last happened, in ns.
+        moved_at: When an event of the workload last happened, in ns.
     """
 
     def __init__(self, work: Workload, event_queue: EventQueue, oracle: bool, reserved: bool
@@ -95,7 +96,7 @@ class WorkloadClient:
         return self._of_action[action]
 
     def due(self, state: TrajectoryState) -> tuple[SessionSpec | None, list[Action]]:
-        """What a trajectory asks for at this instant: perhaps a session, perhaps actions."""
+        """The requests of a trajectory at this instant: sessions and actions, or none."""
         self.moved_at = self._event_queue.now
         if state.early and not state.session and state.turn < 0:
             return self._request(state), []

@@ -2,8 +2,9 @@
 
 Sandboxes open and close in no time, and orders travel in no time.
 
-Invariants: all events of one instant are applied before anything starts, ends before all others.
-Only `Scheduler.plan` decides what starts. The same input gives the same events on every machine.
+Invariants: all events of one instant are applied before anything starts, and among them ends come
+before all others. Only `Scheduler.plan` decides what starts. The same input gives the same events
+on every machine.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class SimulationWorld:
         self.scheduler = Scheduler(placer)
         self.event_queue = EventQueue()
         self.client = WorkloadClient(work, self.event_queue, oracle, placer.reserve > 0)
-        self._idle = 0  # instants in a row in which only the placer was asked
+        self._idle = 0  # instants in a row in which only the placer was called
         self.events: list[ev.Event] | None = None  # set to a list to keep them all
         self._runs: dict[int, progress.SimulatedAttempt] = {}  # by lease
         self._log = Log(self.client, self.scheduler.ledger)
@@ -138,7 +139,7 @@ class SimulationWorld:
     def _finish(self, lease: int, end_at: int) -> None:
         run = self._runs.get(lease)
         if run is None or run.end_at != end_at:
-            return  # it was resized meanwhile
+            return  # the attempt was resized meanwhile
         del self._runs[lease]
         now = self.event_queue.now
         outcome = Outcome(ActionState.COMPLETED, exec_ns=now - run.start)

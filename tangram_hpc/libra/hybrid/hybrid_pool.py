@@ -61,7 +61,7 @@ class _Member:
 
 @dataclass(slots=True)
 class _Replica:
-    """One replica and where it is on its way.
+    """One replica, and the progress of its join or return.
 
     Attributes:
         number: Its place in the pool's list of replicas.
@@ -70,10 +70,11 @@ class _Replica:
         generation: How many joins it has begun.
         core: The core that it helps in this join.
         joined: Whether this join has reached ACTIVE.
-        reason: Why it goes back; empty while it does not.
+        reason: Why it goes back to rollout; empty while it does not go back.
         deadline: When the current state times out, in ns; 0 for never.
         not_before: The first step at which it may be asked to join again.
-        waits_for: Members that have not done the current stage, in order; values are unused.
+        waits_for: Members that have not yet completed the current stage, in order; values are
+            unused.
     """
 
     number: int
@@ -120,7 +121,7 @@ class HybridPool:
         self._step, self.epoch, self.ignored = -1, 0, 0
         self._orders: list[AnyOrder] = []
 
-    # ---- questions ----
+    # ---- queries ----
 
     def roles(self) -> dict[int, Role]:
         """The role of each GPU."""
@@ -137,7 +138,8 @@ class HybridPool:
         return self._replicas[replica].state
 
     def rests(self, replica: int) -> bool:
-        """Whether a replica is in rollout and not yet asked again because its last join failed."""
+        """Whether a replica is in rollout and may not join again yet, because its last join failed.
+        """
         one = self._replicas[replica]
         return one.state is R.ROLLOUT and max(0, self._step) < one.not_before
 
@@ -146,7 +148,7 @@ class HybridPool:
         return self._replicas[replica].generation
 
     def next_deadline(self) -> int | None:
-        """When `tick` next has something to do if no event arrives, in ns; None for never."""
+        """When `tick` has to be called next if no event arrives, in ns; None for never."""
         return min((r.deadline for r in self._replicas if r.deadline), default=None)
 
     # ---- events ----
@@ -178,7 +180,7 @@ class HybridPool:
         return self._taken()
 
     def tick(self, now: int) -> list[AnyOrder]:
-        """Rolls back, or kills, whatever has exceeded its deadline at `now`."""
+        """Rolls back replicas, and kills members, that have exceeded their deadlines at `now`."""
         for replica in self._replicas:
             if not replica.deadline or now < replica.deadline:
                 continue
@@ -212,7 +214,7 @@ class HybridPool:
         return True
 
     def _lose(self, number: int, reason: str, now: int) -> None:
-        """Marks a member as dead and brings its replica back, or to LOST."""
+        """Marks a member as dead, and moves its replica to RETURNING or LOST."""
         replica = self._home[number]
         self._members[number].alive = False
         replica.waits_for.pop(number, None)

@@ -4,9 +4,9 @@ One member of each replica that helps this core connects here. With every step e
 is sent the parameters. Members of replicas that count are sent samples as well; the others are
 expected to answer with zeros.
 
-Invariants: the trainer's thread waits only in `collect`, and no longer than it was told to. Arrived
-gradients are kept until `collect` returns them. `libra/hybrid/gradient_filter.py` decides what is
-added; everything else is counted by the reason of its refusal.
+Invariants: the trainer's thread waits only in `collect`, for at most `wait_s`. Arrived gradients
+are kept until `collect` returns them. `libra/hybrid/gradient_filter.py` decides which gradients are
+added; the others are counted by the reason of their refusal.
 """
 
 from __future__ import annotations
@@ -132,10 +132,8 @@ class GradientChannel:
 
     def begin(self, plan: StepPlan, params: Vector, samples: list[Any]
               ) -> tuple[tuple[int, int], dict[int, tuple[int, int]]]:
-        """Sends out the work of a step.
-
-        `params` may change before all members have been sent it: that spoils only gradients that
-        arrive too late to be added.
+        """Sends out the work of a step. The caller may change `params` before all members have
+        received them: this spoils only gradients that arrive too late to be added.
 
         Returns:
             The range of samples that this core computes itself, and the range of each replica that
@@ -226,7 +224,7 @@ class GradientChannel:
         with self._lock:
             step = self._step
             if header in member.zeros and len(payload) == size:
-                del member.zeros[header]  # zeros add nothing, but prove that the channel works
+                del member.zeros[header]  # zeros change no sum, but prove that the channel works
                 return ""
             if (header.replica, header.generation) != (member.id.replica, member.id.generation):
                 refusal = "seat"

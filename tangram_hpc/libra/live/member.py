@@ -2,9 +2,9 @@
 
 It carries out the coordinator's orders one after the other and reports each as done.
 
-Invariants: the process serves rollouts or belongs to training, never both. Its server is told to
-stop before the gradient channel is opened, and starts again after the channel is closed. When the
-coordinator is gone, the process is a rollout worker again.
+Invariants: the process serves rollouts or belongs to training, never both. The rollout server is
+told to stop before the gradient channel is opened, and starts again after the channel is closed.
+When the coordinator is gone, the process is a rollout worker again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ReplicaCallbacks(Protocol):
         ...
 
     def start_rollouts(self) -> None:
-        """Serves rollouts again. It is also called when they never stopped."""
+        """Serves rollouts again. It is also called when the rollouts never stopped."""
         ...
 
     def gradient(self, params: NDArray[Any], samples: list[Any]) -> NDArray[Any]:
@@ -87,7 +87,7 @@ class Member:
         self._channel: _ChannelThread | None = None
 
     def run(self) -> None:
-        """Obeys the coordinator until it is gone; the process serves rollouts when this returns.
+        """Obeys the coordinator until its connection ends; then the process serves rollouts again.
 
         Raises:
             TangramError: No coordinator answers at that address, or it does not hold the key.
@@ -150,7 +150,7 @@ class Member:
         return self._callbacks.gradient(params, samples)
 
     def access_key(self) -> tuple[bytes, str]:
-        """The secret and the job name that a gradient channel asks for."""
+        """The secret and the job name that a peer must prove to a gradient channel."""
         return self._access.key, self._access.job
 
     def _leave_channel(self) -> None:
@@ -179,7 +179,7 @@ class _ChannelThread:
         self._thread.start()
 
     def follow(self) -> None:
-        """Answers work that has no samples with zeros from now on."""
+        """From now on, answers work without samples with zeros."""
         with self._lock:
             self._follows = True
             work, self._unanswered = self._unanswered, None

@@ -33,10 +33,10 @@ from .train_cost import TrainCost
 
 
 class Costs(Protocol):
-    """What a search has to know.
+    """The costs that a search needs.
 
     Attributes:
-        model, hardware, training, rollout: What is planned for.
+        model, hardware, training, rollout: The inputs of the plan.
         batch: The requests of one batch.
     """
 
@@ -55,7 +55,7 @@ class Costs(Protocol):
         ...
 
     def strata(self, most: int) -> Strata:
-        """The batch in at most that many groups."""
+        """The batch in at most `most` groups."""
         ...
 
     def segments(self, degree: int, strata: Strata) -> Ints:
@@ -85,7 +85,7 @@ class AnalyticCosts:
         """Prepares the models.
 
         Args:
-            model, hardware, training, rollout: What is planned for.
+            model, hardware, training, rollout: The inputs of the plan.
             history: Requests that were seen; a batch of `training.batch` requests is spread over
                 them.
             factors: Learned factors; default 1 for everything.

@@ -1,15 +1,16 @@
-"""Pure. The least period with which a rollout instance keeps up where batches overlap.
+"""Pure. Computes the least period with which a rollout instance keeps up where batches overlap.
 
 Where batches mix, trajectories of the next batches begin while the longest ones of earlier batches
-still run. In each period one batch's requests come to the instance. Its last trajectory must end
-within `ahead + 1` periods less the training step, as the batch that is `ahead` later begins when it
-has been trained. In a period of P seconds the instance makes as many decode steps S as fit into it.
-A step takes P / S, a request of g tokens takes g P / S plus the time of its prompt and its tools,
-and about tokens / S requests run at once, which the cache and the engine must hold. With fewer
-steps more sequences share each reading of the weights; with more steps a request ends sooner. The
-least period belongs to the fewest steps with which all requests are in time, where the most tokens
-and the longest prompt and tools are taken as those of one request (the mean of a processor-sharing
-queue; Kleinrock, Queueing Systems II, section 4.4).
+still run. In each period one batch's requests come to the instance. The batch's last trajectory
+must end within `ahead + 1` periods less the training step, because the batch that is `ahead` later
+begins when this one has been trained. In a period of P seconds the instance makes as many decode
+steps S as fit into it. A step takes P / S, a request of g tokens takes g P / S plus the time of its
+prompt and its tools, and about tokens / S requests run at once, which the cache and the engine must
+hold. With fewer steps more sequences share each reading of the weights; with more steps a request
+ends sooner. The least period belongs to the fewest steps with which all requests end in time. For
+this bound, the most tokens, the longest prompt and the longest tools of all requests count as those
+of a single one (the mean of a processor-sharing queue; Kleinrock, Queueing Systems II, section
+4.4).
 
 Invariants: a function of its arguments; more requests, or a longer training step, never lower it.
 """
@@ -28,7 +29,7 @@ _HALVINGS = 44  # bisections, which resolve a nanosecond of a day
 
 
 class FlowCost:
-    """Instances of one degree for one batch in strata."""
+    """The periods of instances of one degree, for one batch in strata."""
 
     def __init__(self, cost: RolloutCost, degree: int, strata: Strata) -> None:
         """Sums the batch up. O(strata ** 2)."""

@@ -1,8 +1,9 @@
-"""Pure. Requests in order of length: a batch drawn from a history, and a batch in strata.
+"""Pure. Draws a batch from a history of requests, and divides a batch into strata by length.
 
 The planner assigns groups of requests (strata) instead of single ones, which keeps its dynamic
 program small. A stratum is assigned whole, and its sums are those of all its requests. So strata
-restrict only where a batch may be cut; they do not change what it costs. Nothing is random.
+restrict only where a batch may be cut; the cost of a part is the same as without them. Nothing is
+random.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Strata:
     Attributes:
         prompt, generated: Tokens of each request.
         tool_ns: Tool time of each request.
-        turns: How often each request comes to the engine.
+        turns: How often each request is sent to the engine.
         starts: Index of the first request of each group.
     """
 
@@ -89,7 +90,7 @@ class Strata:
     def areas(self) -> Ints:
         """Sum of generated * (2 prompt + generated) of each group.
 
-        That is twice the number of times that a decode step reads the keys of a token.
+        It is twice the number of keys that all decode steps together read.
         """
         return np.add.reduceat(self.generated * (2 * self.prompt + self.generated), self.starts)
 
@@ -97,7 +98,7 @@ class Strata:
     def contexts(self) -> Any:
         """Sum of each group's context tokens if every turn reads its whole context, as floats.
 
-        The context of a request is taken as it is in its middle: prompt + generated / 2.
+        Every context of a request counts with its mean length, prompt + generated / 2.
         """
         return np.add.reduceat(self.turns * (self.prompt + self.generated / 2), self.starts)
 
@@ -120,10 +121,10 @@ class Strata:
     def peaks(self, at_once: int) -> Any:
         """[j, i]: the most tokens that groups j .. i-1 want to hold in a cache at once.
 
-        It is 0 for no group. All requests are taken to begin together and to grow alike. Only
-        `at_once` of them decode at a time. A request that waits for a place holds nothing, provided
-        that none returns from a tool, so the limit is applied only where every request has one
-        turn. O(requests x groups).
+        It is 0 for no group. All requests are assumed to begin together and to grow at the same
+        rate. At most `at_once` of them decode at a time. A request that waits for a place holds
+        nothing unless it returns from a tool, so the limit `at_once` is applied only where every
+        request has one turn. O(requests x groups).
         """
         n, (totals, live) = len(self), self.growth
         if self.turns.max() == 1:
@@ -142,9 +143,8 @@ def strata_of(batch: Sequence[Request], most: int) -> Strata:
 
 
 def hands_of(batch: Sequence[Request], most: int) -> Strata:
-    """The batch dealt in turn to `most` groups, or one group per request.
-
-    Dealing begins with the longest request, which goes to the last group.
+    """The batch in `most` groups, to which requests are assigned in turn, or in one group per
+    request. The longest request comes first and goes to the last group.
     """
     ordered = sorted_requests(batch)[::-1]
     count = min(most, len(ordered))

@@ -1,11 +1,11 @@
-"""Pure. How long a rollout instance of a given degree takes for given requests.
+"""Pure. Computes how long a rollout instance of a given degree takes for given requests.
 
 Decoding is bound by memory reads: each step reads the weights once, and each token reads the keys
 of its sequence. So the time of the keys is a plain sum, and the time of the weights is that of
 `steps`, which is the largest of three numbers: the longest request, the batch's key-steps over the
 cache, and its tokens over the engine's batch. In a mixture of experts each step reads the experts
-that its sequences pass, counted as if all requests began at once or as if all steps were alike,
-whichever is more.
+that its sequences pass. They are counted in two ways, as if all requests began at once and as if
+all steps had equally many sequences; the larger number is taken.
 
 The model follows Libra's, which takes mean lengths and no longest request; see docs/LIBRA.md.
 
@@ -23,7 +23,7 @@ from .lengths import Ints, Strata
 from .shapes import NEVER, SECOND, Hardware, ModelShape, Rollout
 
 _LEAST = 5e-324  # the smallest number with a logarithm, for models whose tokens pass all experts
-PIECES = 64  # pieces of time in which the sequences of a mixture are counted
+PIECES = 64  # intervals of time in which the sequences of a mixture are counted
 
 
 class RolloutCost:
@@ -59,7 +59,7 @@ class RolloutCost:
     def experts_s(self, degree: int, sequences: Any) -> Any:
         """Seconds to read once the experts that any of `sequences` tokens passes.
 
-        Each token is taken to draw its experts uniformly.
+        Each token is assumed to draw its experts uniformly.
         """
         m, h = self.model, self.hardware
         if not m.experts:
@@ -69,9 +69,8 @@ class RolloutCost:
         return values * read / (degree * h.mem_bw * h.mem_share)
 
     def fixed_s(self, degree: int) -> float:
-        """Seconds that a decode step takes however little it does.
-
-        They are the engine's own time, and the hops of two all-reduces in each layer.
+        """The constant seconds of a decode step, whatever its size: the engine's own time, and the
+        hops of two all-reduces in each layer.
         """
         hops = 2 * math.log2(degree) * self.hardware.link_latency_s
         return self.hardware.step_s + 2 * self.model.layers * hops
@@ -163,10 +162,10 @@ class RolloutCost:
     def _again(self, degree: int, strata: Strata, most: int, room: int) -> Any:
         """[j, i]: seconds in which contexts are read again that had been evicted from the cache.
 
-        All requests are taken to begin together and to grow alike. Once they fill the cache, each
-        turn finds its context gone. With a peak of p tokens and room for r, these are the turns
-        after the fraction r / p of a request's time, which is 1 - (r / p) ** 2 of all that the
-        turns would read.
+        All requests are assumed to begin together and to grow at the same rate. Once they fill the
+        cache, the context of each turn has been evicted. With a peak of p tokens and room for r,
+        this holds for the turns after the fraction r / p of a request's time, which read 1 - (r /
+        p) ** 2 of the tokens of all turns.
         """
         peaks = np.maximum(strata.peaks(self.rollout.max_batch)[:most + 1, :most + 1], room)
         share = 1 - (room / peaks) ** 2
@@ -176,8 +175,8 @@ class RolloutCost:
     def _together(self, strata: Strata) -> Any:
         """[j, i]: seconds in which one GPU reads experts for strata j .. i-1, if all begin at once.
 
-        Each request ends after its own tokens. Time is cut into pieces, and in each piece the mean
-        number of sequences counts. O(strata ** 2 x pieces), once for all degrees.
+        Each request ends after its own tokens. Time is divided into intervals; in each of them the
+        mean number of sequences counts. O(strata ** 2 x pieces), once for all degrees.
         """
         if self._read is None or self._read[0] is not strata:
             n = len(strata) + 1
@@ -210,9 +209,9 @@ def tops(values: Any, most: int) -> Any:
 
 
 def _edges(lengths: Ints) -> list[int]:
-    """The lengths at which time is cut: all lengths if they are few, else `PIECES` of them.
-
-    Half of those are at equal shares of the distinct lengths, half evenly up to the longest.
+    """The lengths at which time is divided: all distinct lengths if they are few, else `PIECES` of
+    them. Half of these are quantiles of the distinct lengths, half are evenly spaced up to the
+    longest.
     """
     found = np.unique(lengths)
     if len(found) > PIECES:

@@ -1,8 +1,9 @@
-"""Pure. When to plan again, and whether a new plan is worth its cost.
+"""Pure. Decides when to plan again, and whether a new plan is worth the cost of switching.
 
 Invariants: no plan is made without enough history, during warm-up, or within the cooldown of the
-last plan. A switch must gain a share of the step, and over the horizon more than it costs. Every
-answer says why. The thresholds are Libra's; docs/LIBRA.md says which of their readings are ours.
+last plan. A switch must shorten the step by a fraction, and must gain more over the horizon than it
+costs. Every verdict gives its reason. The thresholds are Libra's; docs/LIBRA.md says which of their
+readings are ours.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .shapes import SECOND, Request
 
 @dataclass(frozen=True)
 class Triggers:
-    """When to plan, and what a switch must gain. A step is a train_step."""
+    """When to plan, and how much a switch must gain. A step is a train_step."""
 
     interval: int = 10  # steps between two plans without any other reason
     warmup: int = 1  # steps before the first plan
@@ -34,7 +35,7 @@ class Triggers:
 
 
 class StepFacts(NamedTuple):
-    """What was measured in a step."""
+    """The measurements of a step."""
 
     step: int
     train_ns: int
@@ -52,7 +53,7 @@ class Verdict(NamedTuple):
 
 
 class Trigger:
-    """The history of requests, and what has happened since the last plan."""
+    """The history of requests, and the counts since the last plan."""
 
     def __init__(self, rules: Triggers) -> None:
         self.rules = rules

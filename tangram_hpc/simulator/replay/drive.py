@@ -24,7 +24,8 @@ from .countdown import command
 
 @dataclass(slots=True)
 class Sent:
-    """An action that was submitted: which one, when (ns since the epoch), and its future."""
+    """A submitted action: its entry in the workload, the time (ns since the epoch), and its future.
+    """
 
     trajectory: int
     turn: int
