@@ -11,6 +11,8 @@ Liveness is decided by what was heard, never by MPI and never by Slurm's exit co
 
 from __future__ import annotations
 
+PING_S = 2.0  # a peer of the broker that has sent nothing for so long sends a Ping
+
 
 class Stalls:
     """Measures how long its owner did not run.

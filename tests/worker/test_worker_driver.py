@@ -18,11 +18,12 @@ from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import ProtocolError
 from tangram_hpc.ports import SandboxSettings
 from tangram_hpc.protocol import message as ms
+from tangram_hpc.protocol.liveness import PING_S
 from tangram_hpc.protocol.payload import ExecCall, decode, encode
 from tangram_hpc.resources.cpu import affinity
 from tangram_hpc.sandbox.manager.sandbox_executor import SandboxExecutor
 from tangram_hpc.storage.store import FolderStore
-from tangram_hpc.worker.driver import BEAT_S, PING_S, SIGTERM_S, WorkerDriver
+from tangram_hpc.worker.driver import BEAT_S, SIGTERM_S, WorkerDriver
 
 SPEC = NodeSpec("n1", "host", (0, 1), 1024)
 DONE = Outcome(ActionState.COMPLETED)

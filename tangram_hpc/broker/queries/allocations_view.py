@@ -1,4 +1,6 @@
-"""Pure. The view of allocations: held, requested and refused ones, recent decisions, and why."""
+"""Pure. The view of allocations: held, requested and refused ones, and recent decisions with
+reasons.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The client's connection over MPI, through the gateway rank (serves `ports.Channel`).
+"""The client's connection over MPI, through the gateway rank (implements `ports.Channel`).
 
 Only the client's own thread calls these methods, except for `wake`. No call blocks inside MPI: the
 channel polls, spins for a while where cores are free, and then sleeps for longer and longer. MPI
-gives no notice of a dead gateway, so silence decides (`protocol/relay.py`); after that nothing is
-sent any more.
+gives no notice of a dead gateway, so a gateway that is silent for too long counts as dead
+(`protocol/relay.py`); then nothing is sent any more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...protocol.liveness import Patience, Stalls
 
 _BUSY_S = 0.001  # longest sleep while answers are awaited or bytes are under way
 _IDLE_S = 0.05  # longest sleep otherwise
-_STALLED_S = 1.0  # a longer gap between two polls means that we stood still, not the gateway
+_STALLED_S = 1.0  # after a longer gap between polls, this process was stopped, not the gateway
 _CLOSING_S = 0.5  # how long `close` waits for its bytes to leave
 
 
@@ -136,7 +136,7 @@ class MpiChannel:
             while not patience.over(time.monotonic()) and (
                     self._unsent or self._wire.sending(self._gateway)):
                 self._push()
-                if self._wire.take() is not None:  # it may be sending to us, and wait
+                if self._wire.take() is not None:  # the gateway may be sending to us, and wait
                     self._last_sign = time.monotonic()
                 time.sleep(50e-6)
             if self._stalls.look(time.monotonic()):
@@ -162,7 +162,7 @@ class MpiChannel:
             self._lose_gateway("the gateway ended")
             raise ChannelLost("the gateway ended")
         elif not self._begun:
-            return  # it belongs to an older connection of this rank
+            return  # the frame belongs to an older connection of this rank
         elif tag == relay.BROKER_CLOSED:
             raise ChannelLost(data.decode(errors="replace"))
         elif tag == relay.DATA:

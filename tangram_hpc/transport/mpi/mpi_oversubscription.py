@@ -1,4 +1,4 @@
-"""Detects oversubscription (more ranks on a node than cores they may use), and says how to wait.
+"""Detects oversubscription (more ranks on a node than cores they may use), and chooses how to wait.
 
 A rank that waits for MPI by `sched_yield` keeps its core busy. Where ranks share cores, some
 kernels (seen on Linux 6.18) then leave everything else on the node without a core for seconds, the
@@ -42,5 +42,5 @@ def shares_fate(environ: Mapping[str, str]) -> bool:
 
 
 def wait_environment(environ: Mapping[str, str], is_shared: bool) -> dict[str, str]:
-    """Returns what to add to the environment before MPI starts; variables already set are left."""
+    """Returns variables to add to the environment before MPI starts, without those already set."""
     return {k: v for k, v in _SLEEP.items() if is_shared and k not in environ}
