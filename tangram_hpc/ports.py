@@ -230,7 +230,9 @@ class Reports(Protocol):
         ...
 
     def session_down(self, session: int, reason: str) -> None:
-        """The sandbox of the session is gone; `reason` is empty if the worker asked for that."""
+        """The sandbox of the session is gone; `reason` is empty if the worker had asked the
+        executor to close it.
+        """
         ...
 
     def session_packed(self, session: int, files: str) -> None:
@@ -292,13 +294,13 @@ class Sandboxes(Protocol):
         ...
 
     def kill(self, lease: int, state: ActionState, reason: str) -> None:
-        """Ends what runs under a lease; `finished` follows with that state. An unknown lease is
-        ignored.
+        """Ends the processes or the call of a lease; `finished` follows with that state. An unknown
+        lease is ignored.
         """
         ...
 
     def resize(self, lease: int, cores: tuple[int, ...]) -> None:
-        """Moves what runs under a lease to these cores. An unknown lease is ignored."""
+        """Moves the processes of a lease to these cores. An unknown lease is ignored."""
         ...
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from .starts import without_gaps
 
 @dataclass(slots=True)
 class HeldRow:
-    """What one allocation held and used.
+    """The core-hours that one allocation held and used.
 
     Attributes:
         job: the Slurm job id, or `LEADER+N` for a het component.

@@ -23,7 +23,7 @@ from .starts import without_gaps
 
 @dataclass(slots=True)
 class ActionRecord:
-    """What happened to one action. Times are in ns since the epoch, by the broker's clock.
+    """The history of one action. Times are in ns since the epoch, by the broker's clock.
 
     Attributes:
         job: the Slurm job.
@@ -102,7 +102,7 @@ class ActionRecord:
 
 @dataclass(slots=True)
 class JobUsage:
-    """What a whole job held and used, in core-ns.
+    """The usage of a whole job, in core-ns.
 
     Attributes:
         held_ns: CPUs of its nodes, while they had joined.

@@ -1,10 +1,10 @@
 """Moves the ends that a broker's start implies back to the last event before that start. Pure.
 
 Between two starts of a job's broker nothing is held, because the job waits in Slurm's queue. When
-the broker starts again, it ends what was open: nodes, their leases and sessions, and actions that
-will not run again. The journal has these ends with the time of the new start. Accounting counts
-them at the time of the earlier start's last event. Only accounting reads events through this
-module; the scheduler does not.
+the broker starts again, it ends everything that was open: nodes, their leases and sessions, and
+actions that will not run again. The journal has these ends with the time of the new start.
+Accounting counts them at the time of the earlier start's last event. Only accounting reads events
+through this module; the scheduler does not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ _ENDS = (ev.NodeLost, ev.LeaseFinished, ev.LeaseReleased, ev.LeaseReturned, ev.S
 
 
 def without_gaps(events: Iterable[ev.Event]) -> Iterator[ev.Event]:
-    """Yields the events in order, with the times of such ends corrected. O(1) for each event."""
+    """Yields the events in order; ends that a broker's start implies get the corrected time. O(1)
+    for each event.
+    """
     last = before = started = 0
     for event in events:
         if type(event) is ev.BrokerStarted:

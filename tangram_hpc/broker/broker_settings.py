@@ -15,11 +15,11 @@ class Settings:
 
     Attributes:
         job: id of the job whose actions the broker schedules.
-        store: folder of large payloads, as clients and workers are told.
+        store: path of the folder of large payloads, which clients and workers are told.
         nodes: number of workers that are expected to join.
         grace_s: for how many seconds a client may be disconnected before its work is cancelled.
         join_s: how long the broker waits for `nodes` workers, in seconds.
-        kill_wait_s: seconds between SIGTERM and SIGKILL, as workers are told.
+        kill_wait_s: seconds between SIGTERM and SIGKILL, which workers are told.
         output_max: bytes of output that are kept of each stream of a command.
         user: login name of the job's owner, for accounting.
         version: version of tangram_hpc, for accounting.

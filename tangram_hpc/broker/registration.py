@@ -1,8 +1,9 @@
 """Handles declarations of services, endpoints and rollout pools, and reports about trajectories.
 
-A client (or the config file) declares what actions may use. Clients also report what happened to
-trajectories outside of the broker: a tool returned, or a trajectory ended. A rollout pool whose
-declaration names a folder goes on from the causal trees in it and saves what it learns there.
+A client (or the config file) declares services, endpoints and pools, which actions may use. Clients
+also report events of trajectories that the broker does not see: a tool returned, or a trajectory
+ended. A rollout pool whose declaration names a folder goes on from the causal trees in it and saves
+what it learns there.
 
 Each declaration is answered once. Trees are read when a pool is declared, and written from time to
 time and at the end. They only hold estimates, so a failure to write one ends nothing.
@@ -108,7 +109,7 @@ class Registration:
                                                   report.trajectory, report.tokens, report.epoch))
 
     def unsaved(self) -> dict[str, str]:
-        """Returns why what a pool learned could not be saved, by the pool's name."""
+        """Returns, by the pool's name, why its trees could not be saved."""
         if self._trees is None:
             return {}
         pools = self._scheduler.ledger.rollouts.values()

@@ -1,7 +1,7 @@
 """Pure. Makes the event that follows from a worker's report about a session's sandbox.
 
 A report counts only if it comes from the node that is the session's home now. After a migration the
-earlier home may still report about a sandbox that nobody needs any more; such a report is ignored.
+earlier home may still report about a sandbox that is not needed any more; such a report is ignored.
 """
 
 from __future__ import annotations

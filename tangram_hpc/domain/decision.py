@@ -1,7 +1,7 @@
 """Defines the decisions: orders in the imperative. Pure.
 
-Decisions are what the scheduler wants done outside of it. Each names the lease, session or
-allocation that it is about, so that carrying out the same decision twice does no harm.
+A decision is an order of the scheduler to the driver. Each names the lease, session or allocation
+that it is about, so that carrying out the same decision twice does no harm.
 """
 
 from __future__ import annotations

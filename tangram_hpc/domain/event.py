@@ -129,7 +129,7 @@ class NodeLost(Event, frozen=True, tag="node-lost"):
 
 
 class NodesComplete(Event, frozen=True, tag="nodes-complete"):
-    """No further node is expected, so what does not fit any node now can never run."""
+    """No further node is expected, so an action that fits no node now can never run."""
 
     nodes: int
 

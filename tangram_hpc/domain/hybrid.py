@@ -233,7 +233,7 @@ AnyOrder = Union[StageOrder, StepPlan, EvictReplica, KillMember, JoinEnded]  # n
 
 
 class GradientHeader(msgspec.Struct, frozen=True, array_like=True):
-    """What a gradient payload says about itself; `libra/hybrid/gradient_filter.py` checks it.
+    """The header of a gradient payload; `libra/hybrid/gradient_filter.py` checks it.
 
     Attributes:
         replica, generation, epoch, step, version: As in the `StepPlan` under which it was computed.

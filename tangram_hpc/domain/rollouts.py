@@ -92,7 +92,7 @@ class RolloutsSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True):
-    """What the router knows of a trajectory's next turn. Tokens are whole numbers.
+    """A trajectory's next turn, as the router needs it. Tokens are whole numbers.
 
     Attributes:
         pool: the rollout pool.

@@ -12,9 +12,9 @@ import msgspec
 
 from .ids import show
 
-# What happens to the processes that an action leaves running, until the session's next action
-# begins: they are stopped, or they may use a small share of one core, or they are killed with the
-# action that left them.
+# The treatment of processes that an action leaves running, until the session's next action begins:
+# they are stopped, or they may use a small share of one core, or they are killed with the action
+# that left them.
 BACKGROUNDS = ("stop", "share", "end")
 
 

@@ -99,7 +99,7 @@ class JobView(msgspec.Struct, frozen=True):
 
 
 class SlurmCalls(msgspec.Struct, frozen=True):
-    """How many calls the broker has made to Slurm, and what prevents more of them.
+    """Counts of the broker's calls to Slurm, and the reason why no more are made now.
 
     Attributes:
         adapter: the adapter that calls Slurm, `cli` or `pyslurm`; empty where there is no Slurm.

@@ -122,7 +122,7 @@ class Scheduler:
         return [event] if entailed is None else entailed(self.state, event)
 
     def plan(self, now: int) -> list[ev.Event]:
-        """Decides what to do at `now`, and changes nothing of the ledger.
+        """Decides what to do at `now`, without a change of the ledger.
 
         Args:
             now: epoch ns.

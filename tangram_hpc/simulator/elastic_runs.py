@@ -4,7 +4,7 @@
 job's own nodes only, and `elastic` adds satellites that come and go.
 
 Scheduler, drivers and accounting are the same in each. Core-hours held count each node while its
-worker is connected; core-hours used count what was granted to actions. Both are computed from the
+worker is connected; core-hours used count the cores granted to actions. Both are computed from the
 run's events.
 """
 

@@ -1,6 +1,6 @@
 """A simulation with messages: the real broker and worker drivers with real frames.
 
-Only what lies behind the ports is modelled: clock, links, journal, machines, Slurm, and one client
+Only the adapters of the ports are modelled: clock, links, journal, machines, Slurm, and one client
 that plays the workload. Times are the broker's, so the run time in a record includes the time of
 two messages. `SimulationWorld` shows what the policy decides; this simulation also shows whether
 the drivers work together.

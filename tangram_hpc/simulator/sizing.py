@@ -47,7 +47,7 @@ class Point(NamedTuple):
     figures: RunFigures | None
 
 
-Measure = Callable[[str, Holding], RunFigures | None]  # of a policy and its holding
+Measure = Callable[[str, Holding], RunFigures | None]  # arguments: name of a policy, holding
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Scale:
 
 @dataclass
 class SizingResult:
-    """What one policy needs.
+    """The resources that one policy needs.
 
     Attributes:
         policy: Its name.
@@ -263,8 +263,8 @@ def scale_of(work: Workload, cluster: Cluster, reserve: int = 0) -> Scale:
 
 
 def _most(work: Workload, reserve: int) -> Holding:
-    """The number of units beyond which more are of no use: the sum over all trajectories of what
-    the widest turn uses at once.
+    """The number of units beyond which more are of no use: the sum, over all trajectories, of the
+    units of their widest turns.
     """
     def wide(turn: WorkloadTurn, wants: Callable[[WorkAction], bool]) -> int:
         return sum(a.degrees[-1] for a in turn.actions if wants(a))

@@ -265,7 +265,7 @@ class WorkerDriver:
         """
         if not self._over:
             self._send(Leaving(reason))
-            self._link.flush()  # now: what follows may take a while
+            self._link.flush()  # flushed now, because the next steps may take a while
             self._over = True
             if self._executor is not None:
                 self._executor.close()

@@ -98,13 +98,13 @@ class HybridPool:
 
     Args:
         rules: Thresholds and timeouts.
-        core_training: The GPUs of each core; all cores have as many.
+        core_training: The GPUs of each core; all cores have equally many.
         core_rollout: GPUs that always serve rollouts.
         replicas: The members' GPUs of each hybrid replica. A replica is LOST until `MemberUp` has
             arrived for each of them.
 
     Raises:
-        InvalidInput: A GPU is named twice, or a replica has not as many GPUs as a core.
+        InvalidInput: A GPU is named twice, or a replica has more or fewer GPUs than a core.
     """
 
     def __init__(self, rules: PoolRules, core_training: Sequence[Sequence[int]],
@@ -334,7 +334,7 @@ class HybridPool:
         self._order(StepPlan(step, version, self.epoch, counting, following))
 
     def _follow_target(self, now: int) -> None:
-        """Asks replicas to join, or sends them back, until as many are in training as wanted."""
+        """Asks replicas to join, or sends them back, until the wanted number is in training."""
         wanted = self._target.settle(self._step, self._spare())
         inside = [r for r in self._replicas if r.state in _JOINING or r.state is R.ACTIVE]
         for replica in self._replicas:  # keeping a replica that was about to leave costs nothing

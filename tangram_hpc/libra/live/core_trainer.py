@@ -54,7 +54,7 @@ class CoreTrainer:
         on_news: The old name of `on_order`, kept for one release.
 
     Raises:
-        InvalidInput: The GPUs of `core_training` are not as many as the communicator has ranks.
+        InvalidInput: The number of GPUs in `core_training` is not the communicator's size.
     """
 
     def __init__(self, comm: Any, access: str | Path, core_training: Sequence[Sequence[int]],

@@ -82,7 +82,7 @@ class _MemberLink:
 
 @dataclass
 class _Step:
-    """What was sent and received since the last call of `begin`.
+    """The messages that were sent and received since the last call of `begin`.
 
     Attributes:
         plan: The plan of the running step.
@@ -159,7 +159,7 @@ class GradientChannel:
         """Waits for the gradients of this step, and returns those that arrived, by replica.
 
         Nothing is accepted for this step afterwards. Time in which this process was stopped does
-        not count, because what arrived meanwhile lies unread in its sockets.
+        not count, because gradients that arrived meanwhile are unread in its sockets.
 
         Args:
             wait_s: The longest time to wait, in seconds.

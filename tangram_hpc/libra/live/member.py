@@ -37,7 +37,7 @@ _ALIVE_S = 2.0
 
 
 class ReplicaCallbacks(Protocol):
-    """What a trainer's author implements for a member.
+    """The methods that a trainer's author implements for a member.
 
     A TangramError from any of the methods brings the replica back to rollout; any other exception
     ends the process.

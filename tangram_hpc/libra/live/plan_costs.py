@@ -40,7 +40,7 @@ class CommandCosts:
     """Costs by a command: one call for all layouts, one for each rollout degree.
 
     Args:
-        own: The analytic model, for what the command is not asked.
+        own: The analytic model, for all costs that the command does not compute.
         command: The program and its arguments.
         timeout_s: How long it may take to answer.
     """

@@ -28,7 +28,7 @@ _LEAST_SHARE = 0.01  # least relative deviation; equal samples would have none
 
 @dataclass(frozen=True)
 class Learning:
-    """How factors follow what is measured.
+    """How fast factors follow measurements.
 
     Attributes:
         slow: Weight of a new sample in normal times.

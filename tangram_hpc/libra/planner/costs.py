@@ -3,8 +3,8 @@
 `Costs` is the port, `AnalyticCosts` one adapter; the other one asks an external command
 (`libra/live/plan_costs.py`).
 
-Invariants: prices are whole ns and include the learned factors; `NEVER` is the price of what cannot
-run. The same question has the same answer for as long as one plan is made.
+Invariants: prices are whole ns and include the learned factors; `NEVER` is the price of a layout or
+segment that cannot run. The same question has the same answer for as long as one plan is made.
 """
 
 from __future__ import annotations

@@ -3,14 +3,13 @@
 Where batches mix, trajectories of the next batches begin while the longest ones of earlier batches
 still run. In each period one batch's requests come to the instance. The batch's last trajectory
 must end within `ahead + 1` periods less the training step, because the batch that is `ahead` later
-begins when this one has been trained. In a period of P seconds the instance makes as many decode
-steps S as fit into it. A step takes P / S, a request of g tokens takes g P / S plus the time of its
-prompt and its tools, and about tokens / S requests run at once, which the cache and the engine must
-hold. With fewer steps more sequences share each reading of the weights; with more steps a request
-ends sooner. The least period belongs to the fewest steps with which all requests end in time. For
-this bound, the most tokens, the longest prompt and the longest tools of all requests count as those
-of a single one (the mean of a processor-sharing queue; Kleinrock, Queueing Systems II, section
-4.4).
+begins when this one has been trained. In a period of P seconds the instance makes S decode steps. A
+step takes P / S, a request of g tokens takes g P / S plus the time of its prompt and its tools, and
+about tokens / S requests run at once, which the cache and the engine must hold. With fewer steps
+more sequences share each reading of the weights; with more steps a request ends sooner. The least
+period belongs to the fewest steps with which all requests end in time. For this bound, the most
+tokens, the longest prompt and the longest tools of all requests count as those of a single one (the
+mean of a processor-sharing queue; Kleinrock, Queueing Systems II, section 4.4).
 
 Invariants: a function of its arguments; more requests, or a longer training step, never lower it.
 """

@@ -30,8 +30,8 @@ def sorted_requests(requests: Sequence[Request]) -> list[Request]:
 def batch_of(history: Sequence[Request], batch: int) -> list[Request]:
     """`batch` requests that represent a history's lengths. O(n log n).
 
-    The history is cut into that many equal shares, and the middle of each share is taken. A history
-    of `batch` requests is returned as it is, in order.
+    The history is cut into `batch` equal parts, and the middle request of each part is taken. A
+    history of `batch` requests is returned as it is, in order.
     """
     ordered, n = sorted_requests(history), len(history)
     return [ordered[(2 * k + 1) * n // (2 * batch)] for k in range(batch)]
@@ -112,7 +112,7 @@ class Strata:
         """Two arrays that `peaks` needs. O(requests x groups).
 
         The first holds the length of each request. The second holds, for each request and each last
-        group, how many requests from this one to the end of that group there are.
+        group, the number of requests from this one to the end of the group.
         """
         ends = np.array([self.begin(k + 1) for k in range(len(self))], np.int64)
         places = np.arange(len(self.prompt))[:, None]

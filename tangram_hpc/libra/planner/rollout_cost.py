@@ -87,7 +87,7 @@ class RolloutCost:
         return 2 * self.model.active_params / (degree * h.flops * h.mfu_prefill)
 
     def sums_s(self, degree: int) -> float:
-        """Seconds to carry one token's two all-reduces in each layer between the GPUs."""
+        """Seconds to send one token's data for two all-reduces in each layer between the GPUs."""
         m, h = self.model, self.hardware
         ring = 2 * (degree - 1) / degree * m.hidden * m.value_bytes / (h.link_bw * h.comm_share)
         return 2 * m.layers * ring

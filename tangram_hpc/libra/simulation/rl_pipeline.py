@@ -103,9 +103,9 @@ class Pipeline:
         self._mixed = scenario.run.pipeline == TRAJECTORIES and not self._colocated
         # trajectories that may start, in order
         self._line: deque[tuple[int, TrajectoryLengths]] = deque()
-        # of batches begun and not trained
+        # for each batch that has begun and is not trained: its trajectories
         self._trajectories: dict[int, list[TrajectoryLengths]] = {}
-        self._ends: dict[int, list[int]] = {}  # when their trajectories ended
+        self._ends: dict[int, list[int]] = {}  # the times of their ends, in ns
         self._steps: dict[int, StepTimes] = {}
         self._began: dict[int, int] = {}
         self._last = -1  # the last batch that rolls out, or is about to

@@ -31,7 +31,7 @@ class System:
     """The parts of one system. Only systems with C-MLFQ move keys.
 
     Attributes:
-        name: What reports call it.
+        name: The name in reports.
         splits: The rule that decides the split.
         uniform: Whether all instances have one degree.
         routing: How turns are routed.
@@ -231,8 +231,8 @@ class Splitter:
         """Remaining tokens at which the buckets end.
 
         The plan gives each request to one degree for its whole time, but a queue by remaining
-        tokens serves the last tokens of every request in its smallest bucket. So the edges are
-        those at which each degree gets the share of all tokens that the plan gives it.
+        tokens serves the last tokens of every request in its smallest bucket. So the edges are set
+        so that each degree gets the fraction of all tokens that the plan gives it.
         """
         recent = sorted(r.generated for r in self._recent)
         n = len(recent)

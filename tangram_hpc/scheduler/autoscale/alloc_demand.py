@@ -1,4 +1,4 @@
-"""Sums up what the queue needs of each kind of resource, and what is held. Pure.
+"""Sums up, for each kind of resource, the demand of the queue and the units that are held. Pure.
 
 These are the facts on which `elastic_allocs` decides. The expected work of an action is the
 estimator's figure for one unit, which is the least that the action can take.
@@ -30,11 +30,11 @@ DemandKey = tuple[str, str]  # kind (`cpu` or `gpu`), component (empty: any)
 
 @dataclass(slots=True)
 class QueueLoad:
-    """What is needed and held of one kind of resource, in one component.
+    """The demand for one kind of resource in one component, and the units that are held.
 
     Attributes:
         work_ns: expected work of all actions that wait or run, in unit-ns.
-        movable_ns: expected work of those that a new node could start, in unit-ns.
+        movable_ns: expected work of the actions that a new node could start, in unit-ns.
         waiting: how many actions a new node could start.
         units: units that these actions can use at most.
         bound: how many waiting actions no new node could start: they wait for the node of their

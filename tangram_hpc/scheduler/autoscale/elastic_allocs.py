@@ -30,12 +30,12 @@ from ..state.ledger import Ledger, NodeEntry
 from .alloc_demand import DemandKey, QueueLoad, loads, satellite_serves, units_of
 from .backoff import backoff_until
 
-LOOK_NS = 1_000_000_000  # time between two checks
+LOOK_NS = 1_000_000_000  # time between two calls of `decide`
 _S = 1_000_000_000
 
 
 class Need(NamedTuple):
-    """What is missing of one kind of resource.
+    """The amounts of one kind of resource that are missing.
 
     Attributes:
         units: units of the kind.
@@ -72,7 +72,7 @@ class ElasticAllocs:
         return self._looked_at + LOOK_NS if policy.max_nodes or policy.idle_ns else 0
 
     def decide(self, ledger: Ledger, now: int) -> list[ev.Event]:
-        """Returns the events of what to request or give back now; none before it is due."""
+        """Returns events that request or give back allocations now; none before it is due."""
         due = self.due_at(ledger)
         if not due or now < due:
             return []
@@ -264,7 +264,7 @@ def _stands(nodes: list[NodeEntry], ledger: Ledger, name: str) -> bool:
 
 
 def _missing(ledger: Ledger, key: DemandKey, load: QueueLoad, now: int) -> Need:
-    """Returns what is needed beyond what is held and on its way."""
+    """Returns the needs that exceed the resources that are held or requested."""
     policy, kind = ledger.allocs.policy, key[0]
     if not policy.max_nodes:
         return _ENOUGH

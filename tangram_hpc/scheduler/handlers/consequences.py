@@ -30,7 +30,7 @@ def _of_broker_started(state: SchedulerState, event: ev.BrokerStarted) -> list[e
 
     Its nodes are lost, its sessions with them, its clients expire, and their actions end. Only
     actions with an idempotency key, outside sessions, wait again under their old order tags; the
-    attempt that was interrupted is not counted. O(what was open).
+    attempt that was interrupted is not counted. O(entries that were open).
     """
     ledger, at = state.ledger, event.at
     events: list[ev.Event] = [event]
@@ -56,7 +56,7 @@ def _goes_on(entry: ActionEntry) -> bool:
 
 
 def _of_node_joined(state: SchedulerState, event: ev.NodeJoined) -> list[ev.Event]:
-    """When a node joins, Slurm has granted its allocation."""
+    """Adds that Slurm has granted the allocation of a node that joins."""
     allocs, name = state.ledger.allocs, event.spec.allocation
     number = allocs.by_job.get(name)
     if not name:

@@ -124,7 +124,9 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
 
 
 def on_lease_released(state: SchedulerState, event: ev.LeaseReleased) -> list[Decision]:
-    """Frees the units of a lease whose worker has removed what the attempt left behind."""
+    """Frees the units of a lease, after its worker has removed the processes and files of the
+    attempt.
+    """
     lease = state.ledger.leases.get(event.lease)
     if lease is not None and lease.state is LeaseState.RELEASING:
         _release(state, lease, event.at)

@@ -1,8 +1,9 @@
 """Pure. Handlers of events about nodes and about the ends of the allocations that they belong to.
 
-A drained node keeps what runs on it and gets nothing more. A node that is drained only because its
-allocation ends (`NodeEntry.for_end`) lends again when Slurm reports a later end; one that is
-drained for any other reason does not. What ends with a lost node is listed in `consequences`.
+Actions and sessions on a drained node go on, and no others start there. A node that is drained only
+because its allocation ends (`NodeEntry.for_end`) lends again when Slurm reports a later end; one
+that is drained for any other reason does not. What ends with a lost node is listed in
+`consequences`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def on_node_draining(state: SchedulerState, event: ev.NodeDraining) -> list[Deci
         ledger.next_end = next_end(ledger)
         mark_drained(node)
         update_services(ledger)
-    elif node.for_end and not event.for_end:  # a second reason, which a later end does not undo
+    elif node.for_end and not event.for_end:  # this drain is not undone
         node.draining, node.for_end = event.reason, False
     return []
 
@@ -100,7 +101,7 @@ def on_node_lost(state: SchedulerState, event: ev.NodeLost) -> list[Decision]:
 
 
 def on_nodes_complete(state: SchedulerState, event: ev.NodesComplete) -> list[Decision]:
-    """All expected nodes have joined: from now on it is known what is infeasible."""
+    """All expected nodes have joined: from now on an infeasible action is recognised."""
     state.ledger.complete = True
     update_services(state.ledger)
     return []

@@ -1,4 +1,4 @@
-"""Pure. Handlers of events about endpoints, and what the end of a call teaches about them.
+"""Pure. Handlers of events about endpoints, and of the ends of their calls.
 
 A grant of an endpoint is the lease of an action of kind GRANT. Its client holds it, on no node (0).
 It ends when the client reports how the call went, cancels it, or expires: no worker has to

@@ -1,8 +1,8 @@
 """Pure. Handlers of events about the broker itself: its starts and its stalls.
 
-A broker that starts again continues an earlier one's journal. What ends with the earlier broker
-(its nodes, sessions and clients) ends by events of their own, which `consequences` names. What was
-learned of run times and of endpoints stays.
+A broker that starts again continues an earlier one's journal. The nodes, sessions and clients of
+the earlier broker end by events of their own, which `consequences` names. Estimates of run times
+and the quotas of endpoints stay.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _note_tool(pools: Iterable[RolloutPool], client: int, trajectory: str, tool:
 
 
 def on_tool_returned(state: SchedulerState, event: ev.ToolReturned) -> list[Decision]:
-    """Tells a pool what a tool returned that no action of ours ran."""
+    """Tells a pool the return of a tool that ran elsewhere than in an action."""
     pool = state.ledger.rollouts.get(event.pool)
     _note_tool([pool] if pool is not None else [], event.client, event.trajectory,
                event.tool, event.characters, event.status, event.at)

@@ -1,4 +1,4 @@
-"""Pure. Handlers of events about services, and what nodes must know of them.
+"""Pure. Handlers of events about services, and orders to nodes to prepare them.
 
 A service without a backend (as in a simulation) needs nothing of any node. Every node with GPUs
 keeps all other services parked in its host memory.

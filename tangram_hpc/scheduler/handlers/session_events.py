@@ -81,7 +81,7 @@ def on_session_ready(state: SchedulerState, event: ev.SessionReady) -> list[Deci
 
 
 def on_session_renewed(state: SchedulerState, event: ev.SessionRenewed) -> list[Decision]:
-    """Starts a session's idle time anew, because its client asked for that."""
+    """Starts a session's idle time anew, because its client renewed the session."""
     session = state.ledger.sessions.get(event.session)
     if session is not None:
         update_idle(state.ledger, session, event.at)
@@ -99,7 +99,7 @@ def on_session_moving(state: SchedulerState, event: ev.SessionMoving) -> list[De
 
 
 def on_session_packed(state: SchedulerState, event: ev.SessionPacked) -> list[Decision]:
-    """Lets a packed session wait for a node like a new one, with its files and its actions."""
+    """Puts a packed session, with its files and its actions, into the queue for a node."""
     ledger = state.ledger
     session = ledger.sessions[event.session]
     session.state = move(SESSION_MOVES, session.state, SessionState.WAITING, event)
@@ -112,7 +112,9 @@ def on_session_packed(state: SchedulerState, event: ev.SessionPacked) -> list[De
 
 
 def on_session_closing(state: SchedulerState, event: ev.SessionClosing) -> list[Decision]:
-    """Lets the home node close a session. What still runs in it will end as cancelled."""
+    """Lets the home node close a session. Actions that still run in the session will end as
+    cancelled.
+    """
     ledger = state.ledger
     session = ledger.sessions[event.session]
     if session.state is SessionState.WAITING:

@@ -1,4 +1,4 @@
-"""Decides when a service copy may be taken from calls that still wait for it. Pure.
+"""Decides when a service copy may be parked although calls still wait for it. Pure.
 
 Bringing a service to a block of GPUs costs a restore, during which the block computes nothing. If
 the call that has waited longest could always take the next free block, then under load every block

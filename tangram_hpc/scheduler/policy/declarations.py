@@ -1,4 +1,4 @@
-"""Pure. What follows when a service, endpoint or rollout pool is declared: events, or a refusal.
+"""Pure. Answers declarations of services, endpoints and rollout pools with events or a refusal.
 
 A second declaration with the same content has no effect. One with other content is refused while
 the first is in use. A refusal names the field and the remedy.
@@ -33,8 +33,8 @@ def declaration_of_service(ledger: Ledger, placer: Placer, spec: ServiceSpec, no
 def refusal_of_service(ledger: Ledger, placer: Placer, spec: ServiceSpec) -> str:
     """Why this service cannot be declared, with the field; empty if it can.
 
-    Each node with GPUs keeps all services parked in its memory, those that share their weights only
-    once; the sum of them must fit. O(services).
+    Each node with GPUs keeps all services parked in its memory; services that share their weights
+    are kept once; the sum of them must fit. O(services).
     """
     if not set(spec.degrees) <= set(BLOCK_SIZES):
         return f"degrees: {spec.degrees}: a service runs on 1, 2, 4 or 8 GPUs"

@@ -1,4 +1,4 @@
-"""Pure. The end of allocations: what may still start on a node, and when a node is drained.
+"""Pure. Decides what may still start on a node whose allocation ends, and when the node is drained.
 
 A node stops lending one margin before its allocation ends. The margin is `Ledger.margin_ns`, or a
 third of the time that the allocation had left when the node joined, if that is less. Nothing starts
@@ -6,7 +6,7 @@ on a node that is not expected to be over when its lending stops. From then on t
 no action starts, no session opens, and its sessions move or are closed as they become idle
 (`moving`).
 
-An action is expected to need what its profile says for its fewest units; without a profile, twice
+An action is expected to need the time of its profile on its fewest units; without a profile, twice
 the mean of its class; but never more than its timeout. In a class of which nothing has ended it is
 expected to need its timeout, or a second if it has none. Such a timeout is ignored if it is longer
 than the whole time for which the node lends; a second counts instead.
@@ -44,10 +44,10 @@ _HOLD_MOST_NS = 15 * _SECOND
 def next_look(looked_at: int, lends: int, ends_at: int, gap_ns: int) -> int:
     """When to ask Slurm again for the end of an allocation.
 
-    After half of what is left until the drain, but at least `LOOK_LEAST_NS` and at most
-    `LOOK_MOST_NS` after the last query; then shortly before the drain; then just before it. After
-    the drain at half of what is left until the end. A job of an hour costs ten queries, one of a
-    day about thirty.
+    Each query comes after half of the time that is left until the drain, but at least
+    `LOOK_LEAST_NS` and at most `LOOK_MOST_NS` after the query before; then there is a query shortly
+    before the drain and one just before it. After the drain, each comes after half of the time
+    until the end. A job of an hour costs ten queries, one of a day about thirty.
 
     Args:
         looked_at: when Slurm was last asked, or when the node joined (epoch ns).
@@ -105,8 +105,8 @@ def ending(ledger: Ledger, now: int) -> list[ev.Event]:
 
 
 class Endings:
-    """What still fits on nodes before their allocations end, at one time. What a shape needs is
-    looked up once.
+    """Tells which actions still end before the allocations of nodes do, at one time. The expected
+    time of a shape is looked up once.
     """
 
     def __init__(self, ledger: Ledger, now: int) -> None:

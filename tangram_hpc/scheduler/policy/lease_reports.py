@@ -1,8 +1,6 @@
-"""Pure. What a report on a lease means: the events that follow from a client's or worker's message.
-
-A report that comes late, or from a client that does not own the action, becomes no event. A call
-that its endpoint or service pushed back closes that endpoint or service for a while, and the call
-is tried again where that may help.
+"""Pure. Turns a client's or worker's report on a lease into events. A report that comes late, or
+from a client that does not own the action, becomes no event. If an endpoint or service refused a
+call, it is closed for a while, and the call is tried again where that may help.
 """
 
 from __future__ import annotations

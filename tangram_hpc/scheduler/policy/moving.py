@@ -35,7 +35,7 @@ def migrate_or_close(ledger: Ledger, node: NodeEntry, session: SessionEntry, now
 
 
 def _fits_elsewhere(ledger: Ledger, old: NodeEntry, session: SessionEntry, now: int) -> bool:
-    """Whether another node has what the session needs, now or once other work there has ended."""
+    """Whether the session fits on another node, now or once other work there has ended."""
     spec, until = session.spec, max(now, old.spec.ends_at_ns)
     return any(n.spec.serves(spec.component) and backend_for(n.spec, spec)
                and spec.mem_mib <= n.spec.mem_mib - n.parked_mib

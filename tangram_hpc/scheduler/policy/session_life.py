@@ -25,7 +25,7 @@ def expired(ledger: Ledger, now: int) -> list[ev.Event]:
     """Events for all sessions, clients, and actions outside sessions that must end now.
 
     A client is forgotten in the pass after the end of its last session. O(sessions of disconnected
-    clients + what ends).
+    clients + events).
     """
     events: list[ev.Event] = [
         ev.SessionClosing(now, session, f"idle for {timeout_ns / 1e9:g} s")

@@ -2,8 +2,8 @@
 
 A request starts in the smallest bucket. It moves only when a tool returns. Its next bucket follows
 from the mean and the 90th percentile of the tokens that it is estimated to have left. The estimate
-comes from prefix trees over what tools returned: one for each prompt and a global one. Trajectories
-whose tools returned similar results tend to have similar lengths. Source: Libra, arXiv 2606.03077,
+comes from prefix trees over tool returns: one for each prompt and a global one. Trajectories whose
+tools returned similar results tend to have similar lengths. Source: Libra, arXiv 2606.03077,
 section on C-MLFQ.
 
 Three rules differ from the paper's. If mean and percentile name two buckets, a request goes to the
@@ -33,7 +33,7 @@ _NONE = -1  # the epoch of a prefix that was never seen
 
 
 class ToolSignal(NamedTuple):
-    """What one tool returned.
+    """The return of one tool call, in classes.
 
     Attributes:
         tool: name of the tool.
@@ -48,7 +48,7 @@ class ToolSignal(NamedTuple):
 
 @dataclass(frozen=True)
 class TreeLimits:
-    """What a tree distinguishes and how much it may hold.
+    """The resolution and the size limits of a tree.
 
     Attributes:
         payload_edges: the sizes in characters at which payload classes 1 and 2 begin.
@@ -58,8 +58,8 @@ class TreeLimits:
             trajectories.
         epochs: how many epochs are kept.
         nodes_max: how many nodes the tree may have.
-        since: whether to subtract what was generated since the known prefix; False is the paper's
-            rule.
+        since: whether to subtract the tokens that were generated since the known prefix; False is
+            the paper's rule.
     """
 
     payload_edges: tuple[int, int] = (1_000, 12_000)
@@ -218,7 +218,7 @@ ToolPath = Sequence[ToolSignal]
 
 
 class CausalTree:
-    """The prefix trees, which hold what was learned from whole trajectories.
+    """The prefix trees, which hold the lengths of whole trajectories.
 
     Attributes:
         shape: the limits of the trees.
@@ -312,7 +312,7 @@ class CausalTree:
         self._bound()
 
     def merged(self, other: CausalTree) -> CausalTree:
-        """Returns a new tree that knows what both know, as if it had learned all of it.
+        """Returns a new tree, as if it had learned all trajectories of both.
 
         Merging is commutative, and associative while `nodes_max` is not reached.
 
@@ -494,8 +494,8 @@ class Cmlfq:
     Args:
         tree: gives the estimates, and learns from requests that end.
         edges: the most remaining tokens of each bucket but the last, in ascending order.
-        rule: how a request moves. `nearest`: to the bucket between those of mean and 90th
-            percentile that is nearest; `agree`: only if both name one bucket (the paper's rule);
+        rule: how a request moves. `nearest`: to the nearest of the buckets from that of the mean to
+            that of the 90th percentile; `agree`: only if both name one bucket (the paper's rule);
             `mean`: to the bucket of the mean.
 
     Raises:
@@ -544,7 +544,7 @@ class Cmlfq:
         return live.bucket
 
     def estimate(self, request: int) -> LengthEstimate | None:
-        """Returns the estimate of what a request has left; None if nothing is known."""
+        """Returns the estimate of a request's remaining tokens; None if nothing is known."""
         live = self._live[request]
         return self.tree.estimate(live.prompt, live.path, live.generated)
 

@@ -2,9 +2,9 @@
 
 Decoding takes longer for every request that shares an instance, and a request's KV cache lies on
 one instance: moving it, or computing it again, takes time. The router weighs both. Inside the
-wanted bucket, the instance with the least expected time wins (where instances are alike, the least
-loaded one). Instances of larger degrees count as inside while they idle or hold the request's KV
-cache. If a bucket is full, the nearest other buckets follow, larger degrees first.
+wanted bucket, the instance with the least expected time wins (of equal instances, the least loaded
+one). Instances of larger degrees count as inside while they idle or hold the request's KV cache. If
+a bucket is full, the nearest other buckets follow, larger degrees first.
 
 Invariants: every request is placed exactly once or waits in one queue, in order of arrival. An
 instance holds at most `running_max + queue_max` requests. A request's KV cache stays where the
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ...errors import InfeasibleRequest, InvalidInput
 
 STAY, TRANSFER, PREFILL = "stay", "transfer", "prefill"
-ANY = 1 << 60  # for `KvCost.crowded`: no instance is ever overloaded
+ANY = 1 << 60  # as `KvCost.crowded`: no instance is ever overloaded
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Router:
 
     @property
     def pressure(self) -> int:
-        """Requests on instances and in the queue, in 1/1000 of what may run at once."""
+        """Requests on instances and in the queue, in 1/1000 of the number that may run at once."""
         room = sum(i.running_max for i in self._instances.values())
         return 1000 * (len(self._at) + len(self._queue)) // room if room else 1000
 

@@ -1,4 +1,4 @@
-"""Pure. What is known of allocations: requested, held and given back, and what they cost.
+"""Pure. The state and the core-hours of allocations that are requested, held or given back.
 
 It is a part of the ledger, so only `Scheduler.handle` changes it. An allocation that lives counts
 with all that it could still use, so that the user's bound of core-hours holds whatever happens
@@ -34,7 +34,7 @@ class AllocEntry:
         nodes: its nodes that have joined and are not lost.
         empty_at: when its last node left; 0 while it has one.
         ended_at: when it ended; 0 before.
-        why: the reason for what was last decided or reported about it.
+        why: the reason of the last decision or report about it.
     """
 
     alloc: int
@@ -65,8 +65,8 @@ class AllocEntry:
 
     @property
     def core_ns(self) -> int:
-        """The core-ns of a satellite: all that it may use while it lives, and what it used once it
-        has ended.
+        """The core-ns of a satellite: all that it may use while it lives, and the used core-ns once
+        it has ended.
         """
         if self.lives:
             assert self.shape is not None
@@ -132,7 +132,7 @@ class AllocLedger:
         return sum(e.shape.nodes for e in self.entries.values() if e.shape is not None)
 
     def core_ns(self) -> int:
-        """What satellites have used, and what those that live may still use."""
+        """The core-ns that satellites have used, plus those that living ones may still use."""
         return self.ended_core_ns + sum(e.core_ns for e in self.satellites())
 
     def room(self, shape: SatelliteShape) -> int:

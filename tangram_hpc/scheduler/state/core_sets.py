@@ -1,11 +1,11 @@
 """Pure. Which units of a node are free, as one bit mask over the node's own order of units.
 
-Units that are taken together lie together, because neighbouring cores share caches and memory. They
-come from one group of neighbours, on the smallest level of groups on which one has room. Among the
-groups of that level, the one with preferred units comes first, then those within the same larger
-group as the preferred units, then the one with the fewest free units, so that large free ranges
-stay; at last the one at the lowest position. Taking or giving n units costs O(n), choosing them
-O(groups + n).
+Units that are taken together are neighbours, because neighbouring cores share caches and memory.
+They come from one group of neighbours, on the smallest level of groups on which one has room. Among
+the groups of that level, the one with preferred units comes first, then those within the same
+larger group as the preferred units, then the one with the fewest free units, so that large free
+ranges stay; at last the one at the lowest position. Taking or giving n units costs O(n), choosing
+them O(groups + n).
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ towards one second. A lease that did not end by itself (timeout, kill, lost node
 action takes longer.
 
 Invariants: only the ledger's events change it, so a replay learns the same; all numbers are whole.
-At most CLASSES_MAX classes are kept, and those that run. Names that differ in numbers only become
-one class, with all that was learned of them, once there are more than VARIANTS of them. If there
-are too many classes, the one that was used longest ago is forgotten: its samples stay in its
-parent, which is used instead.
+All classes with running actions are kept, and at most CLASSES_MAX others. Names that differ in
+numbers only become one class, with all that was learned of them, once there are more than VARIANTS
+of them. If there are too many classes, the one that was used longest ago is forgotten: its samples
+stay in its parent, which is used instead.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .speed import ONE, lg, octaves, speed
 SERIALS = (1, 10, 25, 50, 75, 100, 150, 200, 300, 450, 650, 1000)
 PRIOR = 100
 UNKNOWN_NS = 1_000_000_000  # the work of an action while nothing has ended yet
-SHRINK = 3  # a parent's mean weighs as much as so many samples
+SHRINK = 3  # the weight of a parent's mean, in samples
 # A class departs from PRIOR after MIN_SERIAL samples, and then only to the nearest fraction that is
 # less than 8 bits + n/64 bits worse than the best. It does so only while RIPE leases have ended for
 # each one that runs, since the leases that still run are the long ones.
 MIN_SERIAL, DOUBT, DOUBT_EACH, RIPE = 24, 8 << 10, 16, 4
 _NEAREST = sorted(range(len(SERIALS)), key=lambda i: abs(i - SERIALS.index(PRIOR)))
-CLASSES_MAX = 1024  # classes that are remembered although none of them runs
+CLASSES_MAX = 1024  # classes kept without a running action
 VARIANTS = 16  # names of one template that have classes of their own
 _MEMO_MAX = 4096  # means that are remembered
 
@@ -100,9 +100,9 @@ class Sizes:
 class Serial:
     """The maximum likelihood estimate of the serial fraction, over a grid.
 
-    The work is taken to be log-normal with free mean and spread. The logarithm of the likelihood of
-    a fraction f is sum log speed(f, last units) - sum log w_f - n log sd(log w_f), where w_f is the
-    work of a sample if f is true.
+    The work is assumed to be log-normal with free mean and spread. The logarithm of the likelihood
+    of a fraction f is sum log speed(f, last units) - sum log w_f - n log sd(log w_f), where w_f is
+    the work of a sample if f is true.
     """
 
     __slots__ = ("_first", "_logw", "_logw2", "best", "n")
@@ -142,7 +142,7 @@ class Serial:
 
 
 class _Class:
-    """What was learned of one class.
+    """The samples and estimates of one class.
 
     Attributes:
         running: how many of its leases have not ended.
@@ -160,7 +160,7 @@ class _Class:
         self.merged = False
 
     def merge(self, other: _Class) -> None:
-        """Adds what was learned of another class."""
+        """Adds the samples of another class."""
         self.running += other.running
         if other.sizes is not None:
             self.sizes = self.sizes or Sizes()
@@ -174,7 +174,8 @@ Of = tuple[str, str]  # key and name
 
 
 class Estimator:
-    """The classes of actions and what was learned of each. Memory is O(CLASSES_MAX + running).
+    """The classes of actions, each with its samples and estimates. Memory is O(CLASSES_MAX +
+    running).
 
     Attributes:
         used: how many leases were granted, by where the estimate of their run time came from.

@@ -26,7 +26,8 @@ together.)
 
 Invariants: everything here follows from the events of the ledger alone, in their order, so a replay
 and the simulator agree. An action waits for a bounded number of later ones of other clients and
-trajectories. What is kept is bounded by what waits, as a pool that is empty forgets its counts.
+trajectories. Memory is bounded by the number of waiting actions, as an empty pool forgets its
+counts.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def round_of(order_tag: int) -> int:
 
 
 class ClientShare:
-    """What one client has been given of one pool while other actions waited there.
+    """One client's grants in one pool, counted while other actions wait there.
 
     Attributes:
         client: its number.
@@ -159,7 +160,7 @@ class PoolShares:
             that rounds of one client never go back.
         clients: shares by client.
         waiting: how many actions wait.
-        forgotten: how often the pool was empty and forgot what it had counted.
+        forgotten: how often the pool was empty and forgot its counts.
     """
 
     __slots__ = ("clients", "forgotten", "last_round", "time", "waiting")
@@ -176,8 +177,8 @@ class PoolShares:
         return share
 
     def group_emptied(self, share: ClientShare) -> None:
-        """Forgets what is no longer needed, after the last waiting action of a client's group has
-        left.
+        """Forgets counts that are no longer needed, after the last waiting action of a client's
+        group has left.
         """
         if not self.waiting:
             self.clients.clear()

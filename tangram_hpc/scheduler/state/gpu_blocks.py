@@ -84,7 +84,9 @@ class GpuSet(CoreSet):
                 del self.resident[gpu]
 
     def settle(self, service: str, block: tuple[int, ...], now: int) -> None:
-        """Makes a service resident on a block from now on, and parks those that overlap with it."""
+        """Makes a service resident on a block, and parks all services on blocks that overlap with
+        it.
+        """
         old = self.resident.get(block[0])
         same = old is not None and old.service == service and old.gpus == block
         self.evict(block)

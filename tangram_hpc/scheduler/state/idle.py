@@ -1,7 +1,7 @@
 """Pure. When idle sessions end, and which clients are disconnected.
 
-This module holds only the state, which the handlers change. What ends, and when, is decided in
-`scheduler/policy/session_life.py`, which reads it.
+This module holds only the state, which the handlers change. `scheduler/policy/session_life.py`
+reads the state and decides when sessions and clients end.
 """
 
 from __future__ import annotations

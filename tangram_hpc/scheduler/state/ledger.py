@@ -1,6 +1,6 @@
-"""Pure. The broker's whole state: clients, nodes, sessions, actions, leases and what was learned.
+"""Pure. The broker's whole state: clients, nodes, sessions, actions, leases and estimates.
 
-Invariants: only `Scheduler.handle` changes the ledger. On every node, what is lent and what is free
+Invariants: only `Scheduler.handle` changes the ledger. On every node, the lent and the free units
 add up to its capacity; `Ledger.check` proves this and the other invariants. Every table is a dict
 in order of insertion whose keys are numbers or names, so that the same events give the same state,
 and the same order of iteration, on every machine. All times are epoch ns.
@@ -61,7 +61,7 @@ class ClientEntry:
 
 @dataclass(slots=True)
 class NodeEntry:
-    """A node, and what of it is free.
+    """A node, with its free units and memory.
 
     Attributes:
         node: its number.
@@ -129,8 +129,8 @@ class SessionEntry:
         state: where it is in its life.
         node: its home node; 0 while it has none.
         cores: the cores that it reserves; empty except under the placer `static:K`.
-        last_cores: the cores with which its last lease began. What that lease left in their caches
-            may still be there.
+        last_cores: the cores with which its last lease began. Data of that lease may still be in
+            the caches of these cores.
         placed_at: when it was last placed on a node.
         leases: the leases of its actions, prefetched ones included.
         waiting: its actions that have not started, in order of submission. This is an OrderedDict,
@@ -210,7 +210,8 @@ class ActionEntry:
 
 @dataclass(slots=True)
 class LeaseEntry:
-    """What is lent to one attempt of an action. Its number is the fencing key.
+    """The units and memory that are lent to one attempt of an action. Its number is the fencing
+    key.
 
     Attributes:
         lease: its number.

@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 
 
 class ActionShape(NamedTuple):
-    """What placement needs to know of an action.
+    """All properties of an action that placement uses.
 
     Attributes:
         key: the key resource.
@@ -156,7 +156,7 @@ class ShapeQueue:
     def __init__(self, shape: ActionShape, shard: QueueShard) -> None:
         self.shape, self.shard = shape, shard
         self.actions: TagHeap[int] = TagHeap()
-        self._head = 0  # its order tag in the heads of its shard
+        self._head = 0  # this queue's order tag in the heads of its shard
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -169,7 +169,7 @@ class QueueShard:
     Attributes:
         key: the key resource.
         node: the node on which the actions must start; 0 for any.
-        share: what the client has been given of the pool.
+        share: the client's grants in the pool.
         group: the group of the client's actions, `SINGLE` or `TRAJECTORY`.
         queues: the shape queues that are not empty, by shape.
         heads: the same shape queues under the order tag of their first action.
@@ -409,8 +409,7 @@ class Walk:
 class Rotation(Walk):
     """One pass over shards of several clients or groups, in the order of `fair_order`.
 
-    An action that is left behind by `next` counts as served; one that is left out by `skip_shape`
-    does not.
+    An action that `next` passes counts as served; an action that `skip_shape` leaves out does not.
     """
 
     __slots__ = ("_rounds",)

@@ -1,10 +1,11 @@
-"""Pure. An endpoint's quota: calls at once, a token bucket, and backing off after it pushed back.
+"""Pure. An endpoint's quota: calls at once, a token bucket, and a reduction after the endpoint
+refused calls.
 
 The level of the bucket is kept in `MICRO * 10**9` parts of a token. One nanosecond then refills
 exactly `rate_micro` parts, and nothing is ever rounded. A call takes one token, and is not granted
-without one. One factor reduces both rate and concurrency: an endpoint that pushes back cuts it at
-once, though only once for all calls that were under way at that time, and each later success raises
-it by a step, up to the declared quota (additive increase, multiplicative decrease).
+without one. One factor reduces both rate and concurrency: an endpoint that refuses a call reduces
+it at once, though only once for all calls that were under way at that time, and each later success
+raises it by a step, up to the declared quota (additive increase, multiplicative decrease).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ TOKEN = MICRO * _SECOND
 UNLIMITED = 1 << 30
 WHOLE = 1 << 10  # the share of an endpoint that does not push back
 LEAST = WHOLE >> 6
-STEP = WHOLE >> 5  # what each success adds to the share
+STEP = WHOLE >> 5  # the increase of the share by each success
 
 
 @dataclass(slots=True)
@@ -30,7 +31,8 @@ class EndpointEntry:
         at: the time to which `level` refers, epoch ns.
         level: the level of its token bucket, in 1/TOKEN of a token.
         busy: how many calls run.
-        share: which part of the quota is used, in 1/WHOLE; reduced after the endpoint pushed back.
+        share: which part of the quota is used, in 1/WHOLE; reduced after the endpoint refused
+            calls.
         cut_at: when the share was last cut, epoch ns. Calls that were granted by then do not change
             it.
         closed_until: until when nothing is granted, epoch ns.
@@ -118,7 +120,7 @@ class EndpointEntry:
             granted_at: when the call was granted, epoch ns.
             now: epoch ns.
             until: when the endpoint may be called again, epoch ns.
-            how: how it pushed back (`Outcome.pushed`).
+            how: how the endpoint refused the call (`Outcome.pushed`).
         """
         self._settle(now)
         self.closed_until = max(self.closed_until, until)

@@ -173,7 +173,7 @@ class MpiChannel:
                 raise ChannelLost(str(error)) from None
 
     def _push(self) -> None:
-        """Sends what the window allows; nothing while the gateway may be dead."""
+        """Sends as many bytes as the window allows; none while the gateway may be dead."""
         self._wire.sweep()
         if not self._unsent or self._gateway_unconfirmed():
             return

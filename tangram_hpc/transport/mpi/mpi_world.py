@@ -1,7 +1,7 @@
 """One MPI world after its ranks have met: its communicators and connections, and the way to leave
 it.
 
-Trainers have a communicator of their own; our traffic has another one, on which nobody ever blocks
+Trainers have a communicator of their own; our traffic has another one, on which no rank ever blocks
 inside MPI. After the meeting only one thread of a rank calls MPI for us. The module `mpi4py.MPI` is
 handed in, since `mpi.py` alone may import it.
 

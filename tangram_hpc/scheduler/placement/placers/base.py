@@ -1,4 +1,4 @@
-"""Defines what every placer takes and returns, and the steps that several placers share. Pure.
+"""Defines the interface of placers, and the steps that several placers share. Pure.
 
 A placer reads a `Snapshot` and returns a `Placement`. It changes nothing but the snapshot's copies
 of amounts, and whatever it remembers may be lost at a restart. Each line of a placement becomes an
@@ -61,7 +61,7 @@ class Resizing(NamedTuple):
 
 @dataclass(slots=True)
 class Placement:
-    """What a placer decided in one cycle.
+    """The decisions of a placer in one cycle.
 
     It is carried out as openings, resizes that shrink, resizes that grow, and grants, each in the
     order given. So CPUs that one lease gives up can go to leases that grow or start.
@@ -97,7 +97,7 @@ class Placer(Protocol):
     block_max: int
 
     def place(self, view: Snapshot) -> Placement:
-        """Returns what opens, changes and starts now; an empty placement is a valid answer."""
+        """Returns the sessions to open, resizes and grants for now; an empty placement is valid."""
         ...
 
 

@@ -33,7 +33,7 @@ class PlacedCopy:
         stays_until: before this time it is not parked, in epoch ns (`ServiceSpec.stay_ns`).
         busy: the call that it runs; None while it runs none.
         began: when that call began to run, after any restore, in epoch ns.
-        prefetched: how many calls are queued behind the one that runs.
+        prefetched: how many calls are queued behind the running call.
     """
 
     service: str
@@ -107,7 +107,7 @@ class CopyMap:
                 if c.size in want.degrees and self.may(c.node, want)]
 
     def may(self, node: NodeView, want: ActionShape) -> bool:
-        """Returns whether such a call may start on this node, whichever GPUs are free."""
+        """Returns whether such a call may start on this node once GPUs are free."""
         return (want.node in (0, node.node) and node.takes(want)
                 and want.mem_mib <= node.free_mem_mib)
 

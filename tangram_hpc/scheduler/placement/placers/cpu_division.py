@@ -1,8 +1,8 @@
 """Divides the CPUs of one node among the actions that run and those that wait. Pure.
 
-The value of a further unit is what it adds to an action's speed, times the action's weight. As
-speeds grow ever more slowly, lending unit after unit where its value is highest makes the sum of
-weighted speeds largest. Two heaps find the highest and the lowest value in O(log).
+The value of a further unit is its gain in the action's speed, times the action's weight. As speeds
+grow ever more slowly, lending unit after unit where its value is highest makes the sum of weighted
+speeds largest. Two heaps find the highest and the lowest value in O(log).
 
 No unit is made or lost, no running action that has a unit falls below one, and the actions that
 start are a prefix of those that wait. The result depends on the arguments alone.
@@ -62,7 +62,7 @@ class WaitingCandidate(NamedTuple):
 
 
 def weight(left: int, scale: int) -> int:
-    """Returns a weight that mildly prefers what is nearly done: (left + scale) ** -1/4."""
+    """Returns a weight that mildly prefers actions that are nearly done: (left + scale) ** -1/4."""
     return (1 << 30) // (isqrt(isqrt(((left + scale) >> 10) << 20)) + 1)
 
 

@@ -1,10 +1,11 @@
-"""The CPU side of `elastic`: which nodes to look at, and what starts or changes there. Pure.
+"""The CPU side of `elastic`: chooses the nodes to look at, and starts and resizes actions there.
+Pure.
 
 Sizes come from `divide_cpus` alone, and the order of waiting actions from `Waiting` alone. An
 action that may not be overtaken and that lacks memory or GPUs holds back only actions that want the
 same resource of its node.
 
-A node is looked at when its revision has changed or its time has come. What is kept between cycles
+A node is looked at when its revision has changed or its time has come. The memory between cycles
 only saves work: the revision that was seen, when to look again, and work that was already added up.
 Without this memory every node is looked at.
 """
@@ -36,7 +37,7 @@ def is_elastic(resizable: bool, degrees: tuple[int, ...]) -> bool:
 
 @dataclass(slots=True)
 class _Node:
-    """What is remembered of a node.
+    """The memory of one node.
 
     Attributes:
         news: the node's revision when it was last looked at.

@@ -15,13 +15,13 @@ Nothing is kept from cycle to cycle. A cycle applies these rules in order:
 2. *Another copy.* Each kind without a copy brings in one; then kinds bring in copies in turn.
    `_more` assigns the waiting calls to the copies as these come free, prefetched calls counted. The
    oldest call brings in a copy, on the block where price + run + loss is least, if one of the
-   waiting calls would end later without it. That call must also have a wait before it that is
-   longer than the price, and longer than 1 to 3 times the loss (the longer a restore is than a
-   call, the nearer to 3). price = restore * (1 - use^2) and loss = the sum over services of restore
-   * chance * use^2 for each idle copy that is parked. `use` is the part of the time in which the
-   other copies of the service are busy with all its calls, so use^2 is about the chance that a call
-   finds none of them idle; it is 1 if there are none. `chance` is the chance that a call comes at
-   all: x / (1 + x) of x expected calls. This rule parks no copy that has waiting calls.
+   waiting calls would end later without it. That call's expected wait must also be longer than the
+   price, and longer than 1 to 3 times the loss (3 if a restore is much longer than a call). price =
+   restore * (1 - use^2) and loss = the sum over services of restore * chance * use^2 for each idle
+   copy that is parked. `use` is the part of the time in which the other copies of the service are
+   busy with all its calls, so use^2 is about the chance that a call finds none of them idle; it is
+   1 if there are none. `chance` is the chance that a call comes at all: x / (1 + x) of x expected
+   calls. This rule parks no copy that has waiting calls.
 """
 
 from __future__ import annotations
@@ -356,9 +356,9 @@ class _Cycle:
     def _widen(self, want: ActionShape, copy: PlacedCopy) -> bool:
         """Brings in a wider copy for the only call that waits, and returns True, if that pays.
 
-        `copy` is idle but narrower than the load allows. A wider copy pays if this call and those
-        of two horizons that find no wide copy idle gain more than twice the restore and the loss of
-        what is parked.
+        `copy` is idle but narrower than the load allows. A wider copy pays if this call, and the
+        calls within two horizons that find no wide copy idle, gain more time than twice the restore
+        and the loss of the parked copies.
         """
         top = self._wide(want.degrees)
         if top <= copy.size or self._load(top) > self._copies.total * ONE:
@@ -372,7 +372,7 @@ class _Cycle:
         gain = (gain * use >> 20) * use >> 20
         if gain <= 2 * restore:
             return False
-        spot = self._spot(want, top, ignore=want)  # its own idle copies may be remade
+        spot = self._spot(want, top, ignore=want)  # the kind's own idle copies may be parked
         if spot is None or gain <= 2 * restore + spot[0]:
             return False
         head = self._queues[want].head()

@@ -49,7 +49,7 @@ class Fcfs:
 
     def _cpus(self, view: Snapshot, placement: Placement, pool: str) -> None:
         shards = view.ledger.ready.shards(pool)
-        if not self._strict and pool == CPU:  # full nodes are left out
+        if not self._strict and pool == CPU:  # full nodes need not be searched
             some = {n.node for n in view.nodes.values() if n.free_cpus}
             shards = [b for b in shards if b.node in some or (some and not b.node)]
         walk, finder = fair_walk(shards), Finder(view)

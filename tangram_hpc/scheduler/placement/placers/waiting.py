@@ -135,7 +135,7 @@ class _List:
     def __init__(self, ledger: Ledger, queues: Iterable[ShapeQueue], now: int,
                  bypass: int = BYPASS) -> None:
         self._ledger, self._now, self._bypass = ledger, now, bypass
-        # (round, bucket, order tag, action, shape queue, rest of that queue)
+        # (round, bucket, order tag, action, shape queue, rest of the shape queue)
         self._ahead: list[tuple[int, int, int, int, ShapeQueue,
                                 Iterator[tuple[int, int]] | None]] = []
         self._oldest: list[tuple[int, int, ShapeQueue, Iterator[tuple[int, int]] | None]] = []
