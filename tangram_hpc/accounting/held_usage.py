@@ -126,7 +126,7 @@ class HeldUsage:
                 self.rows[job].until = self.last_ns
 
     def _begin_again(self, before: int) -> None:
-        """Handles a start of the broker. Allocations that are no satellites were held until
+        """Handles a start of the broker. Allocations other than satellites were held until
         `before`, the time of the last event before the start.
         """
         for row in self.rows.values():

@@ -57,7 +57,7 @@ class ActionRecord:
     state: ActionState = ActionState.PENDING
     grants: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     gpus: tuple[int, ...] = ()
-    route: Routed | None = None  # where a rollout's turn went, the last time
+    route: Routed | None = None  # the last route of a rollout's turn
     # Whether a prefetched lease was lost with its node. The node may have started the action
     # without a report; then `attempt` is a lower bound.
     lost_ahead: bool = False
@@ -241,7 +241,8 @@ class Fold:
 
     def _begin(self, record: ActionRecord, event: ev.LeaseGranted, at: int) -> None:
         record.start_ns, record.attempt = at, event.attempt
-        record.node = self._nodes[event.node][0] if event.node else None  # else at its client
+        # None if its client makes the call.
+        record.node = self._nodes[event.node][0] if event.node else None
         record.gpus = event.gpus
         record.grants = [(at, event.cores)]
 

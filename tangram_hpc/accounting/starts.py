@@ -25,7 +25,7 @@ def without_gaps(events: Iterable[ev.Event]) -> Iterator[ev.Event]:
     for event in events:
         if type(event) is ev.BrokerStarted:
             before, started = last or event.at, event.at
-        elif event.at == started and isinstance(event, _ENDS):  # entailed by the start
+        elif event.at == started and isinstance(event, _ENDS):  # an end that the start entails
             event = ev.moved(event, before)
         last = max(last, event.at)
         yield event

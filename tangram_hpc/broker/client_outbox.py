@@ -34,7 +34,7 @@ LINK_MAX = 4 << 20  # with more unsent bytes on a connection, messages wait in t
 
 
 class SpillLocation(NamedTuple):
-    """Where a payload lies in its client's spill file, in bytes."""
+    """The position of a payload in its client's spill file, in bytes."""
 
     offset: int
     size: int

@@ -104,7 +104,7 @@ class Broker:
         self._payloads: dict[int, Buffer] = {}  # the input payloads of open actions, by action id
         self._cycle_due = False  # a cycle is on the timer
         self._received = 0  # messages since the last cycle
-        self._wake_at = 0  # when the timer wakes the broker for a deadline (epoch ns); 0: not
+        self._wake_at = 0  # when the timer will wake the broker for a deadline (epoch ns); 0: never
         self.draining = ""
         self.ended = self.over = False
 
@@ -202,8 +202,9 @@ class Broker:
     # ---- connections -------------------------------------------------------------------------
 
     def accept(self, link: Link) -> Peer:
-        """Takes an authenticated connection; the caller hands the peer to `receive` with each of
-        its messages."""
+        """Makes a peer of an authenticated connection; the caller passes the peer to `receive` with
+        each message.
+        """
         return Peer(link)
 
     def lost(self, peer: Peer, reason: str) -> None:
@@ -520,8 +521,9 @@ class Broker:
             session.spec.id, node, session.placed_at - session.requested_at))
 
     def _reply(self, order: de.ReplyToClient, payload: Buffer | None) -> None:
-        """Sends an action's result to its client, and to those who submitted the same idempotency
-        key."""
+        """Sends an action's result to its client, and to clients that submitted the same
+        idempotency key.
+        """
         action, ledger = order.action, self.scheduler.ledger
         self._payloads.pop(action, None)
         node = ledger.nodes[order.node].spec.name if order.node else ""
@@ -544,7 +546,7 @@ class Broker:
             self._timer.after(0, self._run_cycle)
 
     def _run_cycle(self) -> None:
-        """Plans until there is nothing to do, then lets all messages leave."""
+        """Plans until there is nothing to do, then sends all messages."""
         if self.ended or self.superseded():
             return
         self._cycle_due, now = True, self._now()

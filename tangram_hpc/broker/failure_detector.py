@@ -16,7 +16,7 @@ from .satellites import Satellites
 
 SILENCE_S = 30.0  # a worker that sends nothing for this time is lost
 WATCH_S = 2.0  # between two checks for silent workers
-_STALLED_S = 2 * WATCH_S  # no check for longer than this: the broker was not running
+_STALLED_S = 2 * WATCH_S  # after a longer time without a check, the broker was not running
 
 
 class FailureDetector:

@@ -31,7 +31,7 @@ from ..scheduler.routing.cmlfq import SUCCESS, TIMEOUT
 
 UNITS_MAX = 1 << 16  # cores or GPUs of a node or an action
 AMOUNT_MAX = 1 << 40  # MiB, KiB and other counts
-NS_MAX = 10**18  # 31 years; now and twice this are less than 2**63 ns
+NS_MAX = 10**18  # 31 years; the present time plus twice this is less than 2**63 ns
 MICRO_MAX = 10**15  # millionths: of a token, of a call's cost
 OPTIONS_MAX = 1 << 20  # bytes of the options for a service's backend
 LIST_MAX = 1 << 16  # entries of a list
@@ -127,7 +127,8 @@ def _wrong_kind(action: Action) -> str:
     if what == "service" and not set(action.degrees) <= set(BLOCK_SIZES):
         return f"degrees: {_short(action.degrees)}: a service runs on 1, 2, 4 or 8 GPUs"
     if what != "cpu" and action.session:
-        return f"session: an action with the key {_short(action.key)} has no session; leave it out"
+        return (f"session: an action with the key {_short(action.key)} cannot run in a session; "
+                "leave it out")
     return ""
 
 

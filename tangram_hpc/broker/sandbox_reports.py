@@ -31,4 +31,5 @@ def event_of_report(ledger: Ledger, node: int, report: SandboxReport, now: int
         return ev.SessionClosed(now, report.session, report.reason)
     if session.state is SessionState.MOVING:
         return ev.SessionPacked(now, report.session, report.files)
-    return ev.SessionClosed(now, report.session, "")  # the session was closed while it was packed
+    # The session was closed while its files were packed.
+    return ev.SessionClosed(now, report.session, "")

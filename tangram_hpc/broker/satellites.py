@@ -88,9 +88,9 @@ class Satellites:
         self._job, self._slurm, self._scripts, self._ledger = job, slurm, scripts, ledger
         self._now, self._timer = clock.now_ns, timer
         self._record_event, self._end_worker = record_event, end_worker
-        self._retry_at: dict[int, int] = {}  # requests that were not made
+        self._retry_at: dict[int, int] = {}  # when to repeat requests that could not be made
         self._unsure: set[int] = set()  # requests that may have been made; looked for by name
-        self._flying: set[int] = set()  # requests under way
+        self._flying: set[int] = set()  # requests that Slurm has not answered yet
         self._settled: set[int] = set()  # satellites whose start is known
         self._ending: dict[int, int] = {}  # when the workers of these satellites were told to end
         self._cancelled: set[int] = set()

@@ -44,7 +44,7 @@ class StartLease(Decision, frozen=True):
 
 
 class KillLease(Decision, frozen=True):
-    """Order `node` to end what runs under `lease`, and to report its end as `state`."""
+    """Order `node` to end the attempt under `lease`, and to report its end as `state`."""
 
     node: int
     lease: int
@@ -154,5 +154,5 @@ class ReplyToClient(Decision, frozen=True):
     route: Routed | None = None
 
     def by(self, route: Routed | None) -> ReplyToClient:
-        """Returns this reply with the route of its turn."""
+        """Returns this reply with the route of the action, which is a turn."""
         return self if route is None else msgspec.structs.replace(self, route=route)

@@ -411,8 +411,8 @@ class LeaseReleased(Event, frozen=True, tag="lease-released"):
 class EndpointThrottled(Event, frozen=True, tag="endpoint-throttled"):
     """An endpoint refused a call whose lease began at `granted_at`.
 
-    Nobody calls it before `until`, and fewer calls run at once from then on. `pushed` is FALTERED
-    or THROTTLED.
+    The endpoint is not called before `until`, and fewer calls run at once from then on. `pushed` is
+    FALTERED or THROTTLED.
     """
 
     endpoint: str

@@ -120,7 +120,7 @@ class MemberLost(PoolEvent, frozen=True, tag="member-lost"):
 
 
 class MemberDone(PoolEvent, frozen=True, tag="member-done"):
-    """A member has done what the `StageOrder` of this generation and stage told it to do."""
+    """A member has carried out the `StageOrder` of this generation and stage."""
 
     member: int
     incarnation: int
@@ -217,7 +217,7 @@ class KillMember(Order, frozen=True, tag="kill"):
 
 
 class JoinEnded(Order, frozen=True, tag="settled"):
-    """Reports the outcome of a join; it asks for nothing."""
+    """Reports the outcome of a join. Nothing has to be done for this order."""
 
     replica: int
     generation: int

@@ -60,7 +60,7 @@ class LeaseQueues(Generic[T]):
         return {lease for lease in self._behind if lease not in self._in_front}
 
     def behind(self, lease: int) -> list[int]:
-        """Returns the leases that wait behind one; the last comes first."""
+        """Returns the leases that wait behind `lease`; the last comes first."""
         queue: list[int] = []
         while (waiting := self._behind.get(lease)) is not None:
             lease = waiting[0]

@@ -88,7 +88,8 @@ class EndpointSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 def pushed_by(failure: BaseException) -> tuple[int, int]:
-    """Returns `pushed` and `retry_after_ns` of an `Outcome`, as the exception of a call implies."""
+    """Returns the values of `Outcome.pushed` and `Outcome.retry_after_ns` for a call's exception.
+    """
     if not isinstance(failure, Throttled | Transient):
         return 0, 0
     wait_ns = round(min(max(0.0, failure.retry_after), 86_400.0) * 1e9)

@@ -20,7 +20,8 @@ COMMENT_MAX = 250  # characters of our part
 
 
 def with_remark(old: str, text: str) -> str:
-    """Returns a job's Comment with our part replaced by `text`, and all that others wrote kept."""
+    """Returns a job's Comment with our part replaced by `text`, and the text of others unchanged.
+    """
     others = old.partition(MARK)[0].rstrip(" ;")
     ours = f"{MARK} {text}"
     return f"{others}; {ours}" if others else ours

@@ -92,7 +92,7 @@ def copied(scheduler: Scheduler) -> Scheduler:
 
 
 def forecast(scheduler: Scheduler, action: int, now: int) -> Forecast:
-    """When a pending action is expected to start."""
+    """Forecasts when a pending action starts."""
     ledger = scheduler.ledger
     waiting = sum(e.state is ActionState.PENDING for e in ledger.actions.values())
     if waiting + len(ledger.leases) > OPEN_MAX:
@@ -101,7 +101,7 @@ def forecast(scheduler: Scheduler, action: int, now: int) -> Forecast:
 
 
 class _ForecastRun:
-    """One run of a scheduler's copy."""
+    """One run of a copied scheduler."""
 
     def __init__(self, scheduler: Scheduler, action: int, now: int) -> None:
         self._scheduler, self._ledger = scheduler, scheduler.ledger
@@ -137,9 +137,9 @@ class _ForecastRun:
         """
         now = self._now
         self._ledger.disconnected.clear()
-        self._ledger.allocs.policy = AllocPolicy()  # what is held stays as it is
+        self._ledger.allocs.policy = AllocPolicy()  # no allocation is requested or given back
         for node in self._ledger.nodes.values():
-            node.prefetch_max = 0  # no lease is prefetched, be it short or of a batch
+            node.prefetch_max = 0  # no lease is prefetched
         self._ledger.batching.clear()
         for lease in [x for x in self._ledger.leases.values() if not x.begun][::-1]:
             self._handle(ev.LeaseReturned(now, lease.lease))
@@ -154,9 +154,9 @@ class _ForecastRun:
                 self._handle(ev.SessionClosed(now, session.spec.id, ""))
 
     def _next(self) -> int | None:
-        """The next time at which anything happens; None if nothing will."""
+        """The time of the next event; None if no event will come."""
         while self._ends and self._end_of.get(self._ends[0][1]) != self._ends[0][0]:
-            heapq.heappop(self._ends)  # the lease was resized since, or is over
+            heapq.heappop(self._ends)  # the lease was resized meanwhile, or is over
         end = self._ends[0][0] if self._ends else None
         deadline = self._scheduler.next_deadline()
         if deadline and (end is None or deadline < end):
@@ -206,7 +206,7 @@ class _ForecastRun:
             heapq.heappush(self._ends, (end, lease.lease))
 
     def _why_stuck(self) -> str:
-        """Why nothing moves although the action still waits."""
+        """Why the forecast ends although the action still waits."""
         unknown = self._found.rests_on["unknown"]
         session = self._ledger.sessions.get(self._ledger.actions[self._action].action.session)
         if session is not None and session.state is SessionState.WAITING:

@@ -170,7 +170,7 @@ def _follow_up(state: SchedulerState, now: int) -> list[ev.Event]:
 
 
 def _place_due(state: SchedulerState) -> int:
-    """When the placer is to be called although nothing happens (epoch ns); 0 for never."""
+    """When the placer must be called although no event comes (epoch ns); 0 for never."""
     due, last = state.place_again_at, state.placed_at
     for name, endpoint in state.ledger.endpoints.items():
         if endpoint.free > 0 and state.ledger.ready.waits("endpoint:" + name):

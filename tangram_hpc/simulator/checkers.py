@@ -17,7 +17,7 @@ from ..scheduler.state.ledger import RESIZE_GAP_NS
 from .run_records import Record, RunRecords
 from .workload import Cluster, WorkAction, Workload, to_ns
 
-_Spans = dict[Hashable, list[tuple[int, int, int]]]  # what -> (from, to, amount)
+_Spans = dict[Hashable, list[tuple[int, int, int]]]  # held unit -> (from, to, amount)
 
 
 def faults(run: RunRecords, work: Workload, cluster: Cluster) -> list[str]:
@@ -81,7 +81,8 @@ def run_times(run: RunRecords) -> list[str]:
         left = Fraction(1)
         for since, end, units, _ in r.spans:
             left -= (end - since) * _rate(r.action, units) if units else 0
-        if abs(left) > _rate(r.action, r.action.degrees[-1]):  # more than one ns of work
+        # An error of more than one ns of work.
+        if abs(left) > _rate(r.action, r.action.degrees[-1]):
             found.append(f"{r.trajectory} {r.order}: {float(left):.2e} of its work is left")
     return found
 
@@ -100,7 +101,8 @@ def amounts(run: RunRecords, work: Workload, cluster: Cluster) -> list[str]:
                     return [f"{r.trajectory} {r.order}: {units} units, cores {cores}"]
                 for core in cores:
                     spans["core", r.node, core].append((since, end, 1))
-            held = stay.setdefault((r.node, r.order[0]), [r.start, r.end])  # its last stay there
+            # The trajectory's last stay on the node.
+            held = stay.setdefault((r.node, r.order[0]), [r.start, r.end])
             if r.migrated:
                 held[:] = [r.start, r.end]
             held[:] = [min(held[0], r.start), max(held[1], r.end)]

@@ -93,7 +93,9 @@ def _one(work: Workload, cluster: Cluster, placer: str, durations: str, seed: in
 
 
 def _largest(cluster: Cluster, growth: Growth) -> Cluster:
-    """The cluster with as many more nodes as satellites may ever have, held from start to end."""
+    """The cluster with the nodes of all satellites that may ever be requested, held from start to
+    end.
+    """
     shape = growth.policy.shapes[0]
     mem = shape.mem_mib or max(n.mem_mib for n in cluster.nodes)
     more = ClusterNode(name="more", count=growth.policy.max_nodes, cpus=shape.cpus, mem_mib=mem,

@@ -88,7 +88,7 @@ class MessageWorld:
         if growth is not None:
             self.slurm = ModelSlurm(self.event_queue, growth.queue, seed, self._join_worker,
                                     self._kill)
-            # the modelled Slurm reads the script as the component of its workers
+            # the modelled Slurm takes the script for the name of the workers' component
             scripts = SatelliteScripts({s.name: s.component for s in growth.policy.shapes})
         self.broker = Broker(self.scheduler, MemoryJournal(self._note), self.event_queue,
                              SimulatedTimer(self.event_queue, BEAT), settings, lambda: None,
@@ -145,7 +145,9 @@ class MessageWorld:
         return RunRecords(head, self._log.ordered(), self.client.step_ns)
 
     def _stuck(self) -> bool:
-        """Whether nothing has run or happened for longer than any pause of the workload."""
+        """Whether no action has run and no event has come for longer than any pause of the
+        workload.
+        """
         assert self.client is not None
         if self.scheduler.ledger.leases:
             self._busy_at = self.event_queue.now

@@ -142,7 +142,7 @@ class ModelSlurm:
                     self._end(job, "COMPLETED")
 
     def held_ns(self) -> int:
-        """Core-ns that all jobs have held until now."""
+        """Core-ns that all jobs together have held until now."""
         return sum(self.jobs_run().values())
 
     def jobs_run(self) -> dict[int, int]:

@@ -37,7 +37,7 @@ class Record:
 
     @property
     def resized(self) -> bool:
-        """Whether its number of units changed, or is none of the action's degrees."""
+        """Whether its number of units changed, or is not one of the action's degrees."""
         return len(self.grants) > 1 or self.grants[0][1] not in self.action.degrees
 
     @property

@@ -19,8 +19,9 @@ from ..domain.service import service_of
 from .workload import Cluster, ClusterNode, WorkAction, Workload, WorkloadTurn, all_actions
 
 LEVELS = 1000  # answers are multiples of 1/1000 of the cluster
-GRID = tuple(2 ** (-k / 2) for k in range(6, -1, -1))  # shares of the cluster that a curve shows
-_NEAR = 2  # sizes above an answer that must reach the target too
+# The fractions of the cluster that a curve shows.
+GRID = tuple(2 ** (-k / 2) for k in range(6, -1, -1))
+_NEAR = 2  # how many sizes above an answer must reach the target, too
 _UNDER = (0.95, 0.98)  # fractions of an answer that are also tried
 
 
@@ -183,7 +184,7 @@ def _settle(reaches: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def grid(scale: Scale) -> list[int]:
-    """The levels that every curve has."""
+    """The levels that are measured for every curve."""
     return sorted({max(1, round(share * scale.levels)) for share in GRID})
 
 
@@ -255,7 +256,8 @@ def scale_of(work: Workload, cluster: Cluster, reserve: int = 0) -> Scale:
     cpus = full.cpus > 0 and any(a.resource == "cpu" for a in actions)
     gpus = full.gpus > 0 and any(service_of(a.resource) for a in actions)
     levels = min(LEVELS, max(full.cpus if cpus else 0, full.gpus if gpus else 0, 1))
-    spread = 1 if sum(n.count for n in cluster.nodes) == 1 else 2  # sessions do not spread evenly
+    # Sessions do not spread evenly over several nodes.
+    spread = 1 if sum(n.count for n in cluster.nodes) == 1 else 2
     wanted = _most(work, reserve)
     times = max([1, *(math.ceil(spread * most / there) for on, most, there in
                       ((cpus, wanted.cpus, full.cpus), (gpus, wanted.gpus, full.gpus)) if on)])

@@ -149,7 +149,7 @@ class WorkloadClient:
         return spec, again
 
     def lost(self, session: int) -> None:
-        """A session's sandbox is lost; the next CPU action requests another session."""
+        """Notes the loss of a session's sandbox; the next CPU action requests another session."""
         state = self._of_session.pop(session, None)
         if state is not None and state.session == session:
             state.session, state.moved = 0, True

@@ -40,7 +40,8 @@ class SimulationWorld:
         self.event_queue = EventQueue()
         self.client = WorkloadClient(work, self.event_queue, oracle, placer.reserve > 0)
         self._idle = 0  # instants in a row in which only the placer was called
-        self.events: list[ev.Event] | None = None  # set to a list to keep them all
+        # A list to which all events are added; None: not kept.
+        self.events: list[ev.Event] | None = None
         self._runs: dict[int, progress.SimulatedAttempt] = {}  # by lease
         self._log = Log(self.client, self.scheduler.ledger)
         self._opened: list[int] = []  # sessions whose sandbox is being built
@@ -170,7 +171,7 @@ class SimulationWorld:
     # ---- the beginning -----------------------------------------------------------------------
 
     def _set_up(self) -> bool:
-        """Nodes, services and endpoints join; returns whether services are loaded at once."""
+        """Adds nodes, services and endpoints; returns whether services are loaded at once."""
         self._happen(ev.ClientJoined(0, CLIENT, "step", "step", 0, 1, "sim"))
         specs = self._cluster.node_specs()
         for number, node in enumerate(specs, 1):

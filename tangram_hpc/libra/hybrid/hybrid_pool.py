@@ -244,7 +244,7 @@ class HybridPool:
                 or event.generation != replica.generation):
             return False
         if replica.state not in _JOINING | _COUNTS:
-            return False  # it failed before it received the order to return
+            return False  # the member failed before it received the order to return
         self._roll_back(replica, f"member {event.member}: {event.reason}", now)
         return True
 
@@ -283,7 +283,7 @@ class HybridPool:
         self._maybe_home(replica, now)
 
     def _maybe_home(self, replica: _Replica, now: int) -> None:
-        """Ends the return when no member is waited for."""
+        """Ends the return if all members have reported it as done."""
         if replica.waits_for:
             return
         whole = all(self._members[m].alive for m in replica.members)
@@ -317,11 +317,11 @@ class HybridPool:
     def _begin(self, step: int, version: int, now: int) -> None:
         self._step = step
         for replica in self._replicas:
-            if replica.state is R.LEAVING:  # it goes back, whatever the target is now
+            if replica.state is R.LEAVING:  # the replica goes back, whatever the target is now
                 self._return(replica, replica.reason, now)
         self._follow_target(now)
         for replica in self._replicas:
-            if replica.state is R.LEAVING:  # it was told to leave just now, at this boundary
+            if replica.state is R.LEAVING:  # the replica was told to leave at this boundary
                 self._return(replica, replica.reason, now)
             elif replica.state is R.ACTIVATING:
                 self._to(replica, R.ACTIVE, 0)
@@ -337,7 +337,8 @@ class HybridPool:
         """Asks replicas to join, or sends them back, until the wanted number is in training."""
         wanted = self._target.settle(self._step, self._spare())
         inside = [r for r in self._replicas if r.state in _JOINING or r.state is R.ACTIVE]
-        for replica in self._replicas:  # keeping a replica that was about to leave costs nothing
+        # First keep replicas that were about to leave, which costs nothing.
+        for replica in self._replicas:
             if (len(inside) < wanted and replica.state is R.LEAVING
                     and self._step >= replica.not_before):
                 self._to(replica, R.ACTIVE, 0)

@@ -47,7 +47,7 @@ _STALLED_S = 4 * _TICK_S  # a longer gap between two readings of the clock is a 
 
 
 class Port(Protocol):
-    """How the coordinator reaches one member."""
+    """The coordinator's interface to one member."""
 
     def tell(self, order: StageOrder, channel: tuple[str, ...]) -> None:
         """Passes an order on; must not block for long."""
@@ -76,7 +76,7 @@ class _LinkPort:
         try:
             self._link.send(OrderMessage(order, channel))
         except OSError:
-            pass  # the thread that reads this link reports the member as lost
+            pass  # the link's receiving thread reports the member as lost
 
     def attach(self, link: BulkLink) -> bool:
         return False

@@ -76,7 +76,7 @@ class _MemberLink:
             try:
                 self.link.send(work, *payload)
             except OSError:
-                self.link.close()  # the thread that reads it ends the link
+                self.link.close()  # the receiving thread then ends the link
                 return
 
 

@@ -97,7 +97,9 @@ class LeasedMember:
                 self._link = None
 
     def _hang_up(self) -> None:
-        """Hangs up on the process, which then ends, or cancels an action that has not begun."""
+        """Closes the connection to the process, which then ends, or cancels an action that has not
+        begun.
+        """
         self._waiting.clear()
         if self._link is not None:
             self._link.close()

@@ -118,7 +118,7 @@ class Member:
                 case R.FETCHING_STATE:
                     self._leave_channel()
                     self._channel = _ChannelThread(self, channel, order)
-                    return  # the channel's thread reports when it has the parameters
+                    return  # the channel's thread reports the arrival of the parameters
                 case R.ZERO_SYNC:
                     if self._channel is not None:
                         self._channel.follow()
@@ -190,7 +190,7 @@ class _ChannelThread:
                 pass  # the channel's thread notices and reports it
 
     def close(self) -> None:
-        """Leaves the core; returns when nothing is computed any more."""
+        """Leaves the core; returns when no gradient is being computed any more."""
         self._closing = True
         self._link.close()
         self._thread.join()

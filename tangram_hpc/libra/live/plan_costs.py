@@ -52,7 +52,7 @@ class CommandCosts:
         self._segments: dict[tuple[int, int], Ints] = {}
 
     def tp_share(self, tp: int) -> float:
-        """The analytic model's share."""
+        """The communication share of tensor parallelism, from the analytic model."""
         return self._own.tp_share(tp)
 
     def strata(self, most: int) -> Strata:

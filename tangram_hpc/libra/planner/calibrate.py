@@ -20,7 +20,7 @@ from typing import Any
 from .shapes import Factors
 
 TRAIN = 0  # key of training; rollout degrees are their own keys
-UNIFORM, MIXED = -1, -2  # keys of whole plans: of one degree, of several degrees
+UNIFORM, MIXED = -1, -2  # keys of whole plans with one degree, and with several degrees
 _PRIOR = 1  # the weight of the prior, in mixed samples
 _LEAST_LOSS = 0.001  # equal instances are examined only while the loss is not 0
 _LEAST_SHARE = 0.01  # least relative deviation; equal samples would have none
@@ -173,7 +173,7 @@ class Calibrator:
         return self._tracks[key].changes if key in self._tracks else 0
 
     def factors(self) -> Factors:
-        """The factors that are believed now."""
+        """The present factors."""
         train = self._tracks[TRAIN].factor if TRAIN in self._tracks else 1.0
         return Factors(train, tuple((key, self._tracks[key].factor)
                                     for key in sorted(self._tracks) if key > TRAIN))

@@ -68,7 +68,7 @@ class Costs(Protocol):
 
 
 def matrix_of(strata: int, times: Mapping[tuple[int, int], int]) -> Ints:
-    """A matrix like `RolloutCost.matrix`, from the ns of each (j, i)."""
+    """A matrix like `RolloutCost.matrix`, from a function that gives the ns of each (j, i)."""
     found = np.full((strata + 1, strata + 1), NEVER, np.int64)
     np.fill_diagonal(found, 0)
     for (j, i), ns in times.items():
@@ -108,7 +108,7 @@ class AnalyticCosts:
         return self.train_cost.prices(layouts, self.factors.train)
 
     def strata(self, most: int) -> Strata:
-        """The batch in at most that many groups; the same object for the same number."""
+        """The batch in at most `most` groups; the same object for the same `most`."""
         if most not in self._strata:
             self._strata[most] = strata_of(self.batch, most)
         return self._strata[most]

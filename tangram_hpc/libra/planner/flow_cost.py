@@ -31,7 +31,7 @@ class FlowCost:
     """The periods of instances of one degree, for one batch in strata."""
 
     def __init__(self, cost: RolloutCost, degree: int, strata: Strata) -> None:
-        """Sums the batch up. O(strata ** 2)."""
+        """Computes sums over the batch. O(strata ** 2)."""
         self._cost, self._degree, self._n = cost, degree, len(strata)
         room = cost.kv_tokens(degree)
         self._most = most = int(np.searchsorted(strata.totals, room, "right")) if room else 0
@@ -70,7 +70,7 @@ class FlowCost:
         return found
 
     def _periods(self, within: int, train_s: float, factor: float) -> Any:
-        """The least periods in seconds, by bisection; without meaning under the diagonal."""
+        """The least periods in seconds, by bisection; entries below the diagonal mean nothing."""
         wait = self._beside * factor + train_s
         least = np.maximum(np.maximum(self._packed, self._longest / within), 1e-9)
         step = factor * (self._cost.common_s(self._degree) + self._cost.fixed_s(self._degree))

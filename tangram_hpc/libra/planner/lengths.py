@@ -63,7 +63,7 @@ class Strata:
 
     @cached_property
     def totals(self) -> Ints:
-        """The longest total (prompt and generated tokens) of each group."""
+        """The largest total (prompt plus generated tokens) of a request of each group."""
         return np.maximum.reduceat(self.prompt + self.generated, self.starts)
 
     @cached_property
@@ -104,7 +104,7 @@ class Strata:
 
     @cached_property
     def context_squares(self) -> Any:
-        """The sum of `contexts`, with the square of each context in its place."""
+        """As `contexts`, but the sum of the squares of the contexts."""
         return np.add.reduceat(self.turns * (self.prompt + self.generated / 2) ** 2, self.starts)
 
     @cached_property

@@ -63,7 +63,7 @@ class OnlinePlanner:
         self._degrees: tuple[int, ...] = ()  # of all instances of the plan; some may idle in `_now`
         self._lag = 1 + search.ahead  # steps whose rollouts had begun before a plan was taken
         self._since = 2 * self._lag  # steps on this plan; no rollouts had begun before the first
-        self._sums = (0, 0, 0)  # over at most `_lag` steps: modelled ns, measured ns, steps
+        self._sums = (0, 0, 0)  # modelled ns, measured ns and number of at most `_lag` steps
 
     @property
     def now(self) -> Split | None:
@@ -186,6 +186,7 @@ class OnlinePlanner:
         """
         said, took, steps = self._sums
         said, took, steps = said + said_ns, took + took_ns, steps + 1
-        if steps == self._lag and self._search.loss:  # without loss the router knows all lengths
+        # A loss of 0 means that the router knows all lengths.
+        if steps == self._lag and self._search.loss:
             self.calibrator.observe_plan(self.mixed, said, took, mean)
         self._sums = (said, took, steps) if steps < self._lag else (0, 0, 0)

@@ -34,7 +34,7 @@ class RolloutCost:
         self._read: tuple[Strata, Any] | None = None  # the last answer of `_together`
 
     def cut(self, degree: int) -> str:
-        """Why no instance of this degree can exist; "" if one can."""
+        """Why an instance of this degree cannot exist; "" if it can."""
         if not self.model.fits(degree):
             return "TP does not divide the model's heads or width"
         if self.hardware.gpus_per_node % degree:
@@ -42,7 +42,9 @@ class RolloutCost:
         return ""
 
     def kv_tokens(self, degree: int) -> int:
-        """How many tokens' keys an instance holds; 0 if its weights do not fit or it is `cut`."""
+        """For how many tokens an instance holds keys; 0 if its weights do not fit or if it is
+        `cut`.
+        """
         if self.cut(degree):
             return 0
         weights = self.model.params * self.model.value_bytes
@@ -141,7 +143,8 @@ class RolloutCost:
         return found
 
     def _seconds(self, degree: int, strata: Strata, most: int, room: int) -> Any:
-        """[j, i] in seconds for the first `most` strata; without meaning under the diagonal."""
+        """[j, i] in seconds for the first `most` strata; entries below the diagonal mean nothing.
+        """
         end = strata.begin(most)
         bare = self.alone_s(degree, strata.prompt[:end], strata.generated[:end])
         alone, bare = (tops(np.maximum.reduceat(one, strata.starts[:most]), most)
@@ -155,7 +158,7 @@ class RolloutCost:
         read = self._again(degree, strata, most, room) + self.prefill_s(
             degree, spans(strata.prompts, most), spans(strata.squares, most))
         crowd = read + self.decode_s(degree, np.maximum(longest, packed), tokens, areas, experts)
-        # the longest request also waits for its tools; its steps are shared with the others
+        # the longest request waits for its tools, too; other requests share its steps
         last = read + self.decode_s(degree, longest, tokens, areas, together) + alone - bare
         return np.maximum(np.maximum(crowd, last), alone)
 

@@ -93,10 +93,10 @@ class Hardware:
     net_latency_s: float = 15e-6
     mfu_train: float = 0.45
     mfu_prefill: float = 0.55
-    mem_share: float = 0.85  # share of mem_bw that decoding reaches
-    comm_share: float = 0.80  # share of link_bw and net_bw that collectives reach
-    overlap: float = 0.80  # share of a backward pass during which gradients may travel
-    rho: float = 0.15  # they slow that part by rho * use ** theta
+    mem_share: float = 0.85  # fraction of mem_bw that decoding reaches
+    comm_share: float = 0.80  # fraction of link_bw and net_bw that collectives reach
+    overlap: float = 0.80  # fraction of a backward pass during which gradients may travel
+    rho: float = 0.15  # sending gradients slows that part by rho * use ** theta
     theta: float = 1.0
     step_s: float = 2e-3  # constant part of a decode step: scheduler and kernel launches
     workspace_bytes: int = 4 << 30  # memory of a GPU that holds no weights, states or keys
@@ -126,7 +126,7 @@ class Rollout:
 
     degrees: tuple[int, ...] = (1, 2, 4, 8)
     max_batch: int = 256  # sequences that decode at once
-    kv_loss: float = 0.04  # share of the cache that fragmentation wastes
+    kv_loss: float = 0.04  # fraction of the cache that fragmentation wastes
 
 
 @dataclass(frozen=True)

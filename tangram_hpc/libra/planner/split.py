@@ -171,7 +171,7 @@ def _trained(costs: Costs, sizes: list[int], search: Search, note: Note | None, 
         list[tuple[int, tuple[Layout, Price] | None]]):
     """The best layout of each size.
 
-    All layouts are priced in one call, as a command may have to answer it.
+    All layouts are priced in one call, because an external command may compute the prices.
     """
     if not memo:
         return [(size, LayoutTree(costs, search, note).best(size)) for size in sizes]
@@ -216,12 +216,12 @@ class _Rollouts:
         ns = table.ns(left)
         instances = tuple(instance_of(*piece, self._strata, segments[piece.degree])
                           for piece in table.pieces(left)) if ns < NEVER else ()
-        within = int(price.ns / (1 + self._search.loss))  # the table is without loss
+        within = int(price.ns / (1 + self._search.loss))  # the table does not contain the loss
         spare = left - table.least_gpus(max(ns, within))
         return Split(self._gpus, layout, price, instances, lossy(ns, self._search), spare)
 
     def _dealt(self, degree: int, layout: Layout, price: Price) -> Split:
-        """The split with as many instances of one degree as there is room for."""
+        """The split with the largest number of instances of one degree."""
         left = self._gpus - layout.gpus
         ns, instances = dealt_to(self._costs, degree, left // degree, self._search.ahead, price.ns)
         spare = left - degree * len(instances)

@@ -23,7 +23,7 @@ from .shapes import NEVER, SECOND, Hardware, Layout, ModelShape, Price, Prices, 
 
 @dataclass(frozen=True)
 class TokenLoad:
-    """Tokens and squares of tokens in a number of micro-batches; one entry for each layout."""
+    """Sums of tokens and of squared tokens over some micro-batches; one entry for each layout."""
 
     tokens: Any
     squares: Any
@@ -50,7 +50,7 @@ class Stage:
 
     @property
     def total(self) -> Any:
-        """The sum: nothing in a stage overlaps."""
+        """The sum of all parts, because nothing in a stage overlaps."""
         return self.compute + self.tp + self.ep + self.pp
 
 

@@ -20,17 +20,17 @@ from .shapes import SECOND, Request
 class Triggers:
     """When to plan, and how much a switch must gain. A step is a train_step."""
 
-    interval: int = 10  # steps between two plans without any other reason
+    interval: int = 10  # steps after which a plan is made without any other reason
     warmup: int = 1  # steps before the first plan
-    queue_pressure: float = 0.75  # share of the rollout queues in use
-    rollout_pressure: float = 0.85  # share of the rollout slots in use
+    queue_pressure: float = 0.75  # fraction of the rollout queues in use
+    rollout_pressure: float = 0.85  # fraction of the rollout slots in use
     rejected: int = 8  # rollouts refused since the last plan
     time_ratio: float = 1.25  # the longer of training and rollouts over the shorter
     min_history: int = 8  # requests that must have been seen
     history: int = 4096  # requests that are remembered
-    cooldown: int = 1  # steps after a plan in which none is made
+    cooldown: int = 1  # steps after a plan in which no other one is made
     switch_cost_ns: int = 15 * SECOND
-    min_gain: float = 0.05  # share of the step that a switch must gain
+    min_gain: float = 0.05  # fraction of the step that a switch must gain
     horizon: int = 10  # steps over which a gain is counted
 
 

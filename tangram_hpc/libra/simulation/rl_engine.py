@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from ..planner.rollout_cost import RolloutCost
 
 BLOCK = 16  # tokens of a cache block
-_PART = 1 << 20  # parts of a token
+_PART = 1 << 20  # how many parts a token has
 _SECOND = 10**9
 
 
@@ -140,7 +140,9 @@ class SimulatedEngine:
         self.version += 1
 
     def _leave(self, request: int) -> DecodeWork:
-        """Stops a running turn and returns it as of now; its keys stay in the cache."""
+        """Stops a running turn and returns it with its present progress; its keys stay in the
+        cache.
+        """
         work = self._runs.pop(request)
         self._base -= work.context * _PART - work.start
         done = min((self._progress - work.start) // _PART, work.tokens)

@@ -48,7 +48,8 @@ class Lending:
         self._version = self._step = self._era = 0
         self._pool: HybridPool | None = None
         self._unit = scenario.hardware.gpus_per_node
-        self._counting: dict[int, int] = {}  # node -> incarnation, of those that help in this step
+        # node -> incarnation, for the nodes that help in this step.
+        self._counting: dict[int, int] = {}
         self._incarnations = 0
         self._follow: list[StageOrder] = []  # members that follow the running step with zeros
         self._train_ns = self._rollout_ns = 0  # smoothed times of a batch
@@ -74,7 +75,7 @@ class Lending:
             [[node] for node in others], [n for n in nodes if n not in lendable],
             [[node] for node in lendable])
         self._counting, self._follow = {}, []
-        # engines by node, in the order of lending; the pipeline owns those of other nodes
+        # the engines of nodes that may be lent, in the order of lending
         self._engines = {node: list(engines.get(node, ())) for node in lendable}
         self._most = len(nodes) - 1 if lendable else 0
         self._incarnation: dict[int, int] = {}
@@ -126,7 +127,9 @@ class Lending:
             assert (node in self._incarnation) is (roles[node] is not Role.LOST)
 
     def used(self) -> int:
-        """GPUs whose gradients are used at the step's end: those that counted and still live."""
+        """The number of GPUs whose gradients are used at the step's end: their nodes counted and
+        still live.
+        """
         return self._unit * sum(self._incarnation.get(node) == incarnation
                                 for node, incarnation in self._counting.items())
 
@@ -165,7 +168,7 @@ class Lending:
         self._signal(now, 0 if self._waits else self._spare(demand))
 
     def home(self, now: int) -> None:
-        """Calls all nodes back, as between two steps."""
+        """Calls all nodes back."""
         if self.out:
             self._signal(now, 0)
             self._next_step(now)
@@ -186,7 +189,7 @@ class Lending:
                     or self._pool.state(number) is ReplicaState.RETURNING)
             if away or self._pool.rests(number):
                 continue
-            # engines of nodes that are lent already are not among them
+            # without the engines of nodes that are lent already
             left -= sum(room[e] for e in engines)
             if left < demand:
                 break
@@ -224,7 +227,7 @@ class Lending:
             self._later(now, self._s.pauses.to_rollout_s, ask)
         elif ask.stage is ReplicaState.ZERO_SYNC:
             self._follow.append(ask)
-        else:  # its time was counted when the node was asked to join
+        else:  # the time was counted when the node was asked to join
             self._later(now, 0.0, ask)
 
     def _later(self, now: int, seconds: float, ask: StageOrder) -> None:

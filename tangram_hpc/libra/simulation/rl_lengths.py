@@ -56,7 +56,7 @@ class TrajectoryLengths:
 
     @property
     def read(self) -> int:
-        """All tokens that are read: the prompt, and what tools returned."""
+        """All tokens that are read: the prompt and the tool returns."""
         return self.prompt_tokens + sum(t.tokens for t in self.turns)
 
     @property
@@ -103,8 +103,8 @@ class Causes:
     prompt_tokens: int = 1200
     first_tokens: int = 200  # tokens before the first tool return
     tilt: float = 0.7  # how much prompts differ, in log odds of the next larger phase
-    setback: float = 0.01  # share of turns after which the largest phase begins again
-    misled: float = 0.02  # share of phases that begin with another phase's return
+    setback: float = 0.01  # fraction of turns after which the largest phase begins again
+    misled: float = 0.02  # fraction of phases that begin with another phase's return
     tool_s: float = 1.5
     tool_spread: float = 0.8
     generated_max: int = 40_000

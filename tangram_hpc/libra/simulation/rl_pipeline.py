@@ -101,7 +101,7 @@ class Pipeline:
         self._lending = Lending(scenario, self._after) if system.elastic else None
         self._colocated = system.splits == "colocated"
         self._mixed = scenario.run.pipeline == TRAJECTORIES and not self._colocated
-        # trajectories that may start, in order
+        # the trajectories that may start, in order
         self._line: deque[tuple[int, TrajectoryLengths]] = deque()
         # for each batch that has begun and is not trained: its trajectories
         self._trajectories: dict[int, list[TrajectoryLengths]] = {}
@@ -247,7 +247,7 @@ class Pipeline:
 
     @property
     def _to_train_ns(self) -> int:
-        """Time from a batch's last end to its training, where the same GPUs do both."""
+        """Time from the last end in a batch to the batch's training, if the same GPUs do both."""
         return round(self._s.pauses.to_train_s * _SECOND) if self._colocated else 0
 
     @property
@@ -259,11 +259,11 @@ class Pipeline:
         return self._rollouts.under_way + len(self._line) + soon
 
     def _boundary(self, now: int) -> int:
-        """An optimizer step begins; returns the GPUs that help in it."""
+        """Begins an optimizer step; returns the number of GPUs that help in it."""
         return self._lending.boundary(now, self._demand) if self._lending is not None else 0
 
     def _used(self) -> int:
-        """GPUs of helpers whose gradients the step that ends can use."""
+        """The number of helping GPUs whose gradients the ending step can use."""
         return self._lending.used() if self._lending is not None else 0
 
     def _stage_ns(self, number: int) -> int:
@@ -375,7 +375,7 @@ class Pipeline:
         self._go_on(now)
 
     def _engine_dies(self, now: int) -> None:
-        """The router loses an instance; its node lives and starts another one later."""
+        """Lets an engine die; its node lives and opens another engine later."""
         serving = self._engines()
         if serving:
             engine = self.fate.one_of(serving)

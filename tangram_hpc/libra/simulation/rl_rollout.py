@@ -78,7 +78,7 @@ class _Live:
 
 @dataclass
 class Totals:
-    """Counters of a run; those of an engine are added when it closes."""
+    """Counters of a run; the counters of an engine are added when it closes."""
 
     moved: int = 0  # tokens of context that went to another engine
     moves: int = 0
@@ -116,7 +116,7 @@ class SimulatedRollouts:
         self._place: dict[int, EnginePlan] = {}
         self._live: dict[int, _Live] = {}
         self._next_engine = self._next_request = 0
-        self.mean_context = 1  # mean tokens in the cache, by trajectories that have ended
+        self.mean_context = 1  # mean tokens in the cache, from trajectories that have ended
         self.totals = Totals()
 
     @property
@@ -126,7 +126,7 @@ class SimulatedRollouts:
 
     @property
     def places(self) -> int:
-        """How many trajectories all engines decode at once, by the mean context."""
+        """How many trajectories all engines can decode at once, estimated from the mean context."""
         return sum(min(self._cost.rollout.max_batch, i.context_max // self.mean_context)
                    for i in self.router.instances)
 

@@ -241,9 +241,10 @@ class Splitter:
         upto = 0
         for degree in degrees[:-1]:
             upto += sum(o.requests for o in split.instances if o.degree == degree)
-            wanted = prefix[min(n, upto * n // self._s.batch)]  # tokens of the requests up to there
-            # the least edge below which that many tokens lie: all tokens of the k shorter
-            # requests, and `edge` tokens of each longer one
+            # Tokens of the requests up to this edge.
+            wanted = prefix[min(n, upto * n // self._s.batch)]
+            # the least edge with `wanted` tokens below it: all tokens of the k shorter requests,
+            # and `edge` tokens of each longer one
             k = next((k for k in range(n) if prefix[k] + recent[k] * (n - k) >= wanted), n - 1)
             edge = max(1, -(-(wanted - prefix[k]) // (n - k)))
             edges.append(max(edge, edges[-1] + 1 if edges else 1))

@@ -57,7 +57,7 @@ class QueueLoad:
 
 
 def loads(ledger: Ledger, now: int) -> dict[DemandKey, QueueLoad]:
-    """Returns the loads of all kinds that are held, or of which something waits or runs."""
+    """Returns the loads of all kinds of which units are held, or for which actions wait or run."""
     found: dict[DemandKey, QueueLoad] = {(CPU, ""): QueueLoad(), (GPU, ""): QueueLoad()}
     for pool in (CPU, GPU):
         for shard in ledger.ready.shards(pool):

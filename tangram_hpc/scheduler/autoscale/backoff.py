@@ -21,7 +21,7 @@ def backoff_until(ledger: Ledger, shape: str, now: int) -> int:
 
 
 def refused(ledger: Ledger, alloc: int, why: str, now: int) -> list[ev.Event]:
-    """Returns the event that Slurm refused a satellite for good; none for an unknown satellite."""
+    """Returns the event of Slurm's final refusal of a satellite; none for an unknown satellite."""
     entry = ledger.allocs.entries.get(alloc)
     if entry is None or entry.shape is None:
         return []

@@ -63,7 +63,7 @@ class ElasticAllocs:
         self._ample_since = 0
         self._idle_since: dict[int, tuple[int, int]] = {}  # node -> (revision, since when)
         self._lent: deque[tuple[int, int]] = deque()  # (epoch ns, CPUs lent) of the last `idle_ns`
-        self._lent_since = 0  # since then the held nodes are the same and nothing waits
+        self._lent_since = 0  # since when the held nodes are the same and nothing waits
         self._held_by: tuple[int, ...] = ()
 
     def due_at(self, ledger: Ledger) -> int:
@@ -222,7 +222,7 @@ class ElasticAllocs:
         return []
 
     def _give_back(self, ledger: Ledger, now: int) -> list[ev.Event]:
-        """Gives back the allocation that is idle longest, if that is at least `idle_ns`."""
+        """Gives back the allocation that is idle longest, if it is idle for at least `idle_ns`."""
         policy = ledger.allocs.policy
         best = (now - policy.idle_ns + 1, 0)
         if not policy.idle_ns:
@@ -251,7 +251,7 @@ def _released(ledger: Ledger, entry: AllocEntry, why: str, now: int) -> ev.Event
 
 
 def _may_go(ledger: Ledger, entry: AllocEntry) -> bool:
-    """Returns whether enough nodes stay without an allocation, also for every declared service."""
+    """Returns whether the other allocations have enough nodes, also for every declared service."""
     stay = [n for n in ledger.up_nodes() if n.node not in entry.nodes]
     if len(stay) < max(1, ledger.allocs.policy.min_nodes):
         return False

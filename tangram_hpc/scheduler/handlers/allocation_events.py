@@ -16,7 +16,7 @@ from ..state.transitions import ALLOC_MOVES, move
 
 
 def on_allocations_allowed(state: SchedulerState, event: ev.AllocationsAllowed) -> list[Decision]:
-    """Takes over what the user allows: how many nodes and core-hours, of which shapes."""
+    """Sets the user's policy: how many nodes and core-hours, of which shapes."""
     state.ledger.allocs.policy = event.policy
     return []
 
@@ -39,7 +39,7 @@ def on_allocation_queued(state: SchedulerState, event: ev.AllocationQueued) -> l
     if entry is None:
         return []
     known = allocs.by_job.get(event.job)
-    if known is not None:  # its worker was faster than sbatch's answer
+    if known is not None:  # its worker joined before sbatch had answered
         found = allocs.entries.pop(known)
         entry.nodes, entry.cpus, entry.joined = found.nodes, found.cpus, found.joined
         entry.since, entry.held_at, entry.empty_at = found.since, found.held_at, found.empty_at
@@ -50,7 +50,7 @@ def on_allocation_queued(state: SchedulerState, event: ev.AllocationQueued) -> l
         to = AllocState.PENDING if known is None else AllocState.RUNNING
         entry.state = move(ALLOC_MOVES, entry.state, to, event)
         return []
-    return [_end_order(entry)]  # it was withdrawn before its job was known
+    return [_end_order(entry)]  # the request was withdrawn before its job was known
 
 
 def on_allocation_refused(state: SchedulerState, event: ev.AllocationRefused) -> list[Decision]:

@@ -55,7 +55,7 @@ def on_client_expired(state: SchedulerState, event: ev.ClientExpired) -> list[De
 
 
 def forget_action(ledger: Ledger, action: int) -> None:
-    """Removes an action whose end its client knows, or whose client is gone."""
+    """Removes an action whose result its client has received, or whose client is gone."""
     del ledger.actions[action]
     owner = ledger.clients[client_of(action)]
     del owner.actions[action]

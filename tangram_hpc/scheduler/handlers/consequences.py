@@ -98,7 +98,8 @@ def _loss(ledger: Ledger, event: ev.NodeLost, restart: bool) -> list[ev.Event]:
 
 
 def _of_nodes_complete(state: SchedulerState, event: ev.NodesComplete) -> list[ev.Event]:
-    """The end of all that turns out to be infeasible, now that all expected nodes are known."""
+    """Adds the ends of all sessions and actions that are infeasible, now that all nodes are known.
+    """
     ledger, placer = state.ledger, state.placer
     events: list[ev.Event] = [event]
     for session in ledger.session_queue:
@@ -130,7 +131,9 @@ def _of_session_closed(state: SchedulerState, event: ev.SessionClosed) -> list[e
 
 
 def _end_of_session(ledger: Ledger, event: ev.SessionClosed) -> list[ev.Event]:
-    """A session's end, and that of the actions that wait in it and of the forks not yet begun."""
+    """Adds the ends of the actions that wait in a session that ends, and of its forks not yet
+    begun.
+    """
     session = ledger.sessions.get(event.session)
     if session is None:
         return [event]
@@ -163,7 +166,7 @@ def _of_action_cancelled(state: SchedulerState, event: ev.ActionCancelled) -> li
     return [event, ev.LeaseFinished(event.at, lease.lease, outcome, True)]
 
 
-# The events of an action's usual way entail nothing else and are not in the table.
+# The events of an action that runs normally entail nothing else and are not in the table.
 CONSEQUENCES: dict[type[ev.Event], Callable[[SchedulerState, Any], list[ev.Event]]] = {
     ev.BrokerStarted: _of_broker_started,
     ev.NodeJoined: _of_node_joined,

@@ -27,7 +27,7 @@ from .queueing import enqueue, promote, push, push_again, update_idle
 from .quota_events import count_call
 from .service_events import note_restore
 
-_WHOLE = (ActionState.COMPLETED, ActionState.FAILED)  # the action ran to an end of its own
+_WHOLE = (ActionState.COMPLETED, ActionState.FAILED)  # the action ended by itself
 
 
 def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Decision]:
@@ -173,7 +173,7 @@ def _start_in_session(session: SessionEntry, event: ev.LeaseGranted) -> None:
 
 
 def _lend(ledger: Ledger, lease: LeaseEntry, node: NodeEntry) -> None:
-    """Takes the GPUs and the quota of a lease."""
+    """Marks the GPUs and the quota of a lease as used."""
     node.gpus.take(lease.gpus)
     service, endpoint = service_of(lease.key), endpoint_of(lease.key)
     if service:

@@ -23,7 +23,7 @@ from .service_events import prepare
 
 
 def on_node_joined(state: SchedulerState, event: ev.NodeJoined) -> list[Decision]:
-    """Adds a node, free as a whole, and lets it prepare the services that are declared."""
+    """Adds a node with all of its units free, and lets it prepare the declared services."""
     spec, ledger = event.spec, state.ledger
     said, told = ledger.told_ends.get(spec.allocation, (0, 0))
     if said and said == spec.ends_at_ns and not spec.end_by_user:
@@ -42,7 +42,7 @@ def on_node_joined(state: SchedulerState, event: ev.NodeJoined) -> list[Decision
 
 
 def on_node_draining(state: SchedulerState, event: ev.NodeDraining) -> list[Decision]:
-    """Lends nothing more of a node."""
+    """Stops lending units of a node."""
     ledger = state.ledger
     node = ledger.nodes[event.node]
     if node.state is NodeState.UP:
@@ -67,8 +67,9 @@ def on_allocation_end_asked(state: SchedulerState, event: ev.AllocationEndAsked)
 
 
 def on_allocation_end_told(state: SchedulerState, event: ev.AllocationEndTold) -> list[Decision]:
-    """Takes over the end that Slurm reports. Nodes that were drained for an earlier end lend again;
-    the sessions, actions and moves that are under way on them go on. O(nodes)."""
+    """Sets the end that Slurm reports. Nodes that were drained for an earlier end lend again; their
+    sessions, actions and moves go on. O(nodes).
+    """
     ledger = state.ledger
     for node in _nodes_of(ledger, event.allocation):
         ledger.told_ends[event.allocation] = (node.said_end, event.ends_at_ns)

@@ -29,7 +29,7 @@ def enqueue(state: SchedulerState, entry: ActionEntry) -> None:
     first = not session.waiting and not session.leases
     session.waiting[action.id] = None
     update_idle(ledger, session, entry.submitted_at)
-    if first or session.parallel:  # waiting for its session to open counts as waiting
+    if first or session.parallel:  # also while its session is not open yet
         entry.order_tag = ledger.ready.draw(action)
     if session.parallel and session.takes:
         push(state, entry, session)
@@ -65,7 +65,7 @@ def push(state: SchedulerState, entry: ActionEntry, session: SessionEntry | None
 
 def push_again(state: SchedulerState, entry: ActionEntry) -> None:
     """Queues an action without a session whose lease was returned unused. A turn waits for the same
-    service, unless its pool has withdrawn that choice."""
+    service, unless its pool has withdrawn the choice of that service."""
     turn = entry.action.turn
     if turn is not None and not state.ledger.rollouts[turn.pool].placed(entry.action.id):
         return want_route(state.ledger, entry)

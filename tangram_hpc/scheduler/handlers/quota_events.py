@@ -18,7 +18,7 @@ from ..state.scheduler_state import SchedulerState
 
 
 def on_endpoint_declared(state: SchedulerState, event: ev.EndpointDeclared) -> list[Decision]:
-    """Adds an endpoint, or changes the quota of one that no call uses now."""
+    """Adds an endpoint, or changes the quota of an endpoint that no call uses now."""
     spec, endpoints = event.spec, state.ledger.endpoints
     old = endpoints.get(spec.name)
     endpoints[spec.name] = (full(spec, event.at) if old is None
@@ -35,7 +35,7 @@ def on_endpoint_throttled(state: SchedulerState, event: ev.EndpointThrottled) ->
 
 
 def count_call(ledger: Ledger, lease: LeaseEntry, at: int, outcome: Outcome) -> None:
-    """Counts the end of a lease, if it was a call of an endpoint that was not sent back."""
+    """Counts the end of a lease if it was an endpoint call that the endpoint had carried out."""
     endpoint = endpoint_of(lease.key)
     if endpoint and outcome.state is not ActionState.PREEMPTED:
         ledger.endpoints[endpoint].ended(

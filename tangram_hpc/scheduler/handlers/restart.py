@@ -26,6 +26,6 @@ def on_broker_started(state: SchedulerState, event: ev.BrokerStarted) -> list[De
 
 
 def on_broker_stalled(state: SchedulerState, event: ev.BrokerStalled) -> list[Decision]:
-    """Extends grace and idle times by how long the broker did not run."""
+    """Extends grace and idle times by the time in which the broker did not run."""
     stalled(state.ledger, event)
     return []

@@ -24,7 +24,7 @@ def on_service_declared(state: SchedulerState, event: ev.ServiceDeclared) -> lis
 
 
 def on_service_loaded(state: SchedulerState, event: ev.ServiceLoaded) -> list[Decision]:
-    """A copy of a service is on a block, although no call has brought it there."""
+    """Notes that a copy of a service is on a block, although no call has brought it there."""
     gpus, block = state.ledger.nodes[event.node].gpus, event.gpus
     assert gpus.mask(block) & ~gpus.free_mask == 0, f"{event}: the block is busy"
     gpus.settle(event.service, block, event.at)
@@ -33,7 +33,7 @@ def on_service_loaded(state: SchedulerState, event: ev.ServiceLoaded) -> list[De
 
 
 def prepare(ledger: Ledger, joined: ev.NodeJoined) -> list[Decision]:
-    """Lets a node that joined prepare the services that are declared."""
+    """Lets a node that joined prepare the declared services."""
     services = [s for s in ledger.services.values() if s.backend and joined.spec.gpus]
     ledger.nodes[joined.node].parked_mib = parked_mib(services)
     return [PrepareService(joined.node, s) for s in services]

@@ -49,7 +49,7 @@ def on_session_requested(state: SchedulerState, event: ev.SessionRequested) -> l
 
 
 def on_session_placed(state: SchedulerState, event: ev.SessionPlaced) -> list[Decision]:
-    """Gives a session its home node, and lets that open it."""
+    """Sets a session's home node, and lets that node open the session."""
     ledger = state.ledger
     session, node = ledger.sessions[event.session], ledger.nodes[event.node]
     session.state = move(SESSION_MOVES, session.state, SessionState.OPENING, event)
@@ -61,7 +61,7 @@ def on_session_placed(state: SchedulerState, event: ev.SessionPlaced) -> list[De
     node.free_mem_mib -= session.spec.mem_mib
     if session.spec.origin:
         origin = ledger.sessions[session.spec.origin]
-        withdraw(ledger, origin)  # nothing starts in it while its files are copied
+        withdraw(ledger, origin)  # no action starts in the origin while its files are copied
         origin.forks[event.session] = True
     state.dirty = True
     return [OpenSession(event.node, session.spec)]
@@ -118,7 +118,7 @@ def on_session_closing(state: SchedulerState, event: ev.SessionClosing) -> list[
     ledger = state.ledger
     session = ledger.sessions[event.session]
     if session.state is SessionState.WAITING:
-        return []  # SessionClosed follows at once
+        return []  # the event SessionClosed follows at once
     withdraw(ledger, session)
     session.closing = event.reason
     session.state = move(SESSION_MOVES, session.state, SessionState.CLOSING, event)
@@ -126,7 +126,7 @@ def on_session_closing(state: SchedulerState, event: ev.SessionClosing) -> list[
     end = Outcome(ActionState.CANCELLED, reason=why_ended(event.session, event.reason))
     for lease in session.leases:
         entry = ledger.actions.get(ledger.leases[lease].action)
-        if entry is not None:  # else it has ended, and only its remaining processes are killed
+        if entry is not None:  # else the action has ended, and only its last processes are killed
             entry.forced_outcome = entry.forced_outcome or end
     return [CloseSession(session.node, event.session)]
 

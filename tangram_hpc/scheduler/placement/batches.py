@@ -41,7 +41,7 @@ def batches(ledger: Ledger, now: int) -> list[ev.Event]:
             continue
         oldest = min(_oldest(ledger, shard) for shard in shards)
         waiting = sum(len(queue) for shard in shards for queue in shard.queues.values())
-        share = -(-waiting // len(busy))  # the same for each copy
+        share = -(-waiting // len(busy))  # equally many for each copy
         for lease in busy:
             if ledger.nodes[lease.node].state is not NodeState.UP:
                 continue

@@ -30,7 +30,7 @@ from ..state.queue import ActionShape
 from ..state.speed import run_ns
 from .placers.waiting import OVERDUE_NS
 
-RESIDENCY_MIN, RESIDENCY_MAX = 3, 8  # in restores
+RESIDENCY_MIN, RESIDENCY_MAX = 3, 8  # in times of a restore
 RESIDENCY_UNIT_NS = 2_000_000_000  # a shorter restore counts as this long for RESIDENCY_MAX
 STARVATION_FACTOR = 8  # times the cost of one restore per waiting kind, spread over all GPUs
 

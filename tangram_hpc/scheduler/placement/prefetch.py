@@ -21,7 +21,7 @@ from ..state.ledger import LeaseEntry, Ledger, NodeEntry
 from ..state.queue import CPU, ActionShape, fair_walk
 
 PREFETCH_NS = 10_000_000  # expected work that may be prefetched on one unit
-OVERHEAD_NS = 20_000  # the least time that an action takes besides its own work
+OVERHEAD_NS = 20_000  # the least time for an action in addition to its own work
 # While several clients send actions, the next action waits for all that is prefetched on its unit.
 # On a busy machine each prefetched lease takes many times OVERHEAD_NS. So no more is prefetched
 # than ends in CONTENDED_NS at the pace at which prefetched leases really ended on that node. A
@@ -29,7 +29,7 @@ OVERHEAD_NS = 20_000  # the least time that an action takes besides its own work
 # of 32 halved the throughput.
 CONTENDED_NS, CONTENDED_MIN = 10_000_000, 16
 PACE = 128  # leases over which `NodeEntry.pace_ns` is averaged
-RECENT_NS = 1_000_000_000  # a client that sent nothing for so long does not count as sending
+RECENT_NS = 1_000_000_000  # a client that has sent nothing for this time does not count as sending
 
 
 @dataclass(slots=True)
@@ -114,9 +114,8 @@ def _tail(lease: LeaseEntry, share: int) -> _Tail:
 
 def _unit_for(ledger: Ledger, action: Action, node: NodeEntry, tails: dict[tuple[int, int], _Tail]
               ) -> tuple[int, int]:
-    """Returns the unit for an action: where its session ran last, or else the first with room.
-
-    On the former the session's init is still warm and bound to that core.
+    """Returns the unit for an action: the unit where its session ran last, or else the first with
+    room. On the session's last unit its init is still warm and bound to that core.
     """
     session = ledger.sessions.get(action.session)
     if session is not None and session.last_cores:

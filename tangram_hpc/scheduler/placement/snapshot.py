@@ -133,7 +133,7 @@ class Snapshot:
         return spec.mem_mib <= view.free_mem_mib and reserve <= view.free_cpus
 
     def eligible_nodes(self, spec: SessionSpec) -> list[NodeView]:
-        """Returns the nodes on which a session may open now, whatever is free there.
+        """Returns the nodes on which a session may open now if memory and cores suffice.
 
         A fork whose origin is busy may open nowhere.
         """

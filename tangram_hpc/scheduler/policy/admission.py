@@ -71,8 +71,8 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
 
 
 def _too_wide(placer: Placer, action: Action) -> str:
-    """Why the placer never grants this call a block of GPUs; empty if it may, or for any other
-    action.
+    """Why the placer never grants this call a block of GPUs; empty if it may, or for an action that
+    is no service call.
     """
     service = service_of(action.key)
     return refusal_of_degrees(placer, service, action.degrees) if service else ""

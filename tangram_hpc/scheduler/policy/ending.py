@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _SECOND = 10**9
-LOOK_LEAST_NS = 60 * _SECOND  # between two queries while there is time
+LOOK_LEAST_NS = 60 * _SECOND  # least time between two queries, except shortly before the drain
 LOOK_MOST_NS = 3600 * _SECOND
 LOOK_AHEAD_NS = 5 * _SECOND  # the last query is made this long before the drain
 _HOLD_MOST_NS = 15 * _SECOND
@@ -68,7 +68,7 @@ def next_look(looked_at: int, lends: int, ends_at: int, gap_ns: int) -> int:
 
 
 def hold_until(lends: int, ends_at: int) -> int:
-    """Until when a drain waits for Slurm's answer: for at most half of the margin."""
+    """The time until which a drain waits for Slurm's answer, at most half of the margin."""
     return lends + min(_HOLD_MOST_NS, (ends_at - lends) // 2)
 
 

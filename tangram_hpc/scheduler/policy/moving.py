@@ -30,7 +30,7 @@ def migrate_or_close(ledger: Ledger, node: NodeEntry, session: SessionEntry, now
     if not (session.spec.movable and _fits_elsewhere(ledger, node, session, now)):
         return [ev.SessionClosing(now, session.spec.id, reason)]
     if session.state is not SessionState.IDLE or not session.takes:
-        return []  # it will be idle soon, and moves then
+        return []  # the session will be idle soon, and then it moves
     return [ev.SessionMoving(now, session.spec.id, reason)]
 
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from ...errors import InvalidInput
 from ..state.speed import octaves
 
-NEAREST, AGREE, MEAN = "nearest", "agree", "mean"  # how requests move, see `Cmlfq`
+NEAREST, AGREE, MEAN = "nearest", "agree", "mean"  # the rules by which requests move, see `Cmlfq`
 SUCCESS, FAILURE, TIMEOUT = 0, 1, 2
 FORMAT = "tangram-cmlfq/1"
 _NONE = -1  # the epoch of a prefix that was never seen
@@ -88,7 +88,7 @@ class TreeLimits:
 
 
 def bucket_of(edges: Sequence[int], tokens: int) -> int:
-    """Returns the bucket of so many remaining tokens; `edges` are as in `Cmlfq`."""
+    """Returns the bucket for a number of remaining tokens; `edges` are as in `Cmlfq`."""
     return bisect_left(edges, tokens)
 
 
@@ -511,8 +511,8 @@ class Cmlfq:
     def rebucket(self, edges: Sequence[int]) -> None:
         """Changes the buckets, as after a new plan.
 
-        Requests under way go to the bucket of their estimate; without one they stay, in the last
-        bucket at most.
+        Requests under way go to the bucket of their estimate; without an estimate they stay, in the
+        last bucket at most.
         """
         _ascending("edges", edges)
         self.edges = tuple(edges)
@@ -536,7 +536,7 @@ class Cmlfq:
         return 0
 
     def returned(self, request: int, signal: ToolSignal, generated: int) -> int:
-        """Records a tool's return after so many generated tokens; returns the next bucket."""
+        """Records a tool's return and the tokens generated until then; returns the next bucket."""
         live = self._live[request]
         live.path.append(signal)
         live.generated.append(generated)
@@ -559,7 +559,7 @@ class Cmlfq:
         self.tree.learn(live.prompt, epoch, live.path, live.generated, total)
 
     def dropped(self, request: int) -> None:
-        """Removes a request that was cut off and teaches nothing; an unknown one is no error."""
+        """Removes a request that was cut off, without learning from it; ignores an unknown one."""
         self._live.pop(request, None)
 
     def planning_copy(self, requests: Iterable[int]) -> Cmlfq:
@@ -574,5 +574,5 @@ class Cmlfq:
 
     @property
     def under_way(self) -> int:
-        """How many requests are between start and end."""
+        """How many requests have started and not ended."""
         return len(self._live)

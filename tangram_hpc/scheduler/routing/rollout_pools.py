@@ -28,7 +28,7 @@ TRAJECTORIES_MAX = 30_000  # kept without a turn, about 5 kB each; the longest i
 _TOOL_MAX = 64  # characters of a tool's name
 _DECISIONS_MAX = 1_000  # decisions of a trajectory that are judged at its end
 _PAUSE_NS, _PAUSE_MAX_NS = 10 * 10**9, 600 * 10**9  # how long a failing service is closed
-_NEVER_NS = 1 << 50  # time to move a token where caches cannot be moved
+_NEVER_NS = 1 << 50  # stands for the time to move a token if caches cannot be moved
 
 
 @dataclass(slots=True)
@@ -210,7 +210,8 @@ class RolloutPool:
             entry.decisions.append((turn.generated, routed.wanted))
 
     def over(self, action: int, at: int) -> None:
-        """Records that an action ended in any way; its trajectory's next turn may follow."""
+        """Records the end of an action, whatever its state; its trajectory's next turn may follow.
+        """
         entry = self._actions.pop(action, None)
         if entry is None:
             return
@@ -391,7 +392,7 @@ class RolloutPool:
         return left
 
     def others(self, service: str, context: int) -> bool:
-        """Returns whether another callable service takes a context of so many tokens."""
+        """Returns whether another callable service takes a context of `context` tokens."""
         mine = self._ids[service]
         return any(i.id != mine and context <= i.context_max for i in self.router.instances)
 
@@ -404,7 +405,7 @@ class RolloutPool:
         self._closed[service], self._pauses[service] = until, until - now
 
     def closed(self, service: str) -> int:
-        """Returns until when a service is closed, in epoch ns; 0 if it is not."""
+        """Returns the time until which a service is closed, in epoch ns; 0 if it is not closed."""
         return self._closed.get(service, 0)
 
     def reopen(self, service: str) -> None:
@@ -412,7 +413,8 @@ class RolloutPool:
         self._closed.pop(service, None)
 
     def served(self, service: str) -> None:
-        """Records that a service answered: its next failure closes it for the shortest time."""
+        """Records that a service worked: after its next failure it is closed for the shortest time.
+        """
         self._pauses.pop(service, None)
 
     def next_reopening(self) -> tuple[int, str] | None:
@@ -443,9 +445,8 @@ class RolloutPool:
         return {action: entry.turns[action] for action, entry in self._actions.items()}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RolloutPool:
-        """Returns a pool with the same open turns that learns nothing, as forecasts need it.
-
-        O(turns that are not over + trajectories at C's speed).
+        """Returns a pool with the same open turns that does not learn; forecasts use it. O(open
+        turns + trajectories, the latter copied by C code).
         """
         pool = copy(self)
         pool.counts, pool.router = copy(self.counts), self.router.planning_copy()

@@ -162,9 +162,8 @@ class Router:
         self._nothing_fits = False
 
     def remove(self, instance: int) -> list[int]:
-        """Removes an instance and returns its requests, which must be asked for again.
-
-        The KV caches that were there are lost.
+        """Removes an instance and returns its requests, which the caller must queue again. Their KV
+        caches are lost.
         """
         stranded = list(self._on.pop(instance))
         del self._instances[instance]
@@ -320,7 +319,8 @@ class Router:
     # ---- the choice --------------------------------------------------------------------------
 
     def _advance(self) -> list[Route]:
-        """Places waiting requests in order; one whose context fits nowhere now is skipped."""
+        """Places waiting requests in order; skips a request whose context fits on no instance now.
+        """
         placed = []
         while (route := self.next()) is not None:
             self.place(route.request, route.instance)
@@ -340,7 +340,9 @@ class Router:
 
     def _least(self, there: list[RolloutInstance], ask: RouteRequest, home: RolloutInstance | None
                ) -> Route:
-        """Returns the route of least expected time, to a full instance only if all are full."""
+        """Returns the route with the least expected time; overloaded instances only as a last
+        resort.
+        """
         best: tuple[tuple[int, int, int, int], Route] | None = None
         for instance in there:
             how, move_ns = self._move(home, instance, ask.context)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ...domain.allocation import AllocPolicy, SatelliteShape
 from ...domain.states import AllocState
 
-TOLD_MAX = 40  # decisions that are kept for people; the journal has all
+TOLD_MAX = 40  # how many decisions are kept to show to people
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ class AllocLedger:
 
     def on_trial(self, shape: SatelliteShape) -> bool:
         """Whether a request of this shape is open and Slurm has not accepted one since the last
-        rejection. Then no further one is made.
+        rejection. Then no further request of this shape is made.
         """
         return shape.name not in self.taken and any(
             e.shape is not None and e.shape.name == shape.name and e.state is AllocState.ASKED

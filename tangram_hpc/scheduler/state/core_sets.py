@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-_Room = tuple[bool, int, int]  # without preferred units, how many are free, the group's mask
+_Room = tuple[bool, int, int]  # (has no preferred unit, free units, mask of the group)
 
 
 class CoreSet:

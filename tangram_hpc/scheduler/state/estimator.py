@@ -43,7 +43,7 @@ Spans = Sequence[tuple[int, int]]  # (units, ns), in order
 
 def work_of(spans: Spans, serial: int) -> int:
     """The work that was done in these spans, in ns on one unit."""
-    if len(spans) == 1:  # nearly all are
+    if len(spans) == 1:  # true of nearly all leases
         units, ns = spans[0]
         return speed(serial, units) * ns >> ONE
     return sum([speed(serial, units) * ns for units, ns in spans]) >> ONE
@@ -62,7 +62,7 @@ class Sizes:
         self._cells: dict[int, tuple[int, int]] = {}  # count and sum by bucket
         self.n = self._due = self.version = 0
         self._edges: list[int] = []  # the buckets in use when the sums were renewed, in order
-        self._tail = [(0, 0)]  # count and sum from each of them on
+        self._tail = [(0, 0)]  # count and sum from each of these buckets on
 
     def add(self, work_ns: int, bucket: int) -> None:
         """Adds a sample to its bucket."""
@@ -332,7 +332,7 @@ class Estimator:
         if len(self._classes) <= CLASSES_MAX:
             return
         of, oldest = next(iter(self._classes.items()))
-        if oldest.running:  # the next class may be forgotten before it the next time
+        if oldest.running:  # moved back, so that another class comes first next time
             self._classes.move_to_end(of)
             return
         del self._classes[of]

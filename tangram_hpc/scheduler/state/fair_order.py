@@ -38,10 +38,10 @@ from typing import Generic, Protocol, TypeVar
 
 from ...domain.action import Action
 
-BURST = 16  # grants that a trajectory or a group may be ahead before others come first
+BURST = 16  # how many grants a trajectory or group may be ahead of others
 SINGLE, TRAJECTORY = 0, 1  # groups of a client's actions
-_SEQUENCE = 44  # bits of an order tag that tell the order of arrival; those above are its round
-_KEEP = 1024  # trajectories or clients that are kept although none of their actions wait
+_SEQUENCE = 44  # low bits of an order tag: order of arrival; the bits above: the round
+_KEEP = 1024  # trajectories or clients that are kept without waiting actions
 # Bits that say on which levels an action was counted. The bits from _FORGOTTEN on hold how often
 # its pool had forgotten its counts by then: an action whose count was forgotten is counted again.
 _CLIENT, _GROUP, _FORGOTTEN = 1, 2, 2
@@ -116,10 +116,11 @@ class ClientShare:
         return found << _SEQUENCE | sequence
 
     def _forget(self) -> None:
-        """Forgets the half of the trajectories that are least far ahead of `round`, because that
-        hardly changes their order tags.
+        """Forgets the half of the trajectories that are least ahead of `round`; this hardly changes
+        their order tags.
         """
-        ahead = sorted(self.ends.items(), key=lambda end: -end[1])  # stable: oldest first
+        # The sort is stable: oldest first.
+        ahead = sorted(self.ends.items(), key=lambda end: -end[1])
         self.ends = {each: at for each, at in ahead[:len(ahead) // 2] if at > self.round}
 
     def returned(self, action: int, counted: int) -> None:
@@ -152,7 +153,7 @@ class ClientShare:
 
 
 class PoolShares:
-    """The clients that wait for the units of one pool, or did while another client still does.
+    """The shares of clients in one pool. They are kept until no client waits for the pool's units.
 
     Attributes:
         time: the pool's virtual time, the start tag of the client that was served last.
@@ -217,7 +218,7 @@ class Rounds(Generic[_W]):
     __slots__ = ("_groups", "_heap", "_served", "several")
 
     def __init__(self, lists: Iterable[tuple[ClientShare, int, _W]]) -> None:
-        # by client: start tag and list of each of its groups whose list is not at its end
+        # by client: (start tag, list) of each group whose list is not at its end
         self._groups: dict[int, list[tuple[int, _W]]] = {}
         self._heap: list[tuple[int, int]] = []  # (start tag, client)
         self._served: set[int] = set()

@@ -38,7 +38,7 @@ class IdleDeadlines:
 
     def start(self, session: int, timeout_ns: int, now: int) -> None:
         """Starts a session's idleness now, or starts it again when the session was renewed. A
-        session with timeout 0 may be idle for ever and is not kept here.
+        session with timeout 0 may be idle for ever and has no deadline.
         """
         if timeout_ns:
             group = self._groups.setdefault(timeout_ns, {})

@@ -29,7 +29,7 @@ from .queue import ReadyQueue
 from .rate_limit import EndpointEntry
 from .session_queue import SessionQueue
 
-RESIZE_GAP_NS = 20_000_000  # how long a lease keeps a size at least
+RESIZE_GAP_NS = 20_000_000  # least time for which a lease keeps a size
 
 
 @dataclass(slots=True)
@@ -108,8 +108,8 @@ class NodeEntry:
 
     @property
     def room_mib(self) -> int:
-        """Memory that may still be given away; never negative, although services that are declared
-        after sessions have opened may park more than is free.
+        """Memory that may still be lent. Never negative, even if services that were declared after
+        sessions opened park more than is free.
         """
         return max(0, self.free_mem_mib - self.parked_mib)
 
@@ -171,8 +171,8 @@ class SessionEntry:
 
     @property
     def parallel(self) -> bool:
-        """Whether its actions may run beside each other. Actions on cores that it reserves never
-        do.
+        """Whether its actions may run at the same time. Actions on cores that the session reserves
+        never do.
         """
         return self.spec.parallel and not self.cores
 
@@ -404,7 +404,7 @@ class Ledger:
             assert (entry.lease != 0) == (not pending and entry.state not in ENDED), f"{entry}"
         for lease in self.leases.values():
             assert not lease.node or lease.node in self.nodes, f"{lease} on no node"
-            of = self.actions.get(lease.action)  # forgotten if it is only being cleaned up
+            of = self.actions.get(lease.action)  # None if the lease is only being cleaned up
             at_client = of is not None and of.action.kind is Kind.GRANT
             assert at_client == (not lease.node), f"{lease}: only a client's grant has no node"
         for (node_id, gpu), head in self.batching.items():

@@ -17,7 +17,7 @@ from ...domain.service import MICRO, THROTTLED, EndpointSpec
 _SECOND = 10**9
 TOKEN = MICRO * _SECOND
 UNLIMITED = 1 << 30
-WHOLE = 1 << 10  # the share of an endpoint that does not push back
+WHOLE = 1 << 10  # the share of an endpoint that refuses no calls
 LEAST = WHOLE >> 6
 STEP = WHOLE >> 5  # the increase of the share by each success
 
@@ -80,7 +80,7 @@ class EndpointEntry:
         return self.level_at(now) // TOKEN if self.spec.rate_micro else UNLIMITED
 
     def next_token_at(self, now: int) -> int:
-        """When a whole token will be there, epoch ns; `now` if one is."""
+        """When the next whole token will be there, epoch ns; `now` if there is one."""
         now = max(now, self.closed_until)
         missing = TOKEN - self.level_at(now)
         if missing <= 0 or not self.spec.rate_micro:
@@ -101,8 +101,8 @@ class EndpointEntry:
         self.busy -= 1
 
     def ended(self, granted_at: int, now: int, good: bool, cost_micro: int) -> None:
-        """Takes over the outcome of a call. With `good` the endpoint has served it, and its share
-        may grow.
+        """Counts the end of a call. With `good` the endpoint has served the call, and the share may
+        grow.
         """
         self.calls += 1
         self.cost_micro += cost_micro
@@ -141,8 +141,8 @@ def full(spec: EndpointSpec, now: int) -> EndpointEntry:
 
 
 def declared_again(old: EndpointEntry, spec: EndpointSpec, now: int) -> EndpointEntry:
-    """The same endpoint with another quota. Its bucket does not become fuller by that, and it stays
-    closed for as long as it was.
+    """The same endpoint with another quota. The change does not fill its bucket, and a closed
+    endpoint stays closed.
     """
     level = old.level_at(now) if old.spec.rate_micro and spec.rate_micro else 0
     return EndpointEntry(spec, max(now, old.at), min(level, spec.burst_micro * _SECOND),

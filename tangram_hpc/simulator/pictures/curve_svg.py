@@ -16,9 +16,9 @@ from ...errors import InvalidInput
 
 COLOURS = ("#0072b2", "#009e73", "#e69f00", "#d55e00", "#cc79a7", "#56b4e9", "#000000")
 _DASHES = ("", "", "7 3", "2 3", "9 3 2 3", "4 2", "")
-_WIDE, _HIGH = 430, 300  # of one panel's plot area
+_WIDE, _HIGH = 430, 300  # pixels of one panel's plot area
 _LEFT, _TOP, _RIGHT, _BOTTOM = 62, 34, 18, 52
-_ROW = 20  # of the legend
+_ROW = 20  # height of a row of the legend, in pixels
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _panel(panel: Panel, x0: int) -> list[str]:
 
 
 def _curves(panel: Panel, x: Axis, y: Axis) -> list[str]:
-    """The lines, the last policy first, so that the first one lies on top."""
+    """The policies' lines. The last policy is drawn first, so that the first one is on top."""
     parts = []
     for i, line in reversed(list(enumerate(panel.lines))):
         colour = COLOURS[i % len(COLOURS)]

@@ -39,7 +39,7 @@ while True:
 
 
 def command(work_s: float, serial: float, resizable: bool) -> list[str]:
-    """The command of an action with this much work, in wall time.
+    """The command of an action with `work` in wall time.
 
     An action that is never resized sleeps once; the others read their file every few ms.
     """

@@ -67,7 +67,7 @@ class MpiChannel:
                  on_dead: Callable[[str], None]) -> None:
         self._wire, self._gateway, self._on_dead = wire, gateway, on_dead
         self._number = number.to_bytes(4, "little")
-        self._begun = False  # the gateway confirmed our number; until then data is dropped
+        self._begun = False  # whether the gateway confirmed our number; until then data is dropped
         self._inbox = Inbox()
         self._unsent: deque[tuple[int, Buffer]] = deque([(relay.OPEN, self._number)])
         self._wake_lock = threading.Lock()  # released by `wake`; a lock wakes within microseconds
@@ -168,7 +168,8 @@ class MpiChannel:
         elif tag == relay.DATA:
             self._pace.moved(time.monotonic_ns())
             try:
-                yield from self._inbox.feed(cast(bytes, data))  # read only, never kept
+                # The feed only reads `data` and keeps nothing of it.
+                yield from self._inbox.feed(cast(bytes, data))
             except ProtocolError as error:
                 raise ChannelLost(str(error)) from None
 

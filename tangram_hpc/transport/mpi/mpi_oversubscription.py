@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from ...slurm.job_environment import slurm_place
 
 _LOCAL_RANKS = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")  # set by Hydra, by Open MPI
-_SLEEP = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}  # MPICH sleeps then; Open MPI can only yield
+_SLEEP = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}  # makes MPICH sleep; Open MPI can only yield
 
 
 def oversubscribed(environ: Mapping[str, str], usable: int, online: int) -> bool:

@@ -78,7 +78,8 @@ class MpiWire:
         try:
             message = self._probe(status)
             if message is None:
-                message = self._probe(status)  # MPICH: the first probe fetches, the second finds
+                # MPICH fetches a message in the first probe and finds it in the second.
+                message = self._probe(status)
             if message is not None:
                 rank, tag = status.Get_source(), status.Get_tag()
                 data = bytearray(status.Get_count(self._byte))

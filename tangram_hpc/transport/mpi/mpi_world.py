@@ -116,7 +116,7 @@ class MpiWorld:
         """
         if self.forked:  # the child of a fork must not touch MPI
             return self._leave_child()
-        failed = hasattr(sys, "last_value")  # an exception ends this program
+        failed = hasattr(sys, "last_value")  # whether an exception ends this program
         if self._mpi.Is_finalized():
             return
         can = (not self.dead or self.shares_fate) and self._may_finalize(b"!" if failed else b"")
@@ -155,7 +155,7 @@ class MpiWorld:
         if can and not self._mpi.Is_finalized():
             self._mpi.Finalize()
         elif not self._own_finalize and not self._ending:
-            # mpi4py would finalise at exit, and hang: run the other exit handlers and end here
+            # at exit, mpi4py would finalise and hang: so run the other exit handlers and end here
             self._ending = True
             atexit._run_exitfuncs()
             sys.stdout.flush()

@@ -185,7 +185,9 @@ def _route_to(peer: str) -> str:
 
 
 def _is_own(address: str) -> bool:
-    """Returns whether an address is this host's: then the kernel lets us bind to it."""
+    """Returns whether an address belongs to this host: the kernel lets us bind only to such
+    addresses.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

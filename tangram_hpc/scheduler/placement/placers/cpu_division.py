@@ -182,7 +182,7 @@ def divide_cpus(free: int, holders: Sequence[ResizableLease],
 
 
 def _fix(shares: _Shares, started: Sequence[WaitingCandidate], n: int) -> int:
-    """Rounds rigid actions down to one of their degrees; returns how many units that frees."""
+    """Rounds rigid actions down to one of their degrees; returns the number of freed units."""
     free = 0
     for k, e in enumerate(started, n):
         if e.rigid:

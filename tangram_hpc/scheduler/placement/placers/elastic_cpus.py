@@ -24,13 +24,13 @@ from .base import Placement, Resizing, grant
 from .cpu_division import ResizableLease, WaitingCandidate, divide_cpus, weight
 from .waiting import OVERDUE_NS, Waiting
 
-STARTS = 64  # grants after which a cycle ends, if actions wait that may start on any node
+STARTS = 64  # after so many grants a cycle ends, if waiting actions may start on any node
 
 
 def is_elastic(resizable: bool, degrees: tuple[int, ...]) -> bool:
     """Returns whether an action may run on sizes between its degrees.
 
-    An action with a single degree above 1 wants that one.
+    An action whose only degree is above 1 runs on that degree alone.
     """
     return resizable and (len(degrees) > 1 or degrees == (1,))
 
@@ -78,7 +78,7 @@ class ElasticCpus:
                 kept.look_at = 0
             self._divide(view, placement, node, kept)
             if floating and len(placement.grants) >= STARTS:
-                placement.again_at = view.now_ns + 1  # the other nodes still count as changed
+                placement.again_at = view.now_ns + 1  # nodes not looked at still count as changed
                 return
         self._floating = ledger.revision
         beats = [k.look_at for k in self._nodes.values() if k.look_at]
@@ -113,7 +113,7 @@ class ElasticCpus:
     def _divide(self, view: Snapshot, placement: Placement, node: NodeView, kept: _Node) -> None:
         holders, lefts, soonest = self._holders(view, node, kept)
         queues = _queues(view, node)
-        if not holders and not queues:  # nothing to size or to start, as after most ends
+        if not holders and not queues:  # no lease to resize and no action to start
             kept.keeps_gpus = False
             return self._look_again(view, kept, soonest, [])
         room = node.free_cpus + sum(lease.units - 1 for lease, _, _, _ in holders
@@ -205,7 +205,7 @@ def _done_before(lease: LeaseEntry, serial: int,
 
 
 def _degrees(degrees: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the degrees without 0, on which an action would never end."""
+    """Returns the degrees without 0; on 0 units an action would never end."""
     return degrees if degrees[0] else degrees[1:]
 
 

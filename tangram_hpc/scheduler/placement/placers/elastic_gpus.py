@@ -69,7 +69,7 @@ def place_services(view: Snapshot, placement: Placement, kept: Collection[int] =
 
 
 class _Cycle:
-    """One cycle. Losses are remembered until a copy is opened."""
+    """The decisions of one cycle. Computed losses are kept until a copy is opened."""
 
     def __init__(self, view: Snapshot, placement: Placement, kept: Collection[int]) -> None:
         self._view, self._now = view, view.now_ns
@@ -81,14 +81,15 @@ class _Cycle:
                 queues.setdefault(shape._replace(name="", size=0, resizable=True), []).append(queue)
         self._queues = {want: Waiting(view.ledger, some, self._now, BYPASS)
                         for want, some in queues.items()}
-        # the kinds of which calls wait, by service
+        # by service: the kinds whose calls wait
         self._kinds: dict[str, list[tuple[ActionShape, Waiting]]] = {}
         for want, q in self._queues.items():
             self._kinds.setdefault(service_of(want.key), []).append((want, q))
         self._gpu_demand = gpu_demand(self._queues)
         self._booked: tuple[int, frozenset[int]] | None = None  # node and GPUs of a booked block
         self._drains = False  # the copies on the booked block take no further calls
-        self._losses: dict[tuple[PlacedCopy, ...], int] = {}  # by the copies parked together
+        # copies -> cost of parking them together.
+        self._losses: dict[tuple[PlacedCopy, ...], int] = {}
         self._loads: dict[int, int] = {}
         self._stays = 0  # when the first copy that must stay may be parked, in epoch ns; 0: none
 
@@ -169,7 +170,7 @@ class _Cycle:
         return self._drains and self._is_booked(copy.node, copy.gpus)
 
     def _idle(self, want: ActionShape) -> PlacedCopy | None:
-        """Returns the widest idle copy for such calls."""
+        """Returns the widest idle copy for calls of this shape."""
         idle = [c for c in self._copies.usable(want)
                 if self._copies.is_idle(c) and not self._is_drained(c)]
         return min(idle, key=lambda c: (-c.size, c.node.node, c.gpus), default=None)
@@ -234,7 +235,7 @@ class _Cycle:
         return self._loads[size]
 
     def _wide(self, degrees: tuple[int, ...]) -> int:
-        """Returns the largest degree at which everything that is expected still fits."""
+        """Returns the largest degree on which all expected calls still fit on the GPUs."""
         best = degrees[0]
         for d in degrees[1:]:
             if self._load(d) > self._copies.total * ONE:
@@ -402,7 +403,8 @@ class _Cycle:
         narrow = run_ns(calls.work_ns, calls.serial, want.degrees[0])
         often = WIDE * (ONE + calls.expected(self._now))
         if restore > LONG * narrow and calls.is_young(self._now):
-            often = ONE * self._queues[want].n  # only the waiting calls are known
+            # The rate is not known yet: only waiting calls count.
+            often = ONE * self._queues[want].n
         for d in want.degrees:
             run = run_ns(calls.work_ns, calls.serial, d)
             if best is not None and (narrow - run) * often >> 20 <= restore:

@@ -28,7 +28,7 @@ from .base import (
 class Fcfs:
     """First come, first served.
 
-    If `strict`, all actions wait behind a head that does not fit; else they pass it.
+    If `strict`, all actions wait behind a head that does not fit; else they may start before it.
     """
 
     def __init__(self, degree_max: int, strict: bool = True) -> None:
@@ -38,7 +38,7 @@ class Fcfs:
         self.reserve, self.block_max = 0, BLOCK_SIZES[-1]
 
     def place(self, view: Snapshot) -> Placement:
-        """Walks each list as far as something may start. O(grants x nodes + shapes passed)."""
+        """Grants from each list as long as actions may start. O(grants x nodes + shapes passed)."""
         placement = Placement()
         open_by_load(view, placement)
         self._cpus(view, placement, NOTHING)

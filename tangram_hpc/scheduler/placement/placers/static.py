@@ -28,7 +28,7 @@ class Static:
         self.reserve, self.block_max = reserve, 1
 
     def place(self, view: Snapshot) -> Placement:
-        """Walks each list as far as something may start. O(grants x nodes + shapes)."""
+        """Grants from each list as long as actions may start. O(grants x nodes + shapes)."""
         placement = Placement()
         open_by_load(view, placement, self.reserve)
         self._cpus(view, placement, NOTHING)
@@ -43,7 +43,8 @@ class Static:
         while (head := walk.head()) is not None:
             action, shape = head
             units = largest(shape.degrees, self.reserve)
-            wants = units > 0 and not shape.session  # one of the CPUs that no session reserves
+            # The action needs CPUs that no session reserves.
+            wants = units > 0 and not shape.session
             node = finder.node(shape, units) if not (blocked and wants) else None
             if node is None:
                 blocked = blocked or wants

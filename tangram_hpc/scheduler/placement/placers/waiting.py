@@ -78,7 +78,7 @@ class Waiting:
         for whose, some in found.items():
             self._lists[whose] = each = _List(ledger, some, now, bypass)
             self.n += each.n
-        # Most cycles see one list, which needs no rounds.
+        # In most cycles there is one list, which needs no `Rounds`.
         self._rounds = Rounds((some[0].shard.share, some[0].shard.group, self._lists[whose])
                               for whose, some in found.items()) if len(found) > 1 else None
         self._alone = each if len(found) == 1 else None
@@ -87,7 +87,7 @@ class Waiting:
         return self._rounds.current() if self._rounds is not None else None
 
     def oldest(self) -> Next | None:
-        """Returns the action with the lowest order tag of the client and group that come next."""
+        """Returns the oldest action, by order tag, of the client and group that are next."""
         each = self._alone or self._current()
         return each.oldest() if each is not None else None
 
@@ -110,7 +110,7 @@ class Waiting:
         return self._rounds is not None and self._rounds.is_first()
 
     def take(self, chosen: Next) -> None:
-        """Removes an action, which starts or is to be passed over."""
+        """Removes an action that starts or that is passed over."""
         self.n -= 1
         if self._rounds is None:
             assert self._alone is not None, "no action is left"
