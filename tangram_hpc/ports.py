@@ -1,7 +1,8 @@
-"""The interfaces that the drivers need from outside, as protocols without behaviour. Broker,
-worker, client and gateway know these protocols and not their adapters. Only `app/` knows which
-adapter implements which port; the simulator implements the same ports with models. A port must not
-name an adapter, a file format or a transport.
+"""The interfaces that the drivers need from outside, as protocols without behaviour.
+
+Broker, worker, client and gateway know these protocols and not their adapters. Only `app/` knows
+which adapter implements which port; the simulator implements the same ports with models. A port
+must not name an adapter, a file format or a transport.
 """
 
 from __future__ import annotations
@@ -477,8 +478,8 @@ class Slurm(Protocol):
               names: Sequence[str] = ()) -> None:
         """Asks for the state of own jobs with these ids or names.
 
-        `then` gets a row for each job, of a het job one for each component, in order of id and
-        component. A job without a row ended so long ago (MinJobAge) that the controller has
+        `then` gets a row for each job, and for a het job a row for each component, in order of id
+        and component. A job without a row ended so long ago (MinJobAge) that the controller has
         forgotten it, or never existed. The query waits for its turn in the budget.
         """
         ...

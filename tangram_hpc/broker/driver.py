@@ -1,4 +1,5 @@
-"""The broker's driver: messages become events, events go to journal and scheduler, decisions leave.
+"""The broker's driver: messages become events, events go to journal and scheduler, decisions become
+messages.
 
 The driver does all I/O of the broker and decides nothing. A message from a client or worker is
 validated and becomes an event. An event is appended to the journal before the scheduler handles
@@ -188,9 +189,10 @@ class Broker:
         return True
 
     def _give_way(self) -> None:
-        """Ends without a message to any peer, because another broker serves the job. Nothing is
-        committed. The peers will look for the other broker, to which satellites in Slurm's queue
-        now belong.
+        """Ends without a message to any peer, because another broker serves the job.
+
+        Nothing is committed. The peers will look for the other broker, to which satellites in
+        Slurm's queue now belong.
         """
         if not self.ended:
             self.ended = True

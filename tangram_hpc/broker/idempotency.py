@@ -170,9 +170,9 @@ def _differ(one: Action, other: Action, earlier: bool) -> bool:
     """Returns whether two actions with one key cannot be the same work.
 
     Args:
-        earlier: `other` was submitted to an earlier broker of the job. Its command's class says
-            nothing then: how it is derived differs by release, and the trainer may be of another
-            release than the journal.
+        earlier: `other` was submitted to an earlier broker of the job. Then the classes of the
+            commands are not compared, because releases derive them differently, and the trainer may
+            be of another release than the journal.
     """
     if one.kind is not other.kind:
         return True

@@ -226,20 +226,21 @@ def _wrong_hello(hello: ms.ClientHello) -> str:
     return _out_of(hello, _HELLO) or _too_long(hello, ("job", "name", "via"))
 
 
-def _wrong_trajectory(word: ms.ReportToolReturn | ms.EndTrajectory) -> str:
-    if len(word.trajectory) > NAME_MAX:
+def _wrong_trajectory(message: ms.ReportToolReturn | ms.EndTrajectory) -> str:
+    if len(message.trajectory) > NAME_MAX:
         return f"trajectory: it has more than {NAME_MAX} characters"
-    if isinstance(word, ms.EndTrajectory):
-        return _out_of(word, _ENDED) or _too_long(word, ("pool",))
-    return _out_of(word, _RETURNED) or _too_long(word, ("pool", "tool"))
+    if isinstance(message, ms.EndTrajectory):
+        return _out_of(message, _ENDED) or _too_long(message, ("pool",))
+    return _out_of(message, _RETURNED) or _too_long(message, ("pool", "tool"))
 
 
 def _wrong_request(message: Any) -> str:
     return "" if 0 <= message.request <= 1 << 62 else f"request: {message.request} is out of bounds"
 
 
-def _wrong_packed(word: ms.SandboxPacked) -> str:
-    return "" if _DIGEST.fullmatch(word.files) else f"files: {_short(word.files)} is not a digest"
+def _wrong_packed(message: ms.SandboxPacked) -> str:
+    files = message.files
+    return "" if _DIGEST.fullmatch(files) else f"files: {_short(files)} is not a digest"
 
 
 # By class of message: returns what is wrong with a message, naming the field; empty if nothing is.

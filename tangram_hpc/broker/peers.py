@@ -44,7 +44,7 @@ class Peer:
 
 
 class Peers:
-    """All connected clients and workers, with the messages that leave to them next.
+    """All connected clients and workers, with the messages that will be sent to them next.
 
     Attributes:
         clients: connected clients by their number. The driver adds and removes them.

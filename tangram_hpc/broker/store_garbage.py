@@ -40,7 +40,7 @@ class StoreGarbage:
         self._forgotten += [(now, name) for name in names]
 
     def watch(self) -> None:
-        """Removes all entries whose time has come; called every few seconds."""
+        """Removes all entries whose grace period is over; called every few seconds."""
         owners, self._expired = self._expired, []
         until, due = self._now() - self._grace_ns, 0
         while due < len(self._forgotten) and self._forgotten[due][0] <= until:

@@ -114,7 +114,8 @@ class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def guarded(self) -> bool:
-        """Whether the action needs a node that can keep its code away from the user's files. Only a
-        command without a session needs such a node; a session chose one when it opened.
+        """Whether the action needs a node that can keep its code away from the user's files.
+
+        Only a command without a session needs such a node; a session chose one when it opened.
         """
         return self.kind is Kind.EXEC and not self.session and not self.trusted

@@ -430,7 +430,7 @@ class RolloutsDeclared(Event, frozen=True, tag="rollouts-declared"):
 class RolloutPriorLoaded(Event, frozen=True, tag="rollout-prior-loaded"):
     """A pool goes on from what was learned in earlier runs: `shared` by all jobs that share its
     folder, `own` by this job. Both are compressed causal trees, see
-    `scheduler/handlers/rollout_prior`; empty: nothing was learned."""
+    `scheduler/handlers/rollout_prior`; empty bytes stand for an empty tree."""
 
     pool: str
     shared: bytes

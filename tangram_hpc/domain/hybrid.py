@@ -20,7 +20,8 @@ import msgspec
 
 
 class ReplicaState(str, Enum):
-    """A replica's way into training and back. All members of a replica move together.
+    """The states of a replica on its way into training and back. All members of a replica change
+    their state together.
 
     In LOST at least one member is gone or has never been seen; its living members serve rollouts.
     """
@@ -138,8 +139,9 @@ class MemberFailed(PoolEvent, frozen=True, tag="member-failed"):
 
 
 class JoinCancelled(PoolEvent, frozen=True, tag="join-cancelled"):
-    """The replica is wanted back in rollout. If it counts in the running step, it still does so
-    until the step's end.
+    """The replica is wanted back in rollout.
+
+    If it counts in the running step, it still does so until the step's end.
     """
 
     replica: int

@@ -98,9 +98,10 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return 128 + self.signal if self.signal else self.exit_code or 1
 
     def explained_by(self, why: Outcome | None) -> Outcome:
-        """Returns this outcome; if the action was cancelled, with the reason of `why`. A worker
-        that closes a session knows only that it was ordered to close it. The scheduler knows the
-        reason.
+        """Returns this outcome; if the action was cancelled, with the reason of `why`.
+
+        A worker that closes a session knows only that it was ordered to close it. The scheduler
+        knows the reason.
         """
         if why is None or self.state is not ActionState.CANCELLED or not why.reason:
             return self

@@ -117,8 +117,8 @@ class Routed(msgspec.Struct, frozen=True, array_like=True):
         pool: the rollout pool.
         service: the service that it was routed to.
         wanted: the bucket that fits the estimate of the trajectory's remaining tokens.
-        bucket: the bucket of `service`. It differs from `wanted` if that one had no room, or if
-            this one was idle.
+        bucket: the bucket of `service`. It differs from `wanted` if the wanted bucket had no room,
+            or if `service` was idle.
         how: `stay` (its KV cache is there already), `transfer` (moving the cache is cheapest) or
             `prefill` (the cache is computed again).
         move_ns: the expected time that `how` takes, in ns.

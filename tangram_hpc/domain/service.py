@@ -60,7 +60,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, array_like=True):
         return self.node in ("", node) and self.gpus in ((), gpus)
 
     def restored(self, took_ns: int) -> ServiceSpec:
-        """Returns this service with a new estimate of `restore_ns`, after it came onto a block in
+        """Returns this service with a new estimate of `restore_ns`, after a restore that took
         `took_ns`.
 
         The first measurement replaces the estimate; each later one moves it by a quarter of the

@@ -19,7 +19,7 @@ MARK = "tangram:"  # our part of a Comment begins with this
 COMMENT_MAX = 250  # characters of our part
 
 
-def with_remark(old: str, text: str) -> str:
+def with_job_comment(old: str, text: str) -> str:
     """Returns a job's Comment with our part replaced by `text`, and the text of others unchanged.
     """
     others = old.partition(MARK)[0].rstrip(" ;")

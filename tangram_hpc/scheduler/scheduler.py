@@ -148,10 +148,11 @@ class Scheduler:
         return events or _follow_up(state, now)
 
     def next_deadline(self) -> int:
-        """When `plan` has work although no event comes (epoch ns); 0 for never. Such times are: the
-        end of a grace, of a session's idle time or of a node's allocation; the next token of an
-        endpoint; another try of a closed rollout service; and the times at which the placer or the
-        rules for allocations want to be called again.
+        """When `plan` has work although no event comes (epoch ns); 0 for never.
+
+        Such times are: the end of a grace, of a session's idle time or of a node's allocation; the
+        next token of an endpoint; another try of a closed rollout service; and the times at which
+        the placer or the rules for allocations want to be called again.
         """
         ledger = self.ledger
         dues = (_place_due(self.state), next_expiry(ledger), ledger.next_end,

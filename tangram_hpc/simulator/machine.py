@@ -1,5 +1,7 @@
-"""A modelled machine, which implements `ports.Executor` for the real worker driver. The machine
-knows how long actions take, and nothing of scheduling. Sandboxes open and close in no time.
+"""A modelled machine, which implements `ports.Executor` for the real worker driver.
+
+The machine knows how long actions take, and nothing of scheduling. Sandboxes open and close in no
+time.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from .event_queue import EventQueue
 from .log import Log
 from .machine import Machine
 from .model_slurm import ModelSlurm, SlurmQueueModel
-from .network import BEAT, FLUSH, MemoryJournal, SimulatedLink, SimulatedTimer
+from .network import CYCLE, FLUSH, MemoryJournal, SimulatedLink, SimulatedTimer
 from .run_records import FORMAT, RunRecords
 from .workload import Cluster, WorkAction, Workload, check_match, to_ns
 from .workload_client import CLIENT, TrajectoryState, WorkloadClient
@@ -91,7 +91,7 @@ class MessageWorld:
             # the modelled Slurm takes the script for the name of the workers' component
             scripts = SatelliteScripts({s.name: s.component for s in growth.policy.shapes})
         self.broker = Broker(self.scheduler, MemoryJournal(self._note), self.event_queue,
-                             SimulatedTimer(self.event_queue, BEAT), settings, lambda: None,
+                             SimulatedTimer(self.event_queue, CYCLE), settings, lambda: None,
                              slurm=self.slurm, scripts=scripts)
         self._oracle, self._failures = oracle, failures
         self._due: list[TrajectoryState] = []

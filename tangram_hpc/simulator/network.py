@@ -15,7 +15,7 @@ from ..protocol.frame import Buffer, Inbox, Outbox
 from ..protocol.message import AnyMessage, Message
 from .event_queue import EventQueue
 
-DELIVERY, FLUSH, BEAT = 1, 2, 3  # priorities within an instant; ends have priority 0
+DELIVERY, FLUSH, CYCLE = 1, 2, 3  # priorities within an instant; ends have priority 0
 Receive = Callable[[AnyMessage, memoryview | None], None]
 
 

@@ -153,7 +153,8 @@ def all_actions(work: Workload) -> list[WorkAction]:
 def example(path: Path, kind: str) -> Path:
     """The shipped file of this name, if the name has no suffix and no such file is here.
 
-    `coding-200` is a workload and also its cluster; `kind` is the suffix, `.jsonl` or `.json`.
+    The name `coding-200` stands for a workload and for its cluster; `kind` is the suffix, `.jsonl`
+    or `.json`.
 
     Raises:
         InvalidInput: There is no such file and no such example.

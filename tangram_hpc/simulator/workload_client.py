@@ -28,8 +28,9 @@ class TrajectoryState:
         index: Its place in the workload.
         spec: What it does.
         cpu_left: CPU actions that have not ended.
-        early: Whether its session is requested at its start and its actions count as submitted as
-            if the session had been admitted at once (sessions that reserve CPUs).
+        early: Whether its session is requested at its start, because sessions reserve CPUs. The
+            admission time of the session is then subtracted from the submission times of its
+            actions.
         turn: Index of its current turn; -1 before the first.
         open: Actions of this turn that have not ended.
         session: Id of its session; 0 for none.

@@ -49,7 +49,7 @@ from ..protocol.message import (
     WorkerWelcome,
 )
 
-BEAT_S = 0.1  # seconds between two AttemptsStarted messages
+REPORT_S = 0.1  # seconds between two AttemptsStarted messages
 AHEAD = 512  # prefetched leases that a worker takes for one unit
 SIGTERM_S = 0.5  # longest time between Slurm's SIGTERM to a command and that to its worker
 
@@ -107,8 +107,8 @@ class WorkerDriver:
         self._running: set[int] = set()  # leases without an outcome
         self._open: set[int] = set()  # leases of which processes may be left
         self._fresh: list[int] = []  # leases whose start is not reported yet
-        self._beating = False
-        self._doubtful: dict[int, bool] = {}  # unreported ends by SIGTERM: are they clean?
+        self._report_due = False
+        self._unconfirmed: dict[int, bool] = {}  # unreported ends by SIGTERM: are they clean?
         self._queues = LeaseQueues[WaitingStart]()
         self._watched: set[int] = set()  # leases that headed a queue at the last `_tick`
         self._ahead: set[int] = set()  # prefetched leases that the executor holds
@@ -187,9 +187,9 @@ class WorkerDriver:
                 self._begin(self._executor, held)
 
     def _gone(self, lease: int, soon: bool = False) -> None:
-        """Lets the lease that waits for this one's units begin, but not at once, as the executor is
-        in the middle of a step. An executor that announces `settled` saves a turn of the loop,
-        which costs a busy worker a tenth of its time.
+        """Lets the lease behind this one begin, but later, because the executor is in the middle of
+        a step. If the executor announces `settled`, no further turn of the loop is needed, which
+        saves a busy worker a tenth of its time.
         """
         self._open.discard(lease)
         held = self._queues.remove(lease)
@@ -291,9 +291,9 @@ class WorkerDriver:
         """Reports the start with the next `AttemptsStarted`; see `ports.Reports`."""
         self._ahead.discard(lease)
         self._fresh.append(lease)
-        if not self._beating:
-            self._beating = True
-            self._timer.after(BEAT_S, self._beat)
+        if not self._report_due:
+            self._report_due = True
+            self._timer.after(REPORT_S, self._beat)
 
     def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
                  soon: bool = False) -> None:
@@ -304,7 +304,7 @@ class WorkerDriver:
         self._running.discard(lease)
         self._ahead.discard(lease)
         if payload is None and _as_if_by_sigterm(outcome):
-            self._doubtful[lease] = clean
+            self._unconfirmed[lease] = clean
             self._timer.after(SIGTERM_S, lambda: self._tell_after_all(lease, outcome))
         else:
             self._tell_end(lease, outcome, payload, clean, soon)
@@ -315,7 +315,7 @@ class WorkerDriver:
             self._begin_due()
 
     def _tell_after_all(self, lease: int, outcome: Outcome) -> None:
-        self._tell_end(lease, outcome, None, self._doubtful.pop(lease))
+        self._tell_end(lease, outcome, None, self._unconfirmed.pop(lease))
 
     def _tell_end(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
                   soon: bool = False) -> None:
@@ -325,8 +325,8 @@ class WorkerDriver:
 
     def released(self, lease: int) -> None:
         """Reports that nothing of the lease is left; see `ports.Reports`."""
-        if lease in self._doubtful:
-            self._doubtful[lease] = True
+        if lease in self._unconfirmed:
+            self._unconfirmed[lease] = True
             return
         self._gone(lease)
         self._send(Released(lease))
@@ -361,7 +361,7 @@ class WorkerDriver:
     # ---- periodic reports ----
 
     def _beat(self) -> None:
-        self._beating = False
+        self._report_due = False
         running = tuple(lease for lease in self._fresh if lease in self._running)
         self._fresh.clear()
         if running:

@@ -1,5 +1,6 @@
-"""Makes the views `info`, `nodes`, `services` and `pending` of a broker's state. Pure. The views
-are plain values for JSON, and making them changes nothing.
+"""Makes the views `info`, `nodes`, `services` and `pending` of a broker's state. Pure.
+
+The views are plain values for JSON, and making them changes nothing.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ members have reported the stage before; a failure, a timeout or a cancellation a
 the whole replica back to rollout.
 
 Invariants: a replica begins and stops counting only between two steps, except that `EvictReplica`
-ends it at once. An event of another generation, stage or incarnation changes nothing. The core's
-GPUs are fixed and never named in an order. A GPU leaves rollout when its server has confirmed
-REQUESTED, and serves again when its trainer has confirmed RETURNING or is dead: so no GPU is ever
-in two roles.
+ends it at once. An event that names another generation, stage or incarnation than the present one
+changes nothing. The core's GPUs are fixed and never named in an order. A GPU leaves rollout when
+its server has confirmed REQUESTED, and serves again when its trainer has confirmed RETURNING or is
+dead: so no GPU is ever in two roles.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pure. How many replicas training should have, decided from the last measured signal.
+"""Pure. Decides from the last measured signal how many replicas training should have.
 
 If training is the longer stage, spare replicas are lent to it; if rollout is, they go back. Between
 the two thresholds the number stays as it is (hysteresis), so replicas do not come and go each step.

@@ -118,7 +118,7 @@ class Coordinator:
         self._ports: dict[int, tuple[int, Port]] = {}
         self._liveness = Liveness(round(silence_s * 1e9))
         self._stalls = Stalls(clock.now_ns(), _STALLED_S * 1e9)
-        self._judges_from = 0  # by `_now`: before this time no member is lost by silence
+        self._silence_counts_from = 0  # by `_now`: before this time no member is lost by silence
         self._place = {gpu: (n, at) for n, gpus in enumerate(pool.replicas)
                        for at, gpu in enumerate(gpus)}
         self._stop = threading.Event()
@@ -266,10 +266,10 @@ class Coordinator:
         while not self._stop.wait(_TICK_S):
             with self._lock:
                 now = self._now()
-                if now >= self._judges_from:
-                    self._judge(now)
+                if now >= self._silence_counts_from:
+                    self._give_up_overdue(now)
 
-    def _judge(self, now: int) -> None:
+    def _give_up_overdue(self, now: int) -> None:
         """Gives up members that were silent for too long and stages that took too long; lock held.
         """
         for member in self._liveness.silent(now):
@@ -283,13 +283,13 @@ class Coordinator:
     def _now(self) -> int:
         """The clock's time in ns without the stalls so far; lock held.
 
-        A stall that ends with this call counts against nobody: members have their full `silence_s`
-        again, as they may have been stopped together with this process.
+        After a stall that ends with this call, every member has its full `silence_s` again, because
+        members may have been stopped together with this process.
         """
         looked = self._clock.now_ns()
         stalled = self._stalls.look(looked)
         now = looked - round(self._stalls.total)
         if stalled:
             self._liveness.stalled(now)
-            self._judges_from = now + round(_TICK_S * 1e9)
+            self._silence_counts_from = now + round(_TICK_S * 1e9)
         return now

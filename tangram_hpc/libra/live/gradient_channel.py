@@ -35,9 +35,10 @@ _LOOK_S = 0.1  # seconds between two checks of the clock in `collect`; a longer 
 
 
 class _MemberLink:
-    """The connection to one member. A thread of its own sends, so that a slow member delays nobody.
+    """The connection to one member.
 
-    Only the newest work waits to be sent: older work of a member that is behind is dropped.
+    It has a sending thread of its own, so that a slow member delays no other one. Only the newest
+    work waits to be sent: older unsent work for a slow member is dropped.
 
     Attributes:
         link: The connection.
@@ -132,8 +133,10 @@ class GradientChannel:
 
     def begin(self, plan: StepPlan, params: Vector, samples: list[Any]
               ) -> tuple[tuple[int, int], dict[int, tuple[int, int]]]:
-        """Sends out the work of a step. The caller may change `params` before all members have
-        received them: this spoils only gradients that arrive too late to be added.
+        """Sends out the work of a step.
+
+        The caller may change `params` before all members have received them: this spoils only
+        gradients that arrive too late to be added.
 
         Returns:
             The range of samples that this core computes itself, and the range of each replica that

@@ -25,8 +25,8 @@ Start = Callable[[int, int], "Future[Any]"]
 
 
 class LeasedMember:
-    """One incarnation of a leased member; it fills `coordinator.Port`. A successor follows when it
-    ends.
+    """One incarnation of a leased member; implements `coordinator.Port`. When it ends, the next
+    incarnation follows.
 
     Args:
         coordinator: Where the member is registered.
@@ -136,7 +136,7 @@ def add_leased_member(coordinator: Coordinator, number: int, incarnation: int, s
     Args:
         coordinator: Rank 0's coordinator.
         number: The member's number, as in the pool's replicas.
-        incarnation: The number of the first incarnation; each later one counts one up.
+        incarnation: The number of the first incarnation; each later one has the next number.
         start: See `LeasedMember`.
     """
     coordinator.adopt(number, incarnation, LeasedMember(coordinator, number, incarnation, start))

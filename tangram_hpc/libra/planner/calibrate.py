@@ -4,9 +4,11 @@ A factor is the moving average of measured time over modelled time. It follows s
 changes and fast after a change point, that is, when the error or the mean length of the requests
 leaves `sigma` standard deviations of its recent past. The weights 0.1 and 0.8 and the 3 sigma are
 Libra's. Two details are ours: the first samples have equal weights, and the past is forgotten at a
-change point, so that a false alarm is soon corrected. How well a router distributes requests over
-instances of several degrees says nothing about a single degree. It is learned separately, from
-whole plans of each kind (`UNIFORM`, `MIXED`), and forgotten when it is old.
+change point, so that a false alarm is soon corrected.
+
+How well a router distributes requests over instances of several degrees says nothing about a single
+degree. It is learned separately, from whole plans of each kind (`UNIFORM`, `MIXED`), and forgotten
+when it is old.
 """
 
 from __future__ import annotations

@@ -51,11 +51,11 @@ class FlowCost:
     def matrix(self, ahead: int, train_s: float, factor: float = 1.0) -> Ints:
         """[j, i]: the least period, in ns, of an instance that has strata j .. i-1. O(strata ** 2).
 
-        An entry is 0 where j = i, and NEVER where the cache cannot hold one of the requests and
-        where j > i.
+        An entry is 0 where j = i, and NEVER where j > i or where the cache cannot hold one of the
+        requests.
 
         Args:
-            ahead: How many batches begin beside an older one; at least 1.
+            ahead: How many batches may begin while an older one runs; at least 1.
             train_s: Length of the training step, in seconds.
             factor: Learned factor of the instance's speed.
         """

@@ -77,8 +77,9 @@ class LayoutTree:
                 for micro in micros]
 
     def _pipes(self, ranks: int) -> list[tuple[int, int, list[int]]]:
-        """The PP and DP degrees and micro-batches for `ranks` TP groups that no bound cuts. They do
-        not depend on TP and EP, so they are computed once.
+        """The PP and DP degrees and micro-batches for `ranks` TP groups that no bound cuts.
+
+        They do not depend on TP and EP, so they are computed once.
         """
         found = self._kept.get(ranks)
         if found is None:

@@ -144,7 +144,9 @@ def strata_of(batch: Sequence[Request], most: int) -> Strata:
 
 def hands_of(batch: Sequence[Request], most: int) -> Strata:
     """The batch in `most` groups, to which requests are assigned in turn, or in one group per
-    request. The longest request comes first and goes to the last group.
+    request.
+
+    The longest request comes first and goes to the last group.
     """
     ordered = sorted_requests(batch)[::-1]
     count = min(most, len(ordered))

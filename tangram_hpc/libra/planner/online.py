@@ -181,8 +181,10 @@ class OnlinePlanner:
             self.calibrator.observe(degree, round(said * longer), measured, mean)
 
     def _learn_plan(self, said_ns: int, took_ns: int, mean: float) -> None:
-        """Compares a plan's modelled rollout time with the measured one. Where batches mix, both
-        are summed over as many steps as mix, because the times of single steps would mislead.
+        """Compares a plan's modelled rollout time with the measured one.
+
+        Where batches mix, both are summed over as many steps as mix, because the times of single
+        steps would mislead.
         """
         said, took, steps = self._sums
         said, took, steps = said + said_ns, took + took_ns, steps + 1

@@ -1,4 +1,5 @@
 """Pure. Computes the time of the plan in force for requests of other lengths than it was made for.
+
 The layout and the instances stay. The requests are divided anew among the instances, in the best
 way, so that a comparison with a new plan is fair.
 """

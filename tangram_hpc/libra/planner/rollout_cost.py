@@ -127,8 +127,8 @@ class RolloutCost:
     def matrix(self, degree: int, strata: Strata, factor: float = 1.0) -> Ints:
         """[j, i]: the time, in ns, of an instance that has strata j .. i-1. O(strata ** 2).
 
-        An entry is 0 where j = i, and NEVER where the cache cannot hold one of the requests and
-        where j > i.
+        An entry is 0 where j = i, and NEVER where j > i or where the cache cannot hold one of the
+        requests.
         """
         n, room = len(strata), self.kv_tokens(degree)
         found = np.full((n + 1, n + 1), NEVER, np.int64)
@@ -213,8 +213,9 @@ def tops(values: Any, most: int) -> Any:
 
 def _edges(lengths: Ints) -> list[int]:
     """The lengths at which time is divided: all distinct lengths if they are few, else `PIECES` of
-    them. Half of these are quantiles of the distinct lengths, half are evenly spaced up to the
-    longest.
+    them.
+
+    Half of these are quantiles of the distinct lengths, half are evenly spaced up to the longest.
     """
     found = np.unique(lengths)
     if len(found) > PIECES:

@@ -127,6 +127,7 @@ def train_sizes(gpus: int, search: Search) -> list[int]:
 
 def groups_for(gpus: int) -> int:
     """Number of groups of requests: 64, doubled until there is a group for each GPU, at most 256.
+
     By doubling, each cut between fewer groups is also a cut between more groups, so more GPUs are
     never worse.
     """

@@ -30,8 +30,8 @@ class Faults:
         node_s, engine_s: Mean seconds between two deaths of whole rollout nodes and of single
             engines; 0 for none.
         back_s: Seconds until a dead node or engine serves again.
-        step: The share of optimizer steps that fail at their end.
-        tool: The share of tool calls that never return.
+        step: The fraction of optimizer steps that fail at their end.
+        tool: The fraction of tool calls that never return.
         tool_timeout_s: Seconds after which such a call is given up.
     """
 

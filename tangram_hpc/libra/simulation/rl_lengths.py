@@ -135,8 +135,9 @@ class Source:
         self._hard = [rng.gauss(0, 1) * causes.tilt for _ in range(causes.prompts)]
 
     def trajectory(self, prompt: int, sample: int, progress: float) -> TrajectoryLengths:
-        """One sample of a prompt at this progress (0 to 1) of the run. The same arguments always
-        give the same trajectory, in any order of calls.
+        """One sample of a prompt at this progress (0 to 1) of the run.
+
+        The same arguments always give the same trajectory, in any order of calls.
         """
         c = self.causes
         rng = random.Random(f"{self._seed}/{prompt}/{sample}")
@@ -190,8 +191,9 @@ class Source:
 
 
 def shuffled(trajectories: Sequence[TrajectoryLengths], seed: int) -> list[TrajectoryLengths]:
-    """The same lengths, with all returns (tool, size, status) shuffled over all trajectories. Then
-    returns say nothing about lengths.
+    """The same lengths, with all returns (tool, size, status) shuffled over all trajectories.
+
+    Then returns say nothing about lengths.
     """
     rng = random.Random(seed)
     deck = [(t.tool, t.chars, t.tokens, t.status) for one in trajectories for t in one.turns]

@@ -267,10 +267,12 @@ class Pipeline:
         return self._lending.used() if self._lending is not None else 0
 
     def _stage_ns(self, number: int) -> int:
-        """The time of a batch's rollout in the pipeline, in ns. In `batches` this is the rollout's
-        length. In `trajectories` it is the time from when the trainer was free to when the batch
-        was complete, below 0 if the batch was complete first; `_trained` adds the training time to
-        it. With that time added, it equals the training time if neither stage waits for the other.
+        """The time of a batch's rollout in the pipeline, in ns.
+
+        In `batches` this is the rollout's length. In `trajectories` it is the time from when the
+        trainer was free to when the batch was complete, below 0 if the batch was complete first;
+        `_trained` adds the training time to it. With that time added, it equals the training time
+        if neither stage waits for the other.
         """
         whole = self._ends[number][-1]
         return whole - (self._free if self._mixed and number else self._began[number])

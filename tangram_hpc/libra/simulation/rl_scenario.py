@@ -170,7 +170,7 @@ def with_run(scenario: Scenario, run: RunSection) -> Scenario:
 
 
 def _beside(path: Path, name: str) -> str:
-    """The path of a file beside the scenario, or the name as it is."""
+    """The path of a file in the scenario's folder; if there is none, the name itself."""
     there = path.parent / name
     return str(there) if there.suffix == ".toml" and there.exists() else name
 

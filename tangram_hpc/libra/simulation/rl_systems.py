@@ -73,7 +73,7 @@ LIBRA = SYSTEMS[-1]
 
 @dataclass(frozen=True)
 class Shares:
-    """A split as the stages use it.
+    """A split, in the form in which the stages use it.
 
     Attributes:
         layout: The training layout.

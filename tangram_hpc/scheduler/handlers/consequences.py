@@ -1,8 +1,8 @@
-"""Pure. Which other events an event entails: a node's loss ends its leases and sessions.
+"""Pure. Names the events that an event entails: a node's loss ends its leases and sessions.
 
 Every end of an action, lease or session is an event of its own in the journal, so that accounting
 is a plain fold. The functions here read the state and change nothing; the driver handles the events
-that they return, in that order. Each function returns the event itself among them.
+that they return, in that order. The returned events include the first one.
 """
 
 from __future__ import annotations

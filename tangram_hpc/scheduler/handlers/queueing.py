@@ -1,4 +1,4 @@
-"""Pure. Which actions compete for units: the way of an action into the ready queue and out of it.
+"""Pure. Puts actions into the ready queue, where they compete for units, and takes them out.
 
 An action without a session competes at once. An action of a session competes when the session can
 take it: in a parallel session always, else only the first one that waits, and only while nothing
@@ -6,7 +6,7 @@ runs. A turn of a trajectory competes once it has been routed to a service; befo
 its rollout pool.
 
 Invariants: these functions are called by handlers only. An action draws its order tag once and
-keeps it when it leaves the queue and comes back, unless it is to begin as a new one.
+keeps it when it leaves the queue and comes back, unless it is queued as a new action.
 """
 
 from __future__ import annotations

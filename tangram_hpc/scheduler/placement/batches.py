@@ -4,9 +4,9 @@ A copy has at most two batches: the one that runs and the one that follows it. P
 nothing of their own.
 
 Prefetching overtakes no call: an idle copy takes the next call of its own kind anyway (see the
-placers). For the sake of other kinds, a copy whose minimum residency is over gets no further calls
-while a call whose service has no copy has waited longer than its starvation limit
-(`minimum_residency`). So a block comes free for the starved service.
+placers). While a call of a service without a copy has waited longer than its starvation limit
+(`minimum_residency`), no calls are prefetched on copies whose minimum residency is over. So a block
+comes free for the starved service.
 """
 
 from __future__ import annotations

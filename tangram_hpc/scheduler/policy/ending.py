@@ -1,8 +1,8 @@
 """Pure. Decides what may still start on a node whose allocation ends, and when the node is drained.
 
 A node stops lending one margin before its allocation ends. The margin is `Ledger.margin_ns`, or a
-third of the time that the allocation had left when the node joined, if that is less. Nothing starts
-on a node that is not expected to be over when its lending stops. From then on the node is drained:
+third of the time that the allocation had left when the node joined, if that is less. An action
+starts on the node only if it is expected to end before that time. From then on the node is drained:
 no action starts, no session opens, and its sessions move or are closed as they become idle
 (`moving`).
 

@@ -1,9 +1,9 @@
-"""Pure. How a session leaves a node that is drained: it moves to another node, or it is closed.
+"""Pure. Takes a session off a drained node: the session moves to another node, or it is closed.
 
-Invariants: a session has one home node at a time. It moves only while it is idle, when its files
-are all that it needs (`SessionSpec.movable`), and when a node that could hold it lends for longer
-than the old one exists. Its files are packed and its sandbox is gone before it waits for the next
-node, as any new session does; so there are never two copies of it that run. A session that cannot
+Invariants: a session has one home node at a time. It moves only while it is idle, only if it can go
+on from its files alone (`SessionSpec.movable`), and only if another node that could hold it lends
+for longer than the old one exists. Its files are packed and its sandbox is removed before it waits
+for the next node like a new session, so it never has two running sandboxes. A session that cannot
 be packed is lost, with the reason.
 """
 

@@ -46,8 +46,8 @@ def expired(ledger: Ledger, now: int) -> list[ev.Event]:
 
 
 def stalled(ledger: Ledger, event: ev.BrokerStalled) -> None:
-    """Extends the grace of clients and the idle time of sessions by how long the broker did not
-    run, since no client could reach it in that time. O(disconnected clients + idle sessions).
+    """Extends the grace of clients and the idle time of sessions by the time in which the broker
+    did not run, because no client could reach it then. O(disconnected clients + idle sessions).
     """
     for client, gone in ledger.disconnected.items():
         if not gone.bye:

@@ -116,7 +116,8 @@ class LengthEstimate(NamedTuple):
 
 
 class LengthHistogram:
-    """Lengths in octave cells, with the count and the sum of each, so that adding two is exact.
+    """A histogram of lengths in octave cells. Each cell has a count and a sum, so adding two
+    histograms is exact.
 
     Attributes:
         cells: (count, sum of the lengths in tokens) of each cell.
@@ -283,7 +284,7 @@ class CausalTree:
               total: int) -> None:
         """Learns a trajectory that has ended.
 
-        Costs O(depth), and O(nodes) in a new epoch or where nodes must go.
+        Costs O(depth), but O(nodes) in a new epoch or when nodes must be removed.
 
         Args:
             prompt: number of the prompt.
@@ -345,8 +346,9 @@ class CausalTree:
     def _bound(self) -> None:
         """Removes leaves until an eighth of the allowed nodes is free.
 
-        Leaves of the oldest epoch go first, then the least visited, those of prompts before those
-        of the global tree, then by name. O(n log n) once in n/8 new nodes.
+        Leaves of the oldest epoch are removed first, among them the least visited, then leaves of
+        prompts' trees before those of the global tree, then by name. O(n log n) once in n/8 new
+        nodes.
         """
         if self.nodes <= self.shape.nodes_max:
             return

@@ -40,7 +40,7 @@ class TrajectoryEntry:
         client: id of its client.
         name: the client's name for it.
         prompt: number of its prompt.
-        touched: when its client last did something for it, in epoch ns.
+        touched: when its client last sent a message about it, in epoch ns.
         bucket: the bucket of its next turn.
         generated: tokens that it had generated when its last turn began.
         turns: its turns that are not over, by action; the first one is routed or waits for a
@@ -79,7 +79,7 @@ class Counts:
         ended: trajectories that ended by themselves.
         dropped: trajectories that were cut off.
         judged: decisions of trajectories that ended by themselves.
-        right: judged decisions that named the bucket of the tokens that were truly left.
+        right: judged decisions that named the bucket of the tokens that really remained.
         again: turns whose trajectory had had a turn before, so that it had a KV cache.
         moved: turns counted by `again` that left their KV cache.
         context: tokens of context of the turns counted by `again`.
@@ -102,8 +102,9 @@ class Epochs:
     """Turns the train steps that a trainer names into a tree's epochs.
 
     A new epoch begins with another step, once the last epoch holds `share` trajectories. So the
-    epochs that are kept hold enough trajectories, whether steps are small, jump, or are times of a
-    clock. A step that lies more than `kept` back begins a new count of steps.
+    kept epochs hold enough trajectories, also if the trainer counts in small steps, skips steps, or
+    passes clock times. A step that is more than `kept` smaller than the last one begins a new count
+    of steps.
 
     Attributes:
         share: trajectories that an epoch holds at least.
@@ -163,7 +164,8 @@ class RolloutPool:
     # ---- turns -------------------------------------------------------------------------------
 
     def wanted(self, action: int, client: int, turn: Turn, at: int) -> None:
-        """Adds a turn that an action wants, or asks for it again because its service is gone.
+        """Queues the turn of an action for routing, for the first time or because its service is
+        gone.
 
         Args:
             action: id of the action.
@@ -445,8 +447,9 @@ class RolloutPool:
         return {action: entry.turns[action] for action, entry in self._actions.items()}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RolloutPool:
-        """Returns a pool with the same open turns that does not learn; forecasts use it. O(open
-        turns + trajectories, the latter copied by C code).
+        """Returns a pool with the same open turns that does not learn; forecasts use it.
+
+        O(open turns + trajectories, the latter copied by C code).
         """
         pool = copy(self)
         pool.counts, pool.router = copy(self.counts), self.router.planning_copy()

@@ -84,7 +84,7 @@ class RouteRequest(NamedTuple):
     """The next turn of a request.
 
     Attributes:
-        request: number of the request, which is its trajectory's.
+        request: number of the request, which is the number of its trajectory.
         bucket: the bucket that it belongs to.
         context: tokens of its context.
         remaining: tokens that it is estimated to generate until its end.
@@ -97,7 +97,7 @@ class RouteRequest(NamedTuple):
 
 
 class Route(NamedTuple):
-    """Where a request goes.
+    """The instance for a request's next turn.
 
     Attributes:
         request: number of the request.
@@ -121,8 +121,8 @@ class Router:
     """Keeps rollout instances, the requests on them, and the requests that wait.
 
     There are two ways to use it. `ask`, `left`, `ended` and `add` place at once every request that
-    can be placed. A caller that records decisions before they count uses `wait`, `next`, `place`,
-    `leave`, `forget` and `join` in their stead: only `place` places a request, and `next` changes
+    can be placed. A caller that records decisions before they take effect uses `wait`, `next`,
+    `place`, `leave`, `forget` and `join` instead: only `place` places a request, and `next` changes
     nothing. A decision costs O(instances).
     """
 
@@ -162,8 +162,9 @@ class Router:
         self._nothing_fits = False
 
     def remove(self, instance: int) -> list[int]:
-        """Removes an instance and returns its requests, which the caller must queue again. Their KV
-        caches are lost.
+        """Removes an instance and returns its requests, which the caller must queue again.
+
+        Their KV caches are lost.
         """
         stranded = list(self._on.pop(instance))
         del self._instances[instance]
@@ -246,10 +247,10 @@ class Router:
                                               for i in self._instances.values())
 
     def next(self) -> Route | None:
-        """Returns the route of the first waiting request that can be placed, which goes on waiting.
+        """Returns the route of the first waiting request that can be placed, without placing it.
 
-        O(requests before it in the queue + instances). When none can be placed, this is found out
-        once and remembered until room comes.
+        O(requests before it in the queue + instances). That none can be placed is remembered until
+        an instance has room again.
         """
         if self._nothing_fits or not self._queue:
             return None

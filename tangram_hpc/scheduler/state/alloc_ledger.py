@@ -97,7 +97,7 @@ class AllocLedger:
         own: the broker's own job id.
         policy: what the user allows.
         entries: the allocations that live, by number.
-        by_job: their numbers by job id, as far as that is known.
+        by_job: the numbers of allocations by job id, as far as their job is known.
         rejected: the rejections since the last success, by shape.
         taken: the shapes of which Slurm accepted the last request.
         arrive_ns: how long it takes from a request to its first node, as a moving mean by shape.

@@ -20,9 +20,9 @@ class CoreSet:
 
     Args:
         units: the units in the node's order.
-        groups: how many neighbours share something, level by level from the smallest groups to the
-            largest: the sizes of consecutive groups, which add up to all units. A level whose sizes
-            do not add up is left out.
+        groups: the groups of neighbours that share caches or memory, level by level from the
+            smallest groups to the largest. A level is the sizes of consecutive groups, which add up
+            to all units. A level whose sizes do not add up is left out.
     """
 
     __slots__ = ("_levels", "_position", "free_mask", "units")

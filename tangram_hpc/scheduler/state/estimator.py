@@ -30,8 +30,8 @@ PRIOR = 100
 UNKNOWN_NS = 1_000_000_000  # the work of an action while nothing has ended yet
 SHRINK = 3  # the weight of a parent's mean, in samples
 # A class departs from PRIOR after MIN_SERIAL samples, and then only to the nearest fraction that is
-# less than 8 bits + n/64 bits worse than the best. It does so only while RIPE leases have ended for
-# each one that runs, since the leases that still run are the long ones.
+# less than 8 bits + n/64 bits worse than the best. It does so only while at least RIPE leases have
+# ended for each lease that runs, because the leases that still run are the long ones.
 MIN_SERIAL, DOUBT, DOUBT_EACH, RIPE = 24, 8 << 10, 16, 4
 _NEAREST = sorted(range(len(SERIALS)), key=lambda i: abs(i - SERIALS.index(PRIOR)))
 CLASSES_MAX = 1024  # classes kept without a running action

@@ -196,9 +196,9 @@ class Ordered(Protocol):
         ...
 
     def rank(self) -> tuple[int, int]:
-        """The place of the first action left: in the placer's own order, then by order of arrival.
+        """The place of the first remaining action: by the placer's order, then by arrival.
 
-        The lower of a client's two groups comes first, so both lists count in the same way.
+        Both lists of a client rank in the same way, and the list with the lower rank comes first.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 Invariants: a service is resident on a whole aligned block, no GPU is in two blocks, and a busy
 block is never evicted. A service stays on the block where it ran until another lease is given one
-of its GPUs (lazy parking). It is warm only for that very block.
+of its GPUs (lazy parking). Its next call finds it warm only on that very block.
 """
 
 from __future__ import annotations

@@ -190,8 +190,8 @@ class ActionEntry:
         state: where it is in its life.
         lease: the lease of its attempt; 0 while none is under way.
         attempt: how often it was started.
-        forced_outcome: how, and why, it will end when its lease does, because it was cancelled or
-            its session is closing; None otherwise.
+        forced_outcome: the outcome with which it will end when its lease ends, because it was
+            cancelled or its session is closing; None otherwise.
         outcome: how it ended; None before.
         route: where a turn was routed to; None before, and for other actions.
     """

@@ -1,4 +1,4 @@
-"""Pure. The waiting actions that could start now, grouped by shape, and the order among them.
+"""Pure. The waiting actions that may start now, grouped by shape, and their order.
 
 Problem: a pass of a placer must not cost more because more actions wait.
 
@@ -35,8 +35,8 @@ from .fair_order import (
 from .speed import octaves
 
 CPU, GPU, NOTHING = "cpu", "gpu", "nothing"  # pools; each endpoint has one of its own
-# A shard that has so many shape queues opens no further one for a class alone. Actions of further
-# classes stand in shape queues by expected work, one an octave, so that a thousand names cost a
+# A shard with this many shape queues opens no further one for a single class. Actions of further
+# classes share shape queues by expected work, one for each octave, so that a thousand names cost a
 # pass no more than a few.
 QUEUES_NAMED = 16
 _OCTAVE = 7  # the low bits of a bucket of `octaves`

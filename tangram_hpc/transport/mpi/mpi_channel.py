@@ -51,7 +51,7 @@ class MpiChannel:
     """One connection with the broker through the gateway.
 
     Args:
-        wire: sends and receives between ranks; nobody else uses it meanwhile.
+        wire: sends and receives between ranks; no other part of the process uses it meanwhile.
         gateway: the gateway's rank.
         number: the number of this connection, which this rank has never used before.
         spin_ns: how long a wait spins before it sleeps, ns.
@@ -122,8 +122,8 @@ class MpiChannel:
     def close(self) -> None:
         """Tells the gateway that we close; see `Channel.close`.
 
-        Unsent bytes get half a second. After that they are given to MPI without the window's limit,
-        as the gateway must hear that we close.
+        For half a second, unsent bytes are sent as the window allows. After that they are given to
+        MPI without the window's limit, as the gateway must hear that we close.
         """
         if self.closed:
             return

@@ -33,8 +33,8 @@ if not ready:
 elif first == "1":
     os.write(2, died.encode())
 """
-# This watchdog counts its waits and not the time: where the whole job step is stopped (`scontrol
-# suspend`), the watchdog is stopped as well, and that time must not count.
+# This watchdog counts its waits instead of reading a clock: where the whole job step is stopped
+# (`scontrol suspend`), the watchdog is stopped as well, and that time must not count.
 _WATCH_STOPPED = """
 import os, select, signal, sys
 gateway, looks, stopped = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]

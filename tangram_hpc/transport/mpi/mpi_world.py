@@ -127,8 +127,9 @@ class MpiWorld:
         self.finalize(can)
 
     def _all_can(self, can: bool) -> bool:
-        """Waits until all trainers leave; returns whether each of them may finalise MPI. The wait
-        polls and sleeps, so that it keeps no core busy.
+        """Waits until all trainers leave; returns whether each of them may finalise MPI.
+
+        The wait polls and sleeps, so that it keeps no core busy.
         """
         mine, least, pause = array("i", [can]), array("i", [0]), 50e-6
         try:
@@ -162,18 +163,18 @@ class MpiWorld:
             sys.stderr.flush()
             os._exit(exit_status())
 
-    def _may_finalize(self, word: bytes) -> bool:
+    def _may_finalize(self, parting: bytes) -> bool:
         wire, pause = self.wire, 50e-6
         patience = _patience()
         try:
-            wire.send(self.gateway, relay.LEAVE, word)
+            wire.send(self.gateway, relay.LEAVE, parting)
             while not patience.over(time.monotonic()):
                 wire.sweep()
                 while (message := wire.take()) is not None:
                     patience = _patience()
                     if message[1] in (relay.PART, relay.END):
                         return message[1] == relay.PART
-                if word and not wire.sending(self.gateway):
+                if parting and not wire.sending(self.gateway):
                     return False
                 time.sleep(pause)
                 pause = min(0.02, pause * 1.5)

@@ -77,8 +77,8 @@ def addresses(bind: str, peers: Sequence[str] = (), names: Sequence[str] = (),
 def rank_address(bind: str, peers: Sequence[str], names: Sequence[str] = ()) -> str:
     """Returns the address at which other ranks reach this one, by the rule of `addresses`.
 
-    A `bind` of "none", or one that is another node's address, counts as not set: settings are
-    shared, and may hold the broker's address.
+    A `bind` of "none", or one that is another node's address, counts as not set, because the
+    settings are shared and may contain the broker's address.
 
     Raises:
         InvalidInput: as for `addresses`.

@@ -88,8 +88,8 @@ class Placer(Protocol):
     Attributes:
         name: the name by which people choose it.
         reserve: CPUs that each session holds while it is open.
-        block_max: GPUs of the largest block that it ever grants to a service call. Admission
-            refuses calls that run on larger blocks only.
+        block_max: the number of GPUs of the largest block that the placer grants to a service call.
+            Admission refuses calls that run on larger blocks only.
     """
 
     name: str
@@ -154,8 +154,8 @@ def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None
 class Finder:
     """Finds nodes with free CPUs during one cycle.
 
-    It remembers which nodes had free CPUs at its start, and which needs it could not meet: amounts
-    only shrink within a cycle, so the same need cannot be met later either.
+    It remembers which nodes had free CPUs at the cycle's start, and for which needs it found no
+    node: free amounts only shrink within a cycle, so it will not find one later either.
     """
 
     def __init__(self, view: Snapshot) -> None:
@@ -193,8 +193,8 @@ class Finder:
 def find_block(view: Snapshot, shape: ActionShape, size: int) -> FreeBlock | None:
     """Returns the free block on which a call of this service costs least, or None. O(GPUs).
 
-    A block on which the service is resident comes first, then one that parks no service, then the
-    one whose services were used longest ago.
+    A block on which the service is resident comes first, then a block where no service would be
+    parked, then the block whose services were used longest ago.
     """
     def cost(block: FreeBlock) -> tuple[bool, int, int, tuple[int, ...]]:
         return (not block.warm, max((p.used_at for p in block.parks), default=-1),

@@ -1,7 +1,7 @@
 """Tracks which service copies are on the GPUs during one scheduling cycle. Pure.
 
-The map is built from the snapshot and the ledger at the start of a cycle and kept true while calls
-are granted in it. A block that is not free is never offered.
+The map is built from the snapshot and the ledger at the start of a cycle and updated with each call
+that is granted. A block that is not free is never offered.
 """
 
 from __future__ import annotations

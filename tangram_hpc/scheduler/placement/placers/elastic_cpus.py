@@ -63,9 +63,10 @@ class ElasticCpus:
     def place(self, view: Snapshot, placement: Placement) -> None:
         """Adds resizings and grants of CPUs to the placement.
 
-        Each node passes over the actions that other nodes have started in this cycle. So that this
-        does not become quadratic, the cycle ends after STARTS starts, and the next one follows at
-        once. O(nodes + n log n) for n actions that run or wait on the nodes that are looked at.
+        The walk for each node must skip all actions that were started on other nodes in this cycle.
+        To keep the cost from becoming quadratic, the cycle ends after STARTS starts, and the next
+        one follows at once. O(nodes + n log n) for n actions that run or wait on the nodes that are
+        looked at.
         """
         ledger = view.ledger
         floating = bool(ledger.ready.shards_at(CPU, "cpu", 0))
@@ -81,9 +82,9 @@ class ElasticCpus:
                 placement.again_at = view.now_ns + 1  # nodes not looked at still count as changed
                 return
         self._floating = ledger.revision
-        beats = [k.look_at for k in self._nodes.values() if k.look_at]
-        if beats:
-            placement.again_at = min(beats)
+        times = [k.look_at for k in self._nodes.values() if k.look_at]
+        if times:
+            placement.again_at = min(times)
 
     def keeping_gpus(self) -> list[int]:
         """Returns the nodes whose GPUs no call of a service may take now."""

@@ -202,8 +202,8 @@ class _Cycle:
     def _use(self, service: str, copies: list[PlacedCopy]) -> int:
         """Returns the part of the next horizon in which these copies are busy, in 1/ONE.
 
-        All calls of the service that wait and that are expected count. The part is at most ONE, and
-        ONE if there are no copies.
+        All calls of the service that wait and that are expected count. The result is at most ONE;
+        without copies it is ONE.
         """
         use = 0 if copies else ONE
         for service_, degrees in self._demand.of_service.get(service, ()) if copies else ():
@@ -324,9 +324,9 @@ class _Cycle:
         return self._copies.free_at(copy, self._now)
 
     def _split(self, want: ActionShape) -> None:
-        """Remakes an idle copy that is wider than the expected load allows into narrower copies.
+        """Replaces an idle copy that is wider than the expected load allows by narrower copies.
 
-        It does so if the calls that wait, and those that are expected within two horizons, then end
+        It does so if the waiting calls, and the calls expected within two horizons, then end
         sooner. With `coming` calls for each copy, the sum of all their ends is about coming^2/2
         runs on one wide copy. On k narrow copies it is a restore for each call and coming^2/2k
         narrow runs.

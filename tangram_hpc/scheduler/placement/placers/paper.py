@@ -5,8 +5,8 @@ readiness that fits with the fewest units, and chooses the degrees by `prefix_pr
 chosen at the start and kept. Services are parked when another one needs their GPUs, the least
 recently used first.
 
-An action is overtaken only by actions that do not need what it lacks (memory, GPUs). The only
-memory between cycles is which revision of a node was seen; it saves work. Source: ARL-Tangram,
+An action that lacks memory or GPUs is overtaken only by actions that need none of these. The only
+memory between cycles is the last seen revision of each node, which saves work. Source: ARL-Tangram,
 Algorithms 1 and 2.
 """
 

@@ -28,7 +28,7 @@ def prefix_program(options: Sequence[DegreeOptions], free: int,
     Returns:
         `rows`, where `rows[i][j]` is the least sum of run times of the first `i` candidates on at
         most `j` units (huge if they do not fit), and `picks`, where `picks[i][j]` is the degree of
-        candidate `i` in the best choice for all candidates up to it on at most `j` units.
+        candidate `i` if candidates 0 to `i` use at most `j` units in the best way.
     """
     rows, picks = [[0] * (free + 1)], []
     for some in options:

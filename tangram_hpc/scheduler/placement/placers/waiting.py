@@ -1,4 +1,4 @@
-"""The order in which `elastic` looks at waiting actions: shortest first, with bounded bypass. Pure.
+"""Orders waiting actions for `elastic`: shortest first, and none is overtaken without bound. Pure.
 
 Between clients, and between the groups of one client's actions, the order is that of fair queueing
 (`fair_order`). Within one such list and one round of its trajectories, actions with the smallest
