@@ -93,7 +93,7 @@ class Coordinator:
 
     Args:
         pool: The pool's state machine; used only under the coordinator's lock.
-        clock: Where time comes from.
+        clock: The source of time.
         channels: For each core the addresses of its ranks' gradient channels, in the order of a
             replica's members.
         host, key, job: Where to listen for members, and the secret and job name that they must

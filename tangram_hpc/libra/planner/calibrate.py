@@ -54,7 +54,7 @@ class _Past:
     values: deque[float]
 
     def left_by(self, value: float, rules: Learning, scale: float) -> bool:
-        """Whether `value` lies outside of the recent past."""
+        """Whether `value` lies outside of the range of the recent past."""
         n = len(self.values)
         if n < rules.least:
             return False

@@ -112,7 +112,7 @@ class Training:
     micro_batches: tuple[int, ...] = (1, 2, 4, 8)
     degrees: tuple[int, ...] = (1, 2, 4, 8)  # degrees of tensor parallelism
     zero: int = 1  # ZeRO stage: 1 divides optimizer states, 2 gradients too, 3 weights too
-    recompute: bool = True  # whether the backward pass recomputes activations
+    recompute: bool = True  # whether the backward pass computes activations again
     forward_passes: int = 1  # extra forward passes, such as the old policy's log-probabilities
     grad_bytes: int = 4
     optimizer_bytes: int = 12

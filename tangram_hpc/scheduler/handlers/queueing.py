@@ -29,7 +29,7 @@ def enqueue(state: SchedulerState, entry: ActionEntry) -> None:
     first = not session.waiting and not session.leases
     session.waiting[action.id] = None
     update_idle(ledger, session, entry.submitted_at)
-    if first or session.parallel:  # also while its session is not open yet
+    if first or session.parallel:  # drawn now: time before the session opens counts
         entry.order_tag = ledger.ready.draw(action)
     if session.parallel and session.takes:
         push(state, entry, session)

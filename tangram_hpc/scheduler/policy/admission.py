@@ -186,7 +186,8 @@ def _names(names: Iterable[str]) -> list[str]:
 
 
 def reason(ledger: Ledger, entry: ActionEntry, reserve: int, now: int) -> str:
-    """Why a pending action waits, in Slurm's words where Slurm has one. `reserve` is the placer's.
+    """Why a pending action waits, as Slurm's Reason where Slurm has one that fits. `reserve` is the
+    placer's.
     """
     turn = entry.action.turn
     if turn is not None and entry.route is None:

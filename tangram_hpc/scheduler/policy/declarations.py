@@ -72,7 +72,7 @@ def declaration_of_endpoint(ledger: Ledger, spec: EndpointSpec, now: int
         return [], ""
     if known is not None and (known.busy or ledger.ready.waits("endpoint:" + spec.name)):
         return [], (f"endpoint {spec.name}: it is in use with {_shown(known.spec)}: declare it the "
-                    "same, or when nothing of it waits or runs")
+                    "same, or wait until none of its calls waits or runs")
     return [ev.EndpointDeclared(now, spec)], ""
 
 

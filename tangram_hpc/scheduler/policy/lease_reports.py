@@ -46,9 +46,9 @@ def reported_by_client(ledger: Ledger, client: int, action: int, lease: int, out
 
 
 def finished(ledger: Ledger, fact: ev.LeaseFinished) -> list[ev.Event]:
-    """The events of a lease's end. If its endpoint or service refused the call, that event comes
-    first. Only trainers and their functions can report a refusal; a sandbox's report closes no
-    endpoint.
+    """The events of a lease's end. If its endpoint or service refused the call, the event of the
+    refusal comes first. Only trainers and their functions can report a refusal; a sandbox's report
+    closes no endpoint.
     """
     lease, outcome = ledger.leases[fact.lease], fact.outcome
     entry = ledger.actions.get(lease.action)

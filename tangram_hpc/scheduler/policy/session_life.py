@@ -1,4 +1,4 @@
-"""Pure. When sessions end by themselves: idle ones, and those of disconnected clients.
+"""Pure. Ends sessions that are idle for too long, and sessions of disconnected clients.
 
 The functions here read the ledger; each end that they name is an event for the driver to journal
 and to hand back. Invariant: as long as an action of a session waits or runs, neither idleness nor

@@ -226,8 +226,8 @@ class Estimator:
         return max(1, self.mean(action.key, action.name, action.degrees, done_ns) - done_ns)
 
     def mean(self, key: str, name: str, degrees: tuple[int, ...], done_ns: int = 0) -> int:
-        """The mean work in a class of the actions that are larger than `done_ns`, shrunk to the
-        parents. O(1).
+        """The mean work of those actions of a class that are larger than `done_ns`, shrunk towards
+        the means of the parents. O(1).
         """
         bucket = octaves(done_ns) if done_ns > 0 else -1
         several = degrees[-1] > degrees[0]
