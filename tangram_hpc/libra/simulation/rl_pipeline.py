@@ -409,11 +409,11 @@ class Pipeline:
         if self._lending is not None:
             self._lending.check()
         serving = Counter(self._rollouts.place(engine) for engine in self._engines())
-        assert serving <= Counter(self._shares.places), "two engines in one place"
-        assert not any(place.node in self._dead for place in serving), "the dead serve"
+        assert serving <= Counter(self._shares.places), "more engines than the split has"
+        assert not any(place.node in self._dead for place in serving), "a dead node has an engine"
         begun = sum(len(ends) for ends in self._ends.values()) + self._rollouts.under_way
         assert begun + len(self._line) == len(self._ends) * self._s.batch, "a trajectory is lost"
-        assert all(b >= self._trained_upto for b in self._ends), "a batch is there twice"
+        assert all(b >= self._trained_upto for b in self._ends), "a trained batch is open"
 
 
 def kv_of(scenario: Scenario, system: System) -> KvCost:
