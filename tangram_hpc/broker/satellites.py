@@ -94,7 +94,7 @@ class Satellites:
         self._settled: set[int] = set()  # satellites whose start is known
         self._ending: dict[int, int] = {}  # when the workers of these satellites were told to end
         self._cancelled: set[int] = set()
-        self._earlier: set[int] = set()  # of an earlier broker, which may have cancelled them
+        self._earlier: set[int] = set()  # made and perhaps cancelled by an earlier broker
         self._asking = False
         self._ended = False
         self.reasons: dict[int, str] = {}  # Slurm's word for why a request waits

@@ -1,9 +1,9 @@
-"""Asks Slurm again and again when the allocations of lent nodes end.
+"""Polls Slurm for the time limits of the allocations whose nodes are lent.
 
 A worker reports the end of its allocation when it joins. `scontrol update TimeLimit` can change
 that end later, and the job is not notified. The poller asks at the few times that
 `scheduler.policy.ending.next_look` names, with one query for all allocations, and turns the answers
-into events. It decides nothing: when a node is drained, and whether a drain is taken back, is the
+into events. It decides nothing: when a node is drained, and whether a drain is undone, is the
 scheduler's decision.
 """
 

@@ -194,7 +194,9 @@ class _Rollouts:
         self._kept = self._planned(most, 0) if memo and not self._ahead else None
 
     def _planned(self, most: int, train_ns: int) -> tuple[dict[int, Ints], RolloutDpTable]:
-        """Prices and table of at most `most` GPUs; where batches mix, for this training side."""
+        """Instance prices and the table for up to `most` GPUs. Where batches mix, they depend on
+        the length of the training step.
+        """
         strata = self._strata
         if not (self._memo and self._ahead):
             strata = replace(strata)  # a copy without cached sums, so that each plan is made anew

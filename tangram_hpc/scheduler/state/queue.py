@@ -330,8 +330,8 @@ class ReadyQueue:
         return self._place[action][1].shard
 
     def bypass_count(self, action: int) -> int:
-        """An upper bound on how many actions of its shard have overtaken an action: how many have
-        left the shard out of order since it came, cancelled ones included.
+        """An upper bound on how many actions of its shard have overtaken an action. It counts all
+        actions that have left the shard out of order since this one came, cancelled ones included.
         """
         _, queue, before = self._place[action]
         return queue.shard.bypasses - before

@@ -1,8 +1,8 @@
 """Ends a rank's process with one line if the ranks do not fit, and with its own exit status.
 
-When the ranks refuse to be one world, every rank raises the same error. Without this module each
-of them would print a traceback. Where MPI must not be finalised, the process ends by `os._exit`,
-which needs the status that the program passed to `sys.exit`.
+When the ranks do not fit together, every rank raises the same error. Without this module each of
+them would print a traceback. Where MPI must not be finalised, the process ends by `os._exit`, which
+needs the status that the program passed to `sys.exit`.
 """
 
 from __future__ import annotations
