@@ -72,8 +72,8 @@ def start_watchdog(pid: int, rank: int, timeout_s: float, remedy: str) -> Iterat
     """
     hung = (f"tangram: the MPI world did not come up within {timeout_s:g} s (rank {rank} waits): "
             "every rank must call tangram_hpc.connect() or be `tangram gateway`. Do slow work, "
-            "such as loading a model, after connect(), or set TANGRAM_MPI_TIMEOUT_S to the seconds that all "
-            f"ranks wait; otherwise {remedy}\n")
+            "such as loading a model, after connect(), or set TANGRAM_MPI_TIMEOUT_S to the seconds "
+            f"that all ranks wait; otherwise {remedy}\n")
     died = ("tangram: a rank ended while the MPI world came up; if the launcher's lines name no "
             f"other reason, this MPI does not fit the launcher: {remedy}\n")
     arguments = [str(pid), str(timeout_s + (_LATER_S if rank else 0)), str(int(rank == 0)), hung,
