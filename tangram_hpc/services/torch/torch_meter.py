@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class TensorMemoryMeter(TorchDispatchMode):  # type: ignore[misc]
+class TensorMemoryMeter(TorchDispatchMode):
     """While it is active, counts every byte that is allocated for tensors until that is freed.
 
     Args:
