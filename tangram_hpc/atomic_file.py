@@ -29,7 +29,7 @@ def replace_file(path: Path, content: str | bytes | bytearray | memoryview, mode
         sync: wait until the content is on the disk before the file appears.
 
     Raises:
-        OSError: the file cannot be written; what was at `path` is still there.
+        OSError: the file cannot be written; the earlier content of `path` is still there.
     """
     data = content.encode() if isinstance(content, str) else content
 

@@ -1,9 +1,9 @@
-"""All errors that a user can meet. Their messages are one line that names the field and the remedy.
+"""All errors that a user can get. Each message is one line that names the field and the remedy.
 
 `exit_status` is the exit code of a command that ends with the error: 2 if the input was wrong, 1 if
 something failed. An action that cannot run now is PENDING, which is no error; one that can never
-run is an `InfeasibleRequest`. A violated invariant of this package is an AssertionError and none of
-these.
+run is an `InfeasibleRequest`. A violated invariant of this package raises an AssertionError, not
+one of these errors.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class BrokerUnreachable(TangramError):
     """The broker does not answer, or went away and did not come back within its grace.
 
     Attributes:
-        refused: whether its host answers and nobody listens there any more. If not, the network may
-            only be down for a while.
+        refused: whether the broker's host answered that no process listens there any more. If
+            False, the network may only be down for a while.
     """
 
     refused = False
@@ -60,8 +60,9 @@ class ProtocolError(TangramError):
 
 
 class ClientClosed(BrokerUnreachable):
-    """The client cannot be used: its process has closed it, or it is a copy of another process's
-    client that a fork left in this process."""
+    """The client cannot be used: either it was closed, or it was opened before this process was
+    forked and belongs to the parent process.
+    """
 
 
 class ActionFailed(TangramError):
@@ -78,7 +79,8 @@ class ActionFailed(TangramError):
 
 class SessionLost(ActionFailed):
     """The session has ended: its node failed or was drained, it was idle for too long, or its
-    client closed it. Actions that waited or ran in it raise this, and so does its opening."""
+    client closed it. Actions that waited or ran in the session raise this error, and so does
+    opening it."""
 
 
 class ActionTimeout(ActionFailed, TimeoutError):
@@ -101,8 +103,8 @@ class ActionOutOfMemory(ActionFailed, MemoryError):
 
     Attributes:
         name: the action's name.
-        limit_mib: the memory that it asked for, in MiB; 0 where it asked for none and the memory of
-            its session or its node was the limit.
+        limit_mib: the memory that the action asked for, in MiB. 0 if it asked for none: then the
+            memory of its session or its node was the limit.
         used_mib: the largest resident set of one of its processes that was seen, in MiB. A sudden
             growth is not always seen.
     """
@@ -112,7 +114,7 @@ class ActionOutOfMemory(ActionFailed, MemoryError):
 
 class RemoteError(ActionFailed):
     """A Python function raised in its runner, or a service refused a call. The message holds the
-    type and the text of the error, and its traceback where there is one."""
+    type and the text of the error, and its traceback if it has one."""
 
 
 class Throttled(TangramError):
@@ -120,7 +122,7 @@ class Throttled(TangramError):
     raises it; `check_response` does so for HTTP.
 
     Args:
-        retry_after: how many seconds the endpoint wants to be left alone; 0 where it did not say.
+        retry_after: for how many seconds the endpoint must not be called; 0 if it did not say.
         text: the message.
 
     Attributes:
@@ -140,7 +142,7 @@ class Transient(TangramError):
 
     Args:
         text: the message.
-        reached: whether the endpoint may have carried the call out all the same.
+        reached: whether the endpoint may have carried the call out in spite of the failure.
         retry_after: as for `Throttled`.
 
     Attributes:

@@ -1,8 +1,8 @@
-"""What the drivers need from outside, as protocols; there is no behaviour here.
+"""The interfaces that the drivers need from outside, as protocols without behaviour.
 
-Broker, worker, client and gateway see these protocols and never what fills them. Only `app/` knows
-which adapter fills which port; the simulator fills the same ports with models. A port must not name
-an adapter, a file format or a transport.
+Broker, worker, client and gateway know these protocols and not their adapters. Only `app/` knows
+which adapter implements which port; the simulator implements the same ports with models. A port
+must not name an adapter, a file format or a transport.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from .protocol.frame import Buffer, Parcel
 from .protocol.message import ActionResult, Message, StartAttempt
 from .scheduler.routing.cmlfq import CausalTree
 
-# Seconds. An action that runs longer lets its worker give back the leases that wait behind it. The
-# worker keeps to it for leases that it holds itself, an executor for calls that it gave a runner.
+# Seconds. When an action has run for longer, its worker gives back the leases that wait behind it.
+# The worker applies the limit to leases that it holds itself, an executor to calls that it handed
+# to a runner.
 GIVE_BACK_S = 0.05
 
 
@@ -37,10 +38,10 @@ class Clock(Protocol):
 
 
 class Link(Protocol):
-    """One connection with one peer, as a driver sees it.
+    """A driver's view of one connection with one peer.
 
     Attributes:
-        unsent: bytes that were flushed and for which the peer's connection has no room yet.
+        unsent: flushed bytes for which the peer's connection has no room yet.
     """
 
     @property
@@ -73,7 +74,7 @@ class Journal(Protocol):
     """The append-only log of events, from which a broker's whole state can be rebuilt.
 
     Attributes:
-        mode: how safe a commit is, as the setting `sync` says.
+        mode: how safe a commit is; the value of the setting `sync`.
     """
 
     mode: str
@@ -83,8 +84,8 @@ class Journal(Protocol):
         ...
 
     def commit(self, then: Callable[[], None]) -> None:
-        """Writes the queued events and calls `then` when they are as safe as `mode` promises (at
-        once for `none`).
+        """Writes the queued events. Calls `then` when the events are as safe as `mode` promises,
+        which is at once for `none`.
         """
         ...
 
@@ -167,7 +168,8 @@ class TreeStore(Protocol):
     """
 
     def load(self, folder: str) -> tuple[CausalTree | None, CausalTree | None]:
-        """Returns what all jobs have learned, and what this job has; None stands for nothing.
+        """Returns the tree that all jobs have learned, and this job's own; None for a tree that is
+        not there.
 
         Raises:
             InvalidInput: a file cannot be read; the message is one line.
@@ -175,7 +177,7 @@ class TreeStore(Protocol):
         ...
 
     def save(self, folder: str, tree: CausalTree) -> None:
-        """Replaces what this job has learned. The call neither waits nor raises."""
+        """Replaces this job's own tree. The call neither waits nor raises."""
         ...
 
     def trouble(self, folder: str) -> str:
@@ -188,7 +190,7 @@ class TreeStore(Protocol):
 
 
 class Reports(Protocol):
-    """What an executor reports to its worker."""
+    """The reports of an executor to its worker."""
 
     def started(self, lease: int) -> None:
         """The process of the lease runs."""
@@ -212,11 +214,12 @@ class Reports(Protocol):
         ...
 
     def released(self, lease: int) -> None:
-        """Nothing is left of a lease that finished without `clean`."""
+        """All processes of a lease that finished without `clean` are gone, so its units are free.
+        """
         ...
 
     def returned(self, lease: int) -> None:
-        """A lease that the executor took ahead has not begun and will not begin."""
+        """A prefetched lease that the executor had accepted has not begun and will not begin."""
         ...
 
     def output(self, lease: int, stream: int, data: bytes) -> None:
@@ -228,7 +231,9 @@ class Reports(Protocol):
         ...
 
     def session_down(self, session: int, reason: str) -> None:
-        """The sandbox of the session is gone; `reason` is empty if the worker asked for that."""
+        """The sandbox of the session is gone; `reason` is empty if the worker had asked the
+        executor to close it.
+        """
         ...
 
     def session_packed(self, session: int, files: str) -> None:
@@ -240,8 +245,8 @@ class Reports(Protocol):
 
 @dataclass(frozen=True)
 class SandboxSettings:
-    """What a site sets for the sandboxes of a node. `Config` describes the fields of the same
-    names. They hold for every session that does not ask for its own `backend` or `disk_mib`.
+    """A site's settings for the sandboxes of a node. `Config` describes the fields of the same
+    names. They apply to every session that does not set `backend` or `disk_mib` itself.
     """
 
     disk_mib: int = 10240
@@ -279,7 +284,7 @@ class Sandboxes(Protocol):
 
     def follow(self, order: StartAttempt, payload: memoryview) -> bool:
         """Accepts an action that is to begin when the lease `order.after` is gone. Returns False if
-        the action cannot be accepted now; the caller then keeps the order until that time.
+        the action cannot be accepted now; the caller then keeps the order until that lease is gone.
         """
         ...
 
@@ -290,13 +295,13 @@ class Sandboxes(Protocol):
         ...
 
     def kill(self, lease: int, state: ActionState, reason: str) -> None:
-        """Ends what runs under a lease; `finished` follows with that state. An unknown lease is
-        ignored.
+        """Ends the processes or the call of a lease; `finished` follows with that state. An unknown
+        lease is ignored.
         """
         ...
 
     def resize(self, lease: int, cores: tuple[int, ...]) -> None:
-        """Moves what runs under a lease to these cores. An unknown lease is ignored."""
+        """Moves the processes of a lease to these cores. An unknown lease is ignored."""
         ...
 
     def close(self) -> None:
@@ -305,7 +310,8 @@ class Sandboxes(Protocol):
 
 
 class Executor(Sandboxes, Protocol):
-    """Runs all of a node's actions: what `Sandboxes` does, and calls of services.
+    """Runs all of a node's actions: actions that are code, as `Sandboxes` does, and calls of
+    services.
 
     One protocol extends another one here, as one interface extends another. No code is inherited,
     and an adapter needs no base class: `app.NodeExecutor` is composed of a `Sandboxes` and a
@@ -412,8 +418,8 @@ class ServiceBackend(Protocol):
         ...
 
     def kill(self) -> None:
-        """Ends the copy at once, whatever it does; a method that is being awaited raises
-        ServiceDied. It is called from the loop's thread; a second call is harmless.
+        """Ends the copy at once, in any state; a method that is being awaited raises ServiceDied.
+        It is called from the loop's thread; a second call is harmless.
         """
         ...
 
@@ -430,17 +436,17 @@ MakeServiceBackend = Callable[[ServiceSpec, ServicePlace], ServiceBackend]
 
 class SlurmRejected(Exception):
     """Raised when Slurm refuses a request (partition, QOS, a limit, somebody else's job); the text
-    is one line. Asking again is of no use before something is changed.
+    is one line. The same request would be refused again until something is changed.
     """
 
 
 class SlurmTransient(Exception):
-    """Raised when a request was not carried out, or nobody knows whether it was: the controller is
-    away or late, or the budget is used up. The text is one line.
+    """Raised when a request was not carried out, or when that is not known: the controller is away
+    or late, or the budget is used up. The text is one line.
 
     Args:
         text: the line.
-        again_ns: epoch time before which asking again is of no use.
+        again_ns: epoch time before which the same request would fail again.
         unsure: the request may have been carried out all the same. After a `submit`, look for the
             job's name by `query` before asking again.
     """
@@ -454,14 +460,13 @@ SlurmFailure = SlurmRejected | SlurmTransient
 
 
 class Slurm(Protocol):
-    """What a broker asks of Slurm. No call blocks or raises. Each is answered once through `then`,
-    on the driver's own loop and never before the call has returned; a failure is handed to `then`
-    too.
+    """A broker's requests to Slurm. No call blocks or raises. The result or the failure of a call
+    is passed to `then`, once, on the driver's own loop and never before the call has returned.
 
-    One budget covers all calls, which are made one at a time. Queries are at least 30 s apart, and
-    those that are asked for meanwhile become one. Other calls are few (a short burst, then one in
-    30 s); beyond that they get SlurmTransient. After a failure no call is made for a while, which
-    doubles with each further failure.
+    One budget covers all calls, which are made one at a time. Queries are at least 30 s apart;
+    queries that are requested in between are made as one. Other calls are limited to a short burst
+    and then one in 30 s; further ones get SlurmTransient. After a failure no call is made for a
+    while, which doubles with each further failure.
     """
 
     def submit(self, order: JobOrder, then: Callable[[int | SlurmFailure], None]) -> None:
@@ -473,8 +478,8 @@ class Slurm(Protocol):
               names: Sequence[str] = ()) -> None:
         """Asks for the state of own jobs with these ids or names.
 
-        `then` gets a row for each job, of a het job one for each component, in order of id and
-        component. A job without a row ended so long ago (MinJobAge) that the controller has
+        `then` gets a row for each job, and for a het job a row for each component, in order of id
+        and component. A job without a row ended so long ago (MinJobAge) that the controller has
         forgotten it, or never existed. The query waits for its turn in the budget.
         """
         ...
@@ -492,8 +497,8 @@ class Slurm(Protocol):
         """Writes a line (at most `COMMENT_MAX` characters) behind `tangram:` into the Comment of an
         own job, which may be running or (where there is accounting) over.
 
-        What others wrote there stays in front of it, and an earlier line of ours is replaced. Of a
-        het job it is the leader's Comment.
+        Text of others stays in front of the line, and an earlier line of ours is replaced. For a
+        het job, the leader's Comment is written.
         """
         ...
 
@@ -507,7 +512,7 @@ class Slurm(Protocol):
 
 
 class Store(Protocol):
-    """Holds payloads that are too large for a frame, under their sha256 and their owner."""
+    """Holds payloads that are too large for a frame, named by their sha256, each with an owner."""
 
     def put(self, data: Buffer, owner: str = "") -> str:
         """Stores the bytes for an owner; returns their name, which begins with their digest."""
@@ -527,8 +532,8 @@ class Store(Protocol):
 
 
 class ChannelLost(Exception):
-    """Raised when a client's channel to the broker is gone; another one may be open. It never
-    reaches a user.
+    """Raised when a client's channel to the broker is gone, although another channel may be opened.
+    Users never see this error.
     """
 
 
@@ -551,12 +556,12 @@ class Channel(Protocol):
         ...
 
     def wait(self, timeout_s: float, busy: bool) -> Iterable[Parcel]:
-        """Returns the frames that came in, once there are some, after `wake`, or after `timeout_s`
-        seconds.
+        """Waits until frames arrive, `wake` is called, or `timeout_s` seconds have passed; returns
+        the frames.
 
         Args:
             timeout_s: how long to wait at most.
-            busy: whether answers are awaited, on which a polling transport may spend CPU.
+            busy: whether replies are awaited, so that a polling transport may spend CPU time.
 
         Raises:
             ChannelLost: the connection is gone.

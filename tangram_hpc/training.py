@@ -44,12 +44,12 @@ __all__ = [
 def publish_weights(folder: str | os.PathLike[str], version: int, weights: Mapping[str, Any]
                     ) -> None:
     """Publishes newer weights of a `torch` service that has this folder as its field `fresh`. Each
-    batch runs on the newest weights; nobody is stopped. Only one process may publish to a folder.
-    Needs the extra `torch`.
+    batch runs on the newest weights; no call is interrupted. Only one process may publish to a
+    folder. Needs the extra `torch`.
 
     Args:
         folder: the folder; it is made if it is missing.
-        version: the number of these weights; it must be larger than all before.
+        version: the number of these weights; it must be larger than all earlier ones.
         weights: the tensors by the names that the model's own parameters have.
 
     Example:

@@ -1,8 +1,8 @@
 """Defines the columns of `tangram acct`. Pure.
 
-Where sacct has a column, ours has its name and its format. One table says everything about a
-column: name, width, how its value is printed, and what it means. `as_json` has the same values for
-machines: whole numbers, with the unit at the end of each name.
+Where sacct has a column, ours has its name and its format. One table holds all about a column: its
+name, width, format and meaning. `as_json` has the same values for machines: whole numbers, with the
+unit at the end of each name.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _tres(cpus: int, mem: int, gpus: int) -> str:
 
 
 def _measure(r: ActionRecord, name: str) -> int | None:
-    """Returns a measurement of the action's GPUs; None if it was not taken."""
+    """Returns a measurement of the action's GPUs; None if nothing was measured."""
     value: int = getattr(r.outcome, name) if r.outcome is not None else -1
     return value if value >= 0 else None
 

@@ -1,9 +1,10 @@
 """Computes what each allocation held, and how much of it was lent to actions. Pure.
 
-An allocation is held from Slurm's grant to its end. Where nobody knows these times, it is held from
-the first joining of one of its workers to the leaving of the last. Used is what was lent to actions
-on its nodes. Amounts are in core-ns. Nothing is guessed: an allocation that still runs is held
-until the last event. The fold takes one pass, O(events).
+An allocation is held from Slurm's grant to its end. Where these times are not known, the allocation
+counts as held from the time when its first worker joined to the time when its last worker left.
+Cores that were lent to actions on its nodes count as used. Amounts are in core-ns. Nothing is
+guessed: an allocation that still runs is held until the last event. The fold takes one pass,
+O(events).
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from .starts import without_gaps
 
 @dataclass(slots=True)
 class HeldRow:
-    """What one allocation held and used.
+    """The core-hours that one allocation held and used.
 
     Attributes:
         job: the Slurm job id, or `LEADER+N` for a het component.
         name: name of its shape; empty if the broker did not request it.
         own: whether it is the broker's own allocation.
-        came: whether it was granted.
+        came: whether Slurm granted it.
         nodes: names of its nodes.
         cpus: CPUs of all its nodes.
         since: when it began, in ns since the epoch.
@@ -72,7 +73,7 @@ class HeldUsage:
         self.rows: dict[str, HeldRow] = {}
         self._shapes: dict[int, tuple[str, int]] = {}  # alloc -> shape's name, CPUs of all nodes
         self._job_of: dict[int, str] = {}  # alloc -> job
-        self._since: dict[int, int] = {}  # of those whose job is not known yet
+        self._since: dict[int, int] = {}  # when allocations began whose job is not known yet
         self._nodes: dict[int, str] = {}  # node -> job
         self._up: dict[str, set[int]] = {}
         self._lent: dict[int, tuple[str, int, int]] = {}  # lease -> job, since, cores
@@ -116,7 +117,8 @@ class HeldUsage:
                 self._off(lease, event.at)
 
     def close(self) -> None:
-        """Ends the fold: what is still held or lent ends with the last event."""
+        """Ends the fold: everything that is still held or lent ends at the time of the last event.
+        """
         for lease in list(self._lent):
             self._take(lease, self.last_ns)
         for job, up in self._up.items():
@@ -124,7 +126,7 @@ class HeldUsage:
                 self.rows[job].until = self.last_ns
 
     def _begin_again(self, before: int) -> None:
-        """Handles a start of the broker. Allocations that are no satellites were held until
+        """Handles a start of the broker. Allocations other than satellites were held until
         `before`, the time of the last event before the start.
         """
         for row in self.rows.values():

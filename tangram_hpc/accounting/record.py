@@ -1,6 +1,6 @@
 """Folds the journal's events into one record for each action, and into the usage of the job. Pure.
 
-Nothing is guessed: what no event said stays empty. The fold takes one pass, O(events).
+Nothing is guessed: a field stays empty if no event tells it. The fold takes one pass, O(events).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .starts import without_gaps
 
 @dataclass(slots=True)
 class ActionRecord:
-    """What happened to one action. Times are in ns since the epoch, by the broker's clock.
+    """The history of one action. Times are in ns since the epoch, by the broker's clock.
 
     Attributes:
         job: the Slurm job.
@@ -52,14 +52,14 @@ class ActionRecord:
     start_ns: int = 0  # of the last attempt
     end_ns: int = 0
     node: NodeSpec | None = None
-    attempt: int = 0  # how often it was started, as far as its nodes told
+    attempt: int = 0  # how often it was started, as far as nodes reported
     outcome: Outcome | None = None
     state: ActionState = ActionState.PENDING
     grants: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     gpus: tuple[int, ...] = ()
-    route: Routed | None = None  # where a rollout's turn went, the last time
-    # A lease that was given ahead of its turn was lost with its node, which may have started the
-    # action without having told so: `attempt` is a lower bound then.
+    route: Routed | None = None  # the last route of a rollout's turn
+    # Whether a prefetched lease was lost with its node. The node may have started the action
+    # without a report; then `attempt` is a lower bound.
     lost_ahead: bool = False
 
     @property
@@ -102,7 +102,7 @@ class ActionRecord:
 
 @dataclass(slots=True)
 class JobUsage:
-    """What a whole job held and used, in core-ns.
+    """The usage of a whole job, in core-ns.
 
     Attributes:
         held_ns: CPUs of its nodes, while they had joined.
@@ -135,7 +135,7 @@ class Fold:
         self._reserved: dict[int, tuple[int, int]] = {}  # session -> (since, cores)
         self._by_lease: dict[int, ActionRecord] = {}
         self._prefetched = LeaseQueues[ev.LeaseGranted]()
-        self._forced: dict[int, Outcome] = {}  # actions that end so when their lease does
+        self._forced: dict[int, Outcome] = {}  # how actions will end when their leases do
         self._stopped: str | None = None  # why the broker ended, and was not started again
         self.last_ns = 0
 
@@ -188,7 +188,7 @@ class Fold:
                         self._forced.setdefault(record.action.id, end)
 
     def close(self) -> None:
-        """Ends the fold: what is still held ends with the last event.
+        """Ends the fold: everything that is still held ends at the time of the last event.
 
         If the broker stopped, actions without an idempotency key that are still open count as
         cancelled.
@@ -241,7 +241,8 @@ class Fold:
 
     def _begin(self, record: ActionRecord, event: ev.LeaseGranted, at: int) -> None:
         record.start_ns, record.attempt = at, event.attempt
-        record.node = self._nodes[event.node][0] if event.node else None  # else at its client
+        # None if its client makes the call.
+        record.node = self._nodes[event.node][0] if event.node else None
         record.gpus = event.gpus
         record.grants = [(at, event.cores)]
 
@@ -254,7 +255,7 @@ class Fold:
     def _returned(self, event: ev.LeaseReturned) -> None:
         record = self._by_lease.pop(event.lease)
         granted = self._prefetched.get(event.lease)
-        if granted is not None and granted.node in self._gone:  # nobody gave it back
+        if granted is not None and granted.node in self._gone:  # lost, not returned
             record.lost_ahead = True
         self._off(event.lease, event.at)
         forced = self._forced.pop(record.action.id, None)
@@ -271,7 +272,7 @@ class Fold:
         forced = self._forced.pop(record.action.id, None)
         record.outcome = event.outcome.explained_by(forced)
         record.end_ns, record.state = event.at, event.outcome.state
-        if event.outcome.batch > 1 and record.start_ns:  # it began with its batch
+        if event.outcome.batch > 1 and record.start_ns:  # the call began with its batch
             record.start_ns = max(record.submit_ns, min(record.start_ns,
                                                         event.at - event.outcome.exec_ns))
         self.usage.lent_ns += record.cpu_held_ns

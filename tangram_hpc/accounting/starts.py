@@ -1,9 +1,10 @@
 """Moves the ends that a broker's start implies back to the last event before that start. Pure.
 
 Between two starts of a job's broker nothing is held, because the job waits in Slurm's queue. When
-the broker starts again, it ends what was open: nodes, their leases and sessions, and actions that
-will not run again. Those ends bear the time of the start. For accounting they happened when the
-earlier start was last heard. The scheduler does not read events through this; accounting does.
+the broker starts again, it ends everything that was open: nodes, their leases and sessions, and
+actions that will not run again. The journal has these ends with the time of the new start.
+Accounting counts them at the time of the earlier start's last event. Only accounting reads events
+through this module; the scheduler does not.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ _ENDS = (ev.NodeLost, ev.LeaseFinished, ev.LeaseReleased, ev.LeaseReturned, ev.S
 
 
 def without_gaps(events: Iterable[ev.Event]) -> Iterator[ev.Event]:
-    """Yields the events in order, with such times corrected. O(1) for each event."""
+    """Yields the events in order; ends that a broker's start implies get the corrected time. O(1)
+    for each event.
+    """
     last = before = started = 0
     for event in events:
         if type(event) is ev.BrokerStarted:
             before, started = last or event.at, event.at
-        elif event.at == started and isinstance(event, _ENDS):  # entailed by the start
+        elif event.at == started and isinstance(event, _ENDS):  # an end that the start entails
             event = ev.moved(event, before)
         last = max(last, event.at)
         yield event

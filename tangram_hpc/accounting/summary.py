@@ -1,7 +1,7 @@
 """Writes a summary of a job's actions in one line, for the Comment of its Slurm job. Pure.
 
-The format is stable: words `key=value` in a fixed order. New words go to the end. The line has at
-most `TEXT_MAX` characters, and what was not measured is left out.
+The format is stable: entries `key=value` in a fixed order. New entries go to the end. The line has
+at most `TEXT_MAX` characters, and entries without a measurement are left out.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ def summary(folded: Fold) -> str:
     """Returns a line such as `actions=2000 act_mean=2.214s cpu_held=12.10h cpu_lent=81%
     cpu_used=63% ...`.
 
-    `actions` counts those that were submitted. `act_mean` is the mean time from submission to
-    result, of those that ended. `cpu_held` is how many CPU-hours nodes lent to the broker;
-    `cpu_lent` is the part that actions held, and `cpu_used` the part that their processes used.
-    `gpu_lent` is how many GPU-hours actions held. Then follows how many actions are in each state.
-    O(actions).
+    `actions` counts the submitted actions. `act_mean` is the mean time from submission to result of
+    the actions that ended. `cpu_held` is how many CPU-hours nodes lent to the broker; `cpu_lent` is
+    the part that actions held, and `cpu_used` the part that their processes used. `gpu_lent` is how
+    many GPU-hours actions held. The numbers of actions in each state follow. O(actions).
     """
     records, usage = folded.records.values(), folded.usage
     ended = [r for r in records if r.state in ENDED and r.end_ns]

@@ -29,6 +29,7 @@ from ..config.settings import Config
 from ..domain.allocation import AllocPolicy
 from ..domain.service import EndpointSpec
 from ..errors import InvalidInput, TangramError
+from ..protocol.frame import BUSY_GAP_S
 from ..scheduler.placement.placers.placer_registry import make_placer
 from ..scheduler.scheduler import Scheduler
 from ..slurm.budgeted import BudgetedSlurm
@@ -49,8 +50,6 @@ from .folder import take_folder
 from .job_comment import set_job_comment
 from .loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
 from .system_clock import SystemClock
-
-_GAP_S = 0.002  # seconds between two scheduling cycles of a busy broker (`Settings.gap_s`)
 
 
 @dataclass(frozen=True)
@@ -192,7 +191,7 @@ def _settings(plan: BrokerPlan, folder: Path, endpoints: tuple[EndpointSpec, ...
     return Settings(
         job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
         join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
-        user=getpass.getuser(), version=VERSION, gap_s=_GAP_S, policy=plan.policy,
+        user=getpass.getuser(), version=VERSION, gap_s=BUSY_GAP_S, policy=plan.policy,
         endpoints=endpoints, slurm_query_s=config.slurm_query_s,
         services=tuple(service_spec(name, told) for name, told in config.services.items()),
         rollouts=tuple(rollouts_spec(name, told) for name, told in config.rollouts.items()))

@@ -29,6 +29,7 @@ from ..ports import (
     ServicePlace,
     ServiceRefused,
 )
+from ..protocol.frame import BUSY_GAP_S
 from ..protocol.message import WorkerWelcome
 from ..resources import memory
 from ..resources.cpu import affinity, enforce
@@ -48,8 +49,8 @@ from .connecting import await_access
 from .loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
 from .node_executor import NodeExecutor
 
-_GAP_S = 0.002  # seconds between two frames of a busy worker (`WorkerDriver`)
 _SHARED_FS_S = 10.0  # a shared file system may show a new file so much later
+
 
 def lent_devices(config: Config, environ: Mapping[str, str]) -> Devices:
     """The GPUs that this process may lend, or the CPU slots that stand in for them."""
@@ -250,7 +251,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
         parts = _NodeParts(config, spec, backends, devices, meter, scratch, enforcer)
         link = SocketLink(dial(access.addresses, access.key, access.job), loop)
         driver = WorkerDriver(access.job, spec, link, LoopTimer(loop), make_executor,
-                              ended.set_result, _GAP_S)
+                              ended.set_result, BUSY_GAP_S)
         link.attach(lambda parcel: driver.receive(*parcel), lambda: None, on_lost)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal, number)

@@ -15,11 +15,11 @@ class Settings:
 
     Attributes:
         job: id of the job whose actions the broker schedules.
-        store: folder of large payloads, as clients and workers are told.
+        store: path of the folder of large payloads, which clients and workers are told.
         nodes: number of workers that are expected to join.
-        grace_s: how long a client may be disconnected before its work is cancelled, in seconds.
+        grace_s: for how many seconds a client may be disconnected before its work is cancelled.
         join_s: how long the broker waits for `nodes` workers, in seconds.
-        kill_wait_s: seconds between SIGTERM and SIGKILL, as workers are told.
+        kill_wait_s: seconds between SIGTERM and SIGKILL, which workers are told.
         output_max: bytes of output that are kept of each stream of a command.
         user: login name of the job's owner, for accounting.
         version: version of tangram_hpc, for accounting.
@@ -28,7 +28,7 @@ class Settings:
         rollouts: rollout pools of the config file.
         gap_s: pause between two scheduling cycles of a busy broker, in seconds, so that its cycles
             are few and large; 0 for none.
-        policy: for how many nodes the broker may ask Slurm; None for none.
+        policy: how many nodes the broker may request from Slurm, and which; None for none.
         slurm_query_s: least time between two queries to Slurm, in seconds.
     """
 

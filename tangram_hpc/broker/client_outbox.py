@@ -1,15 +1,16 @@
-"""Results and messages that wait for clients; in memory only up to a bound for each client.
+"""Keeps results and messages that wait for clients, in memory up to a bound for each client.
 
-A client may stop reading: its program hangs, is stopped, or is slower than its actions. Its results
-go on arriving. Two bounds keep them from filling the broker's memory, and no other client notices:
+A client may stop reading: its program hangs, is stopped, or is slower than its actions. Results of
+its actions go on arriving at the broker. Two bounds keep them from filling the broker's memory, and
+no other client is slowed down:
 
 - Results that are not acknowledged yet are kept, since the client may reconnect and need them
   again. Beyond `KEPT_MAX` bytes their payloads go to the client's spill file and are read back
   when they are sent.
 - Messages for which the client's connection has no room (more than `LINK_MAX` bytes are unsent)
-  wait in a queue, in order. A result waits there without its payload, which is kept already; other
-  payloads (chunks of streamed output) count towards a bound of their own, beyond which they too go
-  to the spill file.
+  wait in a queue, in order. A result waits there without its payload, which is kept with the
+  unacknowledged results. Other payloads (chunks of streamed output) have a bound of their own;
+  beyond it they go to the spill file, too.
 
 Invariants: no message is lost, and none overtakes another: a client that reads again gets
 everything in order. Without a spill file (a simulation), or when its disk is full, payloads stay in
@@ -24,15 +25,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..domain.ids import client_of
-from ..ports import Buffer, Link, SpillFiles
+from ..ports import Link, SpillFiles
 from ..protocol import message as ms
+from ..protocol.frame import Buffer
 
-KEPT_MAX = 16 << 20  # bytes of payloads in memory for one client's results; as many in its queue
-LINK_MAX = 4 << 20  # unsent bytes of a connection from which on messages wait in the queue
+KEPT_MAX = 16 << 20  # bytes in memory: payloads of a client's results, and of its queue
+LINK_MAX = 4 << 20  # with more unsent bytes on a connection, messages wait in the queue
 
 
 class SpillLocation(NamedTuple):
-    """Where a payload lies in its client's spill file, in bytes."""
+    """The position of a payload in its client's spill file, in bytes."""
 
     offset: int
     size: int
@@ -48,7 +50,7 @@ class SendQueue:
     Attributes:
         words: messages with their payloads, in order; a result's payload is looked up when it is
             sent.
-        held: bytes of payloads in memory among them.
+        held: bytes of their payloads that are in memory.
     """
 
     words: deque[tuple[ms.Message, QueuedPayload]] = field(default_factory=deque)
@@ -61,7 +63,7 @@ class _Kept:
 
     Attributes:
         results: by action id, each with its payload or the payload's place.
-        held: bytes of payloads in memory among them.
+        held: bytes of their payloads that are in memory.
     """
 
     results: dict[int, tuple[ms.ActionResult, QueuedPayload]] = field(default_factory=dict)
@@ -96,8 +98,9 @@ class ClientOutbox:
         kept.results[result.action] = result, place
 
     def acknowledged(self, client: int, actions: Iterable[int]) -> None:
-        """Forgets results that the client has. The actions are this client's; unknown ones are
-        ignored."""
+        """Forgets results that the client has received. Actions must be this client's; unknown ones
+        are ignored.
+        """
         kept = self._kept.get(client)
         if kept is None:
             return
@@ -111,7 +114,7 @@ class ClientOutbox:
             del self._kept[client]
 
     def expired(self, client: int) -> None:
-        """Forgets all of a client that will not come back."""
+        """Forgets everything that is kept for a client that will not come back."""
         self._kept.pop(client, None)
         if self._spill is not None:
             self._spill.drop(client)
@@ -140,7 +143,7 @@ class ClientOutbox:
             link.send(message, payload)
         elif (found := self.payload(message.action)) is not None:  # type: ignore[attr-defined]
             link.send(message, found)
-            link.flush()  # there may be many of these, and now we know whether there is room
+            link.flush()  # many such messages may come; a flush shows whether there is room
 
     def _queue(self, client: int, queue: SendQueue, message: ms.Message, payload: Buffer | None
                ) -> None:
@@ -161,7 +164,7 @@ class ClientOutbox:
             if type(message) is ms.ActionResult and message.n and place is None:
                 found = self.payload(message.action)
                 if found is None:
-                    continue  # acknowledged on an earlier connection
+                    continue  # the result was acknowledged on an earlier connection
                 link.send(message, found)
             elif isinstance(place, SpillLocation):
                 link.send(message, self._read(client, place))

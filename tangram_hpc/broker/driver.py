@@ -1,4 +1,5 @@
-"""The broker's driver: messages become events, events go to journal and scheduler, decisions leave.
+"""The broker's driver: messages become events, events go to journal and scheduler, decisions become
+messages.
 
 The driver does all I/O of the broker and decides nothing. A message from a client or worker is
 validated and becomes an event. An event is appended to the journal before the scheduler handles
@@ -25,8 +26,9 @@ from ..domain.ids import client_of, show
 from ..domain.service import endpoint_of
 from ..domain.session import SessionSpec
 from ..domain.states import NodeState, SessionState
-from ..ports import Buffer, Clock, Journal, Link, Slurm, SpillFiles, Spool, Timer, TreeStore
+from ..ports import Clock, Journal, Link, Slurm, SpillFiles, Spool, Timer, TreeStore
 from ..protocol import message as ms
+from ..protocol.frame import BUSY_MESSAGES, Buffer
 from ..scheduler.policy.admission import refusal, refusal_of_session
 from ..scheduler.policy.lease_reports import finished, held_by_client, reported_by_client
 from ..scheduler.scheduler import Scheduler
@@ -45,15 +47,15 @@ from .store_garbage import StoreGarbage
 from .time_limit_poller import TimeLimitPoller
 from .worker_messages import message_of
 
-_MANY = 16  # messages since the last cycle that make a broker a busy one; leases ahead do so too
-_POLL_S = 0.1  # between two looks whether a drained broker has anything left that runs
+_POLL_S = 0.1  # between two checks whether anything still runs on a drained broker
 
 
 class Broker:
-    """The broker of one job: it does the I/O around the scheduler, as the module's docstring tells.
+    """The broker of one job: it does the I/O around the scheduler, as the module's docstring
+    describes.
 
     Args:
-        scheduler: may have handled the journals of earlier starts already.
+        scheduler: has handled the journals of earlier starts already, if there were any.
         journal: receives every event before the scheduler does.
         clock: the time of all events.
         timer: calls back on the loop that also calls this object.
@@ -61,18 +63,19 @@ class Broker:
         on_end: called once, when the broker has ended.
         spool: keeps calls and results of actions with an idempotency key; None: keys are refused.
         slurm: None outside of a Slurm job.
-        scripts: what satellites are submitted with.
+        scripts: the batch scripts and the environment with which satellites are submitted.
         trees: keeps what rollout pools learned; None: nothing is kept.
-        spill: holds results of clients that do not read them; None: memory does.
-        sweep: removes the store's entries of owners; does not wait.
+        spill: holds results of clients that do not read them; None: they stay in memory.
+        sweep: begins to remove the entries of some owners from the store, and returns at once.
 
     Attributes:
         scheduler: see above.
         settings: see above.
         satellites: the Slurm jobs that this broker submitted.
         draining: why no node lends any more; empty while nodes lend.
-        ended: nothing is handled any more: the broker was stopped or superseded.
-        over: a client declared the job's work done; no broker will come back for it.
+        ended: whether the broker was stopped or superseded; it then handles nothing more.
+        over: whether a client declared the job's work done, so that no broker will come back for
+            it.
     """
 
     def __init__(self, scheduler: Scheduler, journal: Journal, clock: Clock, timer: Timer,
@@ -99,10 +102,10 @@ class Broker:
         self._keys = IdempotencyKeys(scheduler.ledger, spool, self._garbage.forgotten)
         self._failure_detector = FailureDetector(self._now, self._record_event, self.satellites)
         self._liveness = self._failure_detector.liveness
-        self._payloads: dict[int, Buffer] = {}  # what open actions carry in, by action id
+        self._payloads: dict[int, Buffer] = {}  # the input payloads of open actions, by action id
         self._cycle_due = False  # a cycle is on the timer
         self._received = 0  # messages since the last cycle
-        self._wake_at = 0  # when the timer wakes the broker for a deadline (epoch ns); 0: not
+        self._wake_at = 0  # when the timer will wake the broker for a deadline (epoch ns); 0: never
         self.draining = ""
         self.ended = self.over = False
 
@@ -152,8 +155,8 @@ class Broker:
         self._on_end()
 
     def drain(self, reason: str) -> None:
-        """Lends nothing more, also of nodes that join later, and asks Slurm for no more nodes.
-        Actions that run go on to their end."""
+        """Lends nothing more, not even units of nodes that join later, and requests no more nodes
+        from Slurm. Actions that run go on to their end."""
         self.draining = reason
         policy = self.scheduler.ledger.allocs.policy
         if policy.max_nodes:
@@ -163,8 +166,9 @@ class Broker:
         self._request_cycle()
 
     def _drain_node(self, number: int, reason: str) -> None:
-        """Drains a node for good, also one that is drained only because its allocation ends: that
-        drain would be taken back if the allocation's end moved."""
+        """Drains a node for good. A node that was drained only because its allocation ends is
+        drained again, since that drain would be undone if the allocation's end moved.
+        """
         node = self.scheduler.ledger.nodes[number]
         if node.state is NodeState.UP or node.for_end:
             self._record_event(ev.NodeDraining(self._now(), number, reason))
@@ -178,17 +182,17 @@ class Broker:
             self._timer.after(_POLL_S, lambda: self.end(reason, patience_s - _POLL_S))
 
     def superseded(self) -> bool:
-        """Returns whether another broker has taken this one's place, and ends this one if so."""
+        """Returns whether another broker has taken this one's place; if so, ends this one."""
         if not self._journal.superseded():
             return False
         self._give_way()
         return True
 
     def _give_way(self) -> None:
-        """Ends without a word to anybody, because another broker serves the job.
+        """Ends without a message to any peer, because another broker serves the job.
 
-        Nothing is committed. The peers look for the other broker, and satellites that wait in
-        Slurm's queue belong to it.
+        Nothing is committed. The peers will look for the other broker, to which satellites in
+        Slurm's queue now belong.
         """
         if not self.ended:
             self.ended = True
@@ -200,12 +204,13 @@ class Broker:
     # ---- connections -------------------------------------------------------------------------
 
     def accept(self, link: Link) -> Peer:
-        """Takes an authenticated connection; the caller hands the peer to `receive` with each of
-        its messages."""
+        """Makes a peer of an authenticated connection; the caller passes the peer to `receive` with
+        each message.
+        """
         return Peer(link)
 
     def lost(self, peer: Peer, reason: str) -> None:
-        """A peer's connection has ended."""
+        """Handles the end of a peer's connection."""
         if peer.client and self._peers.clients.get(peer.client) is peer and not self.ended:
             del self._peers.clients[peer.client]
             self._outbox.close(peer.client, peer.queue)
@@ -219,7 +224,7 @@ class Broker:
         self._request_cycle()
 
     def room(self, peer: Peer) -> None:
-        """A peer's connection may have room again for messages that wait."""
+        """Sends messages that wait, because a peer's connection may have room again."""
         if peer.queue.words and self._peers.clients.get(peer.client) is peer:
             self._outbox.pump(peer.client, peer.link, peer.queue)
 
@@ -265,7 +270,9 @@ class Broker:
             self._stop_waiting_for_nodes()
 
     def _join_time_is_over(self) -> None:
-        """Workers had their time to join; time in which the broker did not run is added once."""
+        """Ends the time that workers had to join. Time in which the broker did not run is added
+        once.
+        """
         missed_s = 0.0 if self.ended else self._failure_detector.missed_s()
         if missed_s:
             self._timer.after(min(self.settings.join_s, missed_s), self._join_time_is_over)
@@ -297,7 +304,7 @@ class Broker:
         elif isinstance(message, ms.WorkerHello):
             self._join_worker(peer, message)
         else:
-            self._refuse(peer, "say Hello first")
+            self._refuse(peer, "the first message must be a Hello")
         self._request_cycle()
 
     def _reject(self, peer: Peer, message: ms.Message, why: str) -> None:
@@ -352,7 +359,7 @@ class Broker:
                 self.over = True
                 self._timer.after(0, lambda: self.stop(reason or "asked to by a client"))
             case _:
-                self._reject(peer, message, "a client does not say it")
+                self._reject(peer, message, "a client may not send this message")
 
     def _submit(self, peer: Peer, message: ms.Submit, payload: Buffer | None) -> None:
         action = message.action
@@ -444,7 +451,7 @@ class Broker:
             case ms.Pong():
                 pass
             case _:
-                self._refuse(peer, f"a worker does not say {type(message).__name__}")
+                self._refuse(peer, f"a worker may not send {type(message).__name__}")
 
     def _owns(self, peer: Peer, lease: int) -> bool:
         """Fencing: a message about a lease counts only from the node that holds it now."""
@@ -454,7 +461,8 @@ class Broker:
     # ---- events and decisions ----------------------------------------------------------------
 
     def _record_event(self, event: ev.Event, payload: Buffer | None = None) -> None:
-        """Journals an event with all that it entails, applies it, and carries out what follows.
+        """Journals an event with all that it entails, applies these events, and carries out the
+        decisions.
 
         Args:
             payload: the result of the attempt whose end the event is.
@@ -515,15 +523,16 @@ class Broker:
             session.spec.id, node, session.placed_at - session.requested_at))
 
     def _reply(self, order: de.ReplyToClient, payload: Buffer | None) -> None:
-        """Sends an action's result to its client, and to those who submitted the same idempotency
-        key."""
+        """Sends an action's result to its client, and to clients that submitted the same
+        idempotency key.
+        """
         action, ledger = order.action, self.scheduler.ledger
         self._payloads.pop(action, None)
         node = ledger.nodes[order.node].spec.name if order.node else ""
         result = ms.ActionResult(action, order.outcome, node, order.cores, order.attempt,
                                  order.queue_ns, order.held_ns, 0 if payload is None else 1,
                                  order.grants, order.route)
-        if action in ledger.actions:  # else its client has expired and will not come for it
+        if action in ledger.actions:  # else its client has expired and will not fetch the result
             self._outbox.keep(result, payload)
         self._peers.send_to_client(client_of(action), result, payload)
         for other in self._keys.ended(result, payload, order.node != 0):
@@ -533,13 +542,13 @@ class Broker:
     # ---- the scheduling cycle ----------------------------------------------------------------
 
     def _request_cycle(self) -> None:
-        """Runs a cycle when the loop has handled what has arrived by now."""
+        """Runs a cycle when the loop has handled all messages that have arrived by now."""
         if not self._cycle_due and not self.ended:
             self._cycle_due = True
             self._timer.after(0, self._run_cycle)
 
     def _run_cycle(self) -> None:
-        """Plans until there is nothing to do, then lets all messages leave."""
+        """Plans until there is nothing to do, then sends all messages."""
         if self.ended or self.superseded():
             return
         self._cycle_due, now = True, self._now()
@@ -558,7 +567,7 @@ class Broker:
 
         self._keys.commit()
         self._journal.commit(deliver)
-        busy = self._received >= _MANY or self.scheduler.ledger.prefetched > 0
+        busy = self._received >= BUSY_MESSAGES or self.scheduler.ledger.prefetched > 0
         self._cycle_due = busy and self._received > 0 and self.settings.gap_s > 0
         if self._cycle_due:
             self._timer.after(self.settings.gap_s, self._run_cycle)
@@ -577,7 +586,7 @@ class Broker:
         self._request_cycle()
 
     def _watch(self) -> None:
-        """Does every `WATCH_S` seconds what no message triggers."""
+        """Makes the periodic checks, every `WATCH_S` seconds."""
         if self.ended or self.superseded():
             return
         self._failure_detector.look(self._now())

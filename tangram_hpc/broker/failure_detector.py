@@ -1,9 +1,9 @@
-"""Which workers have been silent for too long.
+"""Decides which workers have been silent for too long.
 
 A worker that sends nothing for `SILENCE_S` seconds is taken for lost. A broker that was itself
 stopped or suspended has received nothing either, and may not conclude anything from that silence:
-the time of its own stalls counts against nobody (see `protocol/liveness`). Deadlines of clients,
-sessions and satellites move by it too.
+the time of its own stalls does not count as a worker's silence (see `protocol/liveness`). The
+deadlines of clients, sessions and satellites move by that time, too.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ..domain import event as ev
 from ..protocol.liveness import Liveness, Stalls
 from .satellites import Satellites
 
-SILENCE_S = 30.0  # a worker that sends nothing for so long is lost
+SILENCE_S = 30.0  # a worker that sends nothing for this time is lost
 WATCH_S = 2.0  # between two checks for silent workers
-_STALLED_S = 2 * WATCH_S  # no check for longer than this: the broker was not running
+_STALLED_S = 2 * WATCH_S  # after a longer time without a check, the broker was not running
 
 
 class FailureDetector:
@@ -25,7 +25,7 @@ class FailureDetector:
     Args:
         now: the broker's time in epoch ns.
         record_event: journals an event and applies it.
-        satellites: told of stalls, since it has deadlines of its own.
+        satellites: gets the length of each stall, since satellites have deadlines of their own.
 
     Attributes:
         liveness: when each worker was last heard, by the number of its node.

@@ -1,13 +1,13 @@
 """Actions with an idempotency key (`Action.once`), and the submissions that wait for each of them.
 
 An idempotency key names work that is done once in a job, across clients and restarts of the broker.
-What the work is lies in the spool before the journal says that it was submitted; its result lies
-there before the journal says that it ended. So a broker that is killed at any time can be followed
-by one that either has the result or starts the work again.
+The description of the work is in the spool before the journal says that it was submitted; its
+result is there before the journal says that it ended. So a broker that is killed at any time can be
+followed by one that either has the result or starts the work again.
 
-A result that the action came to by itself is kept until it is forgotten. Any other end (a node
-failed, the action was cancelled) leaves the key free, so that the work can be submitted again.
-Nothing here decides when an action runs.
+The result of an action that ended by itself is kept until its key is forgotten. After any other end
+(a node failed, the action was cancelled) the key is free, so that the work can be submitted again.
+This module does not decide when an action runs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from ..domain import event as ev
 from ..domain.action import Action
 from ..domain.ids import client_of, show
 from ..domain.states import ActionState
-from ..ports import Buffer, Spool
+from ..ports import Spool
 from ..protocol import message as ms
+from ..protocol.frame import Buffer
 from ..scheduler.state.ledger import Ledger
 
 _KEPT = (ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT,
@@ -32,7 +33,7 @@ class IdempotencyKeys:
 
     Args:
         spool: keeps calls and results on disk; None: keys are refused.
-        on_drop: called with the keys of which nothing is kept any more.
+        on_drop: called with the keys for which nothing is kept any more.
     """
 
     def __init__(self, ledger: Ledger, spool: Spool | None,
@@ -40,10 +41,10 @@ class IdempotencyKeys:
         self._ledger, self._spool, self._on_drop = ledger, spool, on_drop
         self._names: dict[int, str] = {}  # the key of each open action
         self._followers: dict[int, list[int]] = {}  # open action -> submissions that wait for it
-        self._leader: dict[int, int] = {}  # such a submission -> the open action
+        self._leader: dict[int, int] = {}  # a submission that waits -> the open action
         self._earlier: set[int] = set()  # actions that were open when this broker began
 
-    # ---- a broker that begins again ---------------------------------------------------------
+    # ---- another start of the broker --------------------------------------------------------
 
     def unrecorded_ends(self, now: int) -> list[ev.Event]:
         """Returns the ends of attempts whose results an earlier broker kept and could not journal
@@ -80,10 +81,11 @@ class IdempotencyKeys:
     # ---- submissions ------------------------------------------------------------------------
 
     def settle(self, action: Action) -> tuple[bool, Reply | None]:
-        """Returns whether a submission is settled by an earlier one with the same key, and what to
-        send for it: nothing while that one is open."""
+        """Returns whether an earlier submission with the same key settles this one, and the result
+        to send; the result is None while the earlier action is open.
+        """
         if action.id in self._leader:
-            return True, None  # submitted again after a reconnect: it waits already
+            return True, None  # the same submission after a reconnect: it waits already
         open_one = self._ledger.once.get(action.once)
         if open_one is not None:
             other = self._ledger.actions[open_one].action
@@ -100,7 +102,7 @@ class IdempotencyKeys:
         return True, (kept[0].under(action.id), kept[1])
 
     def keep(self, action: Action, payload: Buffer) -> str:
-        """Keeps what an action is to do; returns why that is impossible, else an empty text."""
+        """Keeps the call of an action; returns why that is impossible, else an empty text."""
         if self._spool is None:
             return "once: this broker keeps no spool"
         if not self._spool.keep_call(action.once, payload):
@@ -110,7 +112,7 @@ class IdempotencyKeys:
         return ""
 
     def leader(self, action: int) -> int:
-        """Returns the action that runs for a submission: the first with its key."""
+        """Returns the action that runs for a submission: the first one with the same key."""
         return self._leader.get(action, action)
 
     # ---- ends -------------------------------------------------------------------------------
@@ -137,8 +139,9 @@ class IdempotencyKeys:
         return found
 
     def forget(self, names: tuple[str, ...], prefix: str) -> int:
-        """Drops the results of these keys and of all that begin with `prefix` (empty: of none);
-        returns how many. Keys of open actions stay."""
+        """Drops the results of these keys, and of all keys that begin with `prefix` if it is not
+        empty; returns how many. Keys of open actions stay.
+        """
         if self._spool is None:
             return 0
         wanted = set(names)
@@ -167,9 +170,9 @@ def _differ(one: Action, other: Action, earlier: bool) -> bool:
     """Returns whether two actions with one key cannot be the same work.
 
     Args:
-        earlier: `other` was submitted to an earlier broker of the job. Its command's class says
-            nothing then: how it is derived differs by release, and the trainer may be of another
-            release than the journal.
+        earlier: `other` was submitted to an earlier broker of the job. Then the classes of the
+            commands are not compared, because releases derive them differently, and the trainer may
+            be of another release than the journal.
     """
     if one.kind is not other.kind:
         return True

@@ -1,17 +1,16 @@
-"""Pure. The broker's door: what peers say is checked here, field by field, before anything else.
+"""Pure. Validates messages of peers, field by field, before the broker does anything with them.
 
-A peer that holds the job's key and speaks the protocol may still say what makes no sense: a number
-below zero or beyond 64 bits, an empty tuple, the same core twice, an end that is none, somebody
-else's id. The wire's decoder checks types; here are the bounds of what the types allow. What has
-passed may be counted, indexed and journaled without another thought; whether it *fits* this job
-(a session that is open, a component that exists) is said by `scheduler/policy/admission.py` and its
-like.
+A peer that holds the job's key and follows the protocol may still send wrong values: a number below
+zero or beyond 64 bits, an empty tuple, the same core twice, a state that is no end, another
+client's id. The wire's decoder checks types; this module checks the bounds of values. Values that
+have passed may be counted, indexed and journaled without further checks. Whether they *fit* this
+job (the session is open, the component exists) is checked in `scheduler/policy`.
 
-Law: nothing a peer says may end the broker, and no message of a client ends its conversation: its
-actions and sessions hang on that. (Bytes that are no message do; the wire's reader sees to them.) A
-check returns one line that names the field, the value and the bound, or an empty text; who is told,
-and how, is the driver's. Each costs O(its message); that of `Submit` is on the way of every action
-and costs a few comparisons.
+Invariants: no message of a peer may end the broker, and no message of a client closes its
+connection, on which its actions and sessions depend. (Bytes that are no message do close it; the
+wire's reader handles them.) A check returns one line that names the field, the value and the bound,
+or an empty text; the driver decides who gets the line. A check costs O(size of the message). The
+check of `Submit` is made for every action and costs a few comparisons.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from ..protocol import message as ms
 from ..scheduler.routing.cmlfq import SUCCESS, TIMEOUT
 
 UNITS_MAX = 1 << 16  # cores or GPUs of a node or an action
-AMOUNT_MAX = 1 << 40  # MiB, KiB, and whatever else is counted
-NS_MAX = 10**18  # 31 years; now and twice this are less than 2**63 ns
+AMOUNT_MAX = 1 << 40  # MiB, KiB and other counts
+NS_MAX = 10**18  # 31 years; the present time plus twice this is less than 2**63 ns
 MICRO_MAX = 10**15  # millionths: of a token, of a call's cost
-OPTIONS_MAX = 1 << 20  # bytes of what a service's backend is told
+OPTIONS_MAX = 1 << 20  # bytes of the options for a service's backend
 LIST_MAX = 1 << 16  # entries of a list
 _ALLOCATION = re.compile(r"\d{1,18}(\+\d{1,9})?")
 _DIGEST = re.compile(r"[0-9a-f]{64}(\.[0-9a-z.-]{1,100})?")
@@ -65,9 +64,9 @@ _HELLO: Bounds = {"rank": (-1, AMOUNT_MAX), "size": (0, AMOUNT_MAX)}
 
 
 def _wrong_submit(message: ms.Submit) -> str:
-    # Nearly all actions pass here, at the price of some instructions. Several numbers are looked at
-    # as one: a negative one, or one with a high bit, leaves something after the shift. That the
-    # degrees between the first and the last ascend is looked at by admission.
+    # Nearly all actions pass this fast check, which costs a few instructions. Several numbers are
+    # checked at once: their OR, shifted, is not 0 if one of them is negative or has a high bit.
+    # Admission checks that the degrees between the first and the last ascend.
     action = message.action
     d, session = action.degrees, action.session
     if (action.key == "cpu" and not (action.mem_mib | action.gpus | action.attempts_max) >> 16
@@ -83,7 +82,7 @@ def _wrong_submit(message: ms.Submit) -> str:
 
 
 def _wrong_action(action: Action) -> str:
-    """What is wrong with an action as such."""
+    """What is wrong with an action, without regard to the job."""
     return (_out_of(action, _ACTION) or _wrong_degrees(action) or _wrong_names(action)
             or _wrong_kind(action) or _wrong_turn(action.turn))
 
@@ -120,15 +119,16 @@ def _wrong_kind(action: Action) -> str:
     if (what == "rollouts") != (action.turn is not None):
         return "key: rollouts:POOL belongs to the turns of that pool, and to them alone"
     if (action.kind is Kind.GRANT or action.kind is Kind.FILE) and action.once:
-        return f"once: an action of kind {action.kind.value} has no name of its own; leave it out"
+        return f"once: an action of kind {action.kind.value} takes no idempotency key; leave it out"
     if action.kind is Kind.FILE and (action.key != "cpu" or not action.session):
         return "session: a file is read or written in a session"
     if what == "endpoint" and action.degrees != (1,):
-        return "degrees: an endpoint's are (1,)"
+        return "degrees: a call of an endpoint needs (1,)"
     if what == "service" and not set(action.degrees) <= set(BLOCK_SIZES):
         return f"degrees: {_short(action.degrees)}: a service runs on 1, 2, 4 or 8 GPUs"
     if what != "cpu" and action.session:
-        return f"session: an action with the key {_short(action.key)} runs in none"
+        return (f"session: an action with the key {_short(action.key)} cannot run in a session; "
+                "leave it out")
     return ""
 
 
@@ -139,7 +139,7 @@ def _wrong_turn(turn: Turn | None) -> str:
 
 
 def wrong_session(spec: SessionSpec) -> str:
-    """What is wrong with a session as such."""
+    """What is wrong with a session, without regard to the job."""
     return _out_of(spec, _SESSION) or _too_long(
         spec, ("name", "component", "backend", "image", "background", "files"))
 
@@ -153,9 +153,9 @@ def wrong_node(spec: NodeSpec) -> str:
         if len(units) > UNITS_MAX or len(set(units)) != len(units):
             return f"{field}: {_short(units)}: a node lends each of at most {UNITS_MAX} units once"
         if units and not 0 <= min(units) <= max(units) < 1 << 31:
-            return f"{field}: {_short(units)}: the numbers of units are from 0 to 2147483647"
+            return f"{field}: {_short(units)}: unit numbers must be from 0 to 2147483647"
     if not spec.name:
-        return "name: a node has one"
+        return "name: must not be empty"
     if spec.allocation and not _ALLOCATION.fullmatch(spec.allocation):
         return f"allocation: {_short(spec.allocation)} is not JOB or JOB+COMPONENT"
     if len(spec.neighbours) > 8 or any(len(sizes) > UNITS_MAX for sizes in spec.neighbours):
@@ -169,16 +169,17 @@ def wrong_node(spec: NodeSpec) -> str:
 
 
 def wrong_outcome(outcome: Outcome) -> str:
-    """What is wrong with how an attempt is said to have ended."""
+    """What is wrong with a reported outcome of an attempt."""
     if outcome.state not in _ENDS:
-        return f"state: {outcome.state.value} is no end"
+        return f"state: {outcome.state.value} is not an end state"
     return _out_of(outcome, _OUTCOME) or _too_long(outcome, ("reason", "isolation", "enforcement"))
 
 
 def mended(outcome: Outcome) -> Outcome:
-    """An outcome that can be counted: as it was told, or a failure that says what was wrong with
-    it. The attempt is over in either case, and its lease must end."""
-    o = outcome  # as in `_wrong_submit`: nearly all pass here
+    """A valid outcome: the reported one, or a failure that says what was wrong with it. The attempt
+    is over in either case, and its lease must end.
+    """
+    o = outcome  # a fast check, as in `_wrong_submit`
     if (not (o.exec_ns | o.cpu_ns | o.maxrss_kib | o.restore_ns | o.exit_code | o.signal
              | o.returned) >> 40 and o.batch == 1 and o.gpu_util_pct == -1 == o.energy_mj
             and not (o.pushed or o.cost_micro or o.retry_after_ns) and o.gpu_max_mem_mib == -1
@@ -194,7 +195,7 @@ def _wrong_service(spec: ServiceSpec) -> str:
     if why := _out_of(spec, _SERVICE) or _too_long(spec, ("name", "backend", "shares", "node")):
         return f"service {_short(spec.name)}: {why}"
     if not spec.name:
-        return "name: a service has one"
+        return "name: must not be empty"
     degrees = spec.degrees
     if not degrees or list(degrees) != sorted(set(degrees)) or not set(degrees) <= set(BLOCK_SIZES):
         return (f"service {spec.name}: degrees: {_short(degrees)} is not an ascending choice of 1, "
@@ -206,14 +207,14 @@ def _wrong_service(spec: ServiceSpec) -> str:
 
 def _wrong_endpoint(spec: EndpointSpec) -> str:
     if not spec.name:
-        return "name: an endpoint has one"
+        return "name: must not be empty"
     why = _out_of(spec, _ENDPOINT) or _too_long(spec, ("name",))
     return why and f"endpoint {_short(spec.name)}: {why}"
 
 
 def _wrong_pool(spec: RolloutsSpec) -> str:
     if not spec.name:
-        return "name: a rollout pool has one"
+        return "name: must not be empty"
     if max(len(spec.edges), len(spec.services)) > 1024:
         return f"rollouts {_short(spec.name)}: buckets, services: more than 1024"
     return _too_long(spec, ("name", "tree", "rule"))
@@ -225,24 +226,25 @@ def _wrong_hello(hello: ms.ClientHello) -> str:
     return _out_of(hello, _HELLO) or _too_long(hello, ("job", "name", "via"))
 
 
-def _wrong_trajectory(word: ms.ReportToolReturn | ms.EndTrajectory) -> str:
-    if len(word.trajectory) > NAME_MAX:
+def _wrong_trajectory(message: ms.ReportToolReturn | ms.EndTrajectory) -> str:
+    if len(message.trajectory) > NAME_MAX:
         return f"trajectory: it has more than {NAME_MAX} characters"
-    if isinstance(word, ms.EndTrajectory):
-        return _out_of(word, _ENDED) or _too_long(word, ("pool",))
-    return _out_of(word, _RETURNED) or _too_long(word, ("pool", "tool"))
+    if isinstance(message, ms.EndTrajectory):
+        return _out_of(message, _ENDED) or _too_long(message, ("pool",))
+    return _out_of(message, _RETURNED) or _too_long(message, ("pool", "tool"))
 
 
 def _wrong_request(message: Any) -> str:
     return "" if 0 <= message.request <= 1 << 62 else f"request: {message.request} is out of bounds"
 
 
-def _wrong_packed(word: ms.SandboxPacked) -> str:
-    return "" if _DIGEST.fullmatch(word.files) else f"files: {_short(word.files)} is no digest"
+def _wrong_packed(message: ms.SandboxPacked) -> str:
+    files = message.files
+    return "" if _DIGEST.fullmatch(files) else f"files: {_short(files)} is not a digest"
 
 
-# By class of message: what is wrong with one, naming the field; empty if nothing is. Whatever the
-# types of a class that is not listed allow makes sense.
+# By class of message: returns what is wrong with a message, naming the field; empty if nothing is.
+# Classes that are not listed need no check beyond their types.
 CHECKS: dict[type, Callable[[Any], str]] = {
     ms.Submit: _wrong_submit,
     ms.RequestSession: lambda m: wrong_session(m.spec),
@@ -263,7 +265,7 @@ CHECKS: dict[type, Callable[[Any], str]] = {
 
 
 def mismatch(version: int, job: str, own_job: str) -> str:
-    """Returns why a peer that says hello cannot be a peer of this broker; empty if it can.
+    """Returns why a peer that sends its hello cannot be a peer of this broker; empty if it can.
 
     Args:
         version: the peer's protocol version.
@@ -280,8 +282,8 @@ def refusal_of(message: ms.Message, why: str, known: Iterable[Container[int]]) -
     """Returns the message that tells a client that its message was refused.
 
     The refusal has the id of the message if there is one, else 0 and the message's type in its
-    text. It never has an id in `known`, the ids of open actions, sessions and the like: the client
-    would take it for their end.
+    text. Its id is never one in `known`, the ids of open actions, sessions and the like, because
+    the client would take the refusal for their end.
     """
     number = 0
     match message:

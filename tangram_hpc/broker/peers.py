@@ -1,8 +1,9 @@
-"""The peers that are connected to the broker, and the messages that wait to leave to them.
+"""Holds the peers that are connected to the broker, and the messages that wait to be sent to them.
 
-A message does not leave when it is made. Messages to workers leave at the end of the scheduling
-cycle, so that all orders of a cycle to one worker share a frame. Messages to clients leave when the
-journal is as safe as its mode promises: no client may learn of an event that a crash can undo.
+Messages are sent in batches, not when they are made. Messages to workers leave at the end of the
+scheduling cycle, so that all orders of a cycle to one worker share a frame. Messages to clients
+leave when the journal is as safe as its mode promises: no client may learn of an event that a crash
+can undo.
 
 Messages to one peer keep their order. A client that has no room on its connection gets its messages
 later, from the client outbox. A message to a peer that is not connected is dropped: results are
@@ -13,8 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..ports import Buffer, Link
+from ..ports import Link
 from ..protocol import message as ms
+from ..protocol.frame import Buffer
 from .client_outbox import LINK_MAX, ClientOutbox, SendQueue
 
 ToClient = tuple[int, ms.Message, Buffer | None]  # the client's number, a message, its payload
@@ -22,13 +24,13 @@ ToClient = tuple[int, ms.Message, Buffer | None]  # the client's number, a messa
 
 @dataclass(slots=True)
 class Peer:
-    """One connection, and who is at its other end.
+    """One connection, and the client or worker at its other end.
 
     Attributes:
         link: the connection.
         client: number of the client; 0 until it has said hello, and for workers.
         node: number of the worker's node; 0 until it has said hello, and for clients.
-        leaving: why the worker will be gone soon, in its own words; empty while it stays.
+        leaving: the reason that a worker gave for ending soon; empty while it stays.
         said_bye: whether the client announced that it disconnects for good.
         queue: messages that wait for room on the link; only clients have any.
     """
@@ -42,7 +44,7 @@ class Peer:
 
 
 class Peers:
-    """All connected clients and workers, with the messages that leave to them next.
+    """All connected clients and workers, with the messages that will be sent to them next.
 
     Attributes:
         clients: connected clients by their number. The driver adds and removes them.
@@ -74,8 +76,9 @@ class Peers:
         self._to_clients.append((client, message, payload))
 
     def end_cycle(self) -> list[ToClient]:
-        """Lets all messages to workers leave; returns those to clients, which are to be delivered
-        after the journal's commit."""
+        """Sends all messages to workers; returns the messages to clients, which must be delivered
+        after the journal's commit.
+        """
         unflushed, self._unflushed = self._unflushed, {}
         for link in unflushed.values():
             link.flush()

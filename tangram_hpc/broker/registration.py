@@ -1,11 +1,12 @@
-"""Declarations of services, endpoints and rollout pools, and reports about trajectories.
+"""Handles declarations of services, endpoints and rollout pools, and reports about trajectories.
 
-A client (or the config file) declares what actions may use. Clients also report what happened to
-trajectories outside of the broker: a tool returned, or a trajectory ended. A rollout pool whose
-declaration names a folder goes on from the causal trees in it and saves what it learns there.
+A client (or the config file) declares services, endpoints and pools, which actions may use. Clients
+also report events of trajectories that the broker does not see: a tool returned, or a trajectory
+ended. A rollout pool whose declaration names a folder goes on from the causal trees in it and saves
+what it learns there.
 
-Each declaration is answered once. Trees are estimates: they are read when a pool is declared and
-written from time to time and at the end; no failure to write one ends anything.
+Each declaration is answered once. Trees are read when a pool is declared, and written from time to
+time and at the end. They only hold estimates, so a failure to write one ends nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..scheduler.routing.cmlfq import CausalTree
 from ..scheduler.routing.rollout_pools import shape_of
 from ..scheduler.scheduler import Scheduler
 
-_SAVE_S = 10.0  # least time between two saves of trees: what a killed broker forgets at most
+_SAVE_S = 10.0  # least time between two saves of trees; a killed broker forgets no more than that
 
 Declaration = ms.DeclareService | ms.DeclareEndpoint | ms.DeclareRollouts
 TrajectoryReport = ms.ReportToolReturn | ms.EndTrajectory
@@ -37,7 +38,7 @@ class Registration:
     """The broker's declarations and the trees of its pools.
 
     Args:
-        scheduler: its ledger and placer say whether a declaration is valid.
+        scheduler: its ledger and placer tell whether a declaration is valid.
         trees: where pools keep what they learned; None if nothing is kept.
         timer: calls back on the broker's loop.
         now: the broker's time in epoch ns.
@@ -50,7 +51,8 @@ class Registration:
                  send_to_client: Callable[..., None]) -> None:
         self._scheduler, self._trees, self._timer, self._now = scheduler, trees, timer, now
         self._record_event, self._send_to_client = record_event, send_to_client
-        # For each pool whose trees were read: how many trajectories had ended when it was saved.
+        # For each pool whose trees were read: how many of its trajectories had ended at the last
+        # save.
         self._saved: dict[str, int] = {}
         self._stopped = False
 
@@ -67,7 +69,7 @@ class Registration:
             self._timer.after(_SAVE_S, self._save_and_rearm)
 
     def stop(self) -> None:
-        """Saves nothing from now on: another broker has taken this one's place."""
+        """Saves nothing from now on, because another broker has taken this one's place."""
         self._stopped = True
 
     def close(self) -> None:
@@ -107,7 +109,7 @@ class Registration:
                                                   report.trajectory, report.tokens, report.epoch))
 
     def unsaved(self) -> dict[str, str]:
-        """Returns why what a pool learned could not be saved, by the pool's name."""
+        """Returns, by the pool's name, why its trees could not be saved."""
         if self._trees is None:
             return {}
         pools = self._scheduler.ledger.rollouts.values()
@@ -117,7 +119,7 @@ class Registration:
     # ---- pools and their trees -----------------------------------------------------------------
 
     def _declare_pool(self, told: RolloutsSpec, changed: bool = False) -> str:
-        """Declares a pool that goes on from the trees in its folder.
+        """Declares a pool, with the trees in its folder as its first estimates.
 
         Args:
             changed: the pool may differ from the one that an earlier start declared.
@@ -147,7 +149,8 @@ class Registration:
         return ""
 
     def _learned(self, spec: RolloutsSpec, trees: TreeStore) -> tuple[CausalTree, CausalTree]:
-        """Reads a pool's folder: what all jobs learned that share it, and what this job learned.
+        """Reads the trees in a pool's folder: the one of all jobs that share it, and this job's
+        own.
 
         Raises:
             InvalidInput: a tree cannot be read, or was learned with other settings.
@@ -159,7 +162,7 @@ class Registration:
         return found[0], found[1]
 
     def _save_and_rearm(self) -> None:
-        """Saves, and waits so long for the next time that saving takes at most 1 % of the time."""
+        """Saves, and plans the next save so that saving takes at most 1 % of the time."""
         if not self._stopped:
             began = self._now()
             self._save()

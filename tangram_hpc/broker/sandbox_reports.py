@@ -1,7 +1,7 @@
-"""Pure. Which event follows from a worker's report about a session's sandbox.
+"""Pure. Makes the event that follows from a worker's report about a session's sandbox.
 
 A report counts only if it comes from the node that is the session's home now. After a migration the
-earlier home may still report about a sandbox that nobody needs any more; such a report is ignored.
+earlier home may still report about a sandbox that is not needed any more; such a report is ignored.
 """
 
 from __future__ import annotations
@@ -31,4 +31,5 @@ def event_of_report(ledger: Ledger, node: int, report: SandboxReport, now: int
         return ev.SessionClosed(now, report.session, report.reason)
     if session.state is SessionState.MOVING:
         return ev.SessionPacked(now, report.session, report.files)
-    return ev.SessionClosed(now, report.session, "")  # the session was closed while it was packed
+    # The session was closed while its files were packed.
+    return ev.SessionClosed(now, report.session, "")

@@ -1,10 +1,10 @@
 """Submits, watches and ends satellites: the Slurm jobs that the broker itself asks for.
 
-The scheduler decides; this module carries out, through the Slurm port and through workers. A
-satellite whose worker was told to end ends by itself, so that costs no call to Slurm. A satellite
-that still waits in the queue, a het component, and a satellite that does not end are cancelled.
-Slurm is asked only while something is unsettled: a request that waits, a start that is not known,
-an end that is not seen. Every answer becomes an event.
+The scheduler decides; this module carries the decisions out, through the Slurm port and through
+workers. A satellite whose worker was told to end ends by itself, without a call to Slurm. A
+satellite that still waits in the queue, a het component, and a satellite that does not end are
+cancelled. Slurm is asked only while a request waits, or while the start or the end of a satellite
+is not known. Every answer becomes an event.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ..scheduler.autoscale.backoff import backoff_until, refused
 from ..scheduler.state.alloc_ledger import AllocEntry
 from ..scheduler.state.ledger import Ledger
 
-LINGER_NS = 45 * 10**9  # a satellite whose workers were told to end is cancelled after so long
+LINGER_NS = 45 * 10**9  # a satellite is cancelled this long after its workers were told to end
 _RETRY_NS = 10**9
-# what Slurm says of a job that will not start as it is (a part of its Reason)
+# Parts of the Reason that Slurm gives for a job that cannot start unless it is changed.
 _HOPELESS = ("Limit", "BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionDown",
              "PartitionInactive", "AccountNotAllowed", "QOSNotAllowed", "JobHeld")
 
 
 @dataclass
 class SatelliteScripts:
-    """What satellites are submitted with.
+    """The scripts and settings with which satellites are submitted.
 
     Attributes:
         scripts: the batch script for each shape's name.
@@ -45,15 +45,15 @@ class SatelliteScripts:
 
 
 def job_name(job: str, alloc: int) -> str:
-    """The Slurm job name of a satellite, by which it is found when nobody knows whether Slurm took
+    """The Slurm job name of a satellite, by which it is found if it is not known whether Slurm took
     it.
     """
     return f"tangram-{job}-s{alloc}"
 
 
 def job_order(job: str, alloc: int, shape: SatelliteShape, scripts: SatelliteScripts) -> JobOrder:
-    """A satellite as it is submitted. Slurm never requeues it: the scheduler decides anew whether
-    another one is needed.
+    """The job that is submitted for a satellite. Slurm never requeues it: the scheduler decides
+    whether another one is needed.
     """
     seconds = shape.time_ns // 10**9
     options = {
@@ -88,22 +88,22 @@ class Satellites:
         self._job, self._slurm, self._scripts, self._ledger = job, slurm, scripts, ledger
         self._now, self._timer = clock.now_ns, timer
         self._record_event, self._end_worker = record_event, end_worker
-        self._retry_at: dict[int, int] = {}  # requests that were not made
+        self._retry_at: dict[int, int] = {}  # when to repeat requests that could not be made
         self._unsure: set[int] = set()  # requests that may have been made; looked for by name
-        self._flying: set[int] = set()  # requests under way
+        self._flying: set[int] = set()  # requests that Slurm has not answered yet
         self._settled: set[int] = set()  # satellites whose start is known
-        self._ending: dict[int, int] = {}  # when their workers were told
+        self._ending: dict[int, int] = {}  # when the workers of these satellites were told to end
         self._cancelled: set[int] = set()
-        self._earlier: set[int] = set()  # asked for by an earlier broker, which may have cancelled
+        self._earlier: set[int] = set()  # made and perhaps cancelled by an earlier broker
         self._asking = False
         self._ended = False
         self.reasons: dict[int, str] = {}  # Slurm's word for why a request waits
-        self.troubles = ""  # why Slurm was last not asked
-        self.cancelling = False  # what still waited when the broker ended
+        self.troubles = ""  # why the last call to Slurm failed
+        self.cancelling = False  # whether waiting satellites are being cancelled
 
     def start(self) -> None:
-        """Takes over the satellites of an earlier broker; requests without a job id may or may not
-        have been made, and are looked for by name.
+        """Takes over the satellites of an earlier broker; requests without a job id may have
+        reached Slurm or not, and are looked for by name.
         """
         for entry in self._ledger.allocs.satellites():
             self._earlier.add(entry.alloc)
@@ -111,8 +111,8 @@ class Satellites:
                 self._unsure.add(entry.alloc)
 
     def stop(self) -> None:
-        """Cancels the satellites that still wait in Slurm's queue, because the broker ends. Those
-        that run end with their workers.
+        """Cancels the satellites that still wait in Slurm's queue, because the broker ends.
+        Satellites that run end with their workers.
         """
         self._ended = True
         waits = [_ref(e.job) for e in self._ledger.allocs.satellites() if e.job and not e.nodes]
@@ -139,7 +139,7 @@ class Satellites:
         self._slurm.submit(made, lambda told: self._submitted(order.alloc, told))
 
     def end(self, order: de.EndAllocation) -> None:
-        """Ends the workers of an allocation, or cancels an allocation that has none."""
+        """Ends the workers of an allocation, or cancels an allocation without workers."""
         for node in order.nodes:
             self._end_worker(node, order.reason)
         self._ending[order.alloc] = self._now()
@@ -183,9 +183,9 @@ class Satellites:
         if failed is not None:
             self.troubles = str(failed)
             if isinstance(failed, SlurmTransient):
-                self._cancelled -= set(allocs)  # again when it is next looked at
+                self._cancelled -= set(allocs)  # cancelled again at the next check
             return
-        for alloc in allocs:  # a component is gone when Slurm was told; a job is seen to end
+        for alloc in allocs:  # a query sees the end of a job; a component is gone now
             entry = self._ledger.allocs.entries.get(alloc)
             if entry is not None and "+" in entry.job:
                 self._gone(alloc, "")
@@ -204,7 +204,7 @@ class Satellites:
         """
         self._ending = {alloc: told + stalled_ns for alloc, told in self._ending.items()}
 
-    # ---- looking -------------------------------------------------------------------------------
+    # ---- checks --------------------------------------------------------------------------------
 
     def watch(self) -> None:
         """Repeats requests that could not be made, and asks Slurm about unsettled satellites. It is
@@ -219,7 +219,7 @@ class Satellites:
                 del self._retry_at[alloc]
                 entry = entries.get(alloc)
                 if entry is not None and entry.state is AllocState.ENDING:
-                    self._gone(alloc, "")  # withdrawn meanwhile
+                    self._gone(alloc, "")  # the request was withdrawn meanwhile
                 elif entry is not None and entry.shape is not None:
                     self.ask(de.AskAllocation(alloc, entry.shape))
         jobs = {e.alloc: e.job for e in self._ledger.allocs.satellites()
@@ -231,7 +231,7 @@ class Satellites:
                               lambda told: self._seen(jobs, names, told), tuple(names.values()))
 
     def _watch_others(self) -> None:
-        """Ends allocations that the broker did not ask for and gave back."""
+        """Ends allocations that the broker gave back although it had not requested them itself."""
         for entry in list(self._ledger.allocs.entries.values()):
             if entry.shape is None and entry.state is AllocState.ENDING:
                 if "+" in entry.job and entry.alloc not in self._cancelled:

@@ -1,9 +1,9 @@
-"""Removal of entries that clients and idempotency keys leave in the job's store.
+"""Removes entries that clients and idempotency keys leave in the job's store.
 
-A client removes its own entries when it needs them no more. What remains of a client that has
-expired is removed here. Entries that are kept for an idempotency key are removed a grace period
-after the key was forgotten: until then a client may still be about to read a result that it was
-told of.
+A client removes its own entries when it needs them no more. The remaining entries of a client that
+has expired are removed here. Entries that are kept for an idempotency key are removed a grace
+period after the key was forgotten: until then a client may still read a result whose name it has
+received.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from ..protocol.payload import owner_by_client, owner_by_name
 
 
 class StoreGarbage:
-    """Collects owners whose entries are garbage, and has them removed together.
+    """Collects owners whose entries are garbage, and removes these entries together.
 
     Args:
-        sweep: removes the entries of all owners that begin with one of these texts; does not wait.
+        sweep: begins to remove the entries of all owners whose names begin with one of these texts;
+            returns at once.
         now: the broker's time in epoch ns.
         grace_ns: how long the entries of a forgotten key stay.
         in_use: whether a key has been submitted again; its entries are not removed then.
@@ -30,16 +31,16 @@ class StoreGarbage:
         self._forgotten: list[tuple[int, str]] = []  # (when, key), oldest first
 
     def client_expired(self, client: int) -> None:
-        """A client has expired: its entries are garbage."""
+        """Marks the entries of a client that has expired as garbage."""
         self._expired.append(owner_by_client(client))
 
     def forgotten(self, names: Iterable[str]) -> None:
-        """Nothing is kept under these idempotency keys any more."""
+        """Marks the entries of idempotency keys as garbage under which nothing is kept any more."""
         now = self._now()
         self._forgotten += [(now, name) for name in names]
 
     def watch(self) -> None:
-        """Removes what is due; called every few seconds."""
+        """Removes all entries whose grace period is over; called every few seconds."""
         owners, self._expired = self._expired, []
         until, due = self._now() - self._grace_ns, 0
         while due < len(self._forgotten) and self._forgotten[due][0] <= until:

@@ -1,9 +1,9 @@
-"""Asks Slurm again when the allocations end whose nodes are lent.
+"""Polls Slurm for the time limits of the allocations whose nodes are lent.
 
-A worker reports the end of its allocation when it joins. `scontrol update TimeLimit` changes that
-end later, and nobody tells the job. The poller asks at the few times that
+A worker reports the end of its allocation when it joins. `scontrol update TimeLimit` can change
+that end later, and the job is not notified. The poller asks at the few times that
 `scheduler.policy.ending.next_look` names, with one query for all allocations, and turns the answers
-into events. It decides nothing: when a node is drained, and whether a drain is taken back, is the
+into events. It decides nothing: when a node is drained, and whether a drain is undone, is the
 scheduler's decision.
 """
 
@@ -17,14 +17,14 @@ from ..ports import Clock, Slurm, SlurmRejected, SlurmTransient
 from ..scheduler.policy.ending import LOOK_AHEAD_NS, hold_until, next_look
 from ..scheduler.state.ledger import Ledger, NodeEntry
 
-_SAME_NS = 2 * 10**9  # ends closer than this count as equal: Slurm releases round differently
+_SAME_NS = 2 * 10**9  # ends closer than this count as equal, as Slurm's releases round differently
 
 
 class TimeLimitPoller:
     """Polls the ends of one broker's allocations.
 
     Args:
-        slurm: None outside of a Slurm job; then nothing is asked.
+        slurm: None outside of a Slurm job; then no query is made.
         record_event: journals an event and applies it.
         gap_s: least time between two queries that the budget of Slurm calls allows, in seconds.
     """
@@ -60,8 +60,9 @@ class TimeLimitPoller:
         self._slurm.query(list(jobs), self._answered)
 
     def _known(self) -> dict[str, NodeEntry]:
-        """Returns a node of each allocation whose end is known and set by Slurm: of several nodes
-        the one that is drained first."""
+        """Returns one node of each allocation whose end is known and set by Slurm: the node that is
+        drained first.
+        """
         found: dict[str, NodeEntry] = {}
         for node in self._ledger.held_nodes():
             spec, name = node.spec, node.spec.allocation
@@ -72,8 +73,9 @@ class TimeLimitPoller:
         return found
 
     def _answered(self, answer: tuple[JobView, ...] | SlurmRejected | SlurmTransient) -> None:
-        """Records the ends that Slurm reports. Where Slurm does not answer, a drain that waits for
-        the answer begins when its hold is over."""
+        """Records the ends that Slurm reports. If Slurm does not answer, a drain that waits for the
+        answer begins at its `hold_until`.
+        """
         self._asking = False
         if not isinstance(answer, tuple):
             return

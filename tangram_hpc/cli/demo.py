@@ -69,7 +69,8 @@ def go(args: argparse.Namespace) -> int:
 
 def _announce(plan: DemoPlan) -> None:
     from ..demo.demo_isolation import isolation_warning
-    from ..demo.job import GROUP, TRAINERS
+    from ..demo.job import TRAINERS
+    from ..demo.policy import GROUP
     from ..demo.policy_latency import mean_s
 
     if warning := isolation_warning():

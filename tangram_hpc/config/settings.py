@@ -275,7 +275,8 @@ def read_toml(path: Path, what: str = _KIND) -> dict[str, Any]:
 
 def _parsed(text: str, path: Path, what: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        table: dict[str, Any] = tomllib.loads(text)
+        return table
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"{what} {path}: {error}") from None
 

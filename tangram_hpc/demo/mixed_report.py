@@ -141,7 +141,8 @@ def _parts(ranks: Any, calls: list[dict[str, Any]], timed: Sequence[ActionRecord
 
 def _part(rows: Sequence[dict[str, Any]]) -> ActionMetrics:
     def mean(name: str) -> float:
-        return sum(row.get(name, 0.0) for row in rows) / max(1, len(rows))
+        total: float = sum(row.get(name, 0.0) for row in rows)
+        return total / max(1, len(rows))
     act, queue, restore, run = map(mean, ("act_s", "queue_s", "restore_s", "exec_s"))
     return ActionMetrics(len(rows), act, queue, restore, run, act - queue - restore - run)
 

@@ -1,9 +1,9 @@
 """Defines `Action`, the unit of work that a client submits. Pure.
 
 A client asks for each action exactly once and gives it its id. An action never changes after that:
-what happens to it is told by events, and its state is in the scheduler's ledger. The payload
-(command, pickled function, file content) is not part of it. It travels beside the action, and
-neither the broker nor the journal reads it.
+events tell what happens to it, and its state is in the scheduler's ledger. The payload (command,
+pickled function, file content) is not part of it. It travels beside the action, and neither the
+broker nor the journal reads it.
 
 An action is elastic in at most one resource, its key resource (ARL-Tangram, section 4.1). `degrees`
 lists on how many units of `key` it can run. All its other demands are fixed.
@@ -24,7 +24,7 @@ class Kind(str, Enum):
     EXEC = "exec"  # runs a command in a sandbox
     FUNCTION = "function"  # runs a Python function in a runner
     FILE = "file"  # reads or writes a file of a session; holds no unit
-    CALL = "call"  # calls a service, on the block of GPUs where that is
+    CALL = "call"  # calls a service, on the block of GPUs where the service is
     GRANT = "grant"  # takes a slot and a token of an endpoint; the client itself makes the call
 
 
@@ -76,7 +76,8 @@ class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):
             job, however often the job is requeued or the key is submitted, and whatever happens to
             the client.
         trajectory: the client's name for the trajectory whose tool call this is; empty for none.
-            From how the call ends, rollout pools estimate how many tokens the trajectory has left.
+            Rollout pools use the end of the call to estimate how many tokens the trajectory has
+            left.
         turn: set if this is a call of a rollout pool, which is routed to one of the pool's
             services; None otherwise.
         guessed: whether the client's release derived `name` from the command because the caller
@@ -113,8 +114,8 @@ class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def guarded(self) -> bool:
-        """Whether it needs a node that can keep code away from the user's files.
+        """Whether the action needs a node that can keep its code away from the user's files.
 
-        Only a command without a session needs one: a session chose such a node when it opened.
+        Only a command without a session needs such a node; a session chose one when it opened.
         """
         return self.kind is Kind.EXEC and not self.session and not self.trusted

@@ -1,4 +1,4 @@
-"""Defines what the broker may ask of Slurm beside the job's own allocation. Pure.
+"""Defines what the broker may request from Slurm in addition to the job's own allocation. Pure.
 
 An allocation is a grant of Slurm. The job's own is never requested or given back by the broker. A
 satellite is a further job whose workers join the broker. A component of a heterogeneous job is an
@@ -21,7 +21,8 @@ class SatelliteShape(msgspec.Struct, frozen=True, array_like=True):
         mem_mib: memory of each node; 0 for the site's default.
         gpus: GPUs of each node.
         gres: how the GPUs are requested from Slurm, such as "gpu:h100:4"; empty for `gpu:N`.
-        time_ns: its time limit. Until it has ended, all of it counts against the user's core-hours.
+        time_ns: its time limit. Until the satellite has ended, its whole time limit counts against
+            the user's core-hours.
         component: the component that its workers join as.
     """
 
@@ -52,7 +53,7 @@ class AllocPolicy(msgspec.Struct, frozen=True, array_like=True):
             satellites could still use counts as used.
         min_nodes: how many nodes are kept even if they are idle; at least 1.
         target_ns: a satellite is requested when the queue would take longer than this to drain.
-        grow_after_ns: for how long this must have been expected before a request is made.
+        grow_after_ns: a request is made only after such a queue was expected for this long.
         arrive_ns: expected time from a request until the satellite's worker joins; learned.
         idle_ns: an allocation that was idle for this long is given back; 0 for never.
         components: whether components of the job, and satellites that others submitted, are given

@@ -1,7 +1,7 @@
 """Defines the decisions: orders in the imperative. Pure.
 
-Decisions are what the scheduler wants done outside of it. Each names the lease, session or
-allocation that it is about, so that carrying one out twice does no harm.
+A decision is an order of the scheduler to the driver. Each names the lease, session or allocation
+that it is about, so that carrying out the same decision twice does no harm.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class StartLease(Decision, frozen=True):
         action: id of the action.
         cores: the CPUs that are lent.
         gpus: the GPUs that are lent.
-        restore_ns: expected time to bring the action's service onto `gpus` first; 0 if it is there.
+        restore_ns: expected time to bring the action's service onto `gpus` first; 0 if the service
+            is there.
         after: the lease on the same units that must end first; 0 to start at once.
     """
 
@@ -43,7 +44,7 @@ class StartLease(Decision, frozen=True):
 
 
 class KillLease(Decision, frozen=True):
-    """Order `node` to end what runs under `lease`, and to report its end as `state`."""
+    """Order `node` to end the attempt under `lease`, and to report its end as `state`."""
 
     node: int
     lease: int
@@ -118,8 +119,8 @@ class AnnounceSession(Decision, frozen=True):
 class AnnounceSessionEnd(Decision, frozen=True):
     """Tell the client that its session has ended.
 
-    `reason` is empty if that was what the client wanted. `never` says that the session could not
-    have opened on any node.
+    `reason` is empty if the client itself closed the session. `never` says that the session could
+    not have opened on any node.
     """
 
     session: int
@@ -153,5 +154,5 @@ class ReplyToClient(Decision, frozen=True):
     route: Routed | None = None
 
     def by(self, route: Routed | None) -> ReplyToClient:
-        """Returns this reply with the route of its turn."""
+        """Returns this reply with the route of the action, which is a turn."""
         return self if route is None else msgspec.structs.replace(self, route=route)

@@ -65,8 +65,8 @@ class BrokerStopped(Event, frozen=True, tag="broker-stopped"):
 class BrokerStalled(Event, frozen=True, tag="broker-stalled"):
     """The broker did not run for a while, because it or its machine was stopped.
 
-    The deadlines of clients that were disconnected and of sessions that were idle before that move
-    by `moved_ns`.
+    The deadlines of all clients that were disconnected before the stall, and of all sessions that
+    were idle before it, move by `moved_ns`.
     """
 
     moved_ns: int
@@ -77,11 +77,11 @@ class ClientJoined(Event, frozen=True, tag="client-joined"):
 
     Attributes:
         client: number that the broker gave it.
-        uid: name that the client chose for itself, once.
+        uid: a random name that the client chose for itself when it began.
         name: what people see.
         rank: its rank in the trainer's world.
         size: how many ranks that world has.
-        via: the way it came, `socket` or `mpi`.
+        via: the transport of its connection, `socket` or `mpi`.
     """
 
     client: int
@@ -129,7 +129,7 @@ class NodeLost(Event, frozen=True, tag="node-lost"):
 
 
 class NodesComplete(Event, frozen=True, tag="nodes-complete"):
-    """No further node is expected, so what does not fit any node now can never run."""
+    """No further node is expected, so an action that fits no node now can never run."""
 
     nodes: int
 
@@ -140,8 +140,8 @@ class NodeDraining(Event, frozen=True, tag="node-draining"):
     Attributes:
         node: the node's number.
         reason: why, for people.
-        for_end: whether the only cause is that its allocation will end soon. Then a later end of
-            the allocation takes the drain back.
+        for_end: whether the only cause is that its allocation will end soon. Then the drain is
+            undone if the allocation turns out to end later.
     """
 
     node: int
@@ -163,8 +163,8 @@ class AllocationEndAsked(Event, frozen=True, tag="allocation-end-asked"):
 class AllocationEndTold(Event, frozen=True, tag="allocation-end-told"):
     """Slurm said that an allocation ends at `ends_at_ns` (since the epoch).
 
-    Its time limit may have been changed; or it is confirmed shortly before its nodes would be
-    drained.
+    Either its time limit was changed, or Slurm confirmed the end shortly before the allocation's
+    nodes would be drained.
     """
 
     allocation: str
@@ -221,7 +221,7 @@ class AllocationHeld(Event, frozen=True, tag="allocation-held"):
 class AllocationReleased(Event, frozen=True, tag="allocation-released"):
     """It was decided to end an allocation, or to withdraw its request.
 
-    No satellite of its shape is requested before `until`, unless that is 0.
+    If `until` is not 0, no satellite of its shape is requested before that time.
     """
 
     alloc: int
@@ -232,7 +232,8 @@ class AllocationReleased(Event, frozen=True, tag="allocation-released"):
 class AllocationEnded(Event, frozen=True, tag="allocation-ended"):
     """Slurm no longer has the allocation, or never granted it.
 
-    `ended` is when, by Slurm's clock; 0 if that is not known, which counts as now.
+    `ended` is the time of its end by Slurm's clock. 0 means that the time is not known; `at` is
+    used then.
     """
 
     alloc: int
@@ -313,8 +314,8 @@ class SessionClosing(Event, frozen=True, tag="session-closing"):
 class SessionClosed(Event, frozen=True, tag="session-closed"):
     """The sandbox of a session is gone, and its memory is free.
 
-    `reason` is empty if that was what its client wanted. `never` says that the session could not
-    have opened on any node.
+    `reason` is empty if its client itself closed it. `never` says that the session could not have
+    opened on any node.
     """
 
     session: int
@@ -410,8 +411,8 @@ class LeaseReleased(Event, frozen=True, tag="lease-released"):
 class EndpointThrottled(Event, frozen=True, tag="endpoint-throttled"):
     """An endpoint refused a call whose lease began at `granted_at`.
 
-    Nobody calls it before `until`, and fewer calls run at once from then on. `pushed` is FALTERED
-    or THROTTLED.
+    The endpoint is not called before `until`, and fewer calls run at once from then on. `pushed` is
+    FALTERED or THROTTLED.
     """
 
     endpoint: str
@@ -429,7 +430,7 @@ class RolloutsDeclared(Event, frozen=True, tag="rollouts-declared"):
 class RolloutPriorLoaded(Event, frozen=True, tag="rollout-prior-loaded"):
     """A pool goes on from what was learned in earlier runs: `shared` by all jobs that share its
     folder, `own` by this job. Both are compressed causal trees, see
-    `scheduler/handlers/rollout_prior`; empty: nothing was learned."""
+    `scheduler/handlers/rollout_prior`; empty bytes stand for an empty tree."""
 
     pool: str
     shared: bytes
@@ -491,7 +492,7 @@ class TrajectoryEnded(Event, frozen=True, tag="trajectory-ended"):
         pool: the rollout pool.
         trajectory: the client's name for the trajectory.
         tokens: how many tokens it generated; -1 if it was cut off.
-        epoch: the training step; -1 for the same as that of the trajectory before.
+        epoch: the training step; -1 for that of the trajectory that ended before this one.
     """
 
     client: int

@@ -1,14 +1,14 @@
 """Pure. The values of the elastic hybrid pool: its events, its orders, and the header of a
 gradient.
 
-The hybrid pool moves rollout GPUs into training and back. A *replica* is what training takes or
-gives back as a whole: one complete data-parallel replica. Its *members* are its ranks, one for each
+The hybrid pool moves rollout GPUs into training and back. A *replica* is a complete data-parallel
+replica, which training takes and gives back as a whole. Its *members* are its ranks, one for each
 GPU, and a member's number is the number of its GPU. A *core* is one of the data-parallel replicas
 that always train, numbered by its place in their group.
 
-Which move of a replica is legal is said in `scheduler/state/transitions.py`; which replica moves
-when is decided in `libra/hybrid/hybrid_pool.py`. This module holds values only. Times are in ns,
-ratios in whole thousandths (permille).
+`scheduler/state/transitions.py` says which moves of a replica are legal;
+`libra/hybrid/hybrid_pool.py` decides which replica moves when. This module holds values only. Times
+are in ns, ratios in whole thousandths (permille).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import msgspec
 
 
 class ReplicaState(str, Enum):
-    """A replica's way into training and back. All members of a replica move together.
+    """The states of a replica on its way into training and back. All members of a replica change
+    their state together.
 
     In LOST at least one member is gone or has never been seen; its living members serve rollouts.
     """
@@ -37,7 +38,7 @@ class ReplicaState(str, Enum):
 
 
 class Role(str, Enum):
-    """To whom a GPU belongs. Each GPU has exactly one role at any time.
+    """What a GPU is used for. Each GPU has exactly one role at any time.
 
     A GPU in HYBRID_JOINING neither serves rollouts nor counts in training: it is on its way in
     either direction.
@@ -55,7 +56,7 @@ class JoinOutcome(str, Enum):
     """The outcome of a join.
 
     Each join is reported as JOINED or ROLLED_BACK, or as LOST if a member was lost first. A join
-    that was JOINED is reported once more, later, as LEFT or LOST.
+    that was reported as JOINED is reported once more at its end, as LEFT or LOST.
     """
 
     JOINED = "JOINED"
@@ -97,7 +98,7 @@ Signal = PipelineSignal  # its old name, for one release
 class StepBegins(PoolEvent, frozen=True, tag="step-begins"):
     """The core is between two train_steps: `step` is about to begin, on parameters `version`.
 
-    A replica begins to count, or stops counting, only at this event.
+    Only at this event does a replica begin to contribute gradients that count, or stop.
     """
 
     step: int
@@ -120,7 +121,7 @@ class MemberLost(PoolEvent, frozen=True, tag="member-lost"):
 
 
 class MemberDone(PoolEvent, frozen=True, tag="member-done"):
-    """A member has done what the `StageOrder` of this generation and stage told it to do."""
+    """A member has carried out the `StageOrder` of this generation and stage."""
 
     member: int
     incarnation: int
@@ -138,9 +139,9 @@ class MemberFailed(PoolEvent, frozen=True, tag="member-failed"):
 
 
 class JoinCancelled(PoolEvent, frozen=True, tag="join-cancelled"):
-    """Somebody wants this replica back in rollout.
+    """The replica is wanted back in rollout.
 
-    A replica that counts does so to the end of the step.
+    If it counts in the running step, it still does so until the step's end.
     """
 
     replica: int
@@ -198,7 +199,9 @@ class StepPlan(Order, frozen=True, tag="step-plan"):
 
 
 class EvictReplica(Order, frozen=True, tag="expel"):
-    """Neither wait for this replica nor add anything from it, in the running step too."""
+    """Tells the core not to wait for this replica any more and to add nothing from it, from the
+    running step on.
+    """
 
     replica: int
     generation: int
@@ -206,7 +209,9 @@ class EvictReplica(Order, frozen=True, tag="expel"):
 
 
 class KillMember(Order, frozen=True, tag="kill"):
-    """A member did not come back in time: end this incarnation, so that its GPU is free."""
+    """Tells the driver to end this incarnation of a member, which did not come back in time, so
+    that its GPU is free.
+    """
 
     member: int
     incarnation: int
@@ -214,7 +219,7 @@ class KillMember(Order, frozen=True, tag="kill"):
 
 
 class JoinEnded(Order, frozen=True, tag="settled"):
-    """Reports the outcome of a join; it asks for nothing."""
+    """Reports the outcome of a join. Nothing has to be done for this order."""
 
     replica: int
     generation: int
@@ -230,7 +235,7 @@ AnyOrder = Union[StageOrder, StepPlan, EvictReplica, KillMember, JoinEnded]  # n
 
 
 class GradientHeader(msgspec.Struct, frozen=True, array_like=True):
-    """What a gradient payload says about itself; `libra/hybrid/gradient_filter.py` checks it.
+    """The header of a gradient payload; `libra/hybrid/gradient_filter.py` checks it.
 
     Attributes:
         replica, generation, epoch, step, version: As in the `StepPlan` under which it was computed.

@@ -1,9 +1,9 @@
 """Makes and shows the ids of actions and sessions. Pure.
 
 An id is a whole number that the client chooses: the client's number in the high bits, and the
-client's own counter in the low 32. It is what makes a submission idempotent: an id that is
-submitted twice runs once. Nothing in the project orders by `hash()` or `id()`, which differ between
-runs.
+client's own counter in the low 32. Ids make submissions idempotent: an action that is submitted
+twice under one id runs once. Nothing in the project orders by `hash()` or `id()`, which differ
+between runs.
 """
 
 from __future__ import annotations

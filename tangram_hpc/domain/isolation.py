@@ -1,7 +1,7 @@
 """Chooses the isolation backend that a node uses for a session. Pure.
 
 That a backend is installed does not mean that it works. So a worker tries the backends when it
-starts, and its `NodeSpec` lists only those which worked, in the order of preference.
+starts, and its `NodeSpec` lists only the backends that worked, in the order of preference.
 """
 
 from __future__ import annotations

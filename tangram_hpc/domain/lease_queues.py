@@ -1,8 +1,9 @@
 """Keeps which prefetched lease waits behind which other lease. Pure.
 
 A prefetched lease (`LeaseGranted.after`) begins when the lease in front of it is gone. If a lease
-is gone before it began, the lease behind it moves up. The worker keeps its waiting orders here, and
-accounting the grants of leases that have not begun, because a lease counts from its beginning.
+is gone before it began, the lease behind it moves up. The worker keeps its waiting orders in a
+`LeaseQueues`. Accounting keeps the grants of leases that have not begun in one, because a lease
+counts from its beginning.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ T = TypeVar("T")
 
 
 class LeaseQueues(Generic[T]):
-    """The leases that wait behind others, each with an item of its owner's. All calls but `heads`,
-    `behind` and `items` are O(1)."""
+    """The leases that wait behind others, each with an item that the user of the class chooses. All
+    calls but `heads`, `behind` and `items` are O(1)."""
 
     def __init__(self) -> None:
         self._behind: dict[int, tuple[int, T]] = {}  # lease in front -> waiting lease, its item
@@ -39,8 +40,8 @@ class LeaseQueues(Generic[T]):
         """Takes out a lease that is gone.
 
         Returns:
-            The item of the lease that begins now; None if `lease` itself waited, so that the lease
-            behind it only moves up, or if no lease waited behind it.
+            The item of the lease that begins now. None if no lease waited behind `lease`, or if
+            `lease` itself waited: then the lease behind it only moves up.
         """
         waiting, in_front = self._behind.pop(lease, None), self._in_front.pop(lease, None)
         if in_front is None:
@@ -59,7 +60,7 @@ class LeaseQueues(Generic[T]):
         return {lease for lease in self._behind if lease not in self._in_front}
 
     def behind(self, lease: int) -> list[int]:
-        """Returns the leases that wait behind one; the last comes first."""
+        """Returns the leases that wait behind `lease`; the last comes first."""
         queue: list[int] = []
         while (waiting := self._behind.get(lease)) is not None:
             lease = waiting[0]

@@ -16,19 +16,18 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
         mem_mib: memory that it lends.
         gpus: indices of the GPUs that it lends.
         component: the het component or partition that it belongs to; empty without Slurm.
-        pinned: whether processes are bound to the CPUs that they were lent. False if the CPUs are
-            only counted, because the node lends more than its machine has.
+        pinned: whether processes are bound to the CPUs that they were lent. False if CPUs are only
+            counted, because the node lends more CPUs than its machine has.
         ends_at_ns: when its allocation ends, in ns since the epoch; 0 if no end is known.
         backends: isolation backends that work on it for trusted code, best first.
         untrusted: isolation backends that keep code from the user's files and from the broker's
             key, best first.
-        ahead: how many short leases the worker takes for one CPU before the leases in front of them
-            have ended.
+        ahead: how many prefetched leases the worker takes for one CPU.
         devices: its GPUs as people read them, such as "2 x NVIDIA H200 140 GiB (cuda)".
         allocation: the job that holds the node, or `LEADER+N` for a het component; empty without
             Slurm.
-        enforcement: what keeps an action to its CPUs and memory: "cgroup2", "cgroup1", "affinity"
-            or "counted".
+        enforcement: the mechanism that keeps an action to its CPUs and memory: "cgroup2",
+            "cgroup1", "affinity" or "counted".
         neighbours: which of its cores share an L3 cache, then which share a NUMA domain, as sizes
             of consecutive groups of `cores`; empty where that is not known.
         end_by_user: whether the user gave `ends_at_ns` (`tangram worker --end`). Then an end that

@@ -1,4 +1,4 @@
-"""Defines `Outcome`, which says how one attempt of an action ended. Pure.
+"""Defines `Outcome`, the end of one attempt of an action. Pure.
 
 The worker that ran the attempt measures it. A figure that could not be measured to the end is
 marked as a lower bound instead of being left out.
@@ -11,10 +11,10 @@ import msgspec
 from .states import ActionState
 
 CPU_AT_LEAST, RSS_AT_LEAST = 1, 2  # bits of `Outcome.at_least`
-TEXT_MAX = 4096  # characters of a text that is passed on
-# Exit statuses of ends that a command does not choose itself. coreutils' `timeout` ends with 124,
-# a process that the kernel's OOM killer ended with 137, and an interrupted one with 130. Work that
-# never came to an end of its own has 1.
+TEXT_MAX = 4096  # characters; longer texts are cut
+# Exit statuses for actions whose end their command did not choose. As with coreutils' `timeout` it
+# is 124 after a time limit; 137 after the kernel's OOM killer; 130 after an interruption; and 1 for
+# work that was ended in any other way.
 _STATUSES = {ActionState.TIMEOUT: 124, ActionState.OUT_OF_MEMORY: 137, ActionState.CANCELLED: 130,
              ActionState.NODE_FAIL: 1, ActionState.PREEMPTED: 1}
 
@@ -38,8 +38,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
         cpu_ns: user and system time of all its processes.
         maxrss_kib: largest resident set of any one of its processes.
         reason: one line that says why it ended so, where the state alone does not.
-        isolation: the isolation backend that it really ran in, such as `process`.
-        enforcement: how its units were really enforced, such as `affinity` or `counted`.
+        isolation: the isolation backend in which the attempt really ran, such as `process`.
+        enforcement: how the attempt was really kept to its units, such as `affinity` or `counted`.
         restore_ns: how long its service took to come onto the GPUs, before `exec_ns` began.
         batch: how many calls ran together with it as one batch, itself included.
         gpu_util_pct: mean utilisation of its GPUs in percent; -1 if not known.
@@ -87,8 +87,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """The end as one number, which is 0 for COMPLETED and for no other state.
 
         A command that FAILED has its exit code, 128 + N after signal N, or 1 when neither is known.
-        Each other state has a status of its own, whatever its processes returned when they were
-        ended: a command that answers SIGTERM with `exit 0` has still run out of time.
+        Each other state has a status of its own, whatever exit code the processes returned when
+        they were ended: a command that answers SIGTERM with `exit 0` has still run out of time.
         """
         if self.state is ActionState.COMPLETED:
             return 0
@@ -98,10 +98,10 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return 128 + self.signal if self.signal else self.exit_code or 1
 
     def explained_by(self, why: Outcome | None) -> Outcome:
-        """Returns this outcome; if it was cancelled, with the reason that `why` gives.
+        """Returns this outcome; if the action was cancelled, with the reason of `why`.
 
-        A worker that closes a session knows only that it was ordered to. The scheduler knows the
-        reason.
+        A worker that closes a session knows only that it was ordered to close it. The scheduler
+        knows the reason.
         """
         if why is None or self.state is not ActionState.CANCELLED or not why.reason:
             return self

@@ -1,8 +1,8 @@
-"""Pure. Whether an attempt that ended without success is followed by another one.
+"""Pure. Decides whether another attempt follows one that ended without success.
 
-The scheduler and accounting both ask here, so that a record of a job says the same as the broker
-did. A caller asks only for an action that nobody cancelled. Actions of a session never start again:
-their session's files may have changed, or are gone.
+The scheduler and accounting both use these functions, so that accounting counts the attempts that
+the broker made. The functions must not be called for an action that was cancelled. Actions of a
+session never start again: the session's files may have changed, or are gone.
 """
 
 from __future__ import annotations

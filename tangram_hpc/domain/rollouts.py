@@ -1,7 +1,7 @@
 """Defines rollout pools, and the turns that are routed among their services. Pure.
 
 The services of a pool are in buckets, by how many tokens a trajectory has left. An action with a
-`turn` needs one service of the pool. Which one is decided when a service has room. From then on the
+`turn` needs one service of the pool. The service is chosen when one has room. From then on the
 action is a call of that service like any other.
 """
 
@@ -12,7 +12,7 @@ import msgspec
 NAME_MAX = 200  # bytes of a trajectory's name
 CONTEXT_MAX = 1 << 32  # tokens
 COUNT_MAX = 1 << 20  # running or waiting requests of a service; depth and epochs of a tree
-TOKEN_NS_MAX = 10**9  # time for a token; times CONTEXT_MAX it is less than 2**63
+TOKEN_NS_MAX = 10**9  # ns for a token; its product with CONTEXT_MAX is below 2**63
 STEP_NS_MAX = 3_600 * 10**9
 _NS_DAY = 86_400 * 10**9
 
@@ -30,8 +30,8 @@ class RolloutService(msgspec.Struct, frozen=True, array_like=True):
         step_ns: time of a decode step without requests.
         request_ns: time that each running request adds to a decode step.
         prefill_ns: time to compute the KV cache of one token of context.
-        node: name of the node that holds its KV cache, from which the price of moving the cache
-            follows; empty if not known.
+        node: name of the node that holds its KV cache, which decides the cost of moving the cache;
+            empty if not known.
     """
 
     name: str
@@ -61,7 +61,8 @@ class RolloutsSpec(msgspec.Struct, frozen=True, array_like=True):
             again.
         kv_base_ns, kv_near_ns, kv_far_ns, worth, idle, crowded: costs of moving a trajectory, see
             `scheduler.routing.rollout_router.KvCost`.
-        idle_ns: a trajectory is forgotten after so long without a turn and without a tool's return.
+        idle_ns: a trajectory is forgotten after this time without a turn and without a tool's
+            return.
     """
 
     name: str
@@ -91,12 +92,12 @@ class RolloutsSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True):
-    """What the router knows of a trajectory's next turn. Tokens are whole numbers.
+    """A trajectory's next turn, as the router needs it. Tokens are whole numbers.
 
     Attributes:
         pool: the rollout pool.
-        trajectory: the client's name for the trajectory. Names of two clients never mean the same
-            trajectory.
+        trajectory: the client's name for the trajectory. Equal names of two clients mean two
+            trajectories.
         prompt: number of the prompt; all samples of one prompt have the same.
         context: tokens of the context that the turn begins with, prompt and tool returns included.
         generated: tokens that the policy has generated in this trajectory so far.
@@ -116,8 +117,8 @@ class Routed(msgspec.Struct, frozen=True, array_like=True):
         pool: the rollout pool.
         service: the service that it was routed to.
         wanted: the bucket that fits the estimate of the trajectory's remaining tokens.
-        bucket: the bucket of `service`. It differs from `wanted` if that one had no room, or if
-            this one was idle.
+        bucket: the bucket of `service`. It differs from `wanted` if the wanted bucket had no room,
+            or if `service` was idle.
         how: `stay` (its KV cache is there already), `transfer` (moving the cache is cheapest) or
             `prefill` (the cache is computed again).
         move_ns: the expected time that `how` takes, in ns.
@@ -132,7 +133,7 @@ class Routed(msgspec.Struct, frozen=True, array_like=True):
 
 
 def wrong_number(spec: RolloutsSpec) -> str:
-    """Returns which number of a pool is out of bounds, in words; an empty string if none is.
+    """Returns a line about the first number of a pool that is out of bounds; empty if none is.
 
     0 is allowed where the broker fills the number in; for `queue_max`, that is -1.
     """

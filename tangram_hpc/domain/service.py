@@ -28,15 +28,16 @@ class ServiceSpec(msgspec.Struct, frozen=True, array_like=True):
         name: the NAME in `service:NAME`.
         restore_ns: expected time to bring it onto a block; learned from each time that happens.
         weights_mib: host memory that its weights take while it is parked.
-        calls: how many calls are expected, if that is known. The GPUs are divided by it.
+        calls: how many calls are expected, if that is known. The placer `static:K` divides the GPUs
+            by it.
         backend: the backend that runs it; empty in a simulation.
         options: options of the backend, as JSON. They are not read here.
         degrees: sizes of the blocks on which it can run.
         batch: how many of its calls may run together as one, at most.
-        stay_ns: minimum residency. After it was brought to a block it is not parked for so long,
-            unless a call of another service is overdue.
-        shares: services with the same word share their parked weights, which count once; empty for
-            none.
+        stay_ns: minimum residency. A copy that was brought to a block is not parked before this
+            time has passed, unless a call of another service is overdue.
+        shares: a label; services with the same label share their parked weights, which count once.
+            Empty for a service that shares none.
         node: name of the only node on which it can be; empty for any.
         gpus: the only block of that node on which it can be; empty for any.
     """
@@ -55,11 +56,11 @@ class ServiceSpec(msgspec.Struct, frozen=True, array_like=True):
     gpus: tuple[int, ...] = ()
 
     def may_stand(self, node: str, gpus: tuple[int, ...]) -> bool:
-        """Whether it can be brought to this block of the node with this name."""
+        """Whether the service may be on this block of the node with this name."""
         return self.node in ("", node) and self.gpus in ((), gpus)
 
     def restored(self, took_ns: int) -> ServiceSpec:
-        """Returns this service with a new estimate of `restore_ns`, after it came onto a block in
+        """Returns this service with a new estimate of `restore_ns`, after a restore that took
         `took_ns`.
 
         The first measurement replaces the estimate; each later one moves it by a quarter of the
@@ -87,7 +88,8 @@ class EndpointSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 def pushed_by(failure: BaseException) -> tuple[int, int]:
-    """Returns `pushed` and `retry_after_ns` of an `Outcome`, as the exception of a call implies."""
+    """Returns the values of `Outcome.pushed` and `Outcome.retry_after_ns` for a call's exception.
+    """
     if not isinstance(failure, Throttled | Transient):
         return 0, 0
     wait_ns = round(min(max(0.0, failure.retry_after), 86_400.0) * 1e9)

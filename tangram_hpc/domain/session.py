@@ -1,4 +1,4 @@
-"""Defines `SessionSpec`, what a client asks of a session. Pure.
+"""Defines `SessionSpec`, a client's request for a session. Pure.
 
 A session is a trajectory's sandbox, which keeps its state from one action to the next. It holds
 memory while it is open, and CPUs only while one of its actions runs (allocate-on-execution,
@@ -12,14 +12,14 @@ import msgspec
 
 from .ids import show
 
-# What happens to the processes that an action leaves running, until the session's next action
-# begins: they are stopped, or they may use a small share of one core, or they are killed with the
-# action that left them.
+# The treatment of processes that an action leaves running, until the session's next action begins:
+# they are stopped, or they may use a small share of one core, or they are killed with the action
+# that left them.
 BACKGROUNDS = ("stop", "share", "end")
 
 
 class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
-    """What a client asks of a session.
+    """A client's request for a session.
 
     Attributes:
         id: number that the client chose (`domain.ids`).
@@ -32,14 +32,15 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
             file system.
         network: whether it may use the network.
         disk_mib: limit on the size of its files; 0 for the site's default.
-        trusted: whether the user wrote its code, so that it may see the user's files.
+        trusted: whether the user wrote its code, so that the session may see the user's files.
         background: what happens to processes that outlive their action: one of `BACKGROUNDS`.
         origin: id of the session whose files it begins with, if it is a fork; 0 for none.
-        idle_ns: it is closed after so long without an action and without a renewal; 0 for never.
+        idle_ns: the session is closed after this time without an action and without a renewal; 0
+            for never.
         grace_ns: how long it stays open after its client is lost; -1 for the broker's own grace.
-        movable: whether its files are all that it needs to go on. When its node is drained, it
-            moves to another node with them. It loses its background processes, its host name, and
-            all files outside its own directory and its temporary directory.
+        movable: whether the session can go on from its files alone. If so, it moves to another node
+            with them when its node is drained. It then loses its background processes, its host
+            name, and all files outside its own directory and its temporary directory.
         files: digest of the archive of files that it begins with after a move; only the broker sets
             it.
     """
@@ -62,7 +63,7 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     files: str = ""
 
     def moved(self, files: str) -> SessionSpec:
-        """Returns this specification, to begin on another node with the files of this digest.
+        """Returns the specification for another node, where the session begins with these files.
 
         It has no origin any more: a session that moved is no longer a fork of another one.
         """

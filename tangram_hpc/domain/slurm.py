@@ -1,4 +1,4 @@
-"""Defines what the broker asks of Slurm, and what Slurm says of jobs. Pure.
+"""Defines the broker's requests to Slurm, and Slurm's reports about jobs. Pure.
 
 States, reasons and names of options are Slurm's own words, and nothing is guessed. The components
 of a heterogeneous job are separate rows with one job id, that of the leader.
@@ -15,12 +15,13 @@ _OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", 
                    "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"})
 
 
-MARK = "tangram:"  # where our part of a Comment begins
+MARK = "tangram:"  # our part of a Comment begins with this
 COMMENT_MAX = 250  # characters of our part
 
 
-def with_remark(old: str, text: str) -> str:
-    """Returns a job's Comment with our part replaced by `text`, and all that others wrote kept."""
+def with_job_comment(old: str, text: str) -> str:
+    """Returns a job's Comment with our part replaced by `text`, and the text of others unchanged.
+    """
     others = old.partition(MARK)[0].rstrip(" ;")
     ours = f"{MARK} {text}"
     return f"{others}; {ours}" if others else ours
@@ -33,8 +34,8 @@ class JobOrder(msgspec.Struct, frozen=True):
         script: the batch script, with `#!` first. Its `#SBATCH` lines count, as they do for sbatch.
         options: what sbatch takes as `--NAME=VALUE`, by long name without dashes; an empty value
             makes a flag. Options win over the lines in the script.
-        environ: variables that are added to the job's environment. The rest of it is the
-            submitter's, without all variables of Slurm, of MPI and of this package.
+        environ: variables that are added to the job's environment. The rest of the environment is
+            the submitter's, without the variables of Slurm, of MPI and of this package.
     """
 
     script: str
@@ -54,13 +55,13 @@ class JobRef(msgspec.Struct, frozen=True):
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """A job, or one component of a heterogeneous job, as Slurm has it now.
+    """Slurm's present view of a job, or of one component of a heterogeneous job.
 
     Attributes:
         job: its id; for a component, the id of the leader.
         component: its het offset; -1 if the job is not heterogeneous.
         state: Slurm's word, such as PENDING, RUNNING, COMPLETING or CANCELLED.
-        reason: Slurm's word for why it waits or why it ended; empty for none.
+        reason: the Reason that Slurm gives for its waiting or its end; empty for none.
         name: its name.
         partition: its partition; while it waits there may be several.
         nodes: names of the nodes that it holds or held; empty while it waits.
@@ -99,13 +100,13 @@ class JobView(msgspec.Struct, frozen=True):
 
 
 class SlurmCalls(msgspec.Struct, frozen=True):
-    """How many calls the broker has made to Slurm, and what prevents more of them.
+    """Counts of the broker's calls to Slurm, and the reason why no more are made now.
 
     Attributes:
-        adapter: what calls Slurm, `cli` or `pyslurm`; empty where there is no Slurm.
+        adapter: the adapter that calls Slurm, `cli` or `pyslurm`; empty where there is no Slurm.
         submits, queries, cancels, comments: how many calls were made, by kind.
-        failed: how many of them got no answer in time.
-        refused: how many of them Slurm rejected.
+        failed: how many calls got no answer in time.
+        refused: how many calls Slurm rejected.
         held_back: how many calls were not made because the budget was used up.
         closed_until_ns: no call is made before this time, in ns since the epoch; 0 for none.
         last_error: the last failure, in one line.

@@ -59,7 +59,7 @@ class NodeState(str, Enum):
 
 
 class AllocState(str, Enum):
-    """The states of an allocation: decided upon, in Slurm's queue, granted, to be ended, gone."""
+    """The states of an allocation: requested, in Slurm's queue, granted, to be ended, ended."""
 
     ASKED = "ASKED"
     PENDING = "PENDING"

@@ -1,6 +1,6 @@
-"""The policy's own GPUs: divided between training and rollouts, and lent between both.
+"""Divides the policy's own GPUs between training and rollouts, and lends them between both.
 
-`planner/` and `hybrid/` are pure decisions. `simulation/` plays an asynchronous RL run on paper.
-`live/` carries decisions out in a trainer's processes. Turns of trajectories are dealt in
+`planner/` and `hybrid/` are pure decisions. `simulation/` simulates an asynchronous RL run. `live/`
+carries decisions out in a trainer's processes. Turns of trajectories are routed in
 `scheduler/routing`, not here. `docs/LIBRA.md` describes the whole.
 """

@@ -19,6 +19,10 @@ from .reading import reader
 FRAME_MAX = 256 * 1024 * 1024
 # Bytes in one read. With twice as many, the C library maps new memory for every read: 20 us.
 RECEIVE = 1 << 16
+# A broker or worker that has handled so many messages since its last frame, or that has prefetched
+# leases, is busy. It then waits for BUSY_GAP_S between two frames, so that these are few and large.
+BUSY_MESSAGES = 16
+BUSY_GAP_S = 0.002
 _SMALL = 512  # bytes; up to this mean size, payloads cost less to copy than to list one by one
 _HEAD = struct.Struct("<II")
 _encoder = msgspec.msgpack.Encoder()

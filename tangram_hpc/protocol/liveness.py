@@ -1,15 +1,17 @@
 """Decides which peers have been silent for too long. Pure: every call takes `now`.
 
-A process that judges others by a clock must first ask whether it ran itself. A broker that was
-stopped (SIGSTOP, `scontrol suspend`, a machine that froze) finds on waking that everybody has been
-silent, although what they sent meanwhile is unread in its sockets. So it measures its own stalls:
-it looks at the clock regularly, and a gap between two looks that is much longer than planned is
-time in which it did not run and heard nothing. That time counts against nobody.
+A process that measures the silence of others must first know whether it ran itself. A broker that
+was stopped (SIGSTOP, `scontrol suspend`, a machine that froze) finds on waking that all peers have
+been silent, although their messages are unread in its sockets. So it measures its own stalls: it
+looks at the clock regularly, and a gap between two looks that is much longer than planned is time
+in which it did not run and heard nothing. That time does not count as silence of any peer.
 
-Liveness is decided by what was heard, never by MPI and never by Slurm's exit codes.
+Only received messages decide about liveness, never MPI and never Slurm's exit codes.
 """
 
 from __future__ import annotations
+
+PING_S = 2.0  # a peer of the broker that has sent nothing for so long sends a Ping
 
 
 class Stalls:

@@ -1,10 +1,10 @@
-"""Pure. When a waiting action is expected to start: the real scheduler run ahead on a copy.
+"""Pure. Forecasts when a waiting action starts, by running a copy of the real scheduler ahead.
 
-The copy is given the ends that are expected of leases, plans as the broker would, and goes on until
-the action starts. Invariants: the ledger that was asked about is never changed, and the work is
-bounded (`OPEN_MAX`, `STEPS_MAX`). Nothing is guessed: a lease of unknown length never ends in a
-forecast, and an action that then never starts gets a reason instead of a time. No new action
-arrives during a forecast.
+The copy is told that each lease ends at its expected time, plans as the broker would, and goes on
+until the action starts. Invariants: the original ledger is never changed, and the work is bounded
+(`OPEN_MAX`, `STEPS_MAX`). Nothing is guessed: a lease of unknown length never ends in a forecast,
+and an action that then never starts gets a reason instead of a time. No new action arrives during a
+forecast.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .state.estimator import work_of
 from .state.ledger import LeaseEntry, Ledger
 from .state.speed import run_ns
 
-OPEN_MAX = 2_000  # with more actions that wait or run no forecast is made
+OPEN_MAX = 2_000  # no forecast is made while more actions wait or run
 STEPS_MAX = 4_000  # how many events one forecast handles at most
-_OVERDUE_NS = 1_000_000  # a lease that should have ended already is expected to end so soon
+_OVERDUE_NS = 1_000_000  # after this time, a lease is expected to end that is overdue
 
 
 @dataclass(slots=True)
@@ -36,11 +36,11 @@ class Forecast:
 
     Attributes:
         at: when it starts, epoch ns; None if that is not known.
-        why: why it is not known; empty if it is.
+        why: why the start is not known; empty if it is known.
         node: the node on which it starts; 0 if its client carries it out.
         units: the units with which it starts.
-        rests_on: on how many running leases and earlier starts the forecast rests, by where their
-            run times are from (`source`).
+        rests_on: the number of running leases and earlier starts on which the forecast rests, for
+            each `source` of their run times.
     """
 
     at: int | None = None
@@ -60,7 +60,7 @@ def source(ledger: Ledger, action: Action) -> str:
 
 
 def expected_end(ledger: Ledger, lease: LeaseEntry, now: int) -> int | None:
-    """When a lease should end, with the sizes that it had and the one it has, epoch ns; None if
+    """When a lease should end, from its earlier sizes and its present one; epoch ns, None if
     unknown.
     """
     action = ledger.actions[lease.action].action
@@ -83,9 +83,7 @@ def expected_end(ledger: Ledger, lease: LeaseEntry, now: int) -> int | None:
 
 
 def copied(scheduler: Scheduler) -> Scheduler:
-    """A scheduler with a state of its own that goes on from this one's. Values that never change
-    are shared.
-    """
+    """A copy of the scheduler that goes on independently. Values that never change are shared."""
     ledger = scheduler.ledger
     shared: list[object] = [e.action for e in ledger.actions.values()]
     shared += [n.spec for n in ledger.nodes.values()]
@@ -94,7 +92,7 @@ def copied(scheduler: Scheduler) -> Scheduler:
 
 
 def forecast(scheduler: Scheduler, action: int, now: int) -> Forecast:
-    """When a pending action is expected to start."""
+    """Forecasts when a pending action starts."""
     ledger = scheduler.ledger
     waiting = sum(e.state is ActionState.PENDING for e in ledger.actions.values())
     if waiting + len(ledger.leases) > OPEN_MAX:
@@ -103,7 +101,7 @@ def forecast(scheduler: Scheduler, action: int, now: int) -> Forecast:
 
 
 class _ForecastRun:
-    """One run of a scheduler's copy."""
+    """One run of a copied scheduler."""
 
     def __init__(self, scheduler: Scheduler, action: int, now: int) -> None:
         self._scheduler, self._ledger = scheduler, scheduler.ledger
@@ -134,14 +132,14 @@ class _ForecastRun:
         return self._found
 
     def _settle(self) -> None:
-        """Takes what is on its way as done: sandboxes that open, move or close, units that are
-        being cleaned, and clients that are disconnected and may come back.
+        """Treats everything that is under way as done: sandboxes that open, move or close, units
+        that are being cleaned, and clients that are disconnected and may come back.
         """
         now = self._now
         self._ledger.disconnected.clear()
-        self._ledger.allocs.policy = AllocPolicy()  # what is held stays as it is
+        self._ledger.allocs.policy = AllocPolicy()  # no allocation is requested or given back
         for node in self._ledger.nodes.values():
-            node.prefetch_max = 0  # no lease is prefetched, be it short or of a batch
+            node.prefetch_max = 0  # no lease is prefetched
         self._ledger.batching.clear()
         for lease in [x for x in self._ledger.leases.values() if not x.begun][::-1]:
             self._handle(ev.LeaseReturned(now, lease.lease))
@@ -156,9 +154,9 @@ class _ForecastRun:
                 self._handle(ev.SessionClosed(now, session.spec.id, ""))
 
     def _next(self) -> int | None:
-        """The next time at which anything happens; None if nothing will."""
+        """The time of the next event; None if no event will come."""
         while self._ends and self._end_of.get(self._ends[0][1]) != self._ends[0][0]:
-            heapq.heappop(self._ends)  # the lease was resized since, or is over
+            heapq.heappop(self._ends)  # the lease was resized meanwhile, or is over
         end = self._ends[0][0] if self._ends else None
         deadline = self._scheduler.next_deadline()
         if deadline and (end is None or deadline < end):
@@ -208,7 +206,7 @@ class _ForecastRun:
             heapq.heappush(self._ends, (end, lease.lease))
 
     def _why_stuck(self) -> str:
-        """Why nothing moves although the action still waits."""
+        """Why the forecast ends although the action still waits."""
         unknown = self._found.rests_on["unknown"]
         session = self._ledger.sessions.get(self._ledger.actions[self._action].action.session)
         if session is not None and session.state is SessionState.WAITING:

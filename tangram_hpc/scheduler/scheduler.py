@@ -122,7 +122,7 @@ class Scheduler:
         return [event] if entailed is None else entailed(self.state, event)
 
     def plan(self, now: int) -> list[ev.Event]:
-        """Decides what to do at `now`, and changes nothing of the ledger.
+        """Decides what to do at `now`, without a change of the ledger.
 
         Args:
             now: epoch ns.
@@ -148,11 +148,11 @@ class Scheduler:
         return events or _follow_up(state, now)
 
     def next_deadline(self) -> int:
-        """When `plan` has something to do although nothing happens (epoch ns); 0 for never.
+        """When `plan` has work although no event comes (epoch ns); 0 for never.
 
-        These are: the end of a grace, of a session's idle time or of a node's allocation; the next
-        token of an endpoint; another try of a closed rollout service; and the times at which the
-        placer or the rules for allocations want to be called again.
+        Such times are: the end of a grace, of a session's idle time or of a node's allocation; the
+        next token of an endpoint; another try of a closed rollout service; and the times at which
+        the placer or the rules for allocations want to be called again.
         """
         ledger = self.ledger
         dues = (_place_due(self.state), next_expiry(ledger), ledger.next_end,
@@ -161,8 +161,8 @@ class Scheduler:
 
 
 def _follow_up(state: SchedulerState, now: int) -> list[ev.Event]:
-    """What follows when the placer has nothing more to place: leases to prefetch, behind leases on
-    units that no other action could have now, and whether to hold more or fewer allocations.
+    """Events to plan once the placer has nothing more to place: leases that are prefetched behind
+    others, and requests or returns of allocations.
     """
     ledger = state.ledger
     events = prefetch(ledger, now) if ledger.short else []
@@ -171,7 +171,7 @@ def _follow_up(state: SchedulerState, now: int) -> list[ev.Event]:
 
 
 def _place_due(state: SchedulerState) -> int:
-    """When the placer is to be called although nothing happens (epoch ns); 0 for never."""
+    """When the placer must be called although no event comes (epoch ns); 0 for never."""
     due, last = state.place_again_at, state.placed_at
     for name, endpoint in state.ledger.endpoints.items():
         if endpoint.free > 0 and state.ledger.ready.waits("endpoint:" + name):

@@ -1,8 +1,8 @@
 """Checks the invariants of a simulated run from its records alone, in whole nanoseconds.
 
-Every checker reads records, workload and cluster and nothing of the scheduler, so it cannot share a
-fault with it. It returns one line for each fault. Ends count before starts at the same instant, and
-what takes no time holds nothing.
+Every checker reads records, workload and cluster and nothing of the scheduler, so the checkers
+cannot share a fault with the scheduler. Each returns one line for each fault. Ends count before
+starts at the same instant, and an attempt that takes no time holds nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..scheduler.state.ledger import RESIZE_GAP_NS
 from .run_records import Record, RunRecords
 from .workload import Cluster, WorkAction, Workload, to_ns
 
-_Spans = dict[Hashable, list[tuple[int, int, int]]]  # what -> (from, to, amount)
+_Spans = dict[Hashable, list[tuple[int, int, int]]]  # held unit -> (from, to, amount)
 
 
 def faults(run: RunRecords, work: Workload, cluster: Cluster) -> list[str]:
@@ -27,7 +27,9 @@ def faults(run: RunRecords, work: Workload, cluster: Cluster) -> list[str]:
 
 
 def complete(run: RunRecords, work: Workload) -> list[str]:
-    """Every action ends once, was submitted when its turn was ready, and stays on its node."""
+    """Checks that every action ends once, was submitted when its turn was ready, and stays on one
+    node.
+    """
     tries: dict[tuple[int, ...], list[Record]] = defaultdict(list)
     for r in run.records:
         tries[r.order[:3]].append(r)
@@ -60,7 +62,8 @@ def complete(run: RunRecords, work: Workload) -> list[str]:
 
 
 def run_times(run: RunRecords) -> list[str]:
-    """Attempts of one size take their run time; resized ones add up to the whole work."""
+    """Checks that attempts of one size take their run time, and that resized ones do all the work.
+    """
     found = []
     for r in (r for r in run.records if r.state == "COMPLETED"):
         if not r.resized:
@@ -78,13 +81,16 @@ def run_times(run: RunRecords) -> list[str]:
         left = Fraction(1)
         for since, end, units, _ in r.spans:
             left -= (end - since) * _rate(r.action, units) if units else 0
-        if abs(left) > _rate(r.action, r.action.degrees[-1]):  # more than one ns of work
+        # An error of more than one ns of work.
+        if abs(left) > _rate(r.action, r.action.degrees[-1]):
             found.append(f"{r.trajectory} {r.order}: {float(left):.2e} of its work is left")
     return found
 
 
 def amounts(run: RunRecords, work: Workload, cluster: Cluster) -> list[str]:
-    """No core, GPU or memory is granted twice at a time, or is not in the cluster."""
+    """Checks that all cores, GPUs and memory that are granted exist, and are granted once at a
+    time.
+    """
     spans: _Spans = defaultdict(list)
     nodes = {n.name: n for n in cluster.node_specs()}
     stay: dict[tuple[str, int], list[int]] = {}
@@ -95,7 +101,8 @@ def amounts(run: RunRecords, work: Workload, cluster: Cluster) -> list[str]:
                     return [f"{r.trajectory} {r.order}: {units} units, cores {cores}"]
                 for core in cores:
                     spans["core", r.node, core].append((since, end, 1))
-            held = stay.setdefault((r.node, r.order[0]), [r.start, r.end])  # its last stay there
+            # The trajectory's last stay on the node.
+            held = stay.setdefault((r.node, r.order[0]), [r.start, r.end])
             if r.migrated:
                 held[:] = [r.start, r.end]
             held[:] = [min(held[0], r.start), max(held[1], r.end)]
@@ -112,7 +119,9 @@ def amounts(run: RunRecords, work: Workload, cluster: Cluster) -> list[str]:
 
 
 def residents(run: RunRecords, cluster: Cluster) -> list[str]:
-    """Blocks are aligned; a restore is paid just where the block holds something else."""
+    """Checks that blocks are aligned, and that a call waits for a restore if and only if its block
+    holds another service.
+    """
     cost = {s.name: to_ns(s.restore_s) for s in cluster.services}
     lent = {n.name: set(n.gpus) for n in cluster.node_specs()}
     warm, found = run.head.get("services_warm", False), []
@@ -135,7 +144,7 @@ def residents(run: RunRecords, cluster: Cluster) -> list[str]:
 
 
 def quotas(run: RunRecords, cluster: Cluster) -> list[str]:
-    """No endpoint serves more calls at once, or grants more tokens, than its quota."""
+    """Checks that no endpoint serves more calls at once, or grants more tokens, than its quota."""
     found, calls = [], defaultdict(list)
     for r in run.records:
         if name := endpoint_of(r.action.resource):
@@ -156,7 +165,7 @@ def quotas(run: RunRecords, cluster: Cluster) -> list[str]:
 
 
 def _rate(action: WorkAction, units: int) -> Fraction:
-    """The part of the work that is done in a nanosecond."""
+    """The fraction of the work that is done in a nanosecond."""
     serial = Fraction(action.serial)
     time = Fraction(action.work_s) * 10**9 * (serial + (1 - serial) / units)
     return 1 / max(time, Fraction(1, 1 << 20))

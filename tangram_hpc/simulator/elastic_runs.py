@@ -1,10 +1,10 @@
-"""One workload in three ways: with all nodes held throughout, without satellites, and with them.
+"""Simulates one workload three times: all nodes held throughout, no satellites, and satellites.
 
 `static` holds all nodes from start to end with a reservation for each trajectory, `alone` has the
 job's own nodes only, and `elastic` adds satellites that come and go.
 
-Scheduler, drivers and accounting are the same in each. Core-hours held are those of nodes while
-their workers are there, core-hours used are those granted to actions; both are computed from the
+Scheduler, drivers and accounting are the same in each. Core-hours held count each node while its
+worker is connected; core-hours used count the cores granted to actions. Both are computed from the
 run's events.
 """
 
@@ -93,7 +93,9 @@ def _one(work: Workload, cluster: Cluster, placer: str, durations: str, seed: in
 
 
 def _largest(cluster: Cluster, growth: Growth) -> Cluster:
-    """The cluster with all nodes that satellites may ever be, held from start to end."""
+    """The cluster with the nodes of all satellites that may ever be requested, held from start to
+    end.
+    """
     shape = growth.policy.shapes[0]
     mem = shape.mem_mib or max(n.mem_mib for n in cluster.nodes)
     more = ClusterNode(name="more", count=growth.policy.max_nodes, cpus=shape.cpus, mem_mib=mem,

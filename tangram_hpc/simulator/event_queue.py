@@ -12,7 +12,8 @@ from typing import Any
 
 
 class EventQueue:
-    """The pending events. It fills `ports.Clock`: `now_ns` is the instant that is being applied.
+    """The pending events. It implements `ports.Clock`: `now_ns` is the instant that is being
+    applied.
 
     Attributes:
         now: The instant that is being applied, in ns. The simulation's loop sets it.

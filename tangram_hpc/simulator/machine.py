@@ -1,6 +1,7 @@
-"""A modelled machine: fills `ports.Executor` beneath the real worker driver.
+"""A modelled machine, which implements `ports.Executor` for the real worker driver.
 
-It knows how long actions take and nothing of scheduling. Sandboxes open and close in no time.
+The machine knows how long actions take, and nothing of scheduling. Sandboxes open and close in no
+time.
 """
 
 from __future__ import annotations

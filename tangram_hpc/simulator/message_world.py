@@ -1,9 +1,9 @@
 """A simulation with messages: the real broker and worker drivers with real frames.
 
-Only what lies behind the ports is modelled: clock, links, journal, machines, Slurm, and one client
+Only the adapters of the ports are modelled: clock, links, journal, machines, Slurm, and one client
 that plays the workload. Times are the broker's, so the run time in a record includes the time of
-two messages. `SimulationWorld` answers what the policy decides; this simulation also answers
-whether the drivers work together.
+two messages. `SimulationWorld` shows what the policy decides; this simulation also shows whether
+the drivers work together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .event_queue import EventQueue
 from .log import Log
 from .machine import Machine
 from .model_slurm import ModelSlurm, SlurmQueueModel
-from .network import BEAT, FLUSH, MemoryJournal, SimulatedLink, SimulatedTimer
+from .network import CYCLE, FLUSH, MemoryJournal, SimulatedLink, SimulatedTimer
 from .run_records import FORMAT, RunRecords
 from .workload import Cluster, WorkAction, Workload, check_match, to_ns
 from .workload_client import CLIENT, TrajectoryState, WorkloadClient
@@ -59,8 +59,8 @@ class MessageWorld:
         work, cluster: What is simulated.
         placer: The placer under test.
         oracle: Whether actions carry their profile.
-        latency_ns: Each message takes this to twice this; 0 for no time.
-        seed: From which latencies and Slurm's waiting times are drawn.
+        latency_ns: Each message takes at least this and at most twice this time; 0 for no time.
+        seed: Seed from which latencies and Slurm's waiting times are drawn.
         failures: Nodes that die.
         check: Whether the ledger's invariants are checked after every event (slow).
         growth: How satellites come; None for no satellites.
@@ -76,7 +76,7 @@ class MessageWorld:
         self._work, self._cluster, self._check = work, cluster, check
         self._latency_ns, self._rng = latency_ns, random.Random(seed)
         self.event_queue, self.scheduler = EventQueue(), Scheduler(placer)
-        self.event_queue.now = -8 * latency_ns  # all have joined when the step begins, at 0
+        self.event_queue.now = -8 * latency_ns  # all workers have joined when the step begins, at 0
         self.client: WorkloadClient | None = None
         specs = cluster.node_specs(JOB)
         settings = Settings(JOB, "", len(specs), services=tuple(cluster.service_specs(work)),
@@ -88,10 +88,10 @@ class MessageWorld:
         if growth is not None:
             self.slurm = ModelSlurm(self.event_queue, growth.queue, seed, self._join_worker,
                                     self._kill)
-            # the modelled Slurm reads the script as the component of its workers
+            # the modelled Slurm takes the script for the name of the workers' component
             scripts = SatelliteScripts({s.name: s.component for s in growth.policy.shapes})
         self.broker = Broker(self.scheduler, MemoryJournal(self._note), self.event_queue,
-                             SimulatedTimer(self.event_queue, BEAT), settings, lambda: None,
+                             SimulatedTimer(self.event_queue, CYCLE), settings, lambda: None,
                              slurm=self.slurm, scripts=scripts)
         self._oracle, self._failures = oracle, failures
         self._due: list[TrajectoryState] = []
@@ -145,7 +145,9 @@ class MessageWorld:
         return RunRecords(head, self._log.ordered(), self.client.step_ns)
 
     def _stuck(self) -> bool:
-        """Whether nothing has run or happened for longer than any pause of the workload."""
+        """Whether no action has run and no event has come for longer than any pause of the
+        workload.
+        """
         assert self.client is not None
         if self.scheduler.ledger.leases:
             self._busy_at = self.event_queue.now
@@ -177,7 +179,7 @@ class MessageWorld:
         self._alive[spec.name] = die
 
     def _ended(self, name: str, why: str) -> None:
-        """A worker ended because it was told to: none of its messages arrive any more."""
+        """Handles the end of a worker that was told to end: no message of it arrives any more."""
         if self.slurm is not None:
             self._kill(name, why)
             self.slurm.worker_ended(name)

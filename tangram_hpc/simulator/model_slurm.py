@@ -1,4 +1,5 @@
-"""A modelled Slurm: fills `ports.Slurm` for brokers that ask for satellites in a simulation.
+"""A modelled Slurm, which implements `ports.Slurm` for brokers that request satellites in a
+simulation.
 
 A request waits for a time that is drawn from the scenario's seed, and then until enough nodes are
 free for it. Nothing is refused except partitions that do not exist. A job ends when its last worker
@@ -17,7 +18,7 @@ from ..domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
 from ..ports import SlurmFailure, SlurmRejected
 from .event_queue import EventQueue
 
-LATER = 4  # event priority of Slurm's answers: at equal times the broker's beat comes first
+LATER = 4  # event priority of Slurm's answers: at equal times a cycle of the broker comes first
 _FIRST_JOB = 1001
 
 
@@ -27,7 +28,8 @@ class SlurmQueueModel:
 
     Attributes:
         wait_ns: A request waits for at least this time and for at most twice this time.
-        nodes: After that it waits until its nodes fit among so many nodes of satellites.
+        nodes: After that a request waits until satellites would hold at most this many nodes, its
+            own included.
         partitions: The partitions that exist; empty for any.
     """
 
@@ -63,9 +65,9 @@ class ModelSlurm:
     """See `ports.Slurm`.
 
     Args:
-        event_queue: Time.
+        event_queue: The clock and the events of the simulation.
         queue: How requests are treated.
-        seed: From which waiting times are drawn.
+        seed: Seed from which waiting times are drawn.
         join: Starts a worker on a node with this spec.
         leave: Kills the worker on the node of this name; the second argument says why.
     """
@@ -127,7 +129,8 @@ class ModelSlurm:
         """See `ports.Slurm`."""
 
     def change_limit(self, job: int, limit_ns: int) -> None:
-        """Does what `scontrol update TimeLimit` does to a running job: nobody is notified."""
+        """Changes the time limit of a running job. As after `scontrol update`, nobody is notified.
+        """
         self._limit(self._jobs[job], limit_ns)
 
     def worker_ended(self, host: str) -> None:
@@ -139,7 +142,7 @@ class ModelSlurm:
                     self._end(job, "COMPLETED")
 
     def held_ns(self) -> int:
-        """Core-ns that all jobs have held until now."""
+        """Core-ns that all jobs together have held until now."""
         return sum(self.jobs_run().values())
 
     def jobs_run(self) -> dict[int, int]:

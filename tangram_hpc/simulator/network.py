@@ -1,8 +1,8 @@
 """Simulated links and timers and a journal in memory: adapters of the drivers' ports.
 
 Every message is really encoded into bytes (`protocol/frame.py`) and decoded at the other end. A
-link keeps the order of its messages. A message takes `latency_ns` to twice that, drawn from the
-seed.
+link keeps the order of its messages. The latency of a message is drawn between `latency_ns` and
+twice that.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ..protocol.frame import Buffer, Inbox, Outbox
 from ..protocol.message import AnyMessage, Message
 from .event_queue import EventQueue
 
-DELIVERY, FLUSH, BEAT = 1, 2, 3  # priorities within an instant; ends have priority 0
+DELIVERY, FLUSH, CYCLE = 1, 2, 3  # priorities within an instant; ends have priority 0
 Receive = Callable[[AnyMessage, memoryview | None], None]
 
 
 class SimulatedLink:
-    """One direction of a connection; fills `ports.Link`.
+    """One direction of a connection; implements `ports.Link`.
 
     Attributes:
         receive: Called with each message that arrives.
@@ -55,7 +55,7 @@ class SimulatedLink:
         self.flush()
 
     def cut(self) -> None:
-        """Nothing arrives any more, not even what is on its way."""
+        """Cuts the link: not even messages that are on their way arrive."""
         self.receive = lambda message, payload: None
 
     def _deliver(self, data: bytes) -> None:
@@ -64,7 +64,7 @@ class SimulatedLink:
 
 
 class SimulatedTimer:
-    """Fills `ports.Timer`; calls without delay come later in the same instant, by priority."""
+    """Implements `ports.Timer`; calls without delay come later in the same instant, by priority."""
 
     def __init__(self, event_queue: EventQueue, priority: int) -> None:
         self._event_queue, self._priority = event_queue, priority
@@ -76,7 +76,7 @@ class SimulatedTimer:
 
 
 class MemoryJournal:
-    """Fills `ports.Journal`: passes each event on, and is durable at once."""
+    """Implements `ports.Journal` in memory: passes each event on and reports it as safe at once."""
 
     mode = "none"
 

@@ -1,4 +1,4 @@
-"""Pure. One attempt of an action on a modelled machine: when it ends, however it is resized.
+"""Pure. Computes when an attempt on a modelled machine ends, also if it is resized on its way.
 
 Invariants: while the size never changes, the run time is rounded once from the workload's numbers.
 When the size changes, progress is added up in whole parts of 2**-96 of the work, so nothing drifts.

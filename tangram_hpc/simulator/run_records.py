@@ -1,4 +1,4 @@
-"""What a run leaves: records in `tangram-records/1`, one line for each attempt, and its metrics.
+"""The results of a run: records in `tangram-records/1`, one line for each attempt, and metrics.
 
 Invariant: records are written in the order of the workload, from the scheduler's events alone, so
 the same run gives the same bytes.
@@ -37,7 +37,7 @@ class Record:
 
     @property
     def resized(self) -> bool:
-        """Whether its number of units changed, or is none of the action's degrees."""
+        """Whether its number of units changed, or is not one of the action's degrees."""
         return len(self.grants) > 1 or self.grants[0][1] not in self.action.degrees
 
     @property
@@ -53,7 +53,7 @@ class Record:
         return sum(units * (end - since) for since, end, units, _ in self.spans)
 
     def line(self) -> dict[str, Any]:
-        """The record as the format has it."""
+        """The record as a line of the format."""
         _, turn, index, attempt = self.order
         told: dict[str, Any] = {
             "trajectory": self.trajectory, "turn": turn, "index": index, "attempt": attempt,
@@ -75,7 +75,7 @@ class Record:
 
 @dataclass(slots=True)
 class RunRecords:
-    """Everything that a run left. `head` is the first line of its records."""
+    """All results of a run. `head` is the first line of its records."""
 
     head: dict[str, Any]
     records: list[Record] = field(default_factory=list)

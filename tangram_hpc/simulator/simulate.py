@@ -1,4 +1,4 @@
-"""One simulated run: what `tangram sim`, searches and tests call."""
+"""One simulated run: the function that `tangram sim`, searches and tests call."""
 
 from __future__ import annotations
 

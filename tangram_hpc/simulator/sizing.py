@@ -1,7 +1,7 @@
-"""Pure. How many resources a policy needs to reach a target: a search over a simulator.
+"""Pure. Searches, by simulations, how many resources a policy needs to reach a target.
 
 The held resources grow in `Scale.levels` equal steps. CPUs and GPUs grow together where a workload
-uses both, and what is too much of one of them is trimmed afterwards.
+uses both; surplus CPUs or GPUs are trimmed afterwards.
 
 More resources do not always give a shorter run, so a single good size may be luck. Invariants: an
 answer is the smallest size found that reaches the target and whose next larger sizes reach it too,
@@ -18,10 +18,11 @@ from typing import NamedTuple
 from ..domain.service import service_of
 from .workload import Cluster, ClusterNode, WorkAction, Workload, WorkloadTurn, all_actions
 
-LEVELS = 1000  # no finer answer than one part in 1000 of the cluster is searched
-GRID = tuple(2 ** (-k / 2) for k in range(6, -1, -1))  # shares of the cluster that a curve shows
-_NEAR = 2  # sizes above an answer that must reach the target too
-_UNDER = (0.95, 0.98)  # shares of an answer that are tried again
+LEVELS = 1000  # answers are multiples of 1/1000 of the cluster
+# The fractions of the cluster that a curve shows.
+GRID = tuple(2 ** (-k / 2) for k in range(6, -1, -1))
+_NEAR = 2  # how many sizes above an answer must reach the target, too
+_UNDER = (0.95, 0.98)  # fractions of an answer that are also tried
 
 
 class Holding(NamedTuple):
@@ -47,7 +48,7 @@ class Point(NamedTuple):
     figures: RunFigures | None
 
 
-Measure = Callable[[str, Holding], RunFigures | None]  # of a policy and its holding
+Measure = Callable[[str, Holding], RunFigures | None]  # arguments: name of a policy, holding
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,9 @@ class Target:
             for is_s, wanted_s in ((figures.mean_act_s, self.act_s), (figures.step_s, self.step_s)))
 
     def excess(self, figures: RunFigures) -> float:
-        """By which factor these metrics exceed the bounds, at the worse of the two."""
+        """The factor by which the metrics exceed the bounds; the larger one if there are two
+        bounds.
+        """
         pairs = ((figures.mean_act_s, self.act_s), (figures.step_s, self.step_s))
         return max(is_s / max(wanted_s, 1e-9) for is_s, wanted_s in pairs if wanted_s is not None)
 
@@ -92,7 +95,7 @@ class Scale:
     top: int
 
     def holding(self, level: int) -> Holding:
-        """What is held at a level; what is not searched stays as it is in the cluster."""
+        """The CPUs and GPUs held at a level. A kind that is not searched is held in full."""
         cpus, gpus = (-(-level * amount // self.levels) for amount in self.full)
         return Holding(cpus if self.cpus else self.full.cpus,
                        gpus if self.gpus else self.full.gpus)
@@ -100,7 +103,7 @@ class Scale:
 
 @dataclass
 class SizingResult:
-    """What one policy needs.
+    """The resources that one policy needs.
 
     Attributes:
         policy: Its name.
@@ -119,7 +122,7 @@ class SizingResult:
 
 @dataclass
 class Curve:
-    """One policy, and every size that was measured with CPUs and GPUs in proportion."""
+    """One policy, and all its measured sizes that hold CPUs and GPUs in proportion."""
 
     policy: str
     scale: Scale
@@ -134,7 +137,7 @@ class Curve:
         return self.hold(self.scale.holding(level))
 
     def hold(self, held: Holding) -> RunFigures | None:
-        """The metrics of any holding; each is measured once."""
+        """The metrics of any holding; no holding is measured twice."""
         if held not in self._known:
             self._known[held] = self.measure(self.policy, held)
         return self._known[held]
@@ -167,7 +170,7 @@ def threshold(reaches: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _settle(reaches: Callable[[int], bool], low: int, high: int) -> int:
-    """Bisection; it goes on above a number whose neighbours do not reach the target."""
+    """Bisects; goes on above a number that reaches the target although the next numbers do not."""
     fails = low
     while True:
         below, found = fails, high
@@ -181,7 +184,7 @@ def _settle(reaches: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def grid(scale: Scale) -> list[int]:
-    """The levels that every curve has."""
+    """The levels that are measured for every curve."""
     return sorted({max(1, round(share * scale.levels)) for share in GRID})
 
 
@@ -247,13 +250,14 @@ def full_holding(cluster: Cluster) -> Holding:
 
 
 def scale_of(work: Workload, cluster: Cluster, reserve: int = 0) -> Scale:
-    """What to search for a workload; `reserve` is a session's largest reservation of CPUs."""
+    """The sizes to search for a workload; `reserve` is a session's largest reservation of CPUs."""
     actions = all_actions(work)
     full = full_holding(cluster)
     cpus = full.cpus > 0 and any(a.resource == "cpu" for a in actions)
     gpus = full.gpus > 0 and any(service_of(a.resource) for a in actions)
     levels = min(LEVELS, max(full.cpus if cpus else 0, full.gpus if gpus else 0, 1))
-    spread = 1 if sum(n.count for n in cluster.nodes) == 1 else 2  # sessions do not spread evenly
+    # Sessions do not spread evenly over several nodes.
+    spread = 1 if sum(n.count for n in cluster.nodes) == 1 else 2
     wanted = _most(work, reserve)
     times = max([1, *(math.ceil(spread * most / there) for on, most, there in
                       ((cpus, wanted.cpus, full.cpus), (gpus, wanted.gpus, full.gpus)) if on)])
@@ -261,7 +265,9 @@ def scale_of(work: Workload, cluster: Cluster, reserve: int = 0) -> Scale:
 
 
 def _most(work: Workload, reserve: int) -> Holding:
-    """More units than this are of no use: those of each trajectory's widest turn, all at once."""
+    """The number of units beyond which more are of no use: the sum, over all trajectories, of the
+    units of their widest turns.
+    """
     def wide(turn: WorkloadTurn, wants: Callable[[WorkAction], bool]) -> int:
         return sum(a.degrees[-1] for a in turn.actions if wants(a))
 
@@ -300,7 +306,7 @@ def _filled(room: Sequence[int], amount: int) -> list[int]:
 
 
 def _even(room: Sequence[int], amount: int) -> list[int]:
-    """`amount` in proportion over the first nodes that have room for all of it."""
+    """Divides `amount` in proportion over the first nodes that together have room for all of it."""
     last = next((i for i in range(1, len(room) + 1) if sum(room[:i]) >= amount), len(room))
     total, so_far = max(1, sum(room[:last])), 0
     given: list[int] = []

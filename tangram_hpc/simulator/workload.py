@@ -1,7 +1,7 @@
 """Reads the simulator's inputs: workloads in `tangram-workload/1`, and cluster files.
 
-Every error is one line that names the file, the place in it and what is wrong. Nothing has a
-default that the format does not give it. Times become whole nanoseconds here, rounded once.
+Every error is one line that names the file, the place in it and what is wrong. Only the format's
+own defaults are used. Times become whole nanoseconds here, rounded once.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Cluster(_Model):
     endpoints: tuple[ClusterEndpoint, ...] = ()
 
     def node_specs(self, allocation: str = "") -> list[NodeSpec]:
-        """Each node by its full name, in order; all are of one allocation."""
+        """All nodes with their full names, in order, as nodes of one allocation."""
         names = [(n.name if n.count == 1 else f"{n.name}{i}", n)
                  for n in self.nodes for i in range(n.count)]
         return [NodeSpec(name, name, tuple(range(n.cpus)), n.mem_mib, tuple(range(n.gpus)),
@@ -141,7 +141,7 @@ def _endpoint(e: ClusterEndpoint) -> EndpointSpec:
 
 
 def _micro(amount: float) -> int:
-    """Whole millionths, never more than was written."""
+    """Converts to whole millionths, rounded down."""
     return int(Fraction(str(amount)) * MICRO)
 
 
@@ -153,7 +153,8 @@ def all_actions(work: Workload) -> list[WorkAction]:
 def example(path: Path, kind: str) -> Path:
     """The shipped file of this name, if the name has no suffix and no such file is here.
 
-    `coding-200` is a workload and also its cluster; `kind` is the suffix, `.jsonl` or `.json`.
+    The name `coding-200` stands for a workload and for its cluster; `kind` is the suffix, `.jsonl`
+    or `.json`.
 
     Raises:
         InvalidInput: There is no such file and no such example.

@@ -1,10 +1,10 @@
 """The client of a simulated step: trajectories that wait for the policy, act, and wait for results.
 
-It knows the workload and tells the scheduler no more than a client may: with `oracle` durations an
-action carries its profile, with `learned` ones only its name, resource and degrees. A session is
-requested with a trajectory's first CPU action and closed with its last one. Where sessions reserve
-CPUs (`static:K`) it is requested when the trajectory starts, and the first turn begins when it is
-admitted.
+The client knows the workload, but tells the scheduler no more than a real client can: with `oracle`
+durations an action carries its profile, with `learned` ones only its name, resource and degrees. A
+session is requested with a trajectory's first CPU action and closed with its last one. Where
+sessions reserve CPUs (`static:K`) it is requested when the trajectory starts, and the first turn
+begins when it is admitted.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class TrajectoryState:
         index: Its place in the workload.
         spec: What it does.
         cpu_left: CPU actions that have not ended.
-        early: Whether its session is requested at its start and its actions count as submitted as
-            if the session had been admitted at once (sessions that reserve CPUs).
+        early: Whether its session is requested at its start, because sessions reserve CPUs. The
+            admission time of the session is then subtracted from the submission times of its
+            actions.
         turn: Index of its current turn; -1 before the first.
         open: Actions of this turn that have not ended.
         session: Id of its session; 0 for none.
@@ -64,12 +65,13 @@ class Submission:
 
 
 class WorkloadClient:
-    """All trajectories: what each asks for at an instant, and what follows from an end.
+    """All trajectories: which requests each makes at an instant, and what follows when an action
+    ends.
 
     Attributes:
         left: Trajectories that have not ended.
         step_ns: When the last trajectory ended so far, in ns.
-        moved_at: When something of the workload last happened, in ns.
+        moved_at: When an event of the workload last happened, in ns.
     """
 
     def __init__(self, work: Workload, event_queue: EventQueue, oracle: bool, reserved: bool
@@ -95,7 +97,7 @@ class WorkloadClient:
         return self._of_action[action]
 
     def due(self, state: TrajectoryState) -> tuple[SessionSpec | None, list[Action]]:
-        """What a trajectory asks for at this instant: perhaps a session, perhaps actions."""
+        """The requests of a trajectory at this instant: sessions and actions, or none."""
         self.moved_at = self._event_queue.now
         if state.early and not state.session and state.turn < 0:
             return self._request(state), []
@@ -148,7 +150,7 @@ class WorkloadClient:
         return spec, again
 
     def lost(self, session: int) -> None:
-        """A session's sandbox is lost; the next CPU action requests another session."""
+        """Notes the loss of a session's sandbox; the next CPU action requests another session."""
         state = self._of_session.pop(session, None)
         if state is not None and state.session == session:
             state.session, state.moved = 0, True

@@ -2,8 +2,9 @@
 
 Sandboxes open and close in no time, and orders travel in no time.
 
-Invariants: all events of one instant are applied before anything starts, ends before all others.
-Only `Scheduler.plan` decides what starts. The same input gives the same events on every machine.
+Invariants: all events of one instant are applied before anything starts, and among them ends come
+before all others. Only `Scheduler.plan` decides what starts. The same input gives the same events
+on every machine.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ class SimulationWorld:
         self.scheduler = Scheduler(placer)
         self.event_queue = EventQueue()
         self.client = WorkloadClient(work, self.event_queue, oracle, placer.reserve > 0)
-        self._idle = 0  # instants in a row in which only the placer was asked
-        self.events: list[ev.Event] | None = None  # set to a list to keep them all
+        self._idle = 0  # instants in a row in which only the placer was called
+        # A list to which all events are added; None: not kept.
+        self.events: list[ev.Event] | None = None
         self._runs: dict[int, progress.SimulatedAttempt] = {}  # by lease
         self._log = Log(self.client, self.scheduler.ledger)
         self._opened: list[int] = []  # sessions whose sandbox is being built
@@ -95,14 +97,14 @@ class SimulationWorld:
         scheduler, now = self.scheduler, self.event_queue.now
         while events := scheduler.plan(now):
             for event in events:
-                self._happen(event)
+                self._record_event(event)
             opened, self._opened = self._opened, []
             for session in opened:
-                self._happen(ev.SessionReady(now, session))
+                self._record_event(ev.SessionReady(now, session))
 
     # ---- facts and orders --------------------------------------------------------------------
 
-    def _happen(self, fact: ev.Event) -> None:
+    def _record_event(self, fact: ev.Event) -> None:
         for event in self.scheduler.consequences(fact):
             if self.events is not None:
                 self.events.append(event)
@@ -138,29 +140,29 @@ class SimulationWorld:
     def _finish(self, lease: int, end_at: int) -> None:
         run = self._runs.get(lease)
         if run is None or run.end_at != end_at:
-            return  # it was resized meanwhile
+            return  # the attempt was resized meanwhile
         del self._runs[lease]
         now = self.event_queue.now
         outcome = Outcome(ActionState.COMPLETED, exec_ns=now - run.start)
-        self._happen(ev.LeaseFinished(now, lease, outcome, True))
+        self._record_event(ev.LeaseFinished(now, lease, outcome, True))
         ended, self._ended = self._ended, []
         for action in ended:
             session = self.client.ended(action)
-            self._happen(ev.ActionAcknowledged(now, (action,)))
+            self._record_event(ev.ActionAcknowledged(now, (action,)))
             if session:
-                self._happen(ev.SessionClosing(now, session, ""))
-                self._happen(ev.SessionClosed(now, session, ""))
+                self._record_event(ev.SessionClosing(now, session, ""))
+                self._record_event(ev.SessionClosed(now, session, ""))
 
     def _submit(self, state: TrajectoryState) -> None:
         spec, actions = self.client.due(state)
         ledger, placer = self.scheduler.ledger, self.scheduler.state.placer
         if spec is not None:
             self._refuse(spec.name, refusal_of_session(ledger, placer, spec))
-            self._happen(ev.SessionRequested(self.event_queue.now, spec))
+            self._record_event(ev.SessionRequested(self.event_queue.now, spec))
         for action in actions:
             self._refuse(f"{state.spec.trajectory}.{state.turn} {action.name}",
                          refusal(ledger, placer, action))
-            self._happen(ev.ActionSubmitted(self.event_queue.now, action))
+            self._record_event(ev.ActionSubmitted(self.event_queue.now, action))
 
     def _refuse(self, what: str, why: str) -> None:
         if why:
@@ -169,17 +171,17 @@ class SimulationWorld:
     # ---- the beginning -----------------------------------------------------------------------
 
     def _set_up(self) -> bool:
-        """Nodes, services and endpoints join; returns whether services are loaded at once."""
-        self._happen(ev.ClientJoined(0, CLIENT, "step", "step", 0, 1, "sim"))
+        """Adds nodes, services and endpoints; returns whether services are loaded at once."""
+        self._record_event(ev.ClientJoined(0, CLIENT, "step", "step", 0, 1, "sim"))
         specs = self._cluster.node_specs()
         for number, node in enumerate(specs, 1):
-            self._happen(ev.NodeJoined(0, number, node))
+            self._record_event(ev.NodeJoined(0, number, node))
         services = self._cluster.service_specs(self._work)
         for service in services:
-            self._happen(ev.ServiceDeclared(0, service))
+            self._record_event(ev.ServiceDeclared(0, service))
         for endpoint in self._cluster.endpoint_specs():
-            self._happen(ev.EndpointDeclared(0, endpoint))
-        self._happen(ev.NodesComplete(0, len(specs)))
+            self._record_event(ev.EndpointDeclared(0, endpoint))
+        self._record_event(ev.NodesComplete(0, len(specs)))
         if not services or not isinstance(self.scheduler.state.placer, Static):
             return False
         gpus = [(n, gpu) for n, node in enumerate(specs, 1) for gpu in node.gpus]
@@ -189,5 +191,5 @@ class SimulationWorld:
                                    f"{len(services)} services want a GPU each "
                                    f"and the cluster has {len(gpus)}")
             for number, gpu in assigned:
-                self._happen(ev.ServiceLoaded(0, name, number, (gpu,)))
+                self._record_event(ev.ServiceLoaded(0, name, number, (gpu,)))
         return True

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..domain.slurm import JobOrder, JobRef, JobView, with_remark
+from ..domain.slurm import JobOrder, JobRef, JobView, with_job_comment
 from ..errors import ProtocolError
 from ..ports import SlurmRejected, SlurmTransient
 from .adapter import checked_comment, comment_of, failure, says_over, wanted
@@ -109,7 +109,7 @@ class Pyslurm:
         old = comment_of(await self.query([job], ()))
         if old is not None:
             try:
-                await self._ask({"do": "comment", "job": job, "text": with_remark(old, text)})
+                await self._ask({"do": "comment", "job": job, "text": with_job_comment(old, text)})
                 return
             except SlurmRejected as never:
                 if not says_over(never):

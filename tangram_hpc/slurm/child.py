@@ -116,9 +116,9 @@ class Child:
         try:
             answer = json.loads(line)
         except ValueError:
-            raise ChildGone(f"said what is no answer: {line[:80]!r}") from None
+            raise ChildGone(f"sent a line that is not an answer: {line[:80]!r}") from None
         if not isinstance(answer, dict):
-            raise ChildGone(f"said what is no answer: {line[:80]!r}")
+            raise ChildGone(f"sent a line that is not an answer: {line[:80]!r}")
         return answer
 
     async def _last_words(self, process: asyncio.subprocess.Process) -> str:

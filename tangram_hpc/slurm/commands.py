@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from ..domain.slurm import JobOrder, JobRef, JobView, with_remark
+from ..domain.slurm import JobOrder, JobRef, JobView, with_job_comment
 from ..ports import SlurmRejected, SlurmTransient
 from .adapter import checked_comment, comment_of, failure, says_over, says_unknown, wanted
 from .hostlist import expand
@@ -90,13 +90,13 @@ class Commands:
         if old is not None:
             try:
                 await self._run(["scontrol", "update", f"jobid={job}",
-                                 f"comment={with_remark(old, text)}"])
+                                 f"comment={with_job_comment(old, text)}"])
                 return
             except SlurmRejected as never:
                 if not says_over(never):
                     raise
         output = await self._run(["sacct", "-n", "-X", "-P", "-j", str(job), "-o", "Comment"])
-        new = with_remark(output.partition("\n")[0], text)
+        new = with_job_comment(output.partition("\n")[0], text)
         output = await self._run(["sacctmgr", "-i", "modify", "job", "where", f"jobid={job}", "set",
                                   f"comment={new}"])
         if "nothing modified" in output.lower():

@@ -1,8 +1,8 @@
-"""The gateway's sockets to the broker: one for each rank (serves the gateway's `Pipes`).
+"""The gateway's sockets to the broker: one for each rank (implements the gateway's `Pipes`).
 
 The gateway forwards bytes that it does not read. One thread calls everything here. Dialling blocks,
-so each attempt has a thread of its own, which hands its result over through a queue. What is
-written before a socket is connected waits in its backlog.
+so each attempt has a thread of its own, which hands its result over through a queue. Bytes that are
+written before a socket is connected wait in its backlog.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Pipe:
         sock: the connected socket; None while it is dialled.
         backlog: buffers that wait to be sent.
         paused: whether reading is stopped, because the rank does not keep up.
-        watched: the epoll events for which the socket is registered.
+        watched: the events for which epoll watches the socket.
     """
 
     __slots__ = ("backlog", "name", "paused", "sock", "watched")
@@ -155,7 +155,7 @@ class SocketPipes:
 
     @staticmethod
     def _send_last(pipe: _Pipe, sock: socket.socket) -> None:
-        """Sends what a rank wrote before it closed; its Bye still matters to the broker."""
+        """Sends the last bytes of a rank that closed its pipe, because the broker needs its Bye."""
         try:
             sock.settimeout(0.5)
             sock.sendall(b"".join(pipe.backlog))

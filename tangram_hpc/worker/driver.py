@@ -1,11 +1,11 @@
 """A worker's connection with its broker: messages become orders to the executor, and the executor's
 reports become messages.
 
-The driver decides nothing, runs nothing and does not know what a socket is. It keeps the leases
-that were sent ahead (`domain/lease_queues`) and begins each when its units are free.
+The driver decides nothing, runs nothing and does not know what a socket is. The driver keeps
+prefetched leases (`domain/lease_queues`) and begins each when its units are free.
 
-Invariants: everything that happens in one turn of the loop leaves as one frame. Once
-the worker's end has begun, no message of the broker is handled any more.
+Invariants: everything that happens in one turn of the loop leaves as one frame. Once the worker
+begins to end, it handles no further message of the broker.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from ..domain.outcome import TEXT_MAX, Outcome
 from ..domain.states import ActionState
 from ..errors import ProtocolError
 from ..ports import GIVE_BACK_S, Executor, Link, Reports, Timer
+from ..protocol.frame import BUSY_MESSAGES
+from ..protocol.liveness import PING_S
 from ..protocol.message import (
     PROTOCOL_VERSION,
     AnyMessage,
@@ -47,10 +49,8 @@ from ..protocol.message import (
     WorkerWelcome,
 )
 
-MANY = 16  # with so many messages in a frame, or leases ahead, a worker is busy (`gap_s`)
-BEAT_S = 0.1  # seconds between two AttemptsStarted messages
-PING_S = 2.0  # seconds of silence before a Ping
-AHEAD = 512  # leases that a worker takes ahead on one unit
+REPORT_S = 0.1  # seconds between two AttemptsStarted messages
+AHEAD = 512  # prefetched leases that a worker takes for one unit
 SIGTERM_S = 0.5  # longest time between Slurm's SIGTERM to a command and that to its worker
 
 MakeExecutor = Callable[[Reports, WorkerWelcome], Executor]
@@ -58,8 +58,8 @@ WaitingStart = tuple[StartAttempt, "memoryview | None"]  # an order and its payl
 
 
 def _as_if_by_sigterm(outcome: Outcome) -> bool:
-    """Whether SIGTERM may have ended it: the command itself, a shell's child, or the sandbox
-    process that runs it, which leaves a failure without any status.
+    """Whether SIGTERM may have ended an attempt: its command, a shell's child, or the execution
+    process that ran the command, whose end leaves a failure without any status.
     """
     code, number = outcome.exit_code, outcome.signal
     by_signal = number == signal.SIGTERM or code == 128 + signal.SIGTERM
@@ -70,8 +70,8 @@ class WorkerDriver:
     """One connection of a worker, from its hello to its end; it fills `Reports` for its executor.
 
     Args:
-        job: the job whose broker this must be.
-        spec: what this worker lends.
+        job: the job that the broker must belong to.
+        spec: the units and the memory that this worker lends.
         link: the connection with the broker.
         timer: calls back on the loop.
         make_executor: called once, with the broker's welcome.
@@ -105,14 +105,14 @@ class WorkerDriver:
         self._flushing = False
         self._quiet = True  # nothing was sent since the last ping was due
         self._running: set[int] = set()  # leases without an outcome
-        self._open: set[int] = set()  # leases of which something may be left
+        self._open: set[int] = set()  # leases of which processes may be left
         self._fresh: list[int] = []  # leases whose start is not reported yet
-        self._beating = False
-        self._doubtful: dict[int, bool] = {}  # unreported ends by SIGTERM: whether they are clean
+        self._report_due = False
+        self._unconfirmed: dict[int, bool] = {}  # unreported ends by SIGTERM: are they clean?
         self._queues = LeaseQueues[WaitingStart]()
         self._watched: set[int] = set()  # leases that headed a queue at the last `_tick`
-        self._ahead: set[int] = set()  # leases that the executor took ahead and has not begun
-        self._due: list[WaitingStart] = []  # orders whose turn has come in this turn of the loop
+        self._ahead: set[int] = set()  # prefetched leases that the executor holds
+        self._due: list[WaitingStart] = []  # orders that begin in this turn of the loop
         self._ticking = False
         self._orders: dict[type, Callable[..., None]] = {
             StartAttempt: self._start,
@@ -160,7 +160,7 @@ class WorkerDriver:
         elif isinstance(message, PeerRefused):
             self.stop(message.text)
         elif not isinstance(message, Pong):
-            raise ProtocolError(f"a worker does not take {type(message).__name__}")
+            raise ProtocolError(f"a worker does not expect {type(message).__name__}")
 
     def _start(self, executor: Executor, order: StartAttempt, payload: memoryview | None) -> None:
         if order.lease not in self._open:
@@ -187,9 +187,9 @@ class WorkerDriver:
                 self._begin(self._executor, held)
 
     def _gone(self, lease: int, soon: bool = False) -> None:
-        """Lets the lease that waits for this one's units begin, but not at once, as the executor is
-        in the middle of a step. An executor that announces `settled` saves a turn of the loop,
-        which costs a busy worker a tenth of its time.
+        """Lets the lease behind this one begin, but later, because the executor is in the middle of
+        a step. If the executor announces `settled`, no further turn of the loop is needed, which
+        saves a busy worker a tenth of its time.
         """
         self._open.discard(lease)
         held = self._queues.remove(lease)
@@ -251,7 +251,7 @@ class WorkerDriver:
     # ---- its end ----
 
     def lost(self, reason: str) -> None:
-        """The connection is over: everything that runs is ended, as nobody waits for it here."""
+        """Ends everything that runs, because the connection is over and no broker waits for it."""
         self._end(reason)
 
     def stop(self, reason: str) -> None:
@@ -260,12 +260,12 @@ class WorkerDriver:
             self._end(reason)
 
     def leave(self, reason: str) -> None:
-        """Ends everything because this node goes while the job goes on, and closes the connection.
-        How the leases ended is not reported: the broker starts their actions again elsewhere.
+        """Ends everything because this node leaves the job, and closes the connection. How the
+        leases ended is not reported: the broker starts their actions again elsewhere.
         """
         if not self._over:
             self._send(Leaving(reason))
-            self._link.flush()  # now: what follows may take a while
+            self._link.flush()  # flushed now, because the next steps may take a while
             self._over = True
             if self._executor is not None:
                 self._executor.close()
@@ -291,9 +291,9 @@ class WorkerDriver:
         """Reports the start with the next `AttemptsStarted`; see `ports.Reports`."""
         self._ahead.discard(lease)
         self._fresh.append(lease)
-        if not self._beating:
-            self._beating = True
-            self._timer.after(BEAT_S, self._beat)
+        if not self._report_due:
+            self._report_due = True
+            self._timer.after(REPORT_S, self._beat)
 
     def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
                  soon: bool = False) -> None:
@@ -304,7 +304,7 @@ class WorkerDriver:
         self._running.discard(lease)
         self._ahead.discard(lease)
         if payload is None and _as_if_by_sigterm(outcome):
-            self._doubtful[lease] = clean
+            self._unconfirmed[lease] = clean
             self._timer.after(SIGTERM_S, lambda: self._tell_after_all(lease, outcome))
         else:
             self._tell_end(lease, outcome, payload, clean, soon)
@@ -315,7 +315,7 @@ class WorkerDriver:
             self._begin_due()
 
     def _tell_after_all(self, lease: int, outcome: Outcome) -> None:
-        self._tell_end(lease, outcome, None, self._doubtful.pop(lease))
+        self._tell_end(lease, outcome, None, self._unconfirmed.pop(lease))
 
     def _tell_end(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
                   soon: bool = False) -> None:
@@ -325,14 +325,14 @@ class WorkerDriver:
 
     def released(self, lease: int) -> None:
         """Reports that nothing of the lease is left; see `ports.Reports`."""
-        if lease in self._doubtful:
-            self._doubtful[lease] = True
+        if lease in self._unconfirmed:
+            self._unconfirmed[lease] = True
             return
         self._gone(lease)
         self._send(Released(lease))
 
     def returned(self, lease: int) -> None:
-        """Returns the lease to the broker, and all leases that wait behind it here."""
+        """Returns the lease to the broker, and all leases that wait behind it on this worker."""
         behind = self._queues.behind(lease)
         for each in behind:
             self._queues.remove(each)
@@ -358,10 +358,10 @@ class WorkerDriver:
         """Reports that the session's files are in the store; see `ports.Reports`."""
         self._send(SandboxPacked(session, files))
 
-    # ---- on its own beat ----
+    # ---- periodic reports ----
 
     def _beat(self) -> None:
-        self._beating = False
+        self._report_due = False
         running = tuple(lease for lease in self._fresh if lease in self._running)
         self._fresh.clear()
         if running:
@@ -386,7 +386,7 @@ class WorkerDriver:
             self._timer.after(0, self._flush)
 
     def _flush(self) -> None:
-        busy = self._said >= MANY or (self._said and (self._queues or self._ahead))
+        busy = self._said >= BUSY_MESSAGES or (self._said and (self._queues or self._ahead))
         self._flushing = bool(busy) and self._gap_s > 0
         self._said = 0
         if not self._over:

@@ -152,7 +152,7 @@ def test_what_is_wrong_is_said_in_one_line(cluster: LocalCluster) -> None:
         with pytest.raises(tangram_hpc.InvalidInput) as told:
             cluster.register_rollouts("p", fields)
         assert str(told.value).startswith(text) and "\n" not in str(told.value)
-    with pytest.raises(tangram_hpc.InvalidInput, match="declared already, and not like this"):
+    with pytest.raises(tangram_hpc.InvalidInput, match="declared already with other values"):
         cluster.register_rollouts("right", {**POOL, "worth": 2})
     with pytest.raises(tangram_hpc.InvalidInput, match="generated: -1 is not a whole number"):
         cluster.rollout("right", "sample", trajectory="x", prompt=1, context=1, generated=-1)

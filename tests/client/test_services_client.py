@@ -77,7 +77,7 @@ def test_what_is_wrong_is_said_in_one_line(cluster: LocalCluster) -> None:
         with pytest.raises(tangram_hpc.InvalidInput) as told:
             cluster.register_service("bad", fields)
         assert str(told.value).startswith(text) and "\n" not in str(told.value)
-    with pytest.raises(tangram_hpc.InvalidInput, match="declared already, and not like this"):
+    with pytest.raises(tangram_hpc.InvalidInput, match="declared already with other values"):
         cluster.register_service("a", {**FAKE, "batch": 3})
     with pytest.raises(tangram_hpc.InfeasibleRequest, match="no service 'nobody' is declared"):
         cluster.call("nobody", "score").result(10)

@@ -82,7 +82,7 @@ class Story:
             self._now += self._pick((1, S // 10, S // 2, S))
             self._pick(moves)()
             self._plan()
-        self._happen("broker-stopped", "the story is over")
+        self._record_event("broker-stopped", "the story is over")
         return self
 
     # ---- what happens --------------------------------------------------------------------------
@@ -99,39 +99,39 @@ class Story:
         return often + now_and_then * 2 + seldom
 
     def _begin(self) -> None:
-        self._happen("broker-started", "4711", self._placer, "none", "user", "0.1.0")
+        self._record_event("broker-started", "4711", self._placer, "none", "user", "0.1.0")
         degree = 1 if self._placer.startswith("static") else 2  # static deals single GPUs
         for service in (["judge", 2 * S, 1024, 0, "fake", b"", list(range(1, degree + 1)), 4, S],
                         ["critic", S, 2048], *([name, S, 0, 0, "fake", b"", [degree], 4]
                                                for name, degree in (("roll-short", 1),
                                                                     ("roll-long", degree)))):
-            self._happen("service-declared", service)
-        self._happen("endpoint-declared", ["search", 2, 3_000_000, 2_000_000])
-        self._happen("rollouts-declared", _pool(degree))
+            self._record_event("service-declared", service)
+        self._record_event("endpoint-declared", ["search", 2, 3_000_000, 2_000_000])
+        self._record_event("rollouts-declared", _pool(degree))
         if self._with_prior:
-            self._happen("rollout-prior-loaded", "pool", _tree(), b"")
-        self._happen("allocations-allowed", _POLICY)
+            self._record_event("rollout-prior-loaded", "pool", _tree(), b"")
+        self._record_event("allocations-allowed", _POLICY)
         for _ in range(3):
             self._join_node()
-        self._happen("nodes-complete", 3)
-        self._happen("service-loaded", "critic", 1, [3])
+        self._record_event("nodes-complete", 3)
+        self._record_event("service-loaded", "critic", 1, [3])
         for _ in range(2):
             self._join_client()
 
     def _restart(self) -> None:
         """Another broker goes on with the journal."""
-        self._happen("broker-started", "4711", self._placer, "batch", "user", "0.1.0")
+        self._record_event("broker-started", "4711", self._placer, "batch", "user", "0.1.0")
         self._away.clear()
         for _ in range(3):
             self._join_node()
-        self._happen("nodes-complete", 3)
+        self._record_event("nodes-complete", 3)
         self._join_client()
 
     def _join_client(self) -> None:
         number = max(self._clients, default=0) + 1 if self._clients else 1
         number = max(number, 1 + max((e[2] for e in self._told("client-joined")), default=0))
         self._clients[number] = 0
-        self._happen("client-joined", number, f"uid-{number}", f"rank-{number}", number, 2,
+        self._record_event("client-joined", number, f"uid-{number}", f"rank-{number}", number, 2,
                      self._pick(("socket", "mpi")))
 
     def _leave(self) -> None:
@@ -139,13 +139,13 @@ class Story:
         if len(here) > 1:
             gone = self._pick(here)
             self._away.add(gone)
-            self._happen("client-left", gone, self._pick((True, False)), self._now + 5 * S)
+            self._record_event("client-left", gone, self._pick((True, False)), self._now + 5 * S)
 
     def _come_back(self) -> None:
         if self._away:
             back = self._pick(sorted(self._away))
             self._away.discard(back)
-            self._happen("client-joined", back, f"uid-{back}", "again", back, 2, "socket")
+            self._record_event("client-joined", back, f"uid-{back}", "again", back, 2, "socket")
         elif len(self._clients) < 2:
             self._join_client()
 
@@ -162,42 +162,42 @@ class Story:
                 self._now + 900 * S if number % 3 else 0, ["process"], ["process"], 2, "",
                 allocation, "counted", [[4, 4]] if cpus == 8 else []]
         self._nodes[number] = spec
-        self._happen("node-joined", number, spec)
+        self._record_event("node-joined", number, spec)
 
     def _lose_node(self) -> None:
         if len(self._nodes) > 2:
-            self._happen("node-lost", self._pick(sorted(self._nodes)), "it fell silent")
+            self._record_event("node-lost", self._pick(sorted(self._nodes)), "it fell silent")
 
     def _drain_node(self) -> None:
         if len(self._nodes) > 3:
-            self._happen("node-draining", self._pick(sorted(self._nodes)), "maintenance")
+            self._record_event("node-draining", self._pick(sorted(self._nodes)), "maintenance")
         else:
             self._join_node()
 
     def _end_told(self) -> None:
         ends = self._now + self._pick((30, 300, 900)) * S
-        self._happen("allocation-end-asked", "4711", self._now + 3 * S)
-        self._happen("allocation-end-told", "4711", ends)
+        self._record_event("allocation-end-asked", "4711", self._now + 3 * S)
+        self._record_event("allocation-end-told", "4711", ends)
 
     def _ask_allocation(self, alloc: int) -> None:
         """Slurm's answer to a request, sooner or later."""
         if self._pick((0, 1, 2)) == 0:
-            self._happen("allocation-refused", alloc, "QOSMaxJobs", self._now + 5 * S)
+            self._record_event("allocation-refused", alloc, "QOSMaxJobs", self._now + 5 * S)
             return
         self._job_number += 1
         job = str(self._job_number)
         self._allocs[alloc] = job
-        self._happen("allocation-queued", alloc, job)
+        self._record_event("allocation-queued", alloc, job)
         self._now += S
-        self._happen("allocation-held", alloc, self._now)
+        self._record_event("allocation-held", alloc, self._now)
         self._join_node(job, 4)
 
     def _end_allocation(self, alloc: int, nodes: list[int]) -> None:
         for node in nodes:
             if node in self._nodes:
-                self._happen("node-lost", node, "given back")
+                self._record_event("node-lost", node, "given back")
         if self._allocs.pop(alloc, ""):
-            self._happen("allocation-ended", alloc, "given back", self._now)
+            self._record_event("allocation-ended", alloc, "given back", self._now)
 
     # ---- actions -------------------------------------------------------------------------------
 
@@ -233,22 +233,22 @@ class Story:
         """Submits an action; of a session, its own client does."""
         owner = session >> _COUNTER_BITS if session else self._someone()
         if owner:
-            self._happen("action-submitted", [self._id(owner), *fields])
+            self._record_event("action-submitted", [self._id(owner), *fields])
 
     def _cancel(self) -> None:
         if self._actions:
             action = self._pick(sorted(self._actions))
-            self._happen("action-cancelled", action, "its client wanted it")
+            self._record_event("action-cancelled", action, "its client wanted it")
 
     def _acknowledge(self) -> None:
         ended, self._ended = self._ended[:8], self._ended[8:]
         if ended:
-            self._happen("action-acknowledged", ended)
+            self._record_event("action-acknowledged", ended)
 
     def _start_leases(self) -> None:
         for lease, grant in list(self._leases.items()):
             if not grant[9] and self._draw(2):
-                self._happen("lease-started", lease)
+                self._record_event("lease-started", lease)
 
     def _finish(self, state: str = "") -> None:
         """The attempt of some lease that has begun is over."""
@@ -268,22 +268,22 @@ class Story:
         outcome = [state, int(state == "FAILED"), 0, ran, ran // 2, 2048, reason, "process",
                    "counted", grant[8] // 2, 1 + self._draw(3) * on_gpus, -1, -1, -1, 0, 0, 0,
                    self._draw(9000)]
-        self._happen("lease-finished", lease, outcome, clean)
+        self._record_event("lease-finished", lease, outcome, clean)
         if not clean:
             self._dirty.append(lease)
 
     def _clean(self) -> None:
         dirty, self._dirty = self._dirty, []
         for lease in dirty:
-            self._happen("lease-released", lease)
+            self._record_event("lease-released", lease)
 
     def _give_back_lease(self) -> None:
         behind = [lease for lease, grant in self._leases.items() if grant[9] in self._leases]
         if behind:
-            self._happen("lease-returned", self._pick(behind))
+            self._record_event("lease-returned", self._pick(behind))
 
     def _throttle(self) -> None:
-        self._happen("endpoint-throttled", "search", self._now + 2 * S, self._now - 1,
+        self._record_event("endpoint-throttled", "search", self._now + 2 * S, self._now - 1,
                      1 + self._draw(2))
 
     # ---- sessions, rollouts, time --------------------------------------------------------------
@@ -294,40 +294,40 @@ class Story:
             return
         origins = [s for s in self._open_sessions() if s >> _COUNTER_BITS == owner]
         origin = self._pick([0, 0, *origins])
-        self._happen("session-requested", [
+        self._record_event("session-requested", [
             self._id(owner), "sandbox", self._pick((64, 512, 2048)), "", self._draw(3) == 0, "", "",
             False, 0, True, "stop", origin, 20 * S * self._draw(2), -1, self._draw(2) > 0])
 
     def _close_session(self) -> None:
         if self._sessions:
             session = self._pick(sorted(self._sessions))
-            self._happen("session-closing", session, "")
+            self._record_event("session-closing", session, "")
 
     def _renew(self) -> None:
         if self._sessions:
-            self._happen("session-renewed", self._pick(sorted(self._sessions)))
+            self._record_event("session-renewed", self._pick(sorted(self._sessions)))
 
     def _tool(self) -> None:
         owner = self._someone()
         if owner:
-            self._happen("tool-returned", owner, "pool", f"t{self._draw(6)}",
+            self._record_event("tool-returned", owner, "pool", f"t{self._draw(6)}",
                          self._pick(("python", "search")), self._draw(20_000), self._draw(2))
 
     def _trajectory_ends(self) -> None:
         owner = self._someone()
         if owner:
-            self._happen("trajectory-ended", owner, "pool", f"t{self._draw(6)}",
+            self._record_event("trajectory-ended", owner, "pool", f"t{self._draw(6)}",
                          self._draw(2000) - 1, self._draw(4))
 
     def _close_rollouts(self) -> None:
         if self._draw(2):
-            self._happen("rollout-service-closed", "pool", "roll-long", self._now + 4 * S)
+            self._record_event("rollout-service-closed", "pool", "roll-long", self._now + 4 * S)
         else:
-            self._happen("rollout-service-tried", "pool", "roll-long")
+            self._record_event("rollout-service-tried", "pool", "roll-long")
 
     def _stall(self) -> None:
         self._now += 4 * S
-        self._happen("broker-stalled", 4 * S)
+        self._record_event("broker-stalled", 4 * S)
 
     def _rest(self) -> None:
         """Nothing happens until the scheduler's own deadline."""
@@ -335,7 +335,7 @@ class Story:
 
     # ---- the scheduler -------------------------------------------------------------------------
 
-    def _happen(self, tag: str, *fields: Any) -> None:
+    def _record_event(self, tag: str, *fields: Any) -> None:
         self._apply(msgspec.convert([tag, self._now, *fields], where.find("AnyEvent")))
 
     def _apply(self, fact: Any) -> None:
@@ -380,19 +380,19 @@ class Story:
     def _opened(self, node: int, spec: Any) -> None:
         session = msgspec.to_builtins(spec)[0]
         if self._draw(8) == 0:
-            self._happen("session-closed", session, "its image is not there")
+            self._record_event("session-closed", session, "its image is not there")
         elif self._sessions.get(session) == "opening":
-            self._happen("session-ready", session)
+            self._record_event("session-ready", session)
 
     def _closed(self, node: int, session: int) -> None:
         for lease, grant in list(self._leases.items()):
             if lease in self._leases and self._actions.get(grant[3], [0] * 8)[7] == session:
                 self._end_lease(lease, "CANCELLED", "")
         if session in self._sessions:
-            self._happen("session-closed", session, "")
+            self._record_event("session-closed", session, "")
 
     def _packed(self, node: int, session: int) -> None:
-        self._happen("session-packed", session, f"digest-{session}")
+        self._record_event("session-packed", session, f"digest-{session}")
 
     def _note(self, told: list[Any]) -> None:
         """Keeps what the next steps need to know."""

@@ -356,7 +356,7 @@ def test_a_pool_that_is_wrong_is_refused_and_the_same_again_is_nothing() -> None
             ({"buckets": [{"services": "s0", "upto": 9}, {"services": "s1", "upto": 9},
                           {"services": "big"}]}, "upto: [9, 9] must ascend"),
             ({"buckets": [{"services": "s0", "degree": 2}]}, "degree: service 's0' runs on [1]"),
-            ({"payload_edges": (5, 5)}, "payload_edges [5, 5]: ascending")):
+            ({"payload_edges": (5, 5)}, "payload_edges [5, 5]: must be ascending")):
         facts, why = declaration_of_rollouts(world.ledger, rollouts_spec("q", {**POOL, **fields}),
                                              0)
         assert facts == [] and why.startswith(f"rollouts q: {text}"), why

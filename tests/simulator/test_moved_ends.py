@@ -38,7 +38,7 @@ from tangram_hpc.simulator.event_queue import EventQueue
 from tangram_hpc.simulator.machine import Machine
 from tangram_hpc.simulator.message_world import Growth
 from tangram_hpc.simulator.network import (
-    BEAT,
+    CYCLE,
     DELIVERY,
     FLUSH,
     MemoryJournal,
@@ -95,7 +95,7 @@ class Job:
         self.told: dict[int, ActionState] = {}
         self.broker = Broker(
             self.scheduler, MemoryJournal(self.events.append), self.event_queue,
-            SimulatedTimer(self.event_queue, BEAT), Settings("7", "", len(ends), **settings),
+            SimulatedTimer(self.event_queue, CYCLE), Settings("7", "", len(ends), **settings),
             lambda: None,
             slurm=self.slurm)  # type: ignore[arg-type]
         self.broker.start()
@@ -379,7 +379,7 @@ def test_satellites_limits_move_in_the_simulator_too(limit_s: int) -> None:
         for job in slurm.jobs_run():
             slurm.change_limit(job, limit_s * S)
 
-    world.event_queue.put(40 * S, BEAT, change)
+    world.event_queue.put(40 * S, CYCLE, change)
     world.run()
     assert slurm.jobs_run()
     told = [e for e in world.kept if isinstance(e, ev.AllocationEndTold)]

@@ -11,7 +11,7 @@ from tangram_hpc.accounting.record import Fold, fold
 from tangram_hpc.accounting.summary import TEXT_MAX, summary
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.outcome import Outcome
-from tangram_hpc.domain.slurm import COMMENT_MAX, JobView, with_remark
+from tangram_hpc.domain.slurm import COMMENT_MAX, JobView, with_job_comment
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.ports import SlurmRejected, SlurmTransient
 from tangram_hpc.slurm.adapter import failure
@@ -62,8 +62,8 @@ def test_a_summary_is_never_too_long() -> None:
     ("tangram: a=0 b=2", "tangram: a=1"), ("grant 7; tangram: a=0", "grant 7; tangram: a=1"),
     ("grant 7;  ", "grant 7; tangram: a=1")])
 def test_others_words_stay(old: str, new: str) -> None:
-    assert with_remark(old, "a=1") == new
-    assert with_remark(new, "a=1") == new
+    assert with_job_comment(old, "a=1") == new
+    assert with_job_comment(new, "a=1") == new
 
 
 @pytest.mark.parametrize(("text", "names"), [

@@ -18,11 +18,12 @@ from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import ProtocolError
 from tangram_hpc.ports import SandboxSettings
 from tangram_hpc.protocol import message as ms
+from tangram_hpc.protocol.liveness import PING_S
 from tangram_hpc.protocol.payload import ExecCall, decode, encode
 from tangram_hpc.resources.cpu import affinity
 from tangram_hpc.sandbox.manager.sandbox_executor import SandboxExecutor
 from tangram_hpc.storage.store import FolderStore
-from tangram_hpc.worker.driver import BEAT_S, PING_S, SIGTERM_S, WorkerDriver
+from tangram_hpc.worker.driver import REPORT_S, SIGTERM_S, WorkerDriver
 
 SPEC = NodeSpec("n1", "host", (0, 1), 1024)
 DONE = Outcome(ActionState.COMPLETED)
@@ -144,8 +145,8 @@ def test_started_is_told_of_what_still_runs_on_the_beat() -> None:
         rig.start(lease)
         rig.driver.started(lease)
     rig.driver.finished(2, DONE, None, True)
-    rig.hand.turn(BEAT_S)
-    rig.hand.turn(BEAT_S)
+    rig.hand.turn(REPORT_S)
+    rig.hand.turn(REPORT_S)
     assert [m for m in rig.wire.said()
             if isinstance(m, ms.AttemptsStarted)] == [ms.AttemptsStarted((1, 3))]
 

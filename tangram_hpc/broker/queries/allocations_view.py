@@ -1,4 +1,6 @@
-"""Pure. The view of allocations: held, requested and refused ones, recent decisions, and why."""
+"""Pure. The view of allocations: held, requested and refused ones, and recent decisions with
+reasons.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _S = 1e9
 
 
 def allocations(scheduler: Scheduler, satellites: Satellites, now: int) -> dict[str, Any]:
-    """Returns the view; empty where the user allows no satellites and no nodes came or went."""
+    """Returns the view; empty if the user allows no satellites and no allocation has changed."""
     ledger = scheduler.ledger
     allocs, policy = ledger.allocs, ledger.allocs.policy
     if not (policy.max_nodes or policy.idle_ns or allocs.asks):

@@ -1,7 +1,8 @@
-"""Pure. `tangram explain`: why one action or session waits, behind what, when it should start.
+"""Pure. `tangram explain`: why an action or session waits, what is in front of it, and its
+forecast.
 
-Nothing here changes the state. Lists are cut to a length that a person reads, and their full counts
-stand beside them.
+Nothing here changes the state. Lists are cut to a length that a person can read, and their full
+lengths are given, too.
 """
 
 from __future__ import annotations
@@ -110,8 +111,9 @@ def _shapes(ahead: list[ActionEntry]) -> list[tuple[tuple[str, str, tuple[int, .
 
 
 def _ahead(scheduler: Scheduler, entry: ActionEntry) -> list[ActionEntry]:
-    """Returns the actions in front: those of its session while that is busy or not open, else
-    those in its pool of units."""
+    """Returns the actions in front: those of the same session while it is busy or not open, else
+    those in the same pool of units.
+    """
     ledger, action = scheduler.ledger, entry.action
     session = ledger.sessions.get(action.session)
     if action.id not in ledger.ready:

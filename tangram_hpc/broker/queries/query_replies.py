@@ -1,6 +1,6 @@
 """Pure. The broker's replies to queries, as `tangram info`, `tangram explain` and the like send.
 
-Nothing here changes the state. An unknown query gets a line that names the known ones.
+Nothing here changes the state. The reply to an unknown query is a line that names the known ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def reply_to(ask: Query, scheduler: Scheduler, job: str, slurm: Slurm | None,
         return explain(scheduler, now, ask.argument)
     view = _VIEWS.get(ask.what)
     if view is None:
-        return {"error": f"{ask.what!r} is not a question; ask {', '.join(_VIEWS)}, explain"}
+        return {"error": f"{ask.what!r} is not a query; known are {', '.join(_VIEWS)}, explain"}
     reply = view(scheduler, job, now)
     if ask.what == "info":
         reply["elastic"] = allocations(scheduler, satellites, now)

@@ -1,4 +1,4 @@
-"""Pure. The view of rollout pools and of single turns. Changes nothing."""
+"""Pure. Makes the views of rollout pools and of single turns."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The views `info`, `nodes`, `services` and `pending` of a broker's state. Pure.
+"""Makes the views `info`, `nodes`, `services` and `pending` of a broker's state. Pure.
 
-They are made of plain values for JSON, and nothing here changes the state.
+The views are plain values for JSON, and making them changes nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def _endpoint(ledger: Ledger, entry: EndpointEntry, now: int) -> dict[str, Any]:
 
 
 def slurm_calls(calls: SlurmCalls, now: int) -> dict[str, Any]:
-    """Returns the counts of the broker's calls to Slurm; `closed_s`: it makes none for so long."""
+    """Returns the counts of the broker's calls to Slurm; it makes none for the next `closed_s`
+    seconds.
+    """
     return {
         "filling": calls.adapter, "submits": calls.submits, "queries": calls.queries,
         "cancels": calls.cancels, "comments": calls.comments, "failed": calls.failed,
@@ -105,7 +107,9 @@ def services(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
 
 
 def pending(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
-    """Returns every action and session that waits, the reason, and for how long."""
+    """Returns every action and session that waits, with the reason and the time for which it has
+    waited.
+    """
     ledger, reserve = scheduler.ledger, scheduler.state.placer.reserve
     return {
         "pending": [

@@ -168,7 +168,8 @@ def figures(plan: RunPlan, told: dict[str, Any]) -> dict[str, Any]:
     told_router = {"router": _routed(told)} if told["router"] else {}
 
     def middle(name: str) -> float:
-        return statistics.median(step[name] for step in steps[1:])
+        value: float = statistics.median(step[name] for step in steps[1:])
+        return value
 
     return {
         "pool": plan.pool, "routed": plan.router, "steps": len(steps),

@@ -1,12 +1,12 @@
-"""Pure. Which gradient payloads are added to a core's sum, and who computes which samples.
+"""Pure. Decides which gradient payloads a core adds, and which replica computes which samples.
 
 Replicas die and come late, so a core may receive gradients that belong to another step or plan.
 Each payload carries a header, and it is added only if the header agrees with the plan of the
 running step.
 
-Invariants: a payload is added completely or not at all, at most once, and only under the plan it
-was computed under. Every refusal has a reason, so that refusals can be counted. Every sample of a
-step has one owner; the core computes the samples of a replica whose payload does not arrive.
+Invariants: a payload is added completely or not at all, at most once, and only in the step whose
+plan its header names. Every refusal has a reason, so that refusals can be counted. Every sample of
+a step has one owner; the core computes the samples of a replica whose payload does not arrive.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GradientFilter:
         return [n for n in self._open if self._samples[self._given[n]]]
 
     def evict(self, replica: int, generation: int) -> None:
-        """From now on nothing of this replica in this generation is added."""
+        """Refuses every later payload of this replica in this generation."""
         contributor = self._given.get(replica)
         if contributor is not None and contributor.generation == generation:
             self._open.pop(replica, None)

@@ -8,10 +8,10 @@ members have reported the stage before; a failure, a timeout or a cancellation a
 the whole replica back to rollout.
 
 Invariants: a replica begins and stops counting only between two steps, except that `EvictReplica`
-ends it at once. An event of another generation, stage or incarnation changes nothing. The core's
-GPUs are fixed and never named in an order. A GPU leaves rollout when its server has confirmed
-REQUESTED, and serves again when its trainer has confirmed RETURNING or is dead: so no GPU is ever
-in two roles.
+ends it at once. An event that names another generation, stage or incarnation than the present one
+changes nothing. The core's GPUs are fixed and never named in an order. A GPU leaves rollout when
+its server has confirmed REQUESTED, and serves again when its trainer has confirmed RETURNING or is
+dead: so no GPU is ever in two roles.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Member:
 
 @dataclass(slots=True)
 class _Replica:
-    """One replica and where it is on its way.
+    """One replica, and the progress of its join or return.
 
     Attributes:
         number: Its place in the pool's list of replicas.
@@ -70,10 +70,11 @@ class _Replica:
         generation: How many joins it has begun.
         core: The core that it helps in this join.
         joined: Whether this join has reached ACTIVE.
-        reason: Why it goes back; empty while it does not.
+        reason: Why it goes back to rollout; empty while it does not go back.
         deadline: When the current state times out, in ns; 0 for never.
         not_before: The first step at which it may be asked to join again.
-        waits_for: Members that have not done the current stage, in order; values are unused.
+        waits_for: Members that have not yet completed the current stage, in order; values are
+            unused.
     """
 
     number: int
@@ -97,13 +98,13 @@ class HybridPool:
 
     Args:
         rules: Thresholds and timeouts.
-        core_training: The GPUs of each core; all cores have as many.
+        core_training: The GPUs of each core; all cores have equally many.
         core_rollout: GPUs that always serve rollouts.
         replicas: The members' GPUs of each hybrid replica. A replica is LOST until `MemberUp` has
             arrived for each of them.
 
     Raises:
-        InvalidInput: A GPU is named twice, or a replica has not as many GPUs as a core.
+        InvalidInput: A GPU is named twice, or a replica has more or fewer GPUs than a core.
     """
 
     def __init__(self, rules: PoolRules, core_training: Sequence[Sequence[int]],
@@ -120,7 +121,7 @@ class HybridPool:
         self._step, self.epoch, self.ignored = -1, 0, 0
         self._orders: list[AnyOrder] = []
 
-    # ---- questions ----
+    # ---- queries ----
 
     def roles(self) -> dict[int, Role]:
         """The role of each GPU."""
@@ -137,7 +138,8 @@ class HybridPool:
         return self._replicas[replica].state
 
     def rests(self, replica: int) -> bool:
-        """Whether a replica is in rollout and not yet asked again because its last join failed."""
+        """Whether a replica is in rollout and may not join again yet, because its last join failed.
+        """
         one = self._replicas[replica]
         return one.state is R.ROLLOUT and max(0, self._step) < one.not_before
 
@@ -146,7 +148,7 @@ class HybridPool:
         return self._replicas[replica].generation
 
     def next_deadline(self) -> int | None:
-        """When `tick` next has something to do if no event arrives, in ns; None for never."""
+        """When `tick` has to be called next if no event arrives, in ns; None for never."""
         return min((r.deadline for r in self._replicas if r.deadline), default=None)
 
     # ---- events ----
@@ -178,7 +180,7 @@ class HybridPool:
         return self._taken()
 
     def tick(self, now: int) -> list[AnyOrder]:
-        """Rolls back, or kills, whatever has exceeded its deadline at `now`."""
+        """Rolls back replicas, and kills members, that have exceeded their deadlines at `now`."""
         for replica in self._replicas:
             if not replica.deadline or now < replica.deadline:
                 continue
@@ -212,7 +214,7 @@ class HybridPool:
         return True
 
     def _lose(self, number: int, reason: str, now: int) -> None:
-        """Marks a member as dead and brings its replica back, or to LOST."""
+        """Marks a member as dead, and moves its replica to RETURNING or LOST."""
         replica = self._home[number]
         self._members[number].alive = False
         replica.waits_for.pop(number, None)
@@ -242,7 +244,7 @@ class HybridPool:
                 or event.generation != replica.generation):
             return False
         if replica.state not in _JOINING | _COUNTS:
-            return False  # it failed before it received the order to return
+            return False  # the member failed before it received the order to return
         self._roll_back(replica, f"member {event.member}: {event.reason}", now)
         return True
 
@@ -281,7 +283,7 @@ class HybridPool:
         self._maybe_home(replica, now)
 
     def _maybe_home(self, replica: _Replica, now: int) -> None:
-        """Ends the return when no member is waited for."""
+        """Ends the return if all members have reported it as done."""
         if replica.waits_for:
             return
         whole = all(self._members[m].alive for m in replica.members)
@@ -315,11 +317,11 @@ class HybridPool:
     def _begin(self, step: int, version: int, now: int) -> None:
         self._step = step
         for replica in self._replicas:
-            if replica.state is R.LEAVING:  # it goes back, whatever the target is now
+            if replica.state is R.LEAVING:  # the replica goes back, whatever the target is now
                 self._return(replica, replica.reason, now)
         self._follow_target(now)
         for replica in self._replicas:
-            if replica.state is R.LEAVING:  # it was told to leave just now, at this boundary
+            if replica.state is R.LEAVING:  # the replica was told to leave at this boundary
                 self._return(replica, replica.reason, now)
             elif replica.state is R.ACTIVATING:
                 self._to(replica, R.ACTIVE, 0)
@@ -332,10 +334,11 @@ class HybridPool:
         self._order(StepPlan(step, version, self.epoch, counting, following))
 
     def _follow_target(self, now: int) -> None:
-        """Asks replicas to join, or sends them back, until as many are in training as wanted."""
+        """Asks replicas to join, or sends them back, until the wanted number is in training."""
         wanted = self._target.settle(self._step, self._spare())
         inside = [r for r in self._replicas if r.state in _JOINING or r.state is R.ACTIVE]
-        for replica in self._replicas:  # keeping a replica that was about to leave costs nothing
+        # First keep replicas that were about to leave, which costs nothing.
+        for replica in self._replicas:
             if (len(inside) < wanted and replica.state is R.LEAVING
                     and self._step >= replica.not_before):
                 self._to(replica, R.ACTIVE, 0)

@@ -1,4 +1,4 @@
-"""Pure. How many replicas training should have, decided from the last measured signal.
+"""Pure. Decides from the last measured signal how many replicas training should have.
 
 If training is the longer stage, spare replicas are lent to it; if rollout is, they go back. Between
 the two thresholds the number stays as it is (hysteresis), so replicas do not come and go each step.
@@ -18,8 +18,7 @@ from ...errors import InvalidInput
 
 @dataclass(frozen=True)
 class PoolRules:
-    """What a site may set for the pool. Defaults are those of Libra's released code, except the
-    last four.
+    """The settings of the pool. Defaults are those of Libra's released code, except the last four.
 
     Attributes:
         ttl_steps: For how many train_steps a signal counts.
@@ -31,8 +30,8 @@ class PoolRules:
         stage_timeout_ns: How long a replica may take for one stage of a join, and for its return.
         boundary_timeout_ns: How long a replica may wait for the next step to begin or to end.
         cooldown_steps: Least number of steps between two changes of the wanted number. High
-            pressure and an expired signal do not wait for it.
-        retry_steps: For how many steps a replica is not asked again after its join failed.
+            pressure and an expired signal change the number at once.
+        retry_steps: For how many steps a replica does not join again after its join failed.
     """
 
     ttl_steps: int = 20
@@ -75,7 +74,8 @@ class ReplicaTarget:
         self.wanted = 0
 
     def update(self, signal: PipelineSignal) -> bool:
-        """Takes a signal; returns False, and keeps the last one, if it is not newer."""
+        """Takes over a signal; returns False, and ignores it, if it is not newer than the last one.
+        """
         if self._signal is not None and signal.version <= self._signal.version:
             return False
         self._signal = signal
@@ -90,7 +90,7 @@ class ReplicaTarget:
         return min(self.wanted, spare)
 
     def _target(self, step: int, spare: int) -> tuple[int, bool]:
-        """The wanted number, and whether the change may not wait for the cooldown."""
+        """The wanted number, and whether the change is made in spite of the cooldown."""
         signal, rules = self._signal, self._rules
         if signal is None or step - signal.step > rules.ttl_steps:
             return 0, True

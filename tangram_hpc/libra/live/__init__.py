@@ -1,4 +1,5 @@
-"""Libra in a trainer's processes: the hybrid pool over sockets, and cost models in other programs.
+"""Carries Libra out in a trainer's processes: the hybrid pool over sockets, and external cost
+models.
 
 Which replica moves when is decided in `libra/hybrid`; this package only carries it out. The trainer
 hands in its own communicator, which is used and never changed, so mpi4py is not imported here. The

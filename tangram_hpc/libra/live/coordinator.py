@@ -7,9 +7,10 @@ else decides that.
 
 The coordinator's own process may be stopped (SIGSTOP, `scontrol suspend`), or its threads may not
 get to run. On waking it would find every member silent and every stage overdue, although their
-messages lie unread in its sockets. Its time is therefore the time in which it ran: the pool and the
-liveness of members are given the clock's time less all stalls (`protocol/liveness.py`), and after a
-stall nobody is judged before the receiving threads had one tick to read what has arrived.
+messages lie unread in its sockets. The coordinator therefore measures only the time in which it
+ran: the pool and the liveness of members get the clock's time less all stalls
+(`protocol/liveness.py`). After a stall no member is declared lost before the receiving threads had
+one tick to read what has arrived.
 """
 
 from __future__ import annotations
@@ -42,26 +43,26 @@ from ...transport.socket.bulk_socket import BulkLink, BulkListener
 from ..hybrid.hybrid_pool import HybridPool
 
 _TICK_S = 0.5
-_STALLED_S = 4 * _TICK_S  # a longer gap between two looks at the clock is a stall
+_STALLED_S = 4 * _TICK_S  # a longer gap between two readings of the clock is a stall
 
 
 class Port(Protocol):
-    """How the coordinator reaches one member."""
+    """The coordinator's interface to one member."""
 
     def tell(self, order: StageOrder, channel: tuple[str, ...]) -> None:
         """Passes an order on; must not block for long."""
         ...
 
     def attach(self, link: BulkLink) -> bool:
-        """A process claims to be this incarnation; returns False if it is not."""
+        """Registers a process that says it is this incarnation; returns False if it is not."""
         ...
 
     def detached(self) -> None:
-        """The connection that was attached has ended."""
+        """Notes that the attached connection has ended."""
         ...
 
     def end(self) -> None:
-        """The pool has given up this incarnation."""
+        """Ends this incarnation, which the pool has given up."""
         ...
 
 
@@ -75,7 +76,7 @@ class _LinkPort:
         try:
             self._link.send(OrderMessage(order, channel))
         except OSError:
-            pass  # the thread that reads this link reports the member as lost
+            pass  # the link's receiving thread reports the member as lost
 
     def attach(self, link: BulkLink) -> bool:
         return False
@@ -92,12 +93,12 @@ class Coordinator:
 
     Args:
         pool: The pool's state machine; used only under the coordinator's lock.
-        clock: Where time comes from.
+        clock: The source of time.
         channels: For each core the addresses of its ranks' gradient channels, in the order of a
             replica's members.
         host, key, job: Where to listen for members, and the secret and job name that they must
             prove.
-        silence_s: A member that sends nothing for so long is lost.
+        silence_s: A member that sends nothing for this time is lost.
         on_kill: Called with the member and the incarnation that has to be ended; the connection to
             it is closed in any case.
         on_order: Called with every order, for logs and metrics, while the lock is held.
@@ -117,7 +118,7 @@ class Coordinator:
         self._ports: dict[int, tuple[int, Port]] = {}
         self._liveness = Liveness(round(silence_s * 1e9))
         self._stalls = Stalls(clock.now_ns(), _STALLED_S * 1e9)
-        self._judges_from = 0  # by `_now`: before this time no silence is judged
+        self._silence_counts_from = 0  # by `_now`: before this time no member is lost by silence
         self._place = {gpu: (n, at) for n, gpus in enumerate(pool.replicas)
                        for at, gpu in enumerate(gpus)}
         self._stop = threading.Event()
@@ -126,7 +127,7 @@ class Coordinator:
         self.address = self._listener.address
         threading.Thread(target=self._watch, name="coordinator-clock", daemon=True).start()
 
-    # ---- what the trainer says and asks ----
+    # ---- calls of the trainer ----
 
     def begin(self, step: int, version: int) -> StepPlan:
         """Begins a train_step; returns the plan that says which replicas count in it."""
@@ -168,7 +169,7 @@ class Coordinator:
         """Registers a member that is reached through `port`, not over a connection of its own."""
         with self._lock:
             self._ports[member] = (incarnation, port)
-            self._liveness.forget(member)  # what it last received was from an earlier incarnation
+            self._liveness.forget(member)  # its last message was an earlier incarnation's
             self.handle(MemberUp(member, incarnation))
 
     def close(self) -> None:
@@ -239,8 +240,8 @@ class Coordinator:
         while (got := link.receive()) is not None:
             with self._lock:
                 if member not in self._ports or self._ports[member][0] != incarnation:
-                    # This incarnation was given up. If its message were noted, the next
-                    # incarnation would look silent.
+                    # This incarnation was given up. To count its message as a sign of life would
+                    # mix it up with the next incarnation, which would soon look silent.
                     return
                 self._liveness.hear(member, self._now())
             message = got[0]
@@ -265,11 +266,12 @@ class Coordinator:
         while not self._stop.wait(_TICK_S):
             with self._lock:
                 now = self._now()
-                if now >= self._judges_from:
-                    self._judge(now)
+                if now >= self._silence_counts_from:
+                    self._give_up_overdue(now)
 
-    def _judge(self, now: int) -> None:
-        """Gives up members that were silent, and stages that took, too long; lock held."""
+    def _give_up_overdue(self, now: int) -> None:
+        """Gives up members that were silent for too long and stages that took too long; lock held.
+        """
         for member in self._liveness.silent(now):
             self._liveness.forget(member)
             if member in self._ports:
@@ -281,13 +283,13 @@ class Coordinator:
     def _now(self) -> int:
         """The clock's time in ns without the stalls so far; lock held.
 
-        A stall that ends with this call counts against nobody: members have their full `silence_s`
-        again, as they may have been stopped together with this process.
+        After a stall that ends with this call, every member has its full `silence_s` again, because
+        members may have been stopped together with this process.
         """
         looked = self._clock.now_ns()
         stalled = self._stalls.look(looked)
         now = looked - round(self._stalls.total)
         if stalled:
             self._liveness.stalled(now)
-            self._judges_from = now + round(_TICK_S * 1e9)
+            self._silence_counts_from = now + round(_TICK_S * 1e9)
         return now

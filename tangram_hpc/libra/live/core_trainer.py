@@ -5,9 +5,9 @@ to their core's own before the trainer reduces over its communicator. Samples wh
 not arrive are computed by the core itself.
 
 Invariants: the communicator that is handed in is used as it is and never changed, so its ranks
-reduce among themselves whoever helps. Either all ranks of a core add a replica's payload or none of
-them does. The sum is therefore that of plain gradient accumulation (up to rounding), whatever
-happens to the replicas.
+reduce among themselves, with or without replicas. Either all ranks of a core add a replica's
+payload or none of them does. The sum is therefore that of plain gradient accumulation (up to
+rounding), whatever happens to the replicas.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class CoreTrainer:
         host: The address of the interface on which the coordinator and the gradient channels
             listen; members must be able to reach it.
         patience_s: How long a step waits for a gradient after this rank has computed its own.
-        silence_s: A member that sends nothing for so long is lost.
+        silence_s: A member that sends nothing for this time is lost.
         on_kill, on_order: See `Coordinator`; used on rank 0.
         on_news: The old name of `on_order`, kept for one release.
 
     Raises:
-        InvalidInput: The GPUs of `core_training` are not as many as the communicator has ranks.
+        InvalidInput: The number of GPUs in `core_training` is not the communicator's size.
     """
 
     def __init__(self, comm: Any, access: str | Path, core_training: Sequence[Sequence[int]],
@@ -117,7 +117,8 @@ class CoreTrainer:
                 counted.
 
         Raises:
-            InvalidInput: `params` is no such vector, or `step` is not above the last one.
+            InvalidInput: `params` is not a contiguous vector of floats, or `step` is not above the
+                last one.
         """
         if not params.flags.c_contiguous or params.ndim != 1 or params.dtype.kind != "f":
             raise InvalidInput("params: must be one contiguous vector of float numbers")
@@ -162,7 +163,7 @@ class CoreTrainer:
         return unpack_plan(bytes(buffer))
 
     def _agree(self, missing: list[int]) -> np.ndarray:
-        """For each replica, on how many ranks its payload is missing."""
+        """Returns, for each replica, the number of ranks that lack its payload."""
         mine = np.zeros(self._replicas, dtype=np.int64)
         mine[missing] = 1
         everyone = np.zeros_like(mine)
@@ -176,7 +177,7 @@ class CoreTrainer:
 
 
 def _gathered(comm: Any, text: str) -> list[str]:
-    """The text of every rank, in rank order."""
+    """Returns the texts of all ranks, in rank order."""
     mine = text.encode().ljust(_SLOT, b"\0")
     told = bytearray(_SLOT * comm.size)
     comm.Allgather(bytearray(mine), told)

@@ -4,9 +4,9 @@ One member of each replica that helps this core connects here. With every step e
 is sent the parameters. Members of replicas that count are sent samples as well; the others are
 expected to answer with zeros.
 
-Invariants: the trainer's thread waits only in `collect`, and no longer than it was told to. Arrived
-gradients are kept until `collect` returns them. `libra/hybrid/gradient_filter.py` decides what is
-added; everything else is counted by the reason of its refusal.
+Invariants: the trainer's thread waits only in `collect`, for at most `wait_s`. Arrived gradients
+are kept until `collect` returns them. `libra/hybrid/gradient_filter.py` decides which gradients are
+added; the others are counted by the reason of their refusal.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _LOOK_S = 0.1  # seconds between two checks of the clock in `collect`; a longer 
 
 
 class _MemberLink:
-    """The connection to one member. A thread of its own sends, so that a slow member delays nobody.
+    """The connection to one member.
 
-    Only the newest work waits to be sent: older work of a member that is behind is dropped.
+    It has a sending thread of its own, so that a slow member delays no other one. Only the newest
+    work waits to be sent: older unsent work for a slow member is dropped.
 
     Attributes:
         link: The connection.
@@ -76,13 +77,13 @@ class _MemberLink:
             try:
                 self.link.send(work, *payload)
             except OSError:
-                self.link.close()  # the thread that reads it ends the link
+                self.link.close()  # the receiving thread then ends the link
                 return
 
 
 @dataclass
 class _Step:
-    """What was sent and received since the last call of `begin`.
+    """The messages that were sent and received since the last call of `begin`.
 
     Attributes:
         plan: The plan of the running step.
@@ -134,8 +135,8 @@ class GradientChannel:
               ) -> tuple[tuple[int, int], dict[int, tuple[int, int]]]:
         """Sends out the work of a step.
 
-        `params` may change before all members have been sent it: that spoils only gradients that
-        arrive too late to be added.
+        The caller may change `params` before all members have received them: this spoils only
+        gradients that arrive too late to be added.
 
         Returns:
             The range of samples that this core computes itself, and the range of each replica that
@@ -161,7 +162,7 @@ class GradientChannel:
         """Waits for the gradients of this step, and returns those that arrived, by replica.
 
         Nothing is accepted for this step afterwards. Time in which this process was stopped does
-        not count, because what arrived meanwhile lies unread in its sockets.
+        not count, because gradients that arrived meanwhile are unread in its sockets.
 
         Args:
             wait_s: The longest time to wait, in seconds.
@@ -226,7 +227,7 @@ class GradientChannel:
         with self._lock:
             step = self._step
             if header in member.zeros and len(payload) == size:
-                del member.zeros[header]  # zeros add nothing, but prove that the channel works
+                del member.zeros[header]  # zeros change no sum, but prove that the channel works
                 return ""
             if (header.replica, header.generation) != (member.id.replica, member.id.generation):
                 refusal = "seat"

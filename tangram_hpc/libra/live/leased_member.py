@@ -2,7 +2,7 @@
 
 The process of that action is the member. Leasing a GPU parks the rollout service that was loaded on
 it; when the action ends, for whatever reason, the GPU serves rollouts again. So the broker's ledger
-says who holds a GPU, and `kill -9` of the process gives it back like any other action's.
+says who holds a GPU, and a `kill -9` of the process returns its GPU as that of any other action.
 
 A leased member's number names the lease and not a device: the broker chooses a device each time.
 """
@@ -25,8 +25,8 @@ Start = Callable[[int, int], "Future[Any]"]
 
 
 class LeasedMember:
-    """One incarnation of a leased member; it fills `coordinator.Port`. A successor follows when it
-    ends.
+    """One incarnation of a leased member; implements `coordinator.Port`. When it ends, the next
+    incarnation follows.
 
     Args:
         coordinator: Where the member is registered.
@@ -44,11 +44,13 @@ class LeasedMember:
         self._action: Future[Any] | None = None
         self._link: BulkLink | None = None
         self._waiting: list[OrderMessage] = []
-        self._going = 0  # the generation that it was told to return from; 0 for none
+        self._going = 0  # the generation whose join it was told to leave; 0 for none
         self._over = False  # whether the pool has given up this incarnation
 
     def tell(self, order: StageOrder, channel: tuple[str, ...]) -> None:
-        """See `Port.tell`. The coordinator's lock is held, so another thread sends answers."""
+        """See `Port.tell`. The coordinator holds its lock meanwhile, so the answers are sent by
+        another thread.
+        """
         with self._lock:
             if order.stage is R.RETURNING:
                 self._going = order.generation
@@ -67,7 +69,7 @@ class LeasedMember:
             return None
 
     def attach(self, link: BulkLink) -> bool:
-        """The action's process has dialled in."""
+        """Registers the connection of the action's process."""
         with self._lock:
             if self._action is None or self._going:
                 return False
@@ -76,7 +78,7 @@ class LeasedMember:
             return True
 
     def detached(self) -> None:
-        """The process has hung up or died; the end of the action says which."""
+        """The process closed its connection or died; the action's end tells which of the two."""
         with self._lock:
             self._link = None
 
@@ -95,7 +97,9 @@ class LeasedMember:
                 self._link = None
 
     def _hang_up(self) -> None:
-        """Hangs up on the process, which then ends, or cancels an action that has not begun."""
+        """Closes the connection to the process, which then ends, or cancels an action that has not
+        begun.
+        """
         self._waiting.clear()
         if self._link is not None:
             self._link.close()
@@ -106,7 +110,7 @@ class LeasedMember:
             self._later(MemberDone(self._number, self.incarnation, self._going, R.RETURNING))
 
     def _ended(self, action: Future[Any]) -> None:
-        """The action has ended. Called from the client's thread, or from `cancel`."""
+        """Handles the action's end. Called from the client's thread, or from `cancel`."""
         threading.Thread(target=self._settle, args=(action,), daemon=True).start()
 
     def _settle(self, action: Future[Any]) -> None:
@@ -132,7 +136,7 @@ def add_leased_member(coordinator: Coordinator, number: int, incarnation: int, s
     Args:
         coordinator: Rank 0's coordinator.
         number: The member's number, as in the pool's replicas.
-        incarnation: The number of the first incarnation; each later one counts one up.
+        incarnation: The number of the first incarnation; each later one has the next number.
         start: See `LeasedMember`.
     """
     coordinator.adopt(number, incarnation, LeasedMember(coordinator, number, incarnation, start))

@@ -2,9 +2,9 @@
 
 It carries out the coordinator's orders one after the other and reports each as done.
 
-Invariants: the process serves rollouts or belongs to training, never both. Its server is told to
-stop before the gradient channel is opened, and starts again after the channel is closed. When the
-coordinator is gone, the process is a rollout worker again.
+Invariants: the process serves rollouts or belongs to training, never both. The rollout server is
+told to stop before the gradient channel is opened, and starts again after the channel is closed.
+When the coordinator is gone, the process is a rollout worker again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ALIVE_S = 2.0
 
 
 class ReplicaCallbacks(Protocol):
-    """What a trainer's author implements for a member.
+    """The methods that a trainer's author implements for a member.
 
     A TangramError from any of the methods brings the replica back to rollout; any other exception
     ends the process.
@@ -48,7 +48,7 @@ class ReplicaCallbacks(Protocol):
         ...
 
     def start_rollouts(self) -> None:
-        """Serves rollouts again. It is also called when they never stopped."""
+        """Serves rollouts again. It is also called when the rollouts never stopped."""
         ...
 
     def gradient(self, params: NDArray[Any], samples: list[Any]) -> NDArray[Any]:
@@ -87,7 +87,7 @@ class Member:
         self._channel: _ChannelThread | None = None
 
     def run(self) -> None:
-        """Obeys the coordinator until it is gone; the process serves rollouts when this returns.
+        """Obeys the coordinator until its connection ends; then the process serves rollouts again.
 
         Raises:
             TangramError: No coordinator answers at that address, or it does not hold the key.
@@ -118,7 +118,7 @@ class Member:
                 case R.FETCHING_STATE:
                     self._leave_channel()
                     self._channel = _ChannelThread(self, channel, order)
-                    return  # the channel's thread reports when it has the parameters
+                    return  # the channel's thread reports the arrival of the parameters
                 case R.ZERO_SYNC:
                     if self._channel is not None:
                         self._channel.follow()
@@ -150,7 +150,7 @@ class Member:
         return self._callbacks.gradient(params, samples)
 
     def access_key(self) -> tuple[bytes, str]:
-        """The secret and the job name that a gradient channel asks for."""
+        """The secret and the job name that a peer must prove to a gradient channel."""
         return self._access.key, self._access.job
 
     def _leave_channel(self) -> None:
@@ -179,7 +179,7 @@ class _ChannelThread:
         self._thread.start()
 
     def follow(self) -> None:
-        """Answers work that has no samples with zeros from now on."""
+        """From now on, answers work without samples with zeros."""
         with self._lock:
             self._follows = True
             work, self._unanswered = self._unanswered, None
@@ -190,7 +190,7 @@ class _ChannelThread:
                 pass  # the channel's thread notices and reports it
 
     def close(self) -> None:
-        """Leaves the core; returns when nothing is computed any more."""
+        """Leaves the core; returns when no gradient is being computed any more."""
         self._closing = True
         self._link.close()
         self._thread.join()

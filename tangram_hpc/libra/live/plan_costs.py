@@ -1,6 +1,6 @@
-"""Costs that another program computes: one JSON question on its stdin, one answer on its stdout.
+"""Costs that another program computes: a JSON query on its stdin, the answer on its stdout.
 
-The format is `tangram-costs/1`. The question has `format`, `kind`, `model`, `hardware` and either
+The format is `tangram-costs/1`. The query has `format`, `kind`, `model`, `hardware` and either
 
   kind `train`: `training`, `lengths` (tokens of each sequence), `layouts` (tables of tp, ep, pp,
   dp, micro);
@@ -10,9 +10,9 @@ The format is `tangram-costs/1`. The question has `format`, `kind`, `model`, `ha
 The answer has `seconds`, one for each layout or segment, null for one that cannot run. For `train`
 it may have `mem_bytes` (of the fullest GPU) in the same order.
 
-A program that fails, is late or gives an unusable answer is one clear error; nothing is made up in
-its place. What it is not asked (structure, TP share, batches that mix, and memory where it gives
-none) comes from the analytic model. Learned factors apply to its times as well.
+A program that fails, is late or gives an unusable answer is one clear error; no other costs are
+used in its place. All else comes from the analytic model: structure, TP share, batches that mix,
+and memory where the program gives none. Learned factors apply to its times as well.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CommandCosts:
     """Costs by a command: one call for all layouts, one for each rollout degree.
 
     Args:
-        own: The analytic model, for what the command is not asked.
+        own: The analytic model, for all costs that the command does not compute.
         command: The program and its arguments.
         timeout_s: How long it may take to answer.
     """
@@ -52,7 +52,7 @@ class CommandCosts:
         self._segments: dict[tuple[int, int], Ints] = {}
 
     def tp_share(self, tp: int) -> float:
-        """The analytic model's share."""
+        """The communication share of tensor parallelism, from the analytic model."""
         return self._own.tp_share(tp)
 
     def strata(self, most: int) -> Strata:
@@ -60,7 +60,7 @@ class CommandCosts:
         return self._own.strata(most)
 
     def train(self, layouts: Sequence[Layout]) -> Prices:
-        """See `Costs`; an empty list asks nothing.
+        """See `Costs`; with an empty list the program is not called.
 
         Raises:
             CostsFailed: The program gave no usable answer.

@@ -3,11 +3,12 @@
 A factor is the moving average of measured time over modelled time. It follows slowly while nothing
 changes and fast after a change point, that is, when the error or the mean length of the requests
 leaves `sigma` standard deviations of its recent past. The weights 0.1 and 0.8 and the 3 sigma are
-Libra's. Ours are two details: the first samples weigh alike, and the past is forgotten at a change
-point, so that a false alarm is soon corrected.
+Libra's. Two details are ours: the first samples have equal weights, and the past is forgotten at a
+change point, so that a false alarm is soon corrected.
 
-How well a router deals requests to instances of several degrees says nothing about one degree. That
-is learned apart, from whole plans of each kind (`UNIFORM`, `MIXED`), and forgotten when it is old.
+How well a router distributes requests over instances of several degrees says nothing about a single
+degree. It is learned separately, from whole plans of each kind (`UNIFORM`, `MIXED`), and forgotten
+when it is old.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from typing import Any
 from .shapes import Factors
 
 TRAIN = 0  # key of training; rollout degrees are their own keys
-UNIFORM, MIXED = -1, -2  # keys of whole plans: of one degree, of several degrees
-_PRIOR = 1  # so many mixed samples weigh as much as the prior belief
-_LEAST_LOSS = 0.001  # alike instances are examined only while the loss is not 0
-_LEAST_SHARE = 0.01  # least relative deviation, so that a still past has one
+UNIFORM, MIXED = -1, -2  # keys of whole plans with one degree, and with several degrees
+_PRIOR = 1  # the weight of the prior, in mixed samples
+_LEAST_LOSS = 0.001  # equal instances are examined only while the loss is not 0
+_LEAST_SHARE = 0.01  # least relative deviation; equal samples would have none
 
 
 @dataclass(frozen=True)
 class Learning:
-    """How factors follow what is measured.
+    """How fast factors follow measurements.
 
     Attributes:
         slow: Weight of a new sample in normal times.
@@ -53,7 +54,7 @@ class _Past:
     values: deque[float]
 
     def left_by(self, value: float, rules: Learning, scale: float) -> bool:
-        """Whether `value` lies outside of the recent past."""
+        """Whether `value` lies outside of the range of the recent past."""
         n = len(self.values)
         if n < rules.least:
             return False
@@ -124,7 +125,7 @@ class Calibrator:
                      mean_tokens: float) -> None:
         """Takes the measured rollout time of a whole plan. O(window).
 
-        What mixed plans took is forgotten after `window` uniform plans, or at a change point of
+        The times of mixed plans are forgotten after `window` uniform plans, or at a change point of
         these; then a mixed plan may be tried again.
 
         Args:
@@ -147,8 +148,8 @@ class Calibrator:
         """How many times longer mixed plans took than modelled, relative to uniform plans.
 
         The result is 1 if no mixed plan was measured. While no uniform plan was measured, uniform
-        plans are believed to be no slower than modelled. So one is soon tried, and both are known.
-        What a degree takes beyond this ratio is its own.
+        plans are believed to be no slower than modelled. So a uniform plan is soon tried, and then
+        both times are known. The rest of a degree's time is learned by the degree's own factor.
         """
         mixed, uniform = self._tracks.get(MIXED), self._tracks.get(UNIFORM)
         if mixed is None:
@@ -163,8 +164,8 @@ class Calibrator:
     def loss(self, routing: float) -> float:
         """The learned routing loss, where `routing` is the loss that was believed at first.
 
-        A loss of 0 stays 0, as lengths are known there. A router that does better than that is not
-        believed: the result is at least 0.001 once mixed plans were measured.
+        A loss of 0 stays 0, as lengths are known there. Once mixed plans were measured the result
+        is at least 0.001, even if the router seems to lose nothing.
         """
         mixed = self.mixed()
         return max(_LEAST_LOSS, (1 + routing) * mixed - 1) if routing and mixed != 1 else routing
@@ -174,7 +175,7 @@ class Calibrator:
         return self._tracks[key].changes if key in self._tracks else 0
 
     def factors(self) -> Factors:
-        """The factors that are believed now."""
+        """The present factors."""
         train = self._tracks[TRAIN].factor if TRAIN in self._tracks else 1.0
         return Factors(train, tuple((key, self._tracks[key].factor)
                                     for key in sorted(self._tracks) if key > TRAIN))

@@ -3,8 +3,8 @@
 `Costs` is the port, `AnalyticCosts` one adapter; the other one asks an external command
 (`libra/live/plan_costs.py`).
 
-Invariants: prices are whole ns and include the learned factors; `NEVER` is the price of what cannot
-run. The same question has the same answer for as long as one plan is made.
+Invariants: prices are whole ns and include the learned factors; `NEVER` is the price of a layout or
+segment that cannot run. The same question has the same answer for as long as one plan is made.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from .train_cost import TrainCost
 
 
 class Costs(Protocol):
-    """What a search has to know.
+    """The costs that a search needs.
 
     Attributes:
-        model, hardware, training, rollout: What is planned for.
+        model, hardware, training, rollout: The inputs of the plan.
         batch: The requests of one batch.
     """
 
@@ -55,7 +55,7 @@ class Costs(Protocol):
         ...
 
     def strata(self, most: int) -> Strata:
-        """The batch in at most that many groups."""
+        """The batch in at most `most` groups."""
         ...
 
     def segments(self, degree: int, strata: Strata) -> Ints:
@@ -68,7 +68,7 @@ class Costs(Protocol):
 
 
 def matrix_of(strata: int, times: Mapping[tuple[int, int], int]) -> Ints:
-    """A matrix like `RolloutCost.matrix`, from the ns of each (j, i)."""
+    """A matrix like `RolloutCost.matrix`, from a function that gives the ns of each (j, i)."""
     found = np.full((strata + 1, strata + 1), NEVER, np.int64)
     np.fill_diagonal(found, 0)
     for (j, i), ns in times.items():
@@ -85,7 +85,7 @@ class AnalyticCosts:
         """Prepares the models.
 
         Args:
-            model, hardware, training, rollout: What is planned for.
+            model, hardware, training, rollout: The inputs of the plan.
             history: Requests that were seen; a batch of `training.batch` requests is spread over
                 them.
             factors: Learned factors; default 1 for everything.
@@ -108,7 +108,7 @@ class AnalyticCosts:
         return self.train_cost.prices(layouts, self.factors.train)
 
     def strata(self, most: int) -> Strata:
-        """The batch in at most that many groups; the same object for the same number."""
+        """The batch in at most `most` groups; the same object for the same `most`."""
         if most not in self._strata:
             self._strata[most] = strata_of(self.batch, most)
         return self._strata[most]

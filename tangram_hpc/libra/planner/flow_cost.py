@@ -1,15 +1,15 @@
-"""Pure. The least period with which a rollout instance keeps up where batches overlap.
+"""Pure. Computes the least period with which a rollout instance keeps up where batches overlap.
 
 Where batches mix, trajectories of the next batches begin while the longest ones of earlier batches
-still run. In each period one batch's requests come to the instance. Its last trajectory must end
-within `ahead + 1` periods less the training step, as the batch that is `ahead` later begins when it
-has been trained. In a period of P seconds the instance makes as many decode steps S as fit into it.
-A step takes P / S, a request of g tokens takes g P / S plus the time of its prompt and its tools,
-and about tokens / S requests run at once, which the cache and the engine must hold. With fewer
-steps more sequences share each reading of the weights; with more steps a request ends sooner. The
-least period belongs to the fewest steps with which all requests are in time, where the most tokens
-and the longest prompt and tools are taken as those of one request (the mean of a processor-sharing
-queue; Kleinrock, Queueing Systems II, section 4.4).
+still run. In each period one batch's requests come to the instance. The batch's last trajectory
+must end within `ahead + 1` periods less the training step, because the batch that is `ahead` later
+begins when this one has been trained. In a period of P seconds the instance makes S decode steps. A
+step takes P / S, a request of g tokens takes g P / S plus the time of its prompt and its tools, and
+about tokens / S requests run at once, which the cache and the engine must hold. With fewer steps
+more sequences share each reading of the weights; with more steps a request ends sooner. The least
+period belongs to the fewest steps with which all requests end in time. For this bound, the most
+tokens, the longest prompt and the longest tools of all requests count as those of a single one (the
+mean of a processor-sharing queue; Kleinrock, Queueing Systems II, section 4.4).
 
 Invariants: a function of its arguments; more requests, or a longer training step, never lower it.
 """
@@ -28,10 +28,10 @@ _HALVINGS = 44  # bisections, which resolve a nanosecond of a day
 
 
 class FlowCost:
-    """Instances of one degree for one batch in strata."""
+    """The periods of instances of one degree, for one batch in strata."""
 
     def __init__(self, cost: RolloutCost, degree: int, strata: Strata) -> None:
-        """Sums the batch up. O(strata ** 2)."""
+        """Computes sums over the batch. O(strata ** 2)."""
         self._cost, self._degree, self._n = cost, degree, len(strata)
         room = cost.kv_tokens(degree)
         self._most = most = int(np.searchsorted(strata.totals, room, "right")) if room else 0
@@ -51,11 +51,11 @@ class FlowCost:
     def matrix(self, ahead: int, train_s: float, factor: float = 1.0) -> Ints:
         """[j, i]: the least period, in ns, of an instance that has strata j .. i-1. O(strata ** 2).
 
-        An entry is 0 where j = i, and NEVER where the cache cannot hold one of the requests and
-        where j > i.
+        An entry is 0 where j = i, and NEVER where j > i or where the cache cannot hold one of the
+        requests.
 
         Args:
-            ahead: How many batches begin beside an older one; at least 1.
+            ahead: How many batches may begin while an older one runs; at least 1.
             train_s: Length of the training step, in seconds.
             factor: Learned factor of the instance's speed.
         """
@@ -70,7 +70,7 @@ class FlowCost:
         return found
 
     def _periods(self, within: int, train_s: float, factor: float) -> Any:
-        """The least periods in seconds, by bisection; without meaning under the diagonal."""
+        """The least periods in seconds, by bisection; entries below the diagonal mean nothing."""
         wait = self._beside * factor + train_s
         least = np.maximum(np.maximum(self._packed, self._longest / within), 1e-9)
         step = factor * (self._cost.common_s(self._degree) + self._cost.fixed_s(self._degree))

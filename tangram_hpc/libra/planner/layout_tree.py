@@ -1,8 +1,8 @@
 """Pure. The layout search tree of training: TP, EP, PP, DP and micro-batch for a number of GPUs.
 
 The tree is that of Libra (Algorithm 1: TREE). A branch is cut only for a reason that holds for
-everything under it, and the reason can be reported. What is left is every layout that the bounds
-allow.
+everything under it, and the reason can be reported. The leaves that remain are exactly the layouts
+that the bounds allow.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def divisors(of: int) -> tuple[int, ...]:
 
 
 class LayoutTree:
-    """The trees of one problem. What does not depend on the number of GPUs is computed once."""
+    """The trees of one problem. Values that do not depend on the number of GPUs are computed once.
+    """
 
     def __init__(self, costs: Costs, search: Search, note: Note | None = None) -> None:
         self._costs, self._search, self._note = costs, search, note
@@ -76,9 +77,9 @@ class LayoutTree:
                 for micro in micros]
 
     def _pipes(self, ranks: int) -> list[tuple[int, int, list[int]]]:
-        """PP, DP and its micro-batches for `ranks` TP groups that no bound cuts; computed once.
+        """The PP and DP degrees and micro-batches for `ranks` TP groups that no bound cuts.
 
-        They do not depend on TP and EP.
+        They do not depend on TP and EP, so they are computed once.
         """
         found = self._kept.get(ranks)
         if found is None:
@@ -118,7 +119,7 @@ class LayoutTree:
             return f"memory: {_gib(price.mem_bytes)} of {_gib(room)}"
         return "it has no finite cost" if price.ns >= NEVER else ""
 
-    # ---- the same node by node, for who is told --------------------------------------------------
+    # ---- the same node by node, for callers that want every node ---------------------------------
 
     def _under_tp(self, gpus: int, tp: int, note: Note) -> Iterator[Layout]:
         path: LayoutPath = (("tp", tp),)

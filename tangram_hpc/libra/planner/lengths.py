@@ -1,8 +1,9 @@
-"""Pure. Requests in order of length: a batch drawn from a history, and a batch in strata.
+"""Pure. Draws a batch from a history of requests, and divides a batch into strata by length.
 
 The planner assigns groups of requests (strata) instead of single ones, which keeps its dynamic
 program small. A stratum is assigned whole, and its sums are those of all its requests. So strata
-restrict only where a batch may be cut; they do not change what it costs. Nothing is random.
+restrict only where a batch may be cut; the cost of a part is the same as without them. Nothing is
+random.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def sorted_requests(requests: Sequence[Request]) -> list[Request]:
 def batch_of(history: Sequence[Request], batch: int) -> list[Request]:
     """`batch` requests that represent a history's lengths. O(n log n).
 
-    The history is cut into that many equal shares, and the middle of each share is taken. A history
-    of `batch` requests is returned as it is, in order.
+    The history is cut into `batch` equal parts, and the middle request of each part is taken. A
+    history of `batch` requests is returned as it is, in order.
     """
     ordered, n = sorted_requests(history), len(history)
     return [ordered[(2 * k + 1) * n // (2 * batch)] for k in range(batch)]
@@ -43,7 +44,7 @@ class Strata:
     Attributes:
         prompt, generated: Tokens of each request.
         tool_ns: Tool time of each request.
-        turns: How often each request comes to the engine.
+        turns: How often each request is sent to the engine.
         starts: Index of the first request of each group.
     """
 
@@ -62,7 +63,7 @@ class Strata:
 
     @cached_property
     def totals(self) -> Ints:
-        """The longest total (prompt and generated tokens) of each group."""
+        """The largest total (prompt plus generated tokens) of a request of each group."""
         return np.maximum.reduceat(self.prompt + self.generated, self.starts)
 
     @cached_property
@@ -89,7 +90,7 @@ class Strata:
     def areas(self) -> Ints:
         """Sum of generated * (2 prompt + generated) of each group.
 
-        That is twice the number of times that a decode step reads the keys of a token.
+        It is twice the number of keys that all decode steps together read.
         """
         return np.add.reduceat(self.generated * (2 * self.prompt + self.generated), self.starts)
 
@@ -97,13 +98,13 @@ class Strata:
     def contexts(self) -> Any:
         """Sum of each group's context tokens if every turn reads its whole context, as floats.
 
-        The context of a request is taken as it is in its middle: prompt + generated / 2.
+        Every context of a request counts with its mean length, prompt + generated / 2.
         """
         return np.add.reduceat(self.turns * (self.prompt + self.generated / 2), self.starts)
 
     @cached_property
     def context_squares(self) -> Any:
-        """The sum of `contexts`, with the square of each context in its place."""
+        """As `contexts`, but the sum of the squares of the contexts."""
         return np.add.reduceat(self.turns * (self.prompt + self.generated / 2) ** 2, self.starts)
 
     @cached_property
@@ -111,7 +112,7 @@ class Strata:
         """Two arrays that `peaks` needs. O(requests x groups).
 
         The first holds the length of each request. The second holds, for each request and each last
-        group, how many requests from this one to the end of that group there are.
+        group, the number of requests from this one to the end of the group.
         """
         ends = np.array([self.begin(k + 1) for k in range(len(self))], np.int64)
         places = np.arange(len(self.prompt))[:, None]
@@ -120,10 +121,10 @@ class Strata:
     def peaks(self, at_once: int) -> Any:
         """[j, i]: the most tokens that groups j .. i-1 want to hold in a cache at once.
 
-        It is 0 for no group. All requests are taken to begin together and to grow alike. Only
-        `at_once` of them decode at a time. A request that waits for a place holds nothing, provided
-        that none returns from a tool, so the limit is applied only where every request has one
-        turn. O(requests x groups).
+        It is 0 for no group. All requests are assumed to begin together and to grow at the same
+        rate. At most `at_once` of them decode at a time. A request that waits for a place holds
+        nothing unless it returns from a tool, so the limit `at_once` is applied only where every
+        request has one turn. O(requests x groups).
         """
         n, (totals, live) = len(self), self.growth
         if self.turns.max() == 1:
@@ -142,9 +143,10 @@ def strata_of(batch: Sequence[Request], most: int) -> Strata:
 
 
 def hands_of(batch: Sequence[Request], most: int) -> Strata:
-    """The batch dealt in turn to `most` groups, or one group per request.
+    """The batch in `most` groups, to which requests are assigned in turn, or in one group per
+    request.
 
-    Dealing begins with the longest request, which goes to the last group.
+    The longest request comes first and goes to the last group.
     """
     ordered = sorted_requests(batch)[::-1]
     count = min(most, len(ordered))

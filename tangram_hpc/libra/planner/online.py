@@ -1,11 +1,12 @@
-"""Pure. The planner beside a running trainer: it is told each step and says when to switch.
+"""Pure. The planner of a running trainer: gets the figures of each step and says when to switch.
 
 After each step it corrects the cost model by the measured times, asks the trigger whether a plan is
 due, and compares the new plan with the one in force.
 
 Invariants: the plan in force changes only in `preflight` and with an `Advice` that says so. Old and
 new plan are priced for the same batch with the same factors. Rollouts that had begun before a plan
-was taken teach nothing about it, and a plan that can run is measured before another is searched.
+was taken are not used to correct it, and a plan that can run is measured before another one is
+searched.
 """
 
 from __future__ import annotations
@@ -59,10 +60,10 @@ class OnlinePlanner:
         self._slack = slack
         self.trigger, self.calibrator = Trigger(triggers), Calibrator(learning)
         self._now: Split | None = None
-        self._degrees: tuple[int, ...] = ()  # of all its instances; some may idle in `_now`
+        self._degrees: tuple[int, ...] = ()  # of all instances of the plan; some may idle in `_now`
         self._lag = 1 + search.ahead  # steps whose rollouts had begun before a plan was taken
         self._since = 2 * self._lag  # steps on this plan; no rollouts had begun before the first
-        self._sums = (0, 0, 0)  # over at most `_lag` steps: modelled ns, measured ns, steps
+        self._sums = (0, 0, 0)  # modelled ns, measured ns and number of at most `_lag` steps
 
     @property
     def now(self) -> Split | None:
@@ -76,7 +77,7 @@ class OnlinePlanner:
 
     @property
     def settled(self) -> bool:
-        """Whether the rollouts of the step that ends next ran on the plan in force alone."""
+        """Whether all rollouts of the step that ends next have run on the plan in force."""
         return self._since >= self._lag
 
     def preflight(self, history: Sequence[Request]) -> SplitPlan:
@@ -127,7 +128,7 @@ class OnlinePlanner:
         return Advice(reason, verdict, found)
 
     def saved(self) -> dict[str, Any]:
-        """The whole state, for a file, with what is known of the plan in force."""
+        """The whole state, for a file, including the plan in force."""
         now = self._now
         return {"calibrator": self.calibrator.saved(), "trigger": self.trigger.saved(),
                 "layout": [*astuple(now.layout)] if now else None,
@@ -180,12 +181,14 @@ class OnlinePlanner:
             self.calibrator.observe(degree, round(said * longer), measured, mean)
 
     def _learn_plan(self, said_ns: int, took_ns: int, mean: float) -> None:
-        """Compares a plan's rollout time; where batches mix, over as many steps as mix.
+        """Compares a plan's modelled rollout time with the measured one.
 
-        A batch that began early ended late, so single steps of mixing batches would mislead.
+        Where batches mix, both are summed over as many steps as mix, because the times of single
+        steps would mislead.
         """
         said, took, steps = self._sums
         said, took, steps = said + said_ns, took + took_ns, steps + 1
-        if steps == self._lag and self._search.loss:  # without loss the router knows all lengths
+        # A loss of 0 means that the router knows all lengths.
+        if steps == self._lag and self._search.loss:
             self.calibrator.observe_plan(self.mixed, said, took, mean)
         self._sums = (said, took, steps) if steps < self._lag else (0, 0, 0)

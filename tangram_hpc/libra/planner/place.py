@@ -1,4 +1,4 @@
-"""Pure. Which GPUs of which nodes each part of a split gets.
+"""Pure. Assigns GPUs of nodes to each part of a split.
 
 Parts are placed one behind the other, the largest first. As sizes are powers of two that divide a
 node, each part begins at a multiple of its size, so none spans two nodes and there is always room.
@@ -18,7 +18,7 @@ class GpuSpan(NamedTuple):
 
     Attributes:
         role: `train` or `rollout`.
-        part: Which training group or which rollout instance it is.
+        part: Index of the training group or of the rollout instance.
         node: Number of the node.
         gpus: Their numbers on the node.
     """

@@ -1,7 +1,7 @@
-"""Pure. The time of a plan that is in force, for other lengths than it was made for.
+"""Pure. Computes the time of the plan in force for requests of other lengths than it was made for.
 
-Its layout and its instances stay. Which requests go to which instance is chosen anew, as well as
-these instances allow, so that a new plan is never thought better than it is.
+The layout and the instances stay. The requests are divided anew among the instances, in the best
+way, so that a comparison with a new plan is fair.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def reprice(costs: Costs, gpus: int, layout: Layout, degrees: Sequence[int],
     O(instances x strata ** 2).
 
     Returns:
-        The split; None where it cannot run any more: it does not fit into memory, the batch cannot
+        The split; None if the plan cannot run any more: it does not fit into memory, the batch
+        cannot
             be divided by it, or no instance can hold a request.
     """
     if not _divides(costs, gpus, layout):
@@ -64,7 +65,7 @@ def _cut(costs: Costs, gpus: int, degrees: Sequence[int], search: Search, train_
 
 
 def _divides(costs: Costs, gpus: int, layout: Layout) -> bool:
-    """Whether the layout is possible at all for this model and batch."""
+    """Whether the layout divides this model and this batch."""
     return (layout.gpus < gpus and costs.model.layers % layout.pp == 0
             and layout.dp % layout.ep == 0 and max(1, costs.model.experts) % layout.ep == 0
             and costs.training.batch % (layout.dp * layout.micro * costs.training.steps) == 0)

@@ -1,11 +1,11 @@
-"""Pure. How long a rollout instance of a given degree takes for given requests.
+"""Pure. Computes how long a rollout instance of a given degree takes for given requests.
 
 Decoding is bound by memory reads: each step reads the weights once, and each token reads the keys
 of its sequence. So the time of the keys is a plain sum, and the time of the weights is that of
 `steps`, which is the largest of three numbers: the longest request, the batch's key-steps over the
 cache, and its tokens over the engine's batch. In a mixture of experts each step reads the experts
-that its sequences pass, counted as if all requests began at once or as if all steps were alike,
-whichever is more.
+that its sequences pass. They are counted in two ways, as if all requests began at once and as if
+all steps had equally many sequences; the larger number is taken.
 
 The model follows Libra's, which takes mean lengths and no longest request; see docs/LIBRA.md.
 
@@ -23,7 +23,7 @@ from .lengths import Ints, Strata
 from .shapes import NEVER, SECOND, Hardware, ModelShape, Rollout
 
 _LEAST = 5e-324  # the smallest number with a logarithm, for models whose tokens pass all experts
-PIECES = 64  # pieces of time in which the sequences of a mixture are counted
+PIECES = 64  # intervals of time in which the sequences of a mixture are counted
 
 
 class RolloutCost:
@@ -34,7 +34,7 @@ class RolloutCost:
         self._read: tuple[Strata, Any] | None = None  # the last answer of `_together`
 
     def cut(self, degree: int) -> str:
-        """Why no instance of this degree can exist; "" if one can."""
+        """Why an instance of this degree cannot exist; "" if it can."""
         if not self.model.fits(degree):
             return "TP does not divide the model's heads or width"
         if self.hardware.gpus_per_node % degree:
@@ -42,7 +42,9 @@ class RolloutCost:
         return ""
 
     def kv_tokens(self, degree: int) -> int:
-        """How many tokens' keys an instance holds; 0 if its weights do not fit or it is `cut`."""
+        """For how many tokens an instance holds keys; 0 if its weights do not fit or if it is
+        `cut`.
+        """
         if self.cut(degree):
             return 0
         weights = self.model.params * self.model.value_bytes
@@ -59,7 +61,7 @@ class RolloutCost:
     def experts_s(self, degree: int, sequences: Any) -> Any:
         """Seconds to read once the experts that any of `sequences` tokens passes.
 
-        Each token is taken to draw its experts uniformly.
+        Each token is assumed to draw its experts uniformly.
         """
         m, h = self.model, self.hardware
         if not m.experts:
@@ -69,9 +71,8 @@ class RolloutCost:
         return values * read / (degree * h.mem_bw * h.mem_share)
 
     def fixed_s(self, degree: int) -> float:
-        """Seconds that a decode step takes however little it does.
-
-        They are the engine's own time, and the hops of two all-reduces in each layer.
+        """The constant seconds of a decode step, whatever its size: the engine's own time, and the
+        hops of two all-reduces in each layer.
         """
         hops = 2 * math.log2(degree) * self.hardware.link_latency_s
         return self.hardware.step_s + 2 * self.model.layers * hops
@@ -88,7 +89,7 @@ class RolloutCost:
         return 2 * self.model.active_params / (degree * h.flops * h.mfu_prefill)
 
     def sums_s(self, degree: int) -> float:
-        """Seconds to carry one token's two all-reduces in each layer between the GPUs."""
+        """Seconds to send one token's data for two all-reduces in each layer between the GPUs."""
         m, h = self.model, self.hardware
         ring = 2 * (degree - 1) / degree * m.hidden * m.value_bytes / (h.link_bw * h.comm_share)
         return 2 * m.layers * ring
@@ -126,8 +127,8 @@ class RolloutCost:
     def matrix(self, degree: int, strata: Strata, factor: float = 1.0) -> Ints:
         """[j, i]: the time, in ns, of an instance that has strata j .. i-1. O(strata ** 2).
 
-        An entry is 0 where j = i, and NEVER where the cache cannot hold one of the requests and
-        where j > i.
+        An entry is 0 where j = i, and NEVER where j > i or where the cache cannot hold one of the
+        requests.
         """
         n, room = len(strata), self.kv_tokens(degree)
         found = np.full((n + 1, n + 1), NEVER, np.int64)
@@ -142,7 +143,8 @@ class RolloutCost:
         return found
 
     def _seconds(self, degree: int, strata: Strata, most: int, room: int) -> Any:
-        """[j, i] in seconds for the first `most` strata; without meaning under the diagonal."""
+        """[j, i] in seconds for the first `most` strata; entries below the diagonal mean nothing.
+        """
         end = strata.begin(most)
         bare = self.alone_s(degree, strata.prompt[:end], strata.generated[:end])
         alone, bare = (tops(np.maximum.reduceat(one, strata.starts[:most]), most)
@@ -156,17 +158,17 @@ class RolloutCost:
         read = self._again(degree, strata, most, room) + self.prefill_s(
             degree, spans(strata.prompts, most), spans(strata.squares, most))
         crowd = read + self.decode_s(degree, np.maximum(longest, packed), tokens, areas, experts)
-        # the longest request also waits for its tools; its steps are shared with the others
+        # the longest request waits for its tools, too; other requests share its steps
         last = read + self.decode_s(degree, longest, tokens, areas, together) + alone - bare
         return np.maximum(np.maximum(crowd, last), alone)
 
     def _again(self, degree: int, strata: Strata, most: int, room: int) -> Any:
         """[j, i]: seconds in which contexts are read again that had been evicted from the cache.
 
-        All requests are taken to begin together and to grow alike. Once they fill the cache, each
-        turn finds its context gone. With a peak of p tokens and room for r, these are the turns
-        after the fraction r / p of a request's time, which is 1 - (r / p) ** 2 of all that the
-        turns would read.
+        All requests are assumed to begin together and to grow at the same rate. Once they fill the
+        cache, the context of each turn has been evicted. With a peak of p tokens and room for r,
+        this holds for the turns after the fraction r / p of a request's time, which read 1 - (r /
+        p) ** 2 of the tokens of all turns.
         """
         peaks = np.maximum(strata.peaks(self.rollout.max_batch)[:most + 1, :most + 1], room)
         share = 1 - (room / peaks) ** 2
@@ -176,8 +178,8 @@ class RolloutCost:
     def _together(self, strata: Strata) -> Any:
         """[j, i]: seconds in which one GPU reads experts for strata j .. i-1, if all begin at once.
 
-        Each request ends after its own tokens. Time is cut into pieces, and in each piece the mean
-        number of sequences counts. O(strata ** 2 x pieces), once for all degrees.
+        Each request ends after its own tokens. Time is divided into intervals; in each of them the
+        mean number of sequences counts. O(strata ** 2 x pieces), once for all degrees.
         """
         if self._read is None or self._read[0] is not strata:
             n = len(strata) + 1
@@ -210,9 +212,10 @@ def tops(values: Any, most: int) -> Any:
 
 
 def _edges(lengths: Ints) -> list[int]:
-    """The lengths at which time is cut: all lengths if they are few, else `PIECES` of them.
+    """The lengths at which time is divided: all distinct lengths if they are few, else `PIECES` of
+    them.
 
-    Half of those are at equal shares of the distinct lengths, half evenly up to the longest.
+    Half of these are quantiles of the distinct lengths, half are evenly spaced up to the longest.
     """
     found = np.unique(lengths)
     if len(found) > PIECES:

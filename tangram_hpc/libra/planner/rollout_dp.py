@@ -1,11 +1,11 @@
-"""Pure. The best rollout instances, and their requests, for every number of GPUs.
+"""Pure. Finds the best rollout instances, and their requests, for every number of GPUs.
 
 A dynamic program over the length-sorted requests (Libra, Algorithm 1: ROLLOUT_DP). It is exact over
 all ways to cut them into runs, one run for one instance of any degree. The table for G GPUs
 contains that of every smaller number, so one table serves all splits.
 
-Invariants: more GPUs are never worse, as one may idle; among equal answers the one that uses the
-fewest GPUs is kept.
+Invariants: more GPUs are never worse, because a GPU may stay idle; among equal answers the one that
+uses the fewest GPUs is kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RolloutDpTable:
         """Fills the table. O(gpus x degrees x strata ** 2), in numpy.
 
         Args:
-            segments: For each degree the matrix [j, i] of what strata j .. i-1 take, in ns.
+            segments: For each degree the matrix [j, i] of the times of strata j .. i-1, in ns.
             gpus: The largest number of GPUs.
         """
         self._ending = {d: np.ascontiguousarray(segments[d].T) for d in sorted(segments)}  # [i, j]
@@ -79,7 +79,9 @@ class RolloutDpTable:
         return found[::-1]
 
     def _ways(self, g: int, at: int, ns: int) -> Iterator[StrataRange]:
-        """Last instances with which `g` GPUs take all before `at` to `ns`; small degrees first."""
+        """The last instances with which `g` GPUs reach `ns` for all strata before `at`; small
+        degrees first.
+        """
         for degree, ending in self._ending.items():
             if degree <= g:
                 takes = np.maximum(ending[at], self._least[g - degree])

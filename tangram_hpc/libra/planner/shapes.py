@@ -1,8 +1,8 @@
 """Pure. The planner's inputs: a model, hardware, a training job, bounds of the search, and
 requests.
 
-The module holds values only. What is counted (tokens, bytes, GPUs, ns) is a whole number, rates are
-per second, and shares lie between 0 and 1. Bounds are checked where a person writes them
+The module holds values only. Counts (tokens, bytes, GPUs, ns) are whole numbers, rates are per
+second, and fractions lie between 0 and 1. Bounds are checked where a person writes them
 (`config/planner`), not here.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-NEVER = 1 << 60  # the ns of what cannot run at all
+NEVER = 1 << 60  # the time, in ns, of a plan or a part of one that cannot run at all
 SECOND = 10**9
 
 
@@ -93,10 +93,10 @@ class Hardware:
     net_latency_s: float = 15e-6
     mfu_train: float = 0.45
     mfu_prefill: float = 0.55
-    mem_share: float = 0.85  # share of mem_bw that decoding reaches
-    comm_share: float = 0.80  # share of link_bw and net_bw that collectives reach
-    overlap: float = 0.80  # share of a backward pass during which gradients may travel
-    rho: float = 0.15  # they slow that share by rho * use ** theta
+    mem_share: float = 0.85  # fraction of mem_bw that decoding reaches
+    comm_share: float = 0.80  # fraction of link_bw and net_bw that collectives reach
+    overlap: float = 0.80  # fraction of a backward pass during which gradients may travel
+    rho: float = 0.15  # sending gradients slows that part by rho * use ** theta
     theta: float = 1.0
     step_s: float = 2e-3  # constant part of a decode step: scheduler and kernel launches
     workspace_bytes: int = 4 << 30  # memory of a GPU that holds no weights, states or keys
@@ -112,7 +112,7 @@ class Training:
     micro_batches: tuple[int, ...] = (1, 2, 4, 8)
     degrees: tuple[int, ...] = (1, 2, 4, 8)  # degrees of tensor parallelism
     zero: int = 1  # ZeRO stage: 1 divides optimizer states, 2 gradients too, 3 weights too
-    recompute: bool = True  # whether the backward pass recomputes activations
+    recompute: bool = True  # whether the backward pass computes activations again
     forward_passes: int = 1  # extra forward passes, such as the old policy's log-probabilities
     grad_bytes: int = 4
     optimizer_bytes: int = 12
@@ -122,11 +122,11 @@ class Training:
 
 @dataclass(frozen=True)
 class Rollout:
-    """What a rollout engine may be."""
+    """The limits of a rollout engine."""
 
     degrees: tuple[int, ...] = (1, 2, 4, 8)
     max_batch: int = 256  # sequences that decode at once
-    kv_loss: float = 0.04  # share of the cache that fragmentation wastes
+    kv_loss: float = 0.04  # fraction of the cache that fragmentation wastes
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,9 @@ class Search:
     min_train: int = 1
     min_rollout: int = 1
     strata: int = 0  # groups of requests that are assigned whole; 0: see `groups_for`
-    dealt: bool = False  # only alike instances, which are dealt requests of all lengths
-    loss: float = 0.0  # how much longer cuts take as the router knows lengths roughly
-    ahead: int = 0  # batches that may roll out beside an older one; 0: one after the other
+    dealt: bool = False  # only equal instances, each with requests of all lengths
+    loss: float = 0.0  # relative loss of cuts by length, as the router only estimates lengths
+    ahead: int = 0  # batches that may roll out while an older one does; 0: none
 
 
 @dataclass(frozen=True, order=True)
@@ -151,7 +151,7 @@ class Request:
     prompt: int
     generated: int
     tool_ns: int = 0  # time of all its tools together
-    turns: int = 1  # how often it comes to the engine: once, and after each tool
+    turns: int = 1  # requests to the engine: the first one, and one after each tool
 
     @property
     def total(self) -> int:
@@ -232,8 +232,8 @@ class Factors:
     def of(self, degree: int) -> float:
         """The factor of rollout instances of this degree.
 
-        A degree that was never measured gets the factor of the nearest degree that was, and of two
-        that are equally near the smaller one's, as what is unknown must not look better.
+        A degree that was never measured gets the factor of the nearest measured degree; if two are
+        equally near, that of the smaller one, so that an unknown degree does not look better.
         """
         if not self.rollout:
             return 1.0

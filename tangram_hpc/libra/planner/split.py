@@ -1,10 +1,10 @@
-"""Pure. The plan: the split of N GPUs between training and rollouts with the shortest step.
+"""Pure. Finds the plan: the split of N GPUs between training and rollouts with the shortest step.
 
 A step of the asynchronous pipeline takes max(T_train, T_rollout). Every split that the bounds allow
 is examined, each with its best training layout and its best rollout instances. Where batches mix
 (`Search.ahead`), T_rollout is the period with which the instances keep up beside that training
-(`FlowCost`), not the time of a batch alone. Where the router is not believed to know all lengths
-(`Search.loss`), alike instances that are dealt requests in turn are examined as well.
+(`FlowCost`), not the time of a batch alone. Where the router only estimates lengths
+(`Search.loss`), equal instances that get requests in turn are examined as well.
 
 Among equal steps the one with the smaller sum of both times is better, then the one that trains on
 fewer GPUs. No GPU is on both sides. With `memo` off the rollouts of each split are planned anew,
@@ -57,7 +57,8 @@ class Split:
         layout, price: The training side.
         instances: The rollout side, short requests first.
         rollout_ns: How long the rollouts take.
-        spare: Rollout GPUs that the step would not miss; where requests are dealt, the idle ones.
+        spare: Rollout GPUs without which the step takes as long; where requests are dealt in turn,
+            the idle ones.
     """
 
     gpus: int
@@ -79,7 +80,9 @@ class Split:
 
     @property
     def idle(self) -> int:
-        """Rollout GPUs without an instance, because none would make the rollouts shorter."""
+        """Rollout GPUs without an instance, because a further instance would not shorten the
+        rollouts.
+        """
         return self.rollout_gpus - sum(one.degree for one in self.instances)
 
     @property
@@ -108,8 +111,8 @@ class SplitPlan:
     def roomy(self, slack: float) -> Split:
         """The split with the most rollout GPUs among those that are nearly as good as the best.
 
-        Their step is longer by at most a share of `slack`. Lengths are only believed, so GPUs that
-        training would not miss are better used for rollouts.
+        Its step is longer by at most the fraction `slack`. Lengths are only estimates, so GPUs that
+        do not shorten the training are better used for rollouts.
         """
         near = [s for s in self.splits if s.step_ns <= self.best.step_ns * (1 + slack)]
         return min(near, key=lambda s: (s.train_gpus, s.rank)) if slack else self.best
@@ -123,9 +126,10 @@ def train_sizes(gpus: int, search: Search) -> list[int]:
 
 
 def groups_for(gpus: int) -> int:
-    """Number of groups of requests: 64, doubled until one per GPU, at most 256.
+    """Number of groups of requests: 64, doubled until there is a group for each GPU, at most 256.
 
-    Doubling makes every cut of fewer groups a cut of more, so more GPUs are never worse.
+    By doubling, each cut between fewer groups is also a cut between more groups, so more GPUs are
+    never worse.
     """
     groups = STRATA
     while groups < min(gpus, STRATA_MOST):
@@ -168,7 +172,7 @@ def _trained(costs: Costs, sizes: list[int], search: Search, note: Note | None, 
         list[tuple[int, tuple[Layout, Price] | None]]):
     """The best layout of each size.
 
-    All layouts are priced in one call, as a command may have to answer it.
+    All layouts are priced in one call, because an external command may compute the prices.
     """
     if not memo:
         return [(size, LayoutTree(costs, search, note).best(size)) for size in sizes]
@@ -190,7 +194,9 @@ class _Rollouts:
         self._kept = self._planned(most, 0) if memo and not self._ahead else None
 
     def _planned(self, most: int, train_ns: int) -> tuple[dict[int, Ints], RolloutDpTable]:
-        """Prices and table of at most `most` GPUs; where batches mix, beside that training."""
+        """Instance prices and the table for up to `most` GPUs. Where batches mix, they depend on
+        the length of the training step.
+        """
         strata = self._strata
         if not (self._memo and self._ahead):
             strata = replace(strata)  # a copy without cached sums, so that each plan is made anew
@@ -213,12 +219,12 @@ class _Rollouts:
         ns = table.ns(left)
         instances = tuple(instance_of(*piece, self._strata, segments[piece.degree])
                           for piece in table.pieces(left)) if ns < NEVER else ()
-        within = int(price.ns / (1 + self._search.loss))  # the table is without loss
+        within = int(price.ns / (1 + self._search.loss))  # the table does not contain the loss
         spare = left - table.least_gpus(max(ns, within))
         return Split(self._gpus, layout, price, instances, lossy(ns, self._search), spare)
 
     def _dealt(self, degree: int, layout: Layout, price: Price) -> Split:
-        """The split with as many instances of one degree as there is room for."""
+        """The split with the largest number of instances of one degree."""
         left = self._gpus - layout.gpus
         ns, instances = dealt_to(self._costs, degree, left // degree, self._search.ahead, price.ns)
         spare = left - degree * len(instances)
@@ -226,13 +232,13 @@ class _Rollouts:
 
 
 def lossy(ns: int, search: Search) -> int:
-    """What cuts by length take where the router does not know all lengths."""
+    """The time of cuts by length if the router only estimates lengths."""
     return min(NEVER, round(ns * (1 + search.loss))) if search.loss and ns < NEVER else ns
 
 
 def dealt_to(costs: Costs, degree: int, count: int, ahead: int, train_ns: int
              ) -> tuple[int, tuple[Instance, ...]]:
-    """The time of `count` alike instances that are dealt the requests in turn, and the instances.
+    """The time of `count` equal instances that get the requests in turn, and these instances.
 
     The longest request is dealt first. The time is that of the slowest instance, in ns, and NEVER
     for no instance. O(instances ** 2 + requests).
@@ -247,7 +253,7 @@ def dealt_to(costs: Costs, degree: int, count: int, ahead: int, train_ns: int
 
 def segments_of(costs: Costs, degrees: Iterable[int], strata: Strata, ahead: int,
                 train_ns: int) -> dict[int, Ints]:
-    """For each degree the matrix [j, i] of what strata j .. i-1 take on one instance, in ns."""
+    """For each degree the matrix [j, i] of the times of strata j .. i-1 on one instance, in ns."""
     if ahead:
         return {degree: costs.flow(degree, strata, ahead, train_ns) for degree in degrees}
     return {degree: costs.segments(degree, strata) for degree in degrees}
@@ -262,7 +268,9 @@ def instance_of(degree: int, first: int, end: int, strata: Strata, segments: Int
 
 
 def _hopeless(costs: Costs, gpus: int, sizes: list[int], search: Search, trains: bool) -> str:
-    """Says why no split was found; searches once more with notes where only the trees know it."""
+    """Says why no split was found. If only the layout trees can tell, searches once more with
+    notes.
+    """
     if trains:
         return (f"{gpus} GPUs: the rollouts cannot run in any split: the longest request does not "
                 "fit into the cache of any degree; more GPUs, or shorter requests")

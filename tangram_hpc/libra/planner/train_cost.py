@@ -1,10 +1,10 @@
-"""Pure. How long a training step takes in a layout, and how much memory its fullest GPU needs.
+"""Pure. Computes how long a training step takes in a layout, and the memory of its fullest GPU.
 
 The batch is packed without padding: sorted by length, cut into micro-batches, and dealt to the
-replicas in turn. The first replica has the most work and is the one that is timed. Its pipeline is
-a flow shop of alike stages, which takes the sum of all micro-batches plus the longest one once more
-for each further stage (Pinedo, Scheduling, section 6.1). Each of several optimizer steps may have
-the longest micro-batch.
+replicas in turn. The first replica has the most work, so its time is the step's time. Its pipeline
+is a flow shop of equal stages, which takes the sum of all micro-batches plus the longest one once
+more for each further stage (Pinedo, Scheduling, section 6.1). Each of several optimizer steps may
+have the longest micro-batch.
 
 Invariants: a function of its arguments.
 """
@@ -23,7 +23,7 @@ from .shapes import NEVER, SECOND, Hardware, Layout, ModelShape, Price, Prices, 
 
 @dataclass(frozen=True)
 class TokenLoad:
-    """Tokens and squares of tokens in a number of micro-batches; one entry for each layout."""
+    """Sums of tokens and of squared tokens over some micro-batches; one entry for each layout."""
 
     tokens: Any
     squares: Any
@@ -50,7 +50,7 @@ class Stage:
 
     @property
     def total(self) -> Any:
-        """The sum: nothing in a stage overlaps."""
+        """The sum of all parts, because nothing in a stage overlaps."""
         return self.compute + self.tp + self.ep + self.pp
 
 
@@ -141,7 +141,9 @@ class TrainCost:
         return np.asarray(held + buffers + self.hardware.workspace_bytes)
 
     def _held(self, of: _Layouts) -> tuple[tuple[Ints, Ints], ...]:
-        """(weights on one GPU, replicas of them): what every token passes, then the experts."""
+        """(weights on one GPU, replicas of them), for the weights that every token passes and for
+        the experts.
+        """
         m, layers = self.model, self.model.layers // of.pp
         ends = m.head_params * np.where(of.pp == 1, 1 if m.tied else 2, 1)
         dense = -(-(layers * m.dense_params + ends) // of.tp)
@@ -176,7 +178,9 @@ class TrainCost:
                      self._rounds * layers * spread, passed)
 
     def _gradients(self, of: _Layouts, backward: Any) -> tuple[Any, Any]:
-        """Seconds in which gradients travel alone, and by which they slow the backward pass."""
+        """Seconds in which only gradients are sent, and seconds by which sending them slows the
+        backward pass.
+        """
         rounds = 3 if self.training.zero >= 3 else 2
         wire, hop = self._wire(of.gpus)
         comm = np.zeros(len(of.tp))

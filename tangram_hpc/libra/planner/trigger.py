@@ -1,8 +1,9 @@
-"""Pure. When to plan again, and whether a new plan is worth its cost.
+"""Pure. Decides when to plan again, and whether a new plan is worth the cost of switching.
 
 Invariants: no plan is made without enough history, during warm-up, or within the cooldown of the
-last plan. A switch must gain a share of the step, and over the horizon more than it costs. Every
-answer says why. The thresholds are Libra's; docs/LIBRA.md says which of their readings are ours.
+last plan. A switch must shorten the step by a fraction, and must gain more over the horizon than it
+costs. Every verdict gives its reason. The thresholds are Libra's; docs/LIBRA.md says which of their
+readings are ours.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from .shapes import SECOND, Request
 
 @dataclass(frozen=True)
 class Triggers:
-    """When to plan, and what a switch must gain. A step is a train_step."""
+    """When to plan, and how much a switch must gain. A step is a train_step."""
 
-    interval: int = 10  # steps between two plans without any other reason
+    interval: int = 10  # steps after which a plan is made without any other reason
     warmup: int = 1  # steps before the first plan
-    queue_pressure: float = 0.75  # share of the rollout queues in use
-    rollout_pressure: float = 0.85  # share of the rollout slots in use
+    queue_pressure: float = 0.75  # fraction of the rollout queues in use
+    rollout_pressure: float = 0.85  # fraction of the rollout slots in use
     rejected: int = 8  # rollouts refused since the last plan
     time_ratio: float = 1.25  # the longer of training and rollouts over the shorter
     min_history: int = 8  # requests that must have been seen
     history: int = 4096  # requests that are remembered
-    cooldown: int = 1  # steps after a plan in which none is made
+    cooldown: int = 1  # steps after a plan in which no other one is made
     switch_cost_ns: int = 15 * SECOND
-    min_gain: float = 0.05  # share of the step that a switch must gain
+    min_gain: float = 0.05  # fraction of the step that a switch must gain
     horizon: int = 10  # steps over which a gain is counted
 
 
 class StepFacts(NamedTuple):
-    """What was measured in a step."""
+    """The measurements of a step."""
 
     step: int
     train_ns: int
@@ -52,7 +53,7 @@ class Verdict(NamedTuple):
 
 
 class Trigger:
-    """The history of requests, and what has happened since the last plan."""
+    """The history of requests, and the counts since the last plan."""
 
     def __init__(self, rules: Triggers) -> None:
         self.rules = rules

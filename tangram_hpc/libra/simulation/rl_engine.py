@@ -1,17 +1,17 @@
 """A simulated rollout instance: continuous batching over a KV cache that may be too small.
 
-A step decodes one token of each running turn and takes `RolloutCost.step_s` of the running turns
-and the tokens in the cache. Reading a context stops the steps for `prefill_s`. Turns are admitted
-first come, first served, as soon as their current context and one block fit; the contexts of all
-running turns grow. When the cache is full, the turn that was admitted last goes back to the head of
-the queue, so the oldest turn is never preempted and each turn becomes the oldest in time. Keys of
-turns that do not run stay in the free part of the cache and are evicted least recently used first,
-their last tokens before their first ones; what was evicted is read again. This is how vLLM V1
-behaves: preemption by recomputation and automatic prefix caching. An engine is not told which
-trajectories have ended.
+A step decodes one token of each running turn. `RolloutCost.step_s` gives its time from the number
+of running turns and the tokens in the cache. Reading a context stops the steps for `prefill_s`.
+Turns are admitted first come, first served, as soon as their current context and one block fit; the
+contexts of all running turns grow. When the cache is full, the turn that was admitted last goes
+back to the head of the queue, so the oldest turn is never preempted and each turn becomes the
+oldest in time. Keys of turns that do not run stay in the free part of the cache and are evicted
+least recently used first, their last tokens before their first ones; what was evicted is read
+again. This is how vLLM V1 behaves: preemption by recomputation and automatic prefix caching. An
+engine does not know which trajectories have ended.
 
-Progress is counted in whole parts of a token. Between two changes of the running turns the rate is
-the mean one, which is exact while no turn comes or goes.
+Progress is counted in whole parts of a token. While the set of running turns does not change, the
+mean rate of that interval is used, which gives the exact end of the interval.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from ..planner.rollout_cost import RolloutCost
 
 BLOCK = 16  # tokens of a cache block
-_PART = 1 << 20  # parts of a token
+_PART = 1 << 20  # how many parts a token has
 _SECOND = 10**9
 
 
@@ -35,8 +35,8 @@ class DecodeWork:
         request: The trajectory's number.
         context: Tokens of context before the turn.
         tokens: Tokens to generate.
-        brought: Tokens of the context whose keys come along; the others are read, unless they are
-            cached.
+        brought: Tokens of the context whose keys are moved with the turn; the other tokens are
+            read, unless they are cached.
         start: The engine's progress when the turn was admitted, in parts of a token.
     """
 
@@ -97,14 +97,14 @@ class SimulatedEngine:
         self._admit(now)
 
     def due(self) -> int | None:
-        """When the next turn ends or is preempted, in ns; None if no turn runs."""
+        """The time at which the next turn ends or is preempted, in ns; None if no turn runs."""
         if not self._runs:
             return None
         parts = self._next() - self._progress
         return max(self._at, self._stalled) + -(-parts * self._step_ns // _PART)
 
     def finish(self, now: int) -> int | None:
-        """Lets what is due happen; returns the request that ended, None for a preemption."""
+        """Applies the change that is due; returns the request that ended, None for a preemption."""
         self._advance(now)
         self._progress = max(self._progress, self._next())
         end, request = self._ends[0]
@@ -132,13 +132,17 @@ class SimulatedEngine:
         return work.tokens
 
     def pause(self, now: int, ns: int) -> None:
-        """Stops decoding for `ns` from now on, or from the end of what is being read."""
+        """Stops decoding for `ns` from now on; while a context is being read, from the end of the
+        reading.
+        """
         self._advance(now)
         self._stalled = max(now, self._stalled) + ns
         self.version += 1
 
     def _leave(self, request: int) -> DecodeWork:
-        """Stops a running turn and returns it as of now; its keys stay in the cache."""
+        """Stops a running turn and returns it with its present progress; its keys stay in the
+        cache.
+        """
         work = self._runs.pop(request)
         self._base -= work.context * _PART - work.start
         done = min((self._progress - work.start) // _PART, work.tokens)

@@ -1,11 +1,11 @@
 """The faults of a simulated RL run, drawn from a seed alone.
 
-The same seed and rates give the same faults at the same times, whichever system is simulated; which
+The same seed and rates give the same faults at the same times for every simulated system, but which
 of the living nodes dies depends on the run. A rollout node that dies loses its engines, or its
 place in training if it is lent, and its caches; it comes back empty. An optimizer step that fails
 is repeated from its beginning. A tool call that never returns is given up after a time, and its
-trajectory is told of a timeout. A rate of 0 draws nothing. A run in which so many faults happen
-that no batch is trained ends with a message of one line.
+trajectory gets a timeout as its result. A rate of 0 draws nothing. A run in which so many faults
+happen that no batch is trained ends with a message of one line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...scheduler.routing.cmlfq import TIMEOUT
 from .rl_lengths import TrajectoryLengths
 
 _SECOND = 10**9
-FAULTS_MAX = 10_000  # most faults (tools excepted) between two trained batches
+FAULTS_MAX = 10_000  # most faults between two trained batches; tools do not count
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Faults:
         node_s, engine_s: Mean seconds between two deaths of whole rollout nodes and of single
             engines; 0 for none.
         back_s: Seconds until a dead node or engine serves again.
-        step: The share of optimizer steps that fail at their end.
-        tool: The share of tool calls that never return.
+        step: The fraction of optimizer steps that fail at their end.
+        tool: The fraction of tool calls that never return.
         tool_timeout_s: Seconds after which such a call is given up.
     """
 
@@ -44,7 +44,7 @@ class Faults:
 
 
 class Fate:
-    """The faults of one run."""
+    """Draws and counts the faults of one run."""
 
     def __init__(self, faults: Faults, seed: int) -> None:
         self.faults = faults
@@ -71,7 +71,7 @@ class Fate:
         return round(self.faults.back_s * _SECOND)
 
     def one_of(self, choices: list[int]) -> int:
-        """Chooses the one that dies."""
+        """Chooses the node or engine that dies."""
         return self._choices.choice(choices)
 
     def step_fails(self) -> bool:
@@ -83,7 +83,9 @@ class Fate:
         return failed
 
     def with_tools(self, one: TrajectoryLengths, key: str) -> TrajectoryLengths:
-        """The trajectory, with the tool calls in it that never return."""
+        """Returns the trajectory with its tool faults: the tool calls that never return end as
+        timeouts.
+        """
         if not self.faults.tool:
             return one
         rng = random.Random(f"tools/{self._seed}/{key}")
@@ -94,7 +96,7 @@ class Fate:
         return replace(one, turns=turns)
 
     def trained(self) -> None:
-        """A batch was trained, so the run makes progress."""
+        """Notes that a batch was trained: the count of faults since the last batch begins anew."""
         self._since.clear()
 
     def _next(self, field: str, rng: random.Random) -> int | None:

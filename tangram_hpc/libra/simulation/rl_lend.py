@@ -1,16 +1,16 @@
 """Simulated lending of rollout nodes to training, decided by the real `HybridPool`.
 
 This module plays the coordinator and the members. A member is a whole node here, so a replica has
-one member, and a core is as much of the trainer as one node is. What a member is asked to do takes
-the scenario's times; a member that follows reports when the step that it followed has ended.
+one member, and a core is a part of the trainer as large as a node. The stages of a join take the
+scenario's times; a member that follows a step reports when that step has ended.
 
-As many nodes are wanted in training as rollout can spare: the nodes that are left must hold all
-trajectories that run or wait, and idle nearly. No new trajectories come before a batch has been
-trained, so what is spare stays spare.
+As many nodes are wanted in training as rollout can spare: the remaining nodes must have room for
+all trajectories that run or wait, and nearly idle. No new trajectories come before a batch has been
+trained, so a spare node stays spare.
 
 Invariants: a node's engines close when it is asked to join and open again when it has come back. A
-node begins and stops counting only between two optimizer steps. What a node that died had computed
-in a step is not used.
+node begins and stops counting only between two optimizer steps. The gradients of a node that died
+in a step are not used.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ _SECOND = 10**9
 
 
 class Lending:
-    """The hybrid pool of each split in turn."""
+    """Runs the hybrid pool of one split after the other."""
 
     def __init__(self, scenario: Scenario, after: After) -> None:
         self._s, self._after = scenario, after
         self._version = self._step = self._era = 0
         self._pool: HybridPool | None = None
         self._unit = scenario.hardware.gpus_per_node
-        self._counting: dict[int, int] = {}  # node -> incarnation, of those that help in this step
+        # node -> incarnation, for the nodes that help in this step.
+        self._counting: dict[int, int] = {}
         self._incarnations = 0
         self._follow: list[StageOrder] = []  # members that follow the running step with zeros
         self._train_ns = self._rollout_ns = 0  # smoothed times of a batch
@@ -56,7 +57,7 @@ class Lending:
 
     def begin(self, now: int, shares: Shares, rollouts: SimulatedRollouts,
               engines: dict[int, list[int]], back: Callable[[int], None]) -> None:
-        """Begins with another split; its rollout nodes may be lent, those with small degrees first.
+        """Begins with another split. Its rollout nodes may be lent, nodes with small degrees first.
 
         `engines` holds the engines of each node that lives.
         """
@@ -74,7 +75,7 @@ class Lending:
             [[node] for node in others], [n for n in nodes if n not in lendable],
             [[node] for node in lendable])
         self._counting, self._follow = {}, []
-        # engines by node, in the order of lending; the pipeline owns those of other nodes
+        # the engines of nodes that may be lent, in the order of lending
         self._engines = {node: list(engines.get(node, ())) for node in lendable}
         self._most = len(nodes) - 1 if lendable else 0
         self._incarnation: dict[int, int] = {}
@@ -83,18 +84,18 @@ class Lending:
                 self._rises(now, node)
 
     def owns(self, node: int) -> bool:
-        """Whether a node is one that may be lent."""
+        """Whether a node may be lent in this split."""
         return node in self._engines
 
     def dies(self, now: int, node: int) -> None:
-        """A node that may be lent has died, in whichever role it was."""
+        """Notes the death of a node that may be lent, in any role."""
         closed, self._engines[node] = self._engines[node], []
         self._rollouts.close(now, closed)
         self._follow = [other for other in self._follow if other.member != node]
         self._tell(now, MemberLost(node, self._incarnation.pop(node), "died"))
 
     def returns(self, now: int, node: int) -> None:
-        """A node is back and serves rollouts, unless it is asked to join at once."""
+        """Notes that a node is back. It serves rollouts unless it is asked to join at once."""
         self._engines[node] = [self._rollouts.open(now, p) for p in self._places[node]]
         self._rises(now, node)
 
@@ -104,7 +105,7 @@ class Lending:
         self._tell(now, MemberUp(node, self._incarnations))
 
     def closed(self, engine: int) -> None:
-        """An engine died; its node lives."""
+        """Notes that an engine died although its node lives."""
         for engines in self._engines.values():
             if engine in engines:
                 engines.remove(engine)
@@ -126,7 +127,9 @@ class Lending:
             assert (node in self._incarnation) is (roles[node] is not Role.LOST)
 
     def used(self) -> int:
-        """GPUs whose gradients are used at the step's end: those that counted and still live."""
+        """The number of GPUs whose gradients are used at the step's end: their nodes counted and
+        still live.
+        """
         return self._unit * sum(self._incarnation.get(node) == incarnation
                                 for node, incarnation in self._counting.items())
 
@@ -151,19 +154,21 @@ class Lending:
         return len(self._counting) * self._unit
 
     def trained(self, train_ns: int, rollout_ns: int) -> None:
-        """What both stages took for a batch, in ns; the training time is without help."""
-        # averaged, as a batch is sometimes complete in time by chance
+        """Notes how long both stages took for a batch, in ns; the training time is that without
+        help.
+        """
+        # averaged, as some batches are complete in time by chance
         self._train_ns = (self._train_ns + train_ns) // 2
         self._rollout_ns = (self._rollout_ns + rollout_ns) // 2
         self._waits = (
             self._train_ns * 1000 <= self._s.pool.leave_permille * self._rollout_ns)
 
     def demand(self, now: int, demand: int) -> None:
-        """The number of trajectories that run or wait to start has changed."""
+        """Takes the changed number of trajectories that run or wait to start."""
         self._signal(now, 0 if self._waits else self._spare(demand))
 
     def home(self, now: int) -> None:
-        """Calls all nodes back, as between two steps."""
+        """Calls all nodes back."""
         if self.out:
             self._signal(now, 0)
             self._next_step(now)
@@ -171,8 +176,8 @@ class Lending:
     def _spare(self, demand: int) -> int:
         """How many nodes rollout can spare, in the order in which they are lent.
 
-        Nodes that are dead, on their way home or not asked again yet are not counted, as another
-        node would be lent in their place.
+        Nodes that are dead, on their way back, or may not join again yet are not counted, because
+        another node would be lent in their place.
         """
         assert self._pool is not None
         room = {i.id: self._rollouts.router.easy(i.id)
@@ -184,7 +189,7 @@ class Lending:
                     or self._pool.state(number) is ReplicaState.RETURNING)
             if away or self._pool.rests(number):
                 continue
-            # engines of nodes that are lent already are not among them
+            # without the engines of nodes that are lent already
             left -= sum(room[e] for e in engines)
             if left < demand:
                 break
@@ -209,8 +214,8 @@ class Lending:
             elif isinstance(order, StepPlan):
                 nodes = [self._pool.replicas[one.replica][0] for one in order.counting]
                 self._counting = {node: self._incarnation[node] for node in nodes}
-            assert not isinstance(order,
-                                  KillMember), "the scenario's pauses are longer than is waited"
+            assert not isinstance(order, KillMember), (
+                "a pause of the scenario is longer than the pool waits")
 
     def _asked(self, now: int, ask: StageOrder) -> None:
         if ask.stage is ReplicaState.REQUESTED:
@@ -222,7 +227,7 @@ class Lending:
             self._later(now, self._s.pauses.to_rollout_s, ask)
         elif ask.stage is ReplicaState.ZERO_SYNC:
             self._follow.append(ask)
-        else:  # its time was counted when the node was asked to join
+        else:  # the time was counted when the node was asked to join
             self._later(now, 0.0, ask)
 
     def _later(self, now: int, seconds: float, ask: StageOrder) -> None:

@@ -1,10 +1,10 @@
-"""Simulated trajectories whose length is caused by what their tools return.
+"""Simulated trajectories whose tool returns hint at their lengths.
 
 A trajectory goes through phases, the larger ones first. The tool return that begins a phase shows
-which phase it is, and the phase decides how much is generated in it; returns within a phase say
-nothing new. A setback begins the largest phase again, and a misleading return looks like that of
-another phase. A router is told what tools returned, never how much is left. Everything is drawn
-from a seed alone.
+which phase it is, and the phase decides how many tokens are generated in it; further returns within
+a phase say nothing new. A setback begins the largest phase again, and a misleading return looks
+like that of another phase. A router learns the tool returns, never the number of remaining tokens.
+Everything is drawn from a seed alone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TrajectoryLengths:
 
     @property
     def read(self) -> int:
-        """All tokens that are read: the prompt, and what tools returned."""
+        """All tokens that are read: the prompt and the tool returns."""
         return self.prompt_tokens + sum(t.tokens for t in self.turns)
 
     @property
@@ -71,7 +71,7 @@ class Phase:
 
     Attributes:
         name, tool: Name of the phase, and of the tool that its turns call.
-        weight: Weight of trajectories that begin with it.
+        weight: Weight of this phase among those with which trajectories begin.
         tokens: Mean of tokens that are generated in it.
         turns: Mean number of its turns.
         payload: Mean tokens of the return that begins it.
@@ -98,13 +98,13 @@ class Causes:
     Means are those of log-normal draws; shares lie between 0 and 1.
     """
 
-    phases: tuple[Phase, ...]  # the shortest first, which ends every trajectory
+    phases: tuple[Phase, ...]  # the shortest phase first; it ends every trajectory
     prompts: int
     prompt_tokens: int = 1200
     first_tokens: int = 200  # tokens before the first tool return
-    tilt: float = 0.7  # how far prompts differ, in log odds of the next larger phase
-    setback: float = 0.01  # share of turns after which the largest phase begins again
-    misled: float = 0.02  # share of phases that begin with another phase's return
+    tilt: float = 0.7  # how much prompts differ, in log odds of the next larger phase
+    setback: float = 0.01  # fraction of turns after which the largest phase begins again
+    misled: float = 0.02  # fraction of phases that begin with another phase's return
     tool_s: float = 1.5
     tool_spread: float = 0.8
     generated_max: int = 40_000
@@ -113,7 +113,7 @@ class Causes:
 def three_phases(spread: float, prompts: int) -> Causes:
     """Phases explore, repair and finish; mean lengths grow from 2,500 tokens to 11,500.
 
-    `spread` says how well a tool's return tells the tokens that follow.
+    The larger `spread`, the less a tool's return tells about the number of tokens that follow.
     """
     return Causes(
         phases=(
@@ -137,7 +137,7 @@ class Source:
     def trajectory(self, prompt: int, sample: int, progress: float) -> TrajectoryLengths:
         """One sample of a prompt at this progress (0 to 1) of the run.
 
-        The same arguments give the same trajectory, in whatever order they are asked for.
+        The same arguments always give the same trajectory, in any order of calls.
         """
         c = self.causes
         rng = random.Random(f"{self._seed}/{prompt}/{sample}")
@@ -191,9 +191,9 @@ class Source:
 
 
 def shuffled(trajectories: Sequence[TrajectoryLengths], seed: int) -> list[TrajectoryLengths]:
-    """The same lengths with all returns (tool, size, status) dealt anew over all trajectories.
+    """The same lengths, with all returns (tool, size, status) shuffled over all trajectories.
 
-    After that, returns say nothing about lengths.
+    Then returns say nothing about lengths.
     """
     rng = random.Random(seed)
     deck = [(t.tool, t.chars, t.tokens, t.status) for one in trajectories for t in one.turns]

@@ -1,15 +1,15 @@
 """The simulated asynchronous RL pipeline: rollout and training side by side, and GPUs between them.
 
-There are two pipelines. In `batches` a batch's rollout begins when that of the batch before has
-ended, so a step takes the longer of both stages, as in the published formula. In `trajectories` it
-begins at once: one more trajectory starts whenever an engine has a place, while the longest ones of
-earlier batches still run, and new weights stop the engines for their pause only. A colocated system
-rolls out and trains in turn in either pipeline.
+There are two pipelines. In `batches` a batch's rollout begins when the rollout of the batch before
+has ended, so a step takes as long as the longer of both stages, as in the published formula. In
+`trajectories` a rollout begins at once: one more trajectory starts whenever an engine has room,
+while the longest ones of earlier batches still run, and loading new weights stops the engines only
+for a pause. A colocated system rolls out and trains in turn in either pipeline.
 
 Invariants: one clock; events are ordered by time and then by creation. Batches are trained in
 order, each once. A trajectory of batch n starts only while at most `staleness` older batches are
-not trained, those of older batches first. No GPU is in two stages. The planner, the router, C-MLFQ
-and the hybrid pool are the real objects.
+not trained; trajectories of older batches start first. No GPU is in two stages. The planner, the
+router, C-MLFQ and the hybrid pool are the real objects.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SECOND = 10**9
 
 @dataclass
 class StepTimes:
-    """What one batch took. Times are in seconds."""
+    """The times and figures of one batch. Times are in seconds."""
 
     batch: int
     mean_tokens: float
@@ -46,8 +46,8 @@ class StepTimes:
     rollout_gpus: int
     degrees: str
     rollout_s: float = 0.0  # from its first trajectory's start to its last one's end
-    stage_s: float = 0.0  # what its rollout took of the pipeline, see `Pipeline._stage_ns`
-    p90_share: float = 0.0  # share of rollout_s after which 90 % of trajectories had ended
+    stage_s: float = 0.0  # the pipeline's time for its rollout, see `Pipeline._stage_ns`
+    p90_share: float = 0.0  # fraction of rollout_s after which 90 % of trajectories had ended
     train_s: float = 0.0
     trained_at_s: float = 0.0
     lent_gpu_s: float = 0.0
@@ -56,13 +56,13 @@ class StepTimes:
 
 @dataclass
 class Played:
-    """The whole run of one system."""
+    """The results of the whole run of one system."""
 
     system: System
     steps: list[StepTimes] = field(default_factory=list)
     warmup: int = 0
-    moved_share: float = 0.0  # tokens of context that changed their engine, over tokens generated
-    again_share: float = 0.0  # tokens of context that were read again, over tokens generated
+    moved_share: float = 0.0  # context tokens moved to another engine, over generated tokens
+    again_share: float = 0.0  # context tokens that were read again, over generated tokens
     gpu_busy: float = 0.0  # busy GPU time of rollout and training over all GPU time
 
     @property
@@ -86,7 +86,7 @@ class Pipeline:
         self._source = Source(scenario.lengths, scenario.run.seed)
         self._events: list[tuple[int, int, Callable[[int], None]]] = []
         self._made = 0
-        before = self._batch(0, -1)  # trajectories that are known before the run
+        before = self._batch(0, -1)  # trajectories that planner and router know before the run
         first = [request_of(t) for t in before]
         self._splitter = Splitter(scenario, system, first)
         self._cost = RolloutCost(scenario.model, scenario.hardware, scenario.rollout)
@@ -101,15 +101,15 @@ class Pipeline:
         self._lending = Lending(scenario, self._after) if system.elastic else None
         self._colocated = system.splits == "colocated"
         self._mixed = scenario.run.pipeline == TRAJECTORIES and not self._colocated
-        # trajectories that may start, in order
+        # the trajectories that may start, in order
         self._line: deque[tuple[int, TrajectoryLengths]] = deque()
-        # of batches begun and not trained
+        # for each batch that has begun and is not trained: its trajectories
         self._trajectories: dict[int, list[TrajectoryLengths]] = {}
-        self._ends: dict[int, list[int]] = {}  # when their trajectories ended
+        self._ends: dict[int, list[int]] = {}  # the times of their ends, in ns
         self._steps: dict[int, StepTimes] = {}
         self._began: dict[int, int] = {}
-        self._last = -1  # the last batch that may roll out, or is about to
-        self._opening = self._stopped = False  # the next batch, or all, waits for a pause
+        self._last = -1  # the last batch that rolls out, or is about to
+        self._opening = self._stopped = False  # the next batch, or every batch, waits for a pause
         self._free = 0  # when the trainer last became free
         self._trained_upto = 0  # batches that are trained
         self._pending: Shares | None = None
@@ -137,7 +137,8 @@ class Pipeline:
                       totals.again / generated, busy / (now * self._s.run.gpus))
 
     def _go_on(self, now: int) -> None:
-        """Does everything that has become possible at `now`."""
+        """Starts all trajectories, training steps and switches that have become possible at `now`.
+        """
         if self._stopped:
             return
         hold = self._pending is not None and self._switch(now)
@@ -161,7 +162,9 @@ class Pipeline:
         return Mlfq(edges)
 
     def _batch(self, number: int, turn: int = 0) -> list[TrajectoryLengths]:
-        """The trajectories of a batch; with another `turn`, other trajectories of the same kind."""
+        """The trajectories of a batch. Another `turn` gives other trajectories of the same
+        distribution.
+        """
         run = self._s.run
         progress = number / max(1, run.iterations - 1)
         drawn = [self._source.trajectory((number * run.prompts + p) % self._s.lengths.prompts,
@@ -173,7 +176,7 @@ class Pipeline:
     # ---- rollout -----------------------------------------------------------------------------
 
     def _admit(self, now: int) -> None:
-        """Begins batches that may begin, and starts their trajectories where there is a place."""
+        """Begins all batches that may begin, and starts their trajectories on engines with room."""
         run = self._s.run
         lag = 0 if self._colocated else run.staleness
         while (not self._opening and self._last + 1 < run.iterations
@@ -208,7 +211,7 @@ class Pipeline:
             self._rollouts.start(now, number, batch)
 
     def _start(self, now: int) -> None:
-        """Starts as many trajectories as engines have places."""
+        """Starts as many trajectories as engines have room for."""
         room = self._rollouts.places - self._rollouts.under_way
         while self._line and room > 0:
             number, one = self._line.popleft()
@@ -244,7 +247,7 @@ class Pipeline:
 
     @property
     def _to_train_ns(self) -> int:
-        """Time from a batch's last end to its training, where the same GPUs do both."""
+        """Time from the last end in a batch to the batch's training, if the same GPUs do both."""
         return round(self._s.pauses.to_train_s * _SECOND) if self._colocated else 0
 
     @property
@@ -256,19 +259,20 @@ class Pipeline:
         return self._rollouts.under_way + len(self._line) + soon
 
     def _boundary(self, now: int) -> int:
-        """An optimizer step begins; returns the GPUs that help in it."""
+        """Begins an optimizer step; returns the number of GPUs that help in it."""
         return self._lending.boundary(now, self._demand) if self._lending is not None else 0
 
     def _used(self) -> int:
-        """GPUs of helpers whose gradients the step that ends can use."""
+        """The number of helping GPUs whose gradients the ending step can use."""
         return self._lending.used() if self._lending is not None else 0
 
     def _stage_ns(self, number: int) -> int:
-        """How much of the pipeline a batch's rollout took, in ns.
+        """The time of a batch's rollout in the pipeline, in ns.
 
-        In `batches` this is its time. In `trajectories` it is how much later (or, below 0, earlier)
-        than the trainer was free the batch was complete; the time of its training is added to that
-        elsewhere. If the result equals the training time, neither stage waits for the other.
+        In `batches` this is the rollout's length. In `trajectories` it is the time from when the
+        trainer was free to when the batch was complete, below 0 if the batch was complete first;
+        `_trained` adds the training time to it. With that time added, it equals the training time
+        if neither stage waits for the other.
         """
         whole = self._ends[number][-1]
         return whole - (self._free if self._mixed and number else self._began[number])
@@ -300,7 +304,7 @@ class Pipeline:
         """Changes to the pending split if possible; returns whether batches must wait for it."""
         if (self._last + 1 == self._s.run.iterations and not self._line
                 and not self._rollouts.under_way and not self._opening):
-            self._pending = None  # nothing is left to roll out on it
+            self._pending = None  # no batch is left to roll out on the new split
             return False
         if not self._mixed and (self._rollouts.under_way or self._opening):
             return False
@@ -346,7 +350,7 @@ class Pipeline:
             self._after(now + wait_ns, dies)
 
     def _node_dies(self, now: int) -> None:
-        """A node that rolls out or is lent dies with all that is on it."""
+        """Lets a node that rolls out or is lent die, with its engines and caches."""
         living = sorted({p.node for p in self._shares.places} - set(self._dead))
         if living and not self._stopped:
             node = self.fate.one_of(living)
@@ -358,7 +362,7 @@ class Pipeline:
                 self._rollouts.close(now, [i.id for i in self._rollouts.router.instances
                                            if i.node == f"n{node}"])
             self._after(now + self.fate.back_ns, lambda at: self._node_returns(at, node))
-            self._go_on(now)  # it may have been waited for
+            self._go_on(now)  # another step may have waited for the node
         self._alarm(now, self.fate.next_node_ns(), self._node_dies)
 
     def _node_returns(self, now: int, node: int) -> None:
@@ -373,7 +377,7 @@ class Pipeline:
         self._go_on(now)
 
     def _engine_dies(self, now: int) -> None:
-        """The router loses an instance; its node lives and starts another one later."""
+        """Lets an engine die; its node lives and opens another engine later."""
         serving = self._engines()
         if serving:
             engine = self.fate.one_of(serving)
@@ -388,7 +392,7 @@ class Pipeline:
 
     def _engine_returns(self, now: int, place: EnginePlan, shares: Shares) -> None:
         if shares is not self._shares or self._stopped or place.node in self._dead:
-            return  # its node opens all of its engines anew
+            return  # the node died meanwhile: it will open all of its engines anew
         if self._lending is None or not self._lending.owns(place.node):
             self._rollouts.open(now, place)
         else:
@@ -405,21 +409,21 @@ class Pipeline:
         if self._lending is not None:
             self._lending.check()
         serving = Counter(self._rollouts.place(engine) for engine in self._engines())
-        assert serving <= Counter(self._shares.places), "two engines in one place"
-        assert not any(place.node in self._dead for place in serving), "the dead serve"
+        assert serving <= Counter(self._shares.places), "more engines than the split has"
+        assert not any(place.node in self._dead for place in serving), "a dead node has an engine"
         begun = sum(len(ends) for ends in self._ends.values()) + self._rollouts.under_way
         assert begun + len(self._line) == len(self._ends) * self._s.batch, "a trajectory is lost"
-        assert all(b >= self._trained_upto for b in self._ends), "a batch is there twice"
+        assert all(b >= self._trained_upto for b in self._ends), "a trained batch is open"
 
 
 def kv_of(scenario: Scenario, system: System) -> KvCost:
-    """The cost of moving keys; without C-MLFQ, to which moving belongs, keys are never moved."""
+    """The cost of moving keys; systems without C-MLFQ never move keys."""
     kv = scenario.router
     return kv if system.routing == CMLFQ else replace(kv, near_ns=ANY, far_ns=ANY)
 
 
 def request_of(one: TrajectoryLengths) -> Request:
-    """A trajectory as the planner knows it."""
+    """A trajectory as a request of the planner."""
     return Request(one.read, one.generated, one.tool_ns, len(one.turns) + 1)
 
 

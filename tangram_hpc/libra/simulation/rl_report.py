@@ -1,7 +1,7 @@
 """Reports of a simulated RL run: metrics for programs, tables for people, and curves.
 
 Invariants: all metrics come from the records of the steps. Ratios are between runs of one scenario
-and seed. The text says that everything is simulated.
+and seed. The text says that every number is simulated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def ratios(runs: Sequence[Played]) -> dict[str, float]:
 
 
 def table(runs: Sequence[Played]) -> list[str]:
-    """Lines for people: the systems, the ratios to the baselines, and the steps of the ablation."""
+    """Returns lines for people: the systems, the ratios to baselines, and the steps of the
+    ablation.
+    """
     slowest = min(run.tokens_per_s for run in runs)
     lines = [f"{'system':<18}{'tokens/s':>9}{'':>2}{'of the slowest':>15}{'hours':>7}{'busy':>6}"
              f"{'moved':>7}{'again':>7}  what"]
@@ -54,7 +56,7 @@ def table(runs: Sequence[Played]) -> list[str]:
 
 
 def steps_table(run: Played) -> list[str]:
-    """Lines for people: the steps of one run."""
+    """Returns lines for people about the steps of one run."""
     lines = [f"{'batch':>5}{'mean tok':>9}{'train':>6}{'roll':>5}{'rollout s':>10}{'p90':>6}"
              f"{'train s':>8}{'lent GPU s':>11}{'trained at':>11}  degrees"]
     for s in run.steps:
@@ -66,7 +68,7 @@ def steps_table(run: Played) -> list[str]:
 
 
 def panels(runs: Sequence[Played], name: str) -> list[Panel]:
-    """The throughput of each batch, and when it was trained, over batches."""
+    """The panels: each batch's throughput, and the time at which it was trained, over batches."""
     speed, when = [], []
     for run in runs:
         title = f"{run.system.name}: {run.tokens_per_s:.0f} tokens/s"

@@ -1,8 +1,8 @@
-"""The simulated rollout stage: batches of trajectories on engines, by the real router.
+"""The simulated rollout stage: batches of trajectories on engines, routed by the real router.
 
 Invariants: every turn is routed by the router and decoded by the engine that it names. The
-bucketing is told what a tool returned when it returns, and the length of a trajectory when it ends.
-A turn that loses its engine is routed again, and its context is read anew. Batches may mix: the
+bucketing learns a tool's result when the tool returns, and a trajectory's length when it ends. A
+turn that loses its engine is routed again, and its context is read anew. Batches may mix: the
 caller decides which trajectory starts when.
 """
 
@@ -27,7 +27,7 @@ from .rl_engine import DecodeWork, SimulatedEngine
 from .rl_lengths import TrajectoryLengths
 from .rl_routing import Bucketing
 
-After = Callable[[int, Callable[[int], None]], None]  # at this time (ns), call this
+After = Callable[[int, Callable[[int], None]], None]  # calls a function at a time in ns
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class EnginePlan:
         degree: Number of its GPUs.
         bucket: The bucket that it serves.
         node: Number of its node.
-        meant: For how many requests it is meant.
+        meant: The number of requests that the plan gives it.
     """
 
     degree: int
@@ -52,11 +52,11 @@ class _Live:
     """A trajectory that has not ended.
 
     Attributes:
-        one: What it does.
+        one: Its turns and tool calls.
         batch: Its batch.
         turn: Index of its current turn.
         done: Tokens generated so far.
-        context: Tokens in the cache when the turn before ended.
+        context: Tokens in the cache when the previous turn ended.
         unread: Tokens that must still be read.
         left: Tokens of this turn that are not generated.
         asked: How often it was routed; an arrival with an older count is ignored.
@@ -78,14 +78,14 @@ class _Live:
 
 @dataclass
 class Totals:
-    """Counters of a run; those of an engine are added when it closes."""
+    """Counters of a run; the counters of an engine are added when it closes."""
 
     moved: int = 0  # tokens of context that went to another engine
     moves: int = 0
     generated: int = 0
     ended: int = 0
     read: int = 0  # tokens that engines read
-    given: int = 0  # of these, tokens that no engine had read before
+    given: int = 0  # those of them that no engine had read before
     preempted: int = 0  # turns that were preempted
     busy_ns: int = 0  # GPU time in which engines decoded or read
 
@@ -116,7 +116,7 @@ class SimulatedRollouts:
         self._place: dict[int, EnginePlan] = {}
         self._live: dict[int, _Live] = {}
         self._next_engine = self._next_request = 0
-        self.mean_context = 1  # mean tokens in the cache, by trajectories that have ended
+        self.mean_context = 1  # mean tokens in the cache, from trajectories that have ended
         self.totals = Totals()
 
     @property
@@ -126,16 +126,18 @@ class SimulatedRollouts:
 
     @property
     def places(self) -> int:
-        """How many trajectories all engines decode at once, by the mean context."""
+        """How many trajectories all engines can decode at once, estimated from the mean context."""
         return sum(min(self._cost.rollout.max_batch, i.context_max // self.mean_context)
                    for i in self.router.instances)
 
     def place(self, engine: int) -> EnginePlan:
-        """The place of an engine that serves."""
+        """The plan of an open engine."""
         return self._place[engine]
 
     def check(self) -> None:
-        """Asserts the router's invariants, and that placed turns are or will be on an engine."""
+        """Asserts the router's invariants, and that each placed turn is on its engine or on its way
+        there.
+        """
         self.router.check()
         assert sum(e.load for e in self._engines.values()) == sum(
             live.engine >= 0 for live in self._live.values())
@@ -159,7 +161,7 @@ class SimulatedRollouts:
         return id_
 
     def close(self, now: int, engines: Sequence[int]) -> None:
-        """Closes engines; what ran there goes elsewhere, or waits until there is a place."""
+        """Closes engines. Their turns go to other engines, or wait until one has room."""
         stranded: list[int] = []
         for engine in engines:
             one = self._engines.pop(engine)
@@ -233,7 +235,7 @@ class SimulatedRollouts:
     def _arrive(self, route: Route, mark: int, now: int) -> None:
         live = self._live.get(route.request)
         if live is None or live.asked != mark:
-            return  # its engine was closed meanwhile
+            return  # the turn's engine was closed meanwhile
         live.engine = route.instance
         engine = self._engines[route.instance]
         brought = live.context if route.how == TRANSFER else 0

@@ -1,7 +1,8 @@
 """The bucketing policies with which C-MLFQ is compared, and how often each decides correctly.
 
 Invariants: all policies see the same calls in the same order: a start, each tool's return, the end.
-There is one decision at each return; it is right when it names the bucket of what is truly left.
+There is one decision at each return; it is right when it names the bucket of the tokens that are
+really left.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Bucketing(Protocol):
 
 
 class Mlfq:
-    """Plain multi-level feedback queue: the bucket follows what was generated so far."""
+    """Plain multi-level feedback queue: the bucket follows from the number of generated tokens."""
 
     def __init__(self, edges: Sequence[int]) -> None:
         self.edges = tuple(edges)
@@ -51,8 +52,8 @@ class Mlfq:
 class LengthPredictor:
     """Predicts the length by the prompt; it does not see what tools return.
 
-    The prediction is the mean length of the prompt's earlier samples (of all prompts' while it has
-    too few) among those that are longer than what is generated already.
+    The prediction is the mean length of the prompt's earlier samples, or of all samples while the
+    prompt has too few. Only samples count that are longer than the tokens generated so far.
     """
 
     def __init__(self, edges: Sequence[int], shape: TreeLimits | None = None) -> None:
@@ -66,7 +67,7 @@ class LengthPredictor:
         return self._bucket(request, 0)
 
     def returned(self, request: int, signal: ToolSignal, generated: int) -> int:
-        """The bucket of the expected rest."""
+        """The bucket of the expected remaining tokens."""
         return self._bucket(request, generated)
 
     def ended(self, request: int, total: int, epoch: int) -> None:
@@ -74,7 +75,7 @@ class LengthPredictor:
         self._tree.learn(self._prompts.pop(request), epoch, (), (), total)
 
     def _bucket(self, request: int, generated: int) -> int:
-        # the tree gets no tool returns, only how much was generated
+        # the tree gets no tool returns, only the number of generated tokens
         estimate = self._tree.estimate(self._prompts[request], (), (generated,))
         return bucket_of(self.edges, estimate.mean) if estimate else 0
 
@@ -83,16 +84,16 @@ class LengthPredictor:
 class Accuracy:
     """How good a policy's decisions were. Shares lie between 0 and 1."""
 
-    right: float  # share of right decisions
+    right: float  # fraction of right decisions
     decisions: int
-    base_rate: float  # share that always naming the most frequent bucket would reach
+    base_rate: float  # the same if every decision named the most frequent bucket
     moved: float  # context tokens that changed their bucket, over all tokens generated
-    by_bucket: tuple[float, ...]  # share of right decisions, by the true bucket
+    by_bucket: tuple[float, ...]  # fraction of right decisions, by the true bucket
 
 
 def play(policy: Bucketing, trajectories: Iterable[TrajectoryLengths], epoch: int,
          learn: bool = True, shape: TreeLimits | None = None) -> Accuracy:
-    """Plays whole trajectories in turn; without `learn` the policy is not told their ends."""
+    """Plays whole trajectories one by one; without `learn` the policy does not see their ends."""
     shape, edges = shape or TreeLimits(), policy.edges
     right: Counter[int] = Counter()
     truth: Counter[int] = Counter()

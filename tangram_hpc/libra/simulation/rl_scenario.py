@@ -1,4 +1,4 @@
-"""Reads an RL scenario: everything that a simulated asynchronous RL run assumes, in one TOML file.
+"""Reads an RL scenario: all assumptions of a simulated asynchronous RL run, in one TOML file.
 
 Invariants: every assumption is a field with its unit in its name, and none is made anywhere else.
 An unknown or wrong field is reported in one line that names the file, the field and the remedy.
@@ -40,11 +40,11 @@ class RunSection:
         prompts, samples: A batch has `prompts` x `samples` trajectories.
         train_steps: Optimizer steps in which a batch is trained.
         pipeline: What is asynchronous: whole `batches` or `trajectories`.
-        staleness: A batch may roll out while at most so many older ones are not trained.
+        staleness: A batch may roll out while at most this many older batches are not trained.
         warmup: Number of first iterations that are not in the metrics.
-        seed: From which everything random is drawn.
-        slack: Share of the step that the planner may give away to leave more GPUs to rollout.
-        pool_slack: The same where the hybrid pool makes up for it.
+        seed: Seed of all random draws.
+        slack: Fraction by which the planner may lengthen the step to leave more GPUs to rollout.
+        pool_slack: The same for systems with the hybrid pool, which lends such GPUs to training.
     """
 
     gpus: int
@@ -82,7 +82,7 @@ class Baselines:
 
     Attributes:
         uniform_degree: The degree of static-uniform and greedy.
-        greedy_ratio: Ratio of the stages' times from which greedy moves a node.
+        greedy_ratio: Ratio of the stages' times at or above which greedy moves a node.
     """
 
     uniform_degree: int = 2
@@ -170,7 +170,7 @@ def with_run(scenario: Scenario, run: RunSection) -> Scenario:
 
 
 def _beside(path: Path, name: str) -> str:
-    """The path of a file beside the scenario, or the name as it is."""
+    """The path of a file in the scenario's folder; if there is none, the name itself."""
     there = path.parent / name
     return str(there) if there.suffix == ".toml" and there.exists() else name
 
@@ -254,7 +254,7 @@ def _check_faults(s: Scenario, where: str) -> None:
 
 
 def _check(s: Scenario, where: str) -> None:
-    """Checks what types do not say."""
+    """Checks all conditions that the types of the fields do not express."""
     _check_pauses(s, where)
     _check_faults(s, where)
     for name in ("gpus", "iterations", "prompts", "samples", "train_steps", "staleness"):

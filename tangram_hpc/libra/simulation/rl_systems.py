@@ -1,9 +1,9 @@
 """The systems that are compared, and how each of them splits the GPUs.
 
-Invariants: every system plays the same trajectories on the same hardware by the same cost model. It
-is told lengths only after trajectories have ended, except the first batch's lengths, which all
-systems are told before the run. What a system does not have is left out, and nothing is made worse
-on purpose.
+Invariants: every system plays the same trajectories on the same hardware by the same cost model. A
+system learns lengths only when trajectories end, except the lengths of the first batch, which all
+systems know before the run. A baseline is the full system less the parts that it does not have; no
+part is made worse on purpose.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LEAST, MLFQ, CMLFQ = "least connections", "MLFQ", "C-MLFQ"
 
 @dataclass(frozen=True)
 class System:
-    """The parts of one system. Keys move with C-MLFQ only.
+    """The parts of one system. Only systems with C-MLFQ move keys.
 
     Attributes:
-        name: What reports call it.
-        splits: Who decides the split.
+        name: The name in reports.
+        splits: The rule that decides the split.
         uniform: Whether all instances have one degree.
         routing: How turns are routed.
         elastic: Whether the hybrid pool is used.
@@ -73,7 +73,7 @@ LIBRA = SYSTEMS[-1]
 
 @dataclass(frozen=True)
 class Shares:
-    """A split as the stages use it.
+    """A split, in the form in which the stages use it.
 
     Attributes:
         layout: The training layout.
@@ -102,7 +102,7 @@ class Splitter:
 
     def after(self, step: int, train_ns: int, rollout_ns: int, requests: Sequence[Request]
               ) -> Shares | None:
-        """A step has ended; returns the shares to change to, or None."""
+        """Handles the end of a step; returns the shares to change to, or None."""
         if self._system.splits == "planner":
             self._calibrate(rollout_ns, requests)
             advice = self._online.step(StepFacts(step, train_ns, rollout_ns), requests, {})
@@ -116,13 +116,13 @@ class Splitter:
     def _calibrate(self, rollout_ns: int, requests: Sequence[Request]) -> None:
         """Learns one factor for all degrees.
 
-        Simulated engines are as fast as the model says. What differs is how well requests were
-        dealt, which says nothing about a degree. What mixed plans lose by it is learned by the
-        planner itself.
+        Simulated engines are exactly as fast as the model says. Measured times differ only by how
+        well requests were distributed, which says nothing about a degree. The planner itself learns
+        the loss of mixed plans.
         """
         split, degrees = self._online.now, self._s.rollout.degrees
         if split is None or self._search.ahead or not self._online.settled:
-            return  # the time of a batch says little if batches mix or it ran on two plans
+            return  # a batch's time says little if batches mix or if it ran on two plans
         said = reprice(self._costs(requests, degrees), self._s.run.gpus, split.layout,
                         [one.degree for one in split.instances], self._search)
         mean = sum(r.total for r in requests) / len(requests)
@@ -209,7 +209,7 @@ class Splitter:
         Engines are placed with the largest degrees first, node after node. Buckets are by degree,
         with their edges where the plan's instances divide the batch.
         """
-        if self._system.uniform:  # plans with dealt requests have one degree
+        if self._system.uniform:  # plans whose requests are dealt in turn have one degree
             return Shares(split.layout, self._alike(
                 split.rollout_gpus, split.instances[0].degree), split.rollout_gpus)
         wanted = [(one.degree, one.requests) for one in split.instances]
@@ -231,8 +231,8 @@ class Splitter:
         """Remaining tokens at which the buckets end.
 
         The plan gives each request to one degree for its whole time, but a queue by remaining
-        tokens serves the last tokens of every request in its smallest bucket. So the edges are
-        those at which each degree gets the share of all tokens that the plan gives it.
+        tokens serves the last tokens of every request in its smallest bucket. So the edges are set
+        so that each degree gets the fraction of all tokens that the plan gives it.
         """
         recent = sorted(r.generated for r in self._recent)
         n = len(recent)
@@ -241,9 +241,10 @@ class Splitter:
         upto = 0
         for degree in degrees[:-1]:
             upto += sum(o.requests for o in split.instances if o.degree == degree)
-            wanted = prefix[min(n, upto * n // self._s.batch)]  # tokens of the requests up to there
-            # the least edge below which that many tokens lie: all tokens of the k shorter
-            # requests, and `edge` tokens of each longer one
+            # Tokens of the requests up to this edge.
+            wanted = prefix[min(n, upto * n // self._s.batch)]
+            # the least edge with `wanted` tokens below it: all tokens of the k shorter requests,
+            # and `edge` tokens of each longer one
             k = next((k for k in range(n) if prefix[k] + recent[k] * (n - k) >= wanted), n - 1)
             edge = max(1, -(-(wanted - prefix[k]) // (n - k)))
             edges.append(max(edge, edges[-1] + 1 if edges else 1))
@@ -271,7 +272,7 @@ class Splitter:
             return None
 
     def _taken(self, shares: Shares) -> Shares | None:
-        """Takes these shares from now on; returns None if they are what there is."""
+        """Uses these shares from now on; returns None if they are the present ones."""
         if shares == self.now:
             return None
         self.now = shares

@@ -1,7 +1,7 @@
 """The simulated training stage: a batch in optimizer steps, timed by the planner's own cost model.
 
-An optimizer step takes `TrainCost.price` of its own trajectories, in the core layout with as many
-more data-parallel replicas as have joined for that step. The core computes the samples of a replica
+An optimizer step takes `TrainCost.price` of its own trajectories, in the core layout plus the
+data-parallel replicas that have joined for that step. The core computes the samples of a replica
 that died meanwhile, and a step that failed is repeated. A micro-batch that does not divide an
 optimizer step is reduced to one that does.
 
@@ -20,8 +20,8 @@ from .rl_faults import Fate
 from .rl_rollout import After
 from .rl_scenario import Scenario
 
-Boundary = Callable[[int], int]  # from the time, the GPUs that help in the step that begins
-UsableGpus = Callable[[], int]  # the GPUs of them whose gradients can be used at its end
+Boundary = Callable[[int], int]  # takes the time, returns the GPUs that help in the step
+UsableGpus = Callable[[], int]  # returns those of them whose gradients can be used at its end
 Trained = Callable[[int, int, int, list[Request]], None]  # time, batch, ns without help, requests
 
 
@@ -70,7 +70,7 @@ class SimulatedTrainer:
         used = self._used()
         assert used <= self._helpers, "a gradient of nobody who helped"
         whole = self.layout.gpus + self._helpers
-        again = self._alone * (self._helpers - used) // whole  # the core computes what was lost
+        again = self._alone * (self._helpers - used) // whole  # the core computes the lost samples
         self.gpu_busy_ns += again * self.layout.gpus
         if not self._fate.step_fails():
             self._left -= 1

@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping
 from enum import IntEnum
 from importlib.machinery import EXTENSION_SUFFIXES
+from typing import Any
 
 import msgspec
 
@@ -183,7 +184,7 @@ class FastPath:
         return self._struct
 
 
-def _rest(values: tuple) -> int:
+def _rest(values: tuple[Any, ...]) -> int:
     """The encoded size of these values at the end of a list."""
     return len(msgspec.msgpack.encode(values)) - 1
 

@@ -1,12 +1,13 @@
-"""Sums up what the queue needs of each kind of resource, and what is held. Pure.
+"""Sums up, for each kind of resource, the demand of the queue and the units that are held. Pure.
 
-These are the facts on which `elastic_allocs` decides. Expected work is the estimator's, for one
-unit; that is the least that an action takes.
+These are the facts on which `elastic_allocs` decides. The expected work of an action is the
+estimator's figure for one unit, which is the least that the action can take.
 
 Work counts as movable only if a new node could do it. An action whose session has a home node can
-start there only, and so can a call of a service that is fixed to one node: that is work for what is
-held, and no reason to hold more. A turn that waits in a rollout pool counts as a call of the
-service that would take it; a new node could start as many of them as that service has room for.
+start there only, and so can a call of a service that is fixed to one node: such work needs the
+nodes that are held already, and is no reason to hold more. A turn that waits in a rollout pool
+counts as a call of the service that would take it; a new node could start as many of them as that
+service has room for.
 
 The module reads the ledger and changes nothing. O(shape queues + leases + sessions not placed +
 turns that wait in rollout pools).
@@ -29,11 +30,11 @@ DemandKey = tuple[str, str]  # kind (`cpu` or `gpu`), component (empty: any)
 
 @dataclass(slots=True)
 class QueueLoad:
-    """What is needed and held of one kind of resource, in one component.
+    """The demand for one kind of resource in one component, and the units that are held.
 
     Attributes:
         work_ns: expected work of all actions that wait or run, in unit-ns.
-        movable_ns: expected work of those that a new node could start, in unit-ns.
+        movable_ns: expected work of the actions that a new node could start, in unit-ns.
         waiting: how many actions a new node could start.
         units: units that these actions can use at most.
         bound: how many waiting actions no new node could start: they wait for the node of their
@@ -56,7 +57,7 @@ class QueueLoad:
 
 
 def loads(ledger: Ledger, now: int) -> dict[DemandKey, QueueLoad]:
-    """Returns the loads of all kinds that are held, or of which something waits or runs."""
+    """Returns the loads of all kinds of which units are held, or for which actions wait or run."""
     found: dict[DemandKey, QueueLoad] = {(CPU, ""): QueueLoad(), (GPU, ""): QueueLoad()}
     for pool in (CPU, GPU):
         for shard in ledger.ready.shards(pool):

@@ -1,7 +1,8 @@
 """Decides how long a satellite shape is not requested again after a rejection. Pure.
 
-Slurm rejects a request, or a request waits for too long in its queue. The wait doubles with each
-rejection in a row, up to a bound. A node that joins ends the row.
+A shape is rejected when Slurm refuses a request for it, or when a request waits for too long in
+Slurm's queue. The wait until the next request doubles with each rejection in a row, up to a bound.
+A node that joins ends the row.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from ..state.ledger import Ledger
 
 
 def backoff_until(ledger: Ledger, shape: str, now: int) -> int:
-    """Returns until when a shape is not requested again after one more rejection, in epoch ns."""
+    """Returns when a shape may be requested again after one more rejection, in epoch ns."""
     policy, rejected = ledger.allocs.policy, ledger.allocs.rejected.get(shape)
     if rejected is not None and now < rejected.until:
         return rejected.until
@@ -20,7 +21,7 @@ def backoff_until(ledger: Ledger, shape: str, now: int) -> int:
 
 
 def refused(ledger: Ledger, alloc: int, why: str, now: int) -> list[ev.Event]:
-    """Returns the event that Slurm refused a satellite for good; none for an unknown satellite."""
+    """Returns the event of Slurm's final refusal of a satellite; none for an unknown satellite."""
     entry = ledger.allocs.entries.get(alloc)
     if entry is None or entry.shape is None:
         return []

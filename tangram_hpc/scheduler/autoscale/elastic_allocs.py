@@ -1,17 +1,19 @@
 """Decides when to ask Slurm for more nodes, to withdraw a request, and to give nodes back. Pure.
 
-The forecast: W unit-ns of expected work wait and run, C units are held, and a satellite takes A
-from the request until it has joined. More units are needed if W > C (A + target), and then as many
-that what is left after A is done within the target: (W - C A) / target - C.
+The forecast: let W be the expected work of all actions that wait or run, in unit-ns; C the units
+that are held; and A the time from a request until its satellite has joined. More units are needed
+if W > C (A + target). While the satellite is on its way, the held units do C A of the work. To do
+the rest within the target takes (W - C A) / target - C further units.
 
-More is requested only when the queue has not been expected to drain in time for `grow_after_ns`.
-Less is held only after `idle_ns` without use, or with so little use that half of the other nodes
-could do it. Each of the two waits anew after the other, so allocations do not flap. The user's
-bounds are never exceeded. No node with a lease or a session is given back, nor the last
-`min_nodes`, and nothing is requested that is on its way already.
+More is requested only when the queue has not been expected to drain in time for `grow_after_ns`. A
+node is given back only after `idle_ns` without use, or after `idle_ns` in which the other nodes
+could have done all work twice over. After a request the wait before a return begins anew, and the
+other way round, so nodes are not requested and given back in quick alternation. The user's bounds
+are never exceeded. No node with a lease or a session is given back, nor the last `min_nodes`, and
+nothing is requested that is on its way already.
 
-The module reads the ledger and returns events. What it remembers between two checks (for how long
-something has been so) is no part of the state: after a restart it only waits once more.
+The module reads the ledger and returns events. Between two checks it remembers since when each
+condition has held. This memory is no part of the state: after a restart the waits only begin anew.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from ..state.ledger import Ledger, NodeEntry
 from .alloc_demand import DemandKey, QueueLoad, loads, satellite_serves, units_of
 from .backoff import backoff_until
 
-LOOK_NS = 1_000_000_000  # time between two checks
+LOOK_NS = 1_000_000_000  # time between two calls of `decide`
 _S = 1_000_000_000
 
 
 class Need(NamedTuple):
-    """What is missing of one kind of resource.
+    """The amounts of one kind of resource that are missing.
 
     Attributes:
         units: units of the kind.
@@ -61,7 +63,7 @@ class ElasticAllocs:
         self._ample_since = 0
         self._idle_since: dict[int, tuple[int, int]] = {}  # node -> (revision, since when)
         self._lent: deque[tuple[int, int]] = deque()  # (epoch ns, CPUs lent) of the last `idle_ns`
-        self._lent_since = 0  # since then the held nodes are the same and nothing waits
+        self._lent_since = 0  # since when the held nodes are the same and nothing waits
         self._held_by: tuple[int, ...] = ()
 
     def due_at(self, ledger: Ledger) -> int:
@@ -70,7 +72,7 @@ class ElasticAllocs:
         return self._looked_at + LOOK_NS if policy.max_nodes or policy.idle_ns else 0
 
     def decide(self, ledger: Ledger, now: int) -> list[ev.Event]:
-        """Returns the events of what to request or give back now; none before it is due."""
+        """Returns events that request or give back allocations now; none before it is due."""
         due = self.due_at(ledger)
         if not due or now < due:
             return []
@@ -128,10 +130,10 @@ class ElasticAllocs:
     # ---- less ----------------------------------------------------------------------------------
 
     def _give_up(self, ledger: Ledger, now: int) -> list[ev.Event]:
-        """Releases requests and satellites of which nothing more is expected.
+        """Releases requests and satellites that are not expected to bring workers any more.
 
-        A request has waited for too long while another shape may be tried; the workers of a
-        satellite never joined or are gone.
+        These are requests that have waited for too long while another shape may be tried, and
+        satellites whose workers never joined or are gone.
         """
         allocs, policy = ledger.allocs, ledger.allocs.policy
         for entry in allocs.satellites():
@@ -205,7 +207,7 @@ class ElasticAllocs:
             return []
         peak = max(lent for _, lent in self._lent)
         if not peak:
-            return []  # all nodes are idle, which is for `_give_back`
+            return []  # all nodes are idle: `_give_back` decides
         for entry in ledger.allocs.satellites():
             nodes = [ledger.nodes[n] for n in entry.nodes]
             free = all(n.state is NodeState.UP and not n.sessions and not n.spec.gpus
@@ -220,7 +222,7 @@ class ElasticAllocs:
         return []
 
     def _give_back(self, ledger: Ledger, now: int) -> list[ev.Event]:
-        """Gives back the allocation that is idle longest, if that is at least `idle_ns`."""
+        """Gives back the allocation that is idle longest, if it is idle for at least `idle_ns`."""
         policy = ledger.allocs.policy
         best = (now - policy.idle_ns + 1, 0)
         if not policy.idle_ns:
@@ -249,7 +251,7 @@ def _released(ledger: Ledger, entry: AllocEntry, why: str, now: int) -> ev.Event
 
 
 def _may_go(ledger: Ledger, entry: AllocEntry) -> bool:
-    """Returns whether enough nodes stay without an allocation, also for every declared service."""
+    """Returns whether the other allocations have enough nodes, also for every declared service."""
     stay = [n for n in ledger.up_nodes() if n.node not in entry.nodes]
     if len(stay) < max(1, ledger.allocs.policy.min_nodes):
         return False
@@ -262,7 +264,7 @@ def _stands(nodes: list[NodeEntry], ledger: Ledger, name: str) -> bool:
 
 
 def _missing(ledger: Ledger, key: DemandKey, load: QueueLoad, now: int) -> Need:
-    """Returns what is needed beyond what is held and on its way."""
+    """Returns the needs that exceed the resources that are held or requested."""
     policy, kind = ledger.allocs.policy, key[0]
     if not policy.max_nodes:
         return _ENOUGH
@@ -288,7 +290,7 @@ def _arrives(ledger: Ledger, shape: SatelliteShape) -> int:
 def _mem(ledger: Ledger, shape: SatelliteShape) -> int:
     """Returns the memory that a satellite adds in MiB.
 
-    If the shape does not say it, each node counts as much as the largest node that is known.
+    Each node of a shape that names no memory counts with the memory of the largest known node.
     """
     known = shape.mem_mib or max((n.spec.mem_mib for n in ledger.nodes.values()), default=0)
     return max(1, known * shape.nodes)

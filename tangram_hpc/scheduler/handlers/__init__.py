@@ -3,5 +3,5 @@
 A handler applies one event to the state in O(1), unless it says otherwise, and returns the
 decisions that follow. It never plans; that is the task of `placement/`, `policy/`, `routing/` and
 `autoscale/`. `scheduler.py` has the table of handlers, `consequences` the events that an event
-entails. `queueing` has what several handlers share.
+entails. `queueing` has functions that several handlers use.
 """

@@ -21,7 +21,7 @@ from .rollout_events import note_end
 
 
 def on_action_submitted(state: SchedulerState, event: ev.ActionSubmitted) -> list[Decision]:
-    """Adds an action and lets it wait."""
+    """Adds an action and puts it into its queue."""
     action, ledger = event.action, state.ledger
     assert action.id not in ledger.actions, f"{action} was submitted twice"
     entry = ledger.actions[action.id] = ActionEntry(action, event.at)

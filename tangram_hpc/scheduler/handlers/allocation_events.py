@@ -1,7 +1,7 @@
 """Pure. Handlers of events about allocations: requested, granted and given back.
 
-Whether more or less should be held is decided in `scheduler/autoscale`; here is only what happens
-to an allocation after that decision, and what Slurm reports about it.
+Whether more or less should be held is decided in `scheduler/autoscale`; this module handles what
+follows from that decision, and what Slurm reports about an allocation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..state.transitions import ALLOC_MOVES, move
 
 
 def on_allocations_allowed(state: SchedulerState, event: ev.AllocationsAllowed) -> list[Decision]:
-    """Takes over what the user allows: how many nodes and core-hours, of which shapes."""
+    """Sets the user's policy: how many nodes and core-hours, of which shapes."""
     state.ledger.allocs.policy = event.policy
     return []
 
@@ -39,7 +39,7 @@ def on_allocation_queued(state: SchedulerState, event: ev.AllocationQueued) -> l
     if entry is None:
         return []
     known = allocs.by_job.get(event.job)
-    if known is not None:  # its worker was faster than sbatch's answer
+    if known is not None:  # its worker joined before sbatch had answered
         found = allocs.entries.pop(known)
         entry.nodes, entry.cpus, entry.joined = found.nodes, found.cpus, found.joined
         entry.since, entry.held_at, entry.empty_at = found.since, found.held_at, found.empty_at
@@ -50,11 +50,12 @@ def on_allocation_queued(state: SchedulerState, event: ev.AllocationQueued) -> l
         to = AllocState.PENDING if known is None else AllocState.RUNNING
         entry.state = move(ALLOC_MOVES, entry.state, to, event)
         return []
-    return [_end_order(entry)]  # it was withdrawn before its job was known
+    return [_end_order(entry)]  # the request was withdrawn before its job was known
 
 
 def on_allocation_refused(state: SchedulerState, event: ev.AllocationRefused) -> list[Decision]:
-    """Removes a satellite that Slurm did not accept, and keeps its shape back for a while."""
+    """Removes a satellite that Slurm did not accept. Its shape is not requested again for a while.
+    """
     allocs = state.ledger.allocs
     entry = allocs.entries.get(event.alloc)
     if entry is None:
@@ -117,7 +118,7 @@ def on_allocation_ended(state: SchedulerState, event: ev.AllocationEnded) -> lis
 
 
 def node_came(ledger: Ledger, event: ev.NodeJoined) -> None:
-    """Counts a node that joined to its allocation, if that is known."""
+    """Adds a node that joined to its allocation, if the allocation is known."""
     allocs = ledger.allocs
     number = allocs.by_job.get(event.spec.allocation)
     if number is None:
@@ -163,7 +164,7 @@ def _forget(allocs: AllocLedger, entry: AllocEntry, at: int) -> None:
 
 def _reject(allocs: AllocLedger, shape: str, why: str, until: int) -> None:
     rejected = allocs.rejected.setdefault(shape, Rejections())
-    rejected.count += until > rejected.until  # rejections of one time count once
+    rejected.count += until > rejected.until  # rejections at the same time count once
     rejected.until, rejected.why = until, why
     allocs.taken.pop(shape, None)
 

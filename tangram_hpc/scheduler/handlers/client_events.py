@@ -1,8 +1,8 @@
 """Pure. Handlers of events about clients.
 
-A client is connected, disconnected (`Ledger.disconnected`) or expired. One that comes back in time
-goes on with the same number. After it has expired its entry stays, without a uid, until its last
-action and session are gone, so that no process can come back as that client.
+A client is connected, disconnected (`Ledger.disconnected`) or expired. A client that comes back
+within its grace keeps its number. After it has expired its entry stays, without a uid, until its
+last action and session are gone, so that no process can come back as that client.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def on_client_expired(state: SchedulerState, event: ev.ClientExpired) -> list[De
 
 
 def forget_action(ledger: Ledger, action: int) -> None:
-    """Removes an action whose end its client knows, or whose client is gone."""
+    """Removes an action whose result its client has received, or whose client is gone."""
     del ledger.actions[action]
     owner = ledger.clients[client_of(action)]
     del owner.actions[action]

@@ -1,8 +1,8 @@
-"""Pure. Which other events an event entails: a node's loss ends its leases and sessions.
+"""Pure. Names the events that an event entails: a node's loss ends its leases and sessions.
 
 Every end of an action, lease or session is an event of its own in the journal, so that accounting
 is a plain fold. The functions here read the state and change nothing; the driver handles the events
-that they return, in that order. Each function returns the event itself among them.
+that they return, in that order. The returned events include the first one.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ _RESTARTED = "the broker was started again"
 
 
 def _of_broker_started(state: SchedulerState, event: ev.BrokerStarted) -> list[ev.Event]:
-    """The end of all that an earlier broker of the job left open; nothing for the first broker.
+    """Names the end of all that an earlier broker of the job left open; nothing for the first
+    broker.
 
     Its nodes are lost, its sessions with them, its clients expire, and their actions end. Only
-    actions with an idempotency key, outside sessions, wait again under their old order tags; such
-    an attempt is not counted. O(what was open).
+    actions with an idempotency key, outside sessions, wait again under their old order tags; the
+    attempt that was interrupted is not counted. O(entries that were open).
     """
     ledger, at = state.ledger, event.at
     events: list[ev.Event] = [event]
@@ -55,7 +56,7 @@ def _goes_on(entry: ActionEntry) -> bool:
 
 
 def _of_node_joined(state: SchedulerState, event: ev.NodeJoined) -> list[ev.Event]:
-    """What a node's joining says about its allocation: Slurm has granted that."""
+    """Adds that Slurm has granted the allocation of a node that joins."""
     allocs, name = state.ledger.allocs, event.spec.allocation
     number = allocs.by_job.get(name)
     if not name:
@@ -97,7 +98,8 @@ def _loss(ledger: Ledger, event: ev.NodeLost, restart: bool) -> list[ev.Event]:
 
 
 def _of_nodes_complete(state: SchedulerState, event: ev.NodesComplete) -> list[ev.Event]:
-    """The end of all that turns out to be infeasible, now that all expected nodes are known."""
+    """Adds the ends of all sessions and actions that are infeasible, now that all nodes are known.
+    """
     ledger, placer = state.ledger, state.placer
     events: list[ev.Event] = [event]
     for session in ledger.session_queue:
@@ -129,7 +131,9 @@ def _of_session_closed(state: SchedulerState, event: ev.SessionClosed) -> list[e
 
 
 def _end_of_session(ledger: Ledger, event: ev.SessionClosed) -> list[ev.Event]:
-    """A session's end, and that of the actions that wait in it and of the forks not yet begun."""
+    """Adds the ends of the actions that wait in a session that ends, and of its forks not yet
+    begun.
+    """
     session = ledger.sessions.get(event.session)
     if session is None:
         return [event]
@@ -162,7 +166,7 @@ def _of_action_cancelled(state: SchedulerState, event: ev.ActionCancelled) -> li
     return [event, ev.LeaseFinished(event.at, lease.lease, outcome, True)]
 
 
-# The events of an action's usual way entail nothing else and are not in the table.
+# The events of an action that runs normally entail nothing else and are not in the table.
 CONSEQUENCES: dict[type[ev.Event], Callable[[SchedulerState, Any], list[ev.Event]]] = {
     ev.BrokerStarted: _of_broker_started,
     ev.NodeJoined: _of_node_joined,

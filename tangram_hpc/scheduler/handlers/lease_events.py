@@ -27,7 +27,7 @@ from .queueing import enqueue, promote, push, push_again, update_idle
 from .quota_events import count_call
 from .service_events import note_restore
 
-_WHOLE = (ActionState.COMPLETED, ActionState.FAILED)  # the action ran to an end of its own
+_WHOLE = (ActionState.COMPLETED, ActionState.FAILED)  # the action ended by itself
 
 
 def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Decision]:
@@ -113,7 +113,7 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
         entry.state = move(ACTION_MOVES, entry.state, ActionState.PENDING, event)
         entry.lease = 0
         entry.order_tag = entry.order_tag if sent_back else 0
-        entry.counted = 0  # it had units: its next grant counts again
+        entry.counted = 0  # it has used its units: its next grant counts again
         enqueue(state, entry)
         return []
     began_at = lease.granted_at if begun else event.at
@@ -124,7 +124,9 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
 
 
 def on_lease_released(state: SchedulerState, event: ev.LeaseReleased) -> list[Decision]:
-    """Frees the units of a lease whose worker has removed what the attempt left behind."""
+    """Frees the units of a lease, after its worker has removed the processes and files of the
+    attempt.
+    """
     lease = state.ledger.leases.get(event.lease)
     if lease is not None and lease.state is LeaseState.RELEASING:
         _release(state, lease, event.at)
@@ -171,7 +173,7 @@ def _start_in_session(session: SessionEntry, event: ev.LeaseGranted) -> None:
 
 
 def _lend(ledger: Ledger, lease: LeaseEntry, node: NodeEntry) -> None:
-    """Takes the GPUs and the quota of a lease."""
+    """Marks the GPUs and the quota of a lease as used."""
     node.gpus.take(lease.gpus)
     service, endpoint = service_of(lease.key), endpoint_of(lease.key)
     if service:
@@ -203,7 +205,8 @@ def _begin(ledger: Ledger, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
 def _reply(entry: ActionEntry, lease: LeaseEntry, began_at: int,
            event: ev.LeaseFinished) -> ReplyToClient:
     """The reply of an action that ends with this lease. The broker learns late when a prefetched
-    lease began, so its worker's `exec_ns` counts there."""
+    lease began, so the run time of such a lease is the worker's `exec_ns`.
+    """
     outcome = event.outcome
     if lease.prefetched:
         began_at = max(entry.submitted_at, min(began_at, event.at - outcome.exec_ns))

@@ -1,8 +1,9 @@
 """Pure. Handlers of events about nodes and about the ends of the allocations that they belong to.
 
-A drained node keeps what runs on it and gets nothing more. A node that is drained only because its
-allocation ends (`NodeEntry.for_end`) lends again when Slurm reports a later end; one that is
-drained for any other reason does not. What a lost node takes along is in `consequences`.
+Actions and sessions on a drained node go on, and no others start there. A node that is drained only
+because its allocation ends (`NodeEntry.for_end`) lends again when Slurm reports a later end; one
+that is drained for any other reason does not. What ends with a lost node is listed in
+`consequences`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .service_events import prepare
 
 
 def on_node_joined(state: SchedulerState, event: ev.NodeJoined) -> list[Decision]:
-    """Adds a node, free as a whole, and lets it prepare the services that are declared."""
+    """Adds a node with all of its units free, and lets it prepare the declared services."""
     spec, ledger = event.spec, state.ledger
     said, told = ledger.told_ends.get(spec.allocation, (0, 0))
     if said and said == spec.ends_at_ns and not spec.end_by_user:
@@ -41,7 +42,7 @@ def on_node_joined(state: SchedulerState, event: ev.NodeJoined) -> list[Decision
 
 
 def on_node_draining(state: SchedulerState, event: ev.NodeDraining) -> list[Decision]:
-    """Lends nothing more of a node."""
+    """Stops lending units of a node."""
     ledger = state.ledger
     node = ledger.nodes[event.node]
     if node.state is NodeState.UP:
@@ -51,7 +52,7 @@ def on_node_draining(state: SchedulerState, event: ev.NodeDraining) -> list[Deci
         ledger.next_end = next_end(ledger)
         mark_drained(node)
         update_services(ledger)
-    elif node.for_end and not event.for_end:  # a second reason, which a later end does not undo
+    elif node.for_end and not event.for_end:  # this drain is not undone
         node.draining, node.for_end = event.reason, False
     return []
 
@@ -66,8 +67,9 @@ def on_allocation_end_asked(state: SchedulerState, event: ev.AllocationEndAsked)
 
 
 def on_allocation_end_told(state: SchedulerState, event: ev.AllocationEndTold) -> list[Decision]:
-    """Takes over the end that Slurm reports. Nodes that were drained for an earlier end lend again;
-    the sessions, actions and moves that are under way on them go on. O(nodes)."""
+    """Sets the end that Slurm reports. Nodes that were drained for an earlier end lend again; their
+    sessions, actions and moves go on. O(nodes).
+    """
     ledger = state.ledger
     for node in _nodes_of(ledger, event.allocation):
         ledger.told_ends[event.allocation] = (node.said_end, event.ends_at_ns)
@@ -100,7 +102,7 @@ def on_node_lost(state: SchedulerState, event: ev.NodeLost) -> list[Decision]:
 
 
 def on_nodes_complete(state: SchedulerState, event: ev.NodesComplete) -> list[Decision]:
-    """All expected nodes have joined: from now on it is known what is infeasible."""
+    """All expected nodes have joined: from now on an infeasible action is recognised."""
     state.ledger.complete = True
     update_services(state.ledger)
     return []

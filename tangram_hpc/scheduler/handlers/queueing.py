@@ -1,4 +1,4 @@
-"""Pure. Which actions compete for units: the way of an action into the ready queue and out of it.
+"""Pure. Puts actions into the ready queue, where they compete for units, and takes them out.
 
 An action without a session competes at once. An action of a session competes when the session can
 take it: in a parallel session always, else only the first one that waits, and only while nothing
@@ -6,7 +6,7 @@ runs. A turn of a trajectory competes once it has been routed to a service; befo
 its rollout pool.
 
 Invariants: these functions are called by handlers only. An action draws its order tag once and
-keeps it when it leaves the queue and comes back, unless it is to begin as a new one.
+keeps it when it leaves the queue and comes back, unless it is queued as a new action.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..state.scheduler_state import SchedulerState
 
 
 def enqueue(state: SchedulerState, entry: ActionEntry) -> None:
-    """Lets a PENDING action wait, where actions like it wait."""
+    """Puts a PENDING action into the queue in which actions like it wait."""
     action, ledger = entry.action, state.ledger
     if action.turn is not None:
         return want_route(ledger, entry)
@@ -29,7 +29,7 @@ def enqueue(state: SchedulerState, entry: ActionEntry) -> None:
     first = not session.waiting and not session.leases
     session.waiting[action.id] = None
     update_idle(ledger, session, entry.submitted_at)
-    if first or session.parallel:  # waiting for its session to open counts as waiting
+    if first or session.parallel:  # drawn now: time before the session opens counts
         entry.order_tag = ledger.ready.draw(action)
     if session.parallel and session.takes:
         push(state, entry, session)
@@ -65,7 +65,7 @@ def push(state: SchedulerState, entry: ActionEntry, session: SessionEntry | None
 
 def push_again(state: SchedulerState, entry: ActionEntry) -> None:
     """Queues an action without a session whose lease was returned unused. A turn waits for the same
-    service, unless its pool has withdrawn that choice."""
+    service, unless its pool has withdrawn the choice of that service."""
     turn = entry.action.turn
     if turn is not None and not state.ledger.rollouts[turn.pool].placed(entry.action.id):
         return want_route(state.ledger, entry)
@@ -91,7 +91,7 @@ def promote(state: SchedulerState, session: SessionEntry) -> None:
 
 
 def resume(state: SchedulerState, session: SessionEntry) -> None:
-    """Lets those actions of a session compete for units that may."""
+    """Lets the actions of a session that may start now compete for units."""
     ledger = state.ledger
     if session.parallel and session.takes:
         for action in session.waiting:

@@ -1,4 +1,4 @@
-"""Pure. Handlers of events about endpoints, and what the end of a call teaches about them.
+"""Pure. Handlers of events about endpoints, and of the ends of their calls.
 
 A grant of an endpoint is the lease of an action of kind GRANT. Its client holds it, on no node (0).
 It ends when the client reports how the call went, cancels it, or expires: no worker has to
@@ -18,7 +18,7 @@ from ..state.scheduler_state import SchedulerState
 
 
 def on_endpoint_declared(state: SchedulerState, event: ev.EndpointDeclared) -> list[Decision]:
-    """Adds an endpoint, or changes the quota of one that no call uses now."""
+    """Adds an endpoint, or changes the quota of an endpoint that no call uses now."""
     spec, endpoints = event.spec, state.ledger.endpoints
     old = endpoints.get(spec.name)
     endpoints[spec.name] = (full(spec, event.at) if old is None
@@ -28,14 +28,14 @@ def on_endpoint_declared(state: SchedulerState, event: ev.EndpointDeclared) -> l
 
 
 def on_endpoint_throttled(state: SchedulerState, event: ev.EndpointThrottled) -> list[Decision]:
-    """An endpoint pushed back: nothing more is granted of it for a while."""
+    """Stops granting calls of an endpoint for a while, because it refused one."""
     state.ledger.endpoints[event.endpoint].pushed_back(
         event.granted_at, event.at, event.until, event.pushed)
     return []
 
 
 def count_call(ledger: Ledger, lease: LeaseEntry, at: int, outcome: Outcome) -> None:
-    """Counts the end of a lease, if it was a call of an endpoint that was not sent back."""
+    """Counts the end of a lease if it was an endpoint call that the endpoint had carried out."""
     endpoint = endpoint_of(lease.key)
     if endpoint and outcome.state is not ActionState.PREEMPTED:
         ledger.endpoints[endpoint].ended(

@@ -1,8 +1,8 @@
 """Pure. Handlers of events about the broker itself: its starts and its stalls.
 
-A broker that starts again continues an earlier one's journal. What ends with the earlier broker
-(its nodes, sessions and clients) ends by events of their own, which `consequences` names. What was
-learned of run times and of endpoints stays.
+A broker that starts again continues an earlier one's journal. The nodes, sessions and clients of
+the earlier broker end by events of their own, which `consequences` names. Estimates of run times
+and the quotas of endpoints stay.
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ def on_broker_started(state: SchedulerState, event: ev.BrokerStarted) -> list[De
 
 
 def on_broker_stalled(state: SchedulerState, event: ev.BrokerStalled) -> list[Decision]:
-    """Extends grace and idle times by how long the broker did not run."""
+    """Extends grace and idle times by the time in which the broker did not run."""
     stalled(state.ledger, event)
     return []

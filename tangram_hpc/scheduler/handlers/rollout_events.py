@@ -25,8 +25,8 @@ _STATUS = {ActionState.COMPLETED: SUCCESS, ActionState.TIMEOUT: TIMEOUT}
 
 
 def on_rollouts_declared(state: SchedulerState, event: ev.RolloutsDeclared) -> list[Decision]:
-    """Adds a rollout pool. A pool that an earlier start of the broker declared otherwise is
-    replaced, and the turns that wait in it are routed anew.
+    """Adds a rollout pool. If an earlier start of the broker declared the pool with other values,
+    it is replaced, and its waiting turns are routed anew.
     """
     ledger, spec = state.ledger, event.spec
     pools = ledger.rollouts
@@ -83,7 +83,7 @@ def _note_tool(pools: Iterable[RolloutPool], client: int, trajectory: str, tool:
 
 
 def on_tool_returned(state: SchedulerState, event: ev.ToolReturned) -> list[Decision]:
-    """Tells a pool what a tool returned that no action of ours ran."""
+    """Tells a pool the return of a tool that ran elsewhere than in an action."""
     pool = state.ledger.rollouts.get(event.pool)
     _note_tool([pool] if pool is not None else [], event.client, event.trajectory,
                event.tool, event.characters, event.status, event.at)
@@ -91,7 +91,7 @@ def on_tool_returned(state: SchedulerState, event: ev.ToolReturned) -> list[Deci
 
 
 def on_trajectory_ended(state: SchedulerState, event: ev.TrajectoryEnded) -> list[Decision]:
-    """Tells a pool how long a trajectory became."""
+    """Tells a pool the length of a trajectory that ended."""
     pool = state.ledger.rollouts.get(event.pool)
     if pool is not None:
         pool.ended(event.client, event.trajectory, event.tokens, event.epoch)
@@ -100,7 +100,7 @@ def on_trajectory_ended(state: SchedulerState, event: ev.TrajectoryEnded) -> lis
 
 def on_rollout_service_closed(state: SchedulerState, event: ev.RolloutServiceClosed
                               ) -> list[Decision]:
-    """Routes no turn to a service for a while, since it could not be brought to its GPUs."""
+    """Closes a service to turns for a while, because it could not be brought to its GPUs."""
     state.ledger.rollouts[event.pool].close(event.service, event.at, event.until)
     update_services(state.ledger)
     return []
@@ -108,7 +108,7 @@ def on_rollout_service_closed(state: SchedulerState, event: ev.RolloutServiceClo
 
 def on_rollout_service_tried(state: SchedulerState, event: ev.RolloutServiceTried
                              ) -> list[Decision]:
-    """Routes turns to a service again after that while."""
+    """Routes turns again to a service that was closed."""
     state.ledger.rollouts[event.pool].reopen(event.service)
     update_services(state.ledger)
     return []

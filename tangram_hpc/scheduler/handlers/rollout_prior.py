@@ -1,4 +1,4 @@
-"""Pure. What a rollout pool learned in earlier runs, as an event of the journal.
+"""Pure. Loads the trees that a rollout pool learned in earlier runs, as an event of the journal.
 
 A pool whose declaration names a folder goes on from the causal trees in it (see `routing/cmlfq`).
 The files in that folder change while other jobs learn, so a replay cannot read them again: the
@@ -19,15 +19,15 @@ from ..routing.cmlfq import CausalTree
 from ..routing.rollout_pools import shape_of
 from ..state.scheduler_state import SchedulerState
 
-_LEVEL = 1  # of zlib: paths repeat so much that higher levels cost time and gain little
+_LEVEL = 1  # of zlib; paths repeat, so higher levels cost time and gain little
 
 
 def prior_of(pool: str, shared: CausalTree, own: CausalTree, now: int) -> ev.RolloutPriorLoaded:
     """Makes the event by which a pool goes on from these trees.
 
     Args:
-        shared: what all jobs learned that share the pool's folder.
-        own: what this job learned; it alone is saved again.
+        shared: the tree of all jobs that share the pool's folder.
+        own: the tree of this job; only this one is saved again.
         now: the broker's time in epoch ns.
     """
     return ev.RolloutPriorLoaded(now, pool, _packed(shared), _packed(own))
@@ -35,7 +35,7 @@ def prior_of(pool: str, shared: CausalTree, own: CausalTree, now: int) -> ev.Rol
 
 def on_rollout_prior_loaded(state: SchedulerState, event: ev.RolloutPriorLoaded
                             ) -> list[Decision]:
-    """Lets a declared pool go on from the event's trees, in place of what it has learned."""
+    """Replaces the trees of a declared pool by the event's trees."""
     pool = state.ledger.rollouts[event.pool]
     shared, own = (_unpacked(packed) or CausalTree(shape_of(pool.spec))
                    for packed in (event.shared, event.own))

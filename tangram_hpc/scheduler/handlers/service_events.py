@@ -1,4 +1,4 @@
-"""Pure. Handlers of events about services, and what nodes must know of them.
+"""Pure. Handlers of events about services, and orders to nodes to prepare them.
 
 A service without a backend (as in a simulation) needs nothing of any node. Every node with GPUs
 keeps all other services parked in its host memory.
@@ -24,7 +24,7 @@ def on_service_declared(state: SchedulerState, event: ev.ServiceDeclared) -> lis
 
 
 def on_service_loaded(state: SchedulerState, event: ev.ServiceLoaded) -> list[Decision]:
-    """A copy of a service is on a block, although no call has brought it there."""
+    """Notes that a copy of a service is on a block, although no call has brought it there."""
     gpus, block = state.ledger.nodes[event.node].gpus, event.gpus
     assert gpus.mask(block) & ~gpus.free_mask == 0, f"{event}: the block is busy"
     gpus.settle(event.service, block, event.at)
@@ -33,14 +33,14 @@ def on_service_loaded(state: SchedulerState, event: ev.ServiceLoaded) -> list[De
 
 
 def prepare(ledger: Ledger, joined: ev.NodeJoined) -> list[Decision]:
-    """Lets a node that joined prepare the services that are declared."""
+    """Lets a node that joined prepare the declared services."""
     services = [s for s in ledger.services.values() if s.backend and joined.spec.gpus]
     ledger.nodes[joined.node].parked_mib = parked_mib(services)
     return [PrepareService(joined.node, s) for s in services]
 
 
 def note_restore(ledger: Ledger, lease: LeaseEntry, took_ns: int) -> None:
-    """Learns from how long a restore really took what the next one will take."""
+    """Updates a service's expected restore time with the time that a restore really took."""
     name = service_of(lease.key)
     if name in ledger.services:  # a runner may report anything, for it runs the user's function
         lease.restore_ns = took_ns

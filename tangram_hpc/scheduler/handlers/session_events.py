@@ -1,8 +1,8 @@
 """Pure. Handlers of events about sessions.
 
 A session waits until it is placed, opens on its home node, is idle or busy there, and is closed. It
-may move: it is packed, leaves its node whole and waits again. A fork begins with a copy of its
-origin's files; while they are copied, no action starts in the origin.
+may move: its files are packed, its sandbox is removed, and it waits for another node. A fork begins
+with a copy of its origin's files; while they are copied, no action starts in the origin.
 
 Invariant: a session holds its memory, and the cores that it reserves, exactly while it is on a
 node; `_vacate` is the only place that gives them back.
@@ -49,7 +49,7 @@ def on_session_requested(state: SchedulerState, event: ev.SessionRequested) -> l
 
 
 def on_session_placed(state: SchedulerState, event: ev.SessionPlaced) -> list[Decision]:
-    """Gives a session its home node, and lets that open it."""
+    """Sets a session's home node, and lets that node open the session."""
     ledger = state.ledger
     session, node = ledger.sessions[event.session], ledger.nodes[event.node]
     session.state = move(SESSION_MOVES, session.state, SessionState.OPENING, event)
@@ -61,7 +61,7 @@ def on_session_placed(state: SchedulerState, event: ev.SessionPlaced) -> list[De
     node.free_mem_mib -= session.spec.mem_mib
     if session.spec.origin:
         origin = ledger.sessions[session.spec.origin]
-        withdraw(ledger, origin)  # nothing starts in it while its files are copied
+        withdraw(ledger, origin)  # no action starts in the origin while its files are copied
         origin.forks[event.session] = True
     state.dirty = True
     return [OpenSession(event.node, session.spec)]
@@ -81,7 +81,7 @@ def on_session_ready(state: SchedulerState, event: ev.SessionReady) -> list[Deci
 
 
 def on_session_renewed(state: SchedulerState, event: ev.SessionRenewed) -> list[Decision]:
-    """Starts a session's idle time anew, because its client asked for that."""
+    """Starts a session's idle time anew, because its client renewed the session."""
     session = state.ledger.sessions.get(event.session)
     if session is not None:
         update_idle(state.ledger, session, event.at)
@@ -99,7 +99,7 @@ def on_session_moving(state: SchedulerState, event: ev.SessionMoving) -> list[De
 
 
 def on_session_packed(state: SchedulerState, event: ev.SessionPacked) -> list[Decision]:
-    """Lets a packed session wait for a node like a new one, with its files and its actions."""
+    """Puts a packed session, with its files and its actions, into the queue for a node."""
     ledger = state.ledger
     session = ledger.sessions[event.session]
     session.state = move(SESSION_MOVES, session.state, SessionState.WAITING, event)
@@ -112,11 +112,13 @@ def on_session_packed(state: SchedulerState, event: ev.SessionPacked) -> list[De
 
 
 def on_session_closing(state: SchedulerState, event: ev.SessionClosing) -> list[Decision]:
-    """Lets the home node close a session. What still runs in it will end as cancelled."""
+    """Lets the home node close a session. Actions that still run in the session will end as
+    cancelled.
+    """
     ledger = state.ledger
     session = ledger.sessions[event.session]
     if session.state is SessionState.WAITING:
-        return []  # SessionClosed follows at once
+        return []  # the event SessionClosed follows at once
     withdraw(ledger, session)
     session.closing = event.reason
     session.state = move(SESSION_MOVES, session.state, SessionState.CLOSING, event)
@@ -124,7 +126,7 @@ def on_session_closing(state: SchedulerState, event: ev.SessionClosing) -> list[
     end = Outcome(ActionState.CANCELLED, reason=why_ended(event.session, event.reason))
     for lease in session.leases:
         entry = ledger.actions.get(ledger.leases[lease].action)
-        if entry is not None:  # else it has ended, and only its remaining processes are killed
+        if entry is not None:  # else the action has ended, and only its last processes are killed
             entry.forced_outcome = entry.forced_outcome or end
     return [CloseSession(session.node, event.session)]
 

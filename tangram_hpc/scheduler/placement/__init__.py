@@ -1,4 +1,4 @@
-"""Chooses what starts where and on how many units, as lease events.
+"""Chooses which action starts on which node and on how many units, and makes lease events.
 
 `snapshot.py` copies the free amounts that a placer may see, `placers/` choose, and `carry_out.py`
 turns a choice into events with exact cores and GPUs. `prefetch.py` queues short leases behind

@@ -4,9 +4,9 @@ A copy has at most two batches: the one that runs and the one that follows it. P
 nothing of their own.
 
 Prefetching overtakes no call: an idle copy takes the next call of its own kind anyway (see the
-placers). For the sake of other kinds, a copy whose minimum residency is over gets no further calls
-while a call whose service has no copy has waited longer than its starvation limit
-(`minimum_residency`). So a block comes free for the starved service.
+placers). While a call of a service without a copy has waited longer than its starvation limit
+(`minimum_residency`), no calls are prefetched on copies whose minimum residency is over. So a block
+comes free for the starved service.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from ...domain.states import NodeState
 from ..policy.ending import Endings
 from ..state.ledger import LeaseEntry, Ledger, NodeEntry
 from ..state.queue import GPU, QueueShard, fair_walk
-from .minimum_residency import OVERDUE_NS, gpu_demand, residency_end_ns, starvation_limit_ns
+from .minimum_residency import gpu_demand, residency_end_ns, starvation_limit_ns
+from .placers.waiting import OVERDUE_NS
 
 
 def batches(ledger: Ledger, now: int) -> list[ev.Event]:
@@ -40,7 +41,7 @@ def batches(ledger: Ledger, now: int) -> list[ev.Event]:
             continue
         oldest = min(_oldest(ledger, shard) for shard in shards)
         waiting = sum(len(queue) for shard in shards for queue in shard.queues.values())
-        share = -(-waiting // len(busy))  # the same for each copy
+        share = -(-waiting // len(busy))  # equally many for each copy
         for lease in busy:
             if ledger.nodes[lease.node].state is not NodeState.UP:
                 continue

@@ -4,8 +4,8 @@ A placer says how many units an action gets on which node; this module chooses w
 openings come first, then resizes that shrink, resizes that grow, and grants, so that the CPUs which
 one lease gives up can be lent to another one in the same placement.
 
-The module reads the ledger and changes nothing. A placement that asks for what is not free is an
-error of the placer: it raises AssertionError and is never quietly reduced.
+The module reads the ledger and changes nothing. A placement of units that are not free is an error
+of the placer: it raises AssertionError and is never quietly reduced.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decides on which nodes a session may open, when a fork may begin, and why a session waits. Pure.
 
 A node is eligible for a session if it belongs to the session's component and one of its isolation
-backends serves the session. How much memory and how many cores are free is not asked here.
+backends serves the session. Free memory and free cores are not considered here.
 
 A fork begins with its origin's files. So it opens only on its origin's node, and only between two
 of the origin's actions, after all actions that were submitted to the origin before the fork.
@@ -28,15 +28,15 @@ def eligible_nodes(ledger: Ledger, spec: SessionSpec) -> list[NodeEntry]:
 def may_fork(origin: SessionEntry, fork: int) -> bool:
     """Returns whether a fork of this session may begin now.
 
-    One client submits both, and its ids grow with each submission: an action with a smaller id than
-    the fork was submitted before it.
+    The fork and the actions of its origin are submitted by one client, whose ids grow with each
+    submission: an action with a smaller id than the fork was submitted before the fork.
     """
     first = next(iter(origin.waiting), 0)
     return origin.state is SessionState.IDLE and not 0 < first < fork
 
 
 def session_reason(ledger: Ledger, session: SessionEntry, reserve: int) -> str:
-    """Returns what a session that is not placed waits for, as a Reason of one word.
+    """Returns why a session that is not placed waits, as a Reason of one word.
 
     Args:
         ledger: the scheduler's state.

@@ -1,4 +1,4 @@
-"""Decides when a service copy may be taken from calls that still wait for it. Pure.
+"""Decides when a service copy may be parked although calls still wait for it. Pure.
 
 Bringing a service to a block of GPUs costs a restore, during which the block computes nothing. If
 the call that has waited longest could always take the next free block, then under load every block
@@ -10,10 +10,11 @@ nearly all GPU time would go to restores. Two limits prevent that (decision 0045
   itself, and further until every call that waited at its beginning was given to a copy, for at most
   RESIDENCY_MAX restores. So at most one part in 1 + RESIDENCY_MIN of a block's time goes to
   restores that take a copy from its waiting calls.
-- The *starvation limit*: only a call whose service has no copy on a block that the call can use may
-  take such a copy, and only after it has waited for `starvation_limit_ns`. The limit grows with
-  what serving one call of each waiting kind in turn would cost in restores. So services that need
-  more GPUs than there are do not spend their time on replacing each other.
+- The *starvation limit*: a copy with waiting calls is taken only for a call whose service has no
+  copy on a block that the call can use, and only after that call has waited for
+  `starvation_limit_ns`. The limit grows with the time of the restores that serving one call of each
+  waiting kind in turn would need. So services that together need more GPUs than there are do not
+  spend their time on replacing each other.
 
 Both limits are finite, and a block that is chosen for a starved call is kept free for it, so every
 call is served in the end.
@@ -29,7 +30,7 @@ from ..state.queue import ActionShape
 from ..state.speed import run_ns
 from .placers.waiting import OVERDUE_NS
 
-RESIDENCY_MIN, RESIDENCY_MAX = 3, 8  # in restores
+RESIDENCY_MIN, RESIDENCY_MAX = 3, 8  # in times of a restore
 RESIDENCY_UNIT_NS = 2_000_000_000  # a shorter restore counts as this long for RESIDENCY_MAX
 STARVATION_FACTOR = 8  # times the cost of one restore per waiting kind, spread over all GPUs
 

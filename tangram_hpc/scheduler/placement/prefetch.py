@@ -3,10 +3,11 @@
 Between the end of a short action and the start of the next one lies a message to the broker and
 back. A prefetched lease is already on the worker and begins when the lease before it ends.
 
-Prefetching overtakes no action. A prefetched action is the first in order of all that wait for CPUs
-of its node, it needs one CPU and nothing else, and the leases before it on its unit are expected to
-end within PREFETCH_NS. The lease holds nothing until then. A worker that cannot begin it soon gives
-it back. A node whose worker takes no prefetched leases (`NodeSpec.ahead` is 0) never gets one.
+Prefetching overtakes no action. An action is prefetched only if it is the first of all actions that
+wait for CPUs of its node, if it needs one CPU and nothing else, and if the leases before it on its
+unit are expected to end within PREFETCH_NS. The lease holds nothing until then. A worker that
+cannot begin it soon gives it back. A node whose worker takes no prefetched leases (`NodeSpec.ahead`
+is 0) never gets one.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from ..state.ledger import LeaseEntry, Ledger, NodeEntry
 from ..state.queue import CPU, ActionShape, fair_walk
 
 PREFETCH_NS = 10_000_000  # expected work that may be prefetched on one unit
-OVERHEAD_NS = 20_000  # the least time that an action takes besides its own work
-# While several clients send actions, the next action waits for all that is prefetched on its unit.
-# On a busy machine each prefetched lease takes many times OVERHEAD_NS. So no more is prefetched
-# than ends in CONTENDED_NS at the pace at which prefetched leases really ended on that node. A
-# fixed bound is either too high there, or leaves units idle between two scheduling cycles: a bound
-# of 32 halved the throughput.
+OVERHEAD_NS = 20_000  # the least time for an action in addition to its own work
+# While several clients send actions, the next action waits for all leases that are prefetched on
+# its unit. On a busy machine each prefetched lease takes many times OVERHEAD_NS. So the bound is
+# the number of leases that end within CONTENDED_NS at the pace measured on that node. A fixed bound
+# is too high on a busy machine, or leaves units idle between two scheduling cycles: a bound of 32
+# halved the throughput.
 CONTENDED_NS, CONTENDED_MIN = 10_000_000, 16
 PACE = 128  # leases over which `NodeEntry.pace_ns` is averaged
-RECENT_NS = 1_000_000_000  # a client that sent nothing for so long does not count as sending
+RECENT_NS = 1_000_000_000  # a client that has sent nothing for this time does not count as sending
 
 
 @dataclass(slots=True)
@@ -114,9 +115,10 @@ def _tail(lease: LeaseEntry, share: int) -> _Tail:
 
 def _unit_for(ledger: Ledger, action: Action, node: NodeEntry, tails: dict[tuple[int, int], _Tail]
               ) -> tuple[int, int]:
-    """Returns the unit for an action: where its session ran last, or else the first with room.
+    """Returns the unit for an action: the unit where its session ran last, or else the first with
+    room.
 
-    On the former the session's init is still warm and bound to that core.
+    On the session's last unit its init is still warm and bound to that core.
     """
     session = ledger.sessions.get(action.session)
     if session is not None and session.last_cores:

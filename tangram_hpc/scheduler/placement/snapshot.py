@@ -1,4 +1,4 @@
-"""Defines what a placer sees: the free amounts of each node and endpoint at one moment. Pure.
+"""Defines the input of a placer: the free amounts of each node and endpoint at one moment. Pure.
 
 The amounts are a copy, which the placer draws down while it places. The queue and the ledger behind
 it (`Snapshot.ledger`) are read only: waiting actions are not copied. Making a snapshot costs
@@ -31,10 +31,10 @@ class NodeView:
         free_mem_mib: memory that is free, in MiB.
         sessions: how many sessions have the node as their home.
         gpus: a copy of the node's GPU set: which GPUs are free and which services are resident.
-        guards: whether the node can keep code from its user's files.
+        guards: whether the node can keep an action's code away from the user's files.
         entry: the node in the ledger.
-        endings: tells what still fits before the node's allocation ends; None if its end is not
-            known.
+        endings: tells which actions still fit before the node's allocation ends; None if its end is
+            not known.
     """
 
     node: int
@@ -51,7 +51,7 @@ class NodeView:
     def takes(self, shape: ActionShape) -> bool:
         """Returns whether an action of this shape may start here if there is room.
 
-        Whether its session has another home node is not asked.
+        The home node of its session is not considered.
         """
         return (not shape.component or shape.component == self.component) and (
             self.guards or not shape.guarded) and (
@@ -133,7 +133,7 @@ class Snapshot:
         return spec.mem_mib <= view.free_mem_mib and reserve <= view.free_cpus
 
     def eligible_nodes(self, spec: SessionSpec) -> list[NodeView]:
-        """Returns the nodes on which a session may open now, whatever is free there.
+        """Returns the nodes on which a session may open now if memory and cores suffice.
 
         A fork whose origin is busy may open nowhere.
         """

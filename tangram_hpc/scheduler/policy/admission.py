@@ -1,8 +1,8 @@
-"""Pure. Which actions and sessions are infeasible, and why those that wait do wait.
+"""Pure. Decides which actions and sessions are infeasible, and says why the others wait.
 
-An infeasible request is refused at once, with the field, what there is, and the remedy. A request
-that cannot be granted now is pending, with a reason, and never an error. As long as expected nodes
-are missing, it is not known what is infeasible.
+An infeasible request is refused at once; the refusal names the field, what the nodes have, and the
+remedy. A request that cannot be granted now is pending, with a reason, and never an error. As long
+as expected nodes are missing, it is not known what is infeasible.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
 
 
 def _too_wide(placer: Placer, action: Action) -> str:
-    """Why the placer never grants this call a block of GPUs; empty if it may, or if it is no call.
+    """Why the placer never grants this call a block of GPUs; empty if it may, or for an action that
+    is no service call.
     """
     service = service_of(action.key)
     return refusal_of_degrees(placer, service, action.degrees) if service else ""
@@ -88,9 +89,9 @@ def refusal_of_degrees(placer: Placer, service: str, degrees: Iterable[int]) -> 
 
 
 def _too_few_gpus(ledger: Ledger, action: Action) -> str:
-    """Why no node can ever run it, because none lends as many GPUs; empty if one does, or if that
-    is not known yet. This is said before a lack of `trusted=True`, which would not help there.
-    O(nodes).
+    """Why no node lends as many GPUs as the action needs; empty if one does, or if that is not
+    known yet. This check precedes the one for `trusted=True`, which would not help where GPUs are
+    missing. O(nodes).
     """
     if not ledger.complete:
         return ""
@@ -102,8 +103,8 @@ def _too_few_gpus(ledger: Ledger, action: Action) -> str:
 
 
 def _fits(nodes: Iterable[NodeEntry], action: Action) -> bool:
-    """Whether it is a CPU action, as nearly all are, that one of these nodes can run. It looks at
-    no more nodes than it must.
+    """Whether one of these nodes can run this action, which must be a CPU action, as nearly all
+    are. Nodes after the first that can are not looked at.
     """
     if action.key == "cpu":
         for n in nodes:
@@ -121,7 +122,7 @@ def refusal_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str
     if min(spec.mem_mib, spec.disk_mib, spec.idle_ns, spec.grace_ns + 1) < 0:
         return "mem, disk, idle_s, grace_s: none may be negative"
     if spec.files:
-        return "files: only the broker names what a session begins with; use `files` of the client"
+        return "files: only the broker sets this field; pass `files` to the client's call instead"
     if spec.origin:
         origin = ledger.sessions.get(spec.origin)
         if origin is None or origin.state not in OPEN_SESSION:
@@ -185,7 +186,9 @@ def _names(names: Iterable[str]) -> list[str]:
 
 
 def reason(ledger: Ledger, entry: ActionEntry, reserve: int, now: int) -> str:
-    """Why a pending action waits, in Slurm's words where it has one. `reserve` is the placer's."""
+    """Why a pending action waits, as Slurm's Reason where Slurm has one that fits. `reserve` is the
+    placer's.
+    """
     turn = entry.action.turn
     if turn is not None and entry.route is None:
         return ledger.rollouts[turn.pool].why(entry.action.id)
@@ -313,8 +316,9 @@ def _unknown_key(ledger: Ledger, action: Action) -> str:
         if not set(action.degrees) <= set(BLOCK_SIZES):
             return f"degrees: {action.degrees}: a service runs on 1, 2, 4 or 8 GPUs"
         if action.mem_mib:
-            return "mem: a service's memory is its own; leave it out"
-        return "gpus: the GPUs of a call are its degrees; leave it out" if action.gpus else ""
+            return "mem: a call uses the memory of its service; leave mem out"
+        return ("gpus: `degrees` already says how many GPUs a call uses; leave gpus out"
+                if action.gpus else "")
     if endpoint:
         if endpoint not in ledger.endpoints:
             return f"key: no endpoint {endpoint!r} is declared"
@@ -330,7 +334,7 @@ def refusal_of_grant(ledger: Ledger, action: Action) -> str:
         return (f"endpoint: none is declared as {name!r}; declare it by register_endpoint or "
                 f"[endpoints.{name}] in the broker's config file")
     if action.degrees != (1,) or action.mem_mib or action.gpus or action.session:
-        return "cpus, mem, gpus, session: a grant of an endpoint holds none"
+        return "cpus, mem, gpus, session: a grant of an endpoint holds none; leave them out"
     return ""
 
 

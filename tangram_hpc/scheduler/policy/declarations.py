@@ -1,4 +1,4 @@
-"""Pure. What follows when a service, endpoint or rollout pool is declared: events, or a refusal.
+"""Pure. Answers declarations of services, endpoints and rollout pools with events or a refusal.
 
 A second declaration with the same content has no effect. One with other content is refused while
 the first is in use. A refusal names the field and the remedy.
@@ -15,15 +15,15 @@ from ..routing.rollout_pools import shape_of
 from ..state.ledger import Ledger
 from .admission import has_block_for, refusal_of_degrees
 
-# The costs of a service that names none: those of a model of about 14 B weights on one GPU, with
-# 0.65 of the step time for twice the GPUs.
+# The costs of a service whose declaration names none: those of a model of about 14 B weights on one
+# GPU. With twice the GPUs a step takes 0.65 of the time.
 _STEP_NS = {1: 30_000_000, 2: 19_500_000, 4: 12_700_000, 8: 8_200_000}
 _REQUEST_NS, _PREFILL_NS = 300_000, 200_000  # on one GPU
 
 
 def declaration_of_service(ledger: Ledger, placer: Placer, spec: ServiceSpec, now: int
                            ) -> tuple[list[ev.Event], str]:
-    """The events that declare a service (none if it is known like this), or why it is refused."""
+    """The events that declare a service (none if nothing would change), or why it is refused."""
     why = refusal_of_service(ledger, placer, spec)
     known = spec.name in ledger.services
     return ([] if why or known else [ev.ServiceDeclared(now, spec)]), why and (
@@ -33,15 +33,15 @@ def declaration_of_service(ledger: Ledger, placer: Placer, spec: ServiceSpec, no
 def refusal_of_service(ledger: Ledger, placer: Placer, spec: ServiceSpec) -> str:
     """Why this service cannot be declared, with the field; empty if it can.
 
-    Each node with GPUs keeps all services parked in its memory, those that share their weights only
-    once; the sum of them must fit. O(services).
+    Each node with GPUs keeps all services parked in its memory; services that share their weights
+    are kept once; the sum of them must fit. O(services).
     """
     if not set(spec.degrees) <= set(BLOCK_SIZES):
         return f"degrees: {spec.degrees}: a service runs on 1, 2, 4 or 8 GPUs"
     old = ledger.services.get(spec.name)
     if old is not None and _told(old) != _told(spec):
-        return (f"name: service {spec.name!r} is declared already, and not like this; "
-                "take another name")
+        return (f"name: service {spec.name!r} is declared already with other values; declare it "
+                "with the same values, or take another name")
     if why := refusal_of_degrees(placer, spec.name, spec.degrees):
         return why
     if not ledger.complete:
@@ -64,7 +64,7 @@ def _told(spec: ServiceSpec) -> tuple[object, ...]:
 
 def declaration_of_endpoint(ledger: Ledger, spec: EndpointSpec, now: int
                             ) -> tuple[list[ev.Event], str]:
-    """The events that declare an endpoint (none if it is known like this), or why it is refused."""
+    """The events that declare an endpoint (none if nothing would change), or why it is refused."""
     if spec.concurrency < 1 or spec.rate_micro < 0 or spec.burst_micro < MICRO:
         return [], f"endpoint {spec.name}: concurrency and burst are at least 1, rate at least 0"
     known = ledger.endpoints.get(spec.name)
@@ -72,7 +72,7 @@ def declaration_of_endpoint(ledger: Ledger, spec: EndpointSpec, now: int
         return [], ""
     if known is not None and (known.busy or ledger.ready.waits("endpoint:" + spec.name)):
         return [], (f"endpoint {spec.name}: it is in use with {_shown(known.spec)}: declare it the "
-                    "same, or when nothing of it waits or runs")
+                    "same, or wait until none of its calls waits or runs")
     return [ev.EndpointDeclared(now, spec)], ""
 
 
@@ -83,7 +83,7 @@ def _shown(spec: EndpointSpec) -> str:
 
 def declaration_of_rollouts(ledger: Ledger, told: RolloutsSpec, now: int, changed: bool = False
                             ) -> tuple[list[ev.Event], str]:
-    """The events that declare a rollout pool (none if it is known like this), or why it is refused.
+    """The events that declare a rollout pool (none if nothing would change), or why it is refused.
     A known pool may be declared otherwise only with `changed`, which says that no turn is under way
     in it.
     """
@@ -91,15 +91,15 @@ def declaration_of_rollouts(ledger: Ledger, told: RolloutsSpec, now: int, change
     known = ledger.rollouts.get(told.name)
     same = known is not None and known.spec == spec
     if not why and known is not None and not same and not changed:
-        why = "name: it is declared already, and not like this; take another name"
+        why = ("name: it is declared already with other values; declare it with the same values, "
+               "or take another name")
     if why:
         return [], f"rollouts {told.name}: {why}"
     return ([] if same else [ev.RolloutsDeclared(now, spec)]), ""
 
 
 def _resolved(ledger: Ledger, told: RolloutsSpec) -> tuple[RolloutsSpec, str]:
-    """The pool with every value that it leaves out filled in from its services, and what is wrong
-    with it.
+    """The pool, with missing values filled in from its services, and what is wrong with the pool.
     """
     services, names = list[RolloutService](), [s.name for s in told.services]
     if why := wrong_number(told):

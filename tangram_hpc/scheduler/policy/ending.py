@@ -1,20 +1,21 @@
-"""Pure. The end of allocations: what may still start on a node, and when a node is drained.
+"""Pure. Decides what may still start on a node whose allocation ends, and when the node is drained.
 
-The margin of a node is `Ledger.margin_ns`, or a third of the time that its allocation had left when
-it joined, if that is less. A node lends until so long before its allocation ends. Nothing starts on
-it that is not expected to be over by then. From then on it is drained: no action starts, no session
-opens, and its sessions move or are closed as they become idle (`moving`).
+A node stops lending one margin before its allocation ends. The margin is `Ledger.margin_ns`, or a
+third of the time that the allocation had left when the node joined, if that is less. An action
+starts on the node only if it is expected to end before that time. From then on the node is drained:
+no action starts, no session opens, and its sessions move or are closed as they become idle
+(`moving`).
 
-An action is expected to need what its profile says for its fewest units; without a profile, twice
+An action is expected to need the time of its profile on its fewest units; without a profile, twice
 the mean of its class; but never more than its timeout. In a class of which nothing has ended it is
-expected to need its timeout, or a second if it has none. A timeout that is longer than the node was
-ever to be lent says nothing.
+expected to need its timeout, or a second if it has none. Such a timeout is ignored if it is longer
+than the whole time for which the node lends; a second counts instead.
 
 A time limit may be changed while the job runs (`scontrol update TimeLimit`), and Slurm does not
 report that. So the driver asks Slurm again at the times that `next_look` names, and hands the
 answer in as `AllocationEndTold`. The last query falls just before the drain. The drain waits for
-its answer, since it closes idle sessions at once and a later end does not open them again; but it
-does not wait for long.
+the answer, since a drain closes idle sessions at once and a later end does not open them again.
+`hold_until` bounds this wait.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ if TYPE_CHECKING:
 
 
 _SECOND = 10**9
-LOOK_LEAST_NS = 60 * _SECOND  # between two queries while there is time
+LOOK_LEAST_NS = 60 * _SECOND  # least time between two queries, except shortly before the drain
 LOOK_MOST_NS = 3600 * _SECOND
-LOOK_AHEAD_NS = 5 * _SECOND  # the last query falls so long before the drain
+LOOK_AHEAD_NS = 5 * _SECOND  # the last query is made this long before the drain
 _HOLD_MOST_NS = 15 * _SECOND
 
 
 def next_look(looked_at: int, lends: int, ends_at: int, gap_ns: int) -> int:
     """When to ask Slurm again for the end of an allocation.
 
-    After half of what is left until the drain, but at least `LOOK_LEAST_NS` and at most
-    `LOOK_MOST_NS` after the last query; then shortly before the drain; then just before it. After
-    the drain at half of what is left until the end. A job of an hour costs ten queries, one of a
-    day about thirty.
+    Each query comes after half of the time that is left until the drain, but at least
+    `LOOK_LEAST_NS` and at most `LOOK_MOST_NS` after the query before; then there is a query shortly
+    before the drain and one just before it. After the drain, each comes after half of the time
+    until the end. A job of an hour costs ten queries, one of a day about thirty.
 
     Args:
         looked_at: when Slurm was last asked, or when the node joined (epoch ns).
@@ -63,11 +64,11 @@ def next_look(looked_at: int, lends: int, ends_at: int, gap_ns: int) -> int:
         return last
     if looked_at < ends_at:
         return looked_at + max((ends_at - looked_at) // 2, gap_ns)
-    return looked_at + LOOK_LEAST_NS  # it has outlived its end, so the time limit must have moved
+    return looked_at + LOOK_LEAST_NS  # it outlived its end: the time limit has moved
 
 
 def hold_until(lends: int, ends_at: int) -> int:
-    """Until when a drain waits for Slurm's answer: for at most half of the margin."""
+    """The time until which a drain waits for Slurm's answer, at most half of the margin."""
     return lends + min(_HOLD_MOST_NS, (ends_at - lends) // 2)
 
 
@@ -104,8 +105,8 @@ def ending(ledger: Ledger, now: int) -> list[ev.Event]:
 
 
 class Endings:
-    """What still fits on nodes before their allocations end, at one time. What a shape needs is
-    looked up once.
+    """Tells which actions still end before the allocations of nodes do, at one time. The expected
+    time of a shape is looked up once.
     """
 
     def __init__(self, ledger: Ledger, now: int) -> None:
@@ -125,7 +126,7 @@ class Endings:
         return need
 
     def _estimate(self, shape: ActionShape) -> tuple[int, bool]:
-        """What an action of this shape needs, and whether its timeout is the only sign of that."""
+        """The expected need of an action of this shape, and whether only its timeout tells it."""
         ledger = self._ledger
         limit = most_of(shape.limit) if shape.limit else 0
         service = ledger.services.get(service_of(shape.key))

@@ -1,8 +1,8 @@
-"""Pure. What a report on a lease means: the events that follow from a client's or worker's message.
+"""Pure. Turns a client's or worker's report on a lease into events.
 
-A report that comes late, or from a client that does not own the action, becomes no event. A call
-that its endpoint or service pushed back closes that endpoint or service for a while, and the call
-is tried again where that may help.
+A report that comes late, or from a client that does not own the action, becomes no event. If an
+endpoint or service refused a call, it is closed for a while, and the call is tried again where that
+may help.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def held_by_client(ledger: Ledger, action: int) -> LeaseEntry | None:
 def reported_by_client(ledger: Ledger, client: int, action: int, lease: int, outcome: Outcome,
                    now: int) -> list[ev.Event]:
     """The events of a client's report on one of its endpoint grants; none if the report is late, or
-    if the action is another client's. With `lease` 0 the client gives the action up, granted or
-    not.
+    if the action is another client's. `lease` 0 means that the client gives the action up, granted
+    or not.
     """
     entry = ledger.actions.get(action)
     if (entry is None or client_of(action) != client or entry.action.kind is not Kind.GRANT
@@ -46,8 +46,9 @@ def reported_by_client(ledger: Ledger, client: int, action: int, lease: int, out
 
 
 def finished(ledger: Ledger, fact: ev.LeaseFinished) -> list[ev.Event]:
-    """The end of a lease, and before it the push-back of its endpoint or service, if there was one.
-    Only trainers and their functions can report a push-back; a sandbox's report closes nothing.
+    """The events of a lease's end. If its endpoint or service refused the call, the event of the
+    refusal comes first. Only trainers and their functions can report a refusal; a sandbox's report
+    closes no endpoint.
     """
     lease, outcome = ledger.leases[fact.lease], fact.outcome
     entry = ledger.actions.get(lease.action)
@@ -63,8 +64,8 @@ def finished(ledger: Ledger, fact: ev.LeaseFinished) -> list[ev.Event]:
 def restore_failed(ledger: Ledger, fact: ev.LeaseFinished) -> list[ev.Event]:
     """The end of a call whose service could not be brought to its GPUs.
 
-    If the pool has another service for the call, this one is closed for a while, since it would
-    otherwise be the least loaded for ever; and a turn that has attempts left is routed again.
+    If the pool has another service for the call, the failed one is closed for a while, because as
+    the least loaded service it would get every turn. A turn that has attempts left is routed again.
     """
     lease = ledger.leases[fact.lease]
     entry, name = ledger.actions[lease.action], service_of(lease.key)

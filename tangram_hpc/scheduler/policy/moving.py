@@ -1,9 +1,9 @@
-"""Pure. How a session leaves a node that is drained: it moves to another node, or it is closed.
+"""Pure. Takes a session off a drained node: the session moves to another node, or it is closed.
 
-Invariants: a session has one home node at a time. It moves only while it is idle, when its files
-are all that it needs (`SessionSpec.movable`), and when a node that could hold it lends for longer
-than the old one exists. Its files are packed and its sandbox is gone before it waits for the next
-node, as any new session does; so there are never two copies of it that run. A session that cannot
+Invariants: a session has one home node at a time. It moves only while it is idle, only if it can go
+on from its files alone (`SessionSpec.movable`), and only if another node that could hold it lends
+for longer than the old one exists. Its files are packed and its sandbox is removed before it waits
+for the next node like a new session, so it never has two running sandboxes. A session that cannot
 be packed is lost, with the reason.
 """
 
@@ -30,12 +30,12 @@ def migrate_or_close(ledger: Ledger, node: NodeEntry, session: SessionEntry, now
     if not (session.spec.movable and _fits_elsewhere(ledger, node, session, now)):
         return [ev.SessionClosing(now, session.spec.id, reason)]
     if session.state is not SessionState.IDLE or not session.takes:
-        return []  # it will be idle soon, and moves then
+        return []  # the session will be idle soon, and then it moves
     return [ev.SessionMoving(now, session.spec.id, reason)]
 
 
 def _fits_elsewhere(ledger: Ledger, old: NodeEntry, session: SessionEntry, now: int) -> bool:
-    """Whether another node has what the session needs, now or once other work there has ended."""
+    """Whether the session fits on another node, now or once other work there has ended."""
     spec, until = session.spec, max(now, old.spec.ends_at_ns)
     return any(n.spec.serves(spec.component) and backend_for(n.spec, spec)
                and spec.mem_mib <= n.spec.mem_mib - n.parked_mib

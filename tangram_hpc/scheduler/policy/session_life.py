@@ -1,9 +1,10 @@
-"""Pure. When sessions end by themselves: idle ones, and those of disconnected clients.
+"""Pure. Ends sessions that are idle for too long, and sessions of disconnected clients.
 
 The functions here read the ledger; each end that they name is an event for the driver to journal
 and to hand back. Invariant: as long as an action of a session waits or runs, neither idleness nor
 its client's disconnection closes it, so that an action such as a reward computation never loses its
-sandbox; and the client is not forgotten before. Only a client that said goodbye ends all at once.
+sandbox; and the client is not forgotten before. If the client said goodbye, all of its sessions and
+actions end at once.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _WENT = "its client went away"
 
 
 def expired(ledger: Ledger, now: int) -> list[ev.Event]:
-    """The ends that are due now: of sessions, of actions outside sessions, and of clients.
+    """Events for all sessions, clients, and actions outside sessions that must end now.
 
     A client is forgotten in the pass after the end of its last session. O(sessions of disconnected
-    clients + what ends).
+    clients + events).
     """
     events: list[ev.Event] = [
         ev.SessionClosing(now, session, f"idle for {timeout_ns / 1e9:g} s")
@@ -45,8 +46,8 @@ def expired(ledger: Ledger, now: int) -> list[ev.Event]:
 
 
 def stalled(ledger: Ledger, event: ev.BrokerStalled) -> None:
-    """Extends the grace of clients and the idle time of sessions by how long the broker did not
-    run, since no client could reach it in that time. O(disconnected clients + idle sessions).
+    """Extends the grace of clients and the idle time of sessions by the time in which the broker
+    did not run, because no client could reach it then. O(disconnected clients + idle sessions).
     """
     for client, gone in ledger.disconnected.items():
         if not gone.bye:

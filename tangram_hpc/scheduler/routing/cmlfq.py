@@ -1,16 +1,16 @@
 """Causal multi-level feedback queues: which bucket a trajectory's next turn belongs to. Pure.
 
-A request starts in the smallest bucket. It moves only when a tool returns, and only as far as both
-the mean and the 90th percentile of what it is estimated to have left suggest. The estimate comes
-from prefix trees over what tools returned: one for each prompt and a global one. Two trajectories
-to which the same tools returned alike tend to be alike in length. Source: Libra, arXiv 2606.03077,
+A request starts in the smallest bucket. It moves only when a tool returns. Its next bucket follows
+from the mean and the 90th percentile of the tokens that it is estimated to have left. The estimate
+comes from prefix trees over tool returns: one for each prompt and a global one. Trajectories whose
+tools returned similar results tend to have similar lengths. Source: Libra, arXiv 2606.03077,
 section on C-MLFQ.
 
 Three rules differ from the paper's. If mean and percentile name two buckets, a request goes to the
-nearer one; in the paper it stays, however far behind both it is. Lengths are in mergeable
+nearer one; in the paper it stays where it is, even if both are far away. Lengths are in mergeable
 histograms by epoch instead of a list of the last samples, so that trees of several ranks add up
-exactly and drift is forgotten by epoch. And if the deepest known prefix lies behind the trajectory,
-what was generated since is subtracted.
+exactly and drift is forgotten by epoch. And if the deepest known prefix is shorter than the
+trajectory, the tokens that were generated since that prefix are subtracted.
 
 All numbers are whole, nothing is dropped at random, and memory is bounded by `TreeLimits`. An
 estimate costs O(depth), learning a trajectory O(depth) amortised.
@@ -26,14 +26,14 @@ from typing import Any, NamedTuple
 from ...errors import InvalidInput
 from ..state.speed import octaves
 
-NEAREST, AGREE, MEAN = "nearest", "agree", "mean"  # how requests move, see `Cmlfq`
+NEAREST, AGREE, MEAN = "nearest", "agree", "mean"  # the rules by which requests move, see `Cmlfq`
 SUCCESS, FAILURE, TIMEOUT = 0, 1, 2
 FORMAT = "tangram-cmlfq/1"
 _NONE = -1  # the epoch of a prefix that was never seen
 
 
 class ToolSignal(NamedTuple):
-    """What one tool returned.
+    """The return of one tool call, in classes.
 
     Attributes:
         tool: name of the tool.
@@ -48,17 +48,18 @@ class ToolSignal(NamedTuple):
 
 @dataclass(frozen=True)
 class TreeLimits:
-    """What a tree distinguishes and how much it may hold.
+    """The resolution and the size limits of a tree.
 
     Attributes:
         payload_edges: the sizes in characters at which payload classes 1 and 2 begin.
-        depth: returns of a trajectory that the tree distinguishes.
-        least: a prefix is known after so many trajectories.
-        enough: an estimate uses the newest epochs that together hold so many trajectories.
+        depth: how many tool returns of a trajectory the tree distinguishes.
+        least: after how many trajectories a prefix counts as known.
+        enough: an estimate uses the newest epochs that together hold at least this many
+            trajectories.
         epochs: how many epochs are kept.
         nodes_max: how many nodes the tree may have.
-        since: whether to subtract what was generated since the known prefix; False is the paper's
-            rule.
+        since: whether to subtract the tokens that were generated since the known prefix; False is
+            the paper's rule.
     """
 
     payload_edges: tuple[int, int] = (1_000, 12_000)
@@ -72,12 +73,13 @@ class TreeLimits:
     def __post_init__(self) -> None:
         _ascending("payload_edges", self.payload_edges)
         if len(self.payload_edges) != 2:
-            raise InvalidInput(f"cmlfq: payload_edges {list(self.payload_edges)}: two numbers")
+            raise InvalidInput(f"cmlfq: payload_edges {list(self.payload_edges)}: must be two "
+                               "numbers")
         for name in ("depth", "least", "enough", "epochs"):
             if getattr(self, name) < 1:
-                raise InvalidInput(f"cmlfq: {name} {getattr(self, name)}: at least 1")
+                raise InvalidInput(f"cmlfq: {name} {getattr(self, name)}: must be at least 1")
         if self.nodes_max < 16:
-            raise InvalidInput(f"cmlfq: nodes_max {self.nodes_max}: at least 16")
+            raise InvalidInput(f"cmlfq: nodes_max {self.nodes_max}: must be at least 16")
 
     def signal(self, tool: str, size: int, status: int) -> ToolSignal:
         """Returns the signal of a tool's return of `size` characters."""
@@ -86,13 +88,13 @@ class TreeLimits:
 
 
 def bucket_of(edges: Sequence[int], tokens: int) -> int:
-    """Returns the bucket of so many remaining tokens; `edges` are as in `Cmlfq`."""
+    """Returns the bucket for a number of remaining tokens; `edges` are as in `Cmlfq`."""
     return bisect_left(edges, tokens)
 
 
 def _ascending(name: str, edges: Sequence[int]) -> None:
     if list(edges) != sorted(set(edges)) or (edges and edges[0] < 1):
-        raise InvalidInput(f"cmlfq: {name} {list(edges)}: ascending numbers from 1")
+        raise InvalidInput(f"cmlfq: {name} {list(edges)}: must be ascending numbers from 1")
 
 
 class LengthEstimate(NamedTuple):
@@ -103,7 +105,7 @@ class LengthEstimate(NamedTuple):
         p90: the 90th percentile.
         depth: how many returns the known prefix has.
         visits: from how many trajectories the estimate comes.
-        own: whether they had the same prompt.
+        own: whether these trajectories had the same prompt.
     """
 
     mean: int
@@ -114,7 +116,8 @@ class LengthEstimate(NamedTuple):
 
 
 class LengthHistogram:
-    """Lengths in octave cells, with the count and the sum of each, so that adding two is exact.
+    """A histogram of lengths in octave cells. Each cell has a count and a sum, so adding two
+    histograms is exact.
 
     Attributes:
         cells: (count, sum of the lengths in tokens) of each cell.
@@ -142,7 +145,7 @@ class LengthHistogram:
         self.count += other.count
 
     def beyond(self, done: int) -> tuple[int, int, int]:
-        """Returns how many lengths exceed `done`, and mean and 90th percentile of their rest.
+        """Returns how many lengths exceed `done`, and mean and 90th percentile of their excess.
 
         It is exact to the width of a cell. O(cells log cells).
         """
@@ -216,7 +219,7 @@ ToolPath = Sequence[ToolSignal]
 
 
 class CausalTree:
-    """The prefix trees, which hold what was learned from whole trajectories.
+    """The prefix trees, which hold the lengths of whole trajectories.
 
     Attributes:
         shape: the limits of the trees.
@@ -237,7 +240,7 @@ class CausalTree:
 
     def estimate(self, prompt: int, path: ToolPath, generated: Sequence[int],
                  ) -> LengthEstimate | None:
-        """Returns what is left after these returns, or None if no prefix of them is known.
+        """Estimates the tokens left after these returns; None if no prefix of the returns is known.
 
         The deepest known prefix wins, and at equal depth that of the prompt. O(depth + cells of one
         node).
@@ -281,7 +284,7 @@ class CausalTree:
               total: int) -> None:
         """Learns a trajectory that has ended.
 
-        Costs O(depth), and O(nodes) in a new epoch or where nodes must go.
+        Costs O(depth), but O(nodes) in a new epoch or when nodes must be removed.
 
         Args:
             prompt: number of the prompt.
@@ -310,7 +313,7 @@ class CausalTree:
         self._bound()
 
     def merged(self, other: CausalTree) -> CausalTree:
-        """Returns a new tree that knows what both know, as if it had learned all of it.
+        """Returns a new tree, as if it had learned all trajectories of both.
 
         Merging is commutative, and associative while `nodes_max` is not reached.
 
@@ -343,8 +346,9 @@ class CausalTree:
     def _bound(self) -> None:
         """Removes leaves until an eighth of the allowed nodes is free.
 
-        Leaves of the oldest epoch go first, then the least visited, those of prompts before those
-        of the global tree, then by name. O(n log n) once in n/8 new nodes.
+        Leaves of the oldest epoch are removed first, among them the least visited, then leaves of
+        prompts' trees before those of the global tree, then by name. O(n log n) once in n/8 new
+        nodes.
         """
         if self.nodes <= self.shape.nodes_max:
             return
@@ -363,7 +367,8 @@ class CausalTree:
                 del node.children[path[-1]]
 
     def walk(self) -> Iterator[tuple[bool, int, tuple[ToolSignal, ...], PrefixNode]]:
-        """Yields all nodes in a fixed order, as (of a prompt's tree, prompt, path, node)."""
+        """Yields all nodes in a fixed order, as (whether in a prompt's tree, prompt, path, node).
+        """
         tops = [(True, p, self.prompts[p]) for p in sorted(self.prompts)]
         for own, prompt, top in [*tops, (False, 0, self.root)]:
             stack: list[tuple[tuple[ToolSignal, ...], PrefixNode]] = [((), top)]
@@ -404,7 +409,8 @@ class CausalTree:
         """
         try:
             if told["format"] != FORMAT:
-                raise InvalidInput(f"cmlfq: format {told['format']!r} is not {FORMAT}")
+                raise InvalidInput(f"cmlfq: the saved tree has format {told['format']!r}, but this "
+                                   f"release reads {FORMAT}")
             fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v
                                       for k, v in told["shape"].items()}
             tree = CausalTree(TreeLimits(**fields))
@@ -490,8 +496,8 @@ class Cmlfq:
     Args:
         tree: gives the estimates, and learns from requests that end.
         edges: the most remaining tokens of each bucket but the last, in ascending order.
-        rule: how a request moves. `nearest`: to the bucket between those of mean and 90th
-            percentile that is nearest; `agree`: only if both name one bucket (the paper's rule);
+        rule: how a request moves. `nearest`: to the nearest of the buckets from that of the mean to
+            that of the 90th percentile; `agree`: only if both name one bucket (the paper's rule);
             `mean`: to the bucket of the mean.
 
     Raises:
@@ -507,8 +513,8 @@ class Cmlfq:
     def rebucket(self, edges: Sequence[int]) -> None:
         """Changes the buckets, as after a new plan.
 
-        Requests under way go to the bucket of their estimate; without one they stay, in the last
-        bucket at most.
+        Requests under way go to the bucket of their estimate; without an estimate they stay, in the
+        last bucket at most.
         """
         _ascending("edges", edges)
         self.edges = tuple(edges)
@@ -532,7 +538,7 @@ class Cmlfq:
         return 0
 
     def returned(self, request: int, signal: ToolSignal, generated: int) -> int:
-        """Records a tool's return after so many generated tokens; returns the next bucket."""
+        """Records a tool's return and the tokens generated until then; returns the next bucket."""
         live = self._live[request]
         live.path.append(signal)
         live.generated.append(generated)
@@ -540,7 +546,7 @@ class Cmlfq:
         return live.bucket
 
     def estimate(self, request: int) -> LengthEstimate | None:
-        """Returns the estimate of what a request has left; None if nothing is known."""
+        """Returns the estimate of a request's remaining tokens; None if nothing is known."""
         live = self._live[request]
         return self.tree.estimate(live.prompt, live.path, live.generated)
 
@@ -555,7 +561,7 @@ class Cmlfq:
         self.tree.learn(live.prompt, epoch, live.path, live.generated, total)
 
     def dropped(self, request: int) -> None:
-        """Removes a request that was cut off and teaches nothing; an unknown one is no error."""
+        """Removes a request that was cut off, without learning from it; ignores an unknown one."""
         self._live.pop(request, None)
 
     def planning_copy(self, requests: Iterable[int]) -> Cmlfq:
@@ -570,5 +576,5 @@ class Cmlfq:
 
     @property
     def under_way(self) -> int:
-        """How many requests are between start and end."""
+        """How many requests have started and not ended."""
         return len(self._live)

@@ -2,14 +2,14 @@
 
 Decoding takes longer for every request that shares an instance, and a request's KV cache lies on
 one instance: moving it, or computing it again, takes time. The router weighs both. Inside the
-wanted bucket, the instance with the least expected time wins (where instances are alike, the least
-loaded one). Instances of larger degrees count as inside while they idle or hold the request's KV
-cache. If a bucket is full, the nearest other buckets follow, larger degrees first.
+wanted bucket, the instance with the least expected time wins (of equal instances, the least loaded
+one). Instances of larger degrees count as inside while they idle or hold the request's KV cache. If
+a bucket is full, the nearest other buckets follow, larger degrees first.
 
 Invariants: every request is placed exactly once or waits in one queue, in order of arrival. An
 instance holds at most `running_max + queue_max` requests. A request's KV cache stays where the
-request last ran, and moving it is paid for in the choice. All times are whole nanoseconds; ties are
-broken by id.
+request last ran, and the choice counts the time of moving it. All times are whole nanoseconds; ties
+are broken by id.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ...errors import InfeasibleRequest, InvalidInput
 
 STAY, TRANSFER, PREFILL = "stay", "transfer", "prefill"
-ANY = 1 << 60  # for `KvCost.crowded`: no instance is ever overloaded
+ANY = 1 << 60  # as `KvCost.crowded`: no instance is ever overloaded
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class KvCost:
         base_ns: fixed time of a move, in ns.
         near_ns: time for each token within a node, in ns. 40K tokens take 0.33 s by default.
         far_ns: time for each token between two nodes, in ns. 40K tokens take 0.73 s by default.
-        worth: a request moves to another bucket only if this many times the move takes at most the
-            time of the tokens that are left.
+        worth: a request moves to another bucket only if `worth` times the time of the move is at
+            most the time in which its remaining tokens are generated.
         idle: the load below which an instance is idle, in 1/1000.
         crowded: the load above which an instance is overloaded, in 1/1000.
     """
@@ -84,7 +84,7 @@ class RouteRequest(NamedTuple):
     """The next turn of a request.
 
     Attributes:
-        request: number of the request, which is its trajectory's.
+        request: number of the request, which is the number of its trajectory.
         bucket: the bucket that it belongs to.
         context: tokens of its context.
         remaining: tokens that it is estimated to generate until its end.
@@ -97,7 +97,7 @@ class RouteRequest(NamedTuple):
 
 
 class Route(NamedTuple):
-    """Where a request goes.
+    """The instance for a request's next turn.
 
     Attributes:
         request: number of the request.
@@ -121,8 +121,8 @@ class Router:
     """Keeps rollout instances, the requests on them, and the requests that wait.
 
     There are two ways to use it. `ask`, `left`, `ended` and `add` place at once every request that
-    can be placed. A caller that records decisions before they count uses `wait`, `next`, `place`,
-    `leave`, `forget` and `join` in their stead: only `place` places a request, and `next` changes
+    can be placed. A caller that records decisions before they take effect uses `wait`, `next`,
+    `place`, `leave`, `forget` and `join` instead: only `place` places a request, and `next` changes
     nothing. A decision costs O(instances).
     """
 
@@ -133,7 +133,7 @@ class Router:
         self._at: dict[int, int] = {}  # request -> instance on which it is
         self._kv: dict[int, int] = {}  # request -> instance that has its KV cache
         self._queue: dict[int, RouteRequest] = {}  # requests that wait, in order
-        self._nothing_fits = False  # known: no waiting request can be placed
+        self._nothing_fits = False  # found out: no waiting request can be placed
 
     # ---- instances ---------------------------------------------------------------------------
 
@@ -155,16 +155,16 @@ class Router:
             raise InvalidInput(f"rollout instance {instance.id} exists already; give each instance "
                                "an id of its own")
         if instance.running_max < 1 or instance.queue_max < 0 or instance.context_max < 1:
-            raise InvalidInput(f"rollout instance {instance.id}: running_max and context_max are "
-                               "at least 1, queue_max at least 0")
+            raise InvalidInput(f"rollout instance {instance.id}: running_max and context_max must "
+                               "be at least 1, queue_max at least 0")
         self._instances[instance.id] = instance
         self._on[instance.id] = {}
         self._nothing_fits = False
 
     def remove(self, instance: int) -> list[int]:
-        """Removes an instance and returns its requests, which must be asked for again.
+        """Removes an instance and returns its requests, which the caller must queue again.
 
-        The KV caches that were there are lost.
+        Their KV caches are lost.
         """
         stranded = list(self._on.pop(instance))
         del self._instances[instance]
@@ -212,7 +212,7 @@ class Router:
 
     @property
     def pressure(self) -> int:
-        """Requests on instances and in the queue, in 1/1000 of what may run at once."""
+        """Requests on instances and in the queue, in 1/1000 of the number that may run at once."""
         room = sum(i.running_max for i in self._instances.values())
         return 1000 * (len(self._at) + len(self._queue)) // room if room else 1000
 
@@ -247,10 +247,10 @@ class Router:
                                               for i in self._instances.values())
 
     def next(self) -> Route | None:
-        """Returns the route of the first waiting request that can be placed, which goes on waiting.
+        """Returns the route of the first waiting request that can be placed, without placing it.
 
-        O(requests before it in the queue + instances). When none can be placed, this is found out
-        once and remembered until room comes.
+        O(requests before it in the queue + instances). That none can be placed is remembered until
+        an instance has room again.
         """
         if self._nothing_fits or not self._queue:
             return None
@@ -320,7 +320,8 @@ class Router:
     # ---- the choice --------------------------------------------------------------------------
 
     def _advance(self) -> list[Route]:
-        """Places waiting requests in order; one whose context fits nowhere now is skipped."""
+        """Places waiting requests in order; skips a request whose context fits on no instance now.
+        """
         placed = []
         while (route := self.next()) is not None:
             self.place(route.request, route.instance)
@@ -340,7 +341,9 @@ class Router:
 
     def _least(self, there: list[RolloutInstance], ask: RouteRequest, home: RolloutInstance | None
                ) -> Route:
-        """Returns the route of least expected time, to a full instance only if all are full."""
+        """Returns the route with the least expected time; overloaded instances only as a last
+        resort.
+        """
         best: tuple[tuple[int, int, int, int], Route] | None = None
         for instance in there:
             how, move_ns = self._move(home, instance, ask.context)
@@ -367,7 +370,8 @@ class Router:
             instance is home or self._slowdown(instance) < self._cost.idle)
 
     def _move_or_stay(self, ask: RouteRequest, home: RolloutInstance | None, route: Route) -> Route:
-        """Returns the route, or one to stay if moving costs too much for what is left."""
+        """Returns this route, or one that stays if moving costs too much for the remaining tokens.
+        """
         target = self._instances[route.instance]
         if (home is None or home.bucket == target.bucket or not self._room(home, ask)
                 or len(self._on[home.id]) >= home.running_max

@@ -14,8 +14,8 @@ from ..state.ledger import Ledger
 def route_next(ledger: Ledger, now: int) -> list[ev.Event]:
     """Returns an event that routes the next turn, or one that tries a closed service again.
 
-    A closed service is tried at its time, or at once where turns wait and no service can be called.
-    An empty list means that nothing can be routed.
+    A closed service is tried when its time is over, or at once if turns wait and no service can be
+    called. An empty list means that nothing can be routed.
     """
     for pool in ledger.rollouts.values():
         closed = pool.next_reopening()

@@ -1,4 +1,4 @@
-"""Pure. What is known of allocations: requested, held and given back, and what they cost.
+"""Pure. The state and the core-hours of allocations that are requested, held or given back.
 
 It is a part of the ledger, so only `Scheduler.handle` changes it. An allocation that lives counts
 with all that it could still use, so that the user's bound of core-hours holds whatever happens
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ...domain.allocation import AllocPolicy, SatelliteShape
 from ...domain.states import AllocState
 
-TOLD_MAX = 40  # decisions that are kept for people; the journal has all
+TOLD_MAX = 40  # how many decisions are kept to show to people
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class AllocEntry:
         nodes: its nodes that have joined and are not lost.
         empty_at: when its last node left; 0 while it has one.
         ended_at: when it ended; 0 before.
-        why: the reason for what was last decided or reported about it.
+        why: the reason of the last decision or report about it.
     """
 
     alloc: int
@@ -65,8 +65,8 @@ class AllocEntry:
 
     @property
     def core_ns(self) -> int:
-        """The core-ns of a satellite: all that it may use while it lives, and what it used once it
-        has ended.
+        """The core-ns of a satellite: all that it may use while it lives, and the used core-ns once
+        it has ended.
         """
         if self.lives:
             assert self.shape is not None
@@ -97,7 +97,7 @@ class AllocLedger:
         own: the broker's own job id.
         policy: what the user allows.
         entries: the allocations that live, by number.
-        by_job: their numbers by job id, as far as that is known.
+        by_job: the numbers of allocations by job id, as far as their job is known.
         rejected: the rejections since the last success, by shape.
         taken: the shapes of which Slurm accepted the last request.
         arrive_ns: how long it takes from a request to its first node, as a moving mean by shape.
@@ -132,7 +132,7 @@ class AllocLedger:
         return sum(e.shape.nodes for e in self.entries.values() if e.shape is not None)
 
     def core_ns(self) -> int:
-        """What satellites have used, and what those that live may still use."""
+        """The core-ns that satellites have used, plus those that living ones may still use."""
         return self.ended_core_ns + sum(e.core_ns for e in self.satellites())
 
     def room(self, shape: SatelliteShape) -> int:
@@ -149,7 +149,7 @@ class AllocLedger:
 
     def on_trial(self, shape: SatelliteShape) -> bool:
         """Whether a request of this shape is open and Slurm has not accepted one since the last
-        rejection. Then no further one is made.
+        rejection. Then no further request of this shape is made.
         """
         return shape.name not in self.taken and any(
             e.shape is not None and e.shape.name == shape.name and e.state is AllocState.ASKED

@@ -1,17 +1,18 @@
 """Pure. Which units of a node are free, as one bit mask over the node's own order of units.
 
-Units that are taken together lie together, because neighbouring cores share caches and memory. They
-come from the smallest kind of group of neighbours of which one has room. Among groups of that kind,
-the one with preferred units is first, then those within the same larger group as the preferred
-units, then the one with the fewest free units, so that large holes stay; lowest position first.
-Taking or giving n units costs O(n), choosing them O(groups + n).
+Units that are taken together are neighbours, because neighbouring cores share caches and memory.
+They come from one group of neighbours, on the smallest level of groups on which one has room. Among
+the groups of that level, the one with preferred units comes first, then those within the same
+larger group as the preferred units, then the one with the fewest free units, so that large free
+ranges stay; at last the one at the lowest position. Taking or giving n units costs O(n), choosing
+them O(groups + n).
 """
 
 from __future__ import annotations
 
 from itertools import accumulate
 
-_Room = tuple[bool, int, int]  # without preferred units, how many are free, the group's mask
+_Room = tuple[bool, int, int]  # (has no preferred unit, free units, mask of the group)
 
 
 class CoreSet:
@@ -19,9 +20,9 @@ class CoreSet:
 
     Args:
         units: the units in the node's order.
-        groups: how many neighbours share something, level by level from the smallest groups to the
-            largest: the sizes of consecutive groups, which add up to all units. A level whose sizes
-            do not add up is left out.
+        groups: the groups of neighbours that share caches or memory, level by level from the
+            smallest groups to the largest. A level is the sizes of consecutive groups, which add up
+            to all units. A level whose sizes do not add up is left out.
     """
 
     __slots__ = ("_levels", "_position", "free_mask", "units")
@@ -74,8 +75,8 @@ class CoreSet:
         return mask
 
     def _beside(self, rooms: list[_Room], wished: int, depth: int) -> list[_Room]:
-        """The groups that lie in the same smallest larger group as preferred units; all groups if
-        none does.
+        """The groups that share a larger group, as small as possible, with preferred units; else
+        all.
         """
         for level in self._levels[depth + 1:]:
             home = sum(group for group in level if group & wished)

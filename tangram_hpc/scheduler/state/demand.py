@@ -1,4 +1,4 @@
-"""Pure. How often each kind of call to a service comes, and how much work its calls are.
+"""Pure. Estimates how often each kind of call to a service comes, and the work of such calls.
 
 A kind is a service and the degrees of its calls. A rate is a count that fades as x * h / (h + dt)
 between calls, with h the horizon, so no exponential is needed and whole numbers suffice. Only the

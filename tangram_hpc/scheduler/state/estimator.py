@@ -2,15 +2,16 @@
 
 An action's own profile counts where it has one. Otherwise the estimate comes from leases of its
 class (key and name) that have ended: a histogram of work, and the serial fraction that explains
-them best. A class is shrunk to its parent (its key, one degree or several), the parent to
-everything, and everything to one second. A lease that did not end by itself (timeout, kill, lost
-node) says only that the action takes longer.
+them best. The mean of a class is shrunk towards that of its parent (all actions of the same key,
+with one degree or with several), the parent's mean towards that of all actions, and the latter
+towards one second. A lease that did not end by itself (timeout, kill, lost node) says only that the
+action takes longer.
 
 Invariants: only the ledger's events change it, so a replay learns the same; all numbers are whole.
-At most CLASSES_MAX classes are kept, and those that run. Names that differ in numbers only become
-one class, with all that was learned of them, once there are more than VARIANTS of them. Of the
-others, the class that was used longest ago is forgotten: its parent keeps its samples, and is used
-instead.
+All classes with running actions are kept, and at most CLASSES_MAX others. Names that differ in
+numbers only become one class, with all that was learned of them, once there are more than VARIANTS
+of them. If there are too many classes, the one that was used longest ago is forgotten: its samples
+stay in its parent, which is used instead.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from .speed import ONE, lg, octaves, speed
 SERIALS = (1, 10, 25, 50, 75, 100, 150, 200, 300, 450, 650, 1000)
 PRIOR = 100
 UNKNOWN_NS = 1_000_000_000  # the work of an action while nothing has ended yet
-SHRINK = 3  # a parent's mean weighs as much as so many samples
+SHRINK = 3  # the weight of a parent's mean, in samples
 # A class departs from PRIOR after MIN_SERIAL samples, and then only to the nearest fraction that is
-# less than 8 bits + n/64 bits worse than the best. It does so only while RIPE leases have ended for
-# each one that runs, since the leases that still run are the long ones.
+# less than 8 bits + n/64 bits worse than the best. It does so only while at least RIPE leases have
+# ended for each lease that runs, because the leases that still run are the long ones.
 MIN_SERIAL, DOUBT, DOUBT_EACH, RIPE = 24, 8 << 10, 16, 4
 _NEAREST = sorted(range(len(SERIALS)), key=lambda i: abs(i - SERIALS.index(PRIOR)))
-CLASSES_MAX = 1024  # classes that are remembered although none of them runs
+CLASSES_MAX = 1024  # classes kept without a running action
 VARIANTS = 16  # names of one template that have classes of their own
 _MEMO_MAX = 4096  # means that are remembered
 
@@ -42,7 +43,7 @@ Spans = Sequence[tuple[int, int]]  # (units, ns), in order
 
 def work_of(spans: Spans, serial: int) -> int:
     """The work that was done in these spans, in ns on one unit."""
-    if len(spans) == 1:  # nearly all are
+    if len(spans) == 1:  # true of nearly all leases
         units, ns = spans[0]
         return speed(serial, units) * ns >> ONE
     return sum([speed(serial, units) * ns for units, ns in spans]) >> ONE
@@ -61,7 +62,7 @@ class Sizes:
         self._cells: dict[int, tuple[int, int]] = {}  # count and sum by bucket
         self.n = self._due = self.version = 0
         self._edges: list[int] = []  # the buckets in use when the sums were renewed, in order
-        self._tail = [(0, 0)]  # count and sum from each of them on
+        self._tail = [(0, 0)]  # count and sum from each of these buckets on
 
     def add(self, work_ns: int, bucket: int) -> None:
         """Adds a sample to its bucket."""
@@ -99,9 +100,9 @@ class Sizes:
 class Serial:
     """The maximum likelihood estimate of the serial fraction, over a grid.
 
-    The work is taken to be log-normal with free mean and spread. The logarithm of the likelihood of
-    a fraction f is sum log speed(f, last units) - sum log w_f - n log sd(log w_f), where w_f is the
-    work of a sample if f is true.
+    The work is assumed to be log-normal with free mean and spread. The logarithm of the likelihood
+    of a fraction f is sum log speed(f, last units) - sum log w_f - n log sd(log w_f), where w_f is
+    the work of a sample if f is true.
     """
 
     __slots__ = ("_first", "_logw", "_logw2", "best", "n")
@@ -141,7 +142,7 @@ class Serial:
 
 
 class _Class:
-    """What was learned of one class.
+    """The samples and estimates of one class.
 
     Attributes:
         running: how many of its leases have not ended.
@@ -159,7 +160,7 @@ class _Class:
         self.merged = False
 
     def merge(self, other: _Class) -> None:
-        """Adds what was learned of another class."""
+        """Adds the samples of another class."""
         self.running += other.running
         if other.sizes is not None:
             self.sizes = self.sizes or Sizes()
@@ -173,7 +174,8 @@ Of = tuple[str, str]  # key and name
 
 
 class Estimator:
-    """The classes of actions and what was learned of each. Memory is O(CLASSES_MAX + running).
+    """The classes of actions, each with its samples and estimates. Memory is O(CLASSES_MAX +
+    running).
 
     Attributes:
         used: how many leases were granted, by where the estimate of their run time came from.
@@ -224,8 +226,8 @@ class Estimator:
         return max(1, self.mean(action.key, action.name, action.degrees, done_ns) - done_ns)
 
     def mean(self, key: str, name: str, degrees: tuple[int, ...], done_ns: int = 0) -> int:
-        """The mean work in a class of the actions that are larger than `done_ns`, shrunk to the
-        parents. O(1).
+        """The mean work of those actions of a class that are larger than `done_ns`, shrunk towards
+        the means of the parents. O(1).
         """
         bucket = octaves(done_ns) if done_ns > 0 else -1
         several = degrees[-1] > degrees[0]
@@ -330,7 +332,7 @@ class Estimator:
         if len(self._classes) <= CLASSES_MAX:
             return
         of, oldest = next(iter(self._classes.items()))
-        if oldest.running:  # the next class may be forgotten before it the next time
+        if oldest.running:  # moved back, so that another class comes first next time
             self._classes.move_to_end(of)
             return
         del self._classes[of]

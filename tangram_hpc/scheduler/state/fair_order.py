@@ -1,7 +1,7 @@
 """Pure. Fair sharing: the order between clients, and between the trajectories of one client.
 
-Problem. In plain order of arrival, one client's 300,000 actions are 300,000 actions for which all
-others wait, and so are one trajectory's 2,000 for the other trajectories of its client.
+Problem. In plain order of arrival, all other clients wait for each of one client's 300,000 actions,
+and all other trajectories of a client wait for each of one trajectory's 2,000.
 
 Idea: start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996), in which each action costs the
 same, in three levels. Each pool of units keeps its own virtual time.
@@ -19,13 +19,15 @@ rounds. Its round is part of its action's order tag, which is drawn once and nev
 Trajectories that have a few actions each are served in their own order, as if nothing were counted.
 
 A grant may come back without having begun (`LeaseReturned`). Its action then waits again under its
-old order tag, and its next grant is not counted again: the client was served, and has not used it.
-(To take the count back when the lease returns would not do. A start tag that lies behind the
-virtual time is forgotten, and with it all but one of several grants that come back together.)
+old order tag, and its next grant is not counted again, because the client did not use the one that
+was counted. (To take the count back when the lease returns would not do. A start tag that lies
+behind the virtual time is forgotten, and with it all but one of several grants that come back
+together.)
 
 Invariants: everything here follows from the events of the ledger alone, in their order, so a replay
 and the simulator agree. An action waits for a bounded number of later ones of other clients and
-trajectories. What is kept is bounded by what waits, as a pool that is empty forgets its counts.
+trajectories. Memory is bounded by the number of waiting actions, as an empty pool forgets its
+counts.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ from typing import Generic, Protocol, TypeVar
 
 from ...domain.action import Action
 
-BURST = 16  # grants that a trajectory or a group may be ahead before others come first
+BURST = 16  # how many grants a trajectory or group may be ahead of others
 SINGLE, TRAJECTORY = 0, 1  # groups of a client's actions
-_SEQUENCE = 44  # bits of an order tag that tell the order of arrival; those above are its round
-_KEEP = 1024  # trajectories or clients that are kept although none of their actions wait
-# On which levels an action was counted. The bits from _FORGOTTEN on tell how often its pool had
-# forgotten its counts by then, as what was forgotten is to be counted again.
+_SEQUENCE = 44  # low bits of an order tag: order of arrival; the bits above: the round
+_KEEP = 1024  # trajectories or clients that are kept without waiting actions
+# Bits that say on which levels an action was counted. The bits from _FORGOTTEN on hold how often
+# its pool had forgotten its counts by then: an action whose count was forgotten is counted again.
 _CLIENT, _GROUP, _FORGOTTEN = 1, 2, 2
 
 
@@ -63,7 +65,7 @@ def round_of(order_tag: int) -> int:
 
 
 class ClientShare:
-    """What one client has been given of one pool while other actions waited there.
+    """One client's grants in one pool, counted while other actions wait there.
 
     Attributes:
         client: its number.
@@ -89,11 +91,11 @@ class ClientShare:
         self.waiting = [0, 0]
 
     def start(self) -> int:
-        """The start tag of its next action: never in the past."""
+        """The start tag of its next action, which is at least the pool's virtual time."""
         return max(self.tag, self.pool.time)
 
     def start_of(self, group: int) -> int:
-        """The start tag of the next action of one of its groups: at most BURST in the past."""
+        """The start tag of a group's next action, which is at most BURST behind the group time."""
         return max(self.groups[group], self.group_time - BURST)
 
     def draw(self, trajectory: str | int, sequence: int) -> int:
@@ -114,10 +116,11 @@ class ClientShare:
         return found << _SEQUENCE | sequence
 
     def _forget(self) -> None:
-        """Forgets the half of the trajectories that are least far ahead of `round`, because that
-        hardly changes their order tags.
+        """Forgets the half of the trajectories that are least ahead of `round`; this hardly changes
+        their order tags.
         """
-        ahead = sorted(self.ends.items(), key=lambda end: -end[1])  # stable: oldest first
+        # The sort is stable: oldest first.
+        ahead = sorted(self.ends.items(), key=lambda end: -end[1])
         self.ends = {each: at for each, at in ahead[:len(ahead) // 2] if at > self.round}
 
     def returned(self, action: int, counted: int) -> None:
@@ -150,7 +153,7 @@ class ClientShare:
 
 
 class PoolShares:
-    """The clients that wait for the units of one pool, or did while another client still does.
+    """The shares of clients in one pool. They are kept until no client waits for the pool's units.
 
     Attributes:
         time: the pool's virtual time, the start tag of the client that was served last.
@@ -158,7 +161,7 @@ class PoolShares:
             that rounds of one client never go back.
         clients: shares by client.
         waiting: how many actions wait.
-        forgotten: how often the pool was empty and forgot what it had counted.
+        forgotten: how often the pool was empty and forgot its counts.
     """
 
     __slots__ = ("clients", "forgotten", "last_round", "time", "waiting")
@@ -175,8 +178,8 @@ class PoolShares:
         return share
 
     def group_emptied(self, share: ClientShare) -> None:
-        """Forgets what is no longer needed, after the last waiting action of a client's group has
-        left.
+        """Forgets counts that are no longer needed, after the last waiting action of a client's
+        group has left.
         """
         if not self.waiting:
             self.clients.clear()
@@ -193,9 +196,9 @@ class Ordered(Protocol):
         ...
 
     def rank(self) -> tuple[int, int]:
-        """The place of the first action left: in the placer's own order, then by order of arrival.
+        """The place of the first remaining action: by the placer's order, then by arrival.
 
-        The lower of a client's two groups comes first, so both lists count in the same way.
+        Both lists of a client rank in the same way, and the list with the lower rank comes first.
         """
         ...
 
@@ -215,7 +218,7 @@ class Rounds(Generic[_W]):
     __slots__ = ("_groups", "_heap", "_served", "several")
 
     def __init__(self, lists: Iterable[tuple[ClientShare, int, _W]]) -> None:
-        # by client: start tag and list of each of its groups whose list is not at its end
+        # by client: (start tag, list) of each group whose list is not at its end
         self._groups: dict[int, list[tuple[int, _W]]] = {}
         self._heap: list[tuple[int, int]] = []  # (start tag, client)
         self._served: set[int] = set()

@@ -2,7 +2,7 @@
 
 Invariants: a service is resident on a whole aligned block, no GPU is in two blocks, and a busy
 block is never evicted. A service stays on the block where it ran until another lease is given one
-of its GPUs (lazy parking). It is warm only for that very block.
+of its GPUs (lazy parking). Its next call finds it warm only on that very block.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class GpuSet(CoreSet):
                 del self.resident[gpu]
 
     def settle(self, service: str, block: tuple[int, ...], now: int) -> None:
-        """Makes a service resident on a block from now on, and parks those that overlap with it."""
+        """Makes a service resident on a block, and parks all services on blocks that overlap with
+        it.
+        """
         old = self.resident.get(block[0])
         same = old is not None and old.service == service and old.gpus == block
         self.evict(block)

@@ -1,7 +1,7 @@
 """Pure. When idle sessions end, and which clients are disconnected.
 
-This module holds only the state, which the handlers change. What ends, and when, is decided in
-`scheduler/policy/session_life.py`, which reads it.
+This module holds only the state, which the handlers change. `scheduler/policy/session_life.py`
+reads the state and decides when sessions and clients end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class IdleDeadlines:
 
     def start(self, session: int, timeout_ns: int, now: int) -> None:
         """Starts a session's idleness now, or starts it again when the session was renewed. A
-        session with timeout 0 may be idle for ever and is not kept here.
+        session with timeout 0 may be idle for ever and has no deadline.
         """
         if timeout_ns:
             group = self._groups.setdefault(timeout_ns, {})

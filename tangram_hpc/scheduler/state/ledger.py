@@ -1,6 +1,6 @@
-"""Pure. The broker's whole state: clients, nodes, sessions, actions, leases and what was learned.
+"""Pure. The broker's whole state: clients, nodes, sessions, actions, leases and estimates.
 
-Invariants: only `Scheduler.handle` changes the ledger. On every node, what is lent and what is free
+Invariants: only `Scheduler.handle` changes the ledger. On every node, the lent and the free units
 add up to its capacity; `Ledger.check` proves this and the other invariants. Every table is a dict
 in order of insertion whose keys are numbers or names, so that the same events give the same state,
 and the same order of iteration, on every machine. All times are epoch ns.
@@ -29,7 +29,7 @@ from .queue import ReadyQueue
 from .rate_limit import EndpointEntry
 from .session_queue import SessionQueue
 
-RESIZE_GAP_NS = 20_000_000  # how long a lease keeps a size at least
+RESIZE_GAP_NS = 20_000_000  # least time for which a lease keeps a size
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class ClientEntry:
 
 @dataclass(slots=True)
 class NodeEntry:
-    """A node, and what of it is free.
+    """A node, with its free units and memory.
 
     Attributes:
         node: its number.
@@ -108,8 +108,8 @@ class NodeEntry:
 
     @property
     def room_mib(self) -> int:
-        """Memory that may still be given away; never negative, although services that are declared
-        after sessions have opened may park more than is free.
+        """Memory that may still be lent. Never negative, even if services that were declared after
+        sessions opened park more than is free.
         """
         return max(0, self.free_mem_mib - self.parked_mib)
 
@@ -129,8 +129,8 @@ class SessionEntry:
         state: where it is in its life.
         node: its home node; 0 while it has none.
         cores: the cores that it reserves; empty except under the placer `static:K`.
-        last_cores: the cores with which its last lease began. What that lease left in their caches
-            may still be there.
+        last_cores: the cores with which its last lease began. Data of that lease may still be in
+            the caches of these cores.
         placed_at: when it was last placed on a node.
         leases: the leases of its actions, prefetched ones included.
         waiting: its actions that have not started, in order of submission. This is an OrderedDict,
@@ -154,8 +154,8 @@ class SessionEntry:
 
     @property
     def works(self) -> bool:
-        """Whether an action of it waits or runs, or a fork of it is to begin, and its sandbox
-        exists or existed before it moved. Such a session is not closed for idleness.
+        """Whether the session has work and cannot be closed for idleness: an action of it waits or
+        runs or a fork of it is to begin, and its sandbox exists or existed before a move.
         """
         busy = self.leases or self.waiting or self.forks
         stood = self.state is not SessionState.WAITING or bool(self.spec.files)
@@ -171,8 +171,8 @@ class SessionEntry:
 
     @property
     def parallel(self) -> bool:
-        """Whether its actions may run beside each other. Actions on cores that it reserves never
-        do.
+        """Whether its actions may run at the same time. Actions on cores that the session reserves
+        never do.
         """
         return self.spec.parallel and not self.cores
 
@@ -190,8 +190,8 @@ class ActionEntry:
         state: where it is in its life.
         lease: the lease of its attempt; 0 while none is under way.
         attempt: how often it was started.
-        forced_outcome: how, and why, it will end when its lease does, because it was cancelled or
-            its session is closing; None otherwise.
+        forced_outcome: the outcome with which it will end when its lease ends, because it was
+            cancelled or its session is closing; None otherwise.
         outcome: how it ended; None before.
         route: where a turn was routed to; None before, and for other actions.
     """
@@ -210,7 +210,8 @@ class ActionEntry:
 
 @dataclass(slots=True)
 class LeaseEntry:
-    """What is lent to one attempt of an action. Its number is the fencing key.
+    """The units and memory that are lent to one attempt of an action. Its number is the fencing
+    key.
 
     Attributes:
         lease: its number.
@@ -266,7 +267,7 @@ class LeaseEntry:
     def work_spans(self, until: int, exec_ns: int, submitted_at: int) -> list[tuple[int, int]]:
         """The (units, ns) of each size in which the action worked.
 
-        While a lease had one size, the time that its node measured is the better one: the broker
+        For a lease that always had one size, the time that its node measured is used: the broker
         learns of several ends at once, and the first action in a new process waits for that process
         to start. On CPUs the measured time counts for no more than the time that passed, since a
         function can set the clock of its process.
@@ -308,8 +309,8 @@ class Ledger:
         sessions: the sessions by id.
         services: the declared services by name.
         endpoints: the declared endpoints by name, each with its quota.
-        outside: stands for the clients, which hold the grants of endpoints: node 0, with nothing to
-            lend.
+        outside: node 0, which has nothing to lend. It stands for the clients, which hold the grants
+            of endpoints.
         disconnected: the clients without a connection that have not expired.
         idle_deadlines: when idle sessions end.
         session_queue: the sessions that wait to be placed.
@@ -403,7 +404,7 @@ class Ledger:
             assert (entry.lease != 0) == (not pending and entry.state not in ENDED), f"{entry}"
         for lease in self.leases.values():
             assert not lease.node or lease.node in self.nodes, f"{lease} on no node"
-            of = self.actions.get(lease.action)  # forgotten if it is only being cleaned up
+            of = self.actions.get(lease.action)  # None if the lease is only being cleaned up
             at_client = of is not None and of.action.kind is Kind.GRANT
             assert at_client == (not lease.node), f"{lease}: only a client's grant has no node"
         for (node_id, gpu), head in self.batching.items():

@@ -1,4 +1,4 @@
-"""Pure. The waiting actions that could start now, grouped by shape, and the order among them.
+"""Pure. The waiting actions that may start now, grouped by shape, and their order.
 
 Problem: a pass of a placer must not cost more because more actions wait.
 
@@ -35,8 +35,8 @@ from .fair_order import (
 from .speed import octaves
 
 CPU, GPU, NOTHING = "cpu", "gpu", "nothing"  # pools; each endpoint has one of its own
-# A shard that has so many shape queues opens no further one for a class alone. Actions of further
-# classes stand in shape queues by expected work, one an octave, so that a thousand names cost a
+# A shard with this many shape queues opens no further one for a single class. Actions of further
+# classes share shape queues by expected work, one for each octave, so that a thousand names cost a
 # pass no more than a few.
 QUEUES_NAMED = 16
 _OCTAVE = 7  # the low bits of a bucket of `octaves`
@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 
 
 class ActionShape(NamedTuple):
-    """What placement needs to know of an action.
+    """All properties of an action that placement uses.
 
     Attributes:
         key: the key resource.
@@ -156,7 +156,7 @@ class ShapeQueue:
     def __init__(self, shape: ActionShape, shard: QueueShard) -> None:
         self.shape, self.shard = shape, shard
         self.actions: TagHeap[int] = TagHeap()
-        self._head = 0  # its order tag in the heads of its shard
+        self._head = 0  # this queue's order tag in the heads of its shard
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -169,7 +169,7 @@ class QueueShard:
     Attributes:
         key: the key resource.
         node: the node on which the actions must start; 0 for any.
-        share: what the client has been given of the pool.
+        share: the client's grants in the pool.
         group: the group of the client's actions, `SINGLE` or `TRAJECTORY`.
         queues: the shape queues that are not empty, by shape.
         heads: the same shape queues under the order tag of their first action.
@@ -185,7 +185,7 @@ class QueueShard:
         self.heads: TagHeap[ShapeQueue] = TagHeap()
 
     def refresh(self, queue: ShapeQueue) -> None:
-        """Takes over that the first action of a shape queue may have changed."""
+        """Updates `heads` after the first action of a shape queue may have changed."""
         head = queue.actions.first() if queue.actions.at else 0
         if head == queue._head:
             return
@@ -249,8 +249,8 @@ class ReadyQueue:
             node: the home node of its session; 0 for any node.
             session: its session, if that reserves cores of its own; 0 otherwise.
             order_tag: its place in the order.
-            estimate: gives the serial fraction and work of an action without a profile. It is asked
-                where the shard has too many shape queues for one more of a class.
+            estimate: gives the serial fraction and work of an action without a profile. It is
+                called if the shard has too many shape queues to open another one for a class.
             counted: what `take` returned for a grant of the action that came back; 0 for none.
         """
         size, key = size_of(action.profile), action.key
@@ -330,8 +330,8 @@ class ReadyQueue:
         return self._place[action][1].shard
 
     def bypass_count(self, action: int) -> int:
-        """An upper bound on how many actions of its shard have overtaken an action: how many have
-        left the shard out of order since it came, cancelled ones included.
+        """An upper bound on how many actions of its shard have overtaken an action. It counts all
+        actions that have left the shard out of order since this one came, cancelled ones included.
         """
         _, queue, before = self._place[action]
         return queue.shard.bypasses - before
@@ -409,8 +409,7 @@ class Walk:
 class Rotation(Walk):
     """One pass over shards of several clients or groups, in the order of `fair_order`.
 
-    An action that is left behind by `next` counts as served; one that is left out by `skip_shape`
-    does not.
+    An action that `next` passes counts as served; an action that `skip_shape` leaves out does not.
     """
 
     __slots__ = ("_rounds",)

@@ -1,10 +1,11 @@
-"""Pure. An endpoint's quota: calls at once, a token bucket, and backing off after it pushed back.
+"""Pure. An endpoint's quota: calls at once, a token bucket, and a reduction after the endpoint
+refused calls.
 
 The level of the bucket is kept in `MICRO * 10**9` parts of a token. One nanosecond then refills
 exactly `rate_micro` parts, and nothing is ever rounded. A call takes one token, and is not granted
-without one. One factor reduces both rate and concurrency: an endpoint that pushes back cuts it at
-once, though only once for all calls that were under way at that time, and each later success raises
-it by a step, up to the declared quota (additive increase, multiplicative decrease).
+without one. One factor reduces both rate and concurrency: an endpoint that refuses a call reduces
+it at once, though only once for all calls that were under way at that time, and each later success
+raises it by a step, up to the declared quota (additive increase, multiplicative decrease).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from ...domain.service import MICRO, THROTTLED, EndpointSpec
 _SECOND = 10**9
 TOKEN = MICRO * _SECOND
 UNLIMITED = 1 << 30
-WHOLE = 1 << 10  # the share of an endpoint that does not push back
+WHOLE = 1 << 10  # the share of an endpoint that refuses no calls
 LEAST = WHOLE >> 6
-STEP = WHOLE >> 5  # what each success adds to the share
+STEP = WHOLE >> 5  # the increase of the share by each success
 
 
 @dataclass(slots=True)
@@ -30,7 +31,8 @@ class EndpointEntry:
         at: the time to which `level` refers, epoch ns.
         level: the level of its token bucket, in 1/TOKEN of a token.
         busy: how many calls run.
-        share: which part of the quota is used, in 1/WHOLE; reduced after the endpoint pushed back.
+        share: which part of the quota is used, in 1/WHOLE; reduced after the endpoint refused
+            calls.
         cut_at: when the share was last cut, epoch ns. Calls that were granted by then do not change
             it.
         closed_until: until when nothing is granted, epoch ns.
@@ -78,7 +80,7 @@ class EndpointEntry:
         return self.level_at(now) // TOKEN if self.spec.rate_micro else UNLIMITED
 
     def next_token_at(self, now: int) -> int:
-        """When a whole token will be there, epoch ns; `now` if one is."""
+        """When the next whole token will be there, epoch ns; `now` if there is one."""
         now = max(now, self.closed_until)
         missing = TOKEN - self.level_at(now)
         if missing <= 0 or not self.spec.rate_micro:
@@ -99,8 +101,8 @@ class EndpointEntry:
         self.busy -= 1
 
     def ended(self, granted_at: int, now: int, good: bool, cost_micro: int) -> None:
-        """Takes over the outcome of a call. With `good` the endpoint has served it, and its share
-        may grow.
+        """Counts the end of a call. With `good` the endpoint has served the call, and the share may
+        grow.
         """
         self.calls += 1
         self.cost_micro += cost_micro
@@ -112,13 +114,13 @@ class EndpointEntry:
         """Closes the endpoint for a while because it did not serve a call.
 
         The share is cut if that call began after the last cut. After THROTTLED the bucket begins
-        empty, as that of the endpoint's owner is.
+        empty, since the bucket of the endpoint's owner is empty then.
 
         Args:
             granted_at: when the call was granted, epoch ns.
             now: epoch ns.
             until: when the endpoint may be called again, epoch ns.
-            how: how it pushed back (`Outcome.pushed`).
+            how: how the endpoint refused the call (`Outcome.pushed`).
         """
         self._settle(now)
         self.closed_until = max(self.closed_until, until)
@@ -139,8 +141,8 @@ def full(spec: EndpointSpec, now: int) -> EndpointEntry:
 
 
 def declared_again(old: EndpointEntry, spec: EndpointSpec, now: int) -> EndpointEntry:
-    """The same endpoint with another quota. Its bucket does not become fuller by that, and it stays
-    closed for as long as it was.
+    """The same endpoint with another quota. The change does not fill its bucket, and a closed
+    endpoint stays closed.
     """
     level = old.level_at(now) if old.spec.rate_micro and spec.rate_micro else 0
     return EndpointEntry(spec, max(now, old.at), min(level, spec.burst_micro * _SECOND),

@@ -19,18 +19,18 @@ from .ledger import Ledger
 
 @dataclass(slots=True)
 class SchedulerState:
-    """What one scheduler knows.
+    """The state of one scheduler.
 
     Attributes:
         ledger: clients, nodes, sessions, actions and leases.
-        placer: the rule that says which action starts where. It may remember what saves it work
-            in the next pass; everything that counts is in the ledger.
+        placer: the rule that says which action starts where. It may keep a memory that saves work
+            in the next pass; everything else is in the ledger.
         dirty: whether something happened since the last placement that may let an action start or
             a session open. Handlers set it, `plan` clears it.
         place_again_at: when the placer asked to be called again, although nothing happens until
             then; epoch ns, 0 for never.
         placed_at: when the placer was last called; epoch ns.
-        elastic: what the rules for more and fewer allocations have observed so far.
+        elastic: the memory of the rules that request and give back allocations.
     """
 
     ledger: Ledger

@@ -11,8 +11,8 @@ first session has waited longest comes first.
 Invariants: the order follows from the events of the ledger alone. A session that waits for memory
 or cores keeps the nodes that could give them from all sessions behind it
 (`placers.base.open_by_load`). The start tag of its client stands still meanwhile, while those of
-others grow. So each other client opens at most one session before it, however large it is. For a
-single client the order is that of arrival.
+others grow. So each other client opens at most one session before the one that waits, however large
+that one is. For a single client the order is that of arrival.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SessionQueue:
         self.drop(session)
 
     def drop(self, session: int) -> None:
-        """Removes a session that waits no more, without counting it."""
+        """Removes a session that does not wait any more, without counting it."""
         client, share = client_of(session), self._shares.of(client_of(session))
         del self._by_client[client][session]
         share.waiting[TRAJECTORY] -= 1
@@ -71,7 +71,8 @@ class SessionQueue:
             self._shares.group_emptied(share)
 
     def __iter__(self) -> Iterator[int]:
-        """Yields the sessions in the order in which to look at them, as if each were placed then.
+        """Yields the sessions in the order in which placers look at them, as if each one were
+        placed in turn.
         """
         if len(self._by_client) < 2:
             for sessions in self._by_client.values():

@@ -1,4 +1,4 @@
-"""Pure. How fast an action runs on so many units, and logarithms, in whole numbers.
+"""Pure. Computes an action's speed on a number of units, and logarithms, in whole numbers.
 
 Without floats the results are the same on every machine, so a replay decides as the broker did.
 Speeds are in 1/2**20 of the speed on one unit, serial fractions in 1/1000, logarithms in 1/1024.
@@ -20,7 +20,7 @@ def speed(serial: int, units: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def speed_gains(serial: int, top: int) -> tuple[int, ...]:
-    """What each further unit, up to `top`, adds to the speed. It is never 0, so that idle units are
+    """The gain in speed of each further unit, up to `top`. It is never 0, so that idle units are
     lent.
     """
     return tuple(max(1, speed(serial, k + 1) - speed(serial, k)) for k in range(top))

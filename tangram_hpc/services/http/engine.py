@@ -141,7 +141,8 @@ class HttpEngine:
                 task.exception()  # marks the exception as seen if our caller was cancelled
         if task.cancelled():
             raise ServiceDied(f"service {self._name} was given up while it worked")
-        return task.result()
+        result: T = task.result()
+        return result
 
     async def _check_health(self) -> None:
         """Raises ServiceDied unless the server says that it is well."""

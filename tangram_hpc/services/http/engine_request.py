@@ -80,8 +80,10 @@ def merge_requests(many: Sequence[EngineRequest]) -> EngineRequest:
     for, in their order.
     """
     first: Any = many[0]
-    return replace(first, **{name: [text for one in many for text in getattr(one, name)]
-                             for name in _LISTS if hasattr(first, name)})
+    merged: EngineRequest = replace(
+        first, **{name: [text for one in many for text in getattr(one, name)]
+                  for name in _LISTS if hasattr(first, name)})
+    return merged
 
 
 def read_request(request: ServiceRequest) -> EngineRequest:
@@ -101,7 +103,7 @@ def read_request(request: ServiceRequest) -> EngineRequest:
     if not isinstance(given, dict):
         raise InvalidCall(f"{request.method}: arguments: must be a dict of its fields")
     try:
-        call: Any = kind(**given)
+        call: EngineRequest = kind(**given)
     except TypeError:
         known = ", ".join(field.name for field in fields(kind))
         raise InvalidCall(f"{request.method}: arguments: {_field_names(given)} "

@@ -77,7 +77,7 @@ class Reader:
 
     def _tokens(self, name: str, text: Any, special: bool) -> list[int]:
         if isinstance(text, str):
-            tokens = self._tokenizer(text, add_special_tokens=special)["input_ids"]
+            tokens: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
         elif isinstance(text, (list, tuple)) and all(type(token) is int for token in text):
             tokens = list(text)
         else:

@@ -1,6 +1,7 @@
-"""The curves of `curve_svg` as a PNG. This is the only module that imports matplotlib.
+"""The curves of `curve_svg` as a PNG.
 
-It draws what it is given and decides nothing.
+This is the only module that imports matplotlib. It draws the values that it is given and decides
+nothing.
 """
 
 from __future__ import annotations

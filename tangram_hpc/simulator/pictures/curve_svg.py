@@ -16,9 +16,9 @@ from ...errors import InvalidInput
 
 COLOURS = ("#0072b2", "#009e73", "#e69f00", "#d55e00", "#cc79a7", "#56b4e9", "#000000")
 _DASHES = ("", "", "7 3", "2 3", "9 3 2 3", "4 2", "")
-_WIDE, _HIGH = 430, 300  # of one panel's plot area
+_WIDE, _HIGH = 430, 300  # pixels of one panel's plot area
 _LEFT, _TOP, _RIGHT, _BOTTOM = 62, 34, 18, 52
-_ROW = 20  # of the legend
+_ROW = 20  # height of a row of the legend, in pixels
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Panel:
     Attributes:
         title, x_label, y_label: Texts.
         lines: The policies, in the same order in each panel.
-        target: Where a dashed line is drawn across; None for none.
-        key: What the dashed line and the marks mean; that of the first panel is shown.
+        target: The value at which a dashed line crosses the panel; None for no line.
+        key: A text that explains the dashed line and the marks; only the first panel's is shown.
     """
 
     title: str
@@ -64,7 +64,7 @@ class Axis:
         return self._start + share * (self._end - self._start)
 
     def ticks(self) -> list[float]:
-        """Round values in range: as many as there is room for, the coarsest steps first."""
+        """Round values in the axis' range, in the finest steps for which there is room."""
         found: list[float] = []
         for digits in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0),
                        tuple(i / 10 for i in range(10, 100, 2))):
@@ -99,7 +99,7 @@ def svg(panels: Sequence[Panel]) -> str:
 
 
 def axes_of(panel: Panel, x: tuple[float, float], y: tuple[float, float]) -> tuple[Axis, Axis]:
-    """Both axes of a panel, from pixel to pixel; all of its points lie within them."""
+    """Both axes of a panel. Their ranges contain all of its points."""
     every = [p for line in panel.lines for p in line.points]
     target = [panel.target] if panel.target else []
     return Axis([p[0] for p in every], *x, 9), Axis([*(p[1] for p in every), *target], *y, 8)
@@ -161,7 +161,7 @@ def _panel(panel: Panel, x0: int) -> list[str]:
 
 
 def _curves(panel: Panel, x: Axis, y: Axis) -> list[str]:
-    """The lines, the last policy first, so that the first one lies on top."""
+    """The policies' lines. The last policy is drawn first, so that the first one is on top."""
     parts = []
     for i, line in reversed(list(enumerate(panel.lines))):
         colour = COLOURS[i % len(COLOURS)]

@@ -5,14 +5,15 @@ none. The time since `TANGRAM_CPUS_FILE` was written counts, so the start of the
 of the work.
 
 The program must not import anything of this package (it runs under a bare interpreter), must use
-next to no CPU time, and takes its CPUs, and since when it has them, from `TANGRAM_CPUS_FILE` alone.
+next to no CPU time, and reads the number of its CPUs, and the time of the last change, from
+`TANGRAM_CPUS_FILE` alone.
 """
 
 from __future__ import annotations
 
 import sys
 
-POLL_S = 0.008  # less than half of the least time between two resizes: none is missed
+POLL_S = 0.008  # less than half of the least time between two resizes, so that none is missed
 
 TEXT = """
 import posix, sys, time
@@ -38,7 +39,7 @@ while True:
 
 
 def command(work_s: float, serial: float, resizable: bool) -> list[str]:
-    """The command of an action with this much work, in wall time.
+    """The command of an action with `work` in wall time.
 
     An action that is never resized sleeps once; the others read their file every few ms.
     """

@@ -2,9 +2,9 @@
 
 It does what the simulated client does (`simulator/workload_client.py`), in real time. A session is
 requested with a trajectory's first CPU action and closed with its last one. Where sessions reserve
-CPUs it is requested at the trajectory's start, the first turn begins when it is open, and the first
-turn's actions count as submitted earlier by the time that its admission took. Times of the workload
-are multiplied by `scale`.
+CPUs it is requested at the trajectory's start, the first turn begins when it is open, and the time
+that the session's admission took is subtracted from the submission times of the first turn's
+actions. Times of the workload are multiplied by `scale`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from .countdown import command
 
 @dataclass(slots=True)
 class Sent:
-    """An action that was submitted: which one, when (ns since the epoch), and its future."""
+    """A submitted action: its entry in the workload, the time (ns since the epoch), and its future.
+    """
 
     trajectory: int
     turn: int

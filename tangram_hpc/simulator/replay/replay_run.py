@@ -25,13 +25,14 @@ from .drive import Driver, Sent
 
 @dataclass(slots=True)
 class Replay:
-    """A workload as it ran, and as the simulator predicts it."""
+    """The records of a workload's live run, and those of its simulation."""
 
     live: RunRecords
     simulated: RunRecords
 
     def comparison(self) -> dict[str, Any]:
-        """Both mean action completion times, and their ratio live over simulated."""
+        """The mean action completion times, live and simulated, and the ratio live over simulated.
+        """
         live, simulated = (run.figures()["mean_act_s"] for run in (self.live, self.simulated))
         return {"live_mean_act_s": live, "sim_mean_act_s": simulated,
                 "ratio": live / simulated if simulated else None}

@@ -1,4 +1,4 @@
-"""Which `mpiexec` starts programs of this interpreter's MPI.
+"""Finds the `mpiexec` that starts programs of this interpreter's MPI.
 
 An MPI library that was installed with pip has its launcher beside the interpreter. A launcher of
 another MPI on the search path would start worlds of size 1, so the one beside the interpreter wins.
@@ -17,7 +17,7 @@ def mpiexec() -> str:
     """Returns the path of the launcher of this interpreter's MPI.
 
     Raises:
-        MissingExtra: There is none.
+        MissingExtra: There is no launcher.
     """
     beside = Path(sys.executable).with_name("mpiexec")
     found = str(beside) if beside.exists() else shutil.which("mpiexec")

@@ -2,8 +2,8 @@
 
 A job may start its trainers and one gateway as one MPI world. All ranks meet once, in `meet`: each
 tells the others its role and version (a `RankCard`), every rank checks all cards in the same way,
-and the world is split so that trainers have a communicator of their own (`mpi_world.py`). When the
-ranks do not fit together, all of them refuse with the same error.
+and the world is split so that trainers have a communicator of their own (`mpi_world.py`). If the
+ranks do not fit together, all of them raise the same error.
 
 mpi4py is imported inside functions, because importing it starts MPI. The start is watched by a
 child process (`mpi_watchdog.py`), since MPI_Init waits for ever for a rank that never comes.
@@ -55,7 +55,7 @@ def trainers() -> Any:
 
 
 def launched(environ: Mapping[str, str]) -> Launch:
-    """Returns what the launcher says of our world; see `mpi_launch.launch_of`."""
+    """Returns the launcher's description of our world; see `mpi_launch.launch_of`."""
     return launch_of(environ)
 
 
@@ -63,7 +63,7 @@ def meet(environ: Mapping[str, str], card: RankCard) -> MpiWorld:
     """Starts MPI and meets all ranks. Collective over the world; a second call returns the world.
 
     Args:
-        environ: the environment, which tells what was launched.
+        environ: the environment, from which the launched world is known.
         card: what this rank tells the others.
 
     Raises:
@@ -83,7 +83,7 @@ def meet(environ: Mapping[str, str], card: RankCard) -> MpiWorld:
 
 
 def speaks(environ: Mapping[str, str]) -> bool:
-    """Returns whether this rank is the one that reports what is wrong with all of them."""
+    """Returns whether this rank is the one that reports an error of all ranks."""
     return launch_rank(environ) == 0
 
 
@@ -103,7 +103,7 @@ def _bring_together(environ: Mapping[str, str], card: RankCard) -> MpiWorld:
             _met = MpiWorld(MPI, cards, own_finalize, is_shared, shares_fate(environ))
     if problem is not None:
         if own_finalize:
-            MPI.Finalize()  # returns, as all ranks refuse alike; the launcher sees an orderly end
+            MPI.Finalize()  # it returns, as all ranks call it; the launcher sees an orderly end
         raise problem
     assert _met is not None
     if card.role == "trainer":
@@ -114,8 +114,10 @@ def _bring_together(environ: Mapping[str, str], card: RankCard) -> MpiWorld:
 
 
 def leave_after(client: Any) -> None:
-    """Closes this client before its rank leaves the world. The client is held until then, because
-    its connection lives on in its thread when nobody else holds the client any more."""
+    """Closes this client before its rank leaves the world. A reference to the client is kept until
+    then, because the thread of its connection lives on when the program holds no reference to the
+    client any more.
+    """
     atexit.register(client.close)
 
 

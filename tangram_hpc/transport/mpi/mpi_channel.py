@@ -1,9 +1,9 @@
-"""The client's connection over MPI, through the gateway rank (serves `ports.Channel`).
+"""The client's connection over MPI, through the gateway rank (implements `ports.Channel`).
 
 Only the client's own thread calls these methods, except for `wake`. No call blocks inside MPI: the
 channel polls, spins for a while where cores are free, and then sleeps for longer and longer. MPI
-gives no notice of a dead gateway, so silence decides (`protocol/relay.py`); after that nothing is
-sent any more.
+gives no notice of a dead gateway, so a gateway that is silent for too long counts as dead
+(`protocol/relay.py`); then nothing is sent any more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...protocol.liveness import Patience, Stalls
 
 _BUSY_S = 0.001  # longest sleep while answers are awaited or bytes are under way
 _IDLE_S = 0.05  # longest sleep otherwise
-_STALLED_S = 1.0  # a longer gap between two polls means that we stood still, not the gateway
+_STALLED_S = 1.0  # after a longer gap between polls, this process was stopped, not the gateway
 _CLOSING_S = 0.5  # how long `close` waits for its bytes to leave
 
 
@@ -51,7 +51,7 @@ class MpiChannel:
     """One connection with the broker through the gateway.
 
     Args:
-        wire: sends and receives between ranks; nobody else uses it meanwhile.
+        wire: sends and receives between ranks; no other part of the process uses it meanwhile.
         gateway: the gateway's rank.
         number: the number of this connection, which this rank has never used before.
         spin_ns: how long a wait spins before it sleeps, ns.
@@ -67,7 +67,7 @@ class MpiChannel:
                  on_dead: Callable[[str], None]) -> None:
         self._wire, self._gateway, self._on_dead = wire, gateway, on_dead
         self._number = number.to_bytes(4, "little")
-        self._begun = False  # the gateway confirmed our number; until then data is dropped
+        self._begun = False  # whether the gateway confirmed our number; until then data is dropped
         self._inbox = Inbox()
         self._unsent: deque[tuple[int, Buffer]] = deque([(relay.OPEN, self._number)])
         self._wake_lock = threading.Lock()  # released by `wake`; a lock wakes within microseconds
@@ -122,8 +122,8 @@ class MpiChannel:
     def close(self) -> None:
         """Tells the gateway that we close; see `Channel.close`.
 
-        Unsent bytes get half a second. After that they are given to MPI without the window's limit,
-        as the gateway must hear that we close.
+        For half a second, unsent bytes are sent as the window allows. After that they are given to
+        MPI without the window's limit, as the gateway must hear that we close.
         """
         if self.closed:
             return
@@ -136,7 +136,7 @@ class MpiChannel:
             while not patience.over(time.monotonic()) and (
                     self._unsent or self._wire.sending(self._gateway)):
                 self._push()
-                if self._wire.take() is not None:  # it may be sending to us, and wait
+                if self._wire.take() is not None:  # the gateway may be sending to us, and wait
                     self._last_sign = time.monotonic()
                 time.sleep(50e-6)
             if self._stalls.look(time.monotonic()):
@@ -162,18 +162,19 @@ class MpiChannel:
             self._lose_gateway("the gateway ended")
             raise ChannelLost("the gateway ended")
         elif not self._begun:
-            return  # it belongs to an older connection of this rank
+            return  # the frame belongs to an older connection of this rank
         elif tag == relay.BROKER_CLOSED:
             raise ChannelLost(data.decode(errors="replace"))
         elif tag == relay.DATA:
             self._pace.moved(time.monotonic_ns())
             try:
-                yield from self._inbox.feed(cast(bytes, data))  # read only, never kept
+                # The feed only reads `data` and keeps nothing of it.
+                yield from self._inbox.feed(cast(bytes, data))
             except ProtocolError as error:
                 raise ChannelLost(str(error)) from None
 
     def _push(self) -> None:
-        """Sends what the window allows; nothing while the gateway may be dead."""
+        """Sends as many bytes as the window allows; none while the gateway may be dead."""
         self._wire.sweep()
         if not self._unsent or self._gateway_unconfirmed():
             return

@@ -1,8 +1,8 @@
-"""How a rank's process ends: with one line if the ranks do not fit, and with its own exit status.
+"""Ends a rank's process with one line if the ranks do not fit, and with its own exit status.
 
-When the ranks refuse to be one world, every rank raises the same error. Without this module each
-of them would print a traceback. And where MPI must not be finalised, the process ends by
-`os._exit`, which needs the status that the program gave to `sys.exit`.
+When the ranks do not fit together, every rank raises the same error. Without this module each of
+them would print a traceback. Where MPI must not be finalised, the process ends by `os._exit`, which
+needs the status that the program passed to `sys.exit`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any
 
 from ...errors import TangramError
 
-_refusals: list[TangramError] = []  # the error with which the ranks refused the world; at most one
+_refusals: list[TangramError] = []  # the error that all ranks raise; at most one
 _noted: list[Any] = []  # the last argument of `sys.exit`; at most one
 
 
 def refuse(error: TangramError) -> None:
-    """Notes the error with which the ranks refuse to be one world."""
+    """Notes the error that all ranks raise because they do not fit together."""
     _refusals.append(error)
 
 
 def one_line_hook(before: Any, aloud: bool) -> Any:
-    """Returns an excepthook for a world that nobody can use.
+    """Returns an excepthook for a world whose ranks do not fit together.
 
-    Rank 0 prints one line, and every rank ends with the error's status, where there would be a
-    traceback from each rank. A program can still catch the error.
+    Rank 0 prints one line, and every rank ends with the error's status, instead of a traceback from
+    each rank. A program can still catch the error.
     """
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -43,8 +43,8 @@ def one_line_hook(before: Any, aloud: bool) -> Any:
 def note_exit_status() -> None:
     """Wraps `sys.exit` to learn this process's exit status.
 
-    `finalize` may have to end the process by `os._exit`, and needs the status for it, which Python
-    tells no exit handler.
+    `finalize` may have to end the process by `os._exit` and needs the status for it; Python does
+    not pass the status to exit handlers.
     """
     real = sys.exit
 

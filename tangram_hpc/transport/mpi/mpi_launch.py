@@ -1,7 +1,7 @@
-"""What the environment says about the MPI world that was launched, without touching MPI.
+"""Reads from the environment which MPI world was launched, without touching MPI.
 
-These functions read only the mapping they are given. `TANGRAM_WORLD_SIZE` wins over the process
-manager's variables, and those win over Slurm's: under `mpiexec` inside a job, Slurm counts the
+These functions read only the mapping they are given. `TANGRAM_WORLD_SIZE` takes precedence over the
+process manager's variables, and these over Slurm's: under `mpiexec` inside a job, Slurm counts the
 tasks of the launcher's daemons and not our ranks.
 """
 
@@ -22,7 +22,7 @@ _RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 @dataclass(frozen=True)
 class Launch:
-    """The MPI world that was launched, as far as the environment tells.
+    """The MPI world that was launched, as far as it is known from the environment.
 
     Attributes:
         size: The number of ranks; 0 for unknown.
@@ -68,7 +68,8 @@ def managed(environ: Mapping[str, str]) -> bool:
 
 
 def launch_rank(environ: Mapping[str, str]) -> int:
-    """Returns our number among the launched tasks, which MPI need not keep; 0 for unknown."""
+    """Returns our number among the launched tasks, 0 if unknown; MPI may number ranks differently.
+    """
     return next((int(environ[n]) for n in _RANKS if environ.get(n, "").isdigit()), 0)
 
 

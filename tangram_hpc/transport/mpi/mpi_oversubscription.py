@@ -1,4 +1,4 @@
-"""Detects oversubscription (more ranks on a node than cores they may use), and says how to wait.
+"""Detects oversubscription (more ranks on a node than cores they may use), and chooses how to wait.
 
 A rank that waits for MPI by `sched_yield` keeps its core busy. Where ranks share cores, some
 kernels (seen on Linux 6.18) then leave everything else on the node without a core for seconds, the
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from ...slurm.job_environment import slurm_place
 
 _LOCAL_RANKS = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")  # set by Hydra, by Open MPI
-_SLEEP = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}  # MPICH sleeps then; Open MPI can only yield
+_SLEEP = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}  # makes MPICH sleep; Open MPI can only yield
 
 
 def oversubscribed(environ: Mapping[str, str], usable: int, online: int) -> bool:
@@ -42,5 +42,5 @@ def shares_fate(environ: Mapping[str, str]) -> bool:
 
 
 def wait_environment(environ: Mapping[str, str], is_shared: bool) -> dict[str, str]:
-    """Returns what to add to the environment before MPI starts; variables already set are left."""
+    """Returns variables to add to the environment before MPI starts, without those already set."""
     return {k: v for k, v in _SLEEP.items() if is_shared and k not in environ}

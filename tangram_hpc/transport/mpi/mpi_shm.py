@@ -1,4 +1,4 @@
-"""Unlinks MPICH's shared memory files as soon as all ranks have mapped them, so that none is left.
+"""Unlinks MPICH's shared memory files once all ranks have mapped them, so that no file is left.
 
 MPICH names such a file after Slurm's job and step, and removes it only in MPI_Finalize. Ranks that
 are killed leave it behind, and a later world with the same numbers (of the requeued job) finds it
@@ -25,6 +25,6 @@ def forget_names(maps: Path = Path("/proc/self/maps")) -> list[str]:
         return []
     names = {line[line.index(_FOLDER):] for line in lines if _FOLDER in line}
     for name in names:
-        with contextlib.suppress(OSError):  # another rank of this node was first
+        with contextlib.suppress(OSError):  # another rank of this node has unlinked it
             os.unlink(name)
     return sorted(names)

@@ -5,7 +5,7 @@ ours could help. A stopped process cannot help itself either. Both watchdogs are
 processes, which write one line to standard error before they end their parent.
 
 While the start is watched, the handler of SIGINT is the C library's `_exit`. The watchdog sends
-SIGINT, so the process ends at once, and with exit status 2, which is SIGINT's number.
+SIGINT, so the process ends at once. Its exit status is then 2, SIGINT's number.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if not ready:
 elif first == "1":
     os.write(2, died.encode())
 """
-# This watchdog counts its waits and not the time: where the whole job step is stopped (`scontrol
-# suspend`), the watchdog is stopped as well, and that time must not count.
+# This watchdog counts its waits instead of reading a clock: where the whole job step is stopped
+# (`scontrol suspend`), the watchdog is stopped as well, and that time must not count.
 _WATCH_STOPPED = """
 import os, select, signal, sys
 gateway, looks, stopped = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -54,7 +54,7 @@ try:
 except ProcessLookupError:
     pass
 """
-_LATER_S = 2.0  # other ranks wait longer than rank 0, whose end mostly ends the whole world
+_LATER_S = 2.0  # other ranks wait longer than rank 0, whose end usually ends the world
 
 
 @contextlib.contextmanager
@@ -68,14 +68,14 @@ def start_watchdog(pid: int, rank: int, timeout_s: float, remedy: str) -> Iterat
         pid: this process.
         rank: this process's number among the launched tasks.
         timeout_s: how long the body may take, seconds.
-        remedy: what a person can do, for the lines.
+        remedy: the remedy that the lines name.
     """
     hung = (f"tangram: the MPI world did not come up within {timeout_s:g} s (rank {rank} waits): "
-            f"every rank must call tangram_hpc.connect() or be `tangram gateway`, and find the "
-            "others. What takes longer, as loading a model, comes after connect(), or "
-            f"TANGRAM_MPI_TIMEOUT_S says for how many seconds all wait; else {remedy}\n")
+            "every rank must call tangram_hpc.connect() or be `tangram gateway`. Do slow work, "
+            "such as loading a model, after connect(), or set TANGRAM_MPI_TIMEOUT_S to the seconds "
+            f"that all ranks wait; otherwise {remedy}\n")
     died = ("tangram: a rank ended while the MPI world came up; if the launcher's lines name no "
-            f"other reason, MPI does not fit it: {remedy}\n")
+            f"other reason, this MPI does not fit the launcher: {remedy}\n")
     arguments = [str(pid), str(timeout_s + (_LATER_S if rank else 0)), str(int(rank == 0)), hung,
                  died]
     try:
@@ -105,7 +105,7 @@ def end_if_stopped(pid: int, stopped_s: float) -> Callable[[], None]:
 
     Args:
         pid: the gateway, which is this process.
-        stopped_s: after so many seconds without a sign of life the gateway gets SIGKILL.
+        stopped_s: after this many seconds without a sign of life the gateway gets SIGKILL.
 
     Returns:
         A function that the gateway calls as a sign of life.

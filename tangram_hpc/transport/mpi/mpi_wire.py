@@ -1,9 +1,9 @@
 """Tagged messages between the ranks of one communicator, without blocking inside MPI.
 
-MPI needs a buffer until its send has ended, so the wire keeps each one and frees it in `sweep`.
-Long messages may arrive while later ones of the same rank are complete already; they are handed
-out in the order in which they were sent. The module `mpi4py.MPI` and the communicator are handed
-in. One thread calls everything here.
+MPI needs a buffer until its send has ended, so the wire keeps each buffer and frees it in `sweep`.
+A long message may still arrive while a later one of the same rank is complete already; messages are
+handed out in the order in which they were sent. The module `mpi4py.MPI` and the communicator are
+handed in. One thread calls everything here.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ...protocol.frame import Buffer
 class MpiWire:
     """Tagged messages between ranks, without blocking.
 
-    It serves `mpi_channel.Wire` and the gateway's `Ranks`.
+    It implements `mpi_channel.Wire` and the gateway's `Ranks`.
     """
 
     def __init__(self, MPI: Any, comm: Any) -> None:
         self._mpi, self._comm, self._byte = MPI, comm, MPI.BYTE
         self._status = MPI.Status()
         self._requests: list[Any] = []
-        self._kept: list[tuple[int, Buffer]] = []  # of each request: its rank, and its buffer
+        self._kept: list[tuple[int, Buffer]] = []  # each request's rank and buffer
         self._on_way: dict[int, int] = {}  # by rank: see `sending`
         self._arriving: dict[int, deque[tuple[Any, int, bytearray]]] = {}
 
@@ -78,7 +78,8 @@ class MpiWire:
         try:
             message = self._probe(status)
             if message is None:
-                message = self._probe(status)  # MPICH: the first probe fetches, the second finds
+                # MPICH fetches a message in the first probe and finds it in the second.
+                message = self._probe(status)
             if message is not None:
                 rank, tag = status.Get_source(), status.Get_tag()
                 data = bytearray(status.Get_count(self._byte))

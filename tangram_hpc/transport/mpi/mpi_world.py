@@ -1,12 +1,13 @@
-"""One MPI world after its ranks have met: its communicators, its connections, and how it is left.
+"""One MPI world after its ranks have met: its communicators and connections, and the way to leave
+it.
 
-Trainers have a communicator of their own; our traffic has another one, on which nobody ever blocks
+Trainers have a communicator of their own; our traffic has another one, on which no rank ever blocks
 inside MPI. After the meeting only one thread of a rank calls MPI for us. The module `mpi4py.MPI` is
 handed in, since `mpi.py` alone may import it.
 
-Where a rank has died or the gateway is silent, nobody may finalise: MPI_Finalize waits for the
-dead. `MpiWorld.leave` decides whether a rank may finalise, and ends the process without it where
-mpi4py would try.
+Where a rank has died or the gateway is silent, no rank may finalise, because MPI_Finalize waits for
+dead ranks. `MpiWorld.leave` decides whether a rank may finalise, and ends the process without
+MPI_Finalize where mpi4py would call it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .timer_slack import shorten_timer_slack
 
 
 class MpiWorld:
-    """The world after the meeting, as one rank sees it.
+    """One rank's view of the world after the meeting.
 
     Attributes:
         gateway: the gateway's rank in the world.
@@ -41,7 +42,8 @@ class MpiWorld:
         rank: this rank's number among the trainers.
         size: how many trainers there are.
         usable: whether MPI can carry our traffic (every rank has MPI_THREAD_MULTIPLE).
-        trainers: the trainers' own communicator; the gateway's contains the gateway alone.
+        trainers: the trainers' own communicator; on the gateway, one that contains the gateway
+            alone.
         wire: sends and receives between all ranks of the world.
         shares_fate: whether the launcher ends all ranks when one exits without finalising MPI.
         dead: why nothing may be sent to the gateway any more; empty while it lives.
@@ -58,7 +60,7 @@ class MpiWorld:
         self.trainers = world.Split(roles[world.rank] == "trainer", world.rank)
         self.rank, self.size = self.trainers.rank, self.trainers.size
         self.shares_fate = fate_is_shared
-        self._parting = self.trainers.Dup()  # where trainers agree, at the end, on finalising
+        self._parting = self.trainers.Dup()  # for the trainers' agreement on finalising
         self._parting.Set_errhandler(MPI.ERRORS_RETURN)
         traffic = world.Dup()
         traffic.Set_errhandler(MPI.ERRORS_RETURN)
@@ -71,7 +73,7 @@ class MpiWorld:
         self._channel: MpiChannel | None = None
 
     def dial(self, spin_us: int) -> MpiChannel:
-        """Opens a new connection with the broker (serves `ports.Dial`).
+        """Opens a new connection with the broker (implements `ports.Dial`).
 
         Args:
             spin_us: how long a wait may spin before it sleeps, µs.
@@ -108,12 +110,13 @@ class MpiWorld:
         The rank tells the gateway, waits for its answer as long as its heartbeats come, and
         finalises MPI if that cannot hang.
 
-        Where ranks share their fate, a gateway that is silent is not dead, or this rank would be
-        dead too: it is told all the same, and no trainer ends before all of them leave.
+        Where the launcher ends all ranks together, a silent gateway is not dead, or this rank would
+        be dead, too. Then the rank tells the gateway all the same, and no trainer ends before all
+        of them leave.
         """
         if self.forked:  # the child of a fork must not touch MPI
             return self._leave_child()
-        failed = hasattr(sys, "last_value")  # an exception ends this program
+        failed = hasattr(sys, "last_value")  # whether an exception ends this program
         if self._mpi.Is_finalized():
             return
         can = (not self.dead or self.shares_fate) and self._may_finalize(b"!" if failed else b"")
@@ -126,7 +129,7 @@ class MpiWorld:
     def _all_can(self, can: bool) -> bool:
         """Waits until all trainers leave; returns whether each of them may finalise MPI.
 
-        The wait polls and sleeps, so that it takes no core.
+        The wait polls and sleeps, so that it keeps no core busy.
         """
         mine, least, pause = array("i", [can]), array("i", [0]), 50e-6
         try:
@@ -145,33 +148,33 @@ class MpiWorld:
             self.finalize(False)
 
     def finalize(self, can: bool) -> None:
-        """Finalises MPI, or makes sure that nothing does.
+        """Finalises MPI, or makes sure that it is not finalised.
 
         Args:
-            can: whether MPI_Finalize would return.
+            can: whether MPI_Finalize can return.
         """
         if can and not self._mpi.Is_finalized():
             self._mpi.Finalize()
         elif not self._own_finalize and not self._ending:
-            # mpi4py would finalise at exit, and hang: run the other exit handlers and end here
+            # at exit, mpi4py would finalise and hang: so run the other exit handlers and end here
             self._ending = True
             atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(exit_status())
 
-    def _may_finalize(self, word: bytes) -> bool:
+    def _may_finalize(self, parting: bytes) -> bool:
         wire, pause = self.wire, 50e-6
         patience = _patience()
         try:
-            wire.send(self.gateway, relay.LEAVE, word)
+            wire.send(self.gateway, relay.LEAVE, parting)
             while not patience.over(time.monotonic()):
                 wire.sweep()
                 while (message := wire.take()) is not None:
                     patience = _patience()
                     if message[1] in (relay.PART, relay.END):
                         return message[1] == relay.PART
-                if word and not wire.sending(self.gateway):
+                if parting and not wire.sending(self.gateway):
                     return False
                 time.sleep(pause)
                 pause = min(0.02, pause * 1.5)

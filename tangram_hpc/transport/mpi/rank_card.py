@@ -1,6 +1,6 @@
-"""What the ranks of one MPI world tell each other when they meet, and whether they fit together.
+"""The cards that ranks of one MPI world exchange when they meet, and the check that they fit.
 
-Every rank reads the same cards in the same order, so all of them come to the same answer without a
+Every rank checks the same cards in the same order, so all of them come to the same result without a
 further message, and all raise the same error.
 """
 
@@ -14,7 +14,7 @@ from .mpi_launch import REMEDY
 
 @dataclass(frozen=True)
 class RankCard:
-    """What a rank tells all others at the meeting.
+    """The facts that a rank tells all others at the meeting.
 
     Attributes:
         role: "trainer" or "gateway".
@@ -22,7 +22,7 @@ class RankCard:
         job: the gateway's job; empty for trainers.
         access: the path of the gateway's access file, never the key; empty for trainers.
         problem: why the gateway cannot serve; empty if it can.
-        size: how many ranks were launched, as far as the rank can tell; 0 for unknown.
+        size: how many ranks were launched; 0 if the rank does not know.
         source: the environment variable that told `size`.
         threads: whether MPI has MPI_THREAD_MULTIPLE on this rank.
         library: the MPI library's name and version.
@@ -40,7 +40,8 @@ class RankCard:
 
 
 def complaint(cards: list[RankCard]) -> TangramError | None:
-    """Returns what is wrong with a world of these ranks, or None; every rank gets the same."""
+    """Returns the error of a world of these ranks, or None; the result is the same on every rank.
+    """
     first, real = cards[0], len(cards)
     wrong = next((card for card in cards if card.size and card.size != real), None)
     if wrong is not None:

@@ -1,8 +1,8 @@
 """Shortens the kernel's timer slack for threads that poll MPI.
 
 Linux may end a thread's sleep up to 50 us late (its timer slack), so that it can serve several
-timers with one interrupt. A poll loop that sleeps for 50 us would then sleep twice as long as it
-asked for, and every message through MPI would wait for it.
+timers with one interrupt. A poll loop that sleeps for 50 us would then sleep up to twice as long,
+and every message through MPI would wait for the loop.
 """
 
 from __future__ import annotations

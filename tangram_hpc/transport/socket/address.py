@@ -3,8 +3,8 @@
 The host's own name is no safe answer: the hosts files of Debian and Ubuntu give it 127.0.1.1, which
 on any other machine means that machine. The candidates are therefore, in this order: the addresses
 of the host's names, the address from which the kernel would reach the other nodes of the job, the
-one from which it would leave the network, and the interfaces' own. The first that others can reach
-is taken.
+address from which it would send to other networks, and the addresses of the interfaces. The first
+address that others can reach is taken.
 
 Other nodes are never told a loopback or wildcard address: if nothing else is found and there are
 other nodes, the error names the setting `bind`. No packet is sent, and Slurm is not asked.
@@ -27,12 +27,13 @@ from ...errors import InvalidInput
 LOOPBACK = "127.0.0.1"
 _GET_ADDRESS = 0x8915  # ioctl SIOCGIFADDR
 _PEERS_MAX = 8  # how many nodes' names are looked up; all nodes of a job share its networks
-_FAR = ("192.0.2.1", "2001:db8::1")  # addresses outside: reserved for examples (RFC 5737, 3849)
+_FAR = ("192.0.2.1", "2001:db8::1")  # addresses outside every site's networks (RFC 5737, RFC 3849)
 _ANY_PORT = 9  # a route lookup needs a port, and any will do
 
 
 class Addresses(NamedTuple):
-    """Where to listen, and what others are told; the two differ where `listen` is a wildcard.
+    """The address to listen on, and the one that others are told. They differ if `listen` is a
+    wildcard.
 
     Attributes:
         listen: The address to bind.
@@ -45,7 +46,7 @@ class Addresses(NamedTuple):
 
 def addresses(bind: str, peers: Sequence[str] = (), names: Sequence[str] = (),
               shared: bool = True, needed: bool = False) -> Addresses:
-    """Returns where to listen and what to tell others.
+    """Returns the address to listen on, and the one to tell others.
 
     Args:
         bind: the setting: an address or host name of this host, the name of an interface, a network
@@ -76,8 +77,8 @@ def addresses(bind: str, peers: Sequence[str] = (), names: Sequence[str] = (),
 def rank_address(bind: str, peers: Sequence[str], names: Sequence[str] = ()) -> str:
     """Returns the address at which other ranks reach this one, by the rule of `addresses`.
 
-    A `bind` of "none", or one that is another node's address, counts as not set: settings are
-    shared, and may hold the broker's address.
+    A `bind` of "none", or one that is another node's address, counts as not set, because the
+    settings are shared and may contain the broker's address.
 
     Raises:
         InvalidInput: as for `addresses`.
@@ -161,7 +162,7 @@ def _chosen(peers: Sequence[str], names: Sequence[str], shared: bool) -> str:
 
 
 def _resolved(name: str) -> Iterator[str]:
-    """Yields the addresses of a name, IPv4 first; none for an unknown name."""
+    """Yields the addresses of a name, IPv4 first; no address for an unknown name."""
     try:
         found = socket.getaddrinfo(name, _ANY_PORT, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
@@ -184,7 +185,9 @@ def _route_to(peer: str) -> str:
 
 
 def _is_own(address: str) -> bool:
-    """Returns whether an address is this host's: then the kernel lets us bind to it."""
+    """Returns whether an address belongs to this host: the kernel lets us bind only to such
+    addresses.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -211,7 +214,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _is_reachable(address: str) -> bool:
-    """Returns whether an address can mean this host to others."""
+    """Returns whether other hosts can reach this host at an address."""
     found = ipaddress.ip_address(address)
     return not (found.is_loopback or found.is_unspecified or found.is_link_local
                 or found.is_multicast)

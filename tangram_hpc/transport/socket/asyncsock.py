@@ -2,8 +2,8 @@
 
 No listener is without authentication. A peer that has not proven the job's key within
 `HANDSHAKE_S` is dropped before any frame is read, and a Unix peer must be the same user. If too
-many peers are still in the handshake, the oldest is dropped: who holds no key must not take the
-file descriptors from those who do.
+many peers are still in the handshake, the oldest is dropped: peers without the key must not take
+the file descriptors of peers with it.
 
 Frames are written with one gathering system call, and payloads are read without a copy.
 """
@@ -26,10 +26,11 @@ from ...protocol.frame import RECEIVE, Buffer, Inbox, Outbox, Parcel
 from ...protocol.message import Message
 
 HANDSHAKE_S = 5.0  # how long the mutual challenge may take
-TCP_TIMEOUT_S = 30.0  # as long as the broker waits for a silent worker
-_NO_ROOM_S = 0.1  # how long accepting pauses when there are no descriptors left
-# How many messages of one link are handed on before the other links have their turn. One read may
-# hold thousands of one client's messages, and all other peers would wait for the last of them.
+TCP_TIMEOUT_S = 30.0  # equal to the broker's limit for a silent worker
+_NO_ROOM_S = 0.1  # pause before the next accept when no descriptors are left
+# How many messages of one link are handed on before other links get their turn. One read may
+# contain thousands of messages of one client, and all other peers would wait until the last one is
+# handled.
 TURN = 128
 _IOV = 512  # buffers of one sendmsg; well below every kernel's IOV_MAX
 
@@ -38,7 +39,7 @@ OnLost = Callable[[str], None]
 
 
 class SocketLink:
-    """One authenticated connection (serves `ports.Link`).
+    """One authenticated connection (implements `ports.Link`).
 
     `on_parcel` gets each message with its payload. `on_turn` is called after each batch of
     messages, and when the peer has taken some of the unsent bytes. `on_lost` is called once, with
@@ -112,7 +113,7 @@ class SocketLink:
             self._shut()
             parcels, self._parcels = self._parcels, None
             with suppress(ProtocolError):
-                for parcel in parcels or ():  # they were read before the peer was lost
+                for parcel in parcels or ():  # messages that were read before the peer was lost
                     self._on_parcel(parcel)
             self._on_lost(reason)
 
@@ -165,7 +166,7 @@ class SocketLink:
             self._loop.add_writer(self._sock.fileno(), self._writable)
             return
         except OSError as error:
-            # reported by the loop later: the caller is in the middle of something
+            # reported by the loop later, as the caller is in the middle of a step
             self._loop.call_soon(self._lose, f"connection failed: {error.strerror}")
             return
 
@@ -225,7 +226,7 @@ class Listener:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._loop.remove_reader(self._sock.fileno())
                     self._loop.call_later(_NO_ROOM_S, self._reopen)
-                return  # nobody waits any more, or the peer gave up before we accepted it
+                return  # no peer waits any more, or it gave up before we accepted it
             task = self._loop.create_task(self._greet(peer))
             self._greeting[task] = None
             task.add_done_callback(lambda done: self._greeting.pop(done, None))
@@ -276,8 +277,8 @@ def _check_same_user(peer: socket.socket) -> None:
 def tune(sock: socket.socket) -> None:
     """Sets TCP options, so that small frames leave at once and a vanished host is noticed.
 
-    A host that vanishes without closing its connections (power, cable) ends the connection after
-    `TCP_TIMEOUT_S`; by itself the kernel would try for a quarter of an hour.
+    If a host vanishes without closing its connections (power, cable), the connection ends after
+    `TCP_TIMEOUT_S`; by default the kernel would try for a quarter of an hour.
     """
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,10 +1,9 @@
-"""Blocking, authenticated sockets for few and large messages, as the hybrid pool's connections
-carry.
+"""Blocking, authenticated sockets for few and large messages, such as those of the hybrid pool.
 
 Invariants: no frame is accepted before both sides have proven the key (`protocol/auth.py`). A peer
 that has not done so within `HANDSHAKE_S` is dropped without an answer; when too many unproven peers
-are connected, the oldest of them is dropped. A payload is read straight into an array of its size,
-after the message in front of it was decoded.
+are connected, the oldest of them is dropped. The message in front of a payload is decoded first;
+then the payload is read straight into an array of its size.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class BulkListener:
     Args:
         host: The address of the interface to listen on; the kernel chooses the port.
         key, job: The secret and the job name that a peer must prove.
-        serve: Runs for as long as the connection lasts.
+        serve: Called with each authenticated connection; it returns when the connection has ended.
 
     Attributes:
         address: Where peers connect, such as `tcp:10.0.0.1:40321`.
@@ -163,7 +162,7 @@ class BulkListener:
         try:
             self._serve(link)
         except (OSError, ProtocolError):
-            pass  # `serve` has reported it; the link ends in any case
+            pass  # `serve` has reported the error; the link ends in any case
         finally:
             link.close()
             with self._lock:
@@ -191,7 +190,7 @@ def welcome(sock: socket.socket, key: bytes, job: str) -> None:
     sock.sendall(auth.MAGIC + nonce)
     answer = b""
     while len(answer) < auth.ANSWER:
-        # one deadline for all bytes: a peer that sends one now and then must not stay for ever
+        # one deadline for all bytes, or a peer that sends a byte now and then could stay for ever
         sock.settimeout(max(0.001, deadline - time.monotonic()))
         more = sock.recv(auth.ANSWER - len(answer))
         if not more:

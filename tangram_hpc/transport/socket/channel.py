@@ -1,4 +1,4 @@
-"""The client's connection over a socket (serves `ports.Channel`). It sleeps and never polls.
+"""The client's connection over a socket (implements `ports.Channel`). It sleeps and never polls.
 
 One thread calls everything but `wake`, which any thread may call. Frames go out with one gathering
 system call, and the thread sleeps in the kernel until bytes or a wake-up arrive.
@@ -55,7 +55,7 @@ class SocketChannel:
                 yield from self._receive()
 
     def wake(self) -> None:
-        """Ends the sleep of `wait`; see `Channel.wake`."""
+        """Wakes a thread that sleeps in `wait`; see `Channel.wake`."""
         with self._wake_lock:
             if not self._closed:
                 try:

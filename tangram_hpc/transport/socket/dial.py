@@ -28,8 +28,8 @@ def dial(addresses: Sequence[str], key: bytes, job: str) -> socket.socket:
 
     Raises:
         AccessError: A broker answers but does not accept the key, or is another job's.
-        BrokerUnreachable: No address answers. Its `refused` says whether every address refused at
-            once, so that no broker runs there.
+        BrokerUnreachable: No address answers. Its `refused` says whether every address refused the
+            connection at once, so that no broker listens there.
     """
     problems, refused = [], bool(addresses)
     for address in addresses:
@@ -62,8 +62,8 @@ def probe_broker(access: Path, patience_s: float) -> str:
     """Tries for `patience_s` seconds at most to reach the broker of an access file.
 
     Returns:
-        "open" if it answers; "" if there is no broker any more; "shut" if it could not be reached,
-        though nothing says that it has ended.
+        "open" if it answers; "" if there is no broker any more; "shut" if the broker could not be
+        reached and may still run.
     """
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:

@@ -1,7 +1,7 @@
-"""Defines what every placer takes and returns, and the steps that several placers share. Pure.
+"""Defines the interface of placers, and the steps that several placers share. Pure.
 
 A placer reads a `Snapshot` and returns a `Placement`. It changes nothing but the snapshot's copies
-of amounts, and it keeps no state that a restart would miss. Each line of a placement becomes an
+of amounts, and whatever it remembers may be lost at a restart. Each line of a placement becomes an
 event of the journal.
 """
 
@@ -61,7 +61,7 @@ class Resizing(NamedTuple):
 
 @dataclass(slots=True)
 class Placement:
-    """What a placer decided in one cycle.
+    """The decisions of a placer in one cycle.
 
     It is carried out as openings, resizes that shrink, resizes that grow, and grants, each in the
     order given. So CPUs that one lease gives up can go to leases that grow or start.
@@ -88,8 +88,8 @@ class Placer(Protocol):
     Attributes:
         name: the name by which people choose it.
         reserve: CPUs that each session holds while it is open.
-        block_max: GPUs of the largest block that it ever grants to a service call. Admission
-            refuses calls that run on larger blocks only.
+        block_max: the number of GPUs of the largest block that the placer grants to a service call.
+            Admission refuses calls that run on larger blocks only.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Placer(Protocol):
     block_max: int
 
     def place(self, view: Snapshot) -> Placement:
-        """Returns what opens, changes and starts now; an empty placement is a valid answer."""
+        """Returns the sessions to open, resizes and grants for now; an empty placement is valid."""
         ...
 
 
@@ -154,8 +154,8 @@ def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None
 class Finder:
     """Finds nodes with free CPUs during one cycle.
 
-    It remembers which nodes had free CPUs at its start, and which needs it could not meet: amounts
-    only shrink within a cycle, so the same need cannot be met later either.
+    It remembers which nodes had free CPUs at the cycle's start, and for which needs it found no
+    node: free amounts only shrink within a cycle, so it will not find one later either.
     """
 
     def __init__(self, view: Snapshot) -> None:
@@ -173,7 +173,8 @@ class Finder:
         return self._most[where]
 
     def node(self, shape: ActionShape, units: int) -> NodeView | None:
-        """Returns the first node by joining where an action of this shape can start now."""
+        """Returns the node that joined first of those where an action of this shape can start now.
+        """
         need: tuple[object, ...] = (units, shape) if self._ends else (
             units, shape.mem_mib, shape.gpus, shape.component, shape.guarded, shape.node,
             shape.session)
@@ -192,8 +193,8 @@ class Finder:
 def find_block(view: Snapshot, shape: ActionShape, size: int) -> FreeBlock | None:
     """Returns the free block on which a call of this service costs least, or None. O(GPUs).
 
-    A block on which the service is resident comes first, then one that parks no service, then the
-    one whose services were used longest ago.
+    A block on which the service is resident comes first, then a block where no service would be
+    parked, then the block whose services were used longest ago.
     """
     def cost(block: FreeBlock) -> tuple[bool, int, int, tuple[int, ...]]:
         return (not block.warm, max((p.used_at for p in block.parks), default=-1),
@@ -202,7 +203,7 @@ def find_block(view: Snapshot, shape: ActionShape, size: int) -> FreeBlock | Non
 
 
 def block_sizes(view: Snapshot, shape: ActionShape) -> tuple[int, ...]:
-    """Returns the degrees of a call for which there is a block, free or not, for its service.
+    """Returns the degrees of a call for which some node has a block, free or not.
 
     O(nodes x blocks).
     """
@@ -238,7 +239,7 @@ def start_calls(view: Snapshot, placement: Placement) -> None:
             action, shape = head
             if shape.at_client:
                 walk.next()
-                if client_of(action) not in view.ledger.disconnected:  # else it is disconnected
+                if client_of(action) not in view.ledger.disconnected:  # else it cannot call
                     endpoint.free, endpoint.tokens = endpoint.free - 1, endpoint.tokens - 1
                     placement.grants.append(Grant(action, 0, 1))
                 continue

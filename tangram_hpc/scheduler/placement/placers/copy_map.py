@@ -1,7 +1,7 @@
 """Tracks which service copies are on the GPUs during one scheduling cycle. Pure.
 
-The map is built from the snapshot and the ledger at the start of a cycle and kept true while calls
-are granted in it. A block that is not free is never offered.
+The map is built from the snapshot and the ledger at the start of a cycle and updated with each call
+that is granted. A block that is not free is never offered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...state.speed import ONE, run_ns, speed
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, grant
 
-_UNKNOWN_NS = 3_600_000_000_000  # assumed wait for a block of which nothing is known
+_UNKNOWN_NS = 3_600_000_000_000  # assumed wait for a block whose end is not known
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +33,7 @@ class PlacedCopy:
         stays_until: before this time it is not parked, in epoch ns (`ServiceSpec.stay_ns`).
         busy: the call that it runs; None while it runs none.
         began: when that call began to run, after any restore, in epoch ns.
-        prefetched: how many calls are queued behind the one that runs.
+        prefetched: how many calls are queued behind the running call.
     """
 
     service: str
@@ -53,7 +53,7 @@ class PlacedCopy:
 
 
 def stay_ns(view: Snapshot, service: str) -> int:
-    """Returns for how long a copy that was brought to a block is not parked, in ns."""
+    """Returns for how long a copy stays on its block before it may be parked, in ns."""
     declared = view.ledger.services.get(service)
     return declared.stay_ns if declared is not None else 0
 
@@ -102,24 +102,26 @@ class CopyMap:
         return all(copy.node.gpus.is_free(gpu) for gpu in copy.gpus)
 
     def usable(self, want: ActionShape) -> list[PlacedCopy]:
-        """Returns the copies, busy or not, on which such a call could run."""
+        """Returns the copies, busy or not, on which a call of this shape could run."""
         return [c for c in self.of.get(service_of(want.key), ())
                 if c.size in want.degrees and self.may(c.node, want)]
 
     def may(self, node: NodeView, want: ActionShape) -> bool:
-        """Returns whether such a call may start on this node, whichever GPUs are free."""
+        """Returns whether such a call may start on this node once GPUs are free."""
         return (want.node in (0, node.node) and node.takes(want)
                 and want.mem_mib <= node.free_mem_mib)
 
     def may_reside(self, want: ActionShape, node: NodeView, gpus: tuple[int, ...]) -> bool:
-        """Returns whether the service of such calls may be brought to this block."""
+        """Returns whether the service of calls of this shape may be brought to this block."""
         ledger = self.view.ledger
         spec = ledger.services[service_of(want.key)]
         return spec.may_stand(ledger.nodes[node.node].spec.name, gpus)
 
     def blocks(self, want: ActionShape, size: int) -> list[tuple[NodeView, tuple[int, ...],
                                                                  list[PlacedCopy]]]:
-        """Returns the free aligned blocks for such a call, and the copies that each would park."""
+        """Returns the free aligned blocks for a call of this shape, and the copies that each would
+        park.
+        """
         found = []
         for node in self.nodes if size in BLOCK_SIZES else ():
             if self.may(node, want):
@@ -132,7 +134,9 @@ class CopyMap:
         return found
 
     def free_at(self, copy: PlacedCopy | None, now: int) -> int:
-        """Returns when a block should be free, in epoch ns; `copy` is None without a service."""
+        """Returns when a block should be free, in epoch ns. `copy` is the copy on it, None for
+        none.
+        """
         if copy is None:
             return now
         action = copy.busy
@@ -142,7 +146,7 @@ class CopyMap:
         v = speed(estimator.serial(action), copy.size)
         done = max(0, now - copy.began) * v >> ONE
         end = max(now, copy.began) + (estimator.remaining(action, done) << ONE) // v
-        # The prefetched calls are taken to run for as long as the current one.
+        # The prefetched calls are assumed to run for as long as the current one.
         return end + copy.prefetched * self.run_ns(action, copy.size)
 
     # ---- changes within a cycle ----------------------------------------------------------------
@@ -171,6 +175,6 @@ class CopyMap:
         self.begin(copy, action, shape, self.view.ledger.services[service].restore_ns)
 
     def run_ns(self, action: Action, size: int) -> int:
-        """Returns how long a call is expected to run on so many GPUs, in ns."""
+        """Returns the expected run time of a call on this number of GPUs, in ns."""
         serial, work = self.view.ledger.estimator.estimate(action)
         return run_ns(work, serial, size)

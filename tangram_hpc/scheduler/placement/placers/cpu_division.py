@@ -1,8 +1,8 @@
 """Divides the CPUs of one node among the actions that run and those that wait. Pure.
 
-The value of a further unit is what it adds to an action's speed, times the action's weight. As
-speeds grow ever more slowly, lending unit after unit where its value is highest makes the sum of
-weighted speeds largest. Two heaps find the highest and the lowest value in O(log).
+The value of a further unit is its gain in the action's speed, times the action's weight. As speeds
+grow ever more slowly, lending unit after unit where its value is highest makes the sum of weighted
+speeds largest. Two heaps find the highest and the lowest value in O(log).
 
 No unit is made or lost, no running action that has a unit falls below one, and the actions that
 start are a prefix of those that wait. The result depends on the arguments alone.
@@ -62,7 +62,7 @@ class WaitingCandidate(NamedTuple):
 
 
 def weight(left: int, scale: int) -> int:
-    """Returns a weight that mildly prefers what is nearly done: (left + scale) ** -1/4."""
+    """Returns a weight that mildly prefers actions that are nearly done: (left + scale) ** -1/4."""
     return (1 << 30) // (isqrt(isqrt(((left + scale) >> 10) << 20)) + 1)
 
 
@@ -146,11 +146,11 @@ def divide_cpus(free: int, holders: Sequence[ResizableLease],
                 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Returns (id, units) of the leases that change, and (id, units) of the actions that start.
 
-    First, free units go where their value is highest. Second, each candidate in order takes its
-    smallest size from whichever action values it least, if the candidate values it more or must
-    start; the first candidate that does neither ends the list. Third, units move while a move gains
-    enough. Fourth, a rigid action keeps the largest degree within its share. O((holders +
-    candidates + units moved) log).
+    First, free units go where their value is highest. Second, each candidate in order takes the
+    units of its smallest size from the actions that value them least, if the candidate values them
+    more or must start; the first candidate for which neither holds ends the list. Third, units move
+    while a move gains enough. Fourth, a rigid action keeps the largest degree within its share.
+    O((holders + candidates + units moved) log).
     """
     shares = _Shares()
     for holder in holders:
@@ -182,7 +182,7 @@ def divide_cpus(free: int, holders: Sequence[ResizableLease],
 
 
 def _fix(shares: _Shares, started: Sequence[WaitingCandidate], n: int) -> int:
-    """Rounds rigid actions down to one of their degrees; returns how many units that frees."""
+    """Rounds rigid actions down to one of their degrees; returns the number of freed units."""
     free = 0
     for k, e in enumerate(started, n):
         if e.rigid:

@@ -1,9 +1,9 @@
 """The placer `elastic`: sizes follow the load while actions run. Pure.
 
 The CPUs of each node are divided by `elastic_cpus`, blocks of GPUs are lent by `elastic_gpus`, and
-endpoint calls start in order of readiness as their quotas allow. No kind of unit waits for another
-one. No action is overtaken without bound (`waiting`). Run times come from an action's profile, or
-else from what the ledger's estimator learned.
+endpoint calls start in order of readiness as their quotas allow. An action that waits for one kind
+of unit holds up no action that wants another kind. No action is overtaken without bound
+(`waiting`). Run times come from an action's profile, or else from the ledger's estimator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ElasticPlacer:
     def place(self, view: Snapshot) -> Placement:
         """Returns the placement of one cycle.
 
-        O(nodes + what runs and waits where something has changed, times its logarithm).
+        O(nodes + n log n) for n actions that run or wait on nodes that have changed.
         """
         placement = Placement()
         open_by_load(view, placement)

@@ -1,12 +1,13 @@
-"""The CPU side of `elastic`: which nodes to look at, and what starts or changes there. Pure.
+"""The CPU side of `elastic`: chooses the nodes to look at, and starts and resizes actions there.
+Pure.
 
 Sizes come from `divide_cpus` alone, and the order of waiting actions from `Waiting` alone. An
-action that may not be overtaken and that lacks memory or GPUs holds back only those that want the
-same of its node.
+action that may not be overtaken and that lacks memory or GPUs holds back only actions that want the
+same resource of its node.
 
-A node is looked at when its revision has changed or its time has come. What is kept between cycles
+A node is looked at when its revision has changed or its time has come. The memory between cycles
 only saves work: the revision that was seen, when to look again, and work that was already added up.
-Without it every node is looked at.
+Without this memory every node is looked at.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from .base import Placement, Resizing, grant
 from .cpu_division import ResizableLease, WaitingCandidate, divide_cpus, weight
 from .waiting import OVERDUE_NS, Waiting
 
-STARTS = 64  # grants after which a cycle ends, if actions wait that may start on any node
+STARTS = 64  # after so many grants a cycle ends, if waiting actions may start on any node
 
 
 def is_elastic(resizable: bool, degrees: tuple[int, ...]) -> bool:
     """Returns whether an action may run on sizes between its degrees.
 
-    An action with a single degree above 1 wants that one.
+    An action whose only degree is above 1 runs on that degree alone.
     """
     return resizable and (len(degrees) > 1 or degrees == (1,))
 
 
 @dataclass(slots=True)
 class _Node:
-    """What is remembered of a node.
+    """The memory of one node.
 
     Attributes:
         news: the node's revision when it was last looked at.
@@ -62,9 +63,10 @@ class ElasticCpus:
     def place(self, view: Snapshot, placement: Placement) -> None:
         """Adds resizings and grants of CPUs to the placement.
 
-        Each node passes over the actions that other nodes have started in this cycle. So that this
-        does not become quadratic, the cycle ends after STARTS starts, and the next one follows at
-        once. O(nodes + n log n) for n actions that run or wait on the nodes that are looked at.
+        The walk for each node must skip all actions that were started on other nodes in this cycle.
+        To keep the cost from becoming quadratic, the cycle ends after STARTS starts, and the next
+        one follows at once. O(nodes + n log n) for n actions that run or wait on the nodes that are
+        looked at.
         """
         ledger = view.ledger
         floating = bool(ledger.ready.shards_at(CPU, "cpu", 0))
@@ -77,12 +79,12 @@ class ElasticCpus:
                 kept.look_at = 0
             self._divide(view, placement, node, kept)
             if floating and len(placement.grants) >= STARTS:
-                placement.again_at = view.now_ns + 1  # the other nodes still count as changed
+                placement.again_at = view.now_ns + 1  # nodes not looked at still count as changed
                 return
         self._floating = ledger.revision
-        beats = [k.look_at for k in self._nodes.values() if k.look_at]
-        if beats:
-            placement.again_at = min(beats)
+        times = [k.look_at for k in self._nodes.values() if k.look_at]
+        if times:
+            placement.again_at = min(times)
 
     def keeping_gpus(self) -> list[int]:
         """Returns the nodes whose GPUs no call of a service may take now."""
@@ -112,7 +114,7 @@ class ElasticCpus:
     def _divide(self, view: Snapshot, placement: Placement, node: NodeView, kept: _Node) -> None:
         holders, lefts, soonest = self._holders(view, node, kept)
         queues = _queues(view, node)
-        if not holders and not queues:  # nothing to size or to start, as after most ends
+        if not holders and not queues:  # no lease to resize and no action to start
             kept.keeps_gpus = False
             return self._look_again(view, kept, soonest, [])
         room = node.free_cpus + sum(lease.units - 1 for lease, _, _, _ in holders
@@ -194,7 +196,8 @@ class ElasticCpus:
 
 def _done_before(lease: LeaseEntry, serial: int,
                  kept: tuple[int, int, int] | None) -> tuple[int, int, int]:
-    """Returns (number of sizes, serial fraction, work in ns done before its present size)."""
+    """Returns (number of sizes, serial fraction, work in ns done before it got its present size).
+    """
     n = len(lease.grants)
     if kept is not None and kept[0] == n and kept[1] == serial:
         return kept
@@ -203,7 +206,7 @@ def _done_before(lease: LeaseEntry, serial: int,
 
 
 def _degrees(degrees: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the degrees without 0, on which an action would never end."""
+    """Returns the degrees without 0; on 0 units an action would never end."""
     return degrees if degrees[0] else degrees[1:]
 
 

@@ -10,18 +10,18 @@ Nothing is kept from cycle to cycle. A cycle applies these rules in order:
    should come free first is booked for it: nothing else is brought there, and once the minimum
    residency of all copies on the block is over these take no further calls.
 1. *Own copies first.* An idle copy takes the next call of its kind, the widest copy first. Before
-   that, `_split` remakes a copy that is wider than the load allows, and `_widen` one that is
-   narrower, for the last call that waits.
+   that, `_split` replaces an idle copy that is wider than the load allows by narrower ones, and
+   `_widen` replaces one that is narrower by a wider one, if only one call waits.
 2. *Another copy.* Each kind without a copy brings in one; then kinds bring in copies in turn.
    `_more` assigns the waiting calls to the copies as these come free, prefetched calls counted. The
-   oldest call brings in a copy where price + run + loss is least, if one of the calls would end
-   later without it and would wait longer than price and than 1 to 3 times the loss (the more, the
-   longer a restore is than a call). price = restore * (1 - use^2) and loss = the sum over services
-   of restore * chance * use^2 for each idle copy that is parked. `use` is the part of the time in
-   which the other copies of the service are busy with all its calls, so use^2 is about the chance
-   that a call finds none of them idle; it is 1 if there are none. `chance` is the chance that a
-   call comes at all: x / (1 + x) of x expected calls. This rule parks no copy that has waiting
-   calls.
+   oldest call brings in a copy, on the block where price + run + loss is least, if one of the
+   waiting calls would end later without it. That call's expected wait must also be longer than the
+   price, and longer than 1 to 3 times the loss (3 if a restore is much longer than a call). price =
+   restore * (1 - use^2) and loss = the sum over services of restore * chance * use^2 for each idle
+   copy that is parked. `use` is the part of the time in which the other copies of the service are
+   busy with all its calls, so use^2 is about the chance that a call finds none of them idle; it is
+   1 if there are none. `chance` is the chance that a call comes at all: x / (1 + x) of x expected
+   calls. This rule parks no copy that has waiting calls.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from .base import Placement
 from .copy_map import CopyMap, PlacedCopy
 from .waiting import OVERDUE_NS, Next, Waiting
 
-BYPASS = 64  # a call is overtaken at most so many times by shorter ones of its kind
-LOOK = 64  # so many calls of one kind are looked at in one cycle
-WIDE = 8  # a new copy may be wide if 8 times the expected calls would gain its restore
-LOSSES = 3  # a call waits for busy copies up to so many times what parking costs
+BYPASS = 64  # how often a call may be overtaken by shorter ones of its kind
+LOOK = 64  # how many calls of one kind are looked at in one cycle
+WIDE = 8  # a copy may be wide if 8 times the expected calls gain the time of a restore
+LOSSES = 3  # a call waits for busy copies for at most 3 times the cost of parking
 RHO = (4, 5)  # the load that a copy should carry, as a fraction
 LONG = 3  # if a restore is longer than 3 runs, no copy is wide until the load is known
 OVER = (3, 4)  # a wide copy may be split if its width loads more than this part of all GPUs
@@ -69,7 +69,7 @@ def place_services(view: Snapshot, placement: Placement, kept: Collection[int] =
 
 
 class _Cycle:
-    """One cycle. Losses are remembered until a copy is opened."""
+    """The decisions of one cycle. Computed losses are kept until a copy is opened."""
 
     def __init__(self, view: Snapshot, placement: Placement, kept: Collection[int]) -> None:
         self._view, self._now = view, view.now_ns
@@ -81,16 +81,17 @@ class _Cycle:
                 queues.setdefault(shape._replace(name="", size=0, resizable=True), []).append(queue)
         self._queues = {want: Waiting(view.ledger, some, self._now, BYPASS)
                         for want, some in queues.items()}
-        # the kinds of which calls wait, by service
+        # by service: the kinds whose calls wait
         self._kinds: dict[str, list[tuple[ActionShape, Waiting]]] = {}
         for want, q in self._queues.items():
             self._kinds.setdefault(service_of(want.key), []).append((want, q))
         self._gpu_demand = gpu_demand(self._queues)
         self._booked: tuple[int, frozenset[int]] | None = None  # node and GPUs of a booked block
         self._drains = False  # the copies on the booked block take no further calls
-        self._losses: dict[tuple[PlacedCopy, ...], int] = {}  # by the copies parked together
+        # copies -> cost of parking them together.
+        self._losses: dict[tuple[PlacedCopy, ...], int] = {}
         self._loads: dict[int, int] = {}
-        self._stays = 0  # when the first copy that could not be parked may be, in epoch ns; 0: none
+        self._stays = 0  # when the first copy that must stay may be parked, in epoch ns; 0: none
 
     def go(self) -> int:
         oldest = [(o, want) for want, q in self._queues.items() if (o := q.oldest()) is not None]
@@ -169,7 +170,7 @@ class _Cycle:
         return self._drains and self._is_booked(copy.node, copy.gpus)
 
     def _idle(self, want: ActionShape) -> PlacedCopy | None:
-        """Returns the widest idle copy for such calls."""
+        """Returns the widest idle copy for calls of this shape."""
         idle = [c for c in self._copies.usable(want)
                 if self._copies.is_idle(c) and not self._is_drained(c)]
         return min(idle, key=lambda c: (-c.size, c.node.node, c.gpus), default=None)
@@ -201,8 +202,8 @@ class _Cycle:
     def _use(self, service: str, copies: list[PlacedCopy]) -> int:
         """Returns the part of the next horizon in which these copies are busy, in 1/ONE.
 
-        All calls of the service that wait and that are expected count. The part is at most ONE, and
-        ONE if there are no copies.
+        All calls of the service that wait and that are expected count. The result is at most ONE;
+        without copies it is ONE.
         """
         use = 0 if copies else ONE
         for service_, degrees in self._demand.of_service.get(service, ()) if copies else ():
@@ -217,8 +218,8 @@ class _Cycle:
     def _load(self, size: int) -> int:
         """Returns the GPUs that all kinds need if each call runs on at most `size` GPUs, in 1/ONE.
 
-        Of each kind it is the load or the chance that a call comes at all, whichever is more. A
-        service that was never called counts once with its smallest degree.
+        Each kind counts with its load, or with the chance that a call comes at all if that is more.
+        A service that was never called counts once with its smallest degree.
         """
         if size not in self._loads:
             total, services = 0, self._view.ledger.services
@@ -234,7 +235,7 @@ class _Cycle:
         return self._loads[size]
 
     def _wide(self, degrees: tuple[int, ...]) -> int:
-        """Returns the largest degree at which everything that is expected still fits."""
+        """Returns the largest degree on which all expected calls still fit on the GPUs."""
         best = degrees[0]
         for d in degrees[1:]:
             if self._load(d) > self._copies.total * ONE:
@@ -323,9 +324,9 @@ class _Cycle:
         return self._copies.free_at(copy, self._now)
 
     def _split(self, want: ActionShape) -> None:
-        """Remakes an idle copy that is wider than the expected load allows into narrower copies.
+        """Replaces an idle copy that is wider than the expected load allows by narrower copies.
 
-        It does so if the calls that wait, and those that are expected within two horizons, then end
+        It does so if the waiting calls, and the calls expected within two horizons, then end
         sooner. With `coming` calls for each copy, the sum of all their ends is about coming^2/2
         runs on one wide copy. On k narrow copies it is a restore for each call and coming^2/2k
         narrow runs.
@@ -356,9 +357,9 @@ class _Cycle:
     def _widen(self, want: ActionShape, copy: PlacedCopy) -> bool:
         """Brings in a wider copy for the only call that waits, and returns True, if that pays.
 
-        `copy` is idle but narrower than the load allows. A wider copy pays if this call and those
-        of two horizons that find no wide copy idle gain more than twice the restore and the loss of
-        what is parked.
+        `copy` is idle but narrower than the load allows. A wider copy pays if this call, and the
+        calls within two horizons that find no wide copy idle, gain more time than twice the restore
+        and the loss of the parked copies.
         """
         top = self._wide(want.degrees)
         if top <= copy.size or self._load(top) > self._copies.total * ONE:
@@ -372,7 +373,7 @@ class _Cycle:
         gain = (gain * use >> 20) * use >> 20
         if gain <= 2 * restore:
             return False
-        spot = self._spot(want, top, ignore=want)  # its own idle copies may be remade
+        spot = self._spot(want, top, ignore=want)  # the kind's own idle copies may be parked
         if spot is None or gain <= 2 * restore + spot[0]:
             return False
         head = self._queues[want].head()
@@ -402,7 +403,8 @@ class _Cycle:
         narrow = run_ns(calls.work_ns, calls.serial, want.degrees[0])
         often = WIDE * (ONE + calls.expected(self._now))
         if restore > LONG * narrow and calls.is_young(self._now):
-            often = ONE * self._queues[want].n  # only the waiting calls are known
+            # The rate is not known yet: only waiting calls count.
+            often = ONE * self._queues[want].n
         for d in want.degrees:
             run = run_ns(calls.work_ns, calls.serial, d)
             if best is not None and (narrow - run) * often >> 20 <= restore:
@@ -419,9 +421,9 @@ class _Cycle:
                   best: tuple[int, Spot]) -> bool:
         """Returns whether a waiting call would end sooner on a new copy.
 
-        The waiting calls are assigned to the copies as these come free. Each call is taken to run
-        for the mean, since the oldest may be the longest. `best` is the cost in ns and the block of
-        the new copy.
+        The waiting calls are assigned to the copies as these come free. Each call is assumed to run
+        for the mean time, since the oldest may be the longest. `best` is the cost in ns and the
+        block of the new copy.
         """
         cost, loss = best[0], best[1][0]
         calls = self._calls(want)

@@ -1,7 +1,7 @@
 """The placers `fcfs:K` and `first-fit`: order of readiness, at most K units for an action. Pure.
 
-Under `fcfs:K`, the head of the waiting list takes the largest degree of at most K. If that is not
-free on any node where the action may run, every action behind it that wants such units waits too.
+Under `fcfs:K`, the head of the waiting list takes the largest degree of at most K. If no node where
+the action may run has that many free units, every action behind it that wants such units waits too.
 CPUs, GPUs and each endpoint have a list of their own, so no action waits for units that it does not
 want, and an action that wants no unit waits for no other one.
 
@@ -28,7 +28,7 @@ from .base import (
 class Fcfs:
     """First come, first served.
 
-    If `strict`, all actions wait behind a head that does not fit; else they pass it.
+    If `strict`, all actions wait behind a head that does not fit; else they may start before it.
     """
 
     def __init__(self, degree_max: int, strict: bool = True) -> None:
@@ -38,7 +38,7 @@ class Fcfs:
         self.reserve, self.block_max = 0, BLOCK_SIZES[-1]
 
     def place(self, view: Snapshot) -> Placement:
-        """Walks each list as far as something may start. O(grants x nodes + shapes passed)."""
+        """Grants from each list as long as actions may start. O(grants x nodes + shapes passed)."""
         placement = Placement()
         open_by_load(view, placement)
         self._cpus(view, placement, NOTHING)
@@ -49,7 +49,7 @@ class Fcfs:
 
     def _cpus(self, view: Snapshot, placement: Placement, pool: str) -> None:
         shards = view.ledger.ready.shards(pool)
-        if not self._strict and pool == CPU:  # shards of full nodes cannot start anything
+        if not self._strict and pool == CPU:  # full nodes need not be searched
             some = {n.node for n in view.nodes.values() if n.free_cpus}
             shards = [b for b in shards if b.node in some or (some and not b.node)]
         walk, finder = fair_walk(shards), Finder(view)
@@ -82,5 +82,5 @@ class Fcfs:
 
 
 def _lacks_gpus(view: Snapshot, shape: ActionShape) -> bool:
-    """Returns whether the action waits for GPUs; it then holds back none that wants CPUs only."""
+    """Returns whether the action waits for GPUs; it holds back no action that wants CPUs only."""
     return bool(shape.gpus) and all(n.free_gpus < shape.gpus for n in view.candidates(shape))

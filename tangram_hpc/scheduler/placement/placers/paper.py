@@ -5,8 +5,8 @@ readiness that fits with the fewest units, and chooses the degrees by `prefix_pr
 chosen at the start and kept. Services are parked when another one needs their GPUs, the least
 recently used first.
 
-An action is overtaken only by actions that do not need what it lacks (memory, GPUs). The only
-memory between cycles is which revision of a node was seen; it saves work. Source: ARL-Tangram,
+An action that lacks memory or GPUs is overtaken only by actions that need none of these. The only
+memory between cycles is the last seen revision of each node, which saves work. Source: ARL-Tangram,
 Algorithms 1 and 2.
 """
 
@@ -56,7 +56,9 @@ class Paper:
 
 
 def _waiting_on(view: Snapshot, placement: Placement, node: NodeView) -> list[Waiter]:
-    """Returns the first actions that may start on a node and lack no memory or GPUs there."""
+    """Returns the first actions that may start on a node and for which memory and GPUs suffice
+    there.
+    """
     shards = [b for home in (node.node, 0) for b in view.ledger.ready.shards_at(CPU, "cpu", home)]
     walk, found = fair_walk(shards), list[Waiter]()
     started = {g.action for g in placement.grants}
@@ -142,7 +144,7 @@ def _start_services(view: Snapshot, placement: Placement) -> None:
 
 def _round(copies: CopyMap, candidates: list[Waiter], waiting: list[Waiter],
            started: set[int]) -> bool:
-    """Starts what one round chooses; returns whether all candidates started."""
+    """Starts the calls that one round chooses; returns whether all candidates started."""
     view, now = copies.view, copies.view.now_ns
     everything = [c for some in copies.of.values() for c in some]
     idle = {(c.service, c.size) for c in everything if copies.is_idle(c)}
@@ -164,7 +166,9 @@ def _round(copies: CopyMap, candidates: list[Waiter], waiting: list[Waiter],
 
 
 def _start_call(copies: CopyMap, action: int, shape: ActionShape, size: int) -> bool:
-    """Starts a call on an idle copy, or the block used longest ago, or on a smaller degree."""
+    """Starts a call on an idle copy; else on the block used longest ago, perhaps on a smaller
+    degree.
+    """
     for degree in reversed([d for d in shape.degrees if d <= size]):
         idle = [c for c in copies.usable(shape) if c.size == degree and copies.is_idle(c)]
         if idle:

@@ -1,6 +1,6 @@
 """Makes a placer from its name, such as `elastic` or `fcfs:4`. Pure.
 
-`static` alone is `static:1`.
+`static` without a number means `static:1`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def prefix_program(options: Sequence[DegreeOptions], free: int,
     Returns:
         `rows`, where `rows[i][j]` is the least sum of run times of the first `i` candidates on at
         most `j` units (huge if they do not fit), and `picks`, where `picks[i][j]` is the degree of
-        candidate `i` in the best choice for all candidates up to it on at most `j` units.
+        candidate `i` if candidates 0 to `i` use at most `j` units in the best way.
     """
     rows, picks = [[0] * (free + 1)], []
     for some in options:
@@ -90,7 +90,7 @@ def choose_degrees(options: Sequence[DegreeOptions], free: int, least: Sequence[
 
 def _wait(spare: int, heap: list[tuple[int, int]], rest: Sequence[tuple[int, int]], waiting: int,
           now: int) -> int:
-    """Returns the sum of the completion times of the rest, which starts as other actions end."""
+    """Returns the sum of completion times of all other actions, which start as running ones end."""
     heapq.heapify(heap)
     total, at = 0, now
     for units, duration in rest:

@@ -6,14 +6,14 @@ without a session share what is left.
 
 GPUs are assigned once: one to each service in order of declaration, and each further GPU to the
 service with the most expected calls for each GPU that it has. A call runs on one GPU of its
-service, in order of readiness. A call that does not run on one GPU never starts: admission refuses
-it by `block_max`.
+service, in order of readiness. A call that cannot run on one GPU is refused at its submission
+(`block_max`).
 """
 
 from __future__ import annotations
 
 from ....domain.service import ServiceSpec, service_of
-from ...state.queue import CPU, GPU, NOTHING, fair_walk
+from ...state.queue import CPU, GPU, NOTHING, QueueShard, fair_walk
 from ..snapshot import Snapshot
 from .base import Finder, Placement, grant, largest, open_by_load, start_calls
 
@@ -28,7 +28,7 @@ class Static:
         self.reserve, self.block_max = reserve, 1
 
     def place(self, view: Snapshot) -> Placement:
-        """Walks each list as far as something may start. O(grants x nodes + shapes)."""
+        """Grants from each list as long as actions may start. O(grants x nodes + shapes)."""
         placement = Placement()
         open_by_load(view, placement, self.reserve)
         self._cpus(view, placement, NOTHING)
@@ -43,7 +43,8 @@ class Static:
         while (head := walk.head()) is not None:
             action, shape = head
             units = largest(shape.degrees, self.reserve)
-            wants = units > 0 and not shape.session  # one of the CPUs that no session reserves
+            # The action needs CPUs that no session reserves.
+            wants = units > 0 and not shape.session
             node = finder.node(shape, units) if not (blocked and wants) else None
             if node is None:
                 blocked = blocked or wants
@@ -55,7 +56,7 @@ class Static:
     def _services(self, view: Snapshot, placement: Placement) -> None:
         gpus = [(n.node, gpu) for n in view.nodes.values() for gpu in n.gpus.units]
         assigned = assign_gpus(list(view.ledger.services.values()), gpus)
-        waiting: dict[str, list] = {}
+        waiting: dict[str, list[QueueShard]] = {}
         for shard in view.ledger.ready.shards(GPU):
             waiting.setdefault(service_of(shard.key), []).append(shard)
         for service, shards in waiting.items():
@@ -64,7 +65,7 @@ class Static:
             walk = fair_walk(shards)
             while free and (head := walk.head()) is not None:
                 action, shape = head
-                if 1 not in shape.degrees:  # only in the journal of a broker with another placer
+                if 1 not in shape.degrees:  # such calls come only from a journal of another placer
                     walk.skip_shape()
                     continue
                 able = {n.node for n in view.candidates(shape) if view.fits(n, shape, 0)}

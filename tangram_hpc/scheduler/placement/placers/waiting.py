@@ -1,4 +1,4 @@
-"""The order in which `elastic` looks at waiting actions: shortest first, with bounded bypass. Pure.
+"""Orders waiting actions for `elastic`: shortest first, and none is overtaken without bound. Pure.
 
 Between clients, and between the groups of one client's actions, the order is that of fair queueing
 (`fair_order`). Within one such list and one round of its trajectories, actions with the smallest
@@ -33,7 +33,10 @@ def rank(ledger: Ledger, shape: ActionShape) -> int:
 
 
 def is_overdue(ledger: Ledger, action: int, now: int, more: int = 0, bypass: int = BYPASS) -> bool:
-    """Returns whether the action may not be overtaken any more; `more` did so in this cycle."""
+    """Returns whether the action may not be overtaken any more.
+
+    `more` is how many actions have overtaken it in this cycle. O(1).
+    """
     return (now - ledger.actions[action].submitted_at >= OVERDUE_NS
             or ledger.ready.bypass_count(action) + more >= bypass)
 
@@ -75,7 +78,7 @@ class Waiting:
         for whose, some in found.items():
             self._lists[whose] = each = _List(ledger, some, now, bypass)
             self.n += each.n
-        # Most cycles see one list, which needs no rounds.
+        # In most cycles there is one list, which needs no `Rounds`.
         self._rounds = Rounds((some[0].shard.share, some[0].shard.group, self._lists[whose])
                               for whose, some in found.items()) if len(found) > 1 else None
         self._alone = each if len(found) == 1 else None
@@ -84,7 +87,7 @@ class Waiting:
         return self._rounds.current() if self._rounds is not None else None
 
     def oldest(self) -> Next | None:
-        """Returns the action with the lowest order tag of the client and group that come next."""
+        """Returns the oldest action, by order tag, of the client and group that are next."""
         each = self._alone or self._current()
         return each.oldest() if each is not None else None
 
@@ -107,7 +110,7 @@ class Waiting:
         return self._rounds is not None and self._rounds.is_first()
 
     def take(self, chosen: Next) -> None:
-        """Removes an action, which starts or is to be passed over."""
+        """Removes an action that starts or that is passed over."""
         self.n -= 1
         if self._rounds is None:
             assert self._alone is not None, "no action is left"
@@ -132,7 +135,7 @@ class _List:
     def __init__(self, ledger: Ledger, queues: Iterable[ShapeQueue], now: int,
                  bypass: int = BYPASS) -> None:
         self._ledger, self._now, self._bypass = ledger, now, bypass
-        # (round, bucket, order tag, action, shape queue, rest of that queue)
+        # (round, bucket, order tag, action, shape queue, rest of the shape queue)
         self._ahead: list[tuple[int, int, int, int, ShapeQueue,
                                 Iterator[tuple[int, int]] | None]] = []
         self._oldest: list[tuple[int, int, ShapeQueue, Iterator[tuple[int, int]] | None]] = []
