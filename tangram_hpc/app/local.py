@@ -27,6 +27,7 @@ from ..errors import BrokerUnreachable, InvalidInput, TangramError
 from ..slurm.job_environment import without_slurm
 from ..storage.rundir import local_job_name, own_dir
 from .connecting import await_access, connect
+from .http_server import HttpServer
 
 _START_S = 30.0
 _WORKERS_MAX = 1024
@@ -48,6 +49,7 @@ class LocalCluster:
             `~/.tangram`.
         job: the job's name; empty for a new one. A job of this name that was interrupted is
             continued (see `once` of `Client.submit`).
+        http: whether `tangram serve http` is started too (extra `http`).
         settings: other fields of the settings file, such as `sync="batch"` or `grace_s=5`.
 
     Attributes:
@@ -55,6 +57,7 @@ class LocalCluster:
         folder: the job's folder.
         access: the access file, for `tangram_hpc.connect` in other processes.
         client: the client; None before `start`.
+        http: the HTTP server, with its `url` and `key`; None without one.
 
     Raises:
         InvalidInput: an argument is wrong; the message names it.
@@ -68,7 +71,7 @@ class LocalCluster:
 
     def __init__(self, cpus: int | None = None, *, mem_mib: int | None = None,
                  placer: str = "elastic", workers: int = 1, home: str | Path | None = None,
-                 job: str = "", **settings: Any) -> None:
+                 job: str = "", http: bool = False, **settings: Any) -> None:
         for field in settings:
             if field not in Config.model_fields:
                 near = difflib.get_close_matches(field, Config.model_fields, n=1)
@@ -94,6 +97,8 @@ class LocalCluster:
         self._owner = 0  # the process that started it; 0 before its start
         self._spawning = threading.Lock()  # and closing
         self.client: Client | None = None
+        self.http: HttpServer | None = None
+        self._with_http = http
 
     def start(self) -> LocalCluster:
         """Starts broker, workers and client. Returns when actions can be submitted; until `close`,
@@ -117,6 +122,9 @@ class LocalCluster:
             self._spawn_workers()
             self.client = connect(self.access)
             self._await_workers()
+            if self._with_http:
+                self.http = HttpServer(self._program, self._environ, self.access,
+                                       self._lifeline_read, self.folder / "serve.log")
             _export(self)
             threading.Thread(target=self._keep, args=(broker,), name="tangram-workers",
                              daemon=True).start()
@@ -131,6 +139,8 @@ class LocalCluster:
         if self._is_copy():
             return
         _take_back(self)
+        if self.http is not None:
+            self.http.close()
         if self.client is not None:
             self.client.close()
         with self._spawning:
@@ -177,6 +187,8 @@ class LocalCluster:
         client = self.client
         if self._is_copy():
             return
+        if self.http is not None:
+            self.http.close()  # before its broker ends, which it would wait for
         if client is not None and self._children and exc[0] is None:
             with contextlib.suppress(TangramError, subprocess.TimeoutExpired):
                 client.shutdown_broker("its run is over")  # nothing is kept for another start

@@ -23,7 +23,7 @@ from .. import __version__
 from ..errors import TangramError
 
 VERBS = ("demo", "run", "acct", "info", "explain", "sim", "sim_rl", "size", "plan", "replay",
-         "template", "config", "doctor", "broker", "worker", "gateway", "rank", "shutdown")
+         "template", "config", "doctor", "broker", "worker", "gateway", "rank", "serve", "shutdown")
 
 _READ_SETTINGS = ("demo", "acct", "plan", "replay", "config", "doctor", "broker", "worker",
                   "gateway", "rank")

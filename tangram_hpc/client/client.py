@@ -16,7 +16,7 @@ from ..config.rollouts import RolloutPoolSettings
 from ..config.services import Service
 from ..domain.action import Profile
 from ..domain.session import SessionSpec
-from ..errors import InvalidInput
+from ..errors import InvalidInput, TangramError
 from ..ports import Dial, Store
 from ..protocol import message as ms
 from .actions import submit
@@ -77,6 +77,12 @@ class Client:
     def via(self) -> str:
         """The kind of channel in use: "socket" or "mpi"; empty while there is none."""
         return self._connection.via
+
+    @property
+    def failure(self) -> TangramError | None:
+        """Why nothing can be submitted any more, such as BrokerUnreachable after the broker's
+        grace; None while actions can be submitted."""
+        return self._connection.failure
 
     # ---- actions -----------------------------------------------------------------------------
 

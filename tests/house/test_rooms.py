@@ -27,7 +27,7 @@ ORDER: list[tuple[str | list[str], ...]] = [
     ("libra/planner", "libra/hybrid"), ("protocol", "config"), ("ports",),
     ("broker", "worker", "gateway", "client", ADAPTERS),
     ("simulator", "doctor"), ("libra/simulation",), ("app",),
-    ("libra/live",), ("training",), ("demo", "simulator/replay"), ("hooks",), ("cli",),
+    ("libra/live",), ("training",), ("demo", "simulator/replay"), ("hooks", "http_api"), ("cli",),
     ("__init__", "__main__"),
 ]
 # room -> its place in the order, in the tuple, and in the list
@@ -39,7 +39,7 @@ PLACE = {room: (rank, line, step)
 # rooms that lie to the left and may not be seen all the same: models need no MPI, no Slurm, no
 # sockets and no processes
 BLIND = {(room, adapter) for room in ("simulator", "libra/simulation") for adapter in ADAPTERS}
-FACE = ("demo", "hooks", "cli")  # users of the public face
+FACE = ("demo", "hooks", "http_api", "cli")  # users of the public face
 
 # foreign package -> the only places that may import it
 DOORS: dict[str, tuple[str, ...]] = {
@@ -47,7 +47,10 @@ DOORS: dict[str, tuple[str, ...]] = {
     "pyslurm": ("slurm/pyslurm_child.py",),
     "pynvml": ("resources/gpu/nvml.py",),
     "pydantic": ("config/", "simulator/workload.py", "simulator/elastic_runs.py",
-                 "libra/simulation/rl_scenario.py"),
+                 "libra/simulation/rl_scenario.py", "http_api/"),
+    "fastapi": ("http_api/",),
+    "starlette": ("http_api/",),
+    "uvicorn": ("http_api/",),
     "tomllib": ("config/settings.py",),
     "tomli": ("config/settings.py",),
     "msgspec": ("domain/", "protocol/", "client/", "resources/", "slurm/", "sandbox/", "storage/",
@@ -65,7 +68,8 @@ DOORS: dict[str, tuple[str, ...]] = {
     "safetensors": ("services/torch/", "hooks/reference"),
     "tokenizers": ("services/torch/", "hooks/reference"),
     "subprocess": ("slurm/", "sandbox/", "transport/mpi/", "services/processes/",
-                   "doctor/deadline.py", "app/local.py", "libra/live/plan_costs.py", "demo/",
+                   "doctor/deadline.py", "app/local.py", "app/http_server.py",
+                   "libra/live/plan_costs.py", "demo/",
                    "hooks/reference", "cli/"),
     "multiprocessing": (),
 }

@@ -1,0 +1,93 @@
+"""`tangram serve http`: programs and rewards for clients that speak HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from .. import Client
+
+_LOOK_S = 1.0  # between two looks whether the broker is gone for good
+
+
+def add(verbs: Any) -> None:
+    """Adds this verb to the command line."""
+    p = verbs.add_parser("serve", help="serve programs over HTTP (SandboxFusion, reward URLs)")
+    kinds = p.add_subparsers(dest="kind", metavar="KIND", required=True)
+    h = kinds.add_parser("http", help="run_code and reward URLs; prints one JSON line with url and "
+                                      "key")
+    h.add_argument("--access", help="access file (default: TANGRAM_ACCESS, else the job's file)")
+    h.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    h.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
+    h.add_argument("--unix", default="", metavar="PATH", help="listen on a Unix socket instead")
+    h.add_argument("--tls-cert", default="", metavar="FILE", help="certificate chain, as PEM")
+    h.add_argument("--tls-key", default="", metavar="FILE", help="key of the certificate, as PEM")
+    h.add_argument("--keys", type=Path, metavar="FILE",
+                   help="file with a name and a key a line (default: one new key, printed)")
+    h.add_argument("--image", default="", help="image in which programs run (default: none)")
+    h.add_argument("--reward", action="append", default=[], metavar="NAME=MODULE:FUNCTION",
+                   help="reward function for /reward/NAME, repeatable; MODULE may be a FILE.py")
+    h.add_argument("--lifeline", type=int, default=-1, help=argparse.SUPPRESS)
+    p.set_defaults(go=go)
+
+
+def go(args: argparse.Namespace) -> int:
+    """Serves until SIGTERM or until the broker ends; returns the exit status."""
+    missing = [name for name in ("fastapi", "uvicorn") if not importlib.util.find_spec(name)]
+    if missing:
+        from ..errors import MissingExtra, how_to_install
+
+        raise MissingExtra(f"serve http needs {' and '.join(missing)}; {how_to_install('http')}")
+    import asyncio
+
+    from .. import connect
+    from ..app.loop import watch_lifeline
+    from ..http_api.app import make_app
+    from ..http_api.keys import ClientKeys, new_key, read_keys
+    from ..http_api.rewards import load_function
+    from ..http_api.server import Where, serve
+
+    where = Where(args.host, args.port, args.unix, args.tls_cert, args.tls_key)
+    rewards = {name: load_function(text) for name, text in map(_reward, args.reward)}
+    key = "" if args.keys else new_key()
+    keys = read_keys(args.keys) if args.keys else {"client": key}
+    if args.access:
+        os.environ["TANGRAM_ACCESS"] = args.access
+
+    with connect(name="http") as client:
+        app = make_app(client, ClientKeys(keys), image=args.image, rewards=rewards)
+
+        def watch(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+            if args.lifeline >= 0:
+                watch_lifeline(loop, args.lifeline, stop)
+            _end_with_broker(loop, client, stop)
+
+        asyncio.run(serve(app, where, key, watch))
+        if client.failure is not None:
+            raise client.failure
+    return 0
+
+
+def _end_with_broker(loop: asyncio.AbstractEventLoop, client: Client, stop: Callable[[], None]
+                     ) -> None:
+    """Ends the server once its client has lost the broker for good."""
+    if client.failure is not None:
+        return stop()
+    loop.call_later(_LOOK_S, _end_with_broker, loop, client, stop)
+
+
+def _reward(text: str) -> tuple[str, str]:
+    """The two parts of NAME=MODULE:FUNCTION. Raises InvalidInput."""
+    from ..errors import InvalidInput
+
+    name, equals, function = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise InvalidInput(f"--reward: {text!r:.80} is not NAME=MODULE:FUNCTION")
+    return name, function

@@ -1,0 +1,66 @@
+"""The HTTP application: its routes, and how wrong requests are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp
+
+from .. import Client, __version__
+from .code_wire import RunCodeRequest, RunCodeResponse
+from .guard import Guard
+from .keys import ClientKeys
+from .rewards import RewardFunction, RewardRequest, Rewards
+from .run_code import CodeRunner
+
+
+def make_app(client: Client, keys: ClientKeys, *, image: str = "",
+             rewards: Mapping[str, RewardFunction] | None = None) -> ASGIApp:
+    """Returns the application.
+
+    Args:
+        client: submits what the requests ask for.
+        keys: the keys of those who may send requests.
+        image: the image in which programs run; empty for the node's own programs.
+        rewards: the reward functions by their names in the URL.
+    """
+    app = FastAPI(title="tangram", version=__version__,
+                  description="Programs and rewards, run as actions of a tangram_hpc job.")
+    app.add_exception_handler(RequestValidationError, _wrong)
+    code, scores = CodeRunner(client, image), Rewards(client, rewards or {})
+
+    @app.get("/v1/ping")
+    async def ping() -> str:
+        """Answers `pong`."""
+        return "pong"
+
+    @app.post("/run_code", responses={504: {"description": "No cores were free in time."}})
+    async def run_code(request: RunCodeRequest, http: Request) -> RunCodeResponse:
+        """Runs one program in a fresh sandbox (SandboxFusion's wire)."""
+        return await code.run(request, lambda: _hung_up(http))
+
+    @app.post("/reward/{name}", response_model=None)
+    async def reward(name: str, request: RewardRequest) -> Any:
+        """Scores answers with the reward function NAME (OpenRLHF's and slime's wires)."""
+        return await scores.score(name, request)
+
+    return Guard(app, keys)
+
+
+async def _hung_up(http: Request) -> None:
+    """Returns when the client has closed its connection."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _wrong(request: Request, error: Exception) -> JSONResponse:
+    """Answers a request whose fields are wrong. The answer does not repeat what was sent, which may
+    be large or secret."""
+    assert isinstance(error, RequestValidationError)
+    detail = [{"loc": list(each["loc"]), "msg": each["msg"], "type": each["type"]}
+              for each in error.errors()]
+    return JSONResponse({"detail": detail}, 422)

@@ -1,0 +1,178 @@
+"""SandboxFusion's `POST /run_code`: one program, run once, with its output.
+
+The wire is that of ByteDance's SandboxFusion server, which verl's reward function, tools and code
+clients call. The client gives up `compile_timeout + run_timeout + 10` seconds after its request,
+and waiting for cores counts in that time. Of all answers it tries only 504 again, and takes
+everything else for a verdict on the program. So a program that cannot end in time is cancelled and
+answered with 504 before its client gives up, and a server that cannot run it now says 504 as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import HTTPException
+
+from .. import (
+    ActionFailed,
+    ActionState,
+    BrokerUnreachable,
+    Client,
+    ExecResult,
+    Future,
+    InfeasibleRequest,
+    InvalidInput,
+    Session,
+    SessionLost,
+)
+from .code_wire import CommandRunResult, RunCodeRequest, RunCodeResponse
+from .compiled import Compiled, CompiledPrograms
+from .languages import LANGUAGES, Language
+
+SLACK_S = 10.0  # what clients wait beyond the two time limits of their request
+MARGIN_S = 2.0  # so much of it is left for the answer's way back
+BYTES_MAX = 64 << 20  # of one program's files, decoded
+
+class CodeRunner:
+    """Runs programs as actions of one client.
+
+    Args:
+        client: the client that submits them.
+        image: the image of the sandboxes; empty for the node's own programs.
+    """
+
+    def __init__(self, client: Client, image: str = "") -> None:
+        self._client, self._image = client, image
+        self._compiled = CompiledPrograms()
+
+    async def run(self, request: RunCodeRequest,
+                  gone: Callable[[], Awaitable[object]]) -> RunCodeResponse:
+        """Runs one program.
+
+        Args:
+            request: the program.
+            gone: returns when the client has hung up; the program is cancelled then.
+
+        Raises:
+            HTTPException: 504, if the program cannot end before its client gives up.
+        """
+        due = time.monotonic() + request.compile_timeout + request.run_timeout + SLACK_S - MARGIN_S
+        work = asyncio.ensure_future(self._run(request))
+        hung_up = asyncio.ensure_future(gone())
+        try:
+            await asyncio.wait((work, hung_up), timeout=due - time.monotonic(),
+                               return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise HTTPException(504, "no cores were free in time; try again")
+            return work.result()
+        except (BrokerUnreachable, SessionLost) as error:
+            raise HTTPException(504, str(error)) from None
+        finally:
+            for task in (work, hung_up):
+                task.cancel()
+            await asyncio.gather(work, hung_up, return_exceptions=True)
+
+    async def _run(self, request: RunCodeRequest) -> RunCodeResponse:
+        language = LANGUAGES[request.language]
+        compiled = Compiled()
+        try:
+            if language.compile:
+                compiled = await self._compiled.get(
+                    (request.language, request.code), lambda: self._compile(language, request))
+                if not compiled.product:
+                    return _answer(compiled.result, None, {})
+            result, files = await self._execute(language, request, compiled.product)
+        except (InvalidInput, InfeasibleRequest) as error:
+            failed = CommandRunResult(status="Error", stderr=str(error))
+            return _answer(compiled.result, failed, {})
+        return _answer(compiled.result, result, files)
+
+    async def _execute(self, language: Language, request: RunCodeRequest, product: bytes
+                       ) -> tuple[CommandRunResult, dict[str, str]]:
+        files, argv = request.contents(), list(language.run)
+        if product:
+            files[language.product] = product
+            argv = ["sh", "-c", f'chmod 700 {language.product} && exec "$@"', "sh", *argv]
+        else:
+            files[language.source] = request.code.encode()
+        if sum(map(len, files.values())) > BYTES_MAX:
+            raise InvalidInput(f"files: they hold more than {BYTES_MAX >> 20} MiB")
+        mem = max(0, request.memory_limit_MB)
+        name, stdin = f"run_code.{request.language}", (request.stdin or "").encode()
+        if not request.fetch_files and not self._image:
+            future = self._client.submit(argv, files=files, stdin=stdin, mem=mem, name=name,
+                                         timeout=request.run_timeout)
+            return _result(await _ended(future), future), {}
+        async with self._session(mem) as session:
+            future = session.exec(argv, files=files, stdin=stdin, name=name,
+                                  timeout=request.run_timeout)
+            result = _result(await _ended(future), future)
+            return result, await _fetched(session, request.fetch_files)
+
+    async def _compile(self, language: Language, request: RunCodeRequest) -> Compiled:
+        async with self._session(0) as session:
+            future = session.exec(list(language.compile), name=f"compile.{request.language}",
+                                  files={language.source: request.code.encode()},
+                                  timeout=request.compile_timeout, retries=2)
+            result = _result(await _ended(future), future)
+            if result.return_code != 0 or result.status != "Finished":
+                return Compiled(result, b"", keep=result.status == "Finished")
+            return Compiled(result, await _ended(session.read(language.product)))
+
+    def _session(self, mem: int) -> Session:
+        return self._client.session(mem=mem, image=self._image, name="run_code")
+
+
+async def _ended(future: Future) -> Any:
+    """Waits for an action; cancels it if the waiting task is cancelled."""
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+
+
+async def _fetched(session: Session, paths: list[str]) -> dict[str, str]:
+    """Reads those of the files that exist."""
+    found: dict[str, str] = {}
+    for path in paths:
+        try:
+            found[path] = base64.b64encode(await _ended(session.read(path))).decode()
+        except SessionLost:
+            raise
+        except ActionFailed:
+            continue  # the program has not made this file
+    return found
+
+
+def _result(result: object, future: Future) -> CommandRunResult:
+    assert isinstance(result, ExecResult)
+    seconds = future.details.exec_s if future.details is not None else None
+    out, err = result.text, result.stderr.decode(errors="replace")
+    if result.state is ActionState.TIMEOUT:
+        return CommandRunResult(status="TimeLimitExceeded", execution_time=seconds, stdout=out,
+                                stderr=err)
+    if result.reason.startswith("argv: "):  # the sandbox could not start it
+        return CommandRunResult(status="Error", stdout=out, stderr=result.reason)
+    if result.reason:
+        err = f"{err}\n{result.reason}".lstrip()
+    return CommandRunResult(status="Finished", execution_time=seconds,
+                            return_code=result.returncode, stdout=out, stderr=err)
+
+
+def _answer(compiled: CommandRunResult | None, run: CommandRunResult | None,
+            files: dict[str, str]) -> RunCodeResponse:
+    """Sums both parts up, by SandboxFusion's rule: an error of the sandbox goes before a failure of
+    the program."""
+    parts = [part for part in (compiled, run) if part is not None]
+    for part in parts:
+        if part.status == "Error":
+            return RunCodeResponse(status="SandboxError", message=part.stderr or "",
+                                   compile_result=compiled, run_result=run)
+    failed = any(part.status != "Finished" or part.return_code for part in parts)
+    return RunCodeResponse(status="Failed" if failed else "Success", compile_result=compiled,
+                           run_result=run, files=files)

@@ -1,0 +1,87 @@
+"""The guard of the HTTP server: unknown clients, large and slow bodies, keys in the path."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tangram_hpc.http_api.guard import Guard
+from tangram_hpc.http_api.keys import ClientKeys
+
+KEY = "k" * 16
+
+
+class Served:
+    """Sends one request through a guard, and keeps what the application saw and what came back."""
+
+    def __init__(self, path: str = "/x", headers: dict[str, str] | None = None,
+                 messages: list[dict[str, Any]] | None = None, **bounds: Any) -> None:
+        self.seen: list[tuple[str, str, bytes]] = []
+        self.sent: list[dict[str, Any]] = []
+        self._messages = messages or [{"type": "http.request", "body": b"body"}]
+        scope = {"type": "http", "path": path, "raw_path": path.encode(), "headers": [
+            (name.encode(), value.encode()) for name, value in (headers or {}).items()]}
+        guard = Guard(self._app, ClientKeys({"verl": KEY}), **bounds)
+        asyncio.run(guard(scope, self._receive, self._send))
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        message = await receive()
+        self.seen.append((scope["path"], scope["state"]["client"], message["body"]))
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._messages:
+            await asyncio.sleep(60)
+        return self._messages.pop(0)
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    @property
+    def refusal(self) -> tuple[int, str]:
+        """The status and the text of the answer of the guard itself."""
+        assert not self.seen
+        return self.sent[0]["status"], json.loads(self.sent[1]["body"])["detail"]
+
+
+def test_a_known_client_is_served_and_named() -> None:
+    assert Served(headers={"x-api-key": KEY}).seen == [("/x", "verl", b"body")]
+
+
+def test_a_key_in_the_path_is_cut_off_before_anybody_sees_it() -> None:
+    assert Served(f"/{KEY}/run_code").seen == [("/run_code", "verl", b"body")]
+    assert Served(f"/{KEY}/x", {"x-api-key": KEY}).seen == [("/x", "verl", b"body")]
+
+
+@pytest.mark.parametrize("path", ["/x", f"/{KEY}", f"/x/{KEY}", f"/{KEY}x/run_code", "/", ""])
+def test_without_a_known_key_no_request_reaches_the_application(path: str) -> None:
+    status, text = Served(path, {"x-api-key": "wrong"}).refusal
+    assert status == 401 and "no known key" in text and KEY not in text
+
+
+def test_a_body_in_parts_arrives_whole() -> None:
+    parts = [{"type": "http.request", "body": b"a", "more_body": True},
+             {"type": "http.request", "body": b"", "more_body": True},
+             {"type": "http.request", "body": b"b", "more_body": False}]
+    assert Served(headers={"x-api-key": KEY}, messages=parts).seen == [("/x", "verl", b"ab")]
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_kept() -> None:
+    announced = Served(headers={"x-api-key": KEY, "content-length": "9"}, body_max=8,
+                       messages=[{"type": "http.request", "body": b"", "more_body": True}])
+    assert announced.refusal == (413, "the body has more than 8 bytes")
+    chunks = [{"type": "http.request", "body": b"12345", "more_body": True}] * 3
+    assert Served(headers={"x-api-key": KEY}, body_max=8, messages=chunks).refusal[0] == 413
+
+
+def test_a_body_that_never_ends_is_refused_in_time() -> None:
+    parts = [{"type": "http.request", "body": b"1", "more_body": True}]
+    assert Served(headers={"x-api-key": KEY}, messages=parts, body_s=0.05).refusal[0] == 408
+
+
+def test_a_client_that_hangs_up_in_its_body_costs_nothing() -> None:
+    parts = [{"type": "http.request", "body": b"1", "more_body": True}, {"type": "http.disconnect"}]
+    served = Served(headers={"x-api-key": KEY}, messages=parts)
+    assert not served.seen and not served.sent
