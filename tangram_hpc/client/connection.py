@@ -33,7 +33,7 @@ from ..ports import Channel, ChannelLost, Dial, Store
 from ..protocol import message as ms
 from ..protocol import payload as pl
 from ..protocol.frame import Buffer, Outbox
-from ..protocol.liveness import Patience
+from ..protocol.liveness import PING_S, Patience
 from .forked import end_copy, not_ours, watch_forks
 from .functions import FunctionCache, UploadedFunction
 from .future import Future
@@ -42,7 +42,6 @@ from .results import Pending, conclude, give_output, log_refusal, refuse
 from .session_record import SessionRecord
 from .stored_payloads import StoredPayloads
 
-_PING_S = 2.0
 _TRY_S = 20.0  # no round of dials takes longer; a longer one means that this process was stopped
 _HELLO_S = 10.0  # how long the broker may take to answer a Hello
 _ACK_AFTER, _ACK_BYTES = 128, 1 << 20  # results, or bytes of them, until they are acknowledged
@@ -305,13 +304,13 @@ class Connection:
                 self._send_outbox(channel)
                 if self._closing:
                     return self._fail(self._closed())
-                for message, payload in channel.wait(_PING_S, self._awaits()):
+                for message, payload in channel.wait(PING_S, self._awaits()):
                     self._receive(message, payload)
                 if self._acks and (len(self._acks) >= _ACK_AFTER or not self._pending
                                    or self._ack_bytes >= _ACK_BYTES):
                     self._send_acks()
                 now = time.monotonic()
-                if now - last_ping >= _PING_S:
+                if now - last_ping >= PING_S:
                     last_ping = now
                     with self._lock:
                         self._outbox.put(ms.Ping(0))
