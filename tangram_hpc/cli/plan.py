@@ -168,7 +168,7 @@ def _plan(own: AnalyticCosts, args: argparse.Namespace, settings: PlannerSetting
             seen.append(node)
 
     wanted = note if args.explain is not None else None
-    search, said = settings.search(), "the own model"
+    search, said = settings.search(), "the built-in model"
     if settings.cost_command:
         command = CommandCosts(own, settings.cost_command, settings.cost_timeout_s)
         try:
@@ -177,7 +177,7 @@ def _plan(own: AnalyticCosts, args: argparse.Namespace, settings: PlannerSetting
         except CostsFailed as error:
             if not settings.cost_fallback:
                 raise
-            said = f"the own model, as {error}"
+            said = f"the built-in model, as {error}"
             seen.clear()
     return plan(own, args.gpus, search, wanted), own, said
 

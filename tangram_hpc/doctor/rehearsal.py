@@ -1,8 +1,8 @@
 """Rehearses the main job in small: a broker, a worker and a client here, and one command in a
 sandbox.
 
-It runs a user's program in a process of its own, with the user's settings, in a folder that is
-removed afterwards. It lends one CPU for about a second.
+The rehearsal is a program such as a user would write. It runs in a process of its own, with the
+user's settings, in a folder that is removed afterwards, and lends one CPU for about a second.
 """
 
 from __future__ import annotations
