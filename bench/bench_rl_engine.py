@@ -1,11 +1,14 @@
-"""The simulated rollout engine and training step beside what Libra's authors measured (their
-table: 8 A800, Qwen3-14B, batch 512; 1 K to 32 K tokens). No time of this machine is in it.
+"""Compares the simulated rollout engine and training step with measurements of Libra's authors.
 
-`engines`: tokens/s of 8 x TP1 and of 1 x TP8 for so many trajectories of total lengths drawn evenly
-from a bucket, begun at once, dealt in turn: from the first start to the last end, and in brackets
-while all run. `again`: tokens read again for each one generated. `rollout_32k_over_1k`: how many
-times as long 24 GPUs take for sequences of 32 K as for those of 1 K; `training_...`: the same of an
-optimizer step of the scenario's batch in its best layout.
+Their table has 8 A800, Qwen3-14B, batch 512, and 1 K to 32 K tokens. All times are simulated; the
+speed of this machine does not matter.
+
+`engines`: tokens/s of 8 x TP1 and of 1 x TP8. A number of trajectories, whose total lengths are
+drawn evenly from a bucket, begin at once and are given to the instances in turn. The figure covers
+the time from the first start to the last end; in brackets is the figure while all of them run.
+`again`: tokens that are read again for each generated token. `rollout_32k_over_1k`: how many times
+as long 24 GPUs take for sequences of 32 K tokens as for sequences of 1 K; `training_...`: the same
+for an optimizer step of the scenario's batch in its best layout.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What dealing costs: a trajectory's turn through a rollout pool against a plain call of a service.
+"""Compares the cost of a trajectory's turn through a rollout pool with a plain call of a service.
 
-`core`: CPU time of the scheduler alone (submit, deal, grant, finish, acknowledge), rounds of both
-kinds in turn, and of turns behind a line of others. `live` (not with `--tiny`): round trips through
-a real broker and worker to a service that is fake and takes no time, one kind after the other in
-turn.
+`core`: CPU time of the scheduler alone (submit, route, grant, finish, acknowledge), in alternating
+rounds of both kinds, and for turns while others wait in the pool's queue. `live` (not with
+`--tiny`): round trips through a real broker and worker to a fake service that takes no time, both
+kinds in turn.
 """
 
 from __future__ import annotations
