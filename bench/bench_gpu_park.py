@@ -96,7 +96,7 @@ def measure(devices: Devices, size: tuple[int, int], block_mib: int, rounds: int
 
 
 def lacking(devices: Devices) -> str:
-    """Why it cannot be measured here; empty when it can."""
+    """Returns why this machine cannot run the benchmark; empty when it can."""
     if devices.kind != "cuda":
         return f"no GPU: {devices.why}"
     if any(d.uuid == "" for d in devices.devices):

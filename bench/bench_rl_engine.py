@@ -35,7 +35,7 @@ SECOND = 10**9
 
 
 class Kind(NamedTuple):
-    """How trajectories come about: a prompt, so many turns, what tools return and take."""
+    """A kind of trajectory: its prompt, its number of turns, the sizes and times of its tools."""
 
     turns: int
     prompt: int
@@ -48,7 +48,7 @@ Turns = tuple[int, list[tuple[int, int, float]]]  # prompt; (generated, returned
 
 
 def drawn(kind: Kind, count: int, low: int, high: int, rng: random.Random) -> list[Turns]:
-    """So many trajectories of total lengths from `low` to `high`."""
+    """Draws `count` trajectories of total lengths from `low` to `high`."""
     found = []
     for _ in range(count):
         total = rng.randint(low, high)
@@ -61,7 +61,7 @@ def drawn(kind: Kind, count: int, low: int, high: int, rng: random.Random) -> li
 
 
 def played(cost: RolloutCost, degree: int, ones: list[Turns]) -> tuple[float, SimulatedEngine]:
-    """Seconds until all have ended on one engine, begun at once."""
+    """Returns the seconds until all trajectories have ended on one engine; all begin at once."""
     engine = SimulatedEngine(cost, degree, cost.rollout.max_batch)
     at, context = [0] * len(ones), [prompt for prompt, _ in ones]
     back: list[tuple[int, int]] = []  # when tools return
@@ -99,7 +99,7 @@ def fleet(cost: RolloutCost, degree: int, ones: list[Turns]) -> dict[str, float]
 
 
 def engines(cost: RolloutCost, flights: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Both buckets, all kinds, for so many trajectories at once."""
+    """Returns the rates for each bucket, kind and number of trajectories that begin at once."""
     found = []
     for kind in KINDS:
         for low, high in BUCKETS:
@@ -116,7 +116,7 @@ def engines(cost: RolloutCost, flights: tuple[int, ...]) -> list[dict[str, Any]]
 
 
 def growth(cost: RolloutCost, a_gpu: int) -> dict[str, float]:
-    """Of rollouts from 1 K to 32 K, for so many a GPU, by degree."""
+    """Returns how much longer rollouts of 32 K take than of 1 K, by degree, for `a_gpu` per GPU."""
     found = {}
     for degree in cost.rollout.degrees:
         short, long = (played(cost, degree, [(200, [(n - 200, 0, 0.0)])] * (a_gpu * degree))[0]
@@ -126,7 +126,7 @@ def growth(cost: RolloutCost, a_gpu: int) -> dict[str, float]:
 
 
 def training(scenario: Scenario, gpus: int) -> float:
-    """Of an optimizer step from 1 K to 32 K, each in its best layout."""
+    """Returns how much longer a step of 32 K takes than one of 1 K, each in its best layout."""
     took = []
     for length in (1_024, 32_768):
         costs = AnalyticCosts(scenario.model, scenario.hardware, scenario.training,

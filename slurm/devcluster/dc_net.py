@@ -74,7 +74,7 @@ def missing() -> list[str]:
 
 
 def plug_in(c: Cluster) -> None:
-    """The bridge, and a namespace with a cable to it for each node."""
+    """Makes the bridge, and for each node a namespace with a cable to the bridge."""
     if ip("-4", "route", "show", "root", f"{prefix_of(c)}.0/24").strip():
         raise ClusterError(f"{prefix_of(c)}.0/24 is in use here: give another --base-port")
     ip("link", "add", bridge(c), "type", "bridge")
@@ -87,7 +87,7 @@ def plug_in(c: Cluster) -> None:
 
 
 def hosts_of(c: Cluster, here: str) -> str:
-    """The hosts file of a node. Debian's and Ubuntu's installers give a machine's own name a
+    """A node's hosts file. Debian's and Ubuntu's installers give a machine's own name a
     loopback address."""
     names = ["127.0.0.1 localhost", f"{host_address(c)} {os.uname().nodename}"]
     for node in c.nodes:

@@ -74,7 +74,7 @@ class LengthsTable(_Model):
         return self
 
     def requests(self, count: int) -> list[Request]:
-        """Returns `count` requests, at the middles of `count` equal shares of the distribution."""
+        """Returns `count` requests: quantile (i + 1/2) / count of each list, for i from 0 on."""
         return [Request(round(_at(self.prompt, at)), max(1, round(_at(self.generated, at))),
                         round(_at(self.tool_s, at) * 1e9))
                 for at in ((k + 0.5) / count for k in range(count))]

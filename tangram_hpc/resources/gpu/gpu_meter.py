@@ -245,8 +245,9 @@ class GpuMeter:
             nvml.close()
 
     def _wanted(self) -> bool:
-        """Waits while no lease has held a device for a while; returns False when the meter was
-        closed.
+        """Waits until a lease holds a device, or one held a device until a moment ago.
+
+        Returns False when the meter was closed.
         """
         with self._change:
             if time.monotonic_ns() - self._idle_since > _LINGER_NS:

@@ -268,8 +268,8 @@ class ModelEngine(HttpEngine):
 
         The tokenizer's special tokens are added to a prompt and not to a completion. Prompt and
         completion are tokenised apart, so that a completion's tokens never depend on its prompt. A
-        trainer that has sampled other tokens than the text gives sends token ids. A first token
-        that nothing precedes gets None.
+        trainer whose policy sampled tokens that differ from the tokenizer's must send token ids. If
+        nothing precedes a first token, its log-probability is None.
         """
         texts = list(dict.fromkeys(
             [(t, True) for t in call.prompts if isinstance(t, str)]
