@@ -368,7 +368,7 @@ def test_a_command_that_fails_is_one_line_or_the_own_model(
     own = json.loads(run("--json")[1]) if not (tmp_path / "tangram.toml").unlink() else {}
     configured(tmp_path, program, limit + "cost_fallback = true\n")
     fallen = json.loads(run("--json")[1])
-    assert told in fallen["costs"] and fallen["costs"].startswith("the built-in model, as ")
+    assert told in fallen["costs"] and fallen["costs"].startswith("the own model, as ")
     assert fallen["splits"] == own["splits"]
 
 
