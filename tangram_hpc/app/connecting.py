@@ -133,8 +133,8 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
         return Client([socket_dial(known)], known.job, FolderStore, name,
                       again=f"tangram_hpc.connect({str(path.absolute())!r}{at})")
     except BrokerUnreachable as error:
-        raise AccessError(f"access file {path}: {error}; the broker was killed, or this host "
-                          "cannot reach it") from None
+        raise AccessError(f"access file {path}: {error}; the job has ended because its broker was "
+                          "killed, or this host cannot reach it") from None
 
 
 def _fallback(path: str) -> Dial:
