@@ -1,10 +1,11 @@
-"""An endpoint of 50 requests a second that pushes back: how much of its limit is used, and whether
-it ever sees more, loses or repeats a request.
+"""Measures an endpoint of 50 requests a second that pushes back: which fraction of its limit is
+used, and whether requests exceed the limit, are lost or are wrongly repeated.
 
 The endpoint is a fake one (`tests/helpers/fake_search.py`): a real HTTP server on loopback with a
 token bucket of its own, which now and then answers 429 to everybody for a while, with and without
 Retry-After, and 503 to some requests that it has carried out. Half of the requests are declared
-idempotent. `share_of_limit` counts its storms as lost time, `share_while_open` does not.
+idempotent. `share_of_limit` counts the times in which it answers 429 as lost, `share_while_open`
+leaves them out.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ RATE = 50.0
 
 
 async def drive(cluster: Any, server: FakeSearch, count: int, jitter_ms: float) -> dict[str, Any]:
-    """All requests at once; what their callers saw and what the server saw."""
+    """Submits all requests at once; returns what their callers saw and what the server saw."""
     search = cluster.register_endpoint("search", concurrency=32, rate=RATE,
                                        burst=server.burst, jitter_ms=jitter_ms)
 
     async def one(number: int) -> bool:
-        """Whether it was served; a 503 that must not be repeated is told as such."""
+        """Returns whether the request was served, or ended with a 503 that must not be repeated."""
         async def attempt() -> str:
             return check_response(await get(server.port, str(number))).text
         try:
@@ -61,7 +62,7 @@ async def drive(cluster: Any, server: FakeSearch, count: int, jitter_ms: float) 
 
 async def run(cluster: Any, count: int, storms: list[Storm], burst: float,
               jitter_ms: float) -> dict[str, Any]:
-    """One server, one drive."""
+    """Starts one server, drives it and returns the measurements."""
     async with FakeSearch(RATE, burst, storms=storms, failing=0.01) as server:
         return await drive(cluster, server, count, jitter_ms)
 
@@ -70,7 +71,8 @@ def main() -> None:
     """Prints one line."""
     tiny = common.arguments(__doc__).tiny
     count = 150 if tiny else 6000
-    burst, jitter_ms = (20.0, 300.0) if tiny else (10.0, 100.0)  # tiny runs beside other tests
+    # larger tolerances, as `--tiny` runs beside other tests
+    burst, jitter_ms = (20.0, 300.0) if tiny else (10.0, 100.0)
     storms = [Storm(1.0, 0.2, "0.5")] if tiny else [
         Storm(20.0, 0.3, "1"), Storm(55.0, 0.3), Storm(90.0, 0.3, "1")]
     with tempfile.TemporaryDirectory() as home, LocalCluster(cpus=1, home=home) as cluster:

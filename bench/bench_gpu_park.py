@@ -1,8 +1,8 @@
-"""How fast a torch service of 8 GB comes to its GPU and leaves it, over what the device can copy.
+"""Measures how fast a torch service of 8 GB moves to its GPU and back, compared with plain copies.
 
-The weights are random, made on the spot. The device's own rate: one large pinned block, the best
-of several copies. Through the service: medians, by the very backend that a worker uses. A ratio of
-1 is what the hardware gives.
+The weights are random and made by the benchmark. The reference is the best of several copies of one
+large pinned block. The service's times are medians, measured through the backend that a worker
+uses. A ratio of 1 means that the service reaches the speed of the hardware.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LARGE, TINY = (8192, 7), (256, 2)
 
 
 def copy_rates(mib: int, times: int) -> None:
-    """What the child process runs that knows the device only: prints GB/s each way."""
+    """Runs in a child process that uses nothing but the device; prints GB/s for each direction."""
     import torch
 
     host = torch.empty(mib << 20, dtype=torch.uint8, pin_memory=True)
@@ -50,7 +50,7 @@ def copy_rates(mib: int, times: int) -> None:
 
 
 async def park_and_wake(folder: Path, place: ServicePlace, rounds: int) -> dict[str, Any]:
-    """Medians of a copy that is brought to its block and parked again."""
+    """Returns the medians of the times to bring a copy to its block and to park it again."""
     from tangram_hpc.services.backend_registry import make_backend
 
     spec = service_spec("bench", {"backend": "torch", "model": str(folder), "dtype": "bfloat16",
@@ -59,7 +59,7 @@ async def park_and_wake(folder: Path, place: ServicePlace, rounds: int) -> dict[
     took: dict[str, list[float]] = {"wake": [], "park": []}
     try:
         held_mib = await backend.load()
-        for _ in range(rounds + 1):  # the first is left out: it makes the device's context
+        for _ in range(rounds + 1):  # the first round is left out: it makes the device's context
             for name in ("wake", "park"):
                 began = time.perf_counter()
                 await (backend.wake(place.gpus) if name == "wake" else backend.park())
@@ -77,7 +77,7 @@ async def park_and_wake(folder: Path, place: ServicePlace, rounds: int) -> dict[
 
 def measure(devices: Devices, size: tuple[int, int], block_mib: int, rounds: int
             ) -> dict[str, Any]:
-    """Both, and their ratios."""
+    """Returns the rates of the plain copies and of the service, and their ratios."""
     from tangram_hpc.services.torch.tiny import make_tiny
 
     env = devices.visible(devices.indices[:1])
@@ -96,7 +96,7 @@ def measure(devices: Devices, size: tuple[int, int], block_mib: int, rounds: int
 
 
 def lacking(devices: Devices) -> str:
-    """Why it cannot be measured here; empty when it can."""
+    """Returns why this machine cannot run the benchmark; empty when it can."""
     if devices.kind != "cuda":
         return f"no GPU: {devices.why}"
     if any(d.uuid == "" for d in devices.devices):

@@ -1,10 +1,11 @@
-"""Mean ACT of `elastic` on GPU services over that of the better of two simple rules, cell by cell.
+"""Compares the mean ACT of `elastic` on GPU services with that of two simple rules, in many cells.
 
 The cells (`gpu_services.py`) are drawn by a seed over restores of 0.3 to 30 s, fewer, as many and
 more services than GPUs, degrees, steady and bursty arrivals, loads, popularities and batches. Both
 simple rules see durations in advance (`oracle`); `elastic` runs with `oracle` and with `learned`
-durations. A ratio above 1 means that a simple rule was better. The line names the worst cells, and
-says how long calls that need several GPUs waited at worst, beside the rule with the better mean.
+durations. The ratio of a cell is to the better rule; above 1 means that this rule was better than
+`elastic`. The line names the worst cells, and the longest wait of calls that need several GPUs,
+under `elastic` and under the better rule.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ SEED, COUNT = 7, 105
 SIZES = ((1, 8), (2, 8), (3, 16), (4, 4), (8, 8), (16, 16), (6, 4), (12, 4), (12, 8), (24, 16))
 RESTORES_S = (0.3, 1.2, 3.0, 6.0, 10.0, 20.0, 30.0)
 BOUND = 1.2
-WORST = 8  # cells that are named
+WORST = 8  # number of cells that the line names
 
 
 def drawn(seed: int, count: int, calls: int = 400) -> list[cells.Cell]:
-    """Cells at random; restores take turns."""
+    """Draws cells at random; their restore times go through the list in turn."""
     rng = random.Random(seed)
     found = []
     for i in range(count):
@@ -43,7 +44,7 @@ def drawn(seed: int, count: int, calls: int = 400) -> list[cells.Cell]:
 
 
 def compared(cell: cells.Cell) -> list[dict[str, Any]]:
-    """A row for each kind of durations."""
+    """Returns a row for `oracle` and a row for `learned` durations."""
     facts = cells.material(cell)
     wides = (False, True) if cell.degrees != "one" else (False,)
     rules = [(name, cells.play(cell, facts, placer, "oracle")) for wide in wides for name, placer in
@@ -58,7 +59,7 @@ def compared(cell: cells.Cell) -> list[dict[str, Any]]:
 
 
 def spread(ratios: Sequence[float]) -> dict[str, float]:
-    """A distribution of ratios; geometric mean."""
+    """Describes a distribution of ratios; its mean is the geometric mean."""
     ordered = sorted(ratios)
     if not ordered:
         return {}
@@ -69,7 +70,7 @@ def spread(ratios: Sequence[float]) -> dict[str, float]:
 
 
 def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the line says of all rows."""
+    """Returns the figures of the printed line, from all rows."""
     by = {field: {str(value): spread([r["ratio"] for r in rows if r["cell"][field] == value])
                   for value in sorted({r["cell"][field] for r in rows})}
           for field in ("restore_s", "degrees", "load", "bursty", "skewed", "batch")}

@@ -1,8 +1,9 @@
-"""What the help of a replica costs in a step: parameters out, and a gradient back, on one host.
+"""Measures a replica's part of a step on one host: parameters out, and a gradient back.
 
-`lane_over_bare` compares with the same bytes there and back over a bare socket, in turn, between
-the same two processes; it is the median of the rounds' ratios. The member computes nothing, so this
-measures transport, headers and checks only. Loopback is no network: only the ratio means anything.
+`lane_over_bare` compares the gradient channel with a bare socket between the same two processes,
+which carries the same bytes in both directions. Both take turns; the figure is the median of the
+rounds' ratios. The member computes nothing, so this measures transport, headers and checks only. As
+loopback is not a network, only the ratio has a meaning.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Nine teachers in pulses on three devices (slots of CPU): a pool of them against a static split.
+"""Compares a pool with a static split: nine teachers, called in pulses, on three CPU slots.
 
-Pooled: one cluster of three devices under `elastic`. Static: three clusters of one device and three
-teachers each (teacher n on device n % 3, so that neighbours in time do not share one). Both stand
-here at the same time and are played in turn, round by round: same models, calls, times, batches
-and threads for each device; a change of teachers costs a restore on both. Calls are submitted at
-their time, whatever became of those before; a call's ACT is its result's time less that.
+Pooled: one cluster with three devices under `elastic`. Static: three clusters with one device and
+three teachers each (teacher n on device n % 3, so that teachers whose pulses follow each other do
+not share a device). All clusters exist at the same time, and the two sides run in turn, round by
+round, with the same models, calls, times, batches and threads for each device; a change of teachers
+costs a restore on both. Each call is submitted at its time, even if earlier ones have not ended;
+its ACT is the time from then to its result.
 
-Slots of CPU share the machine's CPUs: where it has fewer free ones than slots, three slots do
-little more than one, and the ratio says so. With `--backend fake` a device's time is slept, not
-computed: that shows scheduler, executor and wire alone.
+CPU slots share the machine's CPUs: where fewer CPUs are free than there are slots, three slots
+compute little more than one, and the ratio shows that. With `--backend fake` a device sleeps
+instead of computing, so only scheduler, executor and transport are measured.
 
     python bench/bench_mopd_live.py [--tiny] [--backend torch|fake] [--load X] [--rounds N]
 """
@@ -39,15 +40,16 @@ from tangram_hpc.storage.journal import read_journal
 TEACHERS, SLOTS = 9, 3
 NAMES = [f"teacher-{n}" for n in range(TEACHERS)]
 BATCH, WAIT_MS = 4, 2.0
-WITHIN_S = 300.0  # of waiting for what was submitted
-LOOK_S, BUSY = 1.5, 0.15  # so many CPU seconds in so many seconds are nobody's loading
-CLOSE = 2e-3  # logprobs of one call in other company differ by no more
+WITHIN_S = 300.0  # longest wait for submitted calls, seconds
+# less than BUSY CPU seconds in LOOK_S seconds: no copy is loading any more
+LOOK_S, BUSY = 1.5, 0.15
+CLOSE = 2e-3  # largest difference of a call's logprobs between different batches
 FAKE = {"wake_s": 0.02, "call_s": 0.004, "token_s": 0.00035}
 
 
 @dataclass
 class Side:
-    """One of the two, over all rounds: all teachers in one cluster, or in several dealt out."""
+    """One side over all rounds: all teachers in one cluster, or divided among several."""
 
     clusters: Sequence[LocalCluster]
     acts: list[float] = field(default_factory=list)
@@ -106,7 +108,7 @@ class Side:
             return len(calls) * len(fed) / (time.perf_counter() - began)
 
     def figures(self) -> dict[str, Any]:
-        """What its records say of the calls that were measured."""
+        """Returns the figures of the measured calls, from the accounting records."""
         found: list[dict[int, ActionRecord]] = []
         for cluster in self.clusters:
             cluster.close()
@@ -119,7 +121,7 @@ class Side:
                 **{f"act_{k}": v for k, v in common.percentiles(self.acts).items()},
                 "restores_per_min": round(len(restores) / self.spent_s * 60, 1),
                 "mean_restore_ms": round(mean([o.restore_ns for o in restores]) / 1e6, 2),
-                # all calls of a batch waited for its restore
+                # all calls of a batch waited for the restore
                 "restore_share_of_act": round(
                     sum(o.restore_ns * o.batch for o in restores) / 1e9 / sum(self.acts), 4),
                 "mean_exec_ms": round(mean([o.exec_ns for o in outcomes]) / 1e6, 2),
@@ -131,14 +133,14 @@ class Side:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured."""
+    """The parameters of the measurement."""
 
     seed: int
     fake: bool
-    calls: int  # of each teacher, in a round
+    calls: int  # number of calls of each teacher in a round
     rounds: int
-    load: float  # of what the devices can do
-    length: int  # bytes of a text, on average
+    load: float  # load, as a fraction of the calls that the devices can serve
+    length: int  # mean length of a text, bytes
     hidden: int
     layers: int
 

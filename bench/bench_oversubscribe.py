@@ -1,11 +1,13 @@
-"""What it costs to start the largest degree's workers and to live with fewer cores: an action that
-may be resized is told its cores of the moment (`TANGRAM_CPUS`) and its largest degree
-(`TANGRAM_CPUS_MAX`), which `make`, `pytest -n auto` and OpenMP follow.
+"""Measures the cost of starting as many workers as the largest degree has, on fewer cores.
 
-The same work with N workers on c cores, as the time over that of c workers; medians of interleaved
-rounds. `make`: many small jobs. `split`: each worker does its part and ends. `barrier`: workers
-that wait for each other by spinning, many times, as OpenMP does when told to wait actively; the
-bad case. Of a worker that waits asleep (`sleep`) the same steps cost little.
+An action that may be resized finds its present number of cores in `TANGRAM_CPUS` and its largest
+degree in `TANGRAM_CPUS_MAX`; `make`, `pytest -n auto` and OpenMP start as many workers as the
+latter says.
+
+The figures are the time of the same work with N workers on c cores divided by its time with c
+workers; medians of interleaved rounds. `make`: many small jobs. `split`: each worker does its part
+and ends. `barrier`: workers wait for each other many times by spinning, as OpenMP does with active
+waiting; this is the bad case. `sleep`: the same steps, but workers sleep while they wait.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What bringing a model onto its device and taking it off again costs, on a device of CPU memory.
+"""Measures the time to bring a model onto its device and off it, where the device is CPU memory.
 
-`wake_over_copy`: waking it, against copying as many bytes into fresh memory in this process, in
-turn; the median of the rounds' ratios. Wake, park, load and one call are told in ms, for a model of
-a few MiB and one of about 200 MB. Needs the extra `torch`; without it that is all it says.
+`wake_over_copy` is the time to wake the model divided by the time to copy as many bytes into fresh
+memory in this process; both take turns, and the figure is the median of the rounds' ratios. The
+times of wake, park, load and one call are in ms, for a model of a few MiB and one of about 200 MB.
+The benchmark needs the extra `torch`; without it the line only says so.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Time per placement decision and memory per queued action, from 1k to 1M queued actions.
 
-A scheduler fed by hand: all units are taken, a few actions end, `plan` lends their units again; the
-time of a decision is that of `plan` and `handle` over the grants made. Nothing is compared with
-anything else; what counts is that a row does not grow from left to right.
+The benchmark feeds a scheduler directly: all units are lent, a few actions end, and `plan` lends
+their units again. The time of a decision is the time of `plan` and `handle` divided by the number
+of grants. What counts is that the time of a row does not grow from left to right.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def rss_bytes() -> int:
 
 
 def loaded(placer: str, nodes: int, queued: int) -> tuple[Scheduler, float]:
-    """A scheduler whose CPUs are all taken and behind which `queued` actions wait, and the bytes
-    that each of those takes."""
+    """Returns a scheduler whose CPUs are all lent and in which `queued` actions wait, and the bytes
+    that each waiting action takes."""
     scheduler = Scheduler(make_placer(placer))
     scheduler.handle(ev.ClientJoined(0, 1, "uid", "bench", 0, 1, "bench"))
     for n in range(1, nodes + 1):
@@ -58,7 +58,7 @@ def loaded(placer: str, nodes: int, queued: int) -> tuple[Scheduler, float]:
 
 
 def drain(scheduler: Scheduler, now: int) -> int:
-    """Plans until nobody can start; the grants made."""
+    """Plans until no further action can start; returns the number of grants."""
     grants = 0
     while True:
         events = scheduler.plan(now)

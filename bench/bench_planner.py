@@ -1,7 +1,8 @@
-"""How long a plan takes, and what one table for all splits saves.
+"""Measures how long a plan takes, and how much time one table for all splits saves.
 
-The memoised planner keeps the rollout table (and the prices of segments) from one split to the
-next; the others compute them anew for each. All three must give the very same plan.
+The planner keeps the rollout table and the prices of segments from one split to the next. Of the
+two other variants one computes the table for each split again, and one the prices as well. All
+three must give the same plan.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ HARDWARE = Hardware("a800", 8, 80 << 30, 312e12, 2.039e12, 200e9, 3.125e9)
 
 
 class KeptSegments(AnalyticCosts):
-    """Segment costs are asked once; the tables are not kept."""
+    """Costs that keep the prices of segments, for the variant that does not keep the tables."""
 
     def segments(self, degree: int, strata: Strata) -> Ints:
         """Asked once for each degree and length."""
@@ -50,8 +51,8 @@ def history(seed: int, mean: int) -> list[Request]:
 
 def least(times: int, ways: list[tuple[Callable[[], AnalyticCosts], bool]], gpus: int
           ) -> list[tuple[float, SplitPlan]]:
-    """Of each way the least CPU seconds of some plans, each of a new problem, and the last plan:
-    others share this machine, so the ways take turns."""
+    """Returns for each variant the least CPU seconds of several plans, and the last plan. Each plan
+    is of a new problem. The variants take turns, because other programs share this machine."""
     took, found = [[0.0] * times for _ in ways], list[SplitPlan]()
     for n in range(times):
         found = []
@@ -81,7 +82,7 @@ def case(model: ModelShape, batch: int, gpus: int, times: int) -> dict[str, Any]
 
 
 def main() -> None:
-    """Both models at 128 GPUs; the batch is what the divisors of a real job make of it."""
+    """Measures both models at 128 GPUs, with batches that have as many divisors as real ones."""
     tiny = arguments(__doc__).tiny
     gpus, times = (16, 1) if tiny else (128, 5)
     cases = [(DENSE, 512), (DENSE, 960), (MOE, 512), (MOE, 960), (MOE, 1920)]

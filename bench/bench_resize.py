@@ -1,8 +1,9 @@
-"""How much a program of two busy processes gains when the scheduler moves it from one core to two
-in mid-run, and loses the other way, over what the bare pair gains when `taskset` moves it.
+"""Measures how a program of two busy processes speeds up when the scheduler gives it a second core.
 
-Interleaved; medians. For each isolation backend that works here and each enforcement: the best, and
-affinity alone. A ratio of 1 is what the hardware gives.
+The same program is also moved by `taskset`, outside of any sandbox, and the figures are the ratios
+of both gains; the move from two cores to one is measured in the same way. Rounds are interleaved,
+and the figures are medians, for each isolation backend that works here, with the best enforcement
+and with affinity alone. A ratio of 1 means that a resize gains what the hardware can give.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""The simulated rollout engine and training step beside what Libra's authors measured (their
-table: 8 A800, Qwen3-14B, batch 512; 1 K to 32 K tokens). No time of this machine is in it.
+"""Compares the simulated rollout engine and training step with measurements of Libra's authors.
 
-`engines`: tokens/s of 8 x TP1 and of 1 x TP8 for so many trajectories of total lengths drawn evenly
-from a bucket, begun at once, dealt in turn: from the first start to the last end, and in brackets
-while all run. `again`: tokens read again for each one generated. `rollout_32k_over_1k`: how many
-times as long 24 GPUs take for sequences of 32 K as for those of 1 K; `training_...`: the same of an
-optimizer step of the scenario's batch in its best layout.
+Their table has 8 A800, Qwen3-14B, batch 512, and 1 K to 32 K tokens. All times are simulated; the
+speed of this machine does not matter.
+
+`engines`: tokens/s of 8 x TP1 and of 1 x TP8. A number of trajectories, whose total lengths are
+drawn evenly from a bucket, begin at once and are given to the instances in turn. The figure covers
+the time from the first start to the last end; in brackets is the figure while all of them run.
+`again`: tokens that are read again for each generated token. `rollout_32k_over_1k`: how many times
+as long 24 GPUs take for sequences of 32 K tokens as for sequences of 1 K; `training_...`: the same
+for an optimizer step of the scenario's batch in its best layout.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ SECOND = 10**9
 
 
 class Kind(NamedTuple):
-    """How trajectories come about: a prompt, so many turns, what tools return and take."""
+    """A kind of trajectory: its prompt, its number of turns, the sizes and times of its tools."""
 
     turns: int
     prompt: int
@@ -45,7 +48,7 @@ Turns = tuple[int, list[tuple[int, int, float]]]  # prompt; (generated, returned
 
 
 def drawn(kind: Kind, count: int, low: int, high: int, rng: random.Random) -> list[Turns]:
-    """So many trajectories of total lengths from `low` to `high`."""
+    """Draws `count` trajectories of total lengths from `low` to `high`."""
     found = []
     for _ in range(count):
         total = rng.randint(low, high)
@@ -58,7 +61,7 @@ def drawn(kind: Kind, count: int, low: int, high: int, rng: random.Random) -> li
 
 
 def played(cost: RolloutCost, degree: int, ones: list[Turns]) -> tuple[float, SimulatedEngine]:
-    """Seconds until all have ended on one engine, begun at once."""
+    """Returns the seconds until all trajectories have ended on one engine; all begin at once."""
     engine = SimulatedEngine(cost, degree, cost.rollout.max_batch)
     at, context = [0] * len(ones), [prompt for prompt, _ in ones]
     back: list[tuple[int, int]] = []  # when tools return
@@ -96,7 +99,7 @@ def fleet(cost: RolloutCost, degree: int, ones: list[Turns]) -> dict[str, float]
 
 
 def engines(cost: RolloutCost, flights: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Both buckets, all kinds, for so many trajectories at once."""
+    """Returns the rates for each bucket, kind and number of trajectories that begin at once."""
     found = []
     for kind in KINDS:
         for low, high in BUCKETS:
@@ -113,7 +116,7 @@ def engines(cost: RolloutCost, flights: tuple[int, ...]) -> list[dict[str, Any]]
 
 
 def growth(cost: RolloutCost, a_gpu: int) -> dict[str, float]:
-    """Of rollouts from 1 K to 32 K, for so many a GPU, by degree."""
+    """Returns how much longer rollouts of 32 K take than of 1 K, by degree, for `a_gpu` per GPU."""
     found = {}
     for degree in cost.rollout.degrees:
         short, long = (played(cost, degree, [(200, [(n - 200, 0, 0.0)])] * (a_gpu * degree))[0]
@@ -123,7 +126,7 @@ def growth(cost: RolloutCost, a_gpu: int) -> dict[str, float]:
 
 
 def training(scenario: Scenario, gpus: int) -> float:
-    """Of an optimizer step from 1 K to 32 K, each in its best layout."""
+    """Returns how much longer a step of 32 K takes than one of 1 K, each in its best layout."""
     took = []
     for length in (1_024, 32_768):
         costs = AnalyticCosts(scenario.model, scenario.hardware, scenario.training,

@@ -1,9 +1,9 @@
-"""What dealing costs: a trajectory's turn through a rollout pool against a plain call of a service.
+"""Compares the cost of a trajectory's turn through a rollout pool with a plain call of a service.
 
-`core`: CPU time of the scheduler alone (submit, deal, grant, finish, acknowledge), rounds of both
-kinds in turn, and of turns behind a line of others. `live` (not with `--tiny`): round trips through
-a real broker and worker to a service that is fake and takes no time, one kind after the other in
-turn.
+`core`: CPU time of the scheduler alone (submit, route, grant, finish, acknowledge), in alternating
+rounds of both kinds, and for turns while others wait in the pool's queue. `live` (not with
+`--tiny`): round trips through a real broker and worker to a fake service that takes no time, both
+kinds in turn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tangram_hpc.scheduler.policy.declarations import declaration_of_rollouts
 from tangram_hpc.scheduler.scheduler import Scheduler
 
 SERVICES = 16
-ONE = {"running_max": 1, "queue_max": 0}  # turns for as many as there are services
+ONE = {"running_max": 1, "queue_max": 0}  # each service runs one turn and queues none
 POOL = {"buckets": [{"services": [f"s{n}" for n in range(8)], "upto": 4_000, **ONE},
                     {"services": [f"s{n}" for n in range(8, 16)], **ONE}]}
 
@@ -49,12 +49,12 @@ class Core:
             self.tell(fact)
 
     def tell(self, fact: ev.Event) -> None:
-        """One fact and what it entails."""
+        """Handles one event and its consequences."""
         for event in self.scheduler.consequences(fact):
             self.scheduler.handle(event)
 
     def submit(self, routed: bool) -> int:
-        """One more call; its id."""
+        """Submits one more call and returns its id."""
         self.count, self.now = self.count + 1, self.now + 1000
         turn = Turn("p", str(self.count), 1, 100, 0) if routed else None
         key = "rollouts:p" if routed else f"service:s{self.count % SERVICES}"
@@ -64,7 +64,7 @@ class Core:
 
     @property
     def turns(self) -> int:
-        """How many were dealt."""
+        """Returns how many turns were routed."""
         return self.scheduler.ledger.rollouts["p"].counts.turns
 
     def pass_(self, rounds: int, routed: bool) -> float:
@@ -91,7 +91,7 @@ class Core:
 
 
 def core(rounds: int, line: int) -> dict[str, float]:
-    """us a call of each kind, the least of five passes."""
+    """Returns microseconds per call of each kind, the least of five passes."""
     free, behind = Core(), Core()
     for _ in range(line):
         behind.submit(True)

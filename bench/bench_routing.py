@@ -1,9 +1,11 @@
-"""How often each policy names the bucket of what is truly left, on trajectories it has not seen.
+"""Measures how often each policy names the bucket that fits the remaining tokens of a trajectory.
 
-C-MLFQ (ours and by the paper's plain rule) against plain MLFQ and a predictor of lengths, on the
-same data; then with all tools' returns dealt anew (`cmlfq_shuffled`), where no more may be left
-than without them (`cmlfq_blind`: the number and lengths of turns are still seen; `base_rate`:
-always the most frequent bucket). `spread` is the noise of what a return causes.
+The trajectories of the test were not seen before. C-MLFQ (with our rule and with the paper's) is
+compared with plain MLFQ and a predictor of lengths, on the same data. In `cmlfq_shuffled` the
+returns of all tools are assigned at random; it should then be no better than `cmlfq_blind`, in
+which all returns are equal and only the number and lengths of turns are seen. `base_rate` always
+names the most frequent bucket. `spread` is the noise in the relation between a return and what
+follows.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ POLICIES: dict[str, Callable[[], Bucketing]] = {
 
 
 def blind(trajectories: list[TrajectoryLengths]) -> list[TrajectoryLengths]:
-    """The same, with all returns alike: only their number and the lengths are left to see."""
+    """Returns the trajectories with all returns made equal: only their number and lengths differ.
+    """
     return [replace(one, turns=tuple(t._replace(tool="tool", chars=1, status=0)
                                      for t in one.turns)) for one in trajectories]
 
@@ -44,7 +47,7 @@ def blind(trajectories: list[TrajectoryLengths]) -> list[TrajectoryLengths]:
 def score(make: Callable[[], Bucketing], train: list[TrajectoryLengths],
           test: list[TrajectoryLengths]
           ) -> dict[str, Any]:
-    """What a policy is worth on `test` after `train`."""
+    """Returns the share of right decisions of a policy on `test`, after it has learned `train`."""
     policy = make()
     teach(policy, train, EPOCHS)
     began = time.perf_counter()

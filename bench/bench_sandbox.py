@@ -1,11 +1,12 @@
-"""What a sandbox and a runner cost, as four ratios of things measured in turn in one run.
+"""Measures the cost of a sandbox and of a runner, as four ratios; both sides of each take turns.
 
 `function_over_pool`: a burst of no-op functions, one Future each, against ProcessPoolExecutor(2)
 with chunksize 1. `true_over_spawn`: /bin/true through 64 warm sessions kept busy, against a bare
 posix_spawn loop with captured output, two in flight. `bwrap_over_launch`: the same through warm
 `bwrap` sessions, against launching bwrap for each. `shell_over_swerex`: a no-op shell action in a
 warm session, one at a time, against SWE-ReX's local bash session. All on two CPUs; the median of
-the rounds' ratios counts. What is not installed is skipped and says why (`pip install .[bench]`).
+the rounds' ratios counts. A ratio whose program is not installed is skipped, and the line says why
+(`pip install .[bench]`).
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ Round = Callable[[], float]  # one measurement: how many a second
 
 
 class UsersCluster(LocalCluster):
-    """Its worker offers `process` sandboxes, which this measures, also when it is root. Else only
-    an ordinary user's worker offers them to untrusted code."""
+    """A cluster whose worker offers `process` sandboxes to untrusted code even if it runs as root.
+    Without this, only the worker of an ordinary user does, and these sandboxes are measured
+    here."""
 
     _program = ("-c", "import sys; from tangram_hpc.sandbox.manager import backends; "
                 "backends.is_root = lambda: False; from tangram_hpc.cli import main; "
@@ -76,7 +78,7 @@ def spawn_loop(argv: Sequence[str], count: int) -> float:
 
 
 class Warm:
-    """Sessions of one backend that stand."""
+    """Open sessions of one backend."""
 
     def __init__(self, cluster: LocalCluster, backend: str, sessions: int) -> None:
         self._sessions = [cluster.session(backend=backend) for _ in range(sessions)]
@@ -135,14 +137,14 @@ class SweRex:
 
 
 def bwrap_line() -> list[str]:
-    """A command that launches bwrap around /bin/true as a sandbox of ours would be."""
+    """Returns a command that runs /bin/true in bwrap with the options of our sandboxes."""
     return [shutil.which("bwrap") or "", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc",
             "--unshare-all", "--die-with-parent", TRUE]
 
 
 def pairs(stack: ExitStack, cluster: LocalCluster, count: dict[str, int]
           ) -> tuple[dict[str, tuple[Round, Round]], dict[str, str]]:
-    """What is measured in turn, as (ours, theirs), and what is skipped with its reason."""
+    """Returns the pairs of measurements, (ours, theirs), and those skipped, with the reason."""
     pool = stack.enter_context(ProcessPoolExecutor(2))
     warm = Warm(cluster, "process", SESSIONS)
     stack.callback(warm.close)

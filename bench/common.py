@@ -1,6 +1,6 @@
-"""What every bench shares: its arguments, and its one JSON line.
+"""What all benchmarks share: their arguments, and the one JSON line that each prints.
 
-Law: a line holds name, parameters, versions, commit and figures; ratios compare things of one run,
+A line has name, parameters, versions, commit and figures. Ratios compare measurements of one run,
 since machines are shared and noisy. `--tiny` runs the same code in about a second, for the tests.
 """
 

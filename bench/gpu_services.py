@@ -8,8 +8,8 @@ The two simple rules are placers of their own. Like `elastic` they begin with no
 
 * `Shares` knows the load of each service in advance and deals the GPUs out once, in proportion to
   it. Where there are more services than blocks, several services share a block and take turns.
-* `Pooled` lets every service stand anywhere. It never parks a service whose calls wait, and brings
-  in another copy only when the wait for the copies that stand exceeds a number of restores.
+* `Pooled` may put every service on any block. It never parks a service whose calls wait, and brings
+  in another copy only when the wait for the resident copies exceeds a number of restores.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tangram_hpc.simulator.world import SimulationWorld
 NODE_GPUS = 8
 MEAN_S, SIGMA = 2.0, 0.7  # run time of a call on its smallest degree: mean, and spread of its log
 SERIAL = 0.05
-BATCH_REST = 0.2  # of a batch's calls all but the longest cost this part of their run time
+BATCH_REST = 0.2  # in a batch, each call except the longest adds this fraction of its run time
 
 
 class Cell(NamedTuple):
@@ -60,7 +60,7 @@ class Cell(NamedTuple):
 
 
 class Material(NamedTuple):
-    """What a cell comes to. `load_s`: GPU seconds of each service."""
+    """The calls and the cluster of a cell. `load_s`: GPU seconds of each service."""
 
     work: Workload
     cluster: Cluster
@@ -210,16 +210,16 @@ class _Calls:
                       for a, _ in of}
 
     def came(self, service: str) -> int:
-        """When the first call that waits for a service came."""
+        """Returns when the oldest call that waits for a service was submitted."""
         return self._came[self.of[service][0][0]]
 
     def by_age(self) -> list[str]:
-        """The services with waiting calls, that whose first came first leading."""
+        """Returns the services with waiting calls, ordered by the age of their oldest call."""
         return sorted((s for s in self.of if self.of[s]), key=lambda s: (self.came(s), s))
 
 
 class Shares:
-    """GPUs dealt out once in proportion to the load of each service, which is known."""
+    """The rule that divides the GPUs once, in proportion to the known load of each service."""
 
     reserve, block_max = 0, 8
 
@@ -232,7 +232,7 @@ class Shares:
             self._join(facts)
 
     def _join(self, facts: Material) -> None:
-        """Makes each service's neighbouring blocks into the widest that it can use."""
+        """Joins neighbouring blocks of each service to the widest blocks that it can use."""
         for service, blocks in self._blocks.items():
             for size in facts.degrees[service][1:]:
                 owned = {(n, g) for n, gpus in blocks for g in gpus}
@@ -264,7 +264,8 @@ class Shares:
 
     def _others_turn(self, copies: CopyMap, calls: _Calls, service: str, node: int,
                      gpus: tuple[int, ...]) -> bool:
-        """Whether another service that stands here has calls left that came before it did."""
+        """Returns whether the service that is resident here has calls that came before its restore.
+        """
         for gpu in gpus:
             there = copies.at.get((node, gpu))
             if there is not None and there.service != service and calls.of.get(there.service):
@@ -339,7 +340,9 @@ class Pooled:
 
     def _wait(self, view: Snapshot, copies: CopyMap, waiting: list[tuple[int, ActionShape]],
               fit: list[PlacedCopy]) -> int:
-        """How long the last that waits would, if all were dealt to the copies that stand."""
+        """Returns how long the last waiting call would wait if the resident copies served all
+        calls.
+        """
         ends = [(max(0, copies.free_at(c, view.now_ns) - view.now_ns), c.size) for c in fit]
         heapq.heapify(ends)
         for action, _ in waiting[:-1][:64]:

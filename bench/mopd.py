@@ -1,11 +1,12 @@
-"""A scaled-down `mopd` for the live bench: its models, its texts, and when which teacher is called.
+"""A smaller version of the workload `mopd-512` for the live benchmark: models, texts, call times.
 
-The shape, after `mopd-512`: nine teachers. Of a teacher's calls 70% come in one pulse, normal about
-its middle; pulse follows pulse, teacher by teacher, and overlaps with the next at its foot (sd a
-quarter of the distance between two; in `mopd-512` 0.4, but there a pulse is worth four of ten
-devices, and with three it would hardly fill one). The other 30% come at any time. Work is
-log-normal (sigma 0.48): a call's work is the length of its text. With the bench's texts a restore
-costs a third to a half of a call; ARL-Tangram's production figures are 0.20 s and 0.62 s (§6).
+There are nine teachers, as in `mopd-512`. Of a teacher's calls 70 % come in one pulse, with times
+drawn from a normal distribution. The pulses of the teachers follow each other and overlap a little:
+the standard deviation is a quarter of the distance between two pulses. (In `mopd-512` it is 0.4 of
+the distance. There a pulse needs four of ten devices; with three devices such a pulse would hardly
+fill one.) The other 30 % come at any time. Work is log-normal (sigma 0.48): a call's work is the
+length of its text. With these texts a restore takes a third to a half of the time of a call;
+ARL-Tangram's production figures are 0.20 s for a restore and 0.62 s for a call (§6).
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from pydoc_data.topics import topics
 from typing import Any
 
 IN_PULSE, SD, SIGMA = 0.7, 0.25, 0.48
-LENGTHS = (0.25, 3.0)  # shortest and longest text, of the mean
+LENGTHS = (0.25, 3.0)  # shortest and longest text, as factors of the mean
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A call: when it is submitted (seconds from the start of a round), whose, and with what."""
+    """A call: its submit time (seconds from the start of a round), its teacher and its text."""
 
     at_s: float
     teacher: int
@@ -70,10 +71,10 @@ def differences(one: Sequence[Any], other: Sequence[Any]) -> float:
 
 
 def mean(numbers: Sequence[float]) -> float:
-    """Of none: 0."""
+    """Returns the mean; 0 for no numbers."""
     return statistics.fmean(numbers) if numbers else 0.0
 
 
 def _text() -> str:
-    """What Python's own manual says, in ASCII, so that a byte is a token."""
+    """Returns the text of Python's own documentation as ASCII, so that each byte is a token."""
     return "".join(topics[name] for name in sorted(topics)).encode("ascii", "ignore").decode()

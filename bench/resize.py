@@ -1,9 +1,9 @@
-"""What a move between one core and two is worth to a program of two busy processes: moved by the
-scheduler while it runs in a session, and the bare pair moved by `taskset`.
+"""The program for `bench_resize.py`: two busy processes, moved between one core and two.
 
-Law: the program measures itself, by the work that it got done per second before and after it was
-told of its new size; both ways run the same text and are told by the same kind of file. The
-scheduler is not asked to move anything: a second action comes and takes a core, or ends.
+The scheduler moves it while it runs in a session; for comparison `taskset` moves the same two
+processes outside of any session. The program measures itself: the work per second before and after
+it reads its new size from a file. Both variants run the same text and read the same kind of file.
+Nothing asks the scheduler for a resize: a second action comes and takes a core, or ends.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ print(json.dumps(phases))
 
 
 def gain(phases: Sequence[dict[str, Any]]) -> float:
-    """How much faster its second half was than its first."""
+    """Returns how much faster the program was in its second half than in its first."""
     return float(phases[1]["rate"] / phases[0]["rate"])
 
 
 def bare(first: int, then: int, cores: Sequence[int], span_s: float) -> list[dict[str, Any]]:
-    """The pair by itself, moved from so many cores to so many by `taskset`."""
+    """Runs the two processes alone; `taskset` moves them from `first` cores to `then` cores."""
     def lists(units: int) -> str:
         return ",".join(map(str, cores[:units]))
 
@@ -106,8 +106,11 @@ def bare(first: int, then: int, cores: Sequence[int], span_s: float) -> list[dic
 
 def through_session(client: Client, first: int, then: int, span_s: float, **session: Any
                     ) -> tuple[list[dict[str, Any]], Future]:
-    """The pair as an action of a session on a cluster of two units, that gives the second one up
-    to an action that comes, or gets it when that ends. Returns its phases, and its future."""
+    """Runs the two processes as an action of a session on a cluster of two units.
+
+    The action gives one unit up when another action comes, or gets it when that action ends.
+    Returns its phases, and its future.
+    """
     heard, half = bytearray(), threading.Event()
 
     def hear(stream: int, data: bytes) -> None:

@@ -1,6 +1,6 @@
 set -euo pipefail
 
-# ---- nothing is done with a script that is not filled in --------------------------------------------
+# ---- a script with placeholders left ends at once ---------------------------------------------------
 left=$(grep -v '^#[: ]' "$0" | grep -Eo '<[A-Z][A-Z_]+>' | sort -u | tr '\n' ' ') || true
 if [ -n "$left" ]; then
     echo "tangram: error: placeholders are left in this script: ${left% }; fill them in with" \
@@ -21,13 +21,13 @@ trap 'echo "tangram: error: setup: \`$BASH_COMMAND\` ended with status $?" >&2' 
 trap - ERR
 settings="<CONFIG>"
 if [ -n "$settings" ]; then
-    TANGRAM_CONFIG=$(realpath -- "$settings")           # as seen from where the job was submitted
+    TANGRAM_CONFIG=$(realpath -- "$settings")           # relative to the folder where the job was submitted
     export TANGRAM_CONFIG
 fi
 umask 077
-export SLURM_EXPORT_ENV=ALL                             # whatever --export the job was submitted with
-unset SLURM_NTASKS_PER_NODE                             # of the job; each step has its own
-if [ -z "${SLURM_JOB_END_TIME:-}" ]; then               # an older Slurm does not say when we end
+export SLURM_EXPORT_ENV=ALL                             # overrides any --export of the submission
+unset SLURM_NTASKS_PER_NODE                             # the job's value; each step gives its own
+if [ -z "${SLURM_JOB_END_TIME:-}" ]; then               # an older Slurm does not set this variable
     ends=$(squeue -h -j "$SLURM_JOB_ID" -o %e 2>/dev/null | sed -n 1p) || ends=""
     ends=$(date -d "${ends:-unknown}" +%s 2>/dev/null) || ends=""
     export SLURM_JOB_END_TIME="$ends"

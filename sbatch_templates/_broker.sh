@@ -1,5 +1,5 @@
-# ---- broker: a child of this script, no step, no MPI ------------------------------------------------
-rm -f "$access" "$step"                                  # of an earlier start of a requeued job
+# ---- broker: a child process of this script, in no job step and without MPI -------------------------
+rm -f "$access" "$step"                                  # files of an earlier start of a requeued job
 tangram broker --placer <PLACER> --nodes "$lenders" <BROKER_OPTIONS> &
 broker=$!
 until [ -s "$access" ]; do

@@ -1,9 +1,9 @@
 # ---- step sizes: --exact gives a step whole cores, and a core may be several CPUs -------------------
-# A CPU is what Slurm counts: a hardware thread, where cores have several. Slurm lets a step that
-# needs more cores than are left wait for the end of the other one, without a word. So the sizes are
-# rounded here: the ranks come first, and whole cores of what they leave are lent.
-lent_cpus=<CPUS_LENT> node_ranks=<TASKS_NODE> rank_cpus=<CPUS_PER_RANK>  # of each node
-core=<THREADS_PER_CORE>                                 # CPUs of a core, where Slurm does not say it
+# A CPU is what Slurm counts: a hardware thread, where cores have several. If a step needs more cores
+# than are free, Slurm lets it wait for the end of the other step and prints nothing. So the sizes are
+# rounded here: the ranks get whole cores first, and of the remaining CPUs whole cores are lent.
+lent_cpus=<CPUS_LENT> node_ranks=<TASKS_NODE> rank_cpus=<CPUS_PER_RANK>  # on each node
+core=<THREADS_PER_CORE>                                 # CPUs of a core, used if Slurm does not tell
 topology=$(scontrol -o show node "${SLURMD_NODENAME:-}" 2>/dev/null) || topology=""
 if [[ $topology =~ CoresPerSocket=([1-9][0-9]*)" ".*CPUTot=([1-9][0-9]*)" ".*" "Sockets=([1-9][0-9]*) ]]; then
     core=$((BASH_REMATCH[2] / (BASH_REMATCH[1] * BASH_REMATCH[3])))

@@ -1,14 +1,14 @@
-# ---- the end, whatever the reason: nothing is left on any node --------------------------------------
+# ---- the end of the job, for any reason: leaves nothing on any node ---------------------------------
 broker="" workers=() ranks="" again=""
 finish() {
     status=$?
     trap '' TERM INT HUP USR1
     set +e
     if [ -n "$again" ] && [ -n "$broker" ]; then
-        kill -USR1 "$broker" 2>/dev/null                 # nothing more begins; what runs may end
+        kill -USR1 "$broker" 2>/dev/null                 # drains: nothing new starts, running actions may end
     fi
     if [ -n "$ranks" ] && kill -0 "$ranks" 2>/dev/null; then
-        if [ -s "$step" ]; then          # SIGTERM to the ranks, and time; srun itself only kills
+        if [ -s "$step" ]; then          # SIGTERM to the ranks, and time to end; srun would kill them at once
             scancel --quiet --signal=TERM "$trainer_job.$(cat "$step")"
             for ((n = 0; n < <WARN>; n++)); do
                 kill -0 "$ranks" 2>/dev/null || break
@@ -19,13 +19,13 @@ finish() {
         wait "$ranks"
         status=$?
     else
-        again=""                                         # the trainers were done
-        if [ "$status" -eq 0 ] && [ -n "$broker" ]; then # and their work is: no start will follow
+        again=""                                         # the trainers had ended by themselves: no further start
+        if [ "$status" -eq 0 ] && [ -n "$broker" ]; then # the work is complete: the kept results can go
             tangram shutdown > /dev/null 2>&1
         fi
     fi
     if [ -n "$broker" ]; then
-        kill -TERM "$broker" 2>/dev/null                 # ends in order, and its workers with it
+        kill -TERM "$broker" 2>/dev/null                 # the broker ends in order, and its workers with it
         wait "$broker" ${workers[@]+"${workers[@]}"}   # empty: unbound before bash 4.4
     fi
     if [ -n "$again" ] && [ "$start" -lt <REQUEUES> ]; then

@@ -1,7 +1,7 @@
 export TANGRAM_HOME="${TANGRAM_HOME:-$HOME/.tangram}"   # on a file system that all nodes share
 export TANGRAM_JOB="$SLURM_JOB_ID"
-export TANGRAM_END_MARGIN_S=<WARN>                      # nodes lend no more when the end is so near
-# of this job's broker, made by it; clusters that share a home number their jobs alike
+export TANGRAM_END_MARGIN_S=<WARN>                      # seconds before the end at which nodes stop lending
+# the folder that this job's broker makes; with the cluster's name, as clusters repeat job numbers
 folder="$TANGRAM_HOME/jobs/$TANGRAM_JOB${SLURM_CLUSTER_NAME:+@$SLURM_CLUSTER_NAME}"
 access="$folder/access.json"
 step="$folder/trainer.step"                             # the number of the trainers' step

@@ -1,7 +1,7 @@
-# ---- workers: one long step a component; actions never become steps ---------------------------------
-# On scancel srun kills its tasks at once, so that a worker may not come to clean up after itself:
-# Slurm's task epilog does it, whatever ended the worker. The folder's name is nobody's to guess:
-# whoever made it first, where all may write, would keep the worker from starting.
+# ---- workers: one long job step for each component; actions never become steps ----------------------
+# On scancel srun kills its tasks at once, so a worker may have no time to clean up. Slurm's task epilog
+# removes the scratch folder, however the worker ended. The folder's name is random: in a folder where
+# everybody may write, another user who knew the name could make it first and so block the worker.
 export tangram_tag="job$SLURM_JOB_ID-$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')"
 export tangram_first="${SLURMD_NODENAME:-}" tangram_folder="$folder"
 epilog="$folder/epilog.$SLURM_JOB_ID"
@@ -12,20 +12,20 @@ END_OF_EPILOG
 chmod 700 "$epilog"
 worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODENAME"
     mkdir "$TANGRAM_SCRATCH" || exit
-    trap : TERM INT                                      # for the worker, which gets them too
+    trap : TERM INT                                      # this shell stays; the worker gets the signals too
     tangram worker --component "$1" "${@:2}" && exit
     status=$?
-    # 3: the host of the broker is out of reach. Where it is lost, --no-kill keeps the job, without
-    # a script, until its time limit: so one of its workers starts it again, or ends it.
+    # 3: the host of the broker is out of reach. If that node is lost, --no-kill keeps the job until
+    # its time limit, but without this script. So one of the workers requeues the job, or ends it.
     [ "$status" -eq 3 ] && [ "$TANGRAM_JOB" = "$SLURM_JOB_ID" ] || exit "$status"
     sleep "$((SLURM_PROCID * 15))"
     for ((n = 0; n < 30; n++)); do
         grep -q "\"ended\": \"\"" "$tangram_folder/access.json" || exit "$status"
         state="$(sinfo -h -N -n "$tangram_first" -o %T)"
-        nodes="$(squeue -h -j "$SLURM_JOB_ID" -o %N | paste -sd ,)"  # Slurm takes a lost one away
+        nodes="$(squeue -h -j "$SLURM_JOB_ID" -o %N | paste -sd ,)"  # without nodes that Slurm has taken from the job
         if [ "${state#down}" != "$state" ] || { [ -n "$nodes" ] &&
                 ! scontrol show hostnames "$nodes" | grep -qxF "$tangram_first"; }; then
-            scontrol requeue "$SLURM_JOB_ID" && exit "$status"  # or another was first, or it may not
+            scontrol requeue "$SLURM_JOB_ID" && exit "$status"  # fails if another worker was first or requeueing is not allowed
             [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T | head -n 1)" != RUNNING ] || scancel "$SLURM_JOB_ID"
             exit "$status"
         fi

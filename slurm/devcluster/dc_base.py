@@ -1,7 +1,7 @@
-"""What every verb shares: errors, the cluster's record, locks. The law of this module:
+"""Code that all verbs share: errors, the cluster's record, locks. Invariants of this module:
 
 - it owns the record (`PREFIX/devcluster.json`, written by root only) and its format;
-- a prefix without a record is nobody's: no verb may change or remove it;
+- a prefix without a record is not a cluster's: no verb may change or remove it;
 - an error is one line that names the remedy; only `dc_cli` turns it into an exit code;
 - it starts and ends no process.
 """
@@ -49,7 +49,7 @@ def default_prefix(name: str) -> Path:
 
 
 def resolve_prefix(prefix: str | None, name: str | None) -> Path:
-    """The prefix a verb means: --prefix, else the default one of --name (`dev`)."""
+    """Returns the prefix to work on: --prefix, else the default prefix of --name (`dev`)."""
     if prefix is None:
         name = name or "dev"
         if not NAME.match(name):
@@ -110,7 +110,7 @@ class Cluster:
 
     @property
     def user(self) -> str:
-        """The first user, who is meant where no other is named."""
+        """The first user, who is the default where no user is named."""
         return self.users[0].name
 
     @property

@@ -1,4 +1,4 @@
-"""`up`: boot a cluster and return when every node is idle. The law of this module:
+"""`up`: boot a cluster and return when every node is idle. Invariants of this module:
 
 - what it makes is recorded before or as it is made, so that `down` finds it after any crash;
 - any failure takes down all that was started, names the daemon and shows the end of its log;
@@ -108,7 +108,8 @@ def users(prefix: str, first: str, count: int) -> list[User]:
 
 
 def plugin_line(text: str) -> str:
-    """A line of plugstack.conf; a plugin that is not there would only be told by a log."""
+    """Returns a line of plugstack.conf; refuses a missing plugin, which only a log would mention.
+    """
     path, _, words = text.partition(" ")
     if not path.startswith("/") or not Path(path).is_file():
         raise ClusterError(f"--plugin {path!r}: give the full path of a built SPANK plugin", 2)
@@ -214,7 +215,7 @@ def add_user(user: User) -> pwd.struct_passwd:
         done = subprocess.run(
             argv, env={"PATH": SAFE_PATH}, capture_output=True, text=True, check=False
         )
-        if done.returncode != 1:  # 1: /etc/passwd is locked by somebody else
+        if done.returncode != 1:  # 1: another process has locked /etc/passwd
             break
         time.sleep(0.1)
     if done.returncode:

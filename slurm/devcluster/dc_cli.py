@@ -1,8 +1,9 @@
-"""The command line: verbs, one JSON line on stdout, everything human on stderr. The law:
+"""The command line: verbs, one JSON line on stdout, all other text on stderr. Invariants:
 
-- stdout carries only what a program reads (JSON of up and status, export lines of env);
+- stdout carries only text for programs (JSON of up and status, export lines of env);
 - an error is one line, with the end of a daemon's log after it where there is one;
-  exit 1: it failed; 2: it cannot work here or was asked wrongly; 3: status, not healthy;
+  exit status 1: the verb failed; 2: it cannot work here, or its arguments are wrong; 3: `status`
+  found a node or daemon that does not work;
 - `exec` gives its command a clean environment and the user's rights, never root's by default.
 """
 
@@ -153,7 +154,8 @@ def do_exec(o: argparse.Namespace, command: list[str]) -> int:
     os.setuid(who.pw_uid)
     os.umask(0o022)
     os.chdir(home)
-    for sig in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, the command must not
+    # Python ignores these signals, but the command must not
+    for sig in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(sig, signal.SIG_DFL)
     try:
         os.execvpe(command[0], command, env)

@@ -1,8 +1,8 @@
-"""The files of one cluster, from its record. The law of this module:
+"""Writes the files of one cluster from its record. Invariants of this module:
 
 - every path in them is below the prefix, every daemon's port within the cluster's own span;
 - it writes files and device nodes below the prefix and nothing else; it starts nothing;
-- what the configuration does not imitate is said in README.md.
+- README.md says what the configuration does not imitate.
 
 Ports from the base: +0 slurmctld, +1 slurmdbd, +10..+199 slurmds. srun takes what the kernel gives:
 with an SrunPortRange, an srun over two het components starts a thread for each, both try the same
@@ -28,8 +28,8 @@ BASES = range(17000, 32000, SPAN)
 FIRST_NODE = 10
 MAX_NODES = 190
 
-# PriorityCalcPeriod: backfill, which alone starts het jobs, looks only where something has changed,
-# and on an idle cluster nothing does when a requeued one may start; new priorities are a change
+# PriorityCalcPeriod: only backfill starts het jobs, and it runs only after a change. On an idle
+# cluster nothing changes at the time when a requeued job may start; new priorities are a change.
 SLURM_CONF = """\
 ClusterName={name}
 SlurmctldHost={host}({address})
@@ -79,7 +79,7 @@ RebootProgram=/bin/true
 MailProg=/bin/true
 """
 
-# version 1 also where both are mounted: version 2 has no controllers there
+# version 1 even where both are mounted, because version 2 then has no controllers
 CGROUP_CONF = """\
 CgroupPlugin=cgroup/{version}
 {more}ConstrainCores=yes
@@ -117,7 +117,7 @@ StorageUser=slurm
 StorageLoc=slurm_acct
 """
 
-# slurmdbd comes through the socket as the unix user slurm: no password, no port.
+# slurmdbd connects over the Unix socket as the user slurm: no password, no port.
 DATABASE_INIT = """\
 CREATE DATABASE IF NOT EXISTS slurm_acct;
 CREATE USER IF NOT EXISTS 'slurm'@'localhost' IDENTIFIED VIA unix_socket;
@@ -239,7 +239,9 @@ def make_dirs(c: Cluster) -> None:
 
 
 def make_devices(c: Cluster) -> None:
-    """Character devices nobody drives (240 is 'local/experimental'): only counted, not opened."""
+    """Makes character devices without a driver (240 is 'local/experimental'): Slurm only counts
+    them.
+    """
     for k in range(c.gpus_per_node if c.gpu_nodes + c.trainer_nodes else 0):
         path = f"{c.prefix}/dev/gpu{k}"
         try:

@@ -1,4 +1,4 @@
-"""`down`: nothing of the cluster is left. The law of this module:
+"""`down`: ends the cluster and leaves nothing of it. Invariants of this module:
 
 - it ends, unmounts and removes only what the record or `dc_procs` says is the cluster's;
 - without a record it does nothing, and that is no error: a second `down` is harmless;
@@ -52,7 +52,7 @@ def take_down(c: Cluster) -> None:
 
 
 def learn_uid(user: User) -> None:
-    """An `up` killed within useradd left no uid: the user is ours if its home is ours."""
+    """Finds the uid of a user whose `up` was killed within useradd: ours if its home is ours."""
     with contextlib.suppress(KeyError):
         who = pwd.getpwnam(user.name)
         if user.uid < 0 and who.pw_dir == user.home:
@@ -60,7 +60,7 @@ def learn_uid(user: User) -> None:
 
 
 def end_processes(c: Cluster) -> None:
-    """Slurm first, then steps and user processes, the stores last; then look again."""
+    """Ends Slurm first, then steps and user processes, the databases last; then checks again."""
     stores = {d["pid"] for d in c.daemons if d["name"] in STORES}
     found = dc_procs.find(c)
     dc_procs.end(found["daemons"] - stores, 3)
@@ -89,7 +89,7 @@ def remove_shared_memory(uid: int) -> None:
 
 
 def remove_user(user: User) -> None:
-    """userdel, for the very user that `up` created (same uid); /etc/passwd may be locked."""
+    """Removes the user that `up` created, if its uid is the same; /etc/passwd may be locked."""
     for _ in range(30):
         try:
             who = pwd.getpwnam(user.name)
@@ -107,7 +107,8 @@ def remove_user(user: User) -> None:
 
 
 def remove_cgroups(c: Cluster) -> None:
-    """Slurm leaves its own, by the node's name; only empty ones can be removed."""
+    """Removes the cgroups that Slurm leaves, named after the node; only empty ones can be removed.
+    """
     top = Path("/sys/fs/cgroup")
     for node in c.nodes:
         for root in [*top.glob(f"*/slurm_{node}"), *top.glob(f"system.slice/{node}_slurm*")]:

@@ -1,9 +1,9 @@
-"""`install`: Debian's Slurm packages. The law of this module:
+"""`install`: installs Debian's Slurm packages. Invariants of this module:
 
 - it calls apt-get, without recommended packages, and never removes or configures one;
 - no daemon may start because a package was installed: policy-rc.d denies it for the time of
   the installation and is put back as it was;
-- all there already: nothing is run, in milliseconds.
+- if all is installed already, nothing is run, and `install` returns in milliseconds.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ def missing(dbd: bool = True) -> list[str]:
 
 
 def missing_to_build() -> list[str]:
-    """What the SPANK plugin is built with and this machine lacks; `up` works without."""
+    """Returns the build tools of the SPANK plugin that this machine lacks; `up` works without them.
+    """
     tools = [p for p in ("gcc", "make") if not shutil.which(p, path=SAFE_PATH)]
     return tools + [h for h in HEADERS if not Path("/usr/include", h).is_file()]
 
 
 @contextlib.contextmanager
 def no_daemon_starts(policy: Path = POLICY) -> Iterator[None]:
-    """policy-rc.d answers 'not allowed' inside; afterwards it is as it was before."""
+    """Inside this context policy-rc.d forbids to start daemons; afterwards it is as before."""
     old = (policy.read_bytes(), policy.stat().st_mode & 0o7777) if policy.is_file() else None
     if old and os.access(policy, os.X_OK):
         asked = subprocess.run([policy, "slurmctld", "start"], capture_output=True, check=False)
@@ -100,7 +101,7 @@ def install() -> None:
 
 
 def run_install() -> None:
-    """apt-get update when there are no lists, or when the lists proved too old."""
+    """Installs with apt-get, after `apt-get update` if there are no lists or they are too old."""
     fresh = not lists_present()
     if fresh and (done := apt("update")).returncode:
         what = "apt-get update failed: check the machine's apt sources"

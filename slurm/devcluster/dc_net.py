@@ -1,5 +1,5 @@
 """Nodes as network namespaces (`up --netns`): each with an address, a host name and a cable of its
-own, so that it can be cut off or lost as a machine is. The law of this module:
+own, so that it can be cut off or lost as a machine is. Invariants of this module:
 
 - a node is a holder, a recorded process that sleeps in namespaces of its own (network, host name,
   mounts: its own /tmp, /dev/shm and /etc/hosts); no namespace has a name and no mount is outside
@@ -21,8 +21,8 @@ from pathlib import Path
 import dc_procs
 from dc_base import SAFE_PATH, Cluster, ClusterError
 
-# $1 hosts file, $2 name, $3 the node's /tmp, $4 the prefix. A socket's file in a /tmp that all
-# share would be a way around the cable. The prefix is the file system that all nodes share.
+# $1 hosts file, $2 name, $3 the node's /tmp, $4 the prefix. Nodes must not share /tmp, because a
+# Unix socket in it would connect nodes whose cable is cut. The prefix is the shared file system.
 HOLD = """\
 set -e
 mount --bind "$1" /etc/hosts
@@ -36,7 +36,8 @@ exec sleep infinity
 
 
 def prefix_of(c: Cluster) -> str:
-    """The first three numbers of the cluster's addresses, its own as its base port is."""
+    """Returns the first three numbers of the cluster's addresses, which follow from its base port.
+    """
     return f"10.{c.base_port >> 8}.{c.base_port & 255}"
 
 
@@ -53,7 +54,7 @@ def bridge(c: Cluster) -> str:
 
 
 def cable(c: Cluster, node: str) -> str:
-    """The host's end; the node's end is its eth0."""
+    """Returns the interface at the host's end of a node's cable; the node's end is its eth0."""
     return f"dcv{c.base_port}n{c.nodes.index(node)}"
 
 
@@ -73,7 +74,7 @@ def missing() -> list[str]:
 
 
 def plug_in(c: Cluster) -> None:
-    """The bridge, and a namespace with a cable to it for each node."""
+    """Makes the bridge, and for each node a namespace with a cable to the bridge."""
     if ip("-4", "route", "show", "root", f"{prefix_of(c)}.0/24").strip():
         raise ClusterError(f"{prefix_of(c)}.0/24 is in use here: give another --base-port")
     ip("link", "add", bridge(c), "type", "bridge")
@@ -86,7 +87,7 @@ def plug_in(c: Cluster) -> None:
 
 
 def hosts_of(c: Cluster, here: str) -> str:
-    """The hosts file of a node. Debian's and Ubuntu's installers give a machine's own name a
+    """A node's hosts file. Debian's and Ubuntu's installers give a machine's own name a
     loopback address."""
     names = ["127.0.0.1 localhost", f"{host_address(c)} {os.uname().nodename}"]
     for node in c.nodes:
@@ -124,15 +125,15 @@ def inside(holder: int) -> list[str]:
 
 
 def enter(c: Cluster, node: str) -> list[str]:
-    """What a command line begins with that is to run on the node."""
+    """Returns the words in front of a command line that make it run on the node."""
     return inside(holder_of(c, node)) if c.netns else []
 
 
 def unplug(c: Cluster) -> None:
-    """The host's ends and the bridge; the rest has gone with the processes."""
+    """Removes the host's ends of all cables and the bridge; all else ended with the processes."""
     for name in [*(cable(c, node) for node in c.nodes), bridge(c)]:
         if Path("/sys/class/net", name).exists():
-            with contextlib.suppress(ClusterError):  # the kernel may be at it already
+            with contextlib.suppress(ClusterError):  # the kernel may be removing it already
                 ip("link", "del", name)
     end = time.monotonic() + 10
     while left := [n.name for n in Path("/sys/class/net").iterdir()
@@ -160,7 +161,7 @@ def demand(c: Cluster, node: str) -> None:
 
 
 def cut(c: Cluster, node: str) -> None:
-    """Pulls the cable: nothing comes or goes, and nobody is told."""
+    """Unplugs the cable: no packet passes, and no process is told."""
     ip("link", "set", cable(c, node), "down")
 
 
@@ -169,8 +170,11 @@ def join(c: Cluster, node: str) -> None:
 
 
 def kill(c: Cluster, node: str) -> list[int]:
-    """As a power cut: the cable first, so that no word of an end gets out, then all that runs
-    there. Its namespaces stay for `start`."""
+    """Acts like a power cut: unplugs the cable, then kills all processes of the node.
+
+    The cable comes first, so that no message about the end gets out. The node's namespaces stay for
+    `start`.
+    """
     cut(c, node)
     holder, gone = holder_of(c, node), []
     for _ in range(100):

@@ -1,7 +1,7 @@
-"""Processes of a cluster: start, recognise, end. The law of this module:
+"""Starts, recognises and ends the processes of a cluster. Invariants of this module:
 
-- a pid is believed only with the start time recorded beside it (pids are reused);
-- a process without a record is ours only by what a stranger's cannot have: a Slurm daemon
+- a pid counts only together with the start time recorded beside it (pids are reused);
+- a process without a record is ours only by a mark that no other process has: a Slurm daemon
   with the prefix in its environment, arguments or open files; a descendant of one; a task of
   a step of this configuration; a process of the unix user that `up` created;
 - never a process by its name alone, never this process or one of its ancestors.

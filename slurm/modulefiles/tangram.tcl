@@ -1,7 +1,7 @@
 #%Module
 # tangram_hpc for Environment Modules (Tcl). Copy it to MODULEPATH/tangram/VERSION: the version is the
-# file's name. Law: it changes PATH and names the site's settings; it starts nothing and reads no
-# user's file. A venv in $base/VERSION, made by
+# file's name. It changes PATH and names the site's settings; it starts nothing and reads no user's
+# file. A virtual environment in $base/VERSION, made by
 #     python3 -m venv /opt/tangram/VERSION && /opt/tangram/VERSION/bin/pip install '.[mpi]'  (in a checkout)
 # must be on a file system that all nodes share, and readable by all.
 
@@ -22,7 +22,7 @@ if {[module-info mode load] && ![file executable $root/bin/tangram]} {
 }
 prepend-path PATH $root/bin
 setenv TANGRAM_HPC_ROOT $root
-# The site's defaults (docs/GETTING_STARTED.md, Settings), for whoever has none of his own.
+# The site's defaults (docs/GETTING_STARTED.md, Settings), for users who have not set TANGRAM_CONFIG.
 set settings $root/tangram.toml
 if {[file readable $settings] &&
     (![info exists env(TANGRAM_CONFIG)] || $env(TANGRAM_CONFIG) eq $settings)} {

@@ -1,16 +1,20 @@
-/* Owns: the cgroups that a step's user is given - of version 1 one beneath the step's own in each
- * hierarchy that limits something, of version 2 one beside the task's - and their end.
+/* Makes and removes the cgroups that a step's user owns. With version 1 there is one beneath the
+ * step's own cgroup in each hierarchy that limits something; with version 2 there is one beside the
+ * task's cgroup.
  *
- * Law: runs as root, so it does little, and nothing that a user names. It acts only beneath the cgroup
- * in which Slurm has put the task, on a cgroup file system, where no links can be, and goes from there
- * by descriptors. (Slurm makes the user owner of a step's folders, not of the files in them: so other
- * steps of the user may make, remove and rename cgroups beneath meanwhile. All that they can be
- * changed for is the user's own, and beneath the same cgroup.) It gives away the folder it made and
- * the two files by which processes are moved in, never a file that limits: what Slurm allowed the step
- * stays the most that the user has. It never moves a task out of the sight of Slurm, which signals and
- * ends what is in its own cgroup and not what is beneath: where it tracks a step by its freezer
- * cgroup, that one is left alone, and of version 2, where one cgroup does everything, the task stays
- * where it is and its children may go to the one beside it.
+ * Security: this code runs as root, so it does little, and uses no name from a user. It acts only
+ * beneath the cgroup in which Slurm has put the task, on a cgroup file system, which has no links, and
+ * reaches everything from there by descriptors. (Slurm makes the user owner of a step's folders, but
+ * not of the files in them. So other steps of the user may make, remove and rename cgroups beneath
+ * meanwhile; but they can replace ours only by other cgroups of the same user beneath the same
+ * cgroup.) The user becomes owner of the folder that is made here and of the two files by which
+ * processes are moved in, never of a file that limits: the user cannot exceed what Slurm allowed the
+ * step.
+ *
+ * No task is moved to where Slurm cannot see it: Slurm signals and ends the processes in its own
+ * cgroup, and not those in cgroups beneath. Where Slurm tracks a step by its freezer cgroup, the
+ * freezer is left alone. With version 2, where one cgroup has all controllers, the task stays where
+ * it is, and its children may move to the cgroup beside it.
  */
 #define _GNU_SOURCE
 #include "cgroup.h"
@@ -34,9 +38,9 @@ enum { MADE_MAX = 16, DEEPEST = 200, PASSES = 200, PAUSE_MS = 10, LINE_MAX_ = 2 
 static const char *const WANTED[] = {"cpuset", "cpu", "cpuacct", "memory", "pids", "freezer"};
 
 struct made {
-	int parent; /* the folder it was made in */
+	int parent; /* the folder in which it was made */
 	char name[64];
-	dev_t dev; /* of the parent: the same hierarchy and cgroup, when met again */
+	dev_t dev; /* device of the parent: identifies the hierarchy for the step's next task */
 	ino_t ino;
 };
 
@@ -110,8 +114,8 @@ static int path_of(pid_t pid, const char *controllers, char *path, size_t size)
 	return found;
 }
 
-/* Opens the folder of a path in the hierarchy that has this controller, or for "" in that of version
- * 2; -1 when it is not mounted where it can be seen. */
+/* Opens the folder of a path in the hierarchy that has this controller ("": in that of version 2); -1
+ * when no mount of that hierarchy shows the folder. */
 static int open_at(const char *controller, const char *path)
 {
 	char line[LINE_MAX_], root[PATH_MAX], point[PATH_MAX], kind[32], options[512];
@@ -139,7 +143,7 @@ static int open_at(const char *controller, const char *path)
 	return folder;
 }
 
-/* Whether a folder is what we may act in: of nobody else, on a cgroup file system. */
+/* Whether we may work in a folder: it is on a cgroup file system and belongs to no other user. */
 static int may_act(int folder, struct stat *about, uid_t uid, long magic)
 {
 	struct statfs kind;
@@ -160,7 +164,7 @@ static int fill_cpuset(int parent, int child)
 	return 0;
 }
 
-/* Makes the cgroup, or finds the one made for an earlier task of this step; its descriptor. */
+/* Makes the cgroup, or finds the one of an earlier task of this step; returns its descriptor. */
 static int make(int parent, const struct stat *about, const char *name)
 {
 	for (int n = 0; n < made_count; n++)
@@ -195,8 +199,8 @@ static int give(int child, pid_t task, uid_t uid, gid_t gid)
 	       fchown(child, uid, gid) ? -1 : 0;
 }
 
-/* Whether the processes beneath count for this cgroup too; where not, leaving it would be leaving
- * Slurm's limit. */
+/* Whether processes in cgroups beneath count for this cgroup too. If not, a process that is moved
+ * beneath would escape Slurm's limit. */
 static int counts_all(int parent, const char *controllers)
 {
 	char text[16];
@@ -210,7 +214,7 @@ static int delegate_one(const char *controllers, const char *controller, const c
 	struct stat about;
 	int parent = open_at(controller, path), child = -1, done = 0;
 	if (parent < 0)
-		return 0; /* not mounted here: nothing can be had */
+		return 0; /* not mounted here: no cgroup can be made */
 	if (!may_act(parent, &about, uid, CGROUP_SUPER_MAGIC) || !counts_all(parent, controllers)) {
 		say("tangram: %s: %s is not such that it could be handed over", controllers, path);
 	} else if ((child = make(parent, &about, name)) < 0 ||
@@ -227,13 +231,14 @@ static int delegate_one(const char *controllers, const char *controller, const c
 	return done;
 }
 
-/* What a user needs to move his processes from the task's cgroup into the one beside it and on, and
- * to lend its controllers: all within `parent`, in which nothing but the step's tasks is. */
+/* Makes the user owner of the files that are needed to move processes from the task's cgroup into the
+ * one beside it and further, and to enable controllers there. All of them are within `parent`, in
+ * which there are only the step's tasks. */
 static int give2(int parent, int child, uid_t uid, gid_t gid)
 {
 	static const char *const files[] = {"cgroup.procs", "cgroup.threads",
 					    "cgroup.subtree_control"};
-	/* version 2 shows Slurm nothing of what is moved: it must all be found at the end */
+	/* version 2: Slurm does not see processes that were moved, so all must be found at the end */
 	if (put(child, "cgroup.max.depth", "32"))
 		return -1;
 	for (int n = 0; n < 3; n++)
@@ -243,8 +248,8 @@ static int give2(int parent, int child, uid_t uid, gid_t gid)
 	       fchownat(parent, "cgroup.procs", uid, gid, AT_SYMLINK_NOFOLLOW) ? -1 : 0;
 }
 
-/* Version 2: a cgroup beside the task's, if Slurm has one for the tasks alone and lends it something
- * to limit. */
+/* Version 2: a cgroup beside the task's, if Slurm has a cgroup for the tasks alone and has enabled a
+ * controller in it. */
 static int delegate_beside(char *path, uid_t uid, gid_t gid, const char *name, say_f *say)
 {
 	char own[PATH_MAX], lent[512];
@@ -255,7 +260,7 @@ static int delegate_beside(char *path, uid_t uid, gid_t gid, const char *name, s
 	*last = '\0';
 	size_t length = strlen(path);
 	if (!strncmp(own, path, length) && (own[length] == '/' || !own[length]))
-		return 0; /* slurmstepd would be the user's to move */
+		return 0; /* the user could move slurmstepd */
 	int parent = open_at("", path), child = -1, done = 0;
 	if (parent < 0)
 		return 0;
@@ -301,7 +306,7 @@ int delegate(pid_t task, uid_t uid, gid_t gid, const char *name, say_f *say)
 				controller = WANTED[n];
 		if (!controller)
 			continue;
-		/* by this one Slurm finds the step's processes */
+		/* Slurm finds the step's processes by this cgroup */
 		if (has(controllers, "freezer") &&
 		    (!path_of(getpid(), controllers, own, sizeof own) || strcmp(own, path)))
 			continue;
@@ -313,13 +318,13 @@ int delegate(pid_t task, uid_t uid, gid_t gid, const char *name, say_f *say)
 
 /* ---- the end ---------------------------------------------------------------------------------- */
 
-/* One pass: lets go what is frozen, kills what lives, removes what is empty, the deepest first. The
- * descriptor is closed. */
+/* One pass: thaws frozen processes, kills all processes, removes empty cgroups, the deepest first.
+ * The descriptor is closed. */
 static void clear(int folder, int depth)
 {
 	put(folder, "freezer.state", "THAWED"); /* version 1 */
 	put(folder, "cgroup.freeze", "0");	/* version 2 */
-	put(folder, "cgroup.kill", "1");	/* since Linux 5.14: with all beneath */
+	put(folder, "cgroup.kill", "1");	/* since Linux 5.14: kills all beneath, too */
 	DIR *list = fdopendir(folder);
 	if (!list) {
 		close(folder);

@@ -1,12 +1,13 @@
-/* Owns: the option `--tangram[=JOBID|auto|off]` of srun, sbatch and salloc - the way from a step to
- * its user's broker, and when the step's user is given cgroups.
+/* The option `--tangram[=JOBID|auto|off]` of srun, sbatch and salloc: finds the broker of a step's
+ * user, and decides when the user gets cgroups.
  *
- * Law: a job that did not ask (or whose site did not, by `default=auto`) is not touched, and nothing
- * here ever fails one. What the user owns is read with the user's rights only, on the node: the
- * access file's place is handed on, never its key. As root it calls `cgroup.c` and nothing else.
+ * Invariants: a job is not touched unless it asked, or the site asked for all by `default=auto`, and
+ * no error here makes a job fail. Files of the user are read on the node, with the user's rights only:
+ * the step gets the path of the access file, never the key in it. The only code that runs as root is
+ * in `cgroup.c`.
  *
- * Arguments in plugstack.conf: `default=auto` (as if every step had asked; `--tangram=off` is the
- * way out), `cgroups=off`.
+ * Arguments in plugstack.conf: `default=auto` (every step is treated as if it had asked; a step can
+ * opt out with `--tangram=off`), `cgroups=off`.
  */
 #define _GNU_SOURCE
 #include <ctype.h>
@@ -37,10 +38,10 @@ enum state { MISSING, NOT_YOURS, ENDED, LIVE };
 
 static enum mode mode = OFF;
 static char job[MAX_JOB + 1];
-static int asked;	/* by the option, not by the site */
+static int asked;	/* whether the user asked by the option, and not the site by default=auto */
 static int cgroups = 1;
-static int given;	/* hierarchies in which a task was given a cgroup */
-static int living;	/* tasks on this node */
+static int given;	/* number of hierarchies in which a cgroup was made */
+static int living;	/* tasks that live on this node */
 
 /* ---- brokers ---------------------------------------------------------------------------------- */
 
@@ -56,7 +57,7 @@ static int is_job(const char *word)
 	return 1;
 }
 
-/* What an access file says of its broker; `when` it was written. Nothing of it is kept. */
+/* Reads what an access file says of its broker, and when it was written. The key is not kept. */
 static enum state look(int folder, const char *path, time_t *when)
 {
 	struct stat about;
@@ -90,7 +91,7 @@ static void account_home(char *path, size_t size)
 		snprintf(path, size, "%s", found->pw_dir);
 }
 
-/* The folder of all jobs, from the environment of the step, or of this process for none. */
+/* The folder of all jobs, from the step's environment; without a step, from this process's own. */
 static int jobs_folder(spank_t sp, char *path, size_t size)
 {
 	char home[PATH_MAX - 16] = "";
@@ -115,7 +116,7 @@ static enum state look_for(const char *jobs, const char *name, char *path, size_
 	return length > 0 && (size_t)length < size ? look(AT_FDCWD, path, NULL) : MISSING;
 }
 
-/* The job of the broker that was started last and has not said that it ended. */
+/* The job of the broker that was started last and whose access file does not say that it has ended. */
 static int newest(const char *jobs, char *name)
 {
 	time_t best = 0, when = 0;
@@ -148,7 +149,7 @@ static void hand_on(spank_t sp, const char *name, const char *path)
 		slurm_error("tangram: cannot set TANGRAM_JOB and TANGRAM_ACCESS");
 }
 
-/* Only the step's first node speaks, and only to who asked. */
+/* Prints only on the step's first node, and only if the user asked. */
 static int may_speak(spank_t sp)
 {
 	uint32_t node = 1;
@@ -160,7 +161,7 @@ static void connect_auto(spank_t sp, const char *jobs)
 	char path[PATH_MAX], name[MAX_JOB + 1];
 	const char *const named[] = {"TANGRAM_JOB", "SLURM_JOB_ID"};
 	if (spank_getenv(sp, "TANGRAM_ACCESS", path, sizeof path) == ESPANK_SUCCESS && *path)
-		return; /* its caller has said which */
+		return; /* the caller has named the broker */
 	for (int n = 0; n < 2; n++) {
 		if (spank_getenv(sp, named[n], name, sizeof name) != ESPANK_SUCCESS || !is_job(name))
 			continue;
@@ -169,7 +170,7 @@ static void connect_auto(spank_t sp, const char *jobs)
 			return;
 		}
 		if (n == 0)
-			return; /* as above; its broker may still be starting */
+			return; /* the caller has named the job; its broker may still be starting */
 	}
 	if (newest(jobs, name) && look_for(jobs, name, path, sizeof path) == LIVE)
 		hand_on(sp, name, path);
@@ -178,7 +179,7 @@ static void connect_auto(spank_t sp, const char *jobs)
 				"runs without one", jobs);
 }
 
-/* What is wrong with a job's access file, for the user; one line. */
+/* Says in one line for the user what is wrong with a job's access file. */
 static const char *wrong(enum state state)
 {
 	return state == MISSING ? "there is none; `tangram info -j JOBID` and squeue say what runs"
@@ -192,12 +193,13 @@ static void connect_job(spank_t sp, const char *jobs)
 	enum state state = look_for(jobs, job, path, sizeof path);
 	if (state != LIVE && may_speak(sp))
 		slurm_spank_log("tangram: --tangram=%s: access file %s: %s", job, path, wrong(state));
-	hand_on(sp, job, path); /* so that nothing goes to another broker instead */
+	hand_on(sp, job, path); /* so that the step does not use another broker instead */
 }
 
 /* ---- the option ------------------------------------------------------------------------------- */
 
-/* srun refuses a job that has no broker; sbatch and salloc do not, as it may have one by then. */
+/* srun refuses a job without a broker; sbatch and salloc do not, as the broker may run when they start.
+ */
 static int refused_here(void)
 {
 	char jobs[PATH_MAX], path[PATH_MAX];
@@ -260,7 +262,7 @@ int slurm_spank_init(spank_t sp, int count, char **words)
 	return 0;
 }
 
-/* With the user's effective rights, once a node. */
+/* Called with the user's effective rights, once per node. */
 int slurm_spank_user_init(spank_t sp, int count, char **words)
 {
 	char jobs[PATH_MAX];
@@ -278,8 +280,9 @@ int slurm_spank_user_init(spank_t sp, int count, char **words)
 	return 0;
 }
 
-/* As root, in slurmstepd, when Slurm has put the task into its own cgroups and the task waits to be
- * let go. (In `task_init_privileged`, in the task itself, Slurm would still move it elsewhere.) */
+/* Called as root, in slurmstepd, when Slurm has put the task into its own cgroups and the task waits
+ * to be started. (After `task_init_privileged`, which runs in the task itself, Slurm would still move
+ * the task.) */
 int slurm_spank_task_post_fork(spank_t sp, int count, char **words)
 {
 	uid_t uid;
@@ -310,7 +313,7 @@ int slurm_spank_task_post_fork(spank_t sp, int count, char **words)
 	return 0;
 }
 
-/* As root. With the last task the step is over; Slurm removes its own cgroups right after. */
+/* Called as root. The step is over with its last task; Slurm removes its own cgroups right after. */
 int slurm_spank_task_exit(spank_t sp, int count, char **words)
 {
 	(void)sp, (void)count, (void)words;

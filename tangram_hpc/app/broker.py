@@ -60,9 +60,10 @@ class BrokerPlan:
         job: the job's name or Slurm id.
         nodes: for how many workers the broker waits before it calls the nodes complete.
         config: the settings.
-        lifeline: a pipe whose end ends the broker; -1 for none.
+        lifeline: the reading end of a pipe; the broker ends when its writing end is closed. -1:
+            none.
         policy: which satellites the broker may ask for; None for none.
-        scripts: how satellites are submitted; None outside of a job that may have them.
+        scripts: makes the batch scripts of satellites; None where the job may have no satellites.
     """
 
     job: str
@@ -74,7 +75,9 @@ class BrokerPlan:
 
 
 async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
-    """Runs a broker until it is told to end; leaves the journal and an access file that says so.
+    """Runs a broker until it is told to end.
+
+    The journal stays, and so does the access file, which then says that the broker has ended.
 
     SIGUSR1 drains the broker: nothing more is lent, and SIGTERM then waits a while for the actions
     that still run.
@@ -106,7 +109,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
                  for sock in sockets]
     try:
         broker.start()
-    except InvalidInput:  # of the config file's pools
+    except InvalidInput:  # a rollout pool of the settings file is wrong
         for listener in listeners:
             listener.close()
         shutil.rmtree(scratch, ignore_errors=True)
@@ -121,23 +124,25 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     for listener in listeners:
         listener.close()
     shutil.rmtree(scratch, ignore_errors=True)
-    _check_place(folder_lock, plan.job)  # else nothing in the folder is ours any more
-    if broker.over or not spool.names():  # else the job may be requeued, and go on with them
+    _check_place(folder_lock, plan.job)  # a broker that has lost its folder may remove nothing
+    if broker.over or not spool.names():  # a requeued job needs the kept results and the store
         shutil.rmtree(folder / "store", ignore_errors=True)
     spill.close()
     spool.close(remove=broker.over)
     mark_ended(access, plan.job, time.strftime("%Y-%m-%dT%H:%M:%S"))
     # from here on nothing is written to the folder or removed from it: the next broker may begin
     folder_lock.file_lock.release()
-    await asyncio.sleep(0.05)  # the last frames leave
+    await asyncio.sleep(0.05)  # the sockets send the last frames
     if slurm is not None:
         await _leave_slurm(slurm, broker, plan, folder)
 
 
 def _slurm_of(plan: BrokerPlan, environ: Mapping[str, str], clock: SystemClock
               ) -> BudgetedSlurm | None:
-    """The Slurm port of the broker's own job; None for a broker that is a guest in another job or
-    runs outside of Slurm."""
+    """Returns the Slurm port of the broker's own job.
+
+    It is None for a broker outside of Slurm, or with a name of its own inside another job.
+    """
     place, config = slurm_place(environ), plan.config
     if place is None or place.job != plan.job:
         return None
@@ -170,16 +175,16 @@ async def _leave_slurm(slurm: BudgetedSlurm, broker: Broker, plan: BrokerPlan,
 
 
 def _check_place(folder_lock: FolderLock, job: str) -> None:
-    """Raises TangramError if another broker has taken this one's place; the message says which."""
+    """Raises TangramError if another broker serves the job now; the message says which."""
     if folder_lock.superseded(now=True):
         raise TangramError(f"job {job}: another broker serves it now ({folder_lock.successor()}); "
                            "this one has stopped and answers nobody")
 
 
 def _hold(timer: LoopTimer, folder_lock: FolderLock, broker: Broker) -> None:
-    """Shows every `HEARTBEAT_S` that this broker lives, and checks whether it has been superseded.
+    """Writes a heartbeat every `HEARTBEAT_S`, and checks whether another broker has taken over.
 
-    An idle broker would not notice that otherwise.
+    Without this check, an idle broker would not notice another one.
     """
     folder_lock.heartbeat()
     if not broker.superseded() and not broker.ended:
@@ -199,17 +204,18 @@ def _settings(plan: BrokerPlan, folder: Path, endpoints: tuple[EndpointSpec, ...
 
 def _sweeper(loop: asyncio.AbstractEventLoop, folder: str, ended: asyncio.Event
              ) -> Callable[[list[str]], None]:
-    """Returns what removes owners' entries from the job's store, and keeps the store free of
-    temporary files whose writers are gone.
+    """Returns a function that removes owners' entries from the job's store.
 
-    Temporary files are looked for now and every TEMPORARY_S until the broker has ended, because a
-    writer may be killed at any time. All of it is done in threads, as the store may be on a slow
+    From now on, temporary files whose writers are gone are removed from the store as well.
+
+    Temporary files are searched now and every TEMPORARY_S until the broker has ended, because a
+    writer may be killed at any time. Both removals run in threads, as the store may be on a slow
     file system.
     """
     store = FolderStore(folder)
 
     def sweep_temporary() -> None:
-        if not ended.is_set():  # else the folder may belong to the next broker
+        if not ended.is_set():  # afterwards the folder may belong to the next broker
             loop.run_in_executor(None, store.sweep_temporary)
             loop.call_later(TEMPORARY_S, sweep_temporary)
 
@@ -247,8 +253,8 @@ def _open_ways(plan: BrokerPlan, environ: Mapping[str, str]
     """Returns a new scratch folder, the listening sockets, and their addresses.
 
     Raises:
-        InvalidInput: one of them cannot be made; nothing of the others stays. The message names the
-            setting.
+        InvalidInput: the folder or a socket cannot be made; what was made already is removed. The
+            message names the setting.
     """
     config, embedded = plan.config, plan.lifeline >= 0  # all LocalCluster workers are local
     scratch = make_scratch(environ, config.scratch, "broker")

@@ -87,7 +87,7 @@ def find_access(environ: Mapping[str, str], job: str = "") -> Path:
 
 
 def socket_dial(access: Access) -> Dial:
-    """Returns what opens a channel to the broker over its sockets."""
+    """Returns a function that opens a channel to the broker over its sockets."""
     return lambda: SocketChannel(dial(access.addresses, access.key, access.job))
 
 
@@ -133,8 +133,8 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
         return Client([socket_dial(known)], known.job, FolderStore, name,
                       again=f"tangram_hpc.connect({str(path.absolute())!r}{at})")
     except BrokerUnreachable as error:
-        raise AccessError(f"access file {path}: {error}; the job has ended without a word, or this "
-                          "host cannot reach it") from None
+        raise AccessError(f"access file {path}: {error}; the job has ended because its broker was "
+                          "killed, or this host cannot reach it") from None
 
 
 def _fallback(path: str) -> Dial:
@@ -153,13 +153,13 @@ def await_access(path: Path, timeout_s: float, alive: Callable[[], bool] = lambd
 
     Args:
         path: the access file.
-        timeout_s: how long to wait.
-        alive: whether the broker may still write it.
-        pid: wait until the broker with this pid on this host has written it, because an earlier
-            broker may have left its own; 0: any broker.
+        timeout_s: how long to wait, in seconds.
+        alive: says whether the broker may still write the file.
+        pid: pid of the broker on this host that must have written the file, because an earlier
+            broker may have left a file of its own; 0: any broker.
 
     Raises:
-        BrokerUnreachable: it did not appear in time, or `alive` says that it never will.
+        BrokerUnreachable: the file did not appear in time, or `alive` says that it never will.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -175,7 +175,11 @@ def await_access(path: Path, timeout_s: float, alive: Callable[[], bool] = lambd
 
 
 def _is_there(path: Path) -> bool:
-    """Whether the file exists, or may never be looked at: reading it then says why."""
+    """Returns whether an attempt to read the file makes sense.
+
+    That is so if the file exists, and if this user may not search its folder: the failed attempt
+    then gives the reason.
+    """
     try:
         return path.exists()
     except PermissionError:
@@ -190,7 +194,7 @@ def _connect_over_mpi(environ: Mapping[str, str], name: str) -> Client:
     global _rank_pid
     world = mpi.meet(environ, RankCard("trainer", VERSION))
     _rank_pid = os.getpid()
-    # processes that this rank starts are not ranks: `connect()` finds the broker's socket there
+    # processes that this rank starts are not ranks: in them `connect()` uses the broker's socket
     os.environ["TANGRAM_ACCESS"] = world.access
     os.environ.pop("TANGRAM_GATEWAY", None)
     dials = [_fallback(world.access)]

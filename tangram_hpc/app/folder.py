@@ -1,9 +1,9 @@
-"""Takes a job's folder for its broker: checks whose it is and who holds it, and moves a stranger's
-away.
+"""Takes a job's folder for its broker, after a check that no other job or broker owns it.
 
 Nothing in the folder is read before the folder is known to be this job's (`storage.identity`) and
 held by no other broker (`storage.folder_lock`). A folder of another job with the same id is moved
-away whole, with journal, kept results and store, and one line says where; nothing is deleted.
+away whole, with journal, kept results and store. One line on standard error says where it went;
+nothing is deleted.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ..storage.identity import JobStart, read_starts, why_foreign, write_starts
 from ..storage.journal import journals
 from ..storage.rundir import link_last, make_job_dir, move_away
 
-_ASK_S = 30.0  # for the one question to Slurm
-_PAUSES_S = (3.0,)  # before it is asked again, where the controller does not answer now
+_ASK_S = 30.0  # deadline of the one query to Slurm
+_PAUSES_S = (3.0,)  # pauses before further tries, if the controller does not answer
 
 
 async def take_folder(environ: Mapping[str, str], job: str) -> FolderLock:
@@ -65,7 +65,11 @@ async def take_folder(environ: Mapping[str, str], job: str) -> FolderLock:
 
 
 def _link(folder: Path, job: str) -> None:
-    """Lets `jobs/JOB` lead to this folder, unless a run that was named so by hand serves there."""
+    """Makes `jobs/JOB` a symbolic link to this folder.
+
+    The link is not made while a broker outside of Slurm, to which a user gave this job's number as
+    its name, serves in a folder of that name.
+    """
     link = folder.with_name(job)
     if link.is_dir() and not link.is_symlink():
         file_lock = FileLock(link)
@@ -78,7 +82,7 @@ def _link(folder: Path, job: str) -> None:
 
 
 async def _start(environ: Mapping[str, str], job: str, slurm: Commands) -> JobStart | None:
-    """Which start of which Slurm job this is; None if this is no Slurm job."""
+    """Returns which start of which Slurm job this is; None outside of a Slurm job."""
     place = slurm_place(environ)
     if place is None or place.job != job:
         return None
@@ -86,8 +90,12 @@ async def _start(environ: Mapping[str, str], job: str, slurm: Commands) -> JobSt
 
 
 async def _submitted(job: str, slurm: Commands) -> int:
-    """When the job was submitted (epoch s); 0, with a line, where Slurm does not tell. A controller
-    that is being restarted answers soon, and a wrong 0 would set the job's own results aside."""
+    """Returns when the job was submitted, in epoch seconds.
+
+    If Slurm does not tell, the result is 0, and a line on standard error says so. The query is
+    tried again first: a controller that is being restarted answers soon, and after a wrong 0 the
+    job's own results would be moved away.
+    """
     for pause_s in (*_PAUSES_S, None):
         try:
             return await slurm.submitted(job)
@@ -101,7 +109,7 @@ async def _submitted(job: str, slurm: Commands) -> int:
 
 
 async def _refuse_if_alive(folder: Path, job: str, now: JobStart | None) -> None:
-    """Returns if the holder of a locked folder is known to be over.
+    """Returns only if the broker that holds a locked folder is known to have ended.
 
     - The holder belongs to an earlier start of our own job: Slurm ended that start before this one.
     - The holder is on another host and has not shown for a while that it lives: its node is gone,

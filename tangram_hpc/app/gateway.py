@@ -48,14 +48,14 @@ def serve_gateway(config: Config, environ: Mapping[str, str], access: str | Path
     except TangramError as error:
         if mpi.speaks(environ):
             raise
-        return error.exit_status  # rank 0 says it for all
-    assert known is not None  # else the meeting has refused
+        return error.exit_status  # rank 0 prints the error for all ranks
+    assert known is not None  # without an access file, `meet` has raised
     here = known
     pipes = SocketPipes(lambda: dial(here.addresses, here.key, here.job))
     gateway = Gateway(world.wire, pipes, world.members, time.monotonic_ns,
                       world.spin_us(config.gateway_spin_us), os.sched_yield, world.shares_fate)
     shorten_timer_slack()
-    if not world.shares_fate:  # else its end would end the ranks as well
+    if not world.shares_fate:  # else ending a stuck gateway would end all ranks
         watch(lambda: gateway.turns, STUCK_S, end_if_stopped(os.getpid(), STUCK_S))
     orderly = gateway.run()
     world.finalize(orderly)

@@ -1,7 +1,8 @@
 """Writes a job's accounting in one line into the Comment of its Slurm job, when the broker ends.
 
-It is tried once, within `READ_S` + `CALL_S`. A site that refuses it, a controller that is away, or
-a journal that takes too long to read costs a line on standard error and is never a failure.
+The Comment is tried once, within `READ_S` + `CALL_S`. If the site refuses a Comment, the controller
+does not answer, or the journal takes too long to read, one line on standard error says so. That is
+never a failure of the job.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from ..errors import InvalidInput
 from ..ports import Slurm, SlurmFailure, SlurmTransient
 from ..storage.journal import read_journals
 
-READ_S = 20.0  # some hundred thousand actions; the template leaves more before a time limit
+# enough for some hundred thousand actions; the templates leave more time before the limit
+READ_S = 20.0
 CALL_S = 10.0
 
 
@@ -27,7 +29,7 @@ class _TooLong(Exception):
 
 
 async def set_job_comment(slurm: Slurm, job: int, folder: Path) -> str:
-    """Sets the Comment; returns in one line why it could not, empty when it is set."""
+    """Sets the Comment; returns an empty text, or one line that says why it could not be set."""
     try:
         line = summary(fold(_within(read_journals(folder), READ_S)))
     except _TooLong:

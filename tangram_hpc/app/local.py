@@ -1,9 +1,9 @@
 """`LocalCluster`: a broker, workers and a client in one process tree, without Slurm or MPI.
 
 It runs the same programs as on a cluster, on one machine. They end with this process, even if it is
-killed: each child holds the reading end of a pipe whose writing end is in this process. When no
-worker is left, nothing could ever run again, so the workers are started anew. When one of several
-workers ends, that is a node failure, and it stays away.
+killed: each child holds the reading end of a pipe whose writing end is in this process. The end of
+one of several workers is a node failure, and that worker is not started again. When no worker is
+left, all workers are started again, because otherwise nothing could ever run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .http_server import HttpServer
 
 _START_S = 30.0
 _WORKERS_MAX = 1024
-# workers that end within so many seconds, so often in a row, are not started again
+# workers that end within _SHORT_S seconds _AGAIN_MAX times in a row are not started again
 _SHORT_S, _AGAIN_MAX = 10.0, 3
 
 
@@ -88,14 +88,14 @@ class LocalCluster:
         chosen = {"cpus": cpus, "mem_mib": mem_mib, **settings}
         self._environ.update({f"TANGRAM_{k.upper()}": _text(v) for k, v in chosen.items()
                               if v is not None})
-        load_config(self._environ)  # as its broker and workers will
+        load_config(self._environ)  # checks the settings as the broker and the workers will
         self.folder = own_dir(self._environ, self.job)
         self.access = self.folder / "access.json"
         self._workers = workers
         self._children: list[subprocess.Popen[bytes]] = []
         self._lifeline = self._lifeline_read = -1
         self._owner = 0  # the process that started it; 0 before its start
-        self._spawning = threading.Lock()  # and closing
+        self._spawning = threading.Lock()  # held while children are started or closed
         self.client: Client | None = None
         self.http: HttpServer | None = None
         self._with_http = http
@@ -108,7 +108,8 @@ class LocalCluster:
             The cluster itself.
 
         Raises:
-            BrokerUnreachable: a part did not start; the message holds its last words and its log.
+            BrokerUnreachable: broker or workers did not start; the message holds the last line that
+            they printed and the path of their log.
             ClientClosed: another process started it, of which this process is a fork.
         """
         if self._is_copy():
@@ -300,12 +301,13 @@ def _export(cluster: LocalCluster) -> None:
 
 
 def _take_back(cluster: LocalCluster) -> None:
-    """Undoes `_export`; a TANGRAM_ACCESS that somebody else has set meanwhile stays."""
+    """Undoes `_export`, but keeps a TANGRAM_ACCESS that other code has set meanwhile."""
     at = next((n for n, (one, _) in enumerate(_shown) if one is cluster), -1)
     if at < 0:
         return
     before, ours = _shown.pop(at)[1], str(cluster.access.absolute())
-    if at < len(_shown) and _shown[at][1] == ours:  # the next cluster found this one's path
+    # a cluster that was started later will restore this path
+    if at < len(_shown) and _shown[at][1] == ours:
         _shown[at] = (_shown[at][0], before)
     elif os.environ.get("TANGRAM_ACCESS") == ours:
         os.environ.pop("TANGRAM_ACCESS")
@@ -317,6 +319,6 @@ def _text(value: Any) -> str:
 
 
 def _kept(environ: Any) -> dict[str, str]:
-    """The user's settings from the environment, without those that lead to another broker."""
+    """Returns the user's TANGRAM_* settings, without those that would lead to another broker."""
     dropped = {"TANGRAM_ACCESS", "TANGRAM_JOB", "TANGRAM_GATEWAY", "TANGRAM_WORLD_SIZE"}
     return {k: v for k, v in environ.items() if k.startswith("TANGRAM_") and k not in dropped}

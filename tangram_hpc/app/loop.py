@@ -1,4 +1,4 @@
-"""asyncio for drivers: their timer, what ends them, and how rarely they collect garbage."""
+"""What asyncio drivers need: a timer, ends on errors and lost parents, rarer garbage collection."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class LoopTimer:
 
 
 def seldom_collect() -> None:
-    """Makes the garbage collector look rarely. A driver keeps many records that form few cycles,
-    and a look after every 700 new records would cost more than the driver's own work.
+    """Makes the garbage collector run rarely. A driver keeps many records that form few cycles,
+    and a collection after every 700 new records would cost more than the driver's own work.
     """
     gc.collect()
     gc.freeze()
@@ -56,7 +56,7 @@ def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str) -> None:
                   "scratch); make room and start the job again: its journal has what was promised",
                   file=sys.stderr, flush=True)
             os._exit(1)
-        if isinstance(error, InvalidInput):  # such as a kept result that the disk damaged
+        if isinstance(error, InvalidInput):  # for example a kept result that the disk has damaged
             print(f"tangram: {who}: error: {error}", file=sys.stderr, flush=True)
             os._exit(error.exit_status)
         print(f"tangram: {who}: broken: {context.get('message')}", file=sys.stderr)

@@ -12,7 +12,7 @@ from ..services.processes.service_executor import ServiceExecutor
 
 
 class NodeExecutor:
-    """Fills `ports.Executor`, whose docstrings hold here too.
+    """The executor of a node (serves `ports.Executor`, which documents the methods).
 
     Args:
         sandboxes: runs actions that are code.
@@ -46,8 +46,8 @@ class NodeExecutor:
             self._sandboxes.start(order, payload)
 
     def follow(self, order: StartAttempt, payload: memoryview) -> bool:
-        """Takes an action ahead; see `ports.Executor`. A call is handed over at once, because its
-        service knows when its turn comes.
+        """Takes a prefetched action; see `ports.Executor`. A call is handed over at once, because
+        its service has a queue of its own.
         """
         if order.action.kind is Kind.CALL:
             self._services.start(order, payload)
@@ -55,7 +55,7 @@ class NodeExecutor:
         return self._sandboxes.follow(order, payload)
 
     def take_back(self, lease: int) -> bool:
-        """Gives up a lease that was taken ahead; see `ports.Executor`."""
+        """Gives up a prefetched lease; see `ports.Executor`."""
         if lease in self._services:
             return self._services.take_back(lease)
         return self._sandboxes.take_back(lease)

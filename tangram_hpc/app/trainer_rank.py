@@ -1,6 +1,6 @@
-"""Which rank of a trainers' step this process is, and the environment that its program gets.
+"""Finds which rank of a trainers' job step this process is, and makes its program's environment.
 
-The module reads only the mapping that it is given; it calls neither MPI nor Slurm. One file for
+The module reads only the mapping that it is given, and calls neither MPI nor Slurm. One file for
 each step, in the broker's own folder, holds the address of rank 0; nothing else is written.
 """
 
@@ -71,7 +71,7 @@ def rank_of(environ: Mapping[str, str], gateway: str, mpi: bool) -> TrainerTask:
     """
     torch = "TORCHELASTIC_RUN_ID" in environ
     local = next((int(environ[n]) for n in _LOCALS if environ.get(n, "").isdigit()), 0)
-    if torch:  # torchrun started this one, and speaks for its world
+    if torch:  # torchrun started this process: its variables describe the ranks that it started
         rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         local = int(environ["LOCAL_RANK"])
     else:
@@ -87,7 +87,7 @@ def rank_of(environ: Mapping[str, str], gateway: str, mpi: bool) -> TrainerTask:
 
 
 def _size(environ: Mapping[str, str]) -> int:
-    """How many tasks were really started; `TANGRAM_WORLD_SIZE` says how many were meant."""
+    """Returns how many tasks were really started; `TANGRAM_WORLD_SIZE` says how many should be."""
     place = slurm_place(environ)
     if managed(environ):
         plain = {k: v for k, v in environ.items() if k != "TANGRAM_WORLD_SIZE"}
@@ -116,8 +116,7 @@ def _refuse_gateway(with_mpi: bool, size: int) -> None:
 
 
 def _refuse_stale(environ: Mapping[str, str], found: TrainerTask) -> None:
-    """Refuses a RANK that an outer program exported into this step: it would be the same for all
-    ranks.
+    """Refuses a RANK or WORLD_SIZE that was exported before srun, as all ranks would have the same.
     """
     want = {"RANK": found.rank, "WORLD_SIZE": found.trainers}
     for name, number in want.items():
@@ -201,7 +200,7 @@ def master_address(environ: Mapping[str, str], found: TrainerTask, folder: Path,
         write_whole(path, f"{told[0]} {told[1]}\n")
         return told
     deadline, pause = time.monotonic() + patience_s, 0.02
-    # a listing asks a shared file system anew; a name that was not there may be remembered as such
+    # listing the folder asks a shared file system anew; it may still remember the name as missing
     while path.name not in os.listdir(folder):
         if time.monotonic() > deadline:
             raise BrokerUnreachable(f"{path}: rank 0 of this step did not write it within "

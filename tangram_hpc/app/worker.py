@@ -49,7 +49,7 @@ from .connecting import await_access
 from .loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
 from .node_executor import NodeExecutor
 
-_SHARED_FS_S = 10.0  # a shared file system may show a new file so much later
+_SHARED_FS_S = 10.0  # seconds after which a shared file system shows a new file at the latest
 
 
 def lent_devices(config: Config, environ: Mapping[str, str]) -> Devices:
@@ -61,8 +61,7 @@ def lent_devices(config: Config, environ: Mapping[str, str]) -> Devices:
 def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
               component: str = "", name: str = "", devices: Devices | None = None,
               het_group: int = -1) -> NodeSpec:
-    """What this process may lend: what Slurm says if this is a Slurm step, else what the machine
-    has.
+    """Returns what this process may lend: in a job step what Slurm granted, else the machine.
 
     Args:
         config: the settings; `cpus` and `mem_mib` come before Slurm's and the machine's numbers.
@@ -92,15 +91,18 @@ def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
 
 
 def _allocation(job: str, het_group: int) -> str:
-    """The allocation's name. Within a het job every step has the leader's id, and only its srun
-    knew the component.
+    """Returns the allocation's name.
+
+    In a het job every job step sees the id of the leader, so the component's number comes from the
+    option of this worker.
     """
     return f"{job}+{het_group}" if het_group >= 0 else job
 
 
 def _ends_at_ns(end: str, place: SlurmPlace | None) -> int:
-    """When this process's allocation ends (epoch ns), by its user's word or Slurm's; 0 if neither
-    says.
+    """Returns when this process's allocation ends, in epoch ns.
+
+    The user's setting comes before Slurm's time limit; 0 if neither is known.
     """
     if end:
         return (int(end) + (int(time.time()) if end[0] == "+" else 0)) * 10**9
@@ -108,7 +110,7 @@ def _ends_at_ns(end: str, place: SlurmPlace | None) -> int:
 
 
 def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
-    """The settings of the node's executor: the node's own and those of the broker's welcome."""
+    """Returns the settings of the node's executor, from the config and the broker's welcome."""
     return SandboxSettings(
         config.disk_mib, config.session_pids, config.starts_max, config.isolation,
         config.enforcement, config.read_paths, config.warm, welcome.kill_wait_s,
@@ -139,7 +141,8 @@ class WorkerPlan:
         config: the settings.
         component: the name of the het component; empty for none.
         name: the node's name; empty for Slurm's or the host's.
-        lifeline: a pipe whose end ends the worker; -1 for none.
+        lifeline: the reading end of a pipe; the worker ends when its writing end is closed. -1:
+            none.
         het_group: the number of the het component; -1 for none.
     """
 
@@ -172,12 +175,12 @@ def lend(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
                 lost.exit_status = WAY_SHUT if way == "shut" else lost.exit_status
                 raise
             print(f"tangram: {lost}; it can be reached again", file=sys.stderr, flush=True)
-            time.sleep(1)  # a way that opens and shuts at once must not keep us busy
+            time.sleep(1)  # a connection that opens and breaks at once must not become a busy loop
 
 
 @dataclass(frozen=True)
 class _NodeParts:
-    """What the executor of this node is made of, before the broker's welcome is known."""
+    """The parts of this node's executor that exist before the broker's welcome arrives."""
 
     config: Config
     spec: NodeSpec
@@ -223,7 +226,8 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     devices = lent_devices(config, environ)
     meter = GpuMeter(devices)
     spec = node_spec(config, environ, backends, plan.component, plan.name, devices, plan.het_group)
-    enforce.sweep()  # what workers that were killed here left; `make_scratch` does so for its own
+    # removes the cgroups of killed workers; `make_scratch` removes their scratch folders
+    enforce.sweep()
     scratch = make_scratch(environ, config.scratch, "worker")
     ended: asyncio.Future[str] = loop.create_future()
     node: NodeExecutor | None = None

@@ -139,7 +139,9 @@ def _held(job: str, as_json: bool) -> int:
 
 
 def _comment(job: str, line: str) -> int:
-    """Writes the Comment of the Slurm job, as the broker does at the end; also after the job's end.
+    """Writes the Comment of the Slurm job, as the broker does when it ends.
+
+    This also works after the job has ended.
     """
     from ..config.settings import load_config
     from ..errors import InvalidInput, TangramError

@@ -23,7 +23,8 @@ def go(args: argparse.Namespace) -> int:
     """Reads all sources and prints one line per setting; returns the exit status."""
     from ..config.settings import SITE_FILE, checked, gather, load_config, user_file
 
-    load_config(os.environ)  # warns about a tangram.toml here that is not read
+    # called for its warning about a tangram.toml of this directory that is not read
+    load_config(os.environ)
     found = gather(os.environ)
     values = checked(found).model_dump()
     if args.json:

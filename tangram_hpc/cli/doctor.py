@@ -52,7 +52,8 @@ def go(args: argparse.Namespace) -> int:
 
     wrong = ""
     try:
-        config = load_config(os.environ, say=False)  # a check of the page warns instead
+        # one of the checks reports a tangram.toml that is not read
+        config = load_config(os.environ, say=False)
     except InvalidInput as error:
         config, wrong = Config.model_validate({}), str(error)
     own: Addresses | str | None

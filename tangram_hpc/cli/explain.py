@@ -59,8 +59,9 @@ def go(args: argparse.Namespace) -> int:
 
 
 def _ask(job: str, action: str) -> tuple[dict[str, Any], str]:
-    """Returns the broker's answer or an error, and the job that was asked; empty if none was
-    reached.
+    """Returns the broker's answer or an error, and the job whose broker was asked.
+
+    The job is empty if no broker was found.
     """
     from ..app.connecting import connect, find_access
     from ..errors import AccessError, BrokerUnreachable
@@ -81,8 +82,9 @@ def _ask(job: str, action: str) -> tuple[dict[str, Any], str]:
 
 
 def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
-    """Returns how an action ended that the broker no longer knows; None if the journal has no such
-    one.
+    """Returns how an action ended that the broker no longer knows.
+
+    The answer comes from the journal; it is None if the journal does not have the action.
     """
     from ..accounting.record import fold
     from ..domain.ids import parse, show
@@ -137,7 +139,7 @@ def lines(answer: dict[str, Any]) -> list[str]:
 
 
 def _turn(turn: dict[str, Any]) -> str:
-    """Describes a turn: the service that it was routed to, or the requests of its pool's services.
+    """Describes a turn: the service that it was routed to, or how busy the pool's services are.
     """
     of = (f"turn of trajectory {turn['trajectory']}: {turn['context']} tokens of context, "
           f"{turn['generated']} generated")

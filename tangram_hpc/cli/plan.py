@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ..simulator.pictures.curve_svg import Panel
 
 PLAN_FILE = "tangram-plan.json"
+# the value of `costs` in --json and in the plan file, which must not change (docs/GOLDEN.md);
+# people read "the built-in model" instead
+_BUILT_IN = "the own model"
 
 
 def add(verbs: Any) -> None:
@@ -168,7 +171,7 @@ def _plan(own: AnalyticCosts, args: argparse.Namespace, settings: PlannerSetting
             seen.append(node)
 
     wanted = note if args.explain is not None else None
-    search, said = settings.search(), "the own model"
+    search, said = settings.search(), _BUILT_IN
     if settings.cost_command:
         command = CommandCosts(own, settings.cost_command, settings.cost_timeout_s)
         try:
@@ -265,7 +268,8 @@ def _print(found: SplitPlan, own: AnalyticCosts, source: str, said: str, factors
     print(f"{own.model.name} ({own.model.params / 1e9:.1f} B weights) on {found.gpus} "
           f"{own.hardware.name} GPUs, {own.training.batch} sequences a step")
     print(f"lengths  {source}: mean {sum(totals) / len(totals):.0f} tokens, longest {max(totals)}")
-    print(f"costs    {said}{_factor_text(factors)}")
+    shown = said.replace(_BUILT_IN, "the built-in model", 1)
+    print(f"costs    {shown}{_factor_text(factors)}")
     print(f"\n{'train':>6}{'rollout':>8}  {'step s':>9}{'train s':>9}{'rollout s':>10}"
           f"{'GiB':>7}{'spare':>6}  {'layout':<22}instances")
     for split in found.splits[:top]:

@@ -1,7 +1,8 @@
-"""`tangram rank`: stands before any trainer's command under `srun`.
+"""`tangram rank`: a prefix for the command of any trainer that `srun` starts.
 
-It finds the broker and then becomes `tangram gateway` in the last rank of an MPI world, and the
-trainer itself in all other ranks, so that signals and exit statuses are the trainer's own.
+The verb finds the broker. The process then becomes `tangram gateway` in the last rank of an MPI
+world, and the trainer itself in all other ranks, so that signals and exit statuses are the
+trainer's own.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def go(args: argparse.Namespace) -> int:
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     environ = os.environ
-    try:  # such an error is the same in all ranks, so only rank 0 prints it
+    try:  # an error raised here is the same in all ranks, so only rank 0 prints it
         if not command:
             raise InvalidInput("rank: it needs a command, as in `srun tangram rank -- python "
                                "train.py`")
@@ -69,7 +70,7 @@ def go(args: argparse.Namespace) -> int:
         if launch_rank(environ) == 0:
             raise
         return error.exit_status
-    try:  # such an error may differ between nodes, so one rank of each node prints it
+    try:  # an error raised here may differ between nodes: one rank of each node prints it
         made = _prepare(args, environ, found)
         if args.step_file and found.rank == 0:
             write_whole(args.step_file, environ.get("SLURM_STEP_ID", "") + "\n")
@@ -83,7 +84,8 @@ def go(args: argparse.Namespace) -> int:
         # Slurm sends SIGTERM to all ranks; the gateway ends when the trainers have ended.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ours = ["-m", "tangram_hpc"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
-        command = [sys.executable, *ours, "gateway"]  # it finds the broker by TANGRAM_ACCESS
+        # the gateway finds the broker by TANGRAM_ACCESS
+        command = [sys.executable, *ours, "gateway"]
     _become(command, made)
 
 

@@ -128,8 +128,9 @@ def drawer(path: Path | None) -> Any:
 
 
 def _measure(work: Any, cluster: Any, args: argparse.Namespace) -> tuple[Measure, dict[str, str]]:
-    """Returns a function that plays the workload at one size, and the reasons why policies could
-    not.
+    """Returns a function that simulates the workload at one size, and a dict of reasons.
+
+    The function writes into the dict why a policy cannot run the workload at all.
     """
     from ..errors import InvalidInput
     from ..scheduler.placement.placers.placer_registry import make_placer

@@ -3,9 +3,10 @@ package.
 
 Text goes in and text comes out; Slurm is not called. The head of a template documents each key in a
 line `#: key=default  about`; in the script the key stands as `<KEY>`. A directive whose optional
-key is empty is dropped, and keys that stay open are reported. Text that several templates share
-lies in a file `_PART.sh`; a line `#+ PART` includes it, so that what is shown and rendered is
-whole. A line `#! key=value: about` is a caution, which is printed when the key has this value.
+key is empty is dropped, and keys without a value are reported. Text that several templates share
+lies in a file `_PART.sh`. A line `#+ PART` includes that file, so a template is always shown and
+rendered whole. A line `#! key=value: about` is a caution, which is printed when the key has this
+value.
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ def load(name: str) -> Template:
 
 
 def render(template: Template, given: Mapping[str, str]) -> str:
-    """Returns the template filled in; keys without a value stay open.
+    """Returns the template filled in; keys without a value stay placeholders.
 
     Raises:
         InvalidInput: The template has no such key, or a value is not allowed.

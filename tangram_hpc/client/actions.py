@@ -1,8 +1,8 @@
 """Submission of a user's work: a command or a Python function becomes an action.
 
 `Client.submit` and `Session.submit` both end here. Every argument is checked before anything is
-sent; the error names the wrong one. Work of services, rollout pools and endpoints has modules of
-its own.
+sent; the error names the wrong one. Calls of services, rollout pools and endpoints have modules of
+their own.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def submit(connection: Connection, work: Work, args: tuple[Any, ...],
         raise InvalidInput("args: only a function takes arguments; put them into argv")
     if session is not None:
         if trusted and not session.spec.trusted:
-            raise InvalidInput("trusted: the session says it for all its commands; open it with "
+            raise InvalidInput("trusted: it applies to a session as a whole; open the session with "
                                "trusted=True")
         env = {**session.env, **environment(env)}
     command, what = exec_call(work, cwd=cwd, env=env, stdin=stdin, files=files,

@@ -1,8 +1,8 @@
-"""`Client`: the face of the package for a trainer.
+"""`Client`: the class through which a trainer uses the package.
 
 A client owns one connection to the broker and the parts that work over it: service calls, rollout
-calls and the source of endpoint grants. It hands each of them the connection; none of them knows
-the client. What is open, and what happens when a channel is lost, is in `connection.py`.
+calls and the source of endpoint grants. Each part gets the connection; none of them knows the
+client. `connection.py` keeps the open actions and sessions, and reconnects when a channel is lost.
 """
 
 from __future__ import annotations
@@ -102,29 +102,32 @@ class Client:
             work: an argv list, a line for the shell, or a function. A function is called with
                 `args` and `kwargs` in a runner process; it is uploaded at its first use.
             cpus: CPUs: `4`, `(1, 8)` for any number in between, `[1, 2, 4]` for one of these.
-            mem: memory it holds while it runs, in MiB or as "2G"; in a session, in addition to the
-                session's.
-            gpus: whole GPUs that it holds while it runs.
-            session: the session it runs in; None for none.
+            mem: memory that the action holds while it runs, in MiB or as "2G"; in a session, in
+                addition to the session's.
+            gpus: whole GPUs that the action holds while it runs.
+            session: the session in which it runs; None for none.
             timeout: the longest run time, in seconds; waiting does not count. None for no limit.
             name: the class of the action in accounting and run time estimates; guessed if empty.
-            retries: how often it is started again after a node failure. None for 2, and for 0 in a
-                session (its state is lost) or with an endpoint (it may have been called).
+            retries: how often the action is started again after a node failure. None means 2, but 0
+                in a session (whose state is lost with the node) and with an endpoint (which may
+                have been called already).
             resizable: whether its number of CPUs may change while it runs.
-            component: the het component or partition it must run on; empty for any.
-            profile: its run time, where known; learned otherwise.
-            trusted: for a command without a session: it is your own and may see your files. For a
-                function: its result may be unpickled here; a function that runs a model's code
-                could forge such a result.
-            endpoint: an endpoint that it calls. It then holds a slot of the endpoint and no CPU.
+            component: the het component or partition on which it must run; empty for any.
+            profile: its run time, if you know it; otherwise it is learned.
+            trusted: for a command without a session: the command is your own and may see your
+                files. For a function: its result may be unpickled here; do not say so for a
+                function that runs a model's code, which could forge such a result.
+            endpoint: an endpoint that the action calls. It then holds a slot of the endpoint and no
+                CPU.
             cwd, env, stdin, files: for commands. `files` (path -> content) are written first.
             on_output: called by the client's thread with (1 or 2, bytes) for each piece of stdout
-                or stderr. If it raises, the error is logged and the calls end.
+                or stderr. If it raises, the error is logged, and it is not called again.
             clean_env: whether a command's environment is the sandbox's with `env` on top; False for
                 exactly `env`.
-            once: an idempotency key. The same key runs once in a job, requeues included, and gives
-                the kept result until `forget`. Empty for none.
-            trajectory: the trajectory whose tool it is, see `rollout`. None for its session's.
+            once: an idempotency key. Work with the same key runs once in a job, requeues included,
+                and its result is kept until `forget`. Empty for none.
+            trajectory: the trajectory of which the action is a tool, see `rollout`. None for that
+                of its session.
 
         Returns:
             A Future of an ExecResult (also for a command that fails) or of the function's value.
@@ -152,7 +155,7 @@ class Client:
         Args:
             work: a function.
             iterables: its arguments; the shortest ends the tuples.
-            options: arguments of `submit`, but for `once`.
+            options: arguments of `submit`, except `once`.
 
         Yields:
             Each function's value. Leaving the iterator early cancels the rest.
@@ -179,8 +182,8 @@ class Client:
 
     def forget(self, *names: str, prefix: str = "") -> int:
         """Lets the broker drop the kept results of idempotency keys. Call it when a checkpoint
-        holds the results: the same keys submitted again would run again. Actions that have not
-        ended stay.
+        holds the results: afterwards, work that is submitted with the same keys runs again. Keys of
+        actions that have not ended are kept.
 
         Args:
             names: keys, as they were given to `once`.
@@ -207,8 +210,9 @@ class Client:
         `async with`) waits for its admission.
 
         Args:
-            mem: memory it holds from open to close, in MiB or as "2G".
-            disk: the most space its files may take, likewise; 0 for the site's default.
+            mem: memory that the session holds from open to close, in MiB or as "2G".
+            disk: the most space that its files may take, in MiB or as "2G"; 0 for the site's
+                default.
             backend: "process", "bwrap", "podman", "apptainer" or "enroot"; empty for the best that
                 the node has.
             image: the image of its file system, as the backend names images; empty for the node's
@@ -216,18 +220,19 @@ class Client:
             network: whether it may reach a network.
             trusted: whether its code is your own and may see your files. An untrusted session is
                 refused where no node can keep it from them.
-            background: what happens between actions to processes that they left: "stop", "share"
-                (they share a small part of one CPU) or "end" (they are killed with their action).
+            background: what happens to background processes between actions: "stop" (they are
+                stopped), "share" (they share a small part of one CPU) or "end" (they are killed
+                with their action).
             env: environment variables of all its commands; each command's own go on top.
             files: path -> content; written before anything else happens in it.
-            idle_s: it is closed after so many seconds in which nothing waited, ran or renewed it; 0
-                for never.
-            grace_s: how many seconds it outlives the loss of this client; None for the broker's
-                setting.
+            idle_s: the session is closed after so many seconds in which no action of it waited or
+                ran and nobody renewed it; 0 for never.
+            grace_s: how many seconds the session outlives the loss of this client; None for the
+                broker's setting.
             name: its name in accounting.
-            component: the het component or partition it must be on; empty for any.
-            movable: whether its files are all that matters. It then moves to another node when its
-                own is drained.
+            component: the het component or partition on which it must be; empty for any.
+            movable: whether the session needs nothing but its files. It then moves to another node
+                when its own node is drained.
             trajectory: the trajectory whose tools run in it, see `rollout`; empty for none. Reading
                 and writing files does not count as a tool.
 
@@ -324,8 +329,8 @@ class Client:
             trajectory: your name of the trajectory; another client may use the same name for
                 another one. Actions submitted with the same `trajectory` are its tools: how they
                 end lets the broker estimate how much of it is left.
-            prompt: the prompt it began with, as a number below 2**62 or a text. All samples of one
-                prompt name the same.
+            prompt: the prompt with which the trajectory began, as a number below 2**62 or a text.
+                All samples of one prompt give the same value.
             context: tokens with which this turn begins, prompt and returns of tools included.
             generated: tokens that the policy has generated in this trajectory so far.
             tokens, timeout, retries, name, once: as for `call`.
@@ -389,7 +394,8 @@ class Client:
             name: the endpoint's name.
             concurrency: the most calls at once.
             rate: the most calls per second; 0 for no limit.
-            burst: the most calls at once after a pause; None for those of one second.
+            burst: the most calls at once after a pause; None for as many as `rate` allows in one
+                second.
             jitter_ms: by how many milliseconds the network may delay one call more than another.
                 The broker keeps the burst smaller by the calls of that time, so that the endpoint
                 never sees more than its quota.
@@ -417,13 +423,13 @@ class Client:
 
         Args:
             name: the endpoint's name.
-            cache: how many answers of `request(key=...)` this process keeps and gives again; 0 for
-                none. It changes the data that a policy trains on: everybody who asks the same sees
-                the same answer, where the endpoint might have given several.
+            cache: how many answers of `request(key=...)` this process keeps and returns again; 0
+                for none. A cache changes the data that a policy trains on: all requests with one
+                key get the same answer, where the endpoint might have given different ones.
             cache_s: for how long an answer is kept, in seconds.
-            single_flight: whether requests of one key at the same time share one call, with its
-                answer or its failure. It changes the data likewise. The call goes on when one of
-                its callers goes away.
+            single_flight: whether requests with one key at the same time share one call, with its
+                answer or its failure. This changes the training data in the same way as a cache.
+                The call goes on when one of its callers goes away.
             rng: where the pauses between attempts are drawn from; None for a generator of its own.
 
         Raises:

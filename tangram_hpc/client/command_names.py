@@ -1,7 +1,7 @@
-"""Pure. Guesses the name of a command that its caller did not name.
+"""Guesses the name of a command that its caller did not name; it does no I/O.
 
-A name is a class: run times are learned for each name, and accounting adds up by it. The name is
-therefore that of the program which does the work: `pytest` for
+The name is the action's class: run times are learned for each name, and accounting adds up by name.
+The name is therefore that of the program which does the work: `pytest` for
 `cd repo && SEED=17 timeout 60 python3 -m pytest -q`, and `run_N.py` for `python3 run_17.py` and
 `python3 run_18.py` alike. The guess looks at the first command of the line that does more than
 prepare. It reads no file and never fails; its cost is linear in the first LOOK characters.
@@ -17,7 +17,7 @@ from ..domain.class_names import template
 
 LOOK = 2000  # characters of a shell line that are read
 _SHORT = 400  # characters of a command given as words whose name is remembered
-_DEPTH = 4  # shells that run a line that runs a shell
+_DEPTH = 4  # how deeply shells that run shells are followed
 # a redirection, a comment, a separator, a word with its quoted parts, an unclosed quote
 _TOKEN = re.compile(r"""(?P<away>[0-9]*>&[0-9-]|&>>?|[0-9]*(?:<<<|<<-?|<|>>|>\||>))
                     |(?P<comment>\#[^\n]*)
@@ -28,8 +28,8 @@ _KEYWORDS = frozenset(("then", "do", "if", "while", "until", "else", "elif", "{"
 _NO_COMMAND = frozenset(("for", "case", "select", "function", "}", "fi", "done", "esac"))
 _PREPARES = frozenset(("cd", "export", "set", "source", ".", "ulimit", "umask", "pushd", "popd",
                        "[", "[[", "test", "unset", "mkdir", "true", ":", "eval", "shopt", "trap"))
-# commands that run the command after them: how many words of their own come before that, and the
-# options of theirs that have a value
+# Commands that run another command: the number of their own arguments in front of that command, and
+# those of their options that take a value.
 _WRAPPERS = {
     "env": (0, ("-u", "--unset", "-C", "--chdir")), "timeout": (1, ("-s", "--signal", "-k")),
     "nice": (0, ("-n",)), "sudo": (0, ("-u", "-g", "-C", "-D", "-h", "-p")),
@@ -54,7 +54,8 @@ def name_of(shell: str, argv: Sequence[str]) -> str:
     """
     if shell:
         return _name_of_line(shell[:LOOK])
-    if len(argv) < 9 and sum(map(len, argv)) < _SHORT:  # short ones are kept: they often come again
+    # names of short commands are cached, because such commands often come again
+    if len(argv) < 9 and sum(map(len, argv)) < _SHORT:
         return _name_of_words(tuple(argv))
     return _name_of_words.__wrapped__(tuple(argv[:64]))
 
@@ -81,8 +82,8 @@ def _of_line(line: str, depth: int) -> str:
 
 
 def _commands(line: str) -> Iterator[list[str]]:
-    """The commands of a line as lists of words, without quotes and redirections. Nothing is read
-    behind the last one that is asked for: a long script in a line costs no more than its head."""
+    """Yields the commands of a line as lists of words, without quotes and redirections. The line is
+    read only as far as the caller asks, so a long script costs no more than its first commands."""
     words: list[str] = []
     away = False  # the next word is a redirection's file
     for token in _TOKEN.finditer(line):
@@ -107,7 +108,7 @@ def _commands(line: str) -> Iterator[list[str]]:
 
 
 def _of_words(words: list[str], depth: int) -> str:
-    """The name of one command; empty when nothing is left of it."""
+    """Returns the name of one command; empty if it only sets variables or wraps no command."""
     while words:
         program = _last_part(words[0])
         if _ASSIGNMENT.match(words[0]):
@@ -127,7 +128,7 @@ def _of_words(words: list[str], depth: int) -> str:
 
 
 def _after_options(words: list[str], with_value: Sequence[str]) -> list[str]:
-    """What follows the options, and the value of each option that has one."""
+    """Returns the words after the leading options and their values."""
     at = 0
     while at < len(words) and words[at].startswith("-"):
         at += 2 if words[at] in with_value else 1
@@ -135,7 +136,9 @@ def _after_options(words: list[str], with_value: Sequence[str]) -> list[str]:
 
 
 def _of_shell(words: list[str], program: str, depth: int) -> str:
-    """The name of the line that a shell runs (`-c`, `-lc`), else of its script, else of itself."""
+    """Returns a name for a call of a shell: that of the line that it runs (`-c`, `-lc`), else that
+    of its script, else the shell's own.
+    """
     for at, word in enumerate(words[1:], 2):
         if word.startswith("-") and not word.startswith("--") and "c" in word:
             return _of_line("".join(words[at:at + 1])[:LOOK], depth - 1) or program
@@ -145,8 +148,8 @@ def _of_shell(words: list[str], program: str, depth: int) -> str:
 
 
 def _of_program(words: list[str], program: str) -> str:
-    """The name of an interpreter's module or script, else of the program. Programs on the search
-    path have names of their own (`bzip2`); a file's name is a template."""
+    """Returns the name of an interpreter's module or script, else of the program. In the name of a
+    file numbers are replaced; a program on the search path keeps its name (`bzip2`)."""
     matched = _INTERPRETER.match(program)
     if matched is None:
         path = words[0].rpartition("/")[0]

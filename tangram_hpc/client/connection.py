@@ -1,14 +1,15 @@
 """The connection of one client to its broker: what is open there, and the thread that serves it.
 
-`Connection` is the lowest part of a client. The user's face (`Client`, `Session`, `Endpoint`) and
-the parts between submit actions, open sessions and ask questions through it; it knows none of them.
+`Connection` is the lowest part of a client. The classes that users see (`Client`, `Session`,
+`Endpoint`) and the parts in between submit actions, open sessions and send queries through it. It
+knows none of them.
 
 One background thread owns the channel: it alone receives, ends futures and reconnects. Any thread
 may submit. It does so under the lock, and wakes the thread once for all that is queued.
 
 Actions and sessions are kept until their end is known. After a lost channel the thread dials again
-and repeats all of them under the same ids, so nothing is lost and nothing runs twice. A question
-belongs to one channel: it is not repeated, and whoever asked is told that no answer came.
+and repeats all of them under the same ids, so nothing is lost and nothing runs twice. A query
+belongs to one channel: it is not repeated, and its caller is told that no answer came.
 """
 
 from __future__ import annotations
@@ -42,20 +43,21 @@ from .results import Pending, conclude, give_output, log_refusal, refuse
 from .session_record import SessionRecord
 from .stored_payloads import StoredPayloads
 
-_TRY_S = 20.0  # no round of dials takes longer; a longer one means that this process was stopped
+_TRY_S = 20.0  # a round of dials takes less; if one took longer, this process was stopped meanwhile
 _HELLO_S = 10.0  # how long the broker may take to answer a Hello
-_ACK_AFTER, _ACK_BYTES = 128, 1 << 20  # results, or bytes of them, until they are acknowledged
+# so many results, or bytes of results, are acknowledged together
+_ACK_AFTER, _ACK_BYTES = 128, 1 << 20
 
 
 class Connection:
-    """One client's conversation with its broker.
+    """One client's connection to its broker.
 
     Attributes:
         job: the job's name.
-        welcome: what the broker said when it last took this client in; None before the first time.
+        welcome: the broker's last `Welcome` to this client; None before the first one.
         store: this client's entries in the job's store.
-        functions: the functions that it has uploaded there.
-        failure: why nothing can be submitted any more; None while it can.
+        functions: the functions that this client has uploaded to the store.
+        failure: why nothing can be submitted any more; None while the connection works.
         owner: the id of the process that opened the connection.
         again: a Python call by which another process gets a client of its own, for messages.
     """
@@ -73,14 +75,14 @@ class Connection:
         self.failure: TangramError | None = None
         self._dials = list(dials)
         self._uid, self._name, self._rank, self._size = uuid.uuid4().hex, name, rank, size
-        self._lock = threading.Lock()  # held to change anything below, but for what is taken out
+        self._lock = threading.Lock()  # held to change anything below, except to remove entries
         self._outbox = Outbox()  # messages that were not sent yet
-        self._woken = False  # whether the thread was woken for what is in the outbox
+        self._woken = False  # whether the thread was woken for the messages in the outbox
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}  # actions whose result is not here
         self._sessions: dict[int, SessionRecord] = {}  # sessions whose end is not known
-        self._opening: set[int] = set()  # those of them that wait for admission
-        self._answers: dict[int, concurrent.futures.Future[Any]] = {}  # questions without answer
+        self._opening: set[int] = set()  # sessions among these that wait for admission
+        self._answers: dict[int, concurrent.futures.Future[Any]] = {}  # queries without an answer
         self._acks, self._ack_bytes = list[int](), 0  # results that were not acknowledged
         self._closing = False
         self._channel: Channel | None = None
@@ -116,14 +118,15 @@ class Connection:
         """Submits one action and returns at once.
 
         Args:
-            kind: what the action is.
+            kind: the kind of the action.
             options: how it shall be served.
             session: the session that it belongs to; None for none.
-            what: its name, where `options` has none.
+            what: its name, if `options` has none.
             call: its payload; one over 64 KiB goes through the store.
             trusted: whether its result may be unpickled.
             on_output: called with the pieces of its output.
-            uploaded: the function that it calls, which was counted for it; None for other actions.
+            uploaded: the function that it calls, whose count already includes this action; None for
+                other actions.
             key: its key resource.
 
         Returns:
@@ -321,7 +324,7 @@ class Connection:
                 channel = self._open(first=False, because=str(error))
 
     def _awaits(self) -> bool:
-        """Whether an answer is due, which a polling channel may spend CPU on."""
+        """Whether an answer is due, so that a polling channel may spend CPU on waiting for it."""
         return bool(self._pending or self._answers or self._opening)
 
     def _send_outbox(self, channel: Channel) -> None:
@@ -392,14 +395,14 @@ class Connection:
         self._ready.set()
 
     def _adopt(self, channel: Channel, welcome: ms.Welcome, first: bool) -> None:
-        """Makes this channel ours and says again all that is open; lock held."""
+        """Makes this channel ours and repeats all open actions and sessions; lock held."""
         if not first and self.welcome is not None and welcome.client != self.welcome.client:
             raise _Forgotten(f"job {self.job}: the broker no longer knows this client; its "
                              "sessions are gone")
         self._channel, self.welcome = channel, welcome
         if first:
             return
-        self._outbox.take()  # rebuilt from what is open
+        self._outbox.take()  # the outbox is rebuilt from the open actions and sessions
         for session in self._sessions.values():
             self._outbox.put(ms.RequestSession(session.spec, again=True))
         for pending in self._pending.values():
@@ -464,8 +467,8 @@ class Connection:
             log_refusal(self.job, message)
 
     def _fail(self, error: TangramError) -> None:
-        """Ends everything that is open with this error, except that an action which its caller
-        cancelled ends as cancelled."""
+        """Ends all open actions, sessions and queries with this error. An action that its caller
+        has cancelled ends as cancelled instead."""
         with self._lock:
             self.failure = error
             open_now, self._pending = list(self._pending.values()), {}
@@ -483,4 +486,4 @@ class Connection:
 
 
 class _Forgotten(BrokerUnreachable):
-    """The broker answers, but its grace for this client is over."""
+    """Raised when the broker answers, but its grace for this client is over."""

@@ -1,4 +1,4 @@
-"""Clients in the child of a fork: their copies there do nothing, and say so.
+"""Clients in the child of a fork: their copies are unusable and raise an error that says so.
 
 A fork copies every object of its process, but only the thread that forked. The copy of a client has
 no thread of its own, shares its socket with the parent, and may have been copied while another
@@ -22,17 +22,17 @@ from .future import Future
 
 
 class Forkable(Protocol):
-    """What this module needs of a connection, or of a part that has a lock of its own."""
+    """The interface of a connection, or of a part with a lock of its own, towards this module."""
 
     def disown(self) -> None:
-        """Lets go of everything that the copy shares with the parent."""
+        """Closes or forgets everything that the copy shares with the parent."""
 
 
 _watched: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def watch_forks(part: Forkable) -> None:
-    """Disowns this part of a client in every child of a fork from now on."""
+    """From now on, calls `disown` of this part in every child of a fork."""
     _watched.add(part)
 
 
@@ -59,7 +59,7 @@ def not_ours(what: str, owner: int, remedy: str) -> ClientClosed:
 
 def end_copy(future: concurrent.futures.Future[Any], error: Exception) -> None:
     """Ends the copy of an open future with an error. A thread of the parent may hold the future's
-    condition, so it gets another one; whoever waited for it is in the parent."""
+    condition, so the copy gets a new one; all waiting threads are in the parent."""
     if isinstance(future, Future):
         future.end_in_child(error)
         return

@@ -2,9 +2,9 @@
 
 Each function is pickled once and stored once. A call carries the digest of its function and its
 pickled arguments. The cache remembers the functions that may be called again. An entry leaves the
-store when the cache has evicted its function and no open action needs it any more. The count of
-open actions is kept without a lock between the threads that submit and the connection's thread,
-because both are on the way of every call.
+store when the cache has evicted its function and no open action needs it any more. Threads that
+submit and the connection's thread count open actions without a common lock, because every call
+passes through both.
 
 This is the only module of the client that pickles, and it never unpickles.
 """
@@ -22,7 +22,7 @@ from ..protocol import payload as pl
 from .stored_payloads import StoredPayloads
 
 FUNCTIONS_MAX = 1024  # functions that the cache remembers
-FUNCTION_BYTES_MAX = 32 << 20  # their bytes in the store, where no open action needs them
+FUNCTION_BYTES_MAX = 32 << 20  # largest size in the store of functions that no open action needs
 _NO_ARGUMENTS = pickle.dumps(((), {}), protocol=5)
 
 
@@ -88,8 +88,8 @@ class FunctionCache:
 
     def ended(self, uploaded: UploadedFunction) -> None:
         """Called by the connection's thread when an action with this function has ended. It waits
-        for no lock: `_evict` sets `evicted` before it looks at the counts, and this method counts
-        before it looks at `evicted`, so at least one of the two sees that no action is left."""
+        for no lock: `_evict` sets `evicted` before it reads the counts, and this method counts
+        before it reads `evicted`, so at least one of the two sees that no action is left."""
         uploaded.ended += 1
         if uploaded.evicted:
             self._release(uploaded)
@@ -105,7 +105,7 @@ class FunctionCache:
 
     def _upload(self, function: Callable[..., Any]) -> UploadedFunction:
         data = _cloudpickled(function, "function")
-        old = self._known.pop(id(function), None)  # the function that had this id() before
+        old = self._known.pop(id(function), None)  # a former function that had the same id()
         if old is not None:
             self._evict(old)
         known = self._known[id(function)] = UploadedFunction(function, self._store.put(data),
@@ -128,7 +128,7 @@ class FunctionCache:
 
 
 def _cloudpickled(value: Any, field: str) -> bytes:
-    import cloudpickle  # only function actions need it
+    import cloudpickle  # imported here, since only function actions need it
 
     try:
         return bytes(cloudpickle.dumps(value))

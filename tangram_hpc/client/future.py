@@ -1,11 +1,11 @@
-"""`Future`: the result of one action, and what is known of how the action was served.
+"""`Future`: the result of one action, and details of how it was served.
 
 A `Future` is a `concurrent.futures.Future` (`result`, `exception`, `add_done_callback`,
 `as_completed`, `wait`) that can also be awaited. The connection's thread completes it.
 
-The condition, the list of waiters and the list of callbacks of the base class are made when
-somebody first needs them. Of a thousand futures most have ended before anybody waits for them, and
-ten objects for each would be a third of what an action costs its client, most of it for the garbage
+The condition, the list of waiters and the list of callbacks of the base class are made when they
+are first needed. Of a thousand futures most have ended before anybody waits for them. Making ten
+objects for each would take a third of the client's CPU time per action, most of it for the garbage
 collector.
 """
 
@@ -38,7 +38,7 @@ class Details:
         state: the state in which it ended.
         node: the node on which it ran.
         cores: the numbers of the CPUs that it held.
-        attempt: the number of the start that ended so.
+        attempt: the number of the attempt that gave this result; the first is 1.
         queue_s: seconds from submission to grant, by the broker's clock.
         held_s: seconds from grant to finish, by the broker's clock.
         exec_s: seconds of run time, by the node's clock.
@@ -46,11 +46,12 @@ class Details:
         cpu_s: user and system seconds of its processes.
         maxrss_kib: the largest resident set of any one of its processes, in KiB.
         isolation: the isolation backend that it had.
-        enforcement: how it was kept to what it was lent.
-        reason: one line that says why it ended so, where the state does not say it.
+        enforcement: how its limits were enforced.
+        reason: one line that says why the action ended in this state, where the state does not
+            tell.
         grants: (ns since the grant, units from then on) for each size that it had.
         restore_s: for the call that brought its service to the GPUs: how long that took, in
-            seconds. Calls of the same batch waited for it in the queue.
+            seconds. For other calls of the same batch this time is in `queue_s`.
         batch: how many calls of a service ran together, this one included.
         exit_code: as for `ExecResult`, for actions of every kind.
         lower_bounds: which of "cpu" and "maxrss" are lower bounds only, as they could not be
@@ -103,7 +104,7 @@ class ExecResult(msgspec.Struct, frozen=True, gc=False):
         maxrss_kib: the largest resident set of any one of its processes, in KiB.
         grants: (ns since the grant, units from then on) for each size that it had.
         isolation: the isolation backend that it had.
-        enforcement: how it was kept to what it was lent.
+        enforcement: how its limits were enforced.
         lower_bounds: which of "cpu" and "maxrss" are lower bounds only, as they could not be
             measured to the end.
 
@@ -177,9 +178,9 @@ os.register_at_fork(after_in_child=_forked)
 class Future(concurrent.futures.Future[Any]):
     """The result of one action, now or later; made by `submit` and the like.
 
-    It is a `concurrent.futures.Future` and can be awaited. `result()` returns the value or raises
-    what `Client.submit`, `Client.call` or `Session.read` say; it raises CancelledError after a
-    `cancel()` of this client.
+    It is a `concurrent.futures.Future` and can be awaited. `result()` returns the value, or raises
+    an error that the docstring of `Client.submit`, `Client.call` or `Session.read` lists; it raises
+    CancelledError after a `cancel()` of this client.
 
     Attributes:
         action: the action's id, as a number; see `id`.
@@ -193,7 +194,8 @@ class Future(concurrent.futures.Future[Any]):
     """
 
     def __init__(self, action: int, cancel: Callable[[int], None]) -> None:
-        # what the base class's __init__ sets, but for what `_condition` makes later
+        # the attributes that the base class's __init__ sets, except those that `_condition` makes
+        # later
         self._state = PENDING
         self._result: Any = None
         self._exception: BaseException | None = None

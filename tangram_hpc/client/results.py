@@ -40,12 +40,13 @@ from .stored_payloads import StoredPayloads
 _log = logging.getLogger(__name__)
 _RESULTS = (ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT,
             ActionState.OUT_OF_MEMORY)
-_OWN_ENDS = (ActionState.COMPLETED, ActionState.FAILED)  # not forced by a limit or a cancellation
+# states in which an action ends by itself, not by a limit or a cancellation
+_OWN_ENDS = (ActionState.COMPLETED, ActionState.FAILED)
 
 
 class Pending(msgspec.Struct, gc=False):
-    """An action whose result is not here: all that is needed to submit it again after a reconnect,
-    and to end its future.
+    """An action whose result has not arrived, with all that is needed to submit it again after a
+    reconnect, and to end its future.
 
     Attributes:
         action: what was submitted.
@@ -74,7 +75,7 @@ class Pending(msgspec.Struct, gc=False):
     uploaded: UploadedFunction | None = None
 
     def release(self, functions: FunctionCache, store: StoredPayloads) -> None:
-        """Called when the action has ended: lets what it needed leave the job's store."""
+        """Called when the action has ended: releases its entries in the job's store."""
         if self.uploaded is not None:
             functions.ended(self.uploaded)
         if self.stored:
@@ -82,8 +83,8 @@ class Pending(msgspec.Struct, gc=False):
 
 
 def give_output(pending: Pending, stream: int, data: bytes) -> None:
-    """Hands a piece of output to the caller's `on_output`. What that raises is logged; it is then
-    called no more, and the client goes on."""
+    """Hands a piece of output to the caller's `on_output`. If that raises, the exception is logged,
+    `on_output` is not called again, and the client goes on."""
     assert pending.on_output is not None
     try:
         pending.on_output(stream, data)
@@ -95,8 +96,9 @@ def give_output(pending: Pending, stream: int, data: bytes) -> None:
 def conclude(pending: Pending, result: ms.ActionResult, payload: memoryview | None,
              store: StoredPayloads
              ) -> None:
-    """Ends the future with what the result says. The future ends as cancelled only if this client
-    asked for it (decision 0036): a `CancelledError` that is awaited cancels the awaiting task."""
+    """Ends the future as the result says. The future ends as cancelled only if this client has
+    cancelled the action (decision 0036), because a task that awaits a `CancelledError` is cancelled
+    itself."""
     act_ns = time.monotonic_ns() - pending.submitted_ns
     future, outcome = pending.future, result.outcome
     future.told = result, act_ns
@@ -126,7 +128,8 @@ def _value(pending: Pending, result: ms.ActionResult, payload: memoryview | None
         told = _fetched(told, pending, store)
     command = pending.action.kind is Kind.EXEC
     if not command and outcome.state not in _OWN_ENDS:
-        raise _failure(pending, outcome, told)  # whatever the runner sent while it was being ended
+        # a payload that the runner sent while it was being ended does not count
+        raise _failure(pending, outcome, told)
     if isinstance(told, pl.ErrorReturn):
         kind = UntrustedResult if told.kind == "UntrustedResult" else RemoteError
         text = told.text if kind is UntrustedResult else f"{told.kind}: {told.text}"

@@ -1,8 +1,9 @@
-"""Rollout pools, as a part of the client: turns of trajectories, and what the broker cannot see.
+"""Rollout pools, as a part of the client: turns of trajectories, and reports about trajectories.
 
 The broker chooses the service of each turn. A turn is an action like any other, and its arguments
-travel like those of `call`. Reports (`tool_returned`, `trajectory_ended`) only improve the broker's
-estimates: they keep their order among all messages, and are not repeated after a reconnect.
+travel like those of `call`. Reports (`tool_returned`, `trajectory_ended`) tell the broker what it
+cannot see itself, and only improve its estimates: they keep their order among all messages, and are
+not repeated after a reconnect.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def make_turn(pool: str, trajectory: str | int, prompt: int | str, context: int,
     """One turn, checked; the arguments are those of `Client.rollout`.
 
     Raises:
-        InvalidInput: an argument is wrong; names it.
+        InvalidInput: an argument is wrong; the message names it.
     """
     return Turn(pool, trajectory_name(trajectory), _prompt_number(prompt),
                 _count("context", context, CONTEXT_MAX),
@@ -101,7 +102,7 @@ def _prompt_number(prompt: int | str) -> int:
 
 def _count(field: str, amount: int, most: int = (1 << 40) - 1) -> int:
     try:
-        count = operator.index(amount)  # an element of an array is a whole number too
+        count = operator.index(amount)  # accepts also whole numbers that are elements of an array
     except TypeError:
         count = -1
     if not 0 <= count <= most:

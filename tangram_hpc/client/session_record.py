@@ -52,7 +52,7 @@ class SessionRecord:
             reason: the broker's reason, in one line.
             never: whether the session can never be admitted, so that `opened` raises
                 InfeasibleRequest instead of SessionLost.
-            error: what a pending `opened` raises where the client failed and not the session.
+            error: the error that a pending `opened` raises if the client failed, not the session.
         """
         self.why_ended = why_ended(self.spec.id, reason)
         if not self.opened.done():

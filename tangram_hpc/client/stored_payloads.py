@@ -1,4 +1,4 @@
-"""The entries that a client has in the job's store, and for how long each one must stay there.
+"""The entries that a client has in the job's store, with a count of users that keeps each there.
 
 Payloads over 64 KiB and functions travel through the job's store. The store names an entry by its
 content, so a batch that submits one large argument many times stores it once. Each entry therefore
@@ -30,7 +30,7 @@ class StoredPayloads:
 
     def __init__(self, store: Store, client: int) -> None:
         self._store, self._owner = store, f"{client}.call"
-        # held until an entry is written, so that an entry which is counted exists
+        # held while an entry is written, so that each counted entry exists
         self._lock = threading.Lock()
         self._users: dict[str, int] = {}  # name of an entry -> its count of users
         self._released: deque[str] = deque()  # releases that are not yet counted; see `_settle`
@@ -66,16 +66,16 @@ class StoredPayloads:
         return self._store.put(self._store.get(name), owner_by_name(once))
 
     def release(self, name: str) -> None:
-        """Counts one user less and removes the entry with its last user. An empty name is ignored.
-        Never waits for a lock."""
+        """Subtracts one user, and removes the entry when no user is left. An empty name is ignored.
+        The method never waits for a lock."""
         if name:
             self._released.append(name)
             self._settle()
 
     def _settle(self) -> None:
-        """Counts the pending releases. It does not wait for the lock, because the connection's
-        thread must not wait for a large write; whoever holds the lock calls this method after
-        it."""
+        """Counts the pending releases. The method does not wait for the lock, because the
+        connection's thread must not wait for a large write; a thread that holds the lock calls this
+        method after it has released the lock."""
         while self._released and self._lock.acquire(blocking=False):
             try:
                 while self._released:
@@ -96,7 +96,7 @@ class StoredPayloads:
         return self._store.get(name)
 
     def drop_result(self, name: str, action: int, once: str) -> None:
-        """Removes a result of this client's action that was read, unless the action has an
-        idempotency key: its result is kept for whoever submits the same key again."""
+        """Removes a result of this client's action that was read. The result of an action with an
+        idempotency key stays, for later submissions of the same key."""
         if not once and name.partition(".")[2].startswith(f"{client_of(action)}."):
             self._store.drop(name)

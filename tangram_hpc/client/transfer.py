@@ -30,7 +30,7 @@ class _Awaited(Protocol):
 
 
 class Files(Protocol):
-    """What this module needs of a session; see `Session`."""
+    """The methods of a session that this module uses; see `Session`."""
 
     def read(self, path: str) -> _Awaited:
         """Reads a file."""
@@ -95,16 +95,16 @@ def _sources(source: Path, path: str) -> Iterator[tuple[str, Path | None]]:
             yield prefix + name, file
         for name in inner:
             if Path(folder, name).is_symlink():
-                raise InvalidInput(f"upload: {Path(folder, name)} is a link to a folder; take it "
-                                   "away or upload what it leads to")
+                raise InvalidInput(f"upload: {Path(folder, name)} is a link to a folder; remove "
+                                   "the link, or upload that folder itself")
 
 
 def _must_be_file(file: Path, root: Path) -> None:
     if not stat.S_ISREG(file.stat().st_mode):
         raise InvalidInput(f"upload: {file} is neither a file nor a folder")
     if file.is_symlink() and file != root and not file.resolve().is_relative_to(root):
-        raise InvalidInput(f"upload: {file} is a link that leads out of the folder; take it away "
-                           "or upload what it leads to")
+        raise InvalidInput(f"upload: {file} is a link that leads out of the folder; remove the "
+                           "link, or upload its target itself")
 
 
 def _raise(error: OSError) -> None:
@@ -158,7 +158,7 @@ def checked_entries(entries: Iterable[FileEntry], skip_others: bool = False
 
     Args:
         entries: what the sandbox listed.
-        skip_others: whether to leave out what is neither a file nor a folder.
+        skip_others: whether to leave out entries that are neither files nor folders.
 
     Returns:
         The folders, and the files.
@@ -183,8 +183,8 @@ def checked_entries(entries: Iterable[FileEntry], skip_others: bool = False
             found[entry.kind].append(entry)
         elif not skip_others:
             what = "a link" if entry.kind == "link" else "neither a file nor a folder"
-            raise InvalidInput(f"download: {name!r} is {what}; take it away there or say "
-                               "skip_others=True")
+            raise InvalidInput(f"download: {name!r} is {what}; remove it in the session, or call "
+                               "with skip_others=True")
     for name in seen:
         parent = name.rpartition("/")[0]
         if seen.get(parent, "dir") != "dir":
@@ -195,7 +195,7 @@ def checked_entries(entries: Iterable[FileEntry], skip_others: bool = False
 
 def _contents(session: Files, ways: list[tuple[FileEntry, str]]
               ) -> Iterator[tuple[FileEntry, bytes]]:
-    """Yields each file with its bytes, and reads up to `WINDOW` files ahead."""
+    """Yields each file with its bytes; up to `WINDOW` further files are being read meanwhile."""
     asked: deque[tuple[FileEntry, _Awaited]] = deque()
     for file, path in ways:
         asked.append((file, session.read(path)))
@@ -207,7 +207,7 @@ def _contents(session: Files, ways: list[tuple[FileEntry, str]]
 
 
 def _folder(root: int, parts: list[str]) -> int:
-    """Opens a folder beneath another one, and makes what is missing on the way.
+    """Opens a folder beneath another one, and makes folders that are missing on the way.
 
     Args:
         root: the descriptor of the upper folder.
@@ -217,7 +217,7 @@ def _folder(root: int, parts: list[str]) -> int:
         A descriptor that the caller closes.
 
     Raises:
-        InvalidInput: something on the way is not a folder; a link to a folder is none.
+        InvalidInput: a component of the path is not a folder; a link to a folder is refused too.
     """
     here = os.dup(root)
     for part in parts:

@@ -1,7 +1,7 @@
 """Checks the table `[elastic]`, by which a user lets the broker request and give back allocations.
 
-It is checked before anything is asked of Slurm, and an error names the wrong field in one line. The
-scheduler sees an `AllocPolicy` and nothing else of it. Nothing is requested unless the user gave a
+The table is checked before Slurm gets any request, and an error names the wrong field in one line.
+The scheduler sees the table only as an `AllocPolicy`. Nothing is requested unless the user gave a
 bound on nodes and on core-hours.
 """
 
@@ -82,12 +82,12 @@ class ElasticSettings(_Model):
     satellites: tuple[Satellite, ...] = ()
 
 
-Elastic = ElasticSettings  # the name until this release; goes with the next one
+Elastic = ElasticSettings  # the former name, an alias that the next release removes
 
 
 def elastic(table: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
             ) -> ElasticSettings:
-    """Returns the table, checked.
+    """Checks the table and returns its settings.
 
     Args:
         table: the table as it was written.
@@ -105,19 +105,20 @@ def elastic(table: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
     names = [s.name for s in settings.satellites]
     twice = next((n for n in names if names.count(n) > 1), None)
     if twice is not None:
-        raise InvalidInput(f"config field `elastic.satellites`: {twice!r} is there twice")
+        raise InvalidInput(f"config field `elastic.satellites`: two entries have the name "
+                           f"{twice!r}; give each kind a name of its own")
     if settings.max_nodes and not settings.max_core_hours:
         raise InvalidInput("config field `elastic.max_core_hours`: say how many core-hours "
-                           "satellites may use; without that none is asked for")
+                           "satellites may use; without a bound none is requested")
     if settings.max_nodes and not settings.satellites:
         raise InvalidInput("config field `elastic.satellites`: max_nodes is "
-                           f"{settings.max_nodes}, and there is no [[elastic.satellites]] to ask "
-                           "for")
+                           f"{settings.max_nodes}, but there is no entry "
+                           "[[elastic.satellites]] that says what to request")
     return settings
 
 
 def alloc_policy(settings: ElasticSettings) -> AllocPolicy:
-    """Returns what the scheduler needs of the table."""
+    """Returns the rules that the scheduler follows, made from the table."""
     def ns(seconds: float) -> int:
         return round(seconds * _S)
 

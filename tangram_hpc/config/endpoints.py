@@ -1,7 +1,7 @@
 """Checks an endpoint: `register_endpoint(name, ...)`, or `[endpoints.NAME]` in TOML.
 
-It is checked before anything is sent, and an error names the wrong field in one line. The scheduler
-sees an `EndpointSpec` and nothing else of it.
+An endpoint is checked before anything is sent, and an error names the wrong field in one line. The
+scheduler sees it only as an `EndpointSpec`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .first_error import describe_first_error
 
 
 class Quota(BaseModel):
-    """What an API that somebody else serves allows."""
+    """The limits that the owner of an API sets for its callers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -32,15 +32,15 @@ class Quota(BaseModel):
     def bucket(self) -> float:
         """Returns the capacity of the token bucket, in tokens; at least one.
 
-        It is the endpoint's own burst, less the tokens that calls could take too early because of
-        the jitter.
+        The capacity is the endpoint's burst, less the tokens that calls could take too early
+        because of the jitter.
         """
         burst = self.burst if self.burst is not None else max(1.0, self.rate)
         return max(1.0, burst - self.rate * self.jitter_ms / 1e3)
 
 
 def endpoint_spec(name: str, wanted: Quota | Mapping[str, Any]) -> EndpointSpec:
-    """Returns what the scheduler needs of an endpoint.
+    """Checks an endpoint and returns it as the scheduler sees it.
 
     Raises:
         InvalidInput: a field is wrong; the text names it.

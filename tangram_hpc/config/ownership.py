@@ -39,7 +39,7 @@ def read_trusted(path: Path, home: Path, what: str) -> str | None:
     """
     try:
         folders, links, real = _way(path)
-        real.stat()  # a file that is not there cannot mislead, so its folders are not judged
+        real.stat()  # without a file there is nothing to trust, so the folders need no check
         above = set(home.resolve().parents) if home.resolve() in real.parents else set()
         for folder in folders:
             if folder not in above:

@@ -1,8 +1,8 @@
 """Checks a rollout pool: `register_rollouts(name, {...})`, or `[rollouts.NAME]` in TOML.
 
-It is checked before anything is sent, and an error names the wrong field in one line. Values that
-were left out and depend on a service, such as its batch or its blocks, are filled in by the broker,
-which knows the service.
+A pool is checked before anything is sent, and an error names the wrong field in one line. Values
+that were left out and depend on a service, such as its batch or its blocks, are filled in by the
+broker, which knows the service.
 """
 
 from __future__ import annotations
@@ -101,13 +101,13 @@ class RolloutPoolSettings(BaseModel):
         return path
 
 
-Rollouts = RolloutPoolSettings  # the name until this release; goes with the next one
+Rollouts = RolloutPoolSettings  # the former name, an alias that the next release removes
 
 
 def rollouts_spec(name: str, wanted: RolloutPoolSettings | Mapping[str, Any]) -> RolloutsSpec:
-    """Returns what the scheduler needs of a pool.
+    """Checks a pool and returns it as the scheduler sees it.
 
-    Where the broker fills a number in, it is 0, or -1 for `queue_max`.
+    A number that the broker is to fill in is 0; for `queue_max` it is -1.
 
     Raises:
         InvalidInput: a field is wrong; the text names it.

@@ -1,7 +1,8 @@
 """Checks a service: `register_service(name, {...})`, or `[services.NAME]` in TOML.
 
-It is checked before anything is sent, and an error names the wrong field in one line. Each backend
-has one class for what it needs. The scheduler sees a `ServiceSpec` and nothing else of it.
+A service is checked before anything is sent, and an error names the wrong field in one line. Each
+backend has one class with the fields that it needs. The scheduler sees a service only as a
+`ServiceSpec`.
 """
 
 from __future__ import annotations
@@ -42,11 +43,14 @@ class Service(BaseModel):
                                                     "block, until they have been measured")
 
     def weights(self) -> int:
-        """Returns the host memory that it takes while it is parked, in MiB."""
+        """Returns the host memory that the parked service takes, in MiB."""
         return self.weights_mib
 
     def shares(self) -> str:
-        """Returns the word of `ServiceSpec.shares`."""
+        """Returns the value of `ServiceSpec.shares`: services with equal values share weights.
+
+        The value is empty where a service shares its weights with no other one.
+        """
         return ""
 
 
@@ -66,13 +70,15 @@ class TorchService(Service):
                                                        "fraction of the node's cores")
 
     def weights(self) -> int:
-        """Returns the size of its safetensors in MiB, unless `weights_mib` says otherwise."""
+        """Returns `weights_mib`, or if that is 0 the size of the safetensors files in MiB."""
         size = sum(f.stat().st_size for f in Path(self.model).glob("*.safetensors"))
         return self.weights_mib or -(-size >> 20)
 
     def shares(self) -> str:
-        """Returns a word that names its files and dtype: models with the very same files share
-        weights.
+        """Returns the real paths of the model's files and its dtype as one text.
+
+        Models with the same files and dtype share weights. A model whose weights are replaced
+        while it is served (`fresh`) shares none.
         """
         files = [] if self.fresh else sorted(Path(self.model).glob("*.safetensors"))
         return json.dumps([os.path.realpath(f) for f in files] + [self.dtype]) if files else ""
@@ -116,8 +122,8 @@ class HttpService(EngineService):
     - `call_path` gets `{"requests": [{"method": "score", "arguments": {...}}, ...]}` and answers
       `{"replies": [{"value": ...} or {"error": "why this one is wrong"}, ...]}`, in their order. A
       batch that gets a 4xx is sent again, call by call.
-    - `park_path` and `wake_path` get no body and answer 2xx when they are done. To call them twice
-      does no harm. When `park_path` has answered, the memory of the GPUs is free.
+    - `park_path` and `wake_path` get no body and answer 2xx when they are done. A second call does
+      no harm. When `park_path` has answered, the memory of the GPUs is free.
     - A status of 507, or of 5xx with "out of memory" in its text, says that the model did not fit,
       and that the engine is as it was.
     - `health_path` answers 2xx while the engine lives.
@@ -158,7 +164,7 @@ class SglangService(EngineService):
 
 
 class FakeService(Service):
-    """A service that computes nothing and takes as long as it says, for tests.
+    """A service for tests: it computes nothing, and a call takes as long as its fields say.
 
     Its answers say that they are fake.
     """
@@ -176,7 +182,7 @@ _KINDS: dict[str, type[Service]] = {"torch": TorchService, "http": HttpService,
 
 
 def service_spec(name: str, wanted: Service | Mapping[str, Any]) -> ServiceSpec:
-    """Returns what the scheduler needs of a service, with the options of its backend.
+    """Checks a service and returns it as the scheduler sees it, with its backend's options.
 
     Raises:
         InvalidInput: a field is wrong; the text names it.
@@ -199,7 +205,7 @@ def service_spec(name: str, wanted: Service | Mapping[str, Any]) -> ServiceSpec:
 
 
 def options_of(spec: ServiceSpec) -> Any:
-    """Returns the options of a service's backend: an instance of the class that `service_spec` got.
+    """Returns the options of a service's backend, as an instance of that backend's class.
 
     Raises:
         InvalidInput: another version of this package wrote them.

@@ -155,7 +155,7 @@ class Config(BaseModel):
         return value
 
 
-# TANGRAM_* variables that are no settings: other modules read them.
+# TANGRAM_* variables that are not settings; other modules read them.
 _NOT_SETTINGS = {"ACCESS", "CONFIG", "HOME", "JOB", "GATEWAY", "WORLD_SIZE", "RUN_DIR", "DEMO"}
 
 
@@ -169,7 +169,7 @@ class Gathered:
     files: tuple[Path, ...]
     """The files that were read, the later ones winning."""
     ignored: Path | None
-    """`tangram.toml` of the current directory, where nothing named it; it was not read."""
+    """A `tangram.toml` of the current directory that was not read, because nothing named it."""
 
 
 def gather(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Gathered:
@@ -190,7 +190,7 @@ def gather(environ: Mapping[str, str], overrides: Mapping[str, Any] | None = Non
     home = _home(environ)
     for path in (SITE_FILE, user_file(environ)):
         if path.is_relative_to(home) and not os.access(home, os.X_OK):
-            continue  # as after `sudo` or `su`, which can leave HOME at another user's home
+            continue  # `sudo` and `su` can leave HOME at another user's home
         text = read_trusted(path, home, _KIND)
         if text is not None:
             take(path, _parsed(text, path, _KIND))
@@ -217,7 +217,7 @@ def user_file(environ: Mapping[str, str]) -> Path:
     """Returns the path of the user's settings file, by the XDG base directories. It need not exist.
     """
     base = environ.get("XDG_CONFIG_HOME", "")
-    if not base.startswith("/"):  # unset, or relative, which the standard tells to ignore
+    if not base.startswith("/"):  # unset, or a relative path; the XDG standard says to ignore both
         base = str(_home(environ) / ".config")
     return Path(base) / "tangram" / FILE
 

@@ -1,6 +1,6 @@
 """Records a demo run's conditions: the machine, its load, and the CPU time of other work.
 
-A ratio of two runs is only worth something if the machine gave the same to both. `/proc/stat`
+A ratio of two runs is meaningful only if the machine gave both the same CPU time. `/proc/stat`
 counts the time for which each CPU was busy, and the time for which the hypervisor ran another
 machine instead (steal). The CPU time of this process and its children is known once the children
 have ended; the rest of the busy time is other work. Only the CPUs that this process may use are
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # A run is reported as disturbed when other work took more than this fraction of the CPU time. Other
-# work can change a ratio by about as much as it takes.
+# work changes a ratio of two runs by about the same fraction.
 WORTH_TELLING = 0.05
 
 

@@ -10,17 +10,19 @@ from ..sandbox.manager.backends import Backends
 def isolation_options(client: Any) -> dict[str, Any]:
     """Returns the session options for the demo's programs.
 
-    The backend `process` starts fastest, which counts because hundreds of sandboxes open at once;
-    else the nodes' best backend is used. If no backend can hold untrusted code, the programs run as
-    trusted code, since they ship with this package. A model's programs must never do so.
+    The backend `process` is used where it works, because it starts fastest and hundreds of
+    sandboxes open at once; else the nodes' best backend. If no backend can hold untrusted code, the
+    programs run as trusted code, since they ship with this package. Programs that a model wrote
+    must never run as trusted code.
     """
     works = {name for node in client.ask("nodes")["nodes"] for name in node["untrusted"]}
     return {"backend": "process" if "process" in works else "", "trusted": not works}
 
 
 def isolation_warning() -> str:
-    """Returns the warning that the demo's programs run without isolation here and why; empty if not
-    so.
+    """Returns a warning, with the reason, if the demo's programs run without isolation here.
+
+    The text is empty if they are isolated.
     """
     found = Backends.probed()
     if found.untrusted:

@@ -21,7 +21,8 @@ DEMO_MODELS = (JUDGE, *TEACHERS)
 VERDICT_TOKENS = 8
 HIDDEN, LAYERS, LONGEST = 64, 1, 4096
 BATCH = 8  # a larger batch gains nothing on a CPU, because rows are padded to the longest one
-THREADS = 1  # so that a device slot has the same speed whether there is one slot or four
+# one thread, so that a device slot has the same speed whether there is one slot or four
+THREADS = 1
 
 _NEEDED = ("torch", "transformers", "safetensors", "tokenizers")
 
@@ -55,8 +56,9 @@ def make_models(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
 
 
 def question(name: str, prompt: str, completion: str) -> tuple[str, dict[str, Any]]:
-    """Returns the method and the arguments with which this model is called about a program."""
-    tokens = len((prompt + completion).encode())  # these models' tokenizer makes a token of a byte
+    """Returns the method and the arguments of the call that asks this model about a program."""
+    # the tokenizer of these models makes one token of each byte
+    tokens = len((prompt + completion).encode())
     if name == JUDGE:
         return "generate", {"prompts": [prompt + completion], "max_new_tokens": VERDICT_TOKENS,
                             "tokens": tokens + VERDICT_TOKENS}

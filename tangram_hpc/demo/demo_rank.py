@@ -1,8 +1,8 @@
-"""One trainer rank of the demo: drives its trajectories concurrently, scores them, reduces over
-MPI.
+"""One trainer rank of the demo: runs its trajectories concurrently, scores them, reduces over MPI.
 
-The file holds what the author of a trainer would write with the public client. It decides nothing:
-the plans of `policy.py` say what each trajectory does, and this file carries them out and measures.
+The file contains the code that the author of a trainer would write with the public client. It makes
+no decisions: the plans of `policy.py` say what each trajectory does, and this file carries them out
+and measures.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def run_step(args: argparse.Namespace, problems: list[Problem],
     Args:
         args: The parsed arguments of `rank_parser`.
         problems: The problems of this step, the same in all ranks.
-        work: Runs this rank's plans, and returns the runs and what else belongs into the summary.
+        work: Runs this rank's plans; returns the runs, and further entries of the summary.
     """
     client = tangram_hpc.connect(name="demo")
     comm = tangram_hpc.comm

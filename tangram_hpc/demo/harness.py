@@ -2,9 +2,9 @@
 
 A program reads the draft from `solution.py` in its working directory, so its text does not depend
 on the draft. Nothing is run here. Most of a short action's time is the start of the interpreter;
-therefore a program imports nothing that `python -I -S -B` has not loaded already. It exits with 0
-if the draft passes, and with 1 and one line on stderr if the draft fails. Any other exit code is
-not the draft's doing.
+therefore a program imports only modules that `python -I -S -B` has loaded already. It exits with 0
+if the draft passes, and with 1 and one line on stderr if the draft fails. Any other exit code has
+a cause outside of the draft.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _example(line: str, following: str, entry_point: str) -> Example | None:
     rest = line[start + len(call) :]
     if not rest.strip() and line.lstrip().startswith(">>>"):
         rest = following.strip()
-        if rest.startswith((">>>", '"""', "'''")):  # another example, or the docstring's end
+        if rest.startswith((">>>", '"""', "'''")):  # the next example, or the end of the docstring
             return None
     want = _longest_literal(_SEPARATOR.sub("", rest, count=1))
     return None if want is None else Example(call, want)
@@ -114,7 +114,8 @@ def _longest_literal(text: str) -> str | None:
             ast.literal_eval(tree)
         except (ValueError, SyntaxError, TypeError):
             continue
-        return ast.get_source_segment(text[:end], tree.body)  # without a comment that follows
+        # cuts off a comment after the expression
+        return ast.get_source_segment(text[:end], tree.body)
     return None
 
 

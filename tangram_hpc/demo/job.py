@@ -4,7 +4,7 @@ The default placer is compared with one static reservation per trajectory (`stat
 a job holds without a broker) and with `fcfs:1` (one core per action in the order of arrival,
 without reservations). Each run has an embedded cluster and an MPI world of its own (2 trainer ranks
 and a gateway); the runs differ only in the placer. The two short runs are made before and after the
-long one, so that a machine whose speed changes meanwhile treats the placers alike.
+long one, so that a change in the machine's speed meanwhile affects all placers alike.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .policy import GROUP
 from .report import PhaseMetrics, mean, metrics
 
 TRAINERS = 2
-RANK = f"{__package__}.demo_rank"  # what each trainer rank runs
+RANK = f"{__package__}.demo_rank"  # the module that each trainer rank runs
 OURS, STATIC, PLAIN = str(Config.model_fields["placer"].default), "static:1", "fcfs:1"
 ORDER = (OURS, PLAIN, STATIC, PLAIN, OURS)
 SESSION_ROOM_MIB = 64

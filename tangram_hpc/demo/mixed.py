@@ -2,8 +2,8 @@
 
 The step runs in two phases with the same seeds: once all services share one device, and once each
 service has a device of its own. Each phase has an embedded cluster, a search server and an MPI
-world of its own. The phases differ only in the number of devices, and in that a service with a
-device of its own stays there. Timing begins after each model was loaded and called once.
+world of its own. The phases differ in the number of devices; in the second one each service also
+stays on its device. Timing begins after each model was loaded and called once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .search import SEARCH, SearchServer
 
 RATE, BURST, JITTER_MS, CONCURRENCY = 40.0, 10.0, 100.0, 16  # the search endpoint's quota
 SHARED, OWN = "shared", "own"
-RANK = f"{__package__}.mixed_rank"  # what each trainer rank runs
+RANK = f"{__package__}.mixed_rank"  # the module that each trainer rank runs
 DEVICES = {SHARED: 1, OWN: len(DEMO_MODELS)}
 _STAY_S = 3600.0
 _LOAD_S = 300.0

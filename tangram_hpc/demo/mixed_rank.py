@@ -1,8 +1,8 @@
 """One trainer rank of the mixed demo.
 
 Each trajectory searches once and is driven as in the coding demo; then the judge and the teachers
-are called about its final program. Like `demo_rank`, this file holds what the author of a trainer
-would write with the public client.
+are called about its final program. Like `demo_rank`, this file contains the code that the author of
+a trainer would write with the public client.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CallTiming:
         kind: Name of the endpoint or the service.
         act_s: From submission to result.
         exec_s: Run time of the call; of a search, the time of its HTTP requests.
-        queue_s: Waiting time; 0 for a search, whose waiting time only the broker knows.
+        queue_s: Waiting time; 0 for a search, as only the journal has the waiting time of a search.
         restore_s: Time to bring the service to a device.
         batch: Calls that ran as one batch.
     """

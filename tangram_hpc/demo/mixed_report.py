@@ -1,9 +1,10 @@
 """Computes the metrics and tables of the mixed demo.
 
-The input is what the ranks measured, what the search server counted and the records folded from the
-journal. An ACT lasts from submission to result; its part "system" is what was neither waiting, nor
-bringing a service to a device, nor running. A device is busy while a service is brought to it and
-while it runs calls (`GPUTime` of `tangram acct`); it is held for the whole step.
+The input is the measurements of the ranks, the counts of the search server and the records folded
+from the journal. An ACT lasts from submission to result; its part "system" is the time that the
+action spent neither waiting, nor on bringing its service to a device, nor running. A device is busy
+while a service is brought to it and while it runs calls (`GPUTime` of `tangram acct`); it is held
+for the whole step.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .search import SEARCH
 
 EXEC = "coding exec"
 KINDS = (EXEC, JUDGE, "teachers", SEARCH)
-AGREE = 1e-4  # relative; batches of different sizes are padded and so rounded differently
+AGREE = 1e-4  # relative tolerance; batches of different sizes are padded and so rounded differently
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def _parts(ranks: Any, calls: list[dict[str, Any]], timed: Sequence[ActionRecord
     execs = [row for rank in ranks for row in rank["rows"]]
     granted = [r.planned_ns / 1e9 for r in timed if r.action.kind is Kind.GRANT]
     searches = [c for c in calls if c["kind"] == SEARCH]
-    wait = sum(granted) / max(1, len(granted))  # only the broker knows when it granted
+    wait = sum(granted) / max(1, len(granted))  # the waiting time of grants is only in the journal
     return {
         EXEC: _part(execs),
         JUDGE: _part([c for c in calls if c["kind"] == JUDGE]),

@@ -1,9 +1,9 @@
 """Wrong and harmless variants of the canonical solutions, as patches of their text.
 
 A variant is a list of edits (start, end, replacement), counted in characters of the canonical text,
-so it is the same text on every Python; a digest proves that it is the one that was vetted. What a
-variant does was established beforehand by real runs (`tangram_hpc.demo.vet`) and is kept in
-`data/mutants.json`. Nothing is run here; the only file that is read is that table.
+so its text is the same on every Python; a digest proves that the text is the one that was vetted.
+The outcome of each variant was established beforehand by real runs (`tangram_hpc.demo.vet`) and is
+kept in `data/mutants.json`. Nothing is run here; the only file that is read is that table.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _BOOLEAN: dict[type[ast.boolop], tuple[str, str]] = {ast.And: ("and", "or"), ast
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A variant that was not vetted: the kind of its change, and the edits of the canonical text.
+    """A variant before it is vetted: the kind of its change, and the edits of the canonical text.
     """
 
     kind: str
@@ -77,7 +77,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was established about a problem.
+    """What vetting established about a problem.
 
     Attributes:
         test_ms: CPU time of the canonical solution's test run in milliseconds.
@@ -102,7 +102,7 @@ def mutants(problem: Problem) -> list[Mutant]:
 
 
 def facts(problem: Problem) -> Facts:
-    """Returns what was established about the problem.
+    """Returns what vetting established about the problem.
 
     Raises:
         InvalidInput: The problem's text is not the one that was vetted.
@@ -213,8 +213,7 @@ class _Places:
         return (self.edit(start, end, replacement),)
 
     def between(self, left: ast.AST, right: ast.AST, old: str, new: str) -> tuple[Edit, ...]:
-        """Replaces the operator `old` between two operands; no edit where its place is ambiguous.
-        """
+        """Replaces the operator `old` between two operands; () if its place is ambiguous."""
         start, end = self.span(left)[1], self.span(right)[0]
         gap = self.text[start:end]
         if gap.count(old) != 1 or "#" in gap:

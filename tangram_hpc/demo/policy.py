@@ -1,10 +1,11 @@
-"""The scripted policy: what a trajectory writes, runs and decides, and its certain reward.
+"""The scripted policy: what a trajectory writes, runs and decides, and the reward that must result.
 
-A trajectory waits for the policy, writes a draft and runs the prompt's examples. By their outcome
-it keeps the draft or writes another one, and runs the problem's own tests, whose exit code is the
-reward. Each problem has a hardness that its whole group shares, so groups differ in their rewards.
-All decisions are drawn from the seed beforehand, so the reward of a trajectory is certain and can
-be checked. This module neither runs anything nor waits: a driver carries out the steps.
+A trajectory waits for the policy, writes a draft and runs the prompt's examples. Depending on their
+outcome the trajectory keeps the draft or writes another one. Then it runs the problem's own tests,
+whose exit code is the reward. Each problem has a hardness that its whole group shares, so groups
+differ in their rewards. All decisions are drawn from the seed beforehand, so the reward of a
+trajectory is known in advance ("certain") and can be checked. This module only yields the steps; a
+driver carries them out.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ GROUP = 4  # trajectories of one problem
 
 _HARDNESS_STREAM, _MEMBER_STREAM = 0x48415244, 0x4D454D42
 # Probabilities. A pair holds the values for the hardest and for the easiest problem.
-_FIRST_RIGHT = (0.1, 0.7)  # the first draft is right
-_REPAIRED = (0.2, 0.9)  # the draft after failed examples is right
-_ANOTHER = 0.5  # a repair that is not right writes another draft instead of keeping the first
-_SECOND_THOUGHTS = 0.15  # another draft is written although the examples passed
+_FIRST_RIGHT = (0.1, 0.7)  # that the first draft is right
+_REPAIRED = (0.2, 0.9)  # that the draft after failed examples is right
+# that a repair which is not right writes another wrong draft and does not keep the first
+_ANOTHER = 0.5
+_SECOND_THOUGHTS = 0.15  # that another draft is written although the examples passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ class TrajectoryResult:
 
     Attributes:
         reward: The reward that was measured.
-        expected: The reward that was certain after this outcome of the examples.
+        expected: The reward that had to result after this outcome of the examples.
         examples_passed: Outcome of the examples.
         final: The draft that was judged.
     """

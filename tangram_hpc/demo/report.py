@@ -1,8 +1,8 @@
 """Computes the metrics and the table of the demo.
 
-The input is what the ranks measured and the usage folded from the journal. A ratio compares runs on
-the same CPUs. An ACT lasts from submission to result; the first ACT of a trajectory also holds the
-wait for its session, because under `static:K` trajectories wait there and nowhere else.
+The input is the measurements of the ranks and the usage folded from the journal. A ratio compares
+runs on the same CPUs. An ACT lasts from submission to result; the first ACT of a trajectory also
+includes the wait for its session, because under `static:K` trajectories wait only for sessions.
 """
 
 from __future__ import annotations

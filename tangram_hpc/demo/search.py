@@ -58,7 +58,7 @@ def _words(text: str) -> list[str]:
 def query_of(problem: Problem) -> str:
     """Returns a trajectory's query: the function's name and the beginning of its description.
 
-    Each problem of this demo finds itself by its query.
+    The query of each problem of this demo finds that problem.
     """
     description = problem.prompt.partition('"""')[2] or problem.prompt
     return f"{problem.entry_point.replace('_', ' ')} {description[:QUERY_CHARS]}"

@@ -1,7 +1,7 @@
-"""Establishes by real runs what each variant of each problem does; a tool, not a part of a run.
+"""Establishes the outcome of each variant of each problem by real runs; no part of the demo's runs.
 
-It writes the table that `mutate` reads. A variant is kept only if all its runs, on every given
-Python and with several hash seeds, ended the same way and quickly.
+This tool writes the table that `mutate` reads. A variant is kept only if all its runs, on every
+given Python and with several hash seeds, ended the same way and quickly.
 
     python -m tangram_hpc.demo.vet [--python PATH ...] [--jobs N] [--output FILE]
 """
@@ -48,14 +48,14 @@ class VariantOutcome:
 
     @property
     def sure(self) -> bool:
-        """Returns whether the outcome follows from the code, and not from limits of time, memory or
-        stack.
+        """Returns whether the outcome follows from the code alone, and not from a limit on time,
+        memory or stack.
         """
         return self.code == 0 or (self.code == 1 and self.error not in UNSURE)
 
 
 def run_program(python: str, source: str, program: str, hash_seed: int) -> VariantOutcome:
-    """Runs a judging program on a draft under limits; call it for one child at a time."""
+    """Runs a judging program on a draft under limits. Only one child may run at a time."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, harness.SOLUTION).write_text(source, encoding="utf-8")
         Path(folder, "program.py").write_text(program, encoding="utf-8")
@@ -155,7 +155,7 @@ def _vet_mutants(
 
 
 def _bucket(judged: VariantOutcome, tried: VariantOutcome) -> str:
-    """Names an outcome: `harmless` passes the tests; of the others, `misled` passes the examples.
+    """Names an outcome: a `harmless` variant passes the tests; a `misled` one only the examples.
     """
     if not (judged.sure and tried.sure) or max(judged.cpu_s, tried.cpu_s) > MAX_CPU_S:
         return "unsure"

@@ -1,8 +1,8 @@
-"""What a check of `tangram doctor` is, what it is given, and what it may answer.
+"""The types of a check of `tangram doctor`: its input, its answer, and its entry in the list.
 
-Rules that every check keeps: it uses the same means as the code that does the work, changes nothing
-that outlives it, needs no root, and says "ok" only of what it has tried. It never ends the page: an
-exception that it raises becomes its finding.
+Rules that every check keeps: it calls the same code as the broker or worker would, leaves nothing
+changed behind, needs no root, and says "ok" only of what it has tried. An exception in a check
+becomes the finding of that check, and the other checks go on.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class SlurmFacts:
         configured: Whether this machine belongs to a Slurm cluster, whether or not it answers.
         why: Why `conf` is empty, in one line.
         seconds: How long the answer took, seconds.
-        skew_s: By how many seconds the controller's clock is ahead of ours, at least and at most.
+        skew_s: Bounds on the seconds by which the controller's clock is ahead of ours: (least,
+            most).
     """
 
     conf: dict[str, str] = field(default_factory=dict)
@@ -74,7 +75,7 @@ class SlurmFacts:
 
 @dataclass(frozen=True)
 class CheckContext:
-    """What all checks are given.
+    """The input of all checks.
 
     Attributes:
         environ: The environment.
@@ -100,8 +101,8 @@ class CheckContext:
 
     @property
     def kind(self) -> str:
-        """The kind of place at which this runs: "job" inside a job, "login" where Slurm is, else
-        "machine".
+        """Where the doctor runs: "job" inside a Slurm job, "login" elsewhere on a Slurm cluster,
+        "machine" without Slurm.
         """
         return JOB if self.place is not None else LOGIN if self.slurm.configured else MACHINE
 

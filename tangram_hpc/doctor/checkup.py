@@ -1,4 +1,4 @@
-"""The list of all checks, by subject, and their run.
+"""Lists all checks by subject, and runs them.
 
 Each check runs in a process and under a deadline of its own, so a check that hangs or crashes costs
 its own line and no other. What a failed check means for the main job is decided in `severity.py`.
@@ -26,7 +26,7 @@ GROUPS: Mapping[str, tuple[CheckSpec, ...]] = {
 
 def gather_context(environ: Mapping[str, str], config: Config, own: Addresses | str | None,
                    wrong: str = "", mpi: str = "") -> CheckContext:
-    """Returns what the checks are given; asks Slurm's controller, where there is one.
+    """Returns the input of the checks; asks Slurm's controller, where there is one.
 
     Args:
         environ: The environment.
@@ -80,7 +80,7 @@ def _caught(item: CheckSpec, context: CheckContext) -> Finding:
     except storage.NoFolder as error:
         return skip(f"no folder can be made in {error.filename}: {error.strerror}")
     except TangramError as error:
-        return fail(str(error), "correct what this line names")
+        return fail(str(error), "correct the setting or path that this line names")
     except OSError as error:
         return fail(f"{error.filename or ''} {error.strerror or error}".strip(),
-                    "correct what this line names")
+                    "correct the setting or path that this line names")

@@ -1,7 +1,7 @@
 """Deadlines: runs a function in a process of its own, or a command, with a time limit.
 
-The caller never waits longer than it said. What hangs is left behind, even where the kernel does
-not let it be killed, as on a file system that is gone. Nothing else of ours is left.
+The caller never waits longer than its time limit. A process that cannot even be killed, because it
+hangs in the kernel (as on a file system that is gone), is left behind; nothing else is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REAP_S = 1.0  # seconds that a killed process may take to end
 
 
 def with_deadline(act: Callable[[], T], kind: type[T], seconds: float) -> T | None:
-    """Returns what `act` returns, computed in a forked process, or None if it was late or crashed.
+    """Runs `act` in a forked process and returns its result, or None if it was late or crashed.
 
     A crash leaves its traceback on standard error. The process and its process group end with this
     call, and the process ends when its parent is killed.
@@ -83,7 +83,7 @@ def _read(fd: int, deadline: float) -> bytes:
 def _end(pid: int) -> None:
     deadline = time.monotonic() + _REAP_S
     if os.waitpid(pid, os.WNOHANG)[0] == 0:
-        time.sleep(0.005)  # the child has answered, and ends in a moment as a rule
+        time.sleep(0.005)  # a child that has answered usually ends in a moment
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     with suppress(ChildProcessError):

@@ -1,4 +1,4 @@
-"""Checks what isolates sandboxes here: programs, namespaces, the kernel's own means, cgroups.
+"""Checks what isolates sandboxes here: programs, namespaces, Landlock and seccomp, cgroups.
 
 The checks call the worker's own probes, which build a tiny sandbox and a tiny cgroup and remove
 both.
@@ -63,8 +63,10 @@ def kernel_isolation(context: CheckContext) -> Finding:
 
 
 def namespaces(context: CheckContext) -> Finding:
-    """Enters a user namespace and mounts in it; there is no way back, but each check is a forked
-    process.
+    """Checks that a user namespace can be entered and mounted in.
+
+    The process cannot leave the namespace again; that does no harm, as each check has a process of
+    its own.
     """
     uid, gid = os.geteuid(), os.getegid()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -90,7 +92,7 @@ def _checked(code: int) -> None:
 
 
 def _namespace_remedy() -> str:
-    """Returns the remedy: the kernel switch that is off, where one is."""
+    """Returns the remedy: the kernel setting that forbids namespaces, where one does."""
     for path, off, fix in (
         ("/proc/sys/user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=15000"),
         ("/proc/sys/kernel/unprivileged_userns_clone", "0",
@@ -140,7 +142,7 @@ def _why_no_cgroup(pinned: bool) -> str:
 
 
 def _short(text: str) -> str:
-    """Returns the first of several reasons, without the long name of its folder."""
+    """Returns the first of several reasons, without the long path that it contains."""
     first = text.partition("does not work here (")[2].partition(": '/")[0]
     return re.sub(r"\[Errno \d+\] ", "", first).partition("); leave")[0]
 

@@ -1,4 +1,4 @@
-"""Checks what one user may have of this node: open files, processes, cores, memory.
+"""Checks one user's limits on this node: open files, processes, cores, memory.
 
 The checks only read. They look at soft limits, because the package raises none.
 """

@@ -1,7 +1,7 @@
 """Checks whether MPI ranks find each other here, as a gateway and its trainers must.
 
-MPI is never started in this process. Inside a job `srun` starts two ranks beside what runs there;
-without Slurm `mpiexec` does; from a login node nothing is started.
+MPI is never started in this process. Inside a job `srun` starts two ranks beside the other job
+steps; without Slurm `mpiexec` starts them; from a login node nothing is started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INSTALL = how_to_install("mpi")
 
 
 def library(context: CheckContext) -> Finding:
-    """Checks which MPI library mpi4py was built for, or finds."""
+    """Reports the MPI library that mpi4py was built for, or that it finds."""
     if importlib.util.find_spec("mpi4py") is None:
         return warn("mpi4py is not installed: no gateway, no MPI trainers, no `tangram demo`; "
                     "clients use sockets", _INSTALL)

@@ -1,7 +1,7 @@
 """One rank of the doctor's hello: it meets the others, and rank 0 prints one JSON line.
 
-It is a program of its own, and all that it does with MPI is one allgather. It ends by itself
-whatever the others do. With the argument `library` it prints which MPI library this is and does not
+The rank is a program of its own, whose only use of MPI is one allgather. It ends by itself even if
+the others hang. With the argument `library` it prints which MPI library mpi4py uses and does not
 start MPI.
 """
 

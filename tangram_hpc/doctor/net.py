@@ -1,7 +1,7 @@
-"""Checks whether a broker that runs here can be reached: from this node, and from the job's others.
+"""Checks whether a broker on this node can be reached from here and from the job's other nodes.
 
-The checks listen where the broker would, with the broker's listener and handshake and a key that is
-forgotten with the check. Other nodes get the key through an access file only, as workers do.
+The checks listen where the broker would, with the broker's listener and handshake and a key that
+only the check uses. Other nodes get the key through an access file only, as workers do.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ def nodes(context: CheckContext) -> Finding:
 def _step(argv: list[str], context: CheckContext, count: int) -> CommandOutput:
     """Runs the job step, and once more if it did not run on every node and no node says why.
 
-    A step may be refused while another one of the job ends. And where SrunPortRange is set, the
-    threads that srun has for het components may take each other's port.
+    Slurm may refuse a job step while another step of the job ends. And where SrunPortRange is set,
+    srun's threads for the components of a het job may try to use the same port.
     """
     output = run_step(argv, unsized(context.environ), _STEP_S)
     rows = _rows(output)
@@ -182,7 +182,7 @@ def _rows(output: CommandOutput) -> list[dict[str, Any]]:
 
 
 def _finding(output: CommandOutput, count: int, before: float, after: float) -> Finding:
-    """Returns what the nodes' answers mean.
+    """Returns the finding that follows from the nodes' answers.
 
     Args:
         output: What the job step printed.

@@ -1,8 +1,8 @@
 """Rehearses the main job in small: a broker, a worker and a client here, and one command in a
 sandbox.
 
-It runs a user's program in a process of its own, with the user's settings, in a folder that is
-removed afterwards. It lends one CPU for about a second.
+The rehearsal is a program such as a user would write. It runs in a process of its own, with the
+user's settings, in a folder that is removed afterwards, and lends one CPU for about a second.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ with LocalCluster(cpus=1, home=sys.argv[1], warm=0) as client:
 
 def run(context: CheckContext) -> Finding:
     """Runs the rehearsal and checks its command's output."""
-    remedy = "correct what else fails here first; if all is well, `python -c 'from tangram_hpc " \
-             "import LocalCluster; LocalCluster(cpus=1).start()'` names its log"
+    remedy = "correct the other checks that fail first; if none fails, `python -c 'from " \
+             "tangram_hpc import LocalCluster; LocalCluster(cpus=1).start()'` names its log"
     with trial_folder(tangram_home(context.environ)) as folder:
         output = run_command([sys.executable, "-c", _PROGRAM, str(folder)], context.environ,
                              _SECONDS)

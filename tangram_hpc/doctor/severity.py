@@ -1,4 +1,4 @@
-"""Which checks the main job cannot do without. This is the one place that decides it.
+"""Lists the checks that must pass for the main job to run; no other module decides that.
 
 The main job is an embedded run (`LocalCluster`) on a machine without Slurm, and a broker's job (as
 the template `hetjob` starts it) where Slurm is. A failed check leads to exit status 1 only if its
@@ -14,7 +14,7 @@ from .check import FAIL, JOB, LOGIN, MACHINE, Check
 _ANY = (MACHINE, LOGIN, JOB)
 _SLURM = (LOGIN, JOB)
 
-# check -> the kinds of place where it counts, and why the main job does not run without it
+# check -> the places where its failure counts, and why the main job would not run after it
 NEEDS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "settings": (_ANY, "every part reads the settings when it starts"),
     "controller": (_SLURM, "a job is submitted to it, and its steps are made by it"),

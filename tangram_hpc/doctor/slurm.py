@@ -25,7 +25,8 @@ _OLDEST = (20, 11)  # the first release with srun --overlap
 _TRIED = "22.05"
 _UNCONFIGURED = "configuration source"
 _AS_OF = re.compile(r"data as of (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
-_HOOKS = ("JobSubmitPlugins", "CliFilterPlugins", "PlugStackConfig")  # may rewrite a job
+# settings of plugins that may rewrite a job
+_HOOKS = ("JobSubmitPlugins", "CliFilterPlugins", "PlugStackConfig")
 _MUNGE_S = 300.0  # how long munge's credentials are valid, seconds
 ASK_S = 15.0
 
@@ -40,8 +41,9 @@ def ask(environ: Mapping[str, str]) -> SlurmFacts:
         inside = bool(environ.get("SLURM_JOB_ID"))
         return SlurmFacts(configured=inside, why="Slurm's commands are not on the PATH")
     named = environ.get("SLURM_CONF", "")
-    if named and not os.path.exists(named):  # the commands would try for a minute
-        return SlurmFacts(configured=True, why=f"SLURM_CONF names {named}, which is not there")
+    # without this check, the commands would try for a minute
+    if named and not os.path.exists(named):
+        return SlurmFacts(configured=True, why=f"SLURM_CONF names {named}, which does not exist")
     fixed = {**environ, "SLURM_TIME_FORMAT": "standard", "TZ": "UTC0"}
     before = time.time()
     output = run_command(["scontrol", "show", "config"], fixed, ASK_S)
@@ -57,9 +59,10 @@ def ask(environ: Mapping[str, str]) -> SlurmFacts:
 
 
 def _skew(text: str, before: float, after: float) -> tuple[float, float]:
-    """Returns by how many seconds the controller's clock is ahead of ours, at least and at most.
+    """Returns bounds on the seconds by which the controller's clock is ahead of ours: (least,
+    most).
 
-    The controller tells the time of its answer in whole seconds.
+    The controller gives the time of its answer in whole seconds, so there is no exact value.
     """
     match = _AS_OF.search(text)
     if match is None:
@@ -132,7 +135,7 @@ def het_jobs(context: CheckContext) -> Finding:
 
 
 def plugins(context: CheckContext) -> Finding:
-    """Checks what Slurm itself binds, limits and cleans up."""
+    """Checks which plugins Slurm uses to bind jobs to cores, limit memory and find processes."""
     conf = context.slurm.conf
     if not conf:
         return skip("the controller has not answered")

@@ -1,7 +1,7 @@
 """The task that the check `nodes` runs on each node of the job: it reads an access file and
 connects.
 
-It is a program of its own, prints one JSON line and ends with status 0, whatever it finds.
+The task is a program of its own. It prints one JSON line and ends with status 0, whatever it finds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..slurm.job_environment import slurm_place
 from ..storage.access import Access, read_access
 from ..transport.socket.dial import dial
 
-_SHARED_FS_S = 10.0  # seconds; a shared file system may show a new file so much later
+_SHARED_FS_S = 10.0  # seconds after which a shared file system shows a new file at the latest
 
 
 def main(path: Path) -> int:

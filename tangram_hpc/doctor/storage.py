@@ -40,7 +40,7 @@ def nearest(path: Path) -> Path:
 class NoFolder(OSError):
     """Raised when no trial folder could be made.
 
-    The checks `home` and `scratch` report that. Other checks that need a folder then do not apply.
+    The checks `home` and `scratch` report the failure. Other checks that need a folder are skipped.
     """
 
 
@@ -176,7 +176,7 @@ def clock(context: CheckContext) -> Finding:
 
 
 def scratch(context: CheckContext) -> Finding:
-    """Checks free space, type and rights of the folder in which sandboxes are."""
+    """Checks free space, file system type and permissions of the folder in which sandboxes are."""
     base = scratch_base(context)
     remedy = "set `scratch` (or TMPDIR) to a folder on the node's own disk"
     if not base.is_dir():
@@ -230,7 +230,7 @@ def _runs(path: Path) -> bool:
 
 
 def _locks(base: Path) -> tuple[str, bool]:
-    """Returns a text on whether flock works between two processes, and whether it does."""
+    """Returns a text and a bool: whether flock works between two processes."""
     with trial_folder(base) as trial:
         mine = os.open(trial / "lock", os.O_CREAT | os.O_RDWR, 0o600)
         try:

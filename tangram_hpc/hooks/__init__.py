@@ -1,5 +1,6 @@
 """Trainers on tangram_hpc: thin adapters over client and session, and the reference trainer.
 
-There is one file or folder for each framework. An adapter adds no scheduling of its own.
-The modules `reference_*.py` are old names of what `reference/` holds, kept for one release.
+There is one file or folder for each framework. An adapter adds no scheduling of its own. The
+modules `reference_*.py` in this folder are old names of the modules in `reference/`, kept for one
+release.
 """

@@ -1,7 +1,7 @@
 """How much memory this process's node has, and how much of it is available.
 
-Both are the machine's, or its cgroup's where that is less. What the figures mean is decided
-elsewhere.
+Both are figures of the machine, or of this process's cgroup where those are lower. How much is lent
+is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def total_mib() -> int:
 
 
 def left_mib() -> int:
-    """The memory that is still available to this process, in MiB, with page cache that the kernel
-    can drop."""
+    """The memory that is still available to this process, in MiB, including page cache that the
+    kernel can drop."""
     left = 1 << 62
     for line in _read(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):

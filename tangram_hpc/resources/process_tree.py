@@ -1,7 +1,8 @@
 """Walks a process tree through /proc, and ends one. Waits only for children of this process.
 
-A walk is a photograph: a process that forks meanwhile can be missed. So whoever ends a tree repeats
-`kill_beneath` until no children are left, which a subreaper can know.
+A walk can miss a process that is forked while it runs. So a caller that ends a tree repeats
+`kill_beneath` until no children are left. Only a subreaper can know that none are left, because
+orphans become its children.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time in ns of a process and of its children that it has waited for, in whole clock ticks;
-    0 when it is gone.
+    """CPU time in ns of a process and of the children that it has waited for; 0 when the process is
+    gone. The kernel counts in whole clock ticks.
     """
     text = read(f"/proc/{pid}/stat")
     if not text:
@@ -114,13 +115,13 @@ def kill_beneath(pid: int, spare: frozenset[int] = frozenset()) -> bool:
             continue
         seen = True
         for victim in (child, *descendants(child)):
-            with suppress(OSError):  # it is gone, or became another user's
+            with suppress(OSError):  # the process is gone, or now runs as another user
                 os.kill(victim, signal.SIGKILL)
     return seen
 
 
 def wait_for_all(seconds: float) -> None:
-    """Waits for the children of this process, which were killed, at most so many seconds."""
+    """Waits up to `seconds` for the end of this process's children, which were killed before."""
     deadline = time.monotonic() + seconds
     with suppress(ChildProcessError):
         while time.monotonic() < deadline:
@@ -129,7 +130,7 @@ def wait_for_all(seconds: float) -> None:
 
 
 def end_beneath(seconds: float) -> None:
-    """Kills all descendants of this process and waits for them, at most so many seconds."""
+    """Kills all descendants of this process, and waits for their end up to `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         kill_beneath(os.getpid())

@@ -1,8 +1,8 @@
 """A backend that computes nothing, so that everything around a service can be tested without a
 model.
 
-It takes as long as its options say and fails on demand. Each answer says that it is fake, so that
-it is never mistaken for a model's.
+Each call takes as long as the service's options say, and fails on demand. Each answer says that it
+is fake, so that it is never mistaken for a model's.
 
 Four method names make it fail: `crash` ends the copy, `hang` never returns, `oom` finds no device
 memory for the batch, and `wrong` is refused as an invalid request. The attribute `trouble` does the
@@ -69,12 +69,12 @@ class FakeBackend:
         await self._take("park", self._service.park_s)
 
     def kill(self) -> None:
-        """Ends whatever is awaited; see `ports.ServiceBackend.kill`."""
+        """Ends the order in progress; see `ports.ServiceBackend.kill`."""
         self._ended = self._ended or "the fake service was killed"
         self._killed.set()
 
     async def close(self) -> None:
-        """Ends whatever is awaited; see `ports.ServiceBackend.close`."""
+        """Ends the order in progress; see `ports.ServiceBackend.close`."""
         self._ended = self._ended or "the fake service was closed"
         self._killed.set()
 
@@ -86,7 +86,7 @@ class FakeBackend:
             try:
                 await asyncio.wait_for(self._killed.wait(), None if trouble == "hang" else seconds)
             except asyncio.TimeoutError:
-                pass  # the order has taken its time
+                pass  # the time that the order takes is over
         if self._ended:
             raise ServiceDied(self._ended)
         if trouble == "oom":

@@ -46,7 +46,9 @@ class SlurmAdapter(Protocol):
         ...
 
     async def cancel(self, jobs: Sequence[JobRef]) -> None:
-        """Cancels each job; one that has ended or is unknown is no failure. All are tried."""
+        """Cancels each job, and tries all of them. A job that has ended or is unknown is no
+        failure.
+        """
         ...
 
     async def comment(self, job: int, text: str) -> None:
@@ -109,7 +111,7 @@ def comment_of(rows: Sequence[JobView]) -> str | None:
 
 def wanted(rows: Sequence[JobView], jobs: Sequence[int], names: Sequence[str]
            ) -> tuple[JobView, ...]:
-    """Returns the rows with one of these ids or names, ordered by id and component."""
+    """Returns the rows of the jobs with these ids or names, ordered by id and component."""
     ids, called = frozenset(jobs), frozenset(names)
     return tuple(sorted((row for row in rows if row.job in ids or row.name in called),
                         key=lambda row: (row.job, row.component)))

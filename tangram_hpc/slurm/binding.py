@@ -122,8 +122,9 @@ class Pyslurm:
         await self._commands.close()
 
     async def _ask(self, order: Mapping[str, Any]) -> Any:
-        if self._conf and not os.path.exists(self._conf):  # pyslurm would try for a minute
-            raise SlurmTransient(f"SLURM_CONF names {self._conf}, which is not there")
+        # without this check, pyslurm would try for a minute
+        if self._conf and not os.path.exists(self._conf):
+            raise SlurmTransient(f"SLURM_CONF names {self._conf}, which does not exist")
         try:
             answer = await self._child.ask(order)
         except ChildLate as late:

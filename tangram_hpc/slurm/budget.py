@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 _SECOND = 10**9
-_JITTER = 0.25  # of a pause, either way, so that brokers that failed together do not retry together
+# largest change of a pause, as a fraction: brokers that failed together must not retry together
+_JITTER = 0.25
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Budget:
 
     Attributes:
         limits: what this budget keeps to.
-        closed_until: no call may be made before, epoch ns; 0 while no failure is pending.
+        closed_until: no call may be made before this time, epoch ns; 0 outside of a pause.
     """
 
     def __init__(self, seed: int, limits: RpcLimits | None = None) -> None:
@@ -49,11 +50,11 @@ class Budget:
         self._dice = np.random.default_rng(seed)
         self._queried_at = 0
         self._full_at = 0  # when the token bucket will be full again, epoch ns
-        self._failures = 0  # in a row
+        self._failures = 0  # number of failures in a row
         self.closed_until = 0
 
     def may_query_at(self, now: int) -> int:
-        """Returns from when on a query may be made, epoch ns; `now` or less means at once."""
+        """Returns the time from which a query may be made, epoch ns; at most `now`: at once."""
         after = self._queried_at + self.limits.query_ns if self._queried_at else 0
         return max(after, self.closed_until)
 
@@ -62,12 +63,12 @@ class Budget:
         self._queried_at = now
 
     def may_act_at(self, now: int) -> int:
-        """Returns from when on a call that is no query may be made, epoch ns."""
+        """Returns the time from which a call other than a query may be made, epoch ns."""
         room = (self.limits.burst - 1) * self.limits.refill_ns
         return max(self._full_at - room, self.closed_until)
 
     def acted(self, now: int) -> None:
-        """Records that a call that is no query is made now or was queued."""
+        """Records that a call other than a query is made now or was queued."""
         self._full_at = max(self._full_at, now) + self.limits.refill_ns
 
     def answered(self) -> None:

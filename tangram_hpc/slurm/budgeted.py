@@ -1,9 +1,9 @@
 """The Slurm port: an adapter's calls under one broker's rate limit (serves `ports.Slurm`).
 
 Invariants: one call of Slurm is made at a time, by one task. Queries that wait for their time are
-merged into one. Every other call waits only for the call in front of it; if the rate limit does not
-allow it, it is not made and its caller hears so at once. Each caller gets exactly one answer, on
-the loop.
+merged into one. A call other than a query waits only for the calls in front of it; if the rate
+limit does not allow the call, its caller is told so at once and the call is not made. Each caller
+gets exactly one answer, on the event loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TEXT_MAX = 200  # characters of the last failure that are kept for people
 
 @dataclass
 class _Call:
-    kind: str  # the counter of `SlurmCalls` that it adds to
+    kind: str  # name of the counter in `SlurmCalls` that counts this call
     make: Callable[[], Awaitable[Any]]
     then: Callable[[Any], None]
 
@@ -50,7 +50,7 @@ class BudgetedSlurm:
     def __init__(self, adapter: SlurmAdapter, budget: Budget, clock: Clock) -> None:
         self._adapter, self._budget, self._clock = adapter, budget, clock
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[_Call] = deque()  # calls that are no queries, FCFS
+        self._waiting: deque[_Call] = deque()  # calls other than queries, FCFS
         self._queries: list[_Query] = []  # queries that will be merged into one
         self._under_way: list[Callable[[Any], None]] = []  # callbacks of the call in progress
         self._wake = asyncio.Event()  # set when a call or query joins
@@ -104,7 +104,9 @@ class BudgetedSlurm:
         self._drop(SlurmTransient("the broker ends"))
 
     async def closed(self) -> None:
-        """Closes the port if nobody did, and returns when nothing of it is left."""
+        """Closes the port if it is open, and returns when all of its tasks and processes have
+        ended.
+        """
         if not self._closed:
             self.close()
         if self._task is not None:
@@ -161,7 +163,7 @@ class BudgetedSlurm:
                 pass
 
     async def _ask(self) -> None:
-        """Makes one query for all that wait."""
+        """Makes one query that answers all waiting ones."""
         asked, self._queries = self._queries, []
         jobs = tuple(dict.fromkeys(job for each in asked for job in each.jobs))
         names = tuple(dict.fromkeys(name for each in asked for name in each.names))

@@ -20,11 +20,14 @@ _TAIL = 4096  # bytes of the child's standard error that are kept
 
 
 class ChildLate(Exception):
-    """The child did not answer in time and was killed; it may have carried the order out."""
+    """Raised when the child did not answer in time and was killed.
+
+    The child may have carried the order out.
+    """
 
 
 class ChildGone(Exception):
-    """The child ended by itself, or cannot be started.
+    """Raised when the child ended by itself, or cannot be started.
 
     The text is the last line of the child's standard error, where there is one.
     """
@@ -45,7 +48,7 @@ class Child:
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], deadline_s: float) -> None:
         self._argv, self._env, self.deadline_s = tuple(argv), dict(env), deadline_s
         self._process: asyncio.subprocess.Process | None = None
-        self._heard = b""  # the end of the child's standard error
+        self._heard = b""  # the last bytes of the child's standard error
         self._listener: asyncio.Task[None] | None = None
         self.greeting: dict[str, Any] = {}
 
@@ -116,9 +119,9 @@ class Child:
         try:
             answer = json.loads(line)
         except ValueError:
-            raise ChildGone(f"sent a line that is not an answer: {line[:80]!r}") from None
+            answer = None
         if not isinstance(answer, dict):
-            raise ChildGone(f"sent a line that is not an answer: {line[:80]!r}")
+            raise ChildGone(f"answered with something other than a JSON object: {line[:80]!r}")
         return answer
 
     async def _last_words(self, process: asyncio.subprocess.Process) -> str:

@@ -3,7 +3,7 @@
 Every command runs as a child with a deadline, and is killed with its process group when the call
 ends. Its environment has no variables of the caller's job, since inside a job `SLURM_*` and
 `SQUEUE_*` change what a command means. We read chosen fields of `squeue -O` and not `--json`: every
-release has them, and they cost a tenth of it.
+release has `-O`, and it costs a tenth.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ DEADLINE_S = 60.0  # Slurm's own MessageTimeout is 10 s by default, and sites ra
 _FIELDS = ("JobID", "UserID", "HetJobID", "HetJobOffset", "State", "Reason", "Name", "Partition",
            "NodeList", "StartTime", "EndTime", "RestartCnt", "Comment")
 _CUT, _END = "\x1f", "\x1e"  # separate fields and rows: no name or comment contains them
-_FORMAT = ",".join(f"{field}:0{_CUT}" for field in _FIELDS) + _END  # 0: never cut off
+# width 0: squeue does not cut the field
+_FORMAT = ",".join(f"{field}:0{_CUT}" for field in _FIELDS) + _END
 _EPOCH = {"SLURM_TIME_FORMAT": "%s"}
 _NOTHING = ("", "(null)", "None", "N/A", "Unknown", "NONE")
 
@@ -105,7 +106,7 @@ class Commands:
     async def submitted(self, job: str) -> int:
         """Returns when a job of the queue was submitted, epoch seconds; 0 for an unknown job.
 
-        Of a requeued job, Slurm tells when it was requeued last.
+        For a requeued job, Slurm gives the time of its last requeue.
         """
         output = await self._run(["squeue", "-h", "-a", "-t", "all", "-j", job, "-O",
                                   f"JobID:0{_CUT},SubmitTime:0{_CUT}"], b"", _EPOCH)
@@ -137,8 +138,9 @@ class Commands:
             SlurmTransient: the command could not run, was late, or Slurm is away.
         """
         conf = self._environ.get("SLURM_CONF", "")
-        if conf and not os.path.exists(conf):  # the commands would try for a minute
-            raise SlurmTransient(f"SLURM_CONF names {conf}, which is not there")
+        # without this check, the commands would try for a minute
+        if conf and not os.path.exists(conf):
+            raise SlurmTransient(f"SLURM_CONF names {conf}, which does not exist")
         try:
             child = await asyncio.create_subprocess_exec(
                 *argv, env={**self._environ, **(more or {})}, start_new_session=True,
@@ -186,7 +188,7 @@ def _view(words: Sequence[str]) -> JobView | None:
     """Returns a row of squeue as a JobView, or None if the job is another user's.
 
     Raises:
-        SlurmRejected: the row has not the fields that were asked for.
+        SlurmRejected: the row does not have the requested fields.
     """
     row = dict(zip(_FIELDS, map(str.strip, words), strict=False))
     try:

@@ -1,8 +1,7 @@
 """Expands Slurm's hostlists: `c[1-3,7],g1` stands for c1, c2, c3, c7 and g1.
 
-Pure. Names keep Slurm's order and their leading zeros. ClusterShell's node sets would do the same
-for other needs, but sort the names and take longer to import than this takes to run (decision
-0060).
+Pure. Names keep Slurm's order and their leading zeros. ClusterShell's node sets sort the names, and
+importing them takes longer than this module takes to run (decision 0060).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class SlurmPlace:
         mem_mib: memory of this node that the job may use, MiB.
         gpus: this step's GPUs, by Slurm's own numbers.
         ntasks: tasks of the step, else of the job.
-        ends_at_s: when the time limit ends the job, epoch seconds.
+        ends_at_s: when the job reaches its time limit, epoch seconds.
         nodes: the number of nodes of each component; one number where it is no het job.
         tasks_here: tasks of this step on this node.
         bound: whether srun bound each task to CPUs of its own.
@@ -76,7 +76,7 @@ def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environ.items() if not k.startswith(prefixes)}
 
 
-# which Slurm is meant, and as whom it is called
+# these name the Slurm to talk to, and the credentials
 _CONFIGURES = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 
 
@@ -94,7 +94,8 @@ def slurm_command_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def _nodes(environ: Mapping[str, str]) -> tuple[int, ...]:
     """Returns the number of nodes of each component.
 
-    A step is told of its own component only, unless its srun got the batch script's variables.
+    A job step sees only its own component, unless its srun was started with the batch script's
+    variables.
     """
     name = "SLURM_JOB_NUM_NODES"
     size = _int(environ.get("SLURM_HET_SIZE"))

@@ -21,7 +21,7 @@ import pyslurm
 
 
 def _submit(order: dict[str, Any]) -> int:
-    # the environment is always passed: pyslurm's default reads it where some Pythons have none
+    # the environment is always passed, because pyslurm's own default fails with some Pythons
     asked = pyslurm.JobSubmitDescription(script=order["script"], environment=order["environ"],
                                          **order["options"])
     return int(asked.submit())
@@ -85,7 +85,7 @@ def _answer(line: str) -> dict[str, Any]:
 def main() -> None:
     """Answers orders until standard input ends."""
     with os.fdopen(os.dup(1), "w") as out:
-        os.dup2(2, 1)  # what the library prints must not mix with our answers
+        os.dup2(2, 1)  # output of the library must not mix with our answers
         out.write(json.dumps({"value": str(pyslurm.__version__)}) + "\n")
         out.flush()
         for line in sys.stdin:

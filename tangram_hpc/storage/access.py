@@ -2,8 +2,8 @@
 
 It is JSON in a file of mode 0600 in a folder of mode 0700, and every reader checks that. The key is
 in nothing else: no argument, no environment variable, no log. When the broker ends in order, the
-file stays with `ended` set and without key and addresses, so that a late client gets a clear
-message and not a dead port.
+file stays with `ended` set and without key and addresses. A client that comes later then gets a
+clear message instead of a refused connection.
 """
 
 from __future__ import annotations

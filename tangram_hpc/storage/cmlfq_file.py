@@ -38,7 +38,7 @@ def _write(folder: Path, rank: int | str, plain: Any) -> Path:
     path = folder / f"{rank}{_SUFFIX}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(plain, separators=(",", ":"))  # a tenth of what `dump` takes
+        text = json.dumps(plain, separators=(",", ":"))  # takes a tenth of the time of `json.dump`
         replace_file(path, text, 0o666, sync=True)
     except OSError as error:
         raise InvalidInput(f"cmlfq tree {path}: {error.strerror}; name a folder that this user may "
@@ -88,7 +88,8 @@ def load_all(folder: Path, most: int = 0) -> CausalTree | None:
 def _written_at(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
-    except OSError:  # the file was removed; else reading it reports what is wrong
+    except OSError:
+        # if the file was removed it is left out; any other error is raised when it is read
         return 0
 
 

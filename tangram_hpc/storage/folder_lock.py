@@ -4,10 +4,10 @@ Problem: two brokers that serve one job would give one idempotency key two resul
 may be started by hand, by a requeue while the first still runs on a node that is cut off, or on a
 file system whose locks do not reach other nodes.
 
-Two means are combined, each for what the other cannot see. A lock (`FileLock`) refuses a second
-broker on the same host exactly while the first lives. An epoch (`FolderLock`) lets a broker that
-was stopped and continued, or was cut off, find that it was superseded; it then answers nothing
-more.
+Two means are combined, because each covers cases that the other does not. A lock (`FileLock`)
+refuses a second broker on the same host exactly while the first lives. An epoch (`FolderLock`) lets
+a broker that was stopped and continued, or was cut off, find that it was superseded; it then
+answers nothing more.
 
 What this does not cover: a holder that is stopped between its check and its write, and is continued
 after the next one has read the journals, writes one more group of events.
@@ -61,8 +61,8 @@ class FolderOwner:
 class FileLock:
     """The lock of a job's folder: `flock` on the file `lock`.
 
-    The kernel drops it when this process dies, however that was. File systems without locks, and
-    locks that another node does not see, are no reason to fail.
+    The kernel drops the lock when this process dies, in whatever way. A file system that has no
+    locks, or whose locks other nodes do not see, is not an error.
 
     Attributes:
         held: Whether we have the lock. True as well where the file system has no locks.
@@ -82,7 +82,7 @@ class FileLock:
             elif self._fd < 0:
                 raise InvalidInput(f"job folder {folder}: cannot make the file `lock` in it "
                                    f"({error.strerror})") from None
-            # else the file system has no locks, and the epoch decides
+            # other errors mean that the file system has no locks; then the epoch decides
 
     def release(self) -> None:
         """Releases the lock, so that another broker can take it."""
@@ -141,16 +141,18 @@ class FolderLock:
         The file is examined at most every `CHECK_NS`, or at once with `now`. Once true, the answer
         stays true.
         """
-        at = time.clock_gettime_ns(time.CLOCK_BOOTTIME)  # this clock counts sleep, too
+        # this clock also runs while the machine is suspended
+        at = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         if self._lost or (at - self._checked_at < CHECK_NS and not now):
             return self._lost
-        with suppress(OSError):  # unknown, as with no free file descriptor: unchanged
+        # the answer stays as it is if the file cannot be examined (no free file descriptor)
+        with suppress(OSError):
             self._lost = _read(self._path) != self._content
         self._checked_at = at
         return self._lost
 
     def heartbeat(self) -> None:
-        """Shows that this holder lives, to brokers that cannot see its process."""
+        """Writes a sign of life, for brokers that cannot see this process."""
         if not self.superseded(now=True):
             with suppress(OSError):
                 os.utime(self._path)
@@ -169,14 +171,14 @@ class FolderLock:
             return False
         try:
             os.write(fd, self._content)
-            os.fsync(fd)  # so that other nodes can read who holds the folder
+            os.fsync(fd)  # other nodes must be able to read who holds the folder
         finally:
             os.close(fd)
         return True
 
 
 def holder_of(folder: Path) -> FolderOwner | None:
-    """Returns who took a folder last; None if nobody did, or the file cannot be read."""
+    """Returns the broker that took a folder last; None if none did or its file cannot be read."""
     found = _epochs(folder)
     if not found:
         return None
@@ -211,7 +213,8 @@ def _path(folder: Path, number: int) -> Path:
 def _read(path: Path | str) -> bytes:
     """Returns a file's content; empty if the file is gone.
 
-    Opening the file asks the server of a shared file system; examining its name does not.
+    The file is opened, because only that asks the server of a shared file system; `stat` may use a
+    cached answer.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
-"""Whose a job's folder is: decides whether the journals in it were written by this Slurm job.
+"""Decides whether the journals in a job's folder were written by this Slurm job.
 
-Problem: a job id is no identity. Ids begin again when a controller is rebuilt, wrap around, and are
-the same on two clusters that share a home. A job that resumes a foreign journal would give
-idempotency keys the foreign job's results.
+Problem: a job id does not identify a job. Ids begin again when a controller is rebuilt, wrap
+around, and are the same on two clusters that share a home. A job that resumes the journal of
+another job would return that job's results for its own idempotency keys.
 
 What was measured (Slurm 22.05): the submit time that `squeue` shows CHANGES at each requeue, to the
 time of the requeue, and SLURM_RESTART_COUNT (absent, 1, 2, ...) grows by one. Nothing that Slurm
@@ -70,12 +70,12 @@ async def why_foreign(starts: Sequence[JobStart], now: JobStart,
 
     In the second, its restart count is greater, its submit time is later, and accounting agrees: of
     the starts that `sacct --duplicates` lists, the last on record is among the `restarts` ones
-    before this. That tells it from a foreign job with the same id that was itself requeued before
-    it came to its broker. Where accounting lacks some of those starts, the first two conditions
-    decide, and where a submit time is unknown, the restart count alone does.
+    before this. The third condition rules out another job with the same id that was requeued before
+    its first broker started. If accounting lacks some of those starts, the first two conditions
+    decide; if a submit time is unknown, the restart count alone decides.
 
-    Everything else counts as foreign, as does what cannot be proven: a journal without a record, or
-    a start with the same restart count whose submit time Slurm did not tell.
+    In all other cases the contents count as another job's, also if nothing is proven: a journal
+    without a record, or a start with the same restart count whose submit time Slurm did not tell.
 
     Args:
         starts: The record of the folder, oldest first.

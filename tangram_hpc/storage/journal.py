@@ -1,8 +1,8 @@
 """The journal's file: events in commit order, written in groups, readable after any crash.
 
-A file begins with 8 bytes magic, and then only grows by records (`record_file.py`), each a msgpack
-list of events. Readers ignore a torn end, since the crash came before its commit. A record that is
-not as it was written is an error that names the file, the offset and the remedy.
+A file begins with 8 bytes of magic, after which records are appended (`record_file.py`), each a
+msgpack list of events. Readers ignore a torn end, since the crash came before its commit. A record
+that is not as it was written is an error that names the file, the offset and the remedy.
 
 The mode says when a commit is done. `none` hands the data to the kernel: it survives the broker's
 death and not the machine's. `batch` answers only after an fdatasync, which many commits share
@@ -38,8 +38,9 @@ class FileJournal:
         path: The file, which is made or continued.
         mode: One of `MODES`.
         wake: Runs a callable on the driver's loop; may be called from any thread.
-        first: Called before each sync, for what must be on the disk before the journal is.
-        superseded: Says whether another writer has taken this one's place.
+        first: Called before each sync, to write everything that must be on the disk before the
+            journal.
+        superseded: Says whether another writer has superseded this one.
 
     Attributes:
         mode: See above.
@@ -57,7 +58,8 @@ class FileJournal:
         self._count = 0
         self._waiting: list[Callable[[], None]] = []
         self._syncing = False
-        self._thread = ThreadPoolExecutor(1)  # kept, as starting a thread costs more than a sync
+        # kept for all syncs, as starting a thread costs more than a sync
+        self._thread = ThreadPoolExecutor(1)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         if os.fstat(self._fd).st_size == 0:
             os.write(self._fd, MAGIC)
@@ -159,7 +161,7 @@ def read_journals(folder: Path) -> Iterator[Event]:
     try:
         found = journals(folder)
     except PermissionError:
-        found = []  # somebody else's folder: `read_journal` reports it
+        found = []  # the folder belongs to another user: `read_journal` reports it
     for path in found or [folder / "journal"]:
         yield from read_journal(path)
 

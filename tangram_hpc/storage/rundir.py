@@ -8,7 +8,7 @@ accounting outlives the job.
 
 The folder of a Slurm job is `jobs/JOB@CLUSTER`, since clusters that share a home may use the same
 ids; the link `jobs/JOB` leads to the one that started last, for scripts. The folder of any other
-run is `jobs/NAME`. What belonged to a foreign job with the same id is moved to `...~1`, `...~2`.
+run is `jobs/NAME`. A folder of another job with the same id is moved to `...~1`, `...~2`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def job_dir(environ: Mapping[str, str], job: str) -> Path:
 
 
 def _listens(folder: Path) -> bool:
-    """Returns whether a broker serves this folder, or has died without a word."""
+    """Returns whether a broker serves this folder, or was killed before it could mark its end."""
     try:
         return '"ended": ""' in (folder / "access.json").read_text()
     except (OSError, ValueError):
@@ -167,14 +167,15 @@ def _prune(jobs: Path) -> None:
     for old in local[: max(0, len(local) - KEPT_LOCAL_RUNS)]:
         with suppress(InvalidInput):  # another process has just removed it
             lock = FileLock(old)
-            if lock.held:  # if not, its broker still runs
+            if lock.held:  # a run whose lock cannot be taken still has its broker
                 shutil.rmtree(old, ignore_errors=True)
             lock.release()
 
 
 _ALIVE = ".alive"  # locked by the folder's maker for as long as that process lives
 _YOUNG_S = 60.0  # seconds in which a new folder may not have its lock yet
-_STARTS_S = 3600.0  # seconds in which a worker may not have come yet to the folder made for it
+# seconds in which the worker may not have started yet for which a template made a folder
+_STARTS_S = 3600.0
 _locks: list[int] = []
 
 
@@ -219,7 +220,8 @@ def sweep_scratch(base: Path) -> list[Path]:
             about = folder.lstat()
             if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
                 continue
-            scratch.own(folder)  # or a folder whose mode was taken away would stay for ever
+            # makes folders writable again, because they could not be removed otherwise
+            scratch.own(folder)
             age_s = time.time() - about.st_mtime
             if folder.name.startswith(_NODES):
                 gone += sweep_scratch(folder)

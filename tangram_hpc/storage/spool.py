@@ -1,12 +1,12 @@
-"""The spool: for each idempotency key, what its action is to do or what its result was.
+"""The spool: for each idempotency key, its action's call, or its result when there is one.
 
 A spool is a folder of segments that only grow. Each start of a broker begins a new segment, so that
-nothing is ever written behind a torn end. A segment is 8 bytes magic and then records
+nothing is ever written behind a torn end. A segment is 8 bytes of magic and then records
 (`record_file.py`), each a msgpack array. The newest record of a key counts. Segments are removed,
 oldest first, when no record in them counts any more.
 
-Invariants: what is committed here is committed before the journal says that it happened. A torn end
-is ignored, since its commit was not over. A record that is not as it was written is an error that
+Invariants: a call or result is committed here before the journal has its event. A torn end is
+ignored, since its commit was not over. A record that is not as it was written is an error that
 names the file, the offset and the remedy, at the start as well as when the record is read later.
 The size is bounded: when the spool is full, no new keys are taken.
 """
@@ -44,7 +44,7 @@ class _Record(msgspec.Struct, array_like=True, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _read = reader(_Record)
-_Place = tuple[int, int, int, int, int]  # segment; of the body: offset, size, crc32; kind
+_Place = tuple[int, int, int, int, int]  # segment; offset, size and crc32 of the body; kind
 
 
 class FileSpool:
@@ -152,7 +152,7 @@ class FileSpool:
         if remove or not self._places:
             for number in list(self._sizes):
                 self._path(number).unlink(missing_ok=True)
-            with suppress(OSError):  # somebody put another file there
+            with suppress(OSError):  # the folder is not empty: somebody put another file there
                 self._folder.rmdir()
 
     # ---- inside ----------------------------------------------------------------------------------

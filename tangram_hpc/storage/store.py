@@ -5,8 +5,8 @@ this folder, and only the name travels. The broker removes entries by name and n
 
 An entry is named `DIGEST` or `DIGEST.OWNER`. The digest is the sha256 of the content and is checked
 on every read, so a changed file is an error and never a wrong answer. The owner says for whom the
-entry is kept, and so when it can go (`protocol/payload.py` makes owners): the only holder of an
-entry drops it when it is no longer needed, and the broker sweeps what departed clients left.
+entry is kept, and so when it can be removed (`protocol/payload.py` makes owners): its owner drops
+an entry that it no longer needs, and the broker removes the entries of clients that are gone.
 
 An entry appears whole: it is written to a temporary file, `.NAME.TOKEN`, and renamed
 (`atomic_file.py`). A writer that is killed leaves its temporary file; the file goes with its

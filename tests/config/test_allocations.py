@@ -27,7 +27,7 @@ GOOD = {"max_nodes": 4, "max_core_hours": 10,
     ({"satellites": []}, "elastic.satellites"),
     ({"satellites": [{"name": "a b", "cpus": 1}]}, "elastic.satellites.0.name"),
     ({"satellites": [{"name": "a"}]}, "elastic.satellites.0.cpus"),
-    ({"satellites": [{"name": "a", "cpus": 1}] * 2}, "'a' is there twice"),
+    ({"satellites": [{"name": "a", "cpus": 1}] * 2}, "two entries have the name 'a'; give each"),
     ({"min_nodes": 0}, "elastic.min_nodes"),
     ({"give_back": "some"}, "elastic.give_back"),
 ])

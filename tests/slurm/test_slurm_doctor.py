@@ -66,7 +66,7 @@ def test_a_controller_that_is_not_there(site: Site) -> None:
     conf.write_text(text.replace(f"SlurmctldPort={port}", f"SlurmctldPort={int(port) + 190}")
                     .replace("MessageTimeout=20", "MessageTimeout=5"))
     for path, word in ((conf, "the controller does not answer"),
-                       (site.cluster.home / "no.conf", "no.conf, which is not there")):
+                       (site.cluster.home / "no.conf", "no.conf, which does not exist")):
         told = site.tangram("doctor", "--json", timeout=170, SLURM_CONF=str(path))
         page = json.loads(told.stdout)
         assert (told.returncode, page["runs"]) == (1, False)

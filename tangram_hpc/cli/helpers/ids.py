@@ -1,7 +1,7 @@
 """Parses the ids by which people name a job or an action: those of `tangram acct`, and sacct's.
 
 `tangram acct` prints `JOB.CLIENT.COUNTER`. An option that takes a job therefore accepts this form
-too and means its job, and an option that takes an action finds the job in it. Of Slurm's own ids, a
+too and uses the JOB in it; an option that takes an action uses all three parts. Of Slurm's ids, a
 component (`4711+1`) and a job step (`4711.0`, `4711.batch`, `4711+1.extern`) name their job. A task
 of a job array (`209_1`) has a job number of its own, which only Slurm knows.
 

@@ -1,9 +1,10 @@
-"""Pure. The rate limit of one endpoint in one process: when a granted call may really start.
+"""The rate limit of one endpoint in one process: when a granted call may really start.
 
-A process that was stopped finds the grants of that time all at once. If their calls started
-together, they would break the limit against which the broker counted them. The starts in this
-process therefore keep the endpoint's token bucket as well, by this process's clock: a grant that
-comes a little early waits for it, and one that would wait for longer is given back.
+A process that was stopped receives all grants of that time at once. If their calls started
+together, they would exceed the limit for which the broker counted them. This process therefore has
+a token bucket of its own for the endpoint, by its own clock: a grant that comes a little early
+waits for its token, and a grant that would have to wait longer is given back. The module does no
+I/O.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ class ClientRateLimit:
         if not rate_micro:
             return now
         gap = -(-_SECOND * MICRO // rate_micro)
-        refill = (burst_micro - MICRO) * _SECOND // rate_micro  # from one token to a full bucket
+        refill = (burst_micro - MICRO) * _SECOND // rate_micro  # ns from one token to a full bucket
         wait_max = max(gap, _LEAST_WAIT_NS)
         full_at = max(self._full_at, now)
         if self._quota != (rate_micro, burst_micro):
-            # A lower rate may have left the bucket so late that every start would be refused until
-            # then. Under the new quota this call may wait as long as any, and no longer.
+            # Under a lower rate before, the time of a full bucket may be so far in the future that
+            # every start would be refused. Under the new quota this call waits like any other.
             self._quota = (rate_micro, burst_micro)
             full_at = min(full_at, now + refill + wait_max)
         start = max(now, full_at - refill)

@@ -34,7 +34,8 @@ class Slot:
 
     Attributes:
         cost: the cost of the call in your own unit; set it before the block ends.
-        returned: for a trajectory's tool, how many characters it returned; set it likewise.
+        returned: for a trajectory's tool, how many characters it returned; set it before the block
+            ends.
     """
 
     def __init__(self, request_grant: Callable[[], GrantRequest]) -> None:
@@ -135,11 +136,12 @@ class Endpoint:
                 answered with 429 or never reached the endpoint is always repeated.
             cost: the cost of the call in your own unit, or a function that computes it from the
                 value; `tangram acct` adds it up.
-            key: names the question, for `cache` and `single_flight`; None for neither.
+            key: requests with the same key are equal for `cache` and `single_flight`; None for
+                neither.
             name: the class of the action in accounting; empty for the endpoint's name.
-            trajectory: the trajectory whose tool it is, see `Client.rollout`; empty for none. The
-                size of its return is that of the value as text or bytes. An answer from the cache
-                or a shared call is not reported; use `Client.tool_returned` for it.
+            trajectory: the trajectory of which this call is a tool, see `Client.rollout`; empty for
+                none. The size of the tool's return is that of the value as text or bytes. An answer
+                from the cache or from a shared call is not reported; use `Client.tool_returned`.
 
         Returns:
             The value of the attempt that succeeded.
@@ -148,7 +150,7 @@ class Endpoint:
             ActionTimeout: no attempt succeeded within the timeout.
             InfeasibleRequest: no such endpoint is declared.
             InvalidInput: an argument is wrong; the message names it.
-            Exception: what the attempt raised, where it must not be repeated.
+            Exception: the attempt's own exception, if the attempt must not be repeated.
         """
         if not isinstance(timeout, SupportsFloat) or not float(timeout) > 0:
             raise InvalidInput(f"timeout: {timeout!r} is not a number of seconds > 0")
@@ -200,7 +202,7 @@ class _Call:
         self._deadline, self._failed, self._tries = 0.0, "", 0
 
     async def run(self, turn: GrantRequest) -> Any:
-        """Returns the value. The grant request has ended then, whatever happens."""
+        """Returns the value. The grant request has ended when this returns or raises."""
         try:
             await turn.wait()
             self._deadline = asyncio.get_running_loop().time() + self._timeout_s
@@ -242,9 +244,11 @@ class _Call:
         return isinstance(failure, Throttled) or self._idempotent or not failure.reached
 
     async def _before_the_next(self, turn: GrantRequest, failure: Throttled | Transient) -> None:
-        """Waits for the grant of the next attempt. Where the endpoint said how long to wait, the
-        broker waits for all of its callers. After any other failure this call pauses first, for a
-        random time, with its slot still held."""
+        """Waits for the grant of the next attempt.
+
+        If the endpoint said how long to wait, the broker delays the grants of all callers. After
+        any other failure this call first pauses for a random time, with its slot still held.
+        """
         if not isinstance(failure, Throttled) and not failure.retry_after:
             pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** min(self._tries, 10))
             await self._in_time(asyncio.sleep(self._rng.uniform(0.0, pause_s)))
@@ -266,7 +270,7 @@ class _Call:
 
 
 class _OutOfTime(Exception):
-    """The timeout of the call is over; `run` turns it into an ActionTimeout."""
+    """Raised when the timeout of the call is over; `run` turns it into an ActionTimeout."""
 
 
 async def _cancelled(task: asyncio.Future[Any]) -> None:

@@ -1,7 +1,8 @@
 """Grants of endpoints: the source from which `Endpoint` gets a slot and a token for each attempt.
 
-Asking for a grant is an action like any other: the connection keeps it until its result is here and
-repeats it after a reconnect. A grant is used at a time that this process's own rate limit allows.
+A request for a grant is an action like any other: the connection keeps it until its result has
+arrived, and repeats it after a reconnect. A grant is used as soon as this process's own rate limit
+allows.
 """
 
 from __future__ import annotations

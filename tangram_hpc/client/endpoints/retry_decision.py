@@ -1,9 +1,9 @@
-"""Pure. The retry decision: what an HTTP answer, or an exception instead of one, says about calling
-again.
+"""The retry decision: whether an HTTP answer or an exception allows the call to be repeated.
 
-No HTTP library is imported. An object with `status_code` or `status`, and `headers`, is a response,
-as in httpx, requests and aiohttp; exceptions are recognised by the names of their classes. What is
-not recognised is passed on as it is, and the call is then not repeated.
+No HTTP library is imported, and no I/O is done. An object with `status_code` or `status`, and
+`headers`, is a response, as in httpx, requests and aiohttp; exceptions are recognised by the names
+of their classes. Other values and exceptions are passed on as they are, and the call is then not
+repeated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from ...errors import Throttled, Transient
 
 _Response = TypeVar("_Response")
-# failures before a request has left: of httpx, aiohttp, requests/urllib3
+# failures before a request was sent: classes of httpx, aiohttp, requests and urllib3
 _UNREACHED = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout", "ClientConnectorError",
                         "ConnectionTimeoutError", "NewConnectionError", "ConnectTimeoutError"})
 _BROKEN = frozenset({"TransportError", "ServerDisconnectedError", "ClientOSError",
@@ -73,9 +73,9 @@ def understood(error: BaseException) -> Throttled | Transient | None:
     """Translates an attempt's exception.
 
     Returns:
-        Throttled or Transient, where the exception says something about calling again: a connection
-        that was never made did not reach the endpoint, one that broke may have. None for any other
-        exception, which is the caller's own.
+        Throttled or Transient, if the exception tells whether the call may be repeated: without a
+        connection the call did not reach the endpoint; if the connection broke, it may have. None
+        for any other exception, which is the caller's own.
     """
     if isinstance(error, Throttled | Transient):
         return error

@@ -1,4 +1,4 @@
-"""`GrantRequest`: one action that asks for an endpoint's slot and token, as its client holds it.
+"""`GrantRequest`: the client's state of one action that asks for an endpoint's slot and token.
 
 The broker grants, and the client reports how the call went (`GrantEnded`). Every grant is answered
 once, under the lease that fences it. The last answer is kept until the action's result is here, so
@@ -47,7 +47,7 @@ class GrantRequest:
         self.future, self._send, self._delay_s = future, send, delay_s
         self.said: ms.GrantEnded | None = None
         self._lease = 0  # the lease of the grant that is in use; 0 for none
-        self._over = 0  # the lease that was answered last
+        self._over = 0  # the lease whose end was reported last
         self._began_ns = 0  # when the call could start
         self._next: _Grant = concurrent.futures.Future()
         future.add_done_callback(self._closed)

@@ -54,9 +54,9 @@ class RolloutTable(_Model):
 
 
 class LengthsTable(_Model):
-    """`[lengths]` of a model file: the lengths that are believed before there is a history.
+    """`[lengths]` of a model file: the lengths that the planner assumes until it has a history.
 
-    Each list holds values at equal shares of the requests, from the shortest to the longest.
+    Each list holds quantiles at equal distances, from the shortest request to the longest.
     """
 
     prompt: tuple[int, ...] = Field(min_length=1)
@@ -74,7 +74,7 @@ class LengthsTable(_Model):
         return self
 
     def requests(self, count: int) -> list[Request]:
-        """Returns `count` requests, at the middles of `count` equal shares of the distribution."""
+        """Returns `count` requests: quantile (i + 1/2) / count of each list, for i from 0 on."""
         return [Request(round(_at(self.prompt, at)), max(1, round(_at(self.generated, at))),
                         round(_at(self.tool_s, at) * 1e9))
                 for at in ((k + 0.5) / count for k in range(count))]
@@ -120,21 +120,21 @@ class ModelFile(_Model):
         return self
 
     def shape(self) -> ModelShape:
-        """The model's shape, as the planner has it."""
+        """Returns the model's shape in the planner's own type."""
         fields = self.model_dump(exclude={"training", "rollout", "lengths", "head_dim"})
         return ModelShape(head_dim=self.head_dim or self.hidden // self.heads, **fields)
 
     def job(self) -> Training:
-        """The training job, as the planner has it."""
+        """Returns the training job in the planner's own type."""
         return Training(**self.training.model_dump())
 
     def engine(self) -> Rollout:
-        """What a rollout engine may be, as the planner has it."""
+        """Returns the limits of rollout engines in the planner's own type."""
         return Rollout(**self.rollout.model_dump())
 
 
 class HardwareFile(_Model):
-    """A whole hardware file; rates are of one GPU."""
+    """A whole hardware file; each rate is that of one GPU."""
 
     name: str = Field(min_length=1)
     gpus_per_node: int = Field(8, ge=1, le=1024)
@@ -158,7 +158,7 @@ class HardwareFile(_Model):
     update_s: float = Field(0.0, ge=0, description="fixed duration of an optimizer step in seconds")
 
     def hardware(self) -> Hardware:
-        """The hardware, as the planner has it."""
+        """Returns the hardware in the planner's own type."""
         return Hardware(
             self.name, self.gpus_per_node, int(self.mem_gib * 2**30), self.tflops * 1e12,
             self.mem_gbs * 1e9, self.link_gbs * 1e9, self.net_gbs * 1e9,
@@ -181,7 +181,7 @@ class _Length(_Model):
 
 
 class _Measured(_Model):
-    """A line of measured steps: a plan's time without learned factors, and the real time."""
+    """A line of measured steps: the time that the plan predicted, and the time that it took."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -203,12 +203,12 @@ class _Measured(_Model):
 
 @dataclass(frozen=True)
 class Measured:
-    """One measured time, and the time that the plan said.
+    """One measured time, and the time that the plan predicted.
 
     Attributes:
         degree: The rollout degree; 0 for training.
-        modelled_ns: The time that the plan said, without learned factors.
-        measured_ns: The time that it took.
+        modelled_ns: The time that the plan predicted, without learned factors.
+        measured_ns: The time that the training step or the rollouts took.
         mean_tokens: Mean length of the requests.
         mixed: Whether its plan had instances of other degrees as well.
     """

@@ -33,7 +33,7 @@ class BlockOf(_Part):
 
 
 class TrainingPart(_Part):
-    """The training side; `blocks` has one for each TP group, by (pipeline, replica)."""
+    """The training side; `blocks` has one entry for each TP group of each pipeline and replica."""
 
     gpus: int = Field(ge=1)
     tp: int = Field(ge=1)
@@ -47,7 +47,7 @@ class TrainingPart(_Part):
     blocks: tuple[BlockOf, ...]
 
     def layout(self) -> Layout:
-        """The layout, as the planner has it."""
+        """Returns the layout in the planner's own type."""
         return Layout(self.tp, self.ep, self.pp, self.dp, self.micro_batch)
 
 
@@ -87,13 +87,13 @@ class PlanFile(_Part):
     buckets: tuple[BucketPart, ...] = Field(min_length=1)
 
     def degrees(self) -> list[int]:
-        """The degrees of its instances, short requests first."""
+        """The degrees of the rollout instances; the instance for the shortest requests is first."""
         return [one.degree for one in self.rollout]
 
 
 def plan_file(split: Split, model: str, hardware: str, gpus_per_node: int, factors: Factors,
               costs: str) -> PlanFile:
-    """The plan file of a split; `costs` says where its times come from."""
+    """Returns the plan file of a split; `costs` says where its times come from."""
     blocks = place(split, gpus_per_node)
     cuts = [BlockOf(node=b.node, gpus=b.gpus) for b in blocks]
     mine = split.layout.pp * split.layout.dp

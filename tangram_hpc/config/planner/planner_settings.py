@@ -69,20 +69,20 @@ class PlannerSettings(BaseModel):
                                                    "command fails")
 
     def search(self) -> Search:
-        """The bounds of the search, as the planner has them."""
+        """Returns the bounds of the search in the planner's own type."""
         return Search(self.tp_share, self.bubble, self.granularity, self.min_train,
                       self.min_rollout, self.strata, loss=self.routing_loss,
                       ahead=self.ahead)
 
     def triggers(self) -> Triggers:
-        """When to plan, as the planner has it."""
+        """Returns the rules that say when to plan, in the planner's own type."""
         return Triggers(
             self.plan_interval, self.warmup_steps, self.queue_pressure, self.rollout_pressure,
             self.rejected, self.time_ratio, self.min_history, self.history, self.cooldown,
             round(self.reconfiguration_cost_s * 1e9), self.min_gain_ratio, self.horizon_steps)
 
     def learning(self) -> Learning:
-        """How factors follow measurements, as the planner has it."""
+        """Returns how fast learned factors follow measurements, in the planner's own type."""
         return Learning(self.ema, self.ema_fast, self.sigma)
 
 

@@ -1,5 +1,5 @@
 """The command line of the reference trainer: small but real asynchronous GRPO that uses all of
-tangram_hpc. What one rank does is in `reference_rank.py`; read that as an example of a trainer.
+tangram_hpc. One rank's part is in `reference_rank.py`; read that file as an example of a trainer.
 
     python -m tangram_hpc.hooks.reference --steps 24 --router on --lend 4:18
     python -m tangram_hpc.hooks.reference --compare

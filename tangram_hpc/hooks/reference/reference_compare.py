@@ -1,8 +1,9 @@
 """Compares four runs of the reference trainer: hybrid pool and router on and off, with one seed.
 
-The runs follow each other on one cluster, begin with the untrained weights and differ in nothing
-else. The measurements are reported as they are, without averages over seeds. Two runs of one kind
-differ, because turns end in another order, and the first run has to load the services.
+The four runs follow each other on one cluster, begin with the same untrained weights and differ in
+nothing else. The measurements are reported as they are, without averages over seeds. Even two runs
+with the same settings differ, because turns end in another order, and because the first run has to
+load the services.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from .reference_run import RunPlan, cluster_of, run_on
 
 STEPS = 10
-_KINDS = ((False, False), (False, True), (True, False), (True, True))  # router, pool
+_KINDS = ((False, False), (False, True), (True, False), (True, True))  # (router on, pool on)
 _SHOWN = ("reward_first", "reward_last", "solved_last", "step_s", "train_s", "rollout_s")
 
 
@@ -31,7 +32,7 @@ def compare(plan: RunPlan) -> dict[str, Any]:
         The seed, the steps, the seconds in all (`wall_s`), and each run's metrics (`runs`).
 
     Raises:
-        TangramError: as `run_on`.
+        TangramError: a run failed; see `run_on`.
     """
     began, told = time.monotonic(), []
     with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +52,7 @@ def compare(plan: RunPlan) -> dict[str, Any]:
 
 
 def table(told: dict[str, Any]) -> str:
-    """The result of `compare` as a table for people."""
+    """Returns the result of `compare` as a table to print."""
     lines = [f"seed {told['seed']}, {told['steps']} steps each, {told['wall_s']:.0f} s in all; "
              "times are medians",
              "pool router | reward, first and last quarter   right | train_step s  training  "

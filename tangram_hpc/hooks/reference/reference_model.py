@@ -1,9 +1,9 @@
 """The policy of the reference trainer: a tiny causal language model, its parameters as one vector,
 and the gradient of GRPO's clipped objective.
 
-The training data are what the service's method `sample` returned: tokens, and the log-probabilities
-that the weights which drew them gave them. A gradient is a sum over samples, so the gradients of
-parts of a batch add up to the gradient of the batch.
+The training data are the answers of the service's method `sample`: tokens, and for each token its
+log-probability under the weights that sampled it. A gradient is a sum over samples, so the
+gradients of parts of a batch add up to the gradient of the batch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def make_policy(folder: Path, seed: int, hidden: int = 64) -> Path:
 
     Args:
         folder: the target folder; it is made if it is missing.
-        seed: of the random weights.
+        seed: the seed of the random weights.
         hidden: the width of the model; a multiple of 4.
 
     Returns:
@@ -71,7 +71,7 @@ class Policy:
         return np.ascontiguousarray(flat.cpu().numpy())
 
     def named(self, vector: NDArray[Any]) -> dict[str, torch.Tensor]:
-        """The tensors of a vector of parameters, by the model's own names for them."""
+        """Returns the tensors that a vector of parameters consists of, by the model's names."""
         flat, at, told = torch.from_numpy(np.array(vector)), 0, {}
         for name, p in self._params.items():
             told[name] = flat[at : at + p.numel()].view(p.shape)
@@ -83,8 +83,9 @@ class Policy:
 
         Args:
             vector: the parameters at which the gradient is computed.
-            samples: one dict for each trajectory: `tokens`, and for each token `learnt` (whether
-                the model wrote it), `logprobs` (by the weights that drew it) and `advantage`.
+            samples: one dict for each trajectory, with one entry for each token in `tokens`,
+                `learnt` (whether the model wrote the token), `logprobs` (under the weights that
+                sampled it) and `advantage`.
         """
         if not samples:
             return np.zeros_like(vector)
@@ -100,9 +101,12 @@ class Policy:
 
 
 def _loss(module: Any, samples: list[Any], device: torch.device) -> torch.Tensor:
-    """-sum over samples of the mean over the tokens that the model wrote of min(r A, clip(r) A),
-    r = new / old likelihood (GRPO, arXiv 2402.03300, without its KL term). What tools returned is
-    read, not learnt."""
+    """Returns GRPO's clipped loss (arXiv 2402.03300), without its KL term.
+
+    The loss is minus the sum over samples of a mean over the tokens that the model wrote. The mean
+    is of min(r A, clip(r) A), where A is the token's advantage and r the ratio of its new to its
+    old likelihood. Tokens that tools returned are context only.
+    """
     width = max(len(sample["tokens"]) for sample in samples)
     ids = torch.zeros(len(samples), width, dtype=torch.long)
     seen = torch.zeros(len(samples), width)

@@ -1,11 +1,9 @@
-"""The planner of the reference trainer: what it is told of each step, what it advises, and how good
-its forecasts were.
+"""The planner of the reference trainer: its input from each step, its advice, and its forecasts.
 
-The planner splits the ranks of the core trainer and the slots. The ranks always train; at most as
-many slots as there are replicas join them. The planner learns nothing from a step in which the pool
-differed from the plan in force (a replica was joining), because it would take the times of one
-split for those of another. It learns nothing from the first step either, in which services are
-loaded.
+The planner decides how many of the slots train together with the ranks of the core trainer, which
+always train; the other slots do rollouts. It ignores a step in which the pool differed from the
+plan in force (a replica was joining), because the times belong to another split. It also ignores
+the first step, in which services are loaded.
 
 This module neither trains nor lends, and it must not import torch.
 """
@@ -35,7 +33,7 @@ from tangram_hpc.training import (
 
 _HERE = Path(__file__).resolve().parent
 MODEL, HARDWARE = _HERE / "reference-model.toml", _HERE / "reference-hardware.toml"
-# the training is short, so it is planned often; a switch costs the start of a process
+# plans are frequent, as this training is short; a switch costs the start of a process
 SETTINGS = PlannerSettings.model_validate(
     {"plan_interval": 4, "cooldown": 2, "warmup_steps": 2, "reconfiguration_cost_s": 1.0,
      "ema": 0.25})
@@ -60,7 +58,7 @@ class Planned:
         file, self._hardware = read_model(str(MODEL)), read_hardware(str(HARDWARE)).hardware()
         self._model = replace(file.shape(), hidden=hidden, ffn=2 * hidden,
                               head_dim=hidden // file.heads)
-        # the planner needs equal parts, the pool does not
+        # the planner divides a batch into equal parts only, which the pool does not need
         even = lcm(*range(ranks, ranks + replicas + 1))
         self._training = replace(file.job(), batch=-(-batch // even) * even)
         self._rollout = file.engine()
@@ -109,8 +107,8 @@ class Planned:
         return self.lent
 
     def _foretold(self, helped: int, requests: Sequence[Request]) -> tuple[float, float]:
-        """The forecast seconds of training and of rollouts, from what was learned before this
-        step."""
+        """Returns the forecast seconds of training and of rollouts, with the factors that were
+        learned before this step."""
         layout = Layout(1, 1, 1, self._ranks + helped, 1)
         split = reprice(self._priced(requests, self._online.calibrator.factors()),
                         self._ranks + self._slots, layout, (1,) * (self._slots - helped),
@@ -124,9 +122,9 @@ class Planned:
 
 
 def figures(log: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A summary of the planner's log: the number of plans and of switches, and by which factor the
-    forecast of each stage was off, in the first and the last quarter of the run (geometric mean; 1
-    for a perfect forecast)."""
+    """Returns a summary of the planner's log: the number of plans and of switches, and the error of
+    each stage's forecasts in the first and in the last quarter of the run. An error is a factor
+    (geometric mean); 1 stands for a perfect forecast."""
     part = max(1, len(log) // 4)
 
     def off(stage: str, some: Sequence[dict[str, Any]]) -> float:

@@ -4,11 +4,11 @@ that uses tangram_hpc.
     mpiexec -n 2 python -m tangram_hpc.hooks.reference.reference_rank PLAN.json :
         -n 1 tangram gateway
 
-The steps follow each other. Each step begins the next step's trajectories when half of its own are
-over (turns run on services, tools in sandboxes), computes gradients of its own (on the ranks, and
-on the replica if the hybrid pool has lent one), adds them up over MPI, applies Adam, and publishes
-the new weights. What is trained is the same with the pool and without, except for rounding and the
-order in which service copies load new weights.
+The steps follow each other. When half of a step's trajectories have ended, the trajectories of the
+next step begin; their turns run on services, their tools in sandboxes. Each step computes gradients
+from its own trajectories (on the ranks, and on the replica if the hybrid pool has lent one), adds
+them up over MPI, applies Adam, and publishes the new weights. With and without the pool the same
+weights result, except for rounding and the order in which service copies load new weights.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ LEASED = 1000  # the member number of the one replica that may be lent
 
 
 class Adam:
-    """The optimizer, on one vector. All ranks give it the same gradients, so it stays the same."""
+    """The optimizer, on one vector. All ranks apply the same gradients, so their states are
+    equal."""
 
     def __init__(self, lr: float) -> None:
         self._lr, self._t = lr, 0
@@ -79,10 +80,10 @@ class ReferenceTrainer:
         model = str(Path(plan.served, "model"))
         self._policy = Policy(Path(model), plan.device)
         self._params, self._adam = self._policy.vector(), Adam(plan.lr)
-        if plan.base and comm.rank == 0:  # the services still have the weights of another run
+        if plan.base and comm.rank == 0:  # the services still have the weights of the run before
             publish_weights(self._fresh, plan.base, self._policy.named(self._params))
         settle(comm.Ibarrier())
-        for name, degree in SERVICES.items():  # the same from each rank: harmless
+        for name, degree in SERVICES.items():  # every rank declares the same, which is harmless
             self._client.register_service(name, {
                 "backend": "torch", "model": model, "fresh": str(self._fresh), "threads": degree,
                 "max_len": LONGEST, "batch_wait_ms": 8, "batch": 256})
@@ -115,7 +116,8 @@ class ReferenceTrainer:
             self._rollouts.half(batch)
             coming = self._begin(step + 1)
             self._rollouts.finish(batch)
-            settle(self._comm.Ibarrier())  # a step trains when all of it is there
+            # a step trains when the trajectories of all ranks have ended
+            settle(self._comm.Ibarrier())
             rolled = time.monotonic()
             samples = _samples(batch, self._plan.group)
             total, counted = self._core.step(step, step, self._params, samples,
@@ -178,10 +180,10 @@ class ReferenceTrainer:
 
     def _signal(self, step: int, helped: int, train_s: float, rollout_s: float,
                 requests: list[Request]) -> None:
-        """Tells the pool what was measured and how many replicas should train from the next step
-        on, and waits until a replica that it asked for has started. If none should train, the
-        training time is reported as 0, because the pool would otherwise decide by the ratio of both
-        times."""
+        """Reports the measured times to the pool, and how many replicas should train from the next
+        step on; waits until a replica that the pool requested has started. If none should train,
+        the training time is reported as 0, because the pool would otherwise decide by the ratio of
+        both times."""
         coordinator, plan = self._core.coordinator, self._plan
         if coordinator is None or not plan.pool:
             return
@@ -198,8 +200,8 @@ class ReferenceTrainer:
 
 
 def _samples(batch: Batch, group: int) -> list[dict[str, Any]]:
-    """The training data of a batch. A group whose trajectories all have the same worth has
-    advantage 0 everywhere and still counts."""
+    """Returns the training data of a batch. A group whose trajectories all have the same reward has
+    advantage 0 everywhere, but still counts in the mean."""
     told = []
     for at in range(0, len(batch.lives), group):
         ones = [live.trajectory for live in batch.lives[at : at + group]]
@@ -221,8 +223,9 @@ def _counts(batch: Batch) -> list[float]:
 
 
 class _Callbacks:
-    """The callbacks of a replica member. The broker lends its GPU: it has parked the rollout
-    service there before this process begins, and restores it after the end."""
+    """The callbacks of a replica member. The broker lends its GPU: the broker has parked the
+    rollout
+    service of that GPU before this process begins, and restores the service after its end."""
 
     def __init__(self, policy: Policy) -> None:
         self.gradient = policy.gradient
@@ -244,7 +247,7 @@ def serve_member(access: str, number: int, incarnation: int, model: str, device:
 
 
 def settle(request: Any, pause_s: float = 0.002) -> None:
-    """Waits for an MPI request asleep: a rank that spins takes a core that actions could use."""
+    """Waits for an MPI request in sleeps: a rank that spins takes a core that actions could use."""
     while not request.Test():
         time.sleep(pause_s)
 

@@ -29,10 +29,10 @@ _TOOL_S = 20.0  # the longest run time of a program
 
 @dataclass
 class Live:
-    """A trajectory that is under way."""
+    """A trajectory that has not ended, and what its rank knows of it."""
 
     name: str
-    number: int  # of its prompt
+    number: int  # number of its prompt
     seed: int
     trajectory: ArithmeticTrajectory
     batch: Batch
@@ -42,17 +42,18 @@ class Live:
 
 @dataclass
 class Batch:
-    """One step's trajectories of one rank; those of one prompt are neighbours."""
+    """One rank's trajectories of one step; trajectories of one prompt are neighbours."""
 
     step: int
     least: int  # the oldest version of the weights that may generate its turns
     began: float
     lives: list[Live] = field(default_factory=list)
-    left: int = 0  # trajectories that are not over
+    left: int = 0  # number of trajectories that have not ended
     failed: TangramError | None = None
-    half: threading.Event = field(default_factory=threading.Event)  # is set when half of it is over
+    # set when half of the trajectories have ended
+    half: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
-    # seconds from its begin (or the end of the batch before, if that was later) to its end
+    # seconds to its end, from its begin or, if that was later, from the end of the batch before
     rollout_s: float = 0.0
 
     @property
@@ -69,14 +70,14 @@ class RolloutDriver:
         routes: which service each turn goes to.
         sandboxes: how many sandboxes stay open; each runs one program at a time.
         group: trajectories of each prompt.
-        seed: of the sampling.
+        seed: the seed of the sampling.
     """
 
     def __init__(self, client: Any, routes: Routes, sandboxes: int, group: int, seed: int) -> None:
         self._routes, self._group, self._seed = routes, group, seed
         self._events: queue.SimpleQueue[tuple[Callable[[Live, Any], None], Live, Future[Any]]
                                         | None] = queue.SimpleQueue()
-        self._whole_at = 0.0  # the last batch's end
+        self._whole_at = 0.0  # when the last batch ended
         asked = _walls(client)
         self._sandboxes = [client.session(mem=_SANDBOX_MIB, name=f"{TOOL}-{n}", **asked)
                            for n in range(sandboxes)]
@@ -97,7 +98,7 @@ class RolloutDriver:
 
         Args:
             step: the train step that uses the batch.
-            asked: (number, prompt) for each prompt; each gets a group of trajectories.
+            asked: (number, prompt) for each prompt; each prompt gets a group of trajectories.
             least: the oldest version of the weights that may generate its turns.
         """
         batch = Batch(step, least, time.monotonic())
@@ -115,7 +116,7 @@ class RolloutDriver:
         """Waits until half of a batch is over, so that the services have room for the next.
 
         Raises:
-            TangramError: as `finish`.
+            TangramError: a service or sandbox could not serve.
         """
         self._await(batch, batch.half)
 
@@ -198,7 +199,10 @@ class RolloutDriver:
 
 
 def _walls(client: Any) -> dict[str, Any]:
-    """The isolation of the sandboxes: the backend `process`, which starts fastest, where it is safe
-    for untrusted code; else the best that each node has."""
+    """Returns the session options for the isolation of the sandboxes.
+
+    The backend `process` starts fastest, and is used if it is safe for untrusted code on all nodes;
+    else each node uses its best backend.
+    """
     works = {name for node in client.ask("nodes")["nodes"] for name in node["untrusted"]}
     return {"backend": "process"} if "process" in works else {}

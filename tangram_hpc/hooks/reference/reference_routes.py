@@ -13,13 +13,13 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 SERVICES = {"rollout-1": 1, "rollout-2": 2}  # service of the policy -> its CPU threads
-EDGE = 6  # tokens left: enough for one more turn, and not for two
+EDGE = 6  # remaining tokens of a trajectory: enough for one more turn, but not for two
 _RUNNING = 64  # the most turns that run on a service at once
 _EPOCHS = 4  # train steps whose lengths count: trajectories get shorter while the policy learns
 
 
 class Routes(Protocol):
-    """A way from trajectories to services."""
+    """Chooses a service for each turn of a trajectory, and submits the turn."""
 
     def ask(self, trajectory: str, prompt: str, context: list[int], generated: int,
             **options: Any) -> Future[Any]:
@@ -66,8 +66,8 @@ def routes(client: Any, router: bool, pool: str) -> Routes:
 
 
 def _costs(degree: int) -> dict[str, float]:
-    """The costs of a service that the router begins with. A batch of 17 turns took 1.1 ms a
-    step."""
+    """Returns the costs of a service with which the router begins. A batch of 17 turns was measured
+    at 1.1 ms a step."""
     return {"running_max": _RUNNING, "step_ms": 1.0 / degree, "request_us": 30.0 / degree,
             "prefill_us": 10.0 / degree}
 
@@ -79,7 +79,7 @@ class LeastLoaded:
         self._client, self._degrees = client, degrees
         self._load = dict.fromkeys(degrees, 0)
         self._turns: Counter[str] = Counter()
-        self._lock = threading.Lock()  # callbacks run in the client's thread
+        self._lock = threading.Lock()  # guards the counts: callbacks run in the client's thread
 
     def ask(self, trajectory: str, prompt: str, context: list[int], generated: int,
             **options: Any) -> Future[Any]:
@@ -125,9 +125,9 @@ class BrokerRoutes:
         # trajectory -> (generated, bucket that the router wanted) of each turn so far
         self._wanted: dict[str, list[tuple[int, int]]] = {}
         self._judged = self._right = self._long = 0
-        self._lock = threading.Lock()  # answers come in the client's thread
+        self._lock = threading.Lock()  # guards the counts: answers come in the client's thread
         small, large = sorted(degrees, key=lambda name: degrees[name])
-        client.register_rollouts(pool, {  # the same from each rank: harmless
+        client.register_rollouts(pool, {  # every rank declares the same, which is harmless
             "buckets": [{"services": small, "upto": EDGE, **_costs(degrees[small])},
                         {"services": large, **_costs(degrees[large])}],
             "epochs": _EPOCHS})
@@ -156,9 +156,12 @@ class BrokerRoutes:
         self._client.trajectory_ended(self._pool, trajectory, generated, epoch=step)
 
     def tally(self) -> dict[str, int]:
-        """See `Routes.tally`. `judged` counts the turns after a tool's return, of trajectories that
-        have ended; `right` those of them for which the router wanted the bucket of what was really
-        left; `long` those that really had more than one turn left."""
+        """See `Routes.tally`; three counts concern turns after a tool's return in ended
+        trajectories.
+
+        `judged` is the number of these turns. `right` is how many of them the router wanted to send
+        to the bucket that fitted the number of tokens really left. `long` is how many of them
+        really had more than one turn left."""
         with self._lock:
             return {**self._turns, "judged": self._judged, "right": self._right, "long": self._long}
 

@@ -39,18 +39,19 @@ class RunPlan:
         ranks: how many ranks always train.
         prompts: prompts of each rank in a step.
         group: trajectories of each prompt; at least 2.
-        seed: of the weights, the prompts and the sampling.
+        seed: the seed of the weights, the prompts and the sampling.
         lr: the learning rate of Adam.
         hidden: the width of the model; a multiple of 16.
-        stale: by how many steps the weights that write a turn may be older than those that it
-            trains. At least 2, because the next step's turns are submitted before this step's
-            weights are published.
+        stale: the largest number of steps by which the weights that generate a turn may be older
+            than the weights that the turn trains. At least 2, because the next step's turns are
+            submitted before this step's weights are published.
         router: whether the broker's router chooses the services; otherwise the least loaded is
             taken.
         lend: (from, to): the steps in which one replica trains; empty for never.
         planner: whether the planner decides when a replica trains; not together with `lend`.
-        patience_s: how many seconds the step before waits for the replica's process; 0 for not at
-            all. In a real training the process starts well within a step, in this one it does not.
+        patience_s: how many seconds the step before the first one with a replica waits for the
+            replica's process; 0: it does not wait. In a real training the process starts well
+            within a step; here a step is too short.
         slots: the devices that the services and the replica share.
         sandboxes: how many sandboxes each rank keeps open.
         device: the device of the ranks and the replica, "cpu" or "cuda".
@@ -127,7 +128,7 @@ def cluster_of(plan: RunPlan) -> Iterator[LocalCluster]:
 
 
 def run(plan: RunPlan) -> dict[str, Any]:
-    """Trains on a new cluster on this machine; returns the metrics and raises as `run_on`."""
+    """Trains on a new cluster on this machine; returns and raises what `run_on` does."""
     with cluster_of(plan) as cluster:
         return run_on(cluster, plan)
 

@@ -1,9 +1,9 @@
-"""Pure. The task of the reference trainer: the prompt "d=" asks for a sum, difference or product
-whose value is the digit d. The module also defines the alphabet of the model.
+"""The task of the reference trainer: the prompt "d=" asks for a sum, difference or product whose
+value is the digit d. The module also defines the alphabet of the model. It does no I/O.
 
 A completion is a program: a shell in a sandbox computes it, and its exit code says whether it was
-an expression at all. The reward is 1 if the value is d, less the further away it is, and 0 if the
-completion is no such expression.
+an expression at all. The reward is 1 if the value is d, and smaller the further the value is from
+d; it is 0 if the completion is no such expression.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ LETTERS = "0123456789+-*="
 SPECIAL = ("<pad>", "<s>", "</s>")
 BEGIN, END = 1, 2  # the tokens `<s>` and `</s>`
 NEW_TOKENS = 4  # the most tokens of a completion, its end included
-_SHOWN = 4  # letters of a wrong value that the model sees
-RAN = 0.1  # the least reward of a program that runs
+_SHOWN = 4  # characters of a wrong value that the model is shown
+RAN = 0.1  # the smallest reward of a program that runs
 
-# To the shell, a leading zero means octal and `--` a decrement; such completions fail, as intended.
+# A leading zero means octal to the shell, and `--` a decrement; such completions fail, as intended.
 _CHECK = """case "$1" in [0-9]*[-+*][0-9]*) ;; *) exit 4;; esac
 echo $(( $1 ))"""
 

@@ -1,10 +1,10 @@
-"""Pure. One trajectory of the reference trainer: turns of the model, and returns of the tool
-between them.
+"""One trajectory of the reference trainer: turns of the model, with returns of the tool between
+them. The module does no I/O.
 
 The tool's return decides how the trajectory goes on: a right answer ends it, after a wrong number
 the model may try once more, and after a program that does not run it may try until `TURNS` turns
-are over. An empty turn ends it too. Only what the model wrote is trained on: `learnt` is true for
-exactly its tokens, and each of them has the log-probability with which it was drawn.
+are over. An empty turn ends the trajectory too. Only the model's own tokens are trained on:
+`learnt` is true for exactly these, and each has the log-probability with which it was sampled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ArithmeticTrajectory:
         tokens: all tokens so far, the tool's included; the context of the next turn.
         learnt: for each token, whether the model wrote it.
         logprobs: for each token that the model wrote, its log-probability then; 0 for others.
-        worths: the reward of each turn's program; 0 for none.
+        worths: the reward of each turn's program; 0 for a turn without a program.
         wrongs: how many programs had a value, but not the right one.
         version: the version of the oldest weights that wrote a part of it.
         over: whether it has ended.
@@ -61,7 +61,7 @@ class ArithmeticTrajectory:
 
     @property
     def reward(self) -> float:
-        """The reward of the last program, less for each further turn."""
+        """The reward of the last program, times `FADE` for each turn after the first."""
         return self.worths[-1] * FADE ** (self.turns - 1) if self.worths else 0.0
 
     def said(self, tokens: Sequence[int], logprobs: Sequence[float], version: int) -> str:
@@ -93,10 +93,12 @@ class ArithmeticTrajectory:
 
 
 def credits(group: Sequence[ArithmeticTrajectory]) -> list[list[float]]:
-    """The advantage of each token of each trajectory of one prompt; 0 for tokens of the prompt and
-    the tool. Each turn is judged by itself: by the reward of its program among those of all turns
-    of the group. This is GRPO with process supervision (arXiv 2402.03300, section 4.1.3) without
-    the sum over later turns: a wrong turn gets no credit for a right one after it."""
+    """Returns the advantage of each token of all trajectories of one prompt.
+
+    Tokens of the prompt and of the tool have advantage 0. All tokens of a turn have the same one,
+    which compares the reward of the turn's program with those of all turns of the group. This is
+    GRPO with process supervision (arXiv 2402.03300, section 4.1.3), but without the sum over later
+    turns: a wrong turn gets no credit for a right one after it."""
     worth = iter(_advantages([w for one in group for w in one.worths]))
     told = []
     for one in group:
@@ -117,7 +119,7 @@ def _advantages(worths: Sequence[float]) -> list[float]:
     values = np.asarray(worths, dtype=np.float64)
     centred = values - values.mean()
     variance = float((centred**2).mean())
-    if variance <= 1e-12 * float((values**2).mean()):  # so small a spread is rounding
+    if variance <= 1e-12 * float((values**2).mean()):  # a variance this small is rounding error
         return [0.0] * len(worths)
     advantages: list[float] = (centred / (variance**0.5 + 1e-6)).tolist()
     return advantages

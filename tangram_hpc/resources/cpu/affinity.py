@@ -15,7 +15,8 @@ from pathlib import Path
 from .. import process_tree
 
 _CPUS = Path("/sys/devices/system/cpu")
-_PASSES = 8  # most walks; if a tree forks faster, its youngest threads keep the old cores
+# largest number of walks; if a tree forks faster, its youngest threads keep the old cores
+_PASSES = 8
 
 
 def _first_cpu(text: str) -> int:
@@ -31,7 +32,7 @@ def _read(path: Path) -> str:
 
 
 def _place(cpu: int) -> tuple[int, int, int, int]:
-    """The position of a CPU: (NUMA domain, L3 cache, core, CPU), each named by its lowest member.
+    """Returns a CPU's place as (NUMA domain, L3 cache, core, CPU), each named by its lowest CPU.
     """
     home = _CPUS / f"cpu{cpu}"
     numa = next((int(p.name[4:]) for p in home.glob("node[0-9]*")), 0)
@@ -41,15 +42,15 @@ def _place(cpu: int) -> tuple[int, int, int, int]:
 
 
 def usable() -> tuple[int, ...]:
-    """The CPUs that this process may use. CPUs of one core, L3 cache and NUMA domain stand
-    together.
+    """Returns the CPUs that this process may use, ordered so that CPUs of one core, L3 cache and
+    NUMA domain are neighbours.
     """
     return tuple(sorted(os.sched_getaffinity(0), key=_place))
 
 
 def neighbours(units: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The sizes of consecutive groups of these CPUs that share an L3 cache, and of those that share
-    a NUMA domain.
+    """Returns the sizes of consecutive groups of these CPUs: groups that share an L3 cache, and
+    groups that share a NUMA domain.
     """
     places = [_place(cpu) for cpu in units]
     return tuple(tuple(len(list(same)) for _, same in groupby(places, key=lambda p: p[:depth]))
@@ -57,8 +58,8 @@ def neighbours(units: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def describe(units: Sequence[int], cores: Collection[int] | None = None) -> str:
-    """How CPUs can be enforced without cgroups: "affinity" when each of them is one of this
-    process's `cores`, else "counted".
+    """Returns the enforcement of these CPUs without cgroups: "affinity" when each of them is one of
+    this process's `cores`, else "counted".
     """
     real = frozenset(os.sched_getaffinity(0) if cores is None else cores)
     return "affinity" if units and real.issuperset(units) else "counted"
@@ -67,8 +68,8 @@ def describe(units: Sequence[int], cores: Collection[int] | None = None) -> str:
 def apply(pid: int, cores: Collection[int]) -> int:
     """Binds every thread of a process and of its descendants; returns how many were bound.
 
-    Walks until a walk finds nothing new: a thread that is bound already hands its binding on.
-    Threads that end meanwhile are left out.
+    The tree is walked until a walk finds no new thread. That ends, because a thread that is bound
+    already passes its binding on to what it starts. Threads that end meanwhile are left out.
     """
     bound: set[int] = set()
     for _ in range(_PASSES):

@@ -16,7 +16,8 @@ from . import affinity, cgroupfs
 from .usage import GroupUsage
 
 PERIOD_US = 100_000
-_FREEZE_S = 0.02  # a process that takes longer waits for a disk, and does not fork meanwhile
+# seconds; a process that takes longer to freeze waits for a disk, and cannot fork meanwhile
+_FREEZE_S = 0.02
 _CLOSE_S = 5.0
 
 CORES, QUOTA, MEMORY, PIDS = "cores", "quota", "memory", "pids"
@@ -59,7 +60,8 @@ class CgroupGroup:
         raise NotImplementedError
 
     def _write_memory(self, size: int) -> bool:
-        """Returns whether `size` is the limit now; else the limit is what is in use, which is more.
+        """Writes the limit, and returns whether it is `size`; else it is the memory in use, which
+        is more.
         """
         raise NotImplementedError
 
@@ -67,7 +69,7 @@ class CgroupGroup:
         raise NotImplementedError
 
     def _freezer(self) -> str:
-        """The folder whose processes freeze together; empty when there is none."""
+        """The folder of the cgroup that can be frozen; empty when there is none."""
         raise NotImplementedError
 
     def _freeze(self, folder: str, on: bool) -> None:
@@ -81,11 +83,11 @@ class CgroupGroup:
         return False
 
     def oom_kills(self) -> int:
-        """How many of its processes the kernel has killed for memory."""
+        """Returns how many of the group's processes the kernel has killed for memory."""
         raise NotImplementedError
 
     def usage(self) -> GroupUsage:
-        """What it has used so far."""
+        """Returns the resources that the group has used so far."""
         raise NotImplementedError
 
     # ---- what both versions share ----
@@ -107,13 +109,13 @@ class CgroupGroup:
             self._pids = pids
 
     def bind(self, cores: tuple[int, ...], units: int) -> bool:
-        """Binds the process before an action, when nothing else runs in it: to its cores, or, for
-        (), to the CPU time of `units` cores. Returns whether it is enforced.
+        """Binds the execution process before an action, when nothing else runs in the group: to
+        `cores`, or, for (), to the CPU time of `units` cores. Returns whether this is enforced.
         """
         return self._bind(cores, units, self._bind_process)
 
     def rebind(self, cores: tuple[int, ...], units: int) -> bool:
-        """Does the same for everything that already runs in it."""
+        """Does the same as `bind` for all processes that already run in the group."""
         return self._bind(cores, units, self._bind_tree)
 
     def _bind(self, cores: tuple[int, ...], units: int,
@@ -128,7 +130,7 @@ class CgroupGroup:
                 if cores:
                     units = 0  # the cores are the limit
             elif cores:
-                units = len(cores)  # so a program gains nothing by leaving them
+                units = len(cores)  # a quota, as a program may change its own affinity
                 if not unforced(cores) and QUOTA not in limits:
                     return False
             if QUOTA in limits and units != self._units:
@@ -146,7 +148,8 @@ class CgroupGroup:
         return affinity.apply(self._pid, cores) > 0
 
     def kill(self, spare: frozenset[int] = frozenset()) -> bool:
-        """Kills all of its processes but `spare`; returns whether it can have missed none."""
+        """Kills all processes of the group but `spare`; returns whether certainly none was missed.
+        """
         if not spare and self._kill_all():
             return True
         if not self._freezer():
@@ -162,7 +165,8 @@ class CgroupGroup:
         """Stops all processes of the group (also the execution process), or continues them.
 
         Returns:
-            Whether all processes have done so within 20 ms. If not, the rest follow later.
+            Whether all processes have stopped or continued within 20 ms. If not, the rest follow
+            later.
         """
         folder = self._freezer()
         if not folder:
@@ -179,9 +183,10 @@ class CgroupGroup:
         return True
 
     def remove(self) -> None:
-        """Removes the cgroups after the execution process has died. What still lives in them is
-        killed, and they go a little later: with the next group that is made or removed, or at the
-        end.
+        """Removes the cgroups after the execution process has died.
+
+        Processes that still live in them are killed; the cgroups are then removed a little later,
+        when the next group is made or removed, or by `close`.
         """
         self._owner.forget(self)
 
@@ -190,7 +195,8 @@ class CgroupEnforcer:
     """The cgroups of this worker.
 
     Attributes:
-        limits: what no program can get around, as names of CORES, QUOTA, MEMORY and PIDS.
+        limits: which of CORES, QUOTA, MEMORY and PIDS are enforced so that no program can exceed
+            them.
     """
 
     name = ""
@@ -205,7 +211,7 @@ class CgroupEnforcer:
         raise NotImplementedError
 
     def _end(self) -> None:
-        """Removes what exists beside the groups."""
+        """Removes the cgroups that this worker has made besides those of the groups."""
         raise NotImplementedError
 
     def group(self, number: int, pid: int) -> CgroupGroup:

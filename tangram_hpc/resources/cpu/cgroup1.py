@@ -1,6 +1,7 @@
 """Enforcement by cgroup version 1: a cgroup of this worker in each hierarchy that it may write.
 
-Each lies beneath the cgroup in which this process is itself. Who gets what is decided elsewhere.
+Each of these cgroups lies beneath the one in which this process is. Which action gets which limits
+is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from .usage import GroupUsage
 
 _GIVES = {"cpuset": CORES, "cpu": QUOTA, "memory": MEMORY, "pids": PIDS, "freezer": "",
           "cpuacct": ""}  # fmt: skip
-_LIMIT_TRIES = 20  # processes may take more memory between a look and a write
+# tries, as processes may take more memory after the use is read and before the limit is written
+_LIMIT_TRIES = 20
 
 
 class Group1(CgroupGroup):
-    """See `enforce.Group`. `at` is its folder by controller."""
+    """See `enforce.Group`. `at` has the group's folder for each controller."""
 
-    # A thread that moves itself alone waits for nobody: measured 0.3 ms. Through cgroup.procs, or
-    # moved by another process, it takes 10 ms and more until every CPU has passed a quiet state.
+    # A thread that moves only itself takes 0.3 ms (measured). A move through cgroup.procs, or by
+    # another process, takes 10 ms and more, because the kernel waits for an RCU grace period.
     _JOIN = "tasks"
 
     def __init__(self, owner: Cgroup1, pid: int, at: dict[str, str]) -> None:
@@ -38,28 +40,29 @@ class Group1(CgroupGroup):
         path = self._at["cpu"] + "/cpu.cfs_quota_us"
         try:
             cgroupfs.write(path, str(quota_us or -1))
-        except OSError:  # more than our own cgroup has, which limits it then
+        except OSError:  # more than our own cgroup has; then that cgroup's quota is the limit
             cgroupfs.write(path, "-1")
 
     def _write_memory(self, size: int) -> bool:
         home = self._at["memory"]
         now = cgroupfs.number(home + "/memory.limit_in_bytes") or 0
         names = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
-        if not size or size > now:  # memory with swap may at no time be less than memory
+        # the limit on memory plus swap may at no time be below that on memory
+        if not size or size > now:
             names.reverse()
         whole = True
         for name in names:
             try:
                 whole &= self._write_limit(f"{home}/{name}", size)
             except OSError:
-                if "memsw" not in name:  # a kernel need not count swap
+                if "memsw" not in name:  # a kernel may be built without counting swap
                     raise
         return whole
 
     def _write_limit(self, path: str, size: int) -> bool:
-        """Writes a limit. Where more memory is in use than the kernel can take back, version 1
-        refuses (version 2 kills). Then what is in use becomes the limit, and a process that asks
-        for more is killed.
+        """Writes a limit. If more memory is in use than the kernel can take back, version 1
+        refuses (version 2 kills a process). Then the memory in use becomes the limit, and a process
+        that asks for more is killed.
         """
         asked = size
         for _ in range(_LIMIT_TRIES):
@@ -128,7 +131,7 @@ class Cgroup1(CgroupEnforcer):
         self._at: dict[str, str] = {}  # this worker's folder by controller
         self._balanced = False
         self.missing: dict[str, str] = {}  # why a controller is not used
-        self._occupied: list[str] = []  # by a probe that could not be moved out
+        self._occupied: list[str] = []  # cgroups with a probe in them that could not be moved out
         for controller in _GIVES:
             self._found(controller)
         if self._at:
@@ -149,7 +152,7 @@ class Cgroup1(CgroupEnforcer):
         folder = ""
         try:
             folder = os.path.join(cgroupfs.own_folder(controller), self._name)
-            with suppress(FileExistsError):  # two controllers of one hierarchy
+            with suppress(FileExistsError):  # two controllers of one hierarchy have one folder
                 cgroupfs.make(folder)
             self._at[controller] = folder
             if controller == "cpuset":
@@ -194,8 +197,8 @@ class Cgroup1(CgroupEnforcer):
             group._write_pids(1000)
 
     def _share_cores(self, folder: str) -> None:
-        """Gives this worker's cpuset the cores and memory of its parent. A new cpuset has neither;
-        this one hands them on to those made beneath it.
+        """Gives this worker's cpuset the cores and memory nodes of its parent. A new cpuset has
+        none; cpusets that are made beneath this one get the same.
         """
         home = os.path.dirname(folder)
         self.all_cores = cgroupfs.read(home + "/cpuset.cpus").strip()
@@ -206,8 +209,8 @@ class Cgroup1(CgroupEnforcer):
         self._prepare(folder)
 
     def _prepare(self, folder: str) -> None:
-        """Turns load balancing off in a new cpuset. The one above balances these cores; to say so
-        again beneath would let each change compute the machine's scheduling domains anew.
+        """Turns load balancing off in a new cpuset. The cpuset above balances these cores already.
+        With it on here too, each change would make the kernel rebuild its scheduling domains.
         """
         if self._balanced and folder.startswith(self._at.get("cpuset", "/")):
             cgroupfs.write(folder + "/cpuset.sched_load_balance", "0")
@@ -222,7 +225,7 @@ class Cgroup1(CgroupEnforcer):
 
 
 def sweep() -> list[str]:
-    """Kills and removes what dead workers left; returns the cgroups removed."""
+    """Kills the processes that dead workers left and removes their cgroups; returns these."""
     left = []
     for mount in cgroupfs.mounts():
         if mount.kind == "cgroup" and mount.controllers & _GIVES.keys():

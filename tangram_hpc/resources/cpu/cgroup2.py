@@ -1,9 +1,8 @@
-"""Enforcement by cgroup version 2: this worker's cgroups beneath its own one, if that was
-delegated.
+"""Enforcement by cgroup version 2: cgroups beneath the one of this process, if it was delegated.
 
-A cgroup that lends its controllers to those beneath it may hold no processes itself, except the
-machine's first one. So the processes of ours move into a leaf, and back when the last worker of it
-ends. Who gets what is decided elsewhere.
+A cgroup that enables controllers for its children may hold no processes itself, except the
+machine's root. So the processes of our cgroup move into a leaf, and back when the last worker in it
+ends. Which action gets which limits is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ class Group2(CgroupGroup):
         self._all_cores = owner.all_cores
 
     def _write_cores(self, cores: tuple[int, ...]) -> None:
-        # an empty list would mean all as well, but is refused while processes are in it
+        # an empty list would mean all cores as well, but is refused while processes are in the
+        # group
         cgroupfs.write(self._at + "/cpuset.cpus",
                        ",".join(map(str, cores)) or self._all_cores)
 
@@ -39,7 +39,7 @@ class Group2(CgroupGroup):
         cgroupfs.write(self._at + "/cpu.max", f"{quota_us or 'max'} {period_us}")
 
     def _write_memory(self, size: int) -> bool:
-        with suppress(FileNotFoundError):  # a kernel need not have swap
+        with suppress(FileNotFoundError):  # a kernel may be built without swap
             cgroupfs.write(self._at + "/memory.swap.max", "0" if size else "max")
         cgroupfs.write(self._at + "/memory.max", str(size or "max"))
         return True
@@ -89,7 +89,7 @@ class Cgroup2(CgroupEnforcer):
         missing: why a controller is not used.
 
     Raises:
-        OSError: our own cgroup may not be written, or lends no controller.
+        OSError: our own cgroup may not be written, or no controller was delegated to it.
     """
 
     name = "cgroup2"
@@ -172,11 +172,10 @@ class Cgroup2(CgroupEnforcer):
 
 
 def _beside(home: str) -> str:
-    """The cgroup that Slurm's plugin has made for this user beside the task's; empty when there is
-    none.
+    """Returns the cgroup that our SPANK plugin has made for this user beside the task's own one.
 
-    Slurm sees only what is in the task's own cgroup: a worker that moved elsewhere would get no
-    signals.
+    It is empty when there is none. The worker itself must stay in the task's cgroup: Slurm sends
+    signals only to the processes there.
     """
     above = os.path.dirname(home)
     with suppress(OSError):
@@ -203,8 +202,10 @@ def _move_all(source: str, target: str) -> bool:
 
 
 def _emptied(source: str, target: str, then: Callable[[], None]) -> None:
-    """Does what the kernel allows only in an empty cgroup. Processes that are forked meanwhile are
-    moved on the next pass; those that are dying cannot be moved but will be gone.
+    """Empties a cgroup and calls `then`, which the kernel allows only in an empty cgroup.
+
+    Processes that are forked meanwhile are moved on the next pass. Dying processes cannot be moved,
+    but will be gone by a later pass.
     """
     for n in range(_PASSES):
         try:
@@ -237,7 +238,7 @@ def _restore(home: str, enabled: list[str]) -> None:
 
 
 def sweep() -> list[str]:
-    """Kills and removes what dead workers left; returns the cgroups removed."""
+    """Kills the processes that dead workers left and removes their cgroups; returns these."""
     left, homes = [], []
     for mount in cgroupfs.mounts():
         if mount.kind != "cgroup2":

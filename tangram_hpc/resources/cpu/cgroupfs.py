@@ -1,7 +1,7 @@
 """The cgroup file systems: where they are mounted, where this process is in them, and their files.
 
-It also makes and recognises the names of workers' cgroups, by which those of a dead worker are
-found. What a limit means is not known here.
+It also makes and recognises the names of workers' cgroups, by which the cgroups of a dead worker
+are found. What a limit means is not known here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 PREFIX = "tangram-"
 STEP = "tangram-job"  # the name that slurm/spank gives the cgroup of a job step
-LEAF = "tangram-workers"  # holds workers while their cgroup lends its controllers (v2)
+# holds workers while their cgroup enables controllers for its children (v2)
+LEAF = "tangram-workers"
 _NAME = re.compile(r"tangram-(\d+)-(\d+)-(\d+)-(\d+)$")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _PAUSE_S = 0.002
@@ -30,7 +31,7 @@ class Mount(NamedTuple):
         root: the cgroup that is visible at `point`.
         point: where it is mounted.
         kind: "cgroup" or "cgroup2".
-        controllers: of version 1; version 2 names them in a file.
+        controllers: the controllers of a version 1 mount; version 2 names them in a file instead.
     """
 
     root: str
@@ -58,10 +59,10 @@ def mounts() -> list[Mount]:
 
 
 def own_folder(controller: str) -> str:
-    """The folder of this process's own cgroup, of a version 1 controller, or of version 2 for "".
+    """Returns the folder of this process's cgroup: of a version 1 controller, or "" for version 2.
 
     Raises:
-        OSError: it is not mounted, or lies outside of what is mounted.
+        OSError: the cgroup is not mounted, or lies outside of the mounted part.
     """
     path = ""
     with open("/proc/self/cgroup") as file:
@@ -154,13 +155,16 @@ def _listed(folder: str) -> list[int]:
 
 
 def beneath(folder: str) -> Iterator[str]:
-    """All cgroups beneath one and that one itself, the deepest first."""
+    """Returns a cgroup and all cgroups beneath it, the deepest first."""
     for here, _, _ in os.walk(folder, topdown=False):
         yield here
 
 
 def members(folder: str) -> list[int]:
-    """The processes of a cgroup and of all beneath it; 0 stands for each that is out of sight."""
+    """Returns the processes of a cgroup and of all cgroups beneath it.
+
+    A process of another pid namespace, which this process cannot see, is listed as 0.
+    """
     found: list[int] = []
     for here in beneath(folder):
         with suppress(OSError):
@@ -191,8 +195,8 @@ def discard(folder: str) -> bool:
 
 
 def destroy(folders: list[str], seconds: float) -> list[str]:
-    """Kills what lives in cgroups and removes them, for so many seconds at most; returns those that
-    stayed.
+    """Kills the processes in cgroups and removes the cgroups; returns those that could not be
+    removed within `seconds`.
     """
     deadline = time.monotonic() + seconds
     while folders := [folder for folder in folders if not discard(folder)]:
@@ -239,7 +243,7 @@ _count = 0
 
 
 def new_name() -> str:
-    """A name for a cgroup of this very process: tangram-PID-START-NAMESPACE-COUNT."""
+    """Returns a new name for a cgroup of this process: tangram-PID-START-NAMESPACE-COUNT."""
     global _count
     _count += 1
     pid = os.getpid()

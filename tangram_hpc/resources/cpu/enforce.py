@@ -1,11 +1,11 @@
-"""The port by which a worker enforces what it lent to sandboxes, and the choice of its adapter.
+"""The port by which a worker enforces the limits of sandboxes, and the choice of its adapter.
 
-A worker makes a `Group` for each execution process when it is forked, and that process enters the
-group itself, as its first deed. The worker binds the group before each action and at each resize,
-and removes it when the process has died. How an adapter enforces anything is not known here.
+A worker makes a `Group` for each execution process when it forks that process, which first of all
+enters the group. The worker binds the group before each action and at each resize, and removes it
+when the process has died. How an adapter enforces a limit is not known here.
 
-An enforcer's `limits` names what no program can get around: "cores", "quota" (CPU time), "memory",
-"pids". Processes are bound to cores in any case where the cores are real.
+An enforcer's `limits` names the limits that no program can exceed: "cores", "quota" (CPU time),
+"memory", "pids". Whatever it names, processes are bound to cores if the lent CPUs are real cores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAMES = ("cgroup2", "cgroup1", "affinity", "counted")
 
 
 class Group(Protocol):
-    """What enforces the limits of one execution process and everything that it starts.
+    """Enforces the limits of one execution process and of all processes that it starts.
 
     Attributes:
         joins: the files to which the process writes 0 to enter the group; it must have one thread.
@@ -41,24 +41,25 @@ class Group(Protocol):
         """
 
     def bind(self, cores: tuple[int, ...], units: int) -> bool:
-        """Binds the process before an action, when nothing else runs in it: to cores, by their
-        numbers here, or, for (), to the CPU time of `units` cores (0: all). Returns whether it is
-        enforced. A binding that has not changed costs
-        next to nothing.
+        """Binds the execution process before an action, when nothing else runs in the group.
+
+        The group is bound to `cores`, by their numbers on this machine, or, for (), to the CPU time
+        of `units` cores (0: all). Returns whether this is enforced. A binding that has not changed
+        costs next to nothing.
         """
 
     def rebind(self, cores: tuple[int, ...], units: int) -> bool:
-        """Does the same for everything that already runs in it."""
+        """Does the same as `bind` for all processes that already run in the group."""
 
     def oom_kills(self) -> int:
-        """How many of its processes the kernel has killed for the memory limit."""
+        """Returns how many of the group's processes the kernel has killed for the memory limit."""
 
     def usage(self) -> GroupUsage:
         """Returns what the group has used since it was made, as far as that is known."""
 
     def kill(self, spare: frozenset[int] = frozenset()) -> bool:
         """Kills all processes of the group but `spare`, even if they fork meanwhile. Returns False
-        if it could not make sure of that; the caller then has to walk the tree.
+        if some may have been missed; the caller then has to walk the process tree.
         """
 
     def freeze(self, on: bool) -> bool:
@@ -75,7 +76,7 @@ class Enforcer(Protocol):
 
     Attributes:
         name: one of NAMES.
-        limits: what no program in a group can get around.
+        limits: the limits that no program in a group can exceed.
     """
 
     name: str
@@ -95,14 +96,14 @@ _CGROUPS: dict[str, Callable[[], Enforcer]] = {"cgroup2": cgroup2.Cgroup2,
 
 
 def probe(pinned: bool, name: str = "") -> Enforcer:
-    """The best enforcement that works here, tested for real; or the one that is named.
+    """Returns the best enforcement that works here, or the named one, after a real test.
 
     Args:
-        pinned: whether the CPUs lent are cores of this machine.
+        pinned: whether the lent CPUs are cores of this machine.
         name: one of NAMES; empty for the best.
 
     Raises:
-        InvalidInput: the one named is unknown, or does not work here.
+        InvalidInput: the named enforcement is unknown, or does not work here.
     """
     if name and name not in NAMES:
         raise InvalidInput(f"enforcement: {name!r} is none of {', '.join(NAMES)}")
@@ -122,7 +123,8 @@ def probe(pinned: bool, name: str = "") -> Enforcer:
                                        "leave it empty to take the best that does") from None
     if not found:
         return Unforced(pinned)
-    best = max(found, key=lambda one: len(one.limits))  # of equal ones the first
+    # the first of those with equally many limits
+    best = max(found, key=lambda one: len(one.limits))
     for one in found:
         if one is not best:
             one.close()

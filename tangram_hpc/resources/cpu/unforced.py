@@ -1,7 +1,6 @@
-"""What can be done for a sandbox's limits without a cgroup: binding its tree from outside, and
-measuring it.
+"""The enforcement without a cgroup: binds a sandbox's process tree from outside and measures it.
 
-It never promises that a program stays within a limit.
+This enforcement never promises that a program stays within a limit.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") >> 10
 
 
 class UnforcedGroup:
-    """See `enforce.Group`. Limits are not enforced; `usage` measures what lives just now."""
+    """See `enforce.Group`. Limits are not enforced; `usage` measures the processes that live."""
 
     joins: tuple[str, ...] = ()
     cpu_file = ""  # without a cgroup the kernel counts no CPU time of a group
@@ -27,7 +26,7 @@ class UnforcedGroup:
         self._peak_kib = 0
 
     def limit(self, mem_mib: int, pids: int) -> None:
-        """Does nothing. Without a cgroup the sandbox's init compares what is used with the limit.
+        """Does nothing. Without a cgroup the sandbox's init compares the use with the limit.
         """
 
     def bind(self, cores: tuple[int, ...], units: int) -> bool:
@@ -48,12 +47,15 @@ class UnforcedGroup:
         return bool(cores) and self._pinned and affinity.apply(self._pid, cores) > 0
 
     def oom_kills(self) -> int:
-        """Always 0: nothing counts them."""
+        """Returns 0: without a cgroup nothing counts the processes that the kernel kills."""
         return 0
 
     def usage(self) -> GroupUsage:
-        """Walks the tree. Memory is the sum of private memory and the most that one process shares,
-        and the highest of all calls so far. The CPU time of processes that have ended is unknown.
+        """Walks the process tree and returns what it uses.
+
+        The memory of one walk is the private memory of all processes plus the largest shared memory
+        of one process; the highest of all walks so far is returned. The CPU time of processes that
+        have ended is unknown.
         """
         pids = (self._pid, *process_tree.descendants(self._pid))
         private = shared = 0
@@ -69,11 +71,11 @@ class UnforcedGroup:
         return GroupUsage(None, self._peak_kib, len(pids))
 
     def kill(self, spare: frozenset[int] = frozenset()) -> bool:
-        """Always False: a tree that forks can outrun a walk."""
+        """Returns False: a tree that forks can outrun a walk."""
         return False
 
     def freeze(self, on: bool) -> bool:
-        """Always False: a tree that forks can outrun a walk, as for `kill`."""
+        """Returns False: a tree that forks can outrun a walk, as for `kill`."""
         return False
 
     def remove(self) -> None:
@@ -81,8 +83,8 @@ class UnforcedGroup:
 
 
 class Unforced:
-    """See `enforce.Enforcer`. It is "affinity" when the CPUs are cores of this machine, else
-    "counted", which only keeps the books.
+    """See `enforce.Enforcer`. Its name is "affinity" when the CPUs are cores of this machine; else
+    it is "counted", which binds nothing.
     """
 
     limits: frozenset[str] = frozenset()

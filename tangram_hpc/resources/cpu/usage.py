@@ -1,4 +1,6 @@
-"""What a sandbox has used, as far as its enforcement knows. Nothing is measured here."""
+"""The resources that a sandbox has used, as far as its enforcement knows them.
+
+Nothing is measured here."""
 
 from __future__ import annotations
 
@@ -6,11 +8,11 @@ from typing import NamedTuple
 
 
 class GroupUsage(NamedTuple):
-    """What the processes of one group have used since it was made; None means unknown.
+    """What the processes of one group have used since the group was made; None means unknown.
 
     Attributes:
-        cpu_ns: CPU time.
-        peak_mem_kib: the most memory.
+        cpu_ns: CPU time, ns.
+        peak_mem_kib: the largest memory in use at one time, KiB.
         tasks: living processes, with each of their threads where a cgroup counts.
     """
 

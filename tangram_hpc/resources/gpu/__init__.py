@@ -1,4 +1,4 @@
-"""Which GPUs a node has, how they are numbered for a process, and what they do while a lease runs.
+"""Which GPUs a node has, how a process names them, and what they do while a lease runs.
 
 `nvml.py` is the only importer of pynvml. A node without GPUs is a normal answer. Nothing here
 allocates memory on a GPU or starts a daemon.

@@ -1,8 +1,8 @@
 """Which devices a node lends, how they are numbered, and by what name a process sees them.
 
-The numbers that are lent are Slurm's where Slurm gave GPUs, as in `scontrol show job -d`, and
-NVML's otherwise. A process is given a UUID wherever one is known: a number means something else
-behind every mask and cgroup, a UUID never does. Only `look` asks the machine, and no device is
+The broker's numbers are Slurm's where Slurm gave GPUs, as in `scontrol show job -d`, and NVML's
+otherwise. A process gets a UUID wherever one is known: behind a mask or a cgroup a number may mean
+another GPU, while a UUID always means the same. Only `look` asks the machine, and no device is
 touched.
 """
 
@@ -29,7 +29,7 @@ class Device:
         index: its number as the node lends it.
         uuid: its UUID; empty when unknown, as is `name`.
         mem_mib: its memory in MiB; 0 when unknown.
-        kind: "cuda", "cpu" (a slot of CPU that stands in for a GPU) or "fake" (nothing at all).
+        kind: "cuda", "cpu" (a CPU slot that stands in for a GPU) or "fake" (nothing at all).
         selector: its name in CUDA_VISIBLE_DEVICES; empty when it is no GPU.
     """
 
@@ -75,7 +75,7 @@ class Devices:
         return ",".join(name for name in (by_index[i] for i in block) if name)
 
     def visible(self, block: Sequence[int]) -> dict[str, str]:
-        """The environment variables of a process on this block. Raises as `mask`."""
+        """The environment variables of a process on this block; raises what `mask` raises."""
         return {MASK: self.mask(block)}
 
     def refusal(self, backend: str) -> str:
@@ -148,7 +148,7 @@ def find_devices(environ: Mapping[str, str], config_devices: str = "",
 
 
 def _by_slurms_word(mask: str | None, numbers: tuple[int, ...], why: str) -> Devices:
-    """The devices without NVML, when nothing is known of GPUs but what Slurm said."""
+    """Returns the devices without NVML, when only Slurm's variables tell of GPUs."""
     words = _words(mask) if mask is not None else [str(i) for i in numbers]
     if not numbers or len(words) != len(numbers):
         return Devices(why=why)
@@ -163,7 +163,7 @@ def _by_slurms_word(mask: str | None, numbers: tuple[int, ...], why: str) -> Dev
 
 
 class Unit(NamedTuple):
-    """What CUDA takes for one device: a GPU or a MIG slice.
+    """One device as CUDA counts them: a GPU or a MIG slice.
 
     Attributes:
         gpu: the number of the GPU, or of the GPU that it is a slice of.
@@ -183,12 +183,12 @@ class Unit(NamedTuple):
 
 
 def allowed(mask: str | None, gpus: Sequence[Gpu]) -> tuple[list[Unit], str]:
-    """The devices that a mask leaves of these GPUs, in its order, and one line on what it names in
-    vain.
+    """Returns those of these GPUs that a mask names, in the mask's order.
 
-    The mask is read as CUDA reads it. It holds numbers, UUIDs, or beginnings of UUIDs that fit one
-    device. Anything else ends the list (-1 and NoDevFiles are meant so). A device that is named
-    twice leaves none. A GPU in MIG mode stands for all of its slices.
+    The second value is one line about entries that name no device here, or empty. The mask is read
+    as CUDA reads it: it holds numbers, UUIDs, or beginnings of UUIDs that fit one device. Any other
+    entry ends the list, as -1 and NoDevFiles are meant to do. If the mask names a device twice,
+    CUDA sees no device at all. A GPU in MIG mode stands for all of its slices.
     """
     units = [unit for gpu in gpus for unit in _units(gpu)]
     if mask is None:
@@ -219,7 +219,7 @@ def _units(gpu: Gpu) -> list[Unit]:
 
 
 def _named(word: str, gpus: Sequence[Gpu], units: Sequence[Unit]) -> list[Unit]:
-    """The devices that one word of a mask names; empty when it names none, or several."""
+    """Returns the devices that one entry of a mask names; none if the entry is ambiguous."""
     if word.isdigit():
         return [u for u in units if u.gpu == int(word)]
     fitting = [u for u in units if word in u.aliases]

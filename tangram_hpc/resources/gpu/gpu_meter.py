@@ -1,9 +1,9 @@
 """Measures what a lease's GPUs did while it ran: utilisation, memory, and its part of the energy.
 
 A thread of its own reads NVML, at most every `EVERY_S`, and only while leases run or have just
-ended; so no caller ever waits. On a node without GPUs that NVML knows there is no thread and no
-cost. What was not seen is -1. A device's counters cover everything that ran on it, so energy is an
-estimate: the leases that hold a device at a moment have equal parts of its power.
+ended; so no caller ever waits. If NVML knows no GPU on this node, there is no thread and no cost. A
+value that was not measured is -1. A device's counters cover everything that ran on it, so energy is
+an estimate: the power of a device is divided equally among the leases that hold it at that time.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from .devices import Devices
 from .nvml import Reading, open_nvml
 
 EVERY_S = 0.5
-_LINGER_NS = 5_000_000_000  # goes on reading for so long, as short leases follow each other
-_BEHIND_NS = 100_000_000  # a GPU reports its use of the time before
+# the thread reads on for so long after a lease, as short leases often follow each other
+_LINGER_NS = 5_000_000_000
+_BEHIND_NS = 100_000_000  # a GPU's utilisation describes the time before the reading
 _UNREAD = Reading()
 
 
@@ -48,8 +49,8 @@ class _Gpu:
         uuid: its UUID.
         read: its last reading, at `read_ns`.
         power_mw: what it draws now in mW, as far as is known; -1 for unknown.
-        told_ns: the time up to which its energy has been dealt out to leases.
-        holders: the leases that hold it, by token.
+        told_ns: the time up to which its energy has been assigned to leases.
+        holders: the leases that hold the device, by token.
     """
 
     uuid: str
@@ -60,21 +61,21 @@ class _Gpu:
     holders: dict[int, _Lease] = field(default_factory=dict)
 
     def deal(self, now: int) -> None:
-        """Gives the leases that hold it their parts of what it drew since `told_ns`."""
+        """Divides the energy that the device drew since `told_ns` among the leases that hold it."""
         span_s, self.told_ns = (now - self.told_ns) / 1e9, now
         for lease in self.holders.values() if self.power_mw >= 0 else ():
             lease.add(self.uuid, self.power_mw * span_s / len(self.holders))
 
     def renew(self, read: Reading, now: int) -> None:
-        """Takes a new reading. Its energy counter says what the device really drew since the last
-        one.
+        """Takes a new reading. Its energy counter tells how much the device really drew since the
+        last reading.
         """
         before, since_s = self.read, (now - self.read_ns) / 1e9
         counted = -1.0
         if min(before.energy_mj, read.energy_mj) >= 0 and since_s > 0:
             counted = max(0, read.energy_mj - before.energy_mj) / since_s
         if self.power_mw < 0:
-            self.power_mw = counted  # the device does not tell its power, or has not told it yet
+            self.power_mw = counted  # no power was read yet, or the device does not report it
         self.deal(now)
         for lease in self.holders.values():
             lease.settle(self.uuid, counted / self.power_mw
@@ -90,9 +91,10 @@ class _Lease:
     Attributes:
         gpus: its devices.
         began_ns: when it began.
-        settled_mj: its energy by the counters.
-        guessed: by device, its energy since the last reading, by the power last known.
-        known: whether anything is known of its energy.
+        settled_mj: the lease's energy up to the last readings, corrected by the energy counters.
+        guessed: for each device, the lease's energy since the last reading, estimated from the
+            power that was read last.
+        known: whether any energy was measured or estimated.
         mem_mib: the most memory seen; -1 before a reading.
         utils: the utilisation at each reading.
     """
@@ -106,12 +108,14 @@ class _Lease:
     utils: list[float] = field(default_factory=list)
 
     def add(self, gpu: str, energy_mj: float) -> None:
-        """Adds a guess of its part of a device's energy, from the power that was last read."""
+        """Adds the lease's estimated part of a device's energy, from the power read last."""
         self.known = True
         self.guessed[gpu] = self.guessed.get(gpu, 0.0) + energy_mj
 
     def settle(self, gpu: str, factor: float) -> None:
-        """Corrects the guess for a device: by the counter it drew `factor` times as much."""
+        """Corrects the estimate for a device: by the counter, the device drew `factor` times as
+        much.
+        """
         self.settled_mj += self.guessed.pop(gpu, 0.0) * factor
 
     def look(self, now: int) -> None:
@@ -124,14 +128,15 @@ class _Lease:
             self.utils.append(sum(rates) / len(rates))
 
     def usage(self) -> GpuUsage:
-        """What is known at its end."""
+        """Returns what is known when the lease ends."""
         energy = self.settled_mj + sum(self.guessed.values())
         return GpuUsage(round(sum(self.utils) / len(self.utils)) if self.utils else -1,
                         self.mem_mib, round(energy) if self.known else -1)
 
 
 class GpuTally:
-    """The sums, without a thread or a clock. Times are ns of one clock, in order."""
+    """The sums of all leases. It has no thread and no clock: callers hand in ascending times,
+    ns."""
 
     def __init__(self, uuids: Iterable[str]) -> None:
         self.gpus = {uuid: _Gpu(uuid) for uuid in uuids}
@@ -198,8 +203,8 @@ class GpuMeter:
             return self._tokens
 
     def end(self, token: int) -> GpuUsage:
-        """Ends a lease; returns what it used. Nothing is known of 0, nor of a token the second
-        time.
+        """Ends a lease; returns what it used. All values are unknown for the token 0, and for a
+        token whose lease has ended.
         """
         with self._change:
             self._idle_since = time.monotonic_ns()
@@ -214,7 +219,7 @@ class GpuMeter:
                                        energy_mj=energy)
 
     def close(self) -> None:
-        """Ends the thread. What is still being measured stays unknown."""
+        """Ends the thread. The use of leases that have not ended stays unknown."""
         with self._change:
             self._closed = True
             self._change.notify()
@@ -227,7 +232,7 @@ class GpuMeter:
         nvml, read = None, self._read
         if read is None:
             nvml, _ = open_nvml()
-            if nvml is None:  # it was there when the worker started
+            if nvml is None:  # NVML worked when the worker started, but not now
                 self._closed = True
                 return
             read = nvml.read
@@ -240,8 +245,9 @@ class GpuMeter:
             nvml.close()
 
     def _wanted(self) -> bool:
-        """Waits while no lease has held a device for a while; returns False when the meter was
-        closed.
+        """Waits until a lease holds a device, or one held a device until a moment ago.
+
+        Returns False when the meter was closed.
         """
         with self._change:
             if time.monotonic_ns() - self._idle_since > _LINGER_NS:

@@ -1,6 +1,6 @@
 """Whether a daemon of MPS (NVIDIA's multi-process service) serves this user.
 
-The check only knocks: it starts no daemon, ends none and sends nothing to one.
+The check only tries to connect: it starts no daemon, ends none and sends nothing to one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def mps_serves(environ: Mapping[str, str]) -> bool:
     except OSError:
         return False
     if about.st_uid not in (0, os.getuid()):
-        return False  # a daemon serves one user, or all when it is root's
+        return False  # a daemon serves its own user, and a daemon of root serves all users
     if stat.S_ISSOCK(about.st_mode):
         return _socket_answers(str(path))
     return stat.S_ISFIFO(about.st_mode) and _pipe_is_read(str(path))

@@ -1,8 +1,8 @@
-"""Which GPUs there are and what they do now, by NVML, NVIDIA's management library.
+"""Which GPUs there are and what they do now, according to NVML, NVIDIA's management library.
 
-This is the only importer of `pynvml` (extra `gpu`), and it imports it only when someone asks.
-Nothing on a GPU is changed. A missing library, driver or GPU, and whatever NVML refuses, are
-answers and never exceptions: an empty list and one line, or -1 for a value.
+This is the only importer of `pynvml` (extra `gpu`), and the import happens at the first question.
+Nothing on a GPU is changed. A missing library, driver or GPU, or a refusal by NVML, never raises an
+exception: the answer is then an empty list with one line that says why, or -1 for a value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REMEDIES = {
 
 
 class Reading(NamedTuple):
-    """The state of a GPU at one moment; -1 stands for a value that the GPU does not tell.
+    """The state of a GPU at one moment; -1 stands for a value that the GPU does not report.
 
     Attributes:
         util_pct: utilisation over the last second or less, in percent.
@@ -64,8 +64,9 @@ class Gpu:
         index: counts the GPUs that this process may open, as CUDA does in PCI order.
         uuid: its UUID.
         name: its product name.
-        mem_mib: its memory in MiB, 0 when it does not say; `used_mib` is what is in use.
-        mig: whether it is in MIG mode. Then its slices can be used, and it cannot.
+        mem_mib: its memory in MiB; 0 when unknown.
+        used_mib: memory in use, in MiB.
+        mig: whether it is in MIG mode. Then only its slices can be used, and not the whole GPU.
         slices: its MIG instances.
     """
 
@@ -80,8 +81,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Seen:
-    """What NVML sees. `why` is one line that says what is missing; it is never empty when there are
-    no GPUs.
+    """What NVML sees. `why` is one line that says what is missing; without GPUs there always is
+    such a line.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -113,7 +114,7 @@ class Nvml:
                 gpus.append(self._gpu(handle, index))
             except lib.NVMLError as error:
                 if _is(error, "NoPermission"):
-                    continue  # of another job: CUDA does not count it either
+                    continue  # a GPU of another job: CUDA does not count it either
                 notes.append(f"GPU {index} is left out: {error}")
             index += 1
         if not gpus and not notes:
@@ -155,8 +156,8 @@ class Nvml:
                        int(self._ask(-1, "nvmlDeviceGetPowerUsage", handle)))
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
-        """The processes that compute on a GPU; empty when it does not say. In a container their
-        pids may be those outside.
+        """Returns the processes that compute on a GPU; empty when the driver does not say. In a
+        container, the pids may be those of the host.
         """
         handle = self._handle(uuid)
         told = self._ask((), "nvmlDeviceGetComputeRunningProcesses", handle) if handle else ()
@@ -194,7 +195,8 @@ def open_nvml(lib: Any = None) -> tuple[Nvml | None, str]:
     """
     if lib is None:
         try:
-            ctypes.CDLL(_LIBRARY)  # first: without it the slow import of the module is in vain
+            # tried first: without the library, the slow import of the module is useless
+            ctypes.CDLL(_LIBRARY)
         except OSError:
             return None, _REMEDIES["NVMLError_LibraryNotFound"]
         try:

@@ -72,9 +72,9 @@ class HttpEngine:
         return self._weights_mib
 
     async def wake(self, gpus: tuple[int, ...]) -> None:
-        """Wakes the server where it was; see `ServiceBackend.wake`.
+        """Wakes the server on its own GPUs; see `ServiceBackend.wake`.
 
-        The GPUs of `gpus` are ignored, since a server does not move.
+        `gpus` is ignored, since a server does not move.
         """
         if not self._awake:
             await self._until_killed(self._wake())
@@ -88,7 +88,8 @@ class HttpEngine:
 
     async def call(self, requests: Sequence[ServiceRequest]) -> list[ServiceReply]:
         """Sends a batch to the awake server; see `ServiceBackend.call`."""
-        assert self._awake, "a call of an engine that is parked"  # it could kill the engine
+        # such a call could kill the engine
+        assert self._awake, "a call of an engine that is parked"
         return await self._until_killed(self._call(requests))
 
     def kill(self) -> None:
@@ -155,8 +156,9 @@ class HttpEngine:
             self._refuse(self.health_path, answer)
 
     async def _get_json(self, path: str) -> Any:
-        """Returns the JSON answer to a GET; used while loading, when a missing path is a wrong
-        server.
+        """Returns the JSON answer to a GET.
+
+        It is used while loading: a path that is missing then means that this is the wrong server.
         """
         answer = await self._web.get(path)
         if answer.status >= 500:
@@ -209,9 +211,9 @@ class HttpEngine:
 class ModelEngine(HttpEngine):
     """An engine that serves a language model.
 
-    Calls of a batch with the same `batch_key` go as one request: that costs least here, and the
-    engine batches it best. When such a request is refused, each of its calls is sent by itself, so
-    that an invalid call harms no other.
+    Calls of a batch with the same `batch_key` go as one request, which costs us least and lets the
+    engine batch best. When such a request is refused, each of its calls is sent by itself, so that
+    an invalid call harms no other.
     """
 
     async def _call(self, requests: Sequence[ServiceRequest]) -> list[ServiceReply]:
@@ -267,8 +269,8 @@ class ModelEngine(HttpEngine):
 
         The tokenizer's special tokens are added to a prompt and not to a completion. Prompt and
         completion are tokenised apart, so that a completion's tokens never depend on its prompt. A
-        trainer that has sampled other tokens than the text gives sends token ids. A first token
-        that nothing precedes gets None.
+        trainer whose policy sampled tokens that differ from the tokenizer's must send token ids. If
+        nothing precedes a first token, its log-probability is None.
         """
         texts = list(dict.fromkeys(
             [(t, True) for t in call.prompts if isinstance(t, str)]

@@ -2,11 +2,11 @@
 
 Experimental: tested against a fake of the protocol, never run against a real SGLang server.
 
-SGLang dies when it is told to release memory that is released, to resume memory that is not, or to
-release while a request runs; and it cannot be asked which of these holds. So `park` first flushes
-the cache until the server grants it, which it does only when it is idle. And a parked server
-carries a mark in its own `weight_version`, which lives exactly as long as the state that it
-describes.
+SGLang dies when it is told to release memory that is already released, to resume memory that is
+not released, or to release while a request runs. It cannot be asked for its state. So `park` first
+repeats the order to flush the cache until the server accepts it, which it does only when it is
+idle. And a parked server carries a mark in its own `weight_version`: if the server restarts, mark
+and parked state are lost together.
 
 With `--enable-memory-saver` alone the weights are dropped, and a resumed server answers with
 whatever the memory happens to hold. Only with `--enable-weights-cpu-backup` (0.5.3) as well are the
@@ -83,7 +83,7 @@ class SglangEngine(ModelEngine):
         await self._require_success(path, answer)
 
     async def _flushed(self) -> None:
-        """Returns when the server is idle: it refuses to flush while anything of a request remains.
+        """Waits until the server is idle: it refuses to flush while a request is in progress.
         """
         delay, remaining = 0.01, self._web.timeout_s
         while not (answer := await self._web.post("/flush_cache")).ok:

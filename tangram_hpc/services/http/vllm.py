@@ -75,7 +75,7 @@ class VllmEngine(ModelEngine):
                 await self._order("/collective_rpc", {"method": "reload_weights"})
                 await self._order("/wake_up?tags=kv_cache")
         except OutOfDeviceMemory:
-            if not await self._sleeping():  # what did fit is awake
+            if not await self._sleeping():  # the part of the model that did fit is awake
                 await self._park()
             raise
         await self._until(sleeping=False)
@@ -88,8 +88,9 @@ class VllmEngine(ModelEngine):
         return found
 
     async def _until(self, sleeping: bool) -> None:
-        """Waits until the server says that it sleeps, or that it does not: some versions answer an
-        order before they have carried it out.
+        """Waits until the server says that it sleeps (`sleeping`) or is awake (not `sleeping`).
+
+        Some versions answer an order before they have carried it out.
         """
         delay, remaining = 0.01, self._web.timeout_s
         while await self._sleeping() is not sleeping:

@@ -1,7 +1,7 @@
 """HTTP to one engine that somebody else runs; the only importer of httpx.
 
-Whatever the network does becomes a `ServiceDied` of one line. What an engine's answers mean is
-decided by its own module.
+Every failure of the network becomes a `ServiceDied` of one line. The module of each engine decides
+what the engine's answers mean.
 
 Invariants: no message ever contains the token or the user part of a URL. The text of an answer is
 cut and has no line breaks. An engine is spoken to directly: no proxy or netrc file of the
@@ -32,7 +32,7 @@ class HttpResponse:
 
     Attributes:
         status: The HTTP status.
-        text: The body; the token, if it occurred there, is blotted out.
+        text: The body, in which any occurrence of the token is replaced.
     """
 
     status: int

@@ -43,12 +43,12 @@ class ServiceCopy:
         backend: what runs the model.
         mib: host memory that the copy takes, as `backend.load` reported it, MiB.
         block: the GPUs on which the copy is resident; () while it is parked.
-        dead: the copy has died or was closed, and is in no list any more.
-        claimed: a caller was given this copy and is about to wake it.
-        yield_due: the copy has been resident for its minimum residency and others wait for it, so
-            the next caller that wants it on its block has to wait in line as well.
+        dead: whether the copy has died or was closed; such a copy is in no list any more.
+        claimed: whether a caller was given this copy and is about to wake it.
+        yield_due: whether the copy has been resident for its minimum residency while other blocks
+            wait for it; the next caller that wants it on its present block must then queue too.
         since: when the copy became resident, monotonic ns; 0 before the first time.
-        restore_ns: how long it took last to free the block and wake the copy there, ns.
+        restore_ns: how long the last restore took: freeing the block and waking the copy, ns.
         lock: held while the copy is called, woken or parked.
     """
 
@@ -139,7 +139,7 @@ class NodeCopies:
             self._changed()
 
     def kill(self) -> None:
-        """Kills all copies at once; `close` must follow."""
+        """Kills all copies at once; call `close` afterwards to wait for their end."""
         for task in self._loading.values():
             task.cancel()
         for copy in self._all():
@@ -204,7 +204,8 @@ class NodeCopies:
         queue.append(ticket)
         try:
             while True:
-                change = self._change  # taken first: a change during the checks must not be missed
+                # read before the checks, so that no change during the checks is missed
+                change = self._change
                 if service in self._refused:
                     raise ServiceRefused(self._refused[service])
                 if queue[0] is ticket and (copy := await self._unused(service)) is not None:

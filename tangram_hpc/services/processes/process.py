@@ -36,10 +36,11 @@ from ...protocol import service_frames as frames
 from ...sandbox import environment
 
 RUNNER = "tangram_hpc.services.torch.torch_runner"
-_CLOSE_S = 10.0  # seconds to exit after the order; then the runner is killed
-_EXIT_S = 2.0  # seconds to exit after it has closed its socket; then it is killed
+_CLOSE_S = 10.0  # seconds that the runner may take to exit after the order; then it is killed
+# seconds that the runner may take to exit after it has closed its socket; then it is killed
+_EXIT_S = 2.0
 _REAP_S = 0.005
-_TAIL = 4096  # bytes of its output in which the last line is searched
+_TAIL = 4096  # last bytes of the runner's output, in which the last line is searched
 _PREFIXES = ("CUDA_", "NVIDIA_", "NCCL_", "TORCH_", "PYTORCH_")
 _Answer = TypeVar("_Answer", bound=frames.ServiceFrame)
 
@@ -47,8 +48,8 @@ _Answer = TypeVar("_Answer", bound=frames.ServiceFrame)
 class ProcessBackend:
     """One copy that runs in a process of its own (serves `ports.ServiceBackend`).
 
-    A caller that is cancelled while it waits for an answer ends the runner: the answer would be
-    taken for that of the next order.
+    When a caller is cancelled while it waits for an answer, the runner is ended, because its answer
+    would be mistaken for the answer to the next order.
 
     Args:
         load: The first order to the runner.
@@ -115,7 +116,8 @@ class ProcessBackend:
         """
         if self._process is None:
             self._ended = self._ended or "it was ended before its runner was started"
-        elif self._process.returncode is None:  # not reaped: the process id is still its own
+        elif self._process.returncode is None:
+            # not reaped yet, so the process id cannot be another process's
             os.killpg(self._process.pid, signal.SIGKILL)
 
     async def close(self) -> None:
@@ -189,7 +191,7 @@ class ProcessBackend:
                 if self._waiting is not None and not self._waiting.done():
                     self._waiting.set_result(answer)
         except (asyncio.IncompleteReadError, ConnectionError, ProtocolError):
-            pass  # the runner has closed, or sent what is not in the protocol
+            pass  # the runner has closed its socket, or sent bytes that are not in the protocol
         assert self._process is not None and self._writer is not None
         self._ending = True
         remaining_s = _EXIT_S
@@ -224,8 +226,8 @@ class ProcessBackend:
 
 
 def _environment(place: ServicePlace) -> dict[str, str]:
-    """Returns a runner's environment: what runners of functions get, the GPU variables, and the
-    place's own. Caches go to the scratch folder, and the network is never used.
+    """Returns a runner's environment: the variables that function runners get, the GPU variables,
+    and those of the place. Caches go to the scratch folder, and the network is never used.
     """
     kept = environment.for_child_processes(os.environ)
     kept |= {n: v for n, v in os.environ.items() if n.startswith(_PREFIXES)}

@@ -1,5 +1,4 @@
-"""Runs the service calls of a node: in which batch each runs, again after a copy died, and its
-outcome.
+"""Runs the service calls of a node: forms batches, retries after a copy died, reports outcomes.
 
 Calls of one service on one block form a queue and run in the order in which they came, in batches
 as large as the service allows. `node_copies.py` brings a copy to the block; how a copy computes is
@@ -68,7 +67,7 @@ class PendingCall:
         order: The worker's order to start this attempt.
         payload: The call's payload as it came.
         request: The decoded method and arguments.
-        tokens: The tokens that the call counts for in a batch, by the client's word.
+        tokens: How many tokens the call counts for in a batch; the client declared this number.
         deaths: How many copies have died under this call.
         reported: The broker knows the outcome, but the call's batch still runs.
         restore_ns: How long it took to bring the copy to the block for this call, ns.
@@ -181,7 +180,7 @@ class ServiceExecutor:
             self._reports.finished(lease, outcome, None, False)
 
     def close(self) -> None:
-        """Ends all calls and kills all copies; `closed` must follow."""
+        """Ends all calls and kills all copies; call `closed` afterwards to wait for their end."""
         self._tasks = [queue.task for queue in self._queues.values() if queue.task is not None]
         for task in self._tasks:
             task.cancel()
@@ -234,7 +233,8 @@ class ServiceExecutor:
 
     def _report_start(self, call: PendingCall, block: Block) -> None:
         if self._meter is not None:
-            self._meter.end(call.metered)  # the last try, under which its copy died
+            # ends the measurement of the try during which the copy died
+            self._meter.end(call.metered)
             call.metered = self._meter.begin(block)
         self._reports.started(call.order.lease)
 

@@ -1,8 +1,8 @@
 """Publishes newer weights of a model that is trained while it is served, and finds the newest.
 
 The trainer writes a version into a folder, and each copy of the service looks there before a batch.
-Nobody is notified and nobody is stopped, and a copy that is loaded later, or again, gets up to date
-by itself. Where the weights are put is `torch_weights.py`'s matter.
+Nobody is notified and nobody is stopped, and a copy that is loaded later gets up to date by itself.
+`torch_weights.py` puts the new weights in place.
 
 Invariants: a version is complete or not there. Its file gets its name only after everything is
 written, and `CURRENT` names the version only after that. The two versions before the newest stay,
@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 CURRENT = "CURRENT"
 _KEPT = 3  # versions that stay in the folder, the newest included
-_TRIES = 20  # a reader tries so often while newer versions replace the one that it opens
+_TRIES = 20  # tries of a reader while newer versions replace the one that it opens
 
 
 def publish(folder: Path, version: int, weights: Mapping[str, torch.Tensor]) -> None:

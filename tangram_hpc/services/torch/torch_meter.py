@@ -1,7 +1,7 @@
-"""Counts the tensors of a "device" that is CPU memory, so that it can be full as a GPU can.
+"""Limits the memory of a CPU slot that stands in for a GPU, by counting the bytes of its tensors.
 
-Where a slot of CPU stands in for a GPU, nothing else limits its memory. A real device counts for
-itself and must not be metered here.
+Nothing else limits the memory of such a slot. A real device has its own limit and must not be
+metered here.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 
 class TensorMemoryMeter(TorchDispatchMode):
-    """While it is active, counts every byte that is allocated for tensors until that is freed.
+    """While this context is active, counts the bytes of all tensors that exist.
 
     Args:
-        limit: How many bytes the device has. Beyond them operations raise torch.OutOfMemoryError.
+        limit: How many bytes the device has. An operation that needs more raises
+            torch.OutOfMemoryError.
 
     Attributes:
         limit: See above.

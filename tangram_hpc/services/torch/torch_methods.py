@@ -63,7 +63,7 @@ class ForwardPass:
         self.pad = tokenizer.pad_token_id or 0
         self.version = 0
         self._takes = set(inspect.signature(module.forward).parameters)
-        self._apart: bool | None = None  # what `head_is_separable` found; None: not tried yet
+        self._apart: bool | None = None  # the result of `head_is_separable`; None: not tried yet
 
     def rows(self, rows: Sequence[list[int]], left: bool = False
              ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,7 +107,7 @@ class ForwardPass:
 
 
 class Method(Protocol):
-    """One method of a model. `read` and `run` are apart so that requests can share a batch."""
+    """One method of a model. `read` and `run` are separate so that requests can share a batch."""
 
     def __init__(self, engine: ForwardPass, reader: Reader) -> None: ...
 
@@ -185,8 +185,8 @@ class LogprobsMethod:
 
     def _logits(self, ids: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor,
                 places: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yields the logits at these places of these rows, slice by slice, each with its first
-        place's index.
+        """Yields the logits at these places of these rows in slices, each with the index of its
+        first place.
         """
         engine = self._engine
         if not engine.head_is_separable():

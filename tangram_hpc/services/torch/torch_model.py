@@ -29,14 +29,15 @@ from .torch_methods import METHODS, BatchRow, ForwardPass, Method
 from .torch_request import InvalidRequest, Reader
 from .torch_weights import Weights, release
 
-DEVICE_MIB = "TANGRAM_DEVICE_MIB"  # memory of a slot of CPU that stands in for a GPU, MiB
+DEVICE_MIB = "TANGRAM_DEVICE_MIB"  # memory of a CPU slot that stands in for a GPU, MiB
 _FACTORIES = {"causal": transformers.AutoModelForCausalLM,
               "classifier": transformers.AutoModelForSequenceClassification}
 
 
 class Unservable(Exception):
-    """Raised when a model can never be served as it is declared; one line that names field and
-    remedy.
+    """Raised when a model can never be served as it is declared.
+
+    The text is one line that names the field and the remedy.
     """
 
 
@@ -49,13 +50,13 @@ class Model:
     """A model, which is loaded and parked when the constructor returns.
 
     Args:
-        order: Which model to load, from where, as what, and for which device.
+        order: Names the model's folder, its task and dtype, and the kind of device.
 
     Attributes:
         host_mib: Host memory that the model takes, pages of mapped files included, MiB.
 
     Raises:
-        Unservable: There is no such model, or it is of another kind than declared.
+        Unservable: There is no such model, or the model does not fit the declared task.
     """
 
     def __init__(self, order: frames.LoadModel) -> None:
@@ -145,7 +146,7 @@ class Model:
                 yield
         except torch.OutOfMemoryError as error:
             message = str(error).split("\n")[0]
-        if message:  # not inside `except`, where the error's frames hold tensors
+        if message:  # raised outside of `except`: the frames of the caught error keep tensors alive
             release(self._device)
             raise NoDeviceMemory(message)
 
@@ -185,7 +186,7 @@ def _open(folder: Path, order: frames.LoadModel) -> tuple[Any, Any]:
         first = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise Unservable(f"model: {folder} cannot be loaded as a {order.task}: {first}") from None
     missing = sorted(info["missing_keys"])
-    if missing:  # transformers would draw them at random
+    if missing:  # transformers would initialise missing weights at random
         raise Unservable(f"task: {folder} has no weights {', '.join(missing[:3])} that a "
                          f"{order.task} needs")
     if order.task == "classifier" and module.config.num_labels != 1:

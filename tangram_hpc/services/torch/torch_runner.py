@@ -94,4 +94,4 @@ def _receive(control: socket.socket, count: int) -> bytes:
 
 if __name__ == "__main__":
     status = main(sys.argv[1:])
-    os._exit(status)  # torch's own clean-up takes a second, and the kernel frees the same
+    os._exit(status)  # torch's own clean-up takes a second, and the kernel frees everything anyway

@@ -6,10 +6,10 @@ copies and variants of a model on one node share those pages of the page cache. 
 short of memory may drop such pages and read them again later. Everything else (converted weights,
 computed buffers) is one private buffer.
 
-On the device all weights are one allocation, which few large copies fill: neighbours in a file are
-neighbours there. With CUDA the host's buffers are page-locked, so that they are copied at the full
-width of the bus; mapped files stay shared where the driver can lock pages that it only reads. The
-device "cpu" goes exactly the same way.
+On the device all weights are one allocation, which few large copies fill, because tensors that are
+neighbours in a file are neighbours on the device too. With CUDA the host's buffers are page-locked,
+so that they are copied at the full width of the bus; mapped files stay shared where the driver can
+lock pages that it only reads. The device "cpu" uses exactly the same code.
 
 Nothing here computes with the weights. Nobody else may change them: parking copies nothing back.
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-_ALIGN = 256  # bytes; the alignment of each run on the device, as torch's allocator has it
+_ALIGN = 256  # bytes; alignment of each run on the device, the same as that of torch's allocator
 _RUN_ALIGN = 64  # bytes; a tensor whose offset in its run is no multiple of this begins a new run
 _PORTABLE, _READ_ONLY = 1, 8  # CU_MEMHOSTREGISTER_*: the flags PORTABLE and READ_ONLY
 _HEAD = 8  # bytes; a safetensors file begins with the length of its JSON head, little-endian
@@ -32,11 +32,11 @@ _HEAD = 8  # bytes; a safetensors file begins with the length of its JSON head, 
 
 @dataclass(frozen=True)
 class _Run:
-    """Bytes of the host that are copied at once.
+    """Consecutive bytes of the host that are copied to the device at once.
 
     Attributes:
         host: The bytes.
-        at: Where they go in the device's allocation, bytes.
+        at: Their offset in the device's allocation, bytes.
     """
 
     host: torch.Tensor
@@ -49,8 +49,8 @@ class _Spot:
 
     Attributes:
         tensor: The module's own tensor, whose data is switched between host and device.
-        host: Its values on the host.
-        at: Where it is in the device's allocation, bytes.
+        host: The tensor's values on the host.
+        at: The tensor's offset in the device's allocation, bytes.
     """
 
     tensor: torch.Tensor
@@ -69,8 +69,8 @@ class Weights:
             may be replaced.
 
     Attributes:
-        bytes: What the weights take on the device, bytes.
-        host_bytes: What they take on the host, pages of mapped files included, bytes.
+        bytes: Memory that the weights take on the device, bytes.
+        host_bytes: Memory that they take on the host, pages of mapped files included, bytes.
     """
 
     def __init__(self, module: torch.nn.Module, model: Path, device: torch.device,
@@ -90,7 +90,7 @@ class Weights:
         self._by_name = {names[id(spot.tensor)]: spot for spot in self._spots}
         self._put_on_host()
         if device.type == "cuda":
-            torch.zeros(1, device=device)  # makes the driver's context
+            torch.zeros(1, device=device)  # makes CUDA create its context now
             for buffer in self._buffers:
                 _lock(buffer)
             release(device)
@@ -121,7 +121,7 @@ class Weights:
         self._flat = flat
 
     def park(self) -> None:
-        """Frees the device's memory; what the driver keeps for the process itself stays."""
+        """Frees the device's memory, except the driver's own memory for this process."""
         self._put_on_host()
         self._flat = None
         release(self._device)
@@ -150,10 +150,10 @@ class Weights:
     # ---- the host's copy ----
 
     def _map(self, path: Path, named: dict[str, torch.Tensor]) -> None:
-        """Maps a file, and takes the tensors that it holds as they are used out of `named`."""
+        """Maps a file, and removes from `named` the tensors that it holds in the form in use."""
         size = path.stat().st_size
         buffer = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-        begin, end = -1, -1  # of the current run, in the file
+        begin, end = -1, -1  # offsets of the current run in the file
         for name, start, stop in _entries(buffer):
             tensor = named.get(name)
             if tensor is None or stop - start != tensor.nbytes or start % tensor.itemsize:
@@ -196,10 +196,10 @@ class Weights:
 
 
 def release(device: torch.device) -> None:
-    """Gives the memory that torch's allocator holds unused back to the device."""
+    """Gives unused memory of torch's allocator back to the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        torch._C._cuda_clearCublasWorkspaces()  # up to tens of MiB that nothing else frees
+        torch._C._cuda_clearCublasWorkspaces()  # frees up to tens of MiB that nothing else frees
         torch.cuda.empty_cache()
 
 
@@ -226,10 +226,10 @@ def _entries(buffer: torch.Tensor) -> Iterator[tuple[str, int, int]]:
 def _lock(buffer: torch.Tensor) -> None:
     """Page-locks a buffer for CUDA's current device.
 
-    The first way leaves a mapped file's pages shared, and the second makes them this process's own.
-    Where neither is possible, copies go through the driver's own buffer and are only slower. The
-    driver is called itself, because the runtime would report a refusal once more, to its next
-    caller.
+    Locking for reading leaves a mapped file's pages shared; locking for writing, tried second,
+    makes them this process's own. If the driver refuses both, copies go through its own buffer and
+    are only slower. The driver is called directly, because CUDA's runtime would report a refusal
+    again to its next caller.
     """
     driver = ctypes.CDLL("libcuda.so.1")
     for flags in (_PORTABLE | _READ_ONLY, _PORTABLE):
