@@ -39,7 +39,11 @@ mount -t tmpfs -o mode=1777 tmpfs {root}/tmp
 mount -t tmpfs tmpfs {root}/run
 hostname newer
 ip link set lo up
-ip addr add 10.99.0.1/32 dev lo # without an address that is no loopback, Slurm resolves nothing
+# without an address of another interface, Slurm resolves nothing and a broker can tell none
+ip link add outside type veth peer name inside
+ip addr add 10.99.0.1/24 dev outside
+ip link set outside up
+ip link set inside up
 exec chroot {root} bash -c 'cd /opt/tangram && . /opt/script'
 """
 

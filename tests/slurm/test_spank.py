@@ -204,12 +204,12 @@ def test_a_batch_jobs_steps_inherit_it(cluster: RunningCluster, brokers: dict[st
     tell = "bash -c 'echo $TANGRAM_JOB'"
     script = (f"#!/bin/bash\n#SBATCH --tangram=local-old\n{tell}\nsrun {tell}\n"
               f"srun --tangram=local-new {tell}\n")
-    done = cluster.run_as_user(["sbatch", "-W", "-o", "batch.out"], input=script)
+    done = cluster.run_as_user(["sbatch", "-W", "-o", "batch.out", "-e", "batch.err"], input=script)
     assert done.returncode == 0, done.stderr
     assert (cluster.home / "batch.out").read_text().split() == ["local-old"] * 2 + ["local-new"]
     script = (f"#!/bin/bash\n#SBATCH --tangram\n{tell.replace('$', 'x$')}\nsrun {tell}\n"
               f"export TANGRAM_JOB=$SLURM_JOB_ID\nsrun bash -c 'echo x$TANGRAM_ACCESS'\n")
-    done = cluster.run_as_user(["sbatch", "-W", "-o", "batch.out"], input=script)
+    done = cluster.run_as_user(["sbatch", "-W", "-o", "batch.out", "-e", "batch.err"], input=script)
     assert done.returncode == 0, done.stderr
     # its own broker may not be there yet: no other one is put in its place
     assert (cluster.home / "batch.out").read_text().split() == ["x", "local-new", "x"]
