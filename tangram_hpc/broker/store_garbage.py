@@ -21,17 +21,21 @@ class StoreGarbage:
         now: the broker's time in epoch ns.
         grace_ns: how long the entries of a forgotten key stay.
         in_use: whether a key has been submitted again; its entries are not removed then.
+        remembered: whether an expired client is still known, because a session of it is open or an
+            action of it has not ended. Its entries stay until it is not.
     """
 
     def __init__(self, sweep: Callable[[list[str]], None], now: Callable[[], int],
-                 grace_ns: int, in_use: Callable[[str], bool]) -> None:
+                 grace_ns: int, in_use: Callable[[str], bool],
+                 remembered: Callable[[int], bool]) -> None:
         self._sweep, self._now, self._grace_ns, self._in_use = sweep, now, grace_ns, in_use
-        self._expired: list[str] = []  # owners since the last `watch`
+        self._remembered = remembered
+        self._expired: list[int] = []  # clients whose entries were not removed yet
         self._forgotten: list[tuple[int, str]] = []  # (when, key), oldest first
 
     def client_expired(self, client: int) -> None:
-        """A client has expired: its entries are garbage."""
-        self._expired.append(owner_by_client(client))
+        """A client has expired: its entries are garbage once its last session is closed."""
+        self._expired.append(client)
 
     def forgotten(self, names: Iterable[str]) -> None:
         """Nothing is kept under these idempotency keys any more."""
@@ -40,7 +44,9 @@ class StoreGarbage:
 
     def watch(self) -> None:
         """Removes what is due; called every few seconds."""
-        owners, self._expired = self._expired, []
+        gone = [client for client in self._expired if not self._remembered(client)]
+        self._expired = [client for client in self._expired if self._remembered(client)]
+        owners = [owner_by_client(client) for client in gone]
         until, due = self._now() - self._grace_ns, 0
         while due < len(self._forgotten) and self._forgotten[due][0] <= until:
             due += 1

@@ -4,11 +4,13 @@ A node is eligible for a session if it belongs to the session's component and on
 backends serves the session. How much memory and how many cores are free is not asked here.
 
 A fork begins with its origin's files. So it opens only on its origin's node, and only between two
-of the origin's actions, after all actions that were submitted to the origin before the fork.
+of the origin's actions, after all actions that its client had submitted to the origin before the
+fork.
 """
 
 from __future__ import annotations
 
+from ...domain.ids import client_of
 from ...domain.isolation import backend_for
 from ...domain.session import SessionSpec
 from ...domain.states import SessionState
@@ -28,10 +30,10 @@ def eligible_nodes(ledger: Ledger, spec: SessionSpec) -> list[NodeEntry]:
 def may_fork(origin: SessionEntry, fork: int) -> bool:
     """Returns whether a fork of this session may begin now.
 
-    One client submits both, and its ids grow with each submission: an action with a smaller id than
-    the fork was submitted before it.
+    The ids of one client grow with each submission: an action of the fork's client with a smaller
+    id than the fork was submitted before it. Actions of other clients have no order with the fork.
     """
-    first = next(iter(origin.waiting), 0)
+    first = origin.waiting.first_of(client_of(fork))
     return origin.state is SessionState.IDLE and not 0 < first < fork
 
 
