@@ -474,7 +474,8 @@ class Client:
         """Asks the broker about its state and waits for the answer.
 
         Args:
-            what: the query: "info", "nodes", "pending", "services", "rollouts", or "explain".
+            what: the query: "info", "nodes", "pending", "services", "sessions", "rollouts", or
+                "explain".
             argument: for "explain", the id of an action or a session.
             timeout_s: how long to wait for the answer, in seconds.
 

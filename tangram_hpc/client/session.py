@@ -337,9 +337,9 @@ class Session:
         return self._connection.submit(Kind.FILE, Options(), self._record, what, call)
 
     def __reduce__(self) -> NoReturn:
-        raise InvalidInput("a session cannot be sent to another process; open it with shared=True, "
-                           "send session.handle(), and attach there: "
-                           f"{self._connection.again}.attach(handle)")
+        raise InvalidInput("a session cannot be sent to another process; call "
+                           f"{self._connection.again}.attach(handle) there, with what "
+                           "session.handle() returns; it must be opened with shared=True")
 
     def __enter__(self) -> Session:
         try:
