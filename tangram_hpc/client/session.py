@@ -289,7 +289,8 @@ class Session:
         self._connection.send_of_session(session, ms.ReleaseSession(session))
 
     def handle(self, may_close: bool = False) -> SessionHandle:
-        """Returns what another process of the job needs to attach to this session.
+        """Returns what another process of the job needs to attach to this session. If the session
+        is not admitted yet, this waits until the broker has answered that it knows the session.
 
         Args:
             may_close: whether the holder of the handle may also close the session, and hold it open
@@ -300,14 +301,20 @@ class Session:
             whoever has it can use the session.
 
         Raises:
-            InvalidInput: the session was not opened with `shared=True`, or this client is attached
-                without the right that the handle shall give.
+            InvalidInput: the session was not opened with `shared=True`, this client is attached
+                without the right that the handle shall give, or the session can never open.
+            SessionLost: the session has ended.
+            BrokerUnreachable: no answer came within 10 s.
         """
         token = self._record.token
         if not token:
             raise InvalidInput(f"handle: session {self.id} is not shared; open it with shared=True")
         if may_close and not self._record.may_close:
             raise InvalidInput("may_close: this client is attached without that right itself")
+        if not self.opened.done():  # nobody may attach before the broker has heard of the session
+            self._connection.ask("explain", self.id)
+        if self.opened.done():
+            self.opened.result()
         if self._record.may_close and not may_close:
             token = attach_token(token)
         return SessionHandle(self.name, token, self._connection.job)

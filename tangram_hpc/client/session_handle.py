@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ..domain.session_token import TOKEN_MAX
 from ..errors import InvalidInput
+from .request import utf8
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class SessionHandle:
         if not isinstance(self.name, str) or not self.name:
             raise InvalidInput("name: a session is attached to by its name; take it from "
                                "`session.handle()`")
+        utf8(self.name, "name")
         if not (isinstance(self.token, str) and self.token.isascii() and self.token.isprintable()
                 and 0 < len(self.token) <= TOKEN_MAX):
             raise InvalidInput("token: it is not the token of a session; take it from "
