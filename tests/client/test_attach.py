@@ -65,7 +65,8 @@ def other(cluster: LocalCluster) -> Iterator[tangram_hpc.Client]:
 
 
 def shared(cluster: LocalCluster, session_id: str) -> dict:
-    return next((s for s in cluster.ask("sessions")["shared_sessions"] if s["id"] == session_id), {})
+    answer = cluster.ask("sessions")["shared_sessions"]
+    return next((s for s in answer if s["id"] == session_id), {})
 
 
 # ---- agent and scorer --------------------------------------------------------------------------
@@ -78,7 +79,7 @@ def test_a_scorer_attaches_by_name_after_the_agents_process_was_killed(cluster: 
         import sys, tangram_hpc
         client = tangram_hpc.connect(sys.argv[1], name="scorer")
         with client.attach(name="episode", token=sys.argv[2]) as session:
-            verdict = session.exec("sh test.sh && cat answer && printf ' from ' && cat who").result()
+            verdict = session.exec("sh test.sh && echo $(cat answer) from $(cat who)").result()
             print(session.id, session.read("answer").result(), verdict.ok, verdict.text.strip(),
                   [e.name for e in session.listing().result()], sep="|", flush=True)
         client.close()
@@ -151,7 +152,7 @@ def test_a_handle_travels_as_a_pickle_or_text_and_shows_no_token(
             assert t.handle() == handle and t.handle(True) == s.handle(True)
         with pytest.raises(InvalidInput, match=r"connect\(.*\)\.attach\(handle\).*shared=True"):
             pickle.dumps(s)
-    with cluster.session() as s, pytest.raises(InvalidInput, match="not shared.*shared=True"):
+    with cluster.session() as s, pytest.raises(InvalidInput, match=r"not shared.*shared=True"):
         s.handle()
     elsewhere = SessionHandle("x", "y", job="another")
     with pytest.raises(InvalidInput, match=r"handle: its session is of job another"):

@@ -127,7 +127,8 @@ def test_a_name_is_taken_only_while_a_shared_session_has_it() -> None:
     w.session()  # named "s", not shared: listings may show a name twice
     s = share(w, "s")
     twin = SessionSpec(w.id(), "s", attach_hash="a" * 64, close_hash="b" * 64)
-    assert refusal_of_session(w.ledger, placer, twin).startswith("name: 's' is taken by session 1.2")
+    taken = refusal_of_session(w.ledger, placer, twin)
+    assert taken.startswith("name: 's' is taken by session 1.2")
     w.happen(ev.SessionClosing(w.now, s, ""))
     assert refusal_of_session(w.ledger, placer, twin).startswith("name: ")
     w.happen(ev.SessionClosed(w.now, s, ""))
