@@ -77,8 +77,9 @@ class ActionFailed(TangramError):
 
 
 class SessionLost(ActionFailed):
-    """The session has ended: its node failed or was drained, it was idle for too long, or its
-    client closed it. Actions that waited or ran in it raise this, and so does its opening."""
+    """The session has ended: its node failed or was drained, it was idle for too long, its
+    time-to-live is over, or its client closed it. Actions that waited or ran in it raise this, and
+    so do its opening and `Client.attach`."""
 
 
 class ActionTimeout(ActionFailed, TimeoutError):

@@ -5,9 +5,9 @@ times, from several threads; all of them share one record, which counts them, an
 when the last one has detached. A request to attach that is under way may be for any session, so no
 session is left while one is: the two messages could pass each other.
 
-A request is repeated after a reconnect, and so are the attachments themselves, because attaching
-again does no harm. Every function here is called with the connection's lock held, and none sends a
-message: each returns the messages that are to be sent.
+A request is repeated after a reconnect, and so are the attachments themselves and the last
+detachments, because none of them does harm twice. Every function here is called with the
+connection's lock held, and none sends a message: each returns the messages that are to be sent.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .session_record import SessionRecord
 _read_context = reader(pl.SessionContext)
 Answer = concurrent.futures.Future[SessionRecord]
 Records = dict[int, SessionRecord]  # by session id
+_LEFT_MAX = 1024  # detachments that are repeated after a reconnect
 
 
 class Attachments:
@@ -32,6 +33,7 @@ class Attachments:
 
     def __init__(self) -> None:
         self._asked: dict[int, tuple[ms.AttachSession, Answer]] = {}  # by number of the request
+        self._left: dict[int, None] = {}  # sessions that were left last; the oldest comes first
 
     def __bool__(self) -> bool:
         return bool(self._asked)
@@ -51,6 +53,7 @@ class Attachments:
             known = number in records
             return self.settle(records) if known else [ms.DetachSession(number)]
         message, answer = asked
+        self._left.pop(number, None)
         record = records.get(number)
         if record is None:
             more = pl.SessionContext() if context is None else _read_context(context)
@@ -83,13 +86,18 @@ class Attachments:
         left = [n for n, record in records.items() if not record.owned and record.attachments < 1]
         for number in left:
             records.pop(number).on_down("this client detached from it")
+            self._left[number] = None
+        while len(self._left) > _LEFT_MAX:
+            del self._left[next(iter(self._left))]
         return [ms.DetachSession(number) for number in left]
 
     def again(self, records: Records, new_id: Callable[[], int]) -> list[ms.Message]:
-        """The messages that repeat all attachments and requests after a reconnect."""
+        """The messages that repeat all attachments and requests after a reconnect, and the last
+        detachments, which may have been lost with the connection."""
+        left = [ms.DetachSession(number) for number in self._left]
         kept = [ms.AttachSession(new_id(), record.spec.name, record.token, record.hold, number)
                 for number, record in records.items() if not record.owned]
-        return [*kept, *(message for message, _ in self._asked.values())]
+        return [*left, *kept, *(message for message, _ in self._asked.values())]
 
     def fail(self, error: TangramError) -> None:
         """Ends all requests, because the connection has ended."""

@@ -22,6 +22,7 @@ import tangram_hpc
 from tangram_hpc import InvalidInput, LocalCluster, SessionHandle, SessionLost
 from tangram_hpc.accounting.fields import as_json
 from tangram_hpc.accounting.record import fold
+from tangram_hpc.cli import main
 from tangram_hpc.cli.helpers.shared_sessions import shared_line
 from tangram_hpc.domain import event as ev
 from tangram_hpc.storage.journal import read_journal
@@ -119,12 +120,21 @@ def killed_agent(cluster: LocalCluster, name: str, ttl_s: float) -> str:
 
 
 def test_the_accounting_says_which_client_did_what_in_which_session(
-        cluster: LocalCluster, other: tangram_hpc.Client) -> None:
+        cluster: LocalCluster, other: tangram_hpc.Client,
+        capsys: pytest.CaptureFixture[str]) -> None:
     with cluster.session(shared=True, name="counted") as s, other.attach(s.handle()) as t:
         mine, theirs = s.exec(["true"], name="mine"), t.exec(["true"], name="theirs")
         mine.result()
         theirs.result()
         number = s.id
+        assert main(["info"]) == 0
+        shown = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("SHARED"))
+        assert number in shown and "counted" in shown and "(other)" in shown
+        assert main(["explain", number]) == 0
+        assert "(other)" in capsys.readouterr().out
+    assert main(["acct", "-j", cluster.job, "-n", "-o", "JobName,SessionName,Client%40"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[-1] for line in lines if line[:2] == ["theirs", "counted"]] == ["other"]
     records = {r.action.name: as_json(r) for r in fold(
         read_journal(cluster.folder / "journal")).records.values()
         if r.action.name in ("mine", "theirs")}
@@ -368,8 +378,9 @@ def test_attachments_survive_a_lost_connection_and_ends_meanwhile_are_told(tmp_p
     with LocalCluster(cpus=2, home=tmp_path, grace_s=20) as c, \
             tangram_hpc.connect(c.access) as mine:
         stays, ends = c.session(shared=True), c.session(shared=True)
-        a, b = mine.attach(stays.handle()), mine.attach(ends.handle())
-        for s in (a, b):
+        left = c.session(shared=True)
+        a, b, gone = (mine.attach(s.handle()) for s in (stays, ends, left))
+        for s in (a, b, gone):
             s.opened.result(WAIT_S)
         runs = a.exec("sleep 1; echo done")
         mine.ask("info")
@@ -384,12 +395,14 @@ def test_attachments_survive_a_lost_connection_and_ends_meanwhile_are_told(tmp_p
         mine._connection._channel._sock.shutdown(2)
         ends.close()
         ends.closed.result(WAIT_S)
+        gone.detach()
         assert [x["client"] for x in shared(c, stays.id)["attached"]]
         back.set()
         assert runs.result(WAIT_S).text == "done\n" and a.exec(["true"]).result(WAIT_S).ok
         assert "while this client was away" in b.closed.result(WAIT_S)
         journal = read_journal(c.folder / "journal")
-        assert sum(isinstance(e, ev.SessionAttached) for e in journal) == 2  # not again
+        assert sum(isinstance(e, ev.SessionAttached) for e in journal) == 3  # not again
+        until(lambda: not shared(c, left.id)["attached"], "it detached while it was away")
 
 
 def test_an_attached_client_may_wait_for_a_session_that_has_no_place_yet(
