@@ -121,7 +121,8 @@ def killed_agent(cluster: LocalCluster, name: str, ttl_s: float) -> str:
 
 def test_the_accounting_says_which_client_did_what_in_which_session(
         cluster: LocalCluster, other: tangram_hpc.Client,
-        capsys: pytest.CaptureFixture[str]) -> None:
+        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANGRAM_HOME", str(cluster.folder.parent.parent))
     with cluster.session(shared=True, name="counted") as s, other.attach(s.handle()) as t:
         mine, theirs = s.exec(["true"], name="mine"), t.exec(["true"], name="theirs")
         mine.result()
@@ -354,6 +355,7 @@ def test_a_session_ends_with_its_client_unless_somebody_holds_it(
         seen = other.attach(plain.handle())
         kept = other.attach(held.handle(may_close=True), hold=True)
         waits = seen.exec("sleep 60")
+        other.ask("info")  # the broker has heard of it
     assert "its client went away" in seen.closed.result(WAIT_S)
     with pytest.raises(SessionLost, match="its client went away"):
         waits.result(WAIT_S)
@@ -367,6 +369,7 @@ def test_a_holder_of_the_close_token_closes_and_all_are_told_by_whom(
     with cluster.session(shared=True) as s:
         t = other.attach(s.handle(may_close=True))
         runs = s.exec("sleep 60")
+        cluster.ask("info")  # the broker has heard of it
         t.close()
         for one in (s, t):
             assert re.fullmatch(r"closed by client \d+ \(other\)", one.closed.result(WAIT_S))
