@@ -218,7 +218,7 @@ def test_a_fork_begins_after_what_its_own_client_submitted_before_it() -> None:
         w.finish(current)
         order += started(w.plan())
         current = order[-1] if order else runs
-    assert before in order and late not in order and own[2] not in order
+    assert order == [before] and late not in order  # nor does it wait for another client's
     w.happen(ev.SessionReady(w.now, fork.id))
     w.drain()
     assert all(w.ledger.actions[a].state in ENDED for a in (*own, late))
@@ -235,6 +235,23 @@ def test_every_client_of_a_session_is_told_of_its_end() -> None:
     made = w.happen(ev.SessionClosed(w.now, s, ""))
     assert made == [de.AnnounceSessionEnd(s, "closed by client 3 (c3)", False, (3,))]
     assert not w.ledger.clients[3].attached
+
+
+def test_who_detaches_takes_its_own_actions_along_but_for_named_ones() -> None:
+    w = World()
+    w.node()
+    s = share(w, parallel=True)
+    attach(w, s, join(w, 2))
+    mine, theirs = submit_as(w, 1, s, 0), submit_as(w, 2, s, 0)
+    w.plan()
+    named = submit_as(w, 2, s, 1, once="score")
+    w.happen(ev.SessionDetached(w.now, s, 2))
+    cancelled = {a for a, e in w.ledger.actions.items() if e.forced_outcome is not None}
+    assert cancelled == {theirs}
+    w.finish(theirs, ActionState.CANCELLED)
+    w.plan()
+    assert all(w.ledger.actions[a].lease for a in (mine, named))
+    assert w.happen(ev.SessionDetached(w.now, s, 2)) == []  # a second time
 
 
 # ---- clients that go away ----------------------------------------------------------------------
@@ -393,7 +410,10 @@ def test_idleness_ends_a_session_that_outlives_its_client_and_a_stall_moves_its_
     w.now += 60
     w.plan()
     assert closed(w, idle) and not closed(w, lives)
-    w.now += 100
+    w.now += 40  # its 200 ns are over, but for the stall
+    w.plan()
+    assert not closed(w, lives)
+    w.now += 40
     w.plan()
     assert closed(w, lives)
 
