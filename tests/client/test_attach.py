@@ -159,6 +159,9 @@ def test_a_handle_travels_as_a_pickle_or_text_and_shows_no_token(
                 assert t.handle() == handle
                 with pytest.raises(InvalidInput, match="may_close"):
                     t.handle(may_close=True)
+        with cluster.attach(handle) as own:  # its own client may do so too, and stays its owner
+            assert own.exec(["true"]).result(WAIT_S).ok and own.handle(True) == s.handle(True)
+        assert s.exec(["true"]).result(WAIT_S).ok and not shared(cluster, s.id)["attached"]
         with other.attach(s.handle(may_close=True)) as t:
             assert t.handle() == handle and t.handle(True) == s.handle(True)
         with pytest.raises(InvalidInput, match=r"connect\(.*\)\.attach\(handle\).*shared=True"):
