@@ -20,6 +20,7 @@ _HOMES = {
     "LocalCluster": "app.local",
     "Client": "client.client",
     "Session": "client.session",
+    "SessionHandle": "client.session_handle",
     "Future": "client.future",
     "ExecResult": "client.future",
     "Details": "client.future",

@@ -78,9 +78,9 @@ class ActionFailed(TangramError):
 
 
 class SessionLost(ActionFailed):
-    """The session has ended: its node failed or was drained, it was idle for too long, or its
-    client closed it. Actions that waited or ran in the session raise this error, and so does
-    opening it."""
+    """The session has ended: its node failed or was drained, it was idle for too long, its
+    time-to-live is over, or its client closed it. Actions that waited or ran in the session raise
+    this error, and so do its opening and `Client.attach`."""
 
 
 class ActionTimeout(ActionFailed, TimeoutError):

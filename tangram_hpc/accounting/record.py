@@ -31,6 +31,8 @@ class ActionRecord:
         action: the action as it was submitted, or a turn as it was routed.
         submit_ns: when it was submitted.
         rank: MPI rank of its client; -1 for none.
+        client_name: the name of its client.
+        session_name: the name of its session; empty for none.
         start_ns: when its last attempt began; 0 if none did.
         end_ns: when its result was known; 0 if it is not.
         node: the node of its last attempt; None if there was none, or if its client makes the call.
@@ -61,6 +63,13 @@ class ActionRecord:
     # Whether a prefetched lease was lost with its node. The node may have started the action
     # without a report; then `attempt` is a lower bound.
     lost_ahead: bool = False
+    client_name: str = ""
+    session_name: str = ""
+
+    @property
+    def client(self) -> int:
+        """The number of the client that submitted it."""
+        return client_of(self.action.id)
 
     @property
     def elapsed_ns(self) -> int:
@@ -130,6 +139,8 @@ class Fold:
         self.usage = JobUsage()
         self._user = ""
         self._ranks: dict[int, int] = {}
+        self._client_names: dict[int, str] = {}
+        self._session_names: dict[int, str] = {}  # of sessions that have a name and are not closed
         self._nodes: dict[int, tuple[NodeSpec, int]] = {}
         self._gone: set[int] = set()
         self._reserved: dict[int, tuple[int, int]] = {}  # session -> (since, cores)
@@ -151,19 +162,22 @@ class Fold:
                 self._stopped = event.reason
             case ev.ClientJoined():
                 self._ranks[event.client] = event.rank
+                self._client_names[event.client] = event.name
             case ev.NodeJoined():
                 self._nodes[event.node] = (event.spec, event.at)
             case ev.NodeLost():
                 self._leave(event.node, event.at)
+            case ev.SessionRequested() if event.spec.name:
+                self._session_names[event.spec.id] = event.spec.name
             case ev.SessionPlaced():
                 self._reserved[event.session] = (event.at, len(event.cores))
             case ev.SessionClosed() | ev.SessionPacked():
                 since, cores = self._reserved.pop(event.session, (event.at, 0))
                 self.usage.reserved_ns += cores * (event.at - since)
+                if isinstance(event, ev.SessionClosed):
+                    self._session_names.pop(event.session, None)
             case ev.ActionSubmitted():
-                owner = self._ranks.get(client_of(event.action.id), -1)
-                self.records[event.action.id] = ActionRecord(
-                    self.job, self._user, event.action, event.at, owner)
+                self._submitted(event)
             case ev.TurnRouted():
                 self._routed(event)
             case ev.ActionCancelled():
@@ -212,6 +226,14 @@ class Fold:
         spec, since = self._nodes[node]
         self._gone.add(node)
         self.usage.held_ns += len(spec.cores) * (at - since)
+
+    def _submitted(self, event: ev.ActionSubmitted) -> None:
+        action = event.action
+        client = client_of(action.id)
+        self.records[action.id] = ActionRecord(
+            self.job, self._user, action, event.at, self._ranks.get(client, -1),
+            client_name=self._client_names.get(client, ""),
+            session_name=self._session_names.get(action.session, ""))
 
     def _routed(self, event: ev.TurnRouted) -> None:
         record = self.records[event.action]

@@ -11,8 +11,8 @@ its mode promises (see `peers`). Payloads pass through unread.
 
 The driver is composed of parts that each receive what they need: `Peers` (connections and queued
 messages), `ClientOutbox` (unacknowledged results), `Registration` (declarations, causal trees),
-`IdempotencyKeys`, `Satellites` and `TimeLimitPoller` (Slurm), `StoreGarbage`, `FailureDetector`
-(silent workers).
+`AttachedSessions` (sessions of several clients), `IdempotencyKeys`, `Satellites` and
+`TimeLimitPoller` (Slurm), `StoreGarbage`, `FailureDetector` (silent workers).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ..domain import event as ev
 from ..domain.ids import client_of, show
 from ..domain.service import endpoint_of
 from ..domain.session import SessionSpec
-from ..domain.states import NodeState, SessionState
+from ..domain.states import NodeState
 from ..ports import Clock, Journal, Link, Slurm, SpillFiles, Spool, Timer, TreeStore
 from ..protocol import message as ms
 from ..protocol.frame import BUSY_MESSAGES, Buffer
 from ..scheduler.policy.admission import refusal, refusal_of_session
 from ..scheduler.policy.lease_reports import finished, held_by_client, reported_by_client
 from ..scheduler.scheduler import Scheduler
-from ..scheduler.state.ledger import SessionEntry
+from .attached_sessions import AttachedSessions
 from .broker_settings import Settings
 from .client_outbox import ClientOutbox
 from .failure_detector import SILENCE_S, WATCH_S, FailureDetector
@@ -97,8 +97,11 @@ class Broker:
                                             self._record_slurm_event, settings.slurm_query_s)
         self._registration = Registration(scheduler, trees, timer, self._now, self._record_event,
                                           self._peers.send_to_client)
+        self._attached = AttachedSessions(scheduler.ledger, self._now, self._record_event,
+                                          self._peers.send_to_client)
         self._garbage = StoreGarbage(sweep, self._now, int(settings.grace_s * 1e9),
-                                  lambda name: self._keys.in_use(name))
+                                  lambda name: self._keys.in_use(name),
+                                  lambda client: client in scheduler.ledger.clients)
         self._keys = IdempotencyKeys(scheduler.ledger, spool, self._garbage.forgotten)
         self._failure_detector = FailureDetector(self._now, self._record_event, self.satellites)
         self._liveness = self._failure_detector.liveness
@@ -325,13 +328,15 @@ class Broker:
                 self._outbox.acknowledged(client, own)
                 self._record_event(ev.ActionAcknowledged(self._now(), own))
             case ms.RequestSession(spec=spec, again=again):
-                self._request_session(client, spec, again)
+                self._request_session(client, spec, again, payload)
             case ms.ReleaseSession(session=session):
-                if client_of(session) == client:
-                    self._record_event(ev.SessionClosing(self._now(), session, ""))
+                self._attached.close(client, session)
             case ms.RenewSession(session=session):
-                if client_of(session) == client and session in ledger.sessions:
-                    self._record_event(ev.SessionRenewed(self._now(), session))
+                self._attached.renew(client, session)
+            case ms.AttachSession():
+                self._attached.attach(client, message)
+            case ms.DetachSession(session=session):
+                self._attached.detach(client, session)
             case ms.Cancel(actions=actions):
                 for asked in actions:
                     action = self._keys.leader(asked)
@@ -382,14 +387,19 @@ class Broker:
         self._payloads[action.id] = payload
         self._record_event(ev.ActionSubmitted(self._now(), action))
 
-    def _request_session(self, client: int, spec: SessionSpec, again: bool) -> None:
-        """Opens a session. `again`: the client asks after a reconnect, since it does not know
-        whether its request had arrived."""
+    def _request_session(self, client: int, spec: SessionSpec, again: bool,
+                         context: Buffer | None) -> None:
+        """Opens a session.
+
+        Args:
+            again: the client asks after a reconnect, since it does not know whether its request had
+                arrived.
+            context: what clients that attach are told.
+        """
         ledger = self.scheduler.ledger
         entry = ledger.sessions.get(spec.id)
         if entry is not None and client_of(spec.id) == client:
-            if entry.state in (SessionState.IDLE, SessionState.BUSY):
-                self._send_session_up(entry)  # the message may have been lost with the connection
+            self._attached.send_up(entry, client)  # it may have been lost with the connection
             return
         if again and spec.id <= ledger.clients[client].last_session:
             gone = f"session {show(spec.id)} was closed while its client was away"
@@ -402,6 +412,7 @@ class Broker:
             self._peers.send_to_client(
                 client, ms.Rejected(spec.id, why, why.startswith("origin:")))
         else:
+            self._attached.opened(spec.id, context)
             self._record_event(ev.SessionRequested(self._now(), spec))
 
     def _answer(self, client: int, ask: ms.Query) -> None:
@@ -503,11 +514,9 @@ class Broker:
             case de.EndAllocation():
                 self.satellites.end(decision)
             case de.AnnounceSession():
-                self._send_session_up(self.scheduler.ledger.sessions[decision.session])
+                self._attached.send_up(self.scheduler.ledger.sessions[decision.session])
             case de.AnnounceSessionEnd():
-                self._peers.send_to_client(
-                    client_of(decision.session),
-                    ms.SessionDown(decision.session, decision.reason, decision.never))
+                self._attached.send_down(decision)
 
     def _send_grant(self, action: int) -> None:
         """Tells a client that it may call an endpoint, if `action` holds a grant."""
@@ -516,11 +525,6 @@ class Broker:
             endpoint = self.scheduler.ledger.endpoints[endpoint_of(lease.key)]
             self._peers.send_to_client(client_of(action), ms.Granted(
                 action, lease.lease, endpoint.rate_micro, endpoint.spec.burst_micro))
-
-    def _send_session_up(self, session: SessionEntry) -> None:
-        node = self.scheduler.ledger.nodes[session.node].spec.name
-        self._peers.send_to_client(client_of(session.spec.id), ms.SessionUp(
-            session.spec.id, node, session.placed_at - session.requested_at))
 
     def _reply(self, order: de.ReplyToClient, payload: Buffer | None) -> None:
         """Sends an action's result to its client, and to clients that submitted the same

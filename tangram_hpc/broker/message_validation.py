@@ -25,6 +25,7 @@ from ..domain.outcome import TEXT_MAX, Outcome
 from ..domain.rollouts import CONTEXT_MAX, COUNT_MAX, NAME_MAX, RolloutsSpec, Turn
 from ..domain.service import BLOCK_SIZES, EndpointSpec, ServiceSpec
 from ..domain.session import SessionSpec
+from ..domain.session_token import TOKEN_MAX
 from ..domain.states import ENDED, ActionState
 from ..protocol import message as ms
 from ..scheduler.routing.cmlfq import SUCCESS, TIMEOUT
@@ -37,6 +38,7 @@ OPTIONS_MAX = 1 << 20  # bytes of the options for a service's backend
 LIST_MAX = 1 << 16  # entries of a list
 _ALLOCATION = re.compile(r"\d{1,18}(\+\d{1,9})?")
 _DIGEST = re.compile(r"[0-9a-f]{64}(\.[0-9a-z.-]{1,100})?")
+_HASH = re.compile(r"[0-9a-f]{64}")
 _ENDS = ENDED | {ActionState.PREEMPTED}
 
 Bounds = dict[str, tuple[int, int]]
@@ -46,7 +48,8 @@ _ACTION: Bounds = {"id": (1, (1 << 62)), "mem_mib": (0, AMOUNT_MAX), "gpus": (0,
 _TURN: Bounds = {"prompt": (-(1 << 62), 1 << 62), "context": (0, CONTEXT_MAX),
                  "generated": (0, CONTEXT_MAX)}
 _SESSION: Bounds = {"id": (1, 1 << 62), "mem_mib": (0, AMOUNT_MAX), "disk_mib": (0, AMOUNT_MAX),
-                    "origin": (0, 1 << 62), "idle_ns": (0, NS_MAX), "grace_ns": (-1, NS_MAX)}
+                    "origin": (0, 1 << 62), "idle_ns": (0, NS_MAX), "grace_ns": (-1, NS_MAX),
+                    "ttl_ns": (0, NS_MAX)}
 _NODE: Bounds = {"mem_mib": (0, AMOUNT_MAX), "ends_at_ns": (0, 1 << 62), "ahead": (0, LIST_MAX)}
 _SERVICE: Bounds = {"restore_ns": (0, NS_MAX), "weights_mib": (0, AMOUNT_MAX),
                     "calls": (0, AMOUNT_MAX), "batch": (1, COUNT_MAX), "stay_ns": (0, NS_MAX)}
@@ -141,7 +144,26 @@ def _wrong_turn(turn: Turn | None) -> str:
 def wrong_session(spec: SessionSpec) -> str:
     """What is wrong with a session, without regard to the job."""
     return _out_of(spec, _SESSION) or _too_long(
-        spec, ("name", "component", "backend", "image", "background", "files"))
+        spec, ("name", "component", "backend", "image", "background", "files")) or _wrong_hashes(
+        spec)
+
+
+def _wrong_hashes(spec: SessionSpec) -> str:
+    for field in ("attach_hash", "close_hash"):
+        if getattr(spec, field) and not _HASH.fullmatch(getattr(spec, field)):
+            return f"{field}: it is no hash of a token"
+    return ""
+
+
+def _wrong_attach(word: ms.AttachSession) -> str:
+    """What is wrong with a request to attach. The token is never part of the answer."""
+    if why := _wrong_request(word):
+        return why
+    if not 0 < len(word.name) <= NAME_MAX:
+        return f"name: {_short(word.name)} is not a name of 1 to {NAME_MAX} characters"
+    if not 0 < len(word.token) <= TOKEN_MAX:
+        return f"token: it is not a text of 1 to {TOKEN_MAX} characters"
+    return ""
 
 
 def wrong_node(spec: NodeSpec) -> str:
@@ -248,6 +270,7 @@ def _wrong_packed(message: ms.SandboxPacked) -> str:
 CHECKS: dict[type, Callable[[Any], str]] = {
     ms.Submit: _wrong_submit,
     ms.RequestSession: lambda m: wrong_session(m.spec),
+    ms.AttachSession: _wrong_attach,
     ms.ClientHello: _wrong_hello,
     ms.WorkerHello: lambda m: wrong_node(m.spec),
     ms.DeclareService: lambda m: _wrong_request(m) or _wrong_service(m.spec),
@@ -292,7 +315,7 @@ def refusal_of(message: ms.Message, why: str, known: Iterable[Container[int]]) -
         case ms.RequestSession(spec=spec):
             number = spec.id
         case (ms.DeclareService() | ms.DeclareEndpoint() | ms.DeclareRollouts() | ms.Query()
-              | ms.Forget()):
+              | ms.Forget() | ms.AttachSession()):
             number = message.request
     if number and not any(number in ids for ids in known):
         return ms.Rejected(number, why)

@@ -13,6 +13,7 @@ from typing import Any
 
 from .helpers import ids
 from .helpers.allocation_view import elastic_lines
+from .helpers.shared_sessions import shared_line
 
 
 def add(verbs: Any) -> None:
@@ -166,6 +167,8 @@ def _session(answer: dict[str, Any]) -> list[str]:
                   f"large enough, with at most {answer['most_free_mib']} MiB free on one"]
     else:
         found.append(f"is open on {answer['node']}")
+    if "shared" in answer:
+        found.append("shared: " + shared_line(answer["shared"]))
     return [*found, f"{answer['actions_running']} of its actions run, "
                     f"{answer['actions_waiting']} wait"]
 

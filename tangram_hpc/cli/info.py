@@ -10,6 +10,9 @@ from typing import Any
 
 from .helpers import ids
 from .helpers.allocation_view import elastic_lines
+from .helpers.shared_sessions import shared_line
+
+_SHARED_MAX = 20  # lines of shared sessions
 
 
 def add(verbs: Any) -> None:
@@ -32,7 +35,8 @@ def go(args: argparse.Namespace) -> int:
     except AccessError:
         access = find_access(os.environ, last_job(os.environ))
     with connect(access, name="tangram info") as client:
-        answer = {k: v for what in ("info", "nodes", "services", "rollouts", "pending")
+        answer = {k: v for what in ("info", "nodes", "services", "rollouts", "sessions",
+                                              "pending")
                 for k, v in client.ask(what).items()}
     if args.json:
         print(json.dumps(answer))
@@ -71,6 +75,10 @@ def go(args: argparse.Namespace) -> int:
         print(f"ENDPOINT {e['name']:<16}{e['inside']}/{e['concurrency_now']} calls in flight "
               f"(quota {e['concurrency']})  {rate}  {e['waiting']} waiting  {e['calls']} calls  "
               f"cost {e['cost']:g}{closed}")
+    for s in answer["shared_sessions"][:_SHARED_MAX]:
+        print("SHARED   " + shared_line(s))
+    if len(answer["shared_sessions"]) > _SHARED_MAX:
+        print(f"... and {len(answer['shared_sessions']) - _SHARED_MAX} more shared sessions")
     for p in answer["pending"][:20]:
         print(f"PENDING  {p['id']:<12}{p['name']:<20}{p['waited_s']:8.1f} s  {p['reason']}")
     if len(answer["pending"]) > 20:

@@ -28,6 +28,7 @@ from .request import Cpus, Options, Work, session_spec
 from .rollouts import RolloutCalls, make_turn
 from .service_calls import ServiceCalls
 from .session import Session, open_session
+from .session_handle import SessionHandle, read_handle
 
 
 class Client:
@@ -205,7 +206,8 @@ class Client:
                 background: str = "stop", env: Mapping[str, str] | None = None,
                 files: Mapping[str, bytes | str] | None = None, idle_s: float = 0,
                 grace_s: float | None = None, name: str = "", component: str = "",
-                movable: bool = False, trajectory: str | int = "") -> Session:
+                movable: bool = False, trajectory: str | int = "", shared: bool = False,
+                outlives: bool = False, ttl_s: float = 0) -> Session:
         """Opens a session, a stateful sandbox; returns at once. `with client.session() as s:` (or
         `async with`) waits for its admission.
 
@@ -229,12 +231,17 @@ class Client:
                 ran and nobody renewed it; 0 for never.
             grace_s: how many seconds the session outlives the loss of this client; None for the
                 broker's setting.
-            name: its name in accounting.
+            name: its name in listings. The name of a shared session is unique in the job while the
+                session is open, and is chosen if empty.
             component: the het component or partition on which it must be; empty for any.
             movable: whether the session needs nothing but its files. It then moves to another node
                 when its own node is drained.
             trajectory: the trajectory whose tools run in it, see `rollout`; empty for none. Reading
                 and writing files does not count as a tool.
+            shared: whether other clients of the job may attach to it, see `attach`.
+            outlives: whether it stays open when this client goes away, until `ttl_s` or `idle_s` is
+                over or somebody closes it; needs `shared`, and one of these two.
+            ttl_s: it is closed so many seconds after it opened, whatever runs in it; 0 for never.
 
         Returns:
             The session.
@@ -249,8 +256,43 @@ class Client:
         spec = session_spec(
             SessionSpec(0), mem=mem, disk=disk, backend=backend, image=image, network=network,
             trusted=trusted, background=background, idle_s=idle_s, grace_s=grace_s, name=name,
-            component=component, movable=movable)
-        return open_session(self._connection, spec, env, files, trajectory)
+            component=component, movable=movable, outlives=outlives, ttl_s=ttl_s)
+        return open_session(self._connection, spec, env, files, trajectory, shared)
+
+    def attach(self, handle: SessionHandle | str | None = None, *, name: str = "",
+               token: str = "", hold: bool = False, timeout_s: float = 10.0) -> Session:
+        """Attaches to a session that another client of the job opened with `shared=True`. Waits for
+        the broker's answer, not for the session's admission.
+
+        The actions of several clients in one session run one at a time, by turns. What a client
+        submits belongs to it: its results come to it alone, and when it goes away only its own
+        actions are cancelled. `with client.attach(handle) as s:` detaches at the end.
+
+        Args:
+            handle: what `Session.handle` returned, or its text.
+            name, token: the name and the token of the handle, instead of `handle`.
+            hold: whether the session stays open for this client when the client that opened it is
+                gone; needs a handle with `may_close`.
+            timeout_s: how long to wait for the answer, in seconds.
+
+        Returns:
+            The session, on which everything works as for the client that opened it, but `close`
+            unless the handle allows it.
+
+        Raises:
+            InvalidInput: no session of the job has this name and token, or an argument is wrong.
+            SessionLost: the session has ended; the message says why.
+            BrokerUnreachable: no answer came in time.
+
+        Example:
+            with client.attach(os.environ["SESSION"]) as session:
+                verdict = session.exec("pytest -q tests", timeout=300).result()
+        """
+        known = read_handle(handle, name, token)
+        if known.job not in ("", self.job):
+            raise InvalidInput(f"handle: its session is of job {known.job}, and this client of job "
+                               f"{self.job}; connect to that job")
+        return Session(self._connection, self._connection.attach(known, hold, timeout_s), True)
 
     # ---- services and rollout pools ----------------------------------------------------------
 
@@ -444,7 +486,8 @@ class Client:
         """Asks the broker about its state and waits for the answer.
 
         Args:
-            what: the query: "info", "nodes", "pending", "services", "rollouts", or "explain".
+            what: the query: "info", "nodes", "pending", "services", "sessions", "rollouts", or
+                "explain".
             argument: for "explain", the id of an action or a session.
             timeout_s: how long to wait for the answer, in seconds.
 

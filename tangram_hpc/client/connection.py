@@ -35,11 +35,13 @@ from ..protocol import message as ms
 from ..protocol import payload as pl
 from ..protocol.frame import Buffer, Outbox
 from ..protocol.liveness import PING_S, Patience
+from .attachments import Attachments
 from .forked import end_copy, not_ours, watch_forks
 from .functions import FunctionCache, UploadedFunction
 from .future import Future
-from .request import Options, make_action, packed
+from .request import Options, context_of, make_action, packed
 from .results import Pending, conclude, give_output, log_refusal, refuse
+from .session_handle import SessionHandle
 from .session_record import SessionRecord
 from .stored_payloads import StoredPayloads
 
@@ -83,6 +85,7 @@ class Connection:
         self._sessions: dict[int, SessionRecord] = {}  # sessions whose end is not known
         self._opening: set[int] = set()  # sessions among these that wait for admission
         self._answers: dict[int, concurrent.futures.Future[Any]] = {}  # queries without an answer
+        self._attachments = Attachments()
         self._acks, self._ack_bytes = list[int](), 0  # results that were not acknowledged
         self._closing = False
         self._channel: Channel | None = None
@@ -175,16 +178,42 @@ class Connection:
                 pending.cancelled = True
                 self._put(ms.Cancel((action,)))
 
-    def open_session(self, spec: SessionSpec, env: dict[str, str], trajectory: str
-                     ) -> SessionRecord:
-        """Requests a session under an id of its own; `spec.id` is ignored. Returns at once."""
+    def open_session(self, spec: SessionSpec, env: dict[str, str], trajectory: str,
+                     token: str = "") -> SessionRecord:
+        """Requests a session under an id of its own; `spec.id` is ignored. Returns at once.
+
+        Args:
+            token: the close token of a shared session; empty for one that is not shared.
+        """
+        context = context_of(spec, env, trajectory)
         with self._lock:
             self._check_open()
             spec = msgspec.structs.replace(spec, id=self.new_id())
-            record = self._sessions[spec.id] = SessionRecord(spec, env, trajectory)
+            record = self._sessions[spec.id] = SessionRecord(spec, env, trajectory, token)
             self._opening.add(spec.id)
-            self._put(ms.RequestSession(spec))
+            self._put(ms.RequestSession(spec, n=1 if context else 0), context)
         return record
+
+    def attach(self, handle: SessionHandle, hold: bool, timeout_s: float) -> SessionRecord:
+        """Attaches to a shared session; see `Client.attach`."""
+        with self._lock:
+            self._check_open()
+            message = ms.AttachSession(self.new_id(), handle.name, handle.token, hold)
+            packed(message, "name, hold")
+            answer = self._attachments.ask(message)
+            self._put(message)
+        try:
+            return answer.result(timeout_s)
+        except (TimeoutError, concurrent.futures.TimeoutError):
+            with self._lock:
+                self._put_all(self._attachments.give_up(message.request, self._sessions))
+            raise BrokerUnreachable(f"job {self.job}: no answer within {timeout_s:g} s") from None
+
+    def detach(self, record: SessionRecord) -> None:
+        """Ends one attachment of this process; the session is left with the last one."""
+        with self._lock:
+            record.attachments -= 1
+            self._put_all(self._attachments.settle(self._sessions))
 
     def send_of_session(self, session: int, message: ms.Message) -> None:
         """Sends a message about a session, unless the session has ended."""
@@ -269,6 +298,7 @@ class Connection:
             session.disown(error)
         for answer in answers.values():
             end_copy(answer, error)
+        self._attachments.disown(error)
 
     def _check_open(self) -> None:
         """Raises the error that ended this connection, if it has ended; lock held."""
@@ -287,6 +317,10 @@ class Connection:
         if not self._woken and self._channel is not None:
             self._woken = True
             self._channel.wake()
+
+    def _put_all(self, messages: list[ms.Message]) -> None:
+        for message in messages:
+            self._put(message)
 
     # ---- the thread --------------------------------------------------------------------------
 
@@ -325,7 +359,7 @@ class Connection:
 
     def _awaits(self) -> bool:
         """Whether an answer is due, so that a polling channel may spend CPU on waiting for it."""
-        return bool(self._pending or self._answers or self._opening)
+        return bool(self._pending or self._answers or self._opening or self._attachments)
 
     def _send_outbox(self, channel: Channel) -> None:
         with self._lock:
@@ -346,7 +380,8 @@ class Connection:
             TangramError: none could be opened; the last reason.
         """
         grace_s = self.welcome.grace_s if self.welcome is not None else 0.0
-        grace_s = max([grace_s, *(s.spec.grace_ns / 1e9 for s in list(self._sessions.values()))])
+        grace_s = max([grace_s, *(s.spec.grace_ns / 1e9 for s in list(self._sessions.values())
+                                  if s.owned)])
         patience, pause = Patience(time.monotonic(), grace_s, _TRY_S), 0.05
         while True:
             problem: TangramError = BrokerUnreachable(f"job {self.job}: {because or 'no way'}")
@@ -404,7 +439,12 @@ class Connection:
             return
         self._outbox.take()  # the outbox is rebuilt from the open actions and sessions
         for session in self._sessions.values():
-            self._outbox.put(ms.RequestSession(session.spec, again=True))
+            if session.owned:
+                context = context_of(session.spec, session.env, session.trajectory)
+                n = 1 if context else 0
+                self._outbox.put(ms.RequestSession(session.spec, True, n), context)
+        for message in self._attachments.again(self._sessions, self.new_id):
+            self._outbox.put(message)
         for pending in self._pending.values():
             self._outbox.put(ms.Submit(pending.action), pending.payload)
             if pending.cancelled:
@@ -439,6 +479,9 @@ class Connection:
                     session = self._sessions.pop(session_id, None)
                 if session is not None:
                     session.on_down(reason, never)
+            case ms.Attached():
+                with self._lock:
+                    self._put_all(self._attachments.answered(message, payload, self._sessions))
             case ms.Rejected():
                 self._rejected(message)
             case ms.QueryReply(request=request):
@@ -459,6 +502,8 @@ class Connection:
         if answer is not None:
             return answer.set_exception(InvalidInput(message.text))
         with self._lock:
+            if (left := self._attachments.refused(message, self._sessions)) is not None:
+                return self._put_all(left)
             self._opening.discard(message.id)
             session = self._sessions.pop(message.id, None)
         if session is not None:
@@ -474,6 +519,7 @@ class Connection:
             open_now, self._pending = list(self._pending.values()), {}
             sessions, self._sessions = list(self._sessions.values()), {}
             answers, self._answers = list(self._answers.values()), {}
+            self._attachments.fail(error)
         for pending in open_now:
             if pending.cancelled:
                 pending.future.end_cancelled()

@@ -19,6 +19,7 @@ from ..domain.rollouts import NAME_MAX, Turn
 from ..domain.session import BACKGROUNDS, SessionSpec
 from ..errors import InvalidInput
 from ..protocol import payload as pl
+from ..protocol.message import INLINE_MAX
 from ..protocol.reading import reader
 from .command_names import name_of
 
@@ -64,7 +65,8 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
                  trusted: bool | None = None, background: str | None = None,
                  idle_s: float | None = None, grace_s: float | None = None,
                  name: str | None = None, component: str | None = None,
-                 movable: bool | None = None) -> SessionSpec:
+                 movable: bool | None = None, ttl_s: float | None = None,
+                 outlives: bool | None = None) -> SessionSpec:
     """Makes a session's specification: `base` with the given fields replaced. The fields are
     arguments of `Client.session`; None keeps the base's.
 
@@ -80,12 +82,28 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
         "disk_mib": None if disk is None else mib_of(disk, "disk"),
         "backend": backend, "image": image, "network": network, "trusted": trusted,
         "background": background, "name": name, "component": component,
-        "movable": movable,
+        "movable": movable, "outlives": outlives,
+        "ttl_ns": None if ttl_s is None else _ns_of(ttl_s, "ttl_s"),
         "idle_ns": None if idle_s is None else _ns_of(idle_s, "idle_s"),
         "grace_ns": None if grace_s is None else _ns_of(grace_s, "grace_s"),
     }
     return sendable(msgspec.structs.replace(
         base, **{k: v for k, v in given.items() if v is not None}))
+
+
+def context_of(spec: SessionSpec, env: dict[str, str], trajectory: str) -> bytes | None:
+    """Returns what clients that attach to this session are told; None if it is not shared.
+
+    Raises:
+        InvalidInput: the variables are not UTF-8, or too many for a message.
+    """
+    if not spec.shared:
+        return None
+    context = packed(pl.SessionContext(env, trajectory), "env, trajectory")
+    if len(context) > INLINE_MAX:
+        raise InvalidInput(f"env: a shared session's has at most {INLINE_MAX >> 10} KiB; write the "
+                           "larger values into a file of the session")
+    return context
 
 
 def sendable(record: _R) -> _R:

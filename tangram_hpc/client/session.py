@@ -1,7 +1,8 @@
 """`Session`: a trajectory's stateful sandbox, as its user holds it.
 
 What is submitted to a session runs in order, one action at a time, and files stay between its
-actions. Leaving the `with` block closes the session and cancels what still runs in it. `upload` and
+actions. Leaving the `with` block closes the session and cancels what still runs in it; where the
+client is attached to another client's session, leaving it only detaches. `upload` and
 `download` are many actions each and block; every other method that acts returns a Future at once.
 
 The session's state is its record, which the connection keeps until the session's end is known.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -20,6 +22,7 @@ import msgspec
 from ..domain.action import Kind
 from ..domain.ids import show
 from ..domain.session import SessionSpec
+from ..domain.session_token import attach_token, hash_of
 from ..errors import InvalidInput
 from ..protocol import message as ms
 from ..protocol import payload as pl
@@ -35,12 +38,13 @@ from .request import (
     session_spec,
     tool_of,
 )
+from .session_handle import SessionHandle
 from .session_record import SessionRecord
 from .transfer import download, upload
 
 
 class Session:
-    """A stateful sandbox on one node; made by `Client.session` and `Session.fork`.
+    """A stateful sandbox on one node; made by `Client.session`, `Session.fork` and `Client.attach`.
 
     A session holds memory from its admission to its end, and CPUs only while an action runs in it.
     `with session:` (or `async with`) waits for its admission and closes it at the end.
@@ -53,9 +57,11 @@ class Session:
         first: the Futures of the files that the session was opened with, in their order.
     """
 
-    def __init__(self, connection: Connection, record: SessionRecord) -> None:
+    def __init__(self, connection: Connection, record: SessionRecord,
+                 attached: bool = False) -> None:
         self.first: list[Future] = []
         self._connection, self._record = connection, record
+        self._attached, self._left = attached, False
 
     @property
     def id(self) -> str:
@@ -66,6 +72,12 @@ class Session:
     def spec(self) -> SessionSpec:
         """What was requested: memory in MiB, backend, image, idle time in ns, and so on."""
         return self._record.spec
+
+    @property
+    def name(self) -> str:
+        """The session's name. If the session is shared, it is unique in the job while it is open.
+        """
+        return self._record.spec.name
 
     @property
     def env(self) -> dict[str, str]:
@@ -248,13 +260,15 @@ class Session:
             with session.fork(mem="2G") as branch:
                 branch.exec("git apply attempt.patch && make test").result()
         """
+        shared = overrides.pop("shared", False)
+        base = msgspec.structs.replace(self.spec.for_fork(), name="") if shared else (
+            self.spec.for_fork())
         try:
-            spec = session_spec(self.spec, **overrides)
+            spec = session_spec(base, **overrides)
         except TypeError as error:
             raise InvalidInput(f"fork: {error}") from None
-        spec = msgspec.structs.replace(spec, origin=self.spec.id)
         return open_session(self._connection, spec, {**self.env, **environment(env)}, files,
-                            trajectory)
+                            trajectory, shared)
 
     def renew(self) -> None:
         """Restarts the idle time of a session that was opened with `idle_s`; returns at once."""
@@ -263,16 +277,76 @@ class Session:
 
     def close(self) -> None:
         """Ends the session; returns at once. What still runs in it is cancelled; `closed` ends when
-        the memory is free. A second call does nothing."""
+        the memory is free. A second call does nothing.
+
+        Raises:
+            InvalidInput: this client is attached with a handle that does not let it close.
+        """
+        if not self._record.may_close:
+            raise InvalidInput("close: this handle does not let its holder close the session; "
+                               "detach(), or take session.handle(may_close=True)")
         session = self.spec.id
         self._connection.send_of_session(session, ms.ReleaseSession(session))
+
+    def handle(self, may_close: bool = False) -> SessionHandle:
+        """Returns what another process of the job needs to attach to this session. If the session
+        is not admitted yet, this waits until the broker has answered that it knows the session.
+
+        Args:
+            may_close: whether the holder of the handle may also close the session, and hold it open
+                beyond the end of the client that opened it.
+
+        Returns:
+            A handle, which can be pickled; `handle().text` is the same as text. It holds a token:
+            whoever has it can use the session.
+
+        Raises:
+            InvalidInput: the session was not opened with `shared=True`, this client is attached
+                without the right that the handle shall give, or the session can never open.
+            SessionLost: the session has ended.
+            BrokerUnreachable: no answer came within 10 s.
+        """
+        token = self._record.token
+        if not token:
+            raise InvalidInput(f"handle: session {self.id} is not shared; open it with shared=True")
+        if may_close and not self._record.may_close:
+            raise InvalidInput("may_close: this client is attached without that right itself")
+        if not self.opened.done():  # nobody may attach before the broker has heard of the session
+            self._connection.ask("explain", self.id)
+        if self.opened.done():
+            self.opened.result()
+        if self._record.may_close and not may_close:
+            token = attach_token(token)
+        return SessionHandle(self.name, token, self._connection.job)
+
+    def detach(self) -> None:
+        """Leaves a session of another client; returns at once. What this client had submitted to it
+        is cancelled, unless another part of this process is still attached. A second call does
+        nothing.
+
+        Raises:
+            InvalidInput: this client opened the session.
+        """
+        if not self._attached:
+            raise InvalidInput("detach: this client opened the session; close() ends it, and with "
+                               "outlives=True it goes on without its client")
+        if not self._left:
+            self._left = True
+            self._connection.detach(self._record)
+
+    def _end(self) -> None:
+        if self._attached:
+            self.detach()
+        else:
+            self.close()
 
     def _file(self, call: pl.FileCall, what: str) -> Future:
         return self._connection.submit(Kind.FILE, Options(), self._record, what, call)
 
     def __reduce__(self) -> NoReturn:
         raise InvalidInput("a session cannot be sent to another process; call "
-                           f"{self._connection.again} there for a client with sessions of its own")
+                           f"{self._connection.again}.attach(handle) there, with what "
+                           "session.handle() returns; it must be opened with shared=True")
 
     def __enter__(self) -> Session:
         try:
@@ -280,12 +354,12 @@ class Session:
             for each in self.first:
                 each.result()
         except BaseException:
-            self.close()
+            self._end()
             raise
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
+        self._end()
 
     async def __aenter__(self) -> Session:
         try:
@@ -293,28 +367,36 @@ class Session:
             for each in self.first:
                 await each
         except BaseException:
-            self.close()
+            self._end()
             raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self.close()
+        self._end()
 
 
 def open_session(connection: Connection, spec: SessionSpec, env: Mapping[str, str] | None,
-                 files: Mapping[str, bytes | str] | None, trajectory: str | int) -> Session:
+                 files: Mapping[str, bytes | str] | None, trajectory: str | int,
+                 shared: bool = False) -> Session:
     """Requests a session and submits the writing of its first files; returns at once.
 
     Args:
         connection: the connection of the client that owns the session.
         spec: what the session needs; its id is ignored.
-        env, files, trajectory: as for `Client.session`.
+        env, files, trajectory, shared: as for `Client.session`.
 
     Raises:
         InvalidInput: an argument is wrong; the message names it.
     """
-    raw, env = raw_files(files), environment(env)
-    session = Session(connection, connection.open_session(spec, env, tool_of(trajectory)))
+    if not isinstance(shared, bool):
+        raise InvalidInput(f"shared: {shared!r:.40} is neither True nor False")
+    raw, env, token = raw_files(files), environment(env), ""
+    if shared:
+        token = secrets.token_hex(24)
+        spec = msgspec.structs.replace(
+            spec, name=spec.name or f"session-{secrets.token_hex(4)}",
+            attach_hash=hash_of(attach_token(token)), close_hash=hash_of(token))
+    session = Session(connection, connection.open_session(spec, env, tool_of(trajectory), token))
     session.first = [session.write(path, data) for path, data in raw.items()]
     return session
 

@@ -28,12 +28,22 @@ class SessionRecord:
         why_ended: one line that says why the session ended; empty while it has not.
         opened: ends when the broker admits the session; raises if it never will.
         closed: ends with the reason when the session has ended and its memory is free.
+        owned: whether this client opened the session; otherwise it is attached to it.
+        token: the token that this client holds: the close token if `may_close`, else the attach
+            token; empty for a session that is not shared.
+        may_close: whether this client may close the session.
+        hold: whether this client holds the session open beyond its own client's end.
+        attachments: how many `Session` objects of this process are attached to it.
     """
 
-    __slots__ = ("closed", "env", "node", "opened", "spec", "trajectory", "wait_s", "why_ended")
+    __slots__ = ("attachments", "closed", "env", "hold", "may_close", "node", "opened", "owned",
+                 "spec", "token", "trajectory", "wait_s", "why_ended")
 
-    def __init__(self, spec: SessionSpec, env: dict[str, str], trajectory: str) -> None:
+    def __init__(self, spec: SessionSpec, env: dict[str, str], trajectory: str, token: str = "",
+                 owned: bool = True, may_close: bool = True) -> None:
         self.spec, self.env, self.trajectory = spec, env, trajectory
+        self.token, self.owned, self.may_close = token, owned, may_close
+        self.hold, self.attachments = False, 0
         self.node, self.why_ended, self.wait_s = "", "", 0.0
         self.opened: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.closed: concurrent.futures.Future[str] = concurrent.futures.Future()

@@ -110,22 +110,24 @@ class EndAllocation(Decision, frozen=True):
 
 
 class AnnounceSession(Decision, frozen=True):
-    """Tell the client that the sandbox of its session is ready on `node`."""
+    """Tell the session's client, and the clients that are attached, that its sandbox is ready on
+    `node`."""
 
     session: int
     node: int
 
 
 class AnnounceSessionEnd(Decision, frozen=True):
-    """Tell the client that its session has ended.
+    """Tell the session's client, and the clients that are attached, that the session has ended.
 
-    `reason` is empty if the client itself closed the session. `never` says that the session could
-    not have opened on any node.
+    `reason` is empty if the session's own client closed it. `never` says that the session could
+    not have opened on any node. `attached` are the numbers of the attached clients.
     """
 
     session: int
     reason: str
     never: bool = False
+    attached: tuple[int, ...] = ()
 
 
 class ReplyToClient(Decision, frozen=True):

@@ -22,7 +22,7 @@ from .service import EndpointSpec, ServiceSpec
 from .session import SessionSpec
 from .states import ActionState
 
-JOURNAL_VERSION = 7
+JOURNAL_VERSION = 8
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", gc=False):
@@ -285,6 +285,29 @@ class SessionRenewed(Event, frozen=True, tag="session-renewed"):
     """The client renewed a session: its time of idleness begins anew."""
 
     session: int
+
+
+class SessionAttached(Event, frozen=True, tag="session-attached"):
+    """A client other than its own attached to a shared session, or attached again.
+
+    Attributes:
+        session: id of the session.
+        client: number of the client.
+        may_close: whether its token lets it close the session and hold it.
+        hold: whether the session stays open for this client when its own client is gone.
+    """
+
+    session: int
+    client: int
+    may_close: bool = False
+    hold: bool = False
+
+
+class SessionDetached(Event, frozen=True, tag="session-detached"):
+    """A client detached from a session. What it had submitted there was cancelled before."""
+
+    session: int
+    client: int
 
 
 class SessionMoving(Event, frozen=True, tag="session-moving"):
@@ -550,6 +573,8 @@ AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     AllocationEndAsked,
     AllocationEndTold,
     RolloutPriorLoaded,
+    SessionAttached,
+    SessionDetached,
 ]
 
 

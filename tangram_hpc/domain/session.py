@@ -43,6 +43,12 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
             name, and all files outside its own directory and its temporary directory.
         files: digest of the archive of files that it begins with after a move; only the broker sets
             it.
+        attach_hash: `session_token.hash_of` the token by which other clients attach; empty for a
+            session that is not shared. The name of a shared session is unique while it is open.
+        close_hash: the same for the token whose holder may also close the session and hold it.
+        ttl_ns: it is closed so long after it opened, whatever runs in it; 0 for never.
+        outlives: whether it stays open when its client goes away, until its time-to-live or its
+            idle time is over.
     """
 
     id: int
@@ -61,6 +67,15 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     grace_ns: int = -1
     movable: bool = False
     files: str = ""
+    attach_hash: str = ""
+    close_hash: str = ""
+    ttl_ns: int = 0
+    outlives: bool = False
+
+    @property
+    def shared(self) -> bool:
+        """Whether other clients may attach to it."""
+        return bool(self.attach_hash)
 
     def moved(self, files: str) -> SessionSpec:
         """Returns the specification for another node, where the session begins with these files.
@@ -68,6 +83,17 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
         It has no origin any more: a session that moved is no longer a fork of another one.
         """
         return msgspec.structs.replace(self, origin=0, files=files)
+
+    def shown(self) -> SessionSpec:
+        """Returns this specification as another client may see it: without the files that it began
+        with and without what checks tokens."""
+        return msgspec.structs.replace(self, origin=0, files="", attach_hash="", close_hash="")
+
+    def for_fork(self) -> SessionSpec:
+        """Returns the specification that a fork of this session begins from: the same, but not
+        shared, since tokens belong to one session, and so it ends with its client."""
+        return msgspec.structs.replace(self, origin=self.id, files="", attach_hash="",
+                                       close_hash="", outlives=False)
 
 
 def why_ended(session: int, reason: str) -> str:

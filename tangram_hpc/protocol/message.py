@@ -97,11 +97,14 @@ class RequestSession(Message, frozen=True, tag=13):
     """Requests a session. To request an id again does no harm.
 
     `again` says that it was requested before the connection was lost. If the session has ended
-    since then, the answer is SessionDown, and no new session opens under its id.
+    since then, the answer is SessionDown, and no new session opens under its id. With `n = 1` the
+    payload is what clients that attach are told of a shared session
+    (`payload.SessionContext`). The broker keeps it in memory alone.
     """
 
     spec: SessionSpec
     again: bool = False
+    n: int = 0
 
 
 class ReleaseSession(Message, frozen=True, tag=14):
@@ -192,6 +195,31 @@ class Bye(Message, frozen=True, tag=17):
 
 class RenewSession(Message, frozen=True, tag=19):
     """The client still wants a session: its time of idleness begins anew."""
+
+    session: int
+
+
+class AttachSession(Message, frozen=True, tag=27):
+    """Attaches to a shared session of another client; answered by Attached or Rejected.
+
+    Attributes:
+        request: number of the request.
+        name: the session's name.
+        token: its attach token or its close token.
+        hold: whether the session shall stay open for this client when its own client is gone.
+        session: id of the session if this client was attached before the connection was lost. If
+            that session has ended since then, the answer is SessionDown.
+    """
+
+    request: int
+    name: str
+    token: str
+    hold: bool = False
+    session: int = 0
+
+
+class DetachSession(Message, frozen=True, tag=28):
+    """Detaches from a session. What this client had submitted there is cancelled."""
 
     session: int
 
@@ -316,6 +344,22 @@ class QueryReply(Message, frozen=True, tag=36):
 
     request: int
     n: int = 1
+
+
+class Attached(Message, frozen=True, tag=38):
+    """The client is attached to a session; its payload is that of the owner's RequestSession.
+
+    Attributes:
+        request: number of the request.
+        spec: what was requested, without what only its own client may know.
+        may_close: whether the client may close the session and hold it.
+        n: 1 if it has a payload.
+    """
+
+    request: int
+    spec: SessionSpec
+    may_close: bool = False
+    n: int = 0
 
 
 class Granted(Message, frozen=True, tag=37):
@@ -525,4 +569,7 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     InstallService,
     SandboxPacked,
     PackSandbox,
+    AttachSession,
+    DetachSession,
+    Attached,
 ]

@@ -176,6 +176,20 @@ AnyPayload = Union[  # noqa: UP007
 ]
 
 
+class SessionContext(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a client that attaches to a shared session is told of it by the client that opened it.
+
+    The values of variables may be secrets, so this is in no event and in no journal.
+
+    Attributes:
+        env: variables of all commands of the session.
+        trajectory: the trajectory whose tools run in the session; empty for none.
+    """
+
+    env: dict[str, str] = {}
+    trajectory: str = ""
+
+
 def owner_of_result(action: Action, lease: int) -> str:
     """Returns for whom the result of an action is kept in the job's store: its client, or its
     idempotency key. Each attempt has an entry of its own, since a late attempt must not replace

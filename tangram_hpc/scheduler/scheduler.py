@@ -20,6 +20,7 @@ from ..domain.decision import Decision
 from .handlers import (
     action_events,
     allocation_events,
+    attachment_events,
     client_events,
     lease_events,
     node_events,
@@ -77,6 +78,8 @@ _HANDLERS: dict[type[ev.Event], Callable[[SchedulerState, Any], list[Decision]]]
     ev.SessionPlaced: session_events.on_session_placed,
     ev.SessionReady: session_events.on_session_ready,
     ev.SessionRenewed: session_events.on_session_renewed,
+    ev.SessionAttached: attachment_events.on_session_attached,
+    ev.SessionDetached: attachment_events.on_session_detached,
     ev.SessionMoving: session_events.on_session_moving,
     ev.SessionPacked: session_events.on_session_packed,
     ev.SessionClosing: session_events.on_session_closing,

@@ -16,6 +16,7 @@ import pytest
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
+from tangram_hpc.broker.store_garbage import StoreGarbage
 from tangram_hpc.storage.store import FolderStore
 
 MIB = 1 << 20
@@ -207,6 +208,20 @@ def test_what_a_client_leaves_behind_goes_when_it_has_expired(cluster: LocalClus
     trainer.send_signal(signal.SIGKILL)
     trainer.wait()
     until(lambda: not entries() & left, "what it left to go")
+
+
+def test_entries_of_an_expired_client_stay_as_long_as_a_session_of_it_is_open() -> None:
+    """A session that outlives its client may move, and its archive is an entry of that client."""
+    swept, remembered = list[str](), {7}
+    garbage = StoreGarbage(swept.extend, lambda: 0, 0, lambda name: False, remembered.__contains__)
+    garbage.client_expired(7)
+    garbage.client_expired(8)
+    garbage.watch()
+    assert swept == ["8."]
+    remembered.clear()
+    garbage.watch()
+    garbage.watch()
+    assert swept == ["8.", "7."]
 
 
 def test_functions_that_hold_much_leave_a_bounded_amount(cluster: LocalCluster) -> None:

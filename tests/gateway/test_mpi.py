@@ -114,6 +114,31 @@ def test_ranks_share_an_endpoint(cluster: LocalCluster) -> None:
 
 
 @mpi
+def test_a_rank_attaches_to_the_session_of_another_rank(cluster: LocalCluster) -> None:
+    done = world(cluster, PARENT + """
+    import tangram_hpc
+    if comm.rank == 0:
+        s = c.session(shared=True, env={"WHO": "rank 0"})
+        comm.bcast(s.handle(may_close=True), root=0)
+        assert s.exec("echo $WHO > f").result(60).ok
+        comm.barrier()
+        comm.barrier()
+        assert "closed by client" in s.closed.result(60)
+    else:
+        handle = comm.bcast(None, root=0)
+        comm.barrier()
+        with c.attach(handle) as s:
+            assert s.read("f").result(60) == b"rank 0\\n"
+            assert s.exec("echo $WHO").result(60).text == "rank 0\\n"
+            s.close()
+        comm.barrier()
+    assert c.via == "mpi"
+    print("fine")
+""")
+    assert (done.returncode, done.stdout.count("fine")) == (0, 2), done.stderr
+
+
+@mpi
 def test_large_payloads_both_ways_do_not_block(cluster: LocalCluster) -> None:
     done = world(cluster, PARENT + """
     import os

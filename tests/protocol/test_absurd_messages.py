@@ -19,6 +19,7 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.rollouts import RolloutService, RolloutsSpec, Turn
 from tangram_hpc.domain.service import EndpointSpec, ServiceSpec
 from tangram_hpc.domain.session import SessionSpec
+from tangram_hpc.domain.session_token import attach_token, hash_of
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.protocol import message as ms
@@ -78,6 +79,12 @@ def test_an_action_is_refused_by_the_name_of_its_field(fields: dict[str, Any], f
     (ms.WorkerHello(7, "j", NodeSpec("n", "h", (0, 0), 1)), "WorkerHello: cores"),
     (ms.Submit(Action(mint(1, 1), "x", degrees=())), "Submit: cpus"),
     (ms.RequestSession(SessionSpec(mint(1, 2), "s", -1)), "RequestSession: mem_mib"),
+    (ms.RequestSession(SessionSpec(mint(1, 2), "s", 1, attach_hash="secret")),
+     "RequestSession: attach_hash"),
+    (ms.AttachSession(0, "x" * 10_000, "t"), "AttachSession: name"),
+    (ms.AttachSession(0, "s", "t" * 10_000), "AttachSession: token"),
+    (ms.AttachSession(0, "s", ""), "AttachSession: token"),
+    (ms.Attached(0, SessionSpec(mint(1, 2))), "Attached: a client does not say it"),
     (ms.DeclareService(0, ServiceSpec("")), "DeclareService: name"),
     (ms.Submit(Action(mint(1, 9), "x"), n=0), "without its payload")])
 def test_a_refused_message_of_a_client_costs_it_nothing_else(message: Any, said: str) -> None:
@@ -182,10 +189,18 @@ POOL = st.one_of(
               st.tuples(NUMBER, NUMBER), *[NUMBER] * 5, st.booleans(), st.booleans(),
               *[NUMBER] * 7))
 PIECE = st.binary(max_size=3)
+SHARED = st.builds(SessionSpec, IDS, st.just("s"), st.integers(0, 5), outlives=st.booleans(),
+                   attach_hash=st.just(hash_of(attach_token("t"))),
+                   close_hash=st.just(hash_of("t")),
+                   ttl_ns=st.sampled_from([0, 1, 10**9, 10**12]))
+TOKENS = st.sampled_from(["t", "t", attach_token("t"), "wrong"]) | WORD
 FROM_CLIENT = st.one_of(
     st.builds(ms.Submit, ACTION), st.builds(ms.Submit, ACTION), st.builds(ms.Cancel, st.lists(
         IDS, max_size=3).map(tuple)),
     st.builds(ms.RequestSession, SESSION, st.booleans()), st.builds(ms.ReleaseSession, IDS),
+    st.builds(ms.RequestSession, SHARED, st.booleans()), st.builds(ms.DetachSession, IDS),
+    st.builds(ms.AttachSession, NUMBER, st.just("s") | WORD, TOKENS, st.booleans(),
+              st.just(0) | IDS),
     st.builds(ms.RenewSession, IDS), st.builds(ms.Ack, st.lists(IDS, max_size=3).map(tuple)),
     st.builds(ms.Query, NUMBER, WORD, WORD), st.builds(ms.DeclareService, NUMBER, SERVICE),
     st.builds(ms.DeclareEndpoint, NUMBER, ENDPOINT), st.builds(ms.DeclareRollouts, NUMBER, POOL),

@@ -19,6 +19,7 @@ from ...scheduler.scheduler import Scheduler
 from ...scheduler.state.ledger import ActionEntry, LeaseEntry, SessionEntry
 from ...scheduler.state.queue import ActionShape, pool_of
 from .rollouts_view import turn_view
+from .status import shared_session
 
 _LIST_MAX = 8
 
@@ -60,6 +61,8 @@ def _session(scheduler: Scheduler, session: SessionEntry, now: int) -> dict[str,
         "mem_mib": spec.mem_mib, "origin": show(spec.origin) if spec.origin else "",
         "actions_waiting": len(session.waiting), "actions_running": len(session.leases),
     }
+    if spec.shared:
+        told["shared"] = shared_session(ledger, session, now)
     if session.state is not SessionState.WAITING:
         return told | {"node": ledger.nodes[session.node].spec.name}
     nodes = eligible_nodes(ledger, spec)

@@ -14,10 +14,10 @@ from ..satellites import Satellites
 from .allocations_view import allocations
 from .explain import explain
 from .rollouts_view import rollouts
-from .status import info, nodes, pending, services, slurm_calls
+from .status import info, nodes, pending, services, sessions, slurm_calls
 
 _VIEWS = {"info": info, "nodes": nodes, "pending": pending, "services": services,
-          "rollouts": rollouts}
+          "rollouts": rollouts, "sessions": sessions}
 
 
 def reply_to(ask: Query, scheduler: Scheduler, job: str, slurm: Slurm | None,

@@ -1,4 +1,4 @@
-"""Makes the views `info`, `nodes`, `services` and `pending` of a broker's state. Pure.
+"""Makes the views `info`, `nodes`, `services`, `sessions` and `pending` of a broker's state. Pure.
 
 The views are plain values for JSON, and making them changes nothing.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ...domain.ids import show
+from ...domain.ids import client_of, show
 from ...domain.service import MICRO
 from ...domain.slurm import SlurmCalls
 from ...domain.states import ActionState, NodeState
 from ...scheduler.placement.eligible_nodes import session_reason
 from ...scheduler.policy.admission import reason
 from ...scheduler.scheduler import Scheduler
-from ...scheduler.state.ledger import Ledger
+from ...scheduler.state.ledger import ClientEntry, Ledger, SessionEntry
 from ...scheduler.state.rate_limit import EndpointEntry
 
 
@@ -104,6 +104,34 @@ def services(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
             for s in ledger.services.values()
         ]
     }
+
+
+def sessions(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
+    """Returns every shared session that is not closed, and which clients are attached to it."""
+    ledger = scheduler.ledger
+    return {"shared_sessions": [shared_session(ledger, ledger.sessions[number], now)
+                                for number in ledger.shared.values()]}
+
+
+def shared_session(ledger: Ledger, session: SessionEntry, now: int) -> dict[str, Any]:
+    """Returns one shared session: whose it is, who is attached, and when it ends by itself."""
+    spec = session.spec
+    owner = ledger.clients[client_of(spec.id)]
+    since = session.opened_at or session.requested_at
+    return {
+        "id": show(spec.id), "name": spec.name, "state": session.state.value,
+        "node": ledger.nodes[session.node].spec.name if session.node else "",
+        "owner": _client(owner), "owner_gone": not owner.uid,
+        "attached": [_client(ledger.clients[number]) | {"may_close": held.may_close,
+                                                        "hold": held.hold}
+                     for number, held in session.attached.items()],
+        "outlives": spec.outlives, "idle_s": spec.idle_ns / 1e9,
+        "ttl_left_s": max(0, since + spec.ttl_ns - now) / 1e9 if spec.ttl_ns else None,
+    }
+
+
+def _client(entry: ClientEntry) -> dict[str, Any]:
+    return {"client": entry.client, "name": entry.name}
 
 
 def pending(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:

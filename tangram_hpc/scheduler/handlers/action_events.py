@@ -12,7 +12,7 @@ from ...domain.ids import client_of
 from ...domain.outcome import Outcome
 from ...domain.service import service_of
 from ...domain.states import ENDED, ActionState
-from ..state.ledger import ActionEntry
+from ..state.ledger import ActionEntry, ClientEntry, SessionEntry
 from ..state.scheduler_state import SchedulerState
 from ..state.transitions import ACTION_MOVES, move
 from .client_events import forget_action
@@ -30,14 +30,19 @@ def on_action_submitted(state: SchedulerState, event: ev.ActionSubmitted) -> lis
     owner.active_at = event.at
     if action.once:
         ledger.once[action.once] = action.id
-    elif not action.session:
-        owner.sessionless[action.id] = None
+    elif not action.session or not _ends_with_session(ledger.sessions[action.session], owner):
+        owner.ends_with_client[action.id] = None
     if service := service_of(action.key):
         declared = ledger.services.get(service)
         ledger.demand.came(action, event.at, declared.restore_ns if declared else 0,
                            ledger.estimator)
     enqueue(state, entry)
     return []
+
+
+def _ends_with_session(session: SessionEntry, submitter: ClientEntry) -> bool:
+    """Whether the loss of this client ends the session, and an action in it only with that."""
+    return client_of(session.spec.id) == submitter.client and not session.spec.outlives
 
 
 def on_action_cancelled(state: SchedulerState, event: ev.ActionCancelled) -> list[Decision]:
@@ -53,7 +58,7 @@ def on_action_cancelled(state: SchedulerState, event: ev.ActionCancelled) -> lis
         return end_action(state, entry, event.at, ReplyToClient(
             event.action, outcome, 0, (), entry.attempt, queue_ns, 0))
     entry.forced_outcome = Outcome(event.state, reason=event.reason)
-    ledger.clients[client_of(event.action)].sessionless.pop(event.action, None)
+    ledger.clients[client_of(event.action)].ends_with_client.pop(event.action, None)
     lease = ledger.leases[entry.lease]
     return [KillLease(lease.node, lease.lease, event.state, event.reason)]
 
@@ -78,7 +83,7 @@ def end_action(state: SchedulerState, entry: ActionEntry, at: int,
     if entry.action.turn is not None or entry.action.trajectory:
         note_end(ledger, entry, outcome, at)
     owner = ledger.clients[client_of(entry.action.id)]
-    owner.sessionless.pop(entry.action.id, None)
+    owner.ends_with_client.pop(entry.action.id, None)
     if not owner.uid:
         forget_action(ledger, entry.action.id)
     return [reply.by(entry.route)]

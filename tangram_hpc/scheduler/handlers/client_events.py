@@ -14,6 +14,7 @@ from ...domain.states import ENDED
 from ..state.idle import DisconnectedClient
 from ..state.ledger import ClientEntry, Ledger
 from ..state.scheduler_state import SchedulerState
+from .attachment_events import leave_sessions
 
 
 def on_client_joined(state: SchedulerState, event: ev.ClientJoined) -> list[Decision]:
@@ -44,6 +45,7 @@ def on_client_expired(state: SchedulerState, event: ev.ClientExpired) -> list[De
     ledger.disconnected.pop(event.client, None)
     for pool in ledger.rollouts.values():
         pool.lost_client(event.client)
+    leave_sessions(ledger, entry)
     del ledger.by_uid[entry.uid]
     for action in [a for a in entry.actions if ledger.actions[a].state in ENDED]:
         forget_action(ledger, action)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...domain import event as ev
 from ...domain.action import Kind
-from ...domain.ids import show
+from ...domain.ids import client_of, show
 from ...domain.outcome import Outcome
 from ...domain.session import why_ended
 from ...domain.states import ENDED, ActionState, AllocState, LeaseState, NodeState, SessionState
@@ -155,6 +155,25 @@ def _end_of_forks(ledger: Ledger, session: SessionEntry, now: int) -> list[ev.Ev
     return events
 
 
+def _of_session_detached(state: SchedulerState, event: ev.SessionDetached) -> list[ev.Event]:
+    """The end of what the client had submitted to the session, and then of its attachment. Actions
+    with an idempotency key go on, because they outlive their client."""
+    ledger = state.ledger
+    session = ledger.sessions.get(event.session)
+    if session is None or event.client not in session.attached:
+        return []
+    mine = [*session.waiting.of(event.client), *(ledger.leases[lease].action
+                                                 for lease in session.leases)]
+    why = f"its client detached from session {show(event.session)}"
+    events: list[ev.Event] = []
+    for number in mine:
+        entry = ledger.actions.get(number)
+        if client_of(number) == event.client and entry is not None and not entry.action.once \
+                and entry.state not in ENDED and entry.forced_outcome is None:
+            events.append(ev.ActionCancelled(event.at, number, why))
+    return [*events, event]
+
+
 def _of_action_cancelled(state: SchedulerState, event: ev.ActionCancelled) -> list[ev.Event]:
     """A cancelled grant of an endpoint ends at once: no worker has an attempt to kill."""
     ledger = state.ledger
@@ -174,5 +193,6 @@ CONSEQUENCES: dict[type[ev.Event], Callable[[SchedulerState, Any], list[ev.Event
     ev.NodesComplete: _of_nodes_complete,
     ev.SessionClosing: _of_session_closing,
     ev.SessionClosed: _of_session_closed,
+    ev.SessionDetached: _of_session_detached,
     ev.ActionCancelled: _of_action_cancelled,
 }

@@ -154,8 +154,7 @@ def on_lease_returned(state: SchedulerState, event: ev.LeaseReturned) -> list[De
     if session is None:
         push_again(state, entry)
     else:
-        session.waiting[lease.action] = None
-        session.waiting.move_to_end(lease.action, last=False)
+        session.waiting.put_back(lease.action)
         if session.parallel:
             push(state, entry, session)
     _release(state, lease, event.at)
@@ -163,10 +162,10 @@ def on_lease_returned(state: SchedulerState, event: ev.LeaseReturned) -> list[De
 
 
 def _start_in_session(session: SessionEntry, event: ev.LeaseGranted) -> None:
-    head = next(iter(session.waiting))
+    head = session.waiting.head()
     assert session.parallel or head == event.action, f"{event} jumps its session's queue"
     assert session.takes, f"{event}: {session} starts no action now"
-    del session.waiting[event.action]
+    session.waiting.start(event.action)
     if not session.leases:
         session.state = move(SESSION_MOVES, session.state, SessionState.BUSY, event)
     session.leases[event.lease] = None

@@ -1,9 +1,9 @@
 """Pure. Puts actions into the ready queue, where they compete for units, and takes them out.
 
 An action without a session competes at once. An action of a session competes when the session can
-take it: in a parallel session always, else only the first one that waits, and only while nothing
-runs. A turn of a trajectory competes once it has been routed to a service; before that it waits in
-its rollout pool.
+take it: in a parallel session always, else only the one whose turn it is (`SessionTurns`), and only
+while nothing runs. A turn of a trajectory competes once it has been routed to a service; before
+that it waits in its rollout pool.
 
 Invariants: these functions are called by handlers only. An action draws its order tag once and
 keeps it when it leaves the queue and comes back, unless it is queued as a new action.
@@ -27,7 +27,7 @@ def enqueue(state: SchedulerState, entry: ActionEntry) -> None:
         return push(state, entry, None)
     session = ledger.sessions[action.session]
     first = not session.waiting and not session.leases
-    session.waiting[action.id] = None
+    session.waiting.add(action.id)
     update_idle(ledger, session, entry.submitted_at)
     if first or session.parallel:  # drawn now: time before the session opens counts
         entry.order_tag = ledger.ready.draw(action)
@@ -43,7 +43,7 @@ def dequeue(state: SchedulerState, action: Action, now: int) -> None:
         ledger.ready.remove(action.id)
     session = ledger.sessions.get(action.session)
     if session is not None and action.id in session.waiting:
-        del session.waiting[action.id]
+        session.waiting.drop(action.id)
         promote(state, session)
         update_idle(ledger, session, now)
 
@@ -85,7 +85,7 @@ def promote(state: SchedulerState, session: SessionEntry) -> None:
     """Lets the first waiting action of an idle session compete for units."""
     idle = session.state is SessionState.IDLE and session.takes
     if session.waiting and idle and not session.parallel:
-        head = next(iter(session.waiting))
+        head = session.waiting.head()
         if head not in state.ledger.ready:
             push(state, state.ledger.actions[head], session)
 
@@ -102,7 +102,7 @@ def resume(state: SchedulerState, session: SessionEntry) -> None:
 
 def withdraw(ledger: Ledger, session: SessionEntry) -> None:
     """Takes all actions of a session out of the ready queue; they go on waiting in the session."""
-    for action in session.waiting if session.parallel else list(session.waiting)[:1]:
+    for action in session.waiting if session.parallel else (session.waiting.head(),):
         if action in ledger.ready:
             ledger.ready.remove(action)
 

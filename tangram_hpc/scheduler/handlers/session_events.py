@@ -26,6 +26,7 @@ from ...domain.states import ActionState, SessionState
 from ..state.ledger import Ledger, SessionEntry
 from ..state.scheduler_state import SchedulerState
 from ..state.transitions import SESSION_MOVES, move
+from .attachment_events import end_sharing
 from .client_events import forget_if_gone
 from .node_events import mark_drained
 from .queueing import resume, update_idle, withdraw
@@ -44,6 +45,9 @@ def on_session_requested(state: SchedulerState, event: ev.SessionRequested) -> l
     owner = ledger.clients[client_of(spec.id)]
     owner.sessions[spec.id] = None
     owner.last_session = max(owner.last_session, spec.id)
+    if spec.shared:
+        ledger.shared[spec.name] = spec.id
+    ledger.ttl_deadlines.start(spec.id, spec.ttl_ns, event.at)
     state.dirty = True
     return []
 
@@ -74,6 +78,9 @@ def on_session_ready(state: SchedulerState, event: ev.SessionReady) -> list[Deci
     if session is None or session.state is not SessionState.OPENING:
         return []
     session.state = move(SESSION_MOVES, session.state, SessionState.IDLE, event)
+    if not session.opened_at:
+        session.opened_at = event.at
+        ledger.ttl_deadlines.start(event.session, session.spec.ttl_ns, event.at)
     resume(state, session)
     update_idle(ledger, session, event.at)
     _resume_origin(state, session, event.at)
@@ -123,6 +130,7 @@ def on_session_closing(state: SchedulerState, event: ev.SessionClosing) -> list[
     session.closing = event.reason
     session.state = move(SESSION_MOVES, session.state, SessionState.CLOSING, event)
     update_idle(ledger, session, event.at)
+    ledger.ttl_deadlines.stop(event.session, session.spec.ttl_ns)
     end = Outcome(ActionState.CANCELLED, reason=why_ended(event.session, event.reason))
     for lease in session.leases:
         entry = ledger.actions.get(ledger.leases[lease].action)
@@ -142,12 +150,15 @@ def on_session_closed(state: SchedulerState, event: ev.SessionClosed) -> list[De
     else:
         _vacate(ledger, session)
     ledger.idle_deadlines.stop(event.session, session.spec.idle_ns)
+    ledger.ttl_deadlines.stop(event.session, session.spec.ttl_ns)
     _resume_origin(state, session, event.at)
+    reason, attached = event.reason or session.closing, tuple(session.attached)
+    end_sharing(ledger, session, reason)
     owner = ledger.clients[client_of(event.session)]
     del owner.sessions[event.session]
     forget_if_gone(ledger, owner)
     state.dirty = True
-    return [AnnounceSessionEnd(event.session, event.reason or session.closing, event.never)]
+    return [AnnounceSessionEnd(event.session, reason, event.never, attached)]
 
 
 def _vacate(ledger: Ledger, session: SessionEntry) -> None:

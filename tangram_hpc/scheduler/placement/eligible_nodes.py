@@ -4,11 +4,13 @@ A node is eligible for a session if it belongs to the session's component and on
 backends serves the session. Free memory and free cores are not considered here.
 
 A fork begins with its origin's files. So it opens only on its origin's node, and only between two
-of the origin's actions, after all actions that were submitted to the origin before the fork.
+of the origin's actions, after all actions that its client had submitted to the origin before the
+fork.
 """
 
 from __future__ import annotations
 
+from ...domain.ids import client_of
 from ...domain.isolation import backend_for
 from ...domain.session import SessionSpec
 from ...domain.states import SessionState
@@ -28,10 +30,10 @@ def eligible_nodes(ledger: Ledger, spec: SessionSpec) -> list[NodeEntry]:
 def may_fork(origin: SessionEntry, fork: int) -> bool:
     """Returns whether a fork of this session may begin now.
 
-    The fork and the actions of its origin are submitted by one client, whose ids grow with each
-    submission: an action with a smaller id than the fork was submitted before the fork.
+    The ids of one client grow with each submission: an action of the fork's client with a smaller
+    id than the fork was submitted before the fork. Actions of other clients have no order with it.
     """
-    first = next(iter(origin.waiting), 0)
+    first = origin.waiting.first_of(client_of(fork))
     return origin.state is SessionState.IDLE and not 0 < first < fork
 
 

@@ -21,6 +21,7 @@ from ..placement.placers.base import Placer
 from ..state.ledger import ActionEntry, Ledger, NodeEntry
 from .ending import Endings
 from .session_life import OPEN_SESSION
+from .sharing import may_use, refusal_of_sharing
 
 NO_GPU = ("gpus: no isolation backend gives a GPU to untrusted code; pass trusted=True if the code "
           "is your own, or use a function or a service")
@@ -56,6 +57,9 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
         session = ledger.sessions.get(action.session)
         if session is None or session.state not in OPEN_SESSION:
             return f"session: {show(action.session)} is closed"
+        if not may_use(client_of(action.id), session):
+            return (f"session: {show(action.session)} is another client's; attach to it with its "
+                    "handle, by Client.attach")
         reserve = placer.reserve
         if action.gpus and action.kind is Kind.EXEC and not session.spec.trusted:
             return _too_few_gpus(ledger, action) or NO_GPU
@@ -127,8 +131,11 @@ def refusal_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str
         origin = ledger.sessions.get(spec.origin)
         if origin is None or origin.state not in OPEN_SESSION:
             return f"origin: session {show(spec.origin)} is closed"
-        if client_of(spec.origin) != client_of(spec.id):
-            return f"origin: session {show(spec.origin)} is another client's"
+        if not may_use(client_of(spec.id), origin):
+            return (f"origin: session {show(spec.origin)} is another client's; attach to it with "
+                    "its handle, by Client.attach")
+    if why := refusal_of_sharing(ledger, spec):
+        return why
     return misfit_of_session(ledger, placer, spec) if ledger.complete else ""
 
 

@@ -4,7 +4,11 @@ The functions here read the ledger; each end that they name is an event for the 
 and to hand back. Invariant: as long as an action of a session waits or runs, neither idleness nor
 its client's disconnection closes it, so that an action such as a reward computation never loses its
 sandbox; and the client is not forgotten before. If the client said goodbye, all of its sessions and
-actions end at once.
+actions end at once. A time-to-live is different: when it is over the session closes, whatever runs
+in it.
+
+A session that outlives its client, or that an attached client holds, does not end with its client;
+the actions that this client had submitted to it are cancelled when the client's grace is over.
 """
 
 from __future__ import annotations
@@ -27,27 +31,34 @@ def expired(ledger: Ledger, now: int) -> list[ev.Event]:
     A client is forgotten in the pass after the end of its last session. O(sessions of disconnected
     clients + events).
     """
-    events: list[ev.Event] = [
-        ev.SessionClosing(now, session, f"idle for {timeout_ns / 1e9:g} s")
-        for session, timeout_ns in ledger.idle_deadlines.due(now)]
-    closing = {event.session for event in events if isinstance(event, ev.SessionClosing)}
+    closing = {session: f"idle for {timeout_ns / 1e9:g} s"
+               for session, timeout_ns in ledger.idle_deadlines.due(now)}
+    for session, ttl_ns in ledger.ttl_deadlines.due(now):
+        closing.setdefault(session, f"its time-to-live of {ttl_ns / 1e9:g} s is over")
+    for number in ledger.ownerless:
+        if _abandoned(ledger.sessions[number]):
+            closing.setdefault(number, _WENT)
+    events: list[ev.Event] = [ev.SessionClosing(now, number, why)
+                              for number, why in closing.items()]
     for client, gone in ledger.disconnected.items():
         entry, open_left = ledger.clients[client], False
-        for session in open_of(ledger, client):
-            due = _due(gone, session)
+        for own in ending_of(ledger, client):
+            due = _due(gone, own)
             open_left = True
-            if 0 < due <= now and session.spec.id not in closing:
-                events.append(ev.SessionClosing(now, session.spec.id, _WENT))
+            if 0 < due <= now and own.spec.id not in closing:
+                events.append(ev.SessionClosing(now, own.spec.id, _WENT))
         if gone.until <= now:
-            events += [ev.ActionCancelled(now, action, _WENT) for action in entry.sessionless]
-            if not open_left and not entry.sessionless:
+            events += [ev.ActionCancelled(now, action, _WENT) for action in entry.ends_with_client]
+            events += [ev.SessionDetached(now, session, client) for session in entry.attached]
+            if not open_left and not entry.ends_with_client and not entry.attached:
                 events.append(ev.ClientExpired(now, client))
     return events
 
 
 def stalled(ledger: Ledger, event: ev.BrokerStalled) -> None:
-    """Extends the grace of clients and the idle time of sessions by the time in which the broker
-    did not run, because no client could reach it then. O(disconnected clients + idle sessions).
+    """Extends the grace of clients, and the idle time and the time-to-live of sessions, by the time
+    in which the broker did not run, because no client could reach it then. O(disconnected clients +
+    sessions).
     """
     for client, gone in ledger.disconnected.items():
         if not gone.bye:
@@ -55,25 +66,33 @@ def stalled(ledger: Ledger, event: ev.BrokerStalled) -> None:
             ledger.disconnected[client] = DisconnectedClient(
                 gone.since + moved_ns, gone.until + moved_ns, gone.bye)
     ledger.idle_deadlines.stalled(event.moved_ns, event.at)
+    ledger.ttl_deadlines.stalled(event.moved_ns, event.at)
 
 
 def next_expiry(ledger: Ledger) -> int:
     """Returns when the next session or client expires, in epoch ns; 0 for never."""
-    ends = [end] if (end := ledger.idle_deadlines.next_end()) else []
+    ends = [end for end in (ledger.idle_deadlines.next_end(), ledger.ttl_deadlines.next_end())
+            if end]
     for client, gone in ledger.disconnected.items():
-        dues = [_due(gone, session) for session in open_of(ledger, client)]
+        entry = ledger.clients[client]
+        dues = [_due(gone, session) for session in ending_of(ledger, client)]
         ends += [due for due in dues if due]
-        if ledger.clients[client].sessionless or not dues:
+        if entry.ends_with_client or entry.attached or not dues:
             ends.append(gone.until)
     return min(ends, default=0)
 
 
-def open_of(ledger: Ledger, client: int) -> Iterator[SessionEntry]:
-    """Yields a client's sessions that are not closing."""
+def ending_of(ledger: Ledger, client: int) -> Iterator[SessionEntry]:
+    """Yields a client's sessions that are not closing and that end when the client is gone."""
     for session in ledger.clients[client].sessions:
         entry = ledger.sessions[session]
-        if entry.state in OPEN_SESSION:
+        if entry.state in OPEN_SESSION and entry.ends_with_client:
             yield entry
+
+
+def _abandoned(session: SessionEntry) -> bool:
+    """Whether a session whose own client has expired is held by nobody and has no work left."""
+    return session.state in OPEN_SESSION and session.ends_with_client and not session.works
 
 
 def _due(gone: DisconnectedClient, session: SessionEntry) -> int:

@@ -1,4 +1,4 @@
-"""Pure. When idle sessions end, and which clients are disconnected.
+"""Pure. When idle sessions and sessions with a time-to-live end; which clients are disconnected.
 
 This module holds only the state, which the handlers change. `scheduler/policy/session_life.py`
 reads the state and decides when sessions and clients end.
@@ -26,19 +26,19 @@ class DisconnectedClient(NamedTuple):
 
 
 @dataclass(slots=True)
-class IdleDeadlines:
-    """The deadlines of idle sessions.
+class SessionTimeouts:
+    """The deadlines of sessions whose time runs: their idle time, or their time-to-live.
 
-    Sessions are grouped by timeout: how long a session may be idle, in ns. Within a group they are
-    ordered by the start of their idleness, so that finding the next deadline costs O(different
-    timeouts).
+    Sessions are grouped by timeout: how long a session may be idle, or may live, in ns. Within a
+    group they are ordered by when their time began, so that finding the next deadline costs
+    O(different timeouts).
     """
 
     _groups: dict[int, dict[int, int]] = field(default_factory=dict)  # timeout -> session -> since
 
     def start(self, session: int, timeout_ns: int, now: int) -> None:
-        """Starts a session's idleness now, or starts it again when the session was renewed. A
-        session with timeout 0 may be idle for ever and has no deadline.
+        """Starts a session's time now, or starts it again. A session with timeout 0 has no
+        deadline and is not kept here.
         """
         if timeout_ns:
             group = self._groups.setdefault(timeout_ns, {})
@@ -46,29 +46,29 @@ class IdleDeadlines:
             group[session] = now
 
     def stop(self, session: int, timeout_ns: int) -> None:
-        """Ends a session's idleness."""
+        """Forgets a session: its time does not run any more."""
         group = self._groups.get(timeout_ns)
         if group is not None and group.pop(session, None) is not None and not group:
             del self._groups[timeout_ns]
 
     def holds(self, session: int, timeout_ns: int) -> bool:
-        """Whether a session is idle."""
+        """Whether a session's time runs."""
         return session in self._groups.get(timeout_ns, ())
 
     def stalled(self, moved_ns: int, now: int) -> None:
-        """Moves the start of each session's idleness `moved_ns` later, but not later than `now`.
-        The order within a group stays as it is. O(idle sessions)."""
+        """Moves the start of each session's time `moved_ns` later, but not later than `now`. The
+        order within a group stays as it is. O(sessions)."""
         for group in self._groups.values():
             for session, since in group.items():
                 group[session] = max(since, min(since + moved_ns, now))
 
     def next_end(self) -> int:
-        """When the next session has been idle for too long; 0 for never."""
+        """When the time of the next session is over, in ns since the epoch; 0 for never."""
         return min((next(iter(group.values())) + timeout_ns
                     for timeout_ns, group in self._groups.items()), default=0)
 
     def due(self, now: int) -> Iterator[tuple[int, int]]:
-        """Yields (session, timeout) of each session that has been idle for too long."""
+        """Yields (session, timeout) of each session whose time is over."""
         for timeout_ns, group in self._groups.items():
             for session, since in group.items():
                 if since + timeout_ns > now:

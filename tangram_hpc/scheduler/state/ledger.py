@@ -8,10 +8,11 @@ and the same order of iteration, on every machine. All times are epoch ns.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...domain.action import Action, Kind
+from ...domain.ids import client_of
 from ...domain.node import NodeSpec
 from ...domain.outcome import Outcome
 from ...domain.rollouts import Routed
@@ -24,10 +25,11 @@ from .core_sets import CoreSet
 from .demand import Demand
 from .estimator import Estimator
 from .gpu_blocks import GpuSet
-from .idle import DisconnectedClient, IdleDeadlines
+from .idle import DisconnectedClient, SessionTimeouts
 from .queue import ReadyQueue
 from .rate_limit import EndpointEntry
 from .session_queue import SessionQueue
+from .session_turns import SessionTurns
 
 RESIZE_GAP_NS = 20_000_000  # least time for which a lease keeps a size
 
@@ -44,9 +46,11 @@ class ClientEntry:
         actions: its actions whose results it has not acknowledged.
         sessions: its sessions that are not closed.
         last_session: the highest session id that it has requested.
-        sessionless: its actions outside sessions that have neither ended nor been cancelled.
+        ends_with_client: its actions that are cancelled when it is gone and have neither ended nor
+            been cancelled: those outside sessions, and those in sessions that do not end with it.
             Actions with an idempotency key are left out, because they outlive their client.
         active_at: when it last submitted an action.
+        attached: the sessions of other clients that it is attached to.
     """
 
     client: int
@@ -55,8 +59,9 @@ class ClientEntry:
     actions: dict[int, None] = field(default_factory=dict)
     sessions: dict[int, None] = field(default_factory=dict)
     last_session: int = 0
-    sessionless: dict[int, None] = field(default_factory=dict)
+    ends_with_client: dict[int, None] = field(default_factory=dict)
     active_at: int = 0
+    attached: dict[int, None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -119,6 +124,18 @@ def _outside() -> NodeEntry:
     return NodeEntry(0, spec, CoreSet(()), GpuSet(()), 0)
 
 
+class Attachment(NamedTuple):
+    """What a client may do in a session of another client that it is attached to.
+
+    Attributes:
+        may_close: whether it may close the session.
+        hold: whether the session stays open for it when the session's own client is gone.
+    """
+
+    may_close: bool
+    hold: bool
+
+
 @dataclass(slots=True)
 class SessionEntry:
     """A session that is not closed.
@@ -133,11 +150,11 @@ class SessionEntry:
             the caches of these cores.
         placed_at: when it was last placed on a node.
         leases: the leases of its actions, prefetched ones included.
-        waiting: its actions that have not started, in order of submission. This is an OrderedDict,
-            since finding the first key of a dict costs a look at all keys that were deleted before
-            it.
+        waiting: its actions that have not started, by turns of the clients that submitted them.
         closing: why it is to end; empty while it is not.
         forks: its forks that are not open yet, and whether its files are being copied for them now.
+        opened_at: when its sandbox was first ready; 0 before.
+        attached: the other clients that are attached to it, by number.
     """
 
     spec: SessionSpec
@@ -148,9 +165,11 @@ class SessionEntry:
     last_cores: tuple[int, ...] = ()
     placed_at: int = 0
     leases: dict[int, None] = field(default_factory=dict)
-    waiting: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    waiting: SessionTurns = field(default_factory=SessionTurns)
     closing: str = ""
     forks: dict[int, bool] = field(default_factory=dict)
+    opened_at: int = 0
+    attached: dict[int, Attachment] = field(default_factory=dict)
 
     @property
     def works(self) -> bool:
@@ -162,12 +181,23 @@ class SessionEntry:
         return bool(busy) and stood
 
     @property
+    def ready(self) -> bool:
+        """Whether its sandbox is on its node and takes actions."""
+        return self.state in (SessionState.IDLE, SessionState.BUSY)
+
+    @property
     def takes(self) -> bool:
         """Whether an action may start in it, apart from those that run: it is open, and its files
         are not being copied for a fork.
         """
-        is_open = self.state in (SessionState.IDLE, SessionState.BUSY)
-        return is_open and not any(self.forks.values())
+        return self.ready and not any(self.forks.values())
+
+    @property
+    def ends_with_client(self) -> bool:
+        """Whether it is closed when its own client is gone: it was not opened to outlive that, and
+        no attached client holds it.
+        """
+        return not self.spec.outlives and not any(a.hold for a in self.attached.values())
 
     @property
     def parallel(self) -> bool:
@@ -313,6 +343,11 @@ class Ledger:
             of endpoints.
         disconnected: the clients without a connection that have not expired.
         idle_deadlines: when idle sessions end.
+        ttl_deadlines: when sessions with a time-to-live end.
+        shared: the id of each shared session that is not closed, by its name.
+        ended_shares: why shared sessions ended, by the hashes of their tokens; of the last ones.
+        ownerless: sessions that end with their client, are held by another client, and whose own
+            client has expired.
         session_queue: the sessions that wait to be placed.
         actions: the actions by id.
         leases: the leases by number.
@@ -351,7 +386,11 @@ class Ledger:
     endpoints: dict[str, EndpointEntry] = field(default_factory=dict)
     outside: NodeEntry = field(default_factory=_outside)
     disconnected: dict[int, DisconnectedClient] = field(default_factory=dict)
-    idle_deadlines: IdleDeadlines = field(default_factory=IdleDeadlines)
+    idle_deadlines: SessionTimeouts = field(default_factory=SessionTimeouts)
+    ttl_deadlines: SessionTimeouts = field(default_factory=SessionTimeouts)
+    shared: dict[str, int] = field(default_factory=dict)
+    ended_shares: dict[str, str] = field(default_factory=dict)
+    ownerless: dict[int, None] = field(default_factory=dict)
     session_queue: SessionQueue = field(default_factory=SessionQueue)
     actions: dict[int, ActionEntry] = field(default_factory=dict)
     leases: dict[int, LeaseEntry] = field(default_factory=dict)
@@ -427,6 +466,7 @@ class Ledger:
             assert waits == (session_id in self.session_queue), f"{session}: its queue"
             assert session.parallel or len(session.leases) <= 1, f"{session} runs several"
             self._check_life(session)
+        self._check_sharing()
 
     def _check_turns(self) -> None:
         turns = {a for a, e in self.actions.items()
@@ -448,10 +488,28 @@ class Ledger:
         spec = session.spec
         rests = spec.idle_ns > 0 and session.state is SessionState.IDLE and not session.works
         assert rests == self.idle_deadlines.holds(spec.id, spec.idle_ns), f"{session}: idle"
+        lives = spec.ttl_ns > 0 and session.state is not SessionState.CLOSING
+        assert lives == self.ttl_deadlines.holds(spec.id, spec.ttl_ns), f"{session}: time-to-live"
         for fork, copied in session.forks.items():
             assert self.sessions[fork].spec.origin == spec.id, f"{fork} is no fork of {session}"
             waits = self.sessions[fork].state is SessionState.WAITING
             assert waits != copied, f"{session}: fork {fork}"
+
+    def _check_sharing(self) -> None:
+        shared = {s.spec.name: number for number, s in self.sessions.items() if s.spec.shared}
+        assert shared == self.shared, f"shared sessions: {self.shared}, not {shared}"
+        for number, session in self.sessions.items():
+            owner = client_of(number)
+            assert not session.attached or session.spec.shared, f"{session} is not shared"
+            assert owner not in session.attached, f"{session}: its own client is attached"
+            for client in session.attached:
+                assert number in self.clients[client].attached, f"{session}: client {client}"
+            gone = not self.clients[owner].uid and not session.spec.outlives
+            assert gone == (number in self.ownerless), f"{session}: its client has expired"
+        for entry in self.clients.values():
+            for number in entry.attached:
+                assert entry.client in self.sessions[number].attached, f"{entry}: {number}"
+        assert all(n in self.sessions for n in self.ownerless), f"{self.ownerless}"
 
     def _check_node(self, node: NodeEntry) -> None:
         if node.state is NodeState.DOWN:
