@@ -35,8 +35,8 @@ class StoreGarbage:
         self._forgotten: list[tuple[int, str]] = []  # (when, key), oldest first
 
     def client_expired(self, client: int) -> None:
-        """Marks the entries of a client that has expired as garbage, to be removed once the client's
-        last session is closed."""
+        """Marks the entries of a client that has expired as garbage. They are removed once the
+        client's last session is closed."""
         self._expired.append(client)
 
     def forgotten(self, names: Iterable[str]) -> None:
