@@ -34,6 +34,7 @@ from ..protocol import message as ms
 from ..protocol import payload as pl
 from ..protocol.frame import Buffer, Outbox
 from ..protocol.liveness import Patience
+from .file_calls import PartialRead
 from .forked import end_copy, not_ours, watch_forks
 from .functions import FunctionCache, UploadedFunction
 from .future import Future
@@ -113,7 +114,9 @@ class Connection:
     def submit(self, kind: Kind, options: Options, session: SessionRecord | None, what: str,
                call: pl.Payload, trusted: bool = False,
                on_output: Callable[[int, bytes], None] | None = None,
-               uploaded: UploadedFunction | None = None, key: str = "cpu") -> Future:
+               uploaded: UploadedFunction | None = None, key: str = "cpu",
+               reader: PartialRead | None = None, earlier: tuple[Future, ...] = (),
+               future: Future | None = None) -> Future:
         """Submits one action and returns at once.
 
         Args:
@@ -126,6 +129,9 @@ class Connection:
             on_output: called with the pieces of its output.
             uploaded: the function that it calls, which was counted for it; None for other actions.
             key: its key resource.
+            reader: puts the parts of a file together, of which this is one.
+            earlier: the futures of the parts of a file that are written before it.
+            future: the future that it ends; None for a new one.
 
         Returns:
             The action's Future.
@@ -147,10 +153,13 @@ class Connection:
                 payload = pl.encode(pl.Stored(stored, len(payload)))
             with self._lock:
                 self._check_open()
-                future = Future(action.id, self.cancel)
+                if future is None:
+                    future = Future(action.id, self.cancel)
+                future.action = action.id
                 self._pending[action.id] = Pending(action, payload, future, trusted,
                                                    time.monotonic_ns(), on_output, session=session,
-                                                   stored=stored, uploaded=uploaded)
+                                                   stored=stored, uploaded=uploaded,
+                                                   reader=reader, earlier=earlier)
                 self._put(ms.Submit(action), payload)
         except TangramError:
             self.store.release(stored)

@@ -65,14 +65,25 @@ class FileCall(Payload, frozen=True, tag=3):
         path: which file or folder.
         data: what to write; None to read.
         mode: mode of the file that is written.
-        op: empty to read or write one file; `list` for all that is beneath a folder (answered by
-            FileList); `mkdir` to make a folder and its parents.
+        op: empty to read or write one file; `list` for all that is beneath a folder, and `stat`
+            for what the path itself is (both are answered by FileList); `mkdir` to make a folder
+            and its parents; `remove` to remove a file or a tree; `move` to give it the name
+            `target`.
+        offset: the first byte that is read or written. A write at 0 begins the file anew; a later
+            one only adds to a file of exactly this size.
+        length: the most bytes that are read; negative for all that follow.
+        depth: the levels of a list; 0 for all.
+        target: the new name of what is moved.
     """
 
     path: str
     data: bytes | None = None
     mode: int = 0o644
     op: str = ""
+    offset: int = 0
+    length: int = -1
+    depth: int = 0
+    target: str = ""
 
 
 class FunctionCall(Payload, frozen=True, tag=4):
@@ -117,9 +128,17 @@ class ExecReturn(Payload, frozen=True, tag=10):
 
 
 class FileReturn(Payload, frozen=True, tag=11):
-    """The content of a file."""
+    """The content of a file, or a part of it.
+
+    Attributes:
+        data: the bytes.
+        size: of the whole file, in bytes.
+        stamp: changes when the file's content changes.
+    """
 
     data: bytes = b""
+    size: int = 0
+    stamp: int = 0
 
 
 class FileEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -130,12 +149,19 @@ class FileEntry(msgspec.Struct, frozen=True, array_like=True):
         kind: `file`, `dir`, `link` or `other`.
         size: in bytes.
         mode: its permission bits.
+        mtime_ns: when its content changed last, in ns since the epoch.
+        target: what a link leads to, as it is written; empty otherwise.
+        uid, gid: the numbers of its owner and group, as the sandbox sees them.
     """
 
     name: str
     kind: str
     size: int = 0
     mode: int = 0o644
+    mtime_ns: int = 0
+    target: str = ""
+    uid: int = 0
+    gid: int = 0
 
 
 class FileList(Payload, frozen=True, tag=14):
@@ -145,6 +171,7 @@ class FileList(Payload, frozen=True, tag=14):
     """
 
     entries: tuple[FileEntry, ...]
+    one: bool = False  # it answers `stat`: the value is the one entry
 
 
 class ValueReturn(Payload, frozen=True, tag=12):
