@@ -254,6 +254,7 @@ class SandboxSettings:
     kill_wait_s: float = 2.0
     output_max: int = 1 << 20
     compiled: bool = True
+    output_bound: int = 64 << 20
 
 
 class Sandboxes(Protocol):

@@ -192,6 +192,7 @@ def _settings(plan: BrokerPlan, folder: Path, endpoints: tuple[EndpointSpec, ...
     return Settings(
         job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
         join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
+        output_bound=config.output_bound,
         user=getpass.getuser(), version=VERSION, gap_s=_GAP_S, policy=plan.policy,
         endpoints=endpoints, slurm_query_s=config.slurm_query_s,
         services=tuple(service_spec(name, told) for name, told in config.services.items()),

@@ -89,7 +89,8 @@ class Client:
                files: Mapping[str, bytes | str] | None = None,
                on_output: Callable[[int, bytes], None] | None = None,
                clean_env: bool = True, once: str = "",
-               trajectory: str | int | None = None) -> Future:
+               trajectory: str | int | None = None, output_max: int = 0,
+               keep: str = "head") -> Future:
         """Submits one action, a command or a Python function; returns at once.
 
         Args:
@@ -119,6 +120,11 @@ class Client:
             once: an idempotency key. The same key runs once in a job, requeues included, and gives
                 the kept result until `forget`. Empty for none.
             trajectory: the trajectory whose tool it is, see `rollout`. None for its session's.
+            output_max: for commands: how many bytes of stdout and of stderr are kept, at most the
+                site's `output_bound` (64 MiB unless it says otherwise). 0 for the site's
+                `output_max` (1 MiB).
+            keep: for commands: which bytes of longer output are kept: the first ("head"), the last
+                ("tail"), or the first and the last half of them ("both").
 
         Returns:
             A Future of an ExecResult (also for a command that fails) or of the function's value.
@@ -137,7 +143,7 @@ class Client:
             record = session._record
         return submit(self._connection, work, args, record, cpus, mem, gpus, timeout, name, retries,
                       resizable, component, profile, kwargs, trusted, endpoint, cwd, env, stdin,
-                      files, on_output, clean_env, once, trajectory)
+                      files, on_output, clean_env, once, trajectory, output_max, keep)
 
     def map(self, work: Work, *iterables: Iterable[Any], **options: Any) -> Iterator[Any]:
         """Submits `work` once for each tuple of items, all at once, and yields the results in

@@ -305,7 +305,8 @@ def tool_of(trajectory: str | int) -> str:
 
 def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str] | None = None,
               stdin: bytes | str = b"", files: Mapping[str, bytes | str] | None = None,
-              stream: bool = False, clean_env: bool = True) -> tuple[pl.ExecCall, str]:
+              stream: bool = False, clean_env: bool = True, output_max: int = 0,
+              keep: str = "head") -> tuple[pl.ExecCall, str]:
     """Makes the payload of a command, and guesses the name of its class (`command_names`). The
     arguments are those of `Client.submit`.
 
@@ -319,10 +320,16 @@ def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str
     argv = () if isinstance(work, str) else tuple(str(word) for word in work)
     if not (shell.strip() if isinstance(work, str) else argv):
         raise InvalidInput("work: the command is empty")
+    if keep not in pl.KEEPS:
+        raise InvalidInput(f"keep: {keep!r} is not one of {', '.join(pl.KEEPS)}")
+    if stream and keep != "head":
+        raise InvalidInput(f"keep: {keep!r} cannot be had of output that is streamed by on_output; "
+                           "leave one of them out")
     raw = raw_files(files)
     call = pl.ExecCall(argv=argv, shell=shell, env=environment(env),
                        cwd=str(cwd), stdin=raw_bytes(stdin, "stdin"), files=raw, stream=stream,
-                       clean_env=clean_env)
+                       clean_env=clean_env, output_max=_count(output_max, "output_max"),
+                       keep=keep)
     return call, name_of(shell, argv)
 
 

@@ -17,6 +17,10 @@ from ..domain.action import Action
 from ..domain.ids import COUNTER_BITS, client_of
 from .reading import reader
 
+# Which part of a long output stream is kept: the first bytes, the last bytes, or the first half and
+# the last half of as many bytes.
+KEEPS = ("head", "tail", "both")
+
 
 class Payload(msgspec.Struct, frozen=True, array_like=True, tag_field="p", gc=False):
     """The base class of all payloads."""
@@ -46,6 +50,8 @@ class ExecCall(Payload, frozen=True, tag=2):
         stream: whether its output is sent while it runs.
         clean_env: whether the sandbox's own variables are set; if not, `env` is the whole
             environment.
+        output_max: bytes of each output stream that are kept; 0 for the site's default.
+        keep: which part of a longer stream is kept: one of `KEEPS`.
     """
 
     argv: tuple[str, ...] = ()
@@ -56,6 +62,8 @@ class ExecCall(Payload, frozen=True, tag=2):
     files: dict[str, bytes] = {}
     stream: bool = False
     clean_env: bool = True  # False: `env` is the whole environment
+    output_max: int = 0
+    keep: str = "head"
 
 
 class FileCall(Payload, frozen=True, tag=3):

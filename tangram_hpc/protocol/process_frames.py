@@ -91,6 +91,7 @@ class Setup(ProcessFrame, frozen=True, tag=1):
         joins: the files by which it enters its cgroups.
         compiled: whether the fast path (`_fast_path.c`) may serve plain commands.
         cpu_file: the file in which the kernel counts the CPU time of its cgroup; empty for none.
+        output_bound: bytes of one output stream that a call may ask to keep.
     """
 
     kill_wait_ns: int
@@ -104,6 +105,7 @@ class Setup(ProcessFrame, frozen=True, tag=1):
     joins: tuple[str, ...] = ()
     compiled: bool = True
     cpu_file: str = ""
+    output_bound: int = 64 << 20
 
 
 class RunAction(ProcessFrame, frozen=True, tag=2):

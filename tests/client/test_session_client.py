@@ -93,6 +93,20 @@ def test_large_files_travel_in_parts_and_in_order(cluster: LocalCluster) -> None
             s.write("/etc/passwd/x", data).result()
 
 
+def test_ten_mebibytes_of_output_and_its_end(cluster: LocalCluster) -> None:
+    with cluster.session() as s:
+        line = "head -c 10485760 /dev/zero; echo end; pwd"
+        done = s.exec(line, output_max=11 << 20, cwd="/usr/lib").result()
+        assert len(done.stdout) == (10 << 20) + 13 and done.cut == (0, 0)
+        assert done.text.endswith("end\n/usr/lib\n")
+        done = s.exec(line, keep="tail").result()
+        assert len(done.stdout) == 1 << 20 and done.cut == (done.cut[0], 0) and done.cut[0] > 9e6
+        for wrong in ({"keep": "middle"}, {"output_max": -1}, {"output_max": 0.5},
+                      {"keep": "tail", "on_output": print}):
+            with pytest.raises(tangram_hpc.InvalidInput, match=next(iter(wrong))):
+                s.exec("true", **wrong)
+
+
 def test_a_file_that_changes_while_it_is_read_is_an_error() -> None:
     asked = []
     read = PartialRead("f", 0, -1, lambda call, future: asked.append(call) or future)

@@ -176,6 +176,29 @@ def test_output_is_capped_and_the_cut_is_counted(tmp_path: Path) -> None:
     rig.close()
 
 
+@pytest.mark.parametrize("command", [
+    "head -c 300000 /dev/zero; printf end", "i=0; while [ $i -lt 3000 ]; do echo line $i; "
+    "i=$((i+1)); done; printf end"])
+def test_a_call_says_how_much_output_it_wants_and_which_part(rig: Rig, command: str) -> None:
+    rig.open()
+    whole = rig.shell(command, session=1, output_max=1 << 20)[1]
+    assert whole.cut == (0, 0) and whole.stdout.endswith(b"end")
+    size = len(whole.stdout)
+    for most in (1, 1001, size - 1, size):
+        kept = {keep: rig.shell(command, session=1, output_max=most, keep=keep)[1]
+                for keep in ("head", "tail", "both")}
+        first = most - most // 2
+        assert kept["head"].stdout == whole.stdout[:most]
+        assert kept["tail"].stdout == whole.stdout[-most:]
+        assert kept["both"].stdout == (whole.stdout if most == size else
+                                       whole.stdout[:first] + whole.stdout[size - most // 2:])
+        assert {back.cut for back in kept.values()} == {(size - most, 0)}
+    assert rig.shell("echo x", session=1)[1].stdout == b"x\n"
+    outcome, _ = rig.shell("echo x", session=1, output_max=(64 << 20) + 1)
+    assert (outcome.state, outcome.exit_code) == (ActionState.FAILED, 126)
+    assert outcome.reason.startswith("output_max: 67108865 bytes are more than the site's bound")
+
+
 def test_streaming(rig: Rig) -> None:
     rig.open()
     call = ExecCall(shell="echo one; echo two >&2; while [ ! -e go ]; do sleep 0.01; done; echo 3",

@@ -259,8 +259,8 @@ class Init:
             return self._file(run, call)
         if not isinstance(call, ExecCall):
             return self._refuse(run, 0, f"payload: a sandbox cannot run a {type(call).__name__}")
-        command = self._command_of(run, call)
         try:
+            command = self._command_of(run, call)
             self._limit_files(run.limits.disk_mib)
             self._background.wake()
             for path, data in call.files.items():
@@ -275,6 +275,11 @@ class Init:
         self._begun(command)
 
     def _command_of(self, run: RunAction, call: ExecCall) -> Command:
+        """Raises Unstartable: it asks for more output than the site allows."""
+        most = max(self._setup.output_max, self._setup.output_bound)
+        if call.output_max > most:
+            raise Unstartable(126, f"output_max: {call.output_max} bytes are more than the site's "
+                                   f"bound of {most}; ask for less, or raise output_bound")
         others = frozenset(self._processes.pids()) if self._background.there else frozenset[int]()
         usage = ResourceUsage(self._group_cpu, self._isolation.pause is not None, others)
         return Command(run, call, self._setup.output_max, self._isolation.name, usage)
