@@ -39,6 +39,7 @@ from ..storage.cmlfq_file import TreeFiles
 from ..storage.folder_lock import HEARTBEAT_S, FolderLock
 from ..storage.journal import FileJournal, journals, next_journal, read_journals
 from ..storage.rundir import make_scratch
+from ..storage.secrets_file import NAME as SECRETS
 from ..storage.spill_files import FolderSpillFiles
 from ..storage.spool import FileSpool
 from ..storage.store import TEMPORARY_S, FolderStore
@@ -125,6 +126,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     _check_place(folder_lock, plan.job)  # else nothing in the folder is ours any more
     if broker.over or not spool.names():  # else the job may be requeued, and go on with them
         shutil.rmtree(folder / "store", ignore_errors=True)
+        (folder / SECRETS).unlink(missing_ok=True)
     spill.close()
     spool.close(remove=broker.over)
     mark_ended(access, plan.job, time.strftime("%Y-%m-%dT%H:%M:%S"))

@@ -24,7 +24,7 @@ from .connection import Connection
 from .endpoints.endpoint import Endpoint
 from .endpoints.grants import GrantSource
 from .future import Future
-from .request import Cpus, Options, Work, session_spec
+from .request import Cpus, Options, Secrets, Work, secret_values, session_spec
 from .rollouts import RolloutCalls, make_turn
 from .service_calls import ServiceCalls
 from .session import Session, open_session
@@ -202,7 +202,8 @@ class Client:
                 background: str = "stop", env: Mapping[str, str] | None = None,
                 files: Mapping[str, bytes | str] | None = None, idle_s: float = 0,
                 grace_s: float | None = None, name: str = "", component: str = "",
-                movable: bool = False, trajectory: str | int = "") -> Session:
+                movable: bool = False, trajectory: str | int = "",
+                secrets: Secrets = ()) -> Session:
         """Opens a session, a stateful sandbox; returns at once. `with client.session() as s:` (or
         `async with`) waits for its admission.
 
@@ -230,6 +231,9 @@ class Client:
                 own is drained.
             trajectory: the trajectory whose tools run in it, see `rollout`; empty for none. Reading
                 and writing files does not count as a tool.
+            secrets: names of secrets of this job (`keep_secrets`) that its commands have as
+                environment variables: a list, or a mapping of variables to names. Only names are
+                sent and recorded.
 
         Returns:
             The session.
@@ -244,8 +248,26 @@ class Client:
         spec = session_spec(
             SessionSpec(0), mem=mem, disk=disk, backend=backend, image=image, network=network,
             trusted=trusted, background=background, idle_s=idle_s, grace_s=grace_s, name=name,
-            component=component, movable=movable)
+            component=component, movable=movable, secrets=secrets)
         return open_session(self._connection, spec, env, files, trajectory)
+
+    def keep_secrets(self, values: Mapping[str, str | None]) -> None:
+        """Writes secrets, such as tool keys, into a private file of the job's folder, from where
+        the workers give them to sessions that were opened with `secrets`. They are in no message,
+        journal, log or record. Blocks; sessions that are open keep the values that they have.
+
+        Args:
+            values: name -> value; a value of None removes the secret. A name has letters, digits
+                and underscores.
+
+        Raises:
+            InvalidInput: a name or a value cannot be used, or the file cannot be written.
+
+        Example:
+            client.keep_secrets({"SEARCH_KEY": os.environ["SEARCH_KEY"]})
+            session = client.session(secrets=["SEARCH_KEY"])
+        """
+        self._connection.store.keep_secrets(secret_values(values))
 
     # ---- services and rollout pools ----------------------------------------------------------
 

@@ -42,6 +42,8 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
             all files outside its own directory and its temporary directory.
         files: digest of the archive of files that it begins with after a move; only the broker sets
             it.
+        secrets: pairs of an environment variable of its commands and the name of the secret that is
+            its value. Values are never part of a specification.
     """
 
     id: int
@@ -60,6 +62,7 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     grace_ns: int = -1
     movable: bool = False
     files: str = ""
+    secrets: tuple[tuple[str, str], ...] = ()
 
     def moved(self, files: str) -> SessionSpec:
         """Returns this specification, to begin on another node with the files of this digest.

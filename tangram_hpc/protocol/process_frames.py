@@ -178,6 +178,17 @@ class FreezeBackground(ProcessFrame, frozen=True, tag=8):
     """
 
 
+class SessionSecrets(ProcessFrame, frozen=True, tag=9):
+    """Gives an init the variables of its session whose values are secret. It is sent once, before
+    the session's first action, and is written nowhere.
+    """
+
+    values: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"SessionSecrets({', '.join(self.values)})"
+
+
 class Ready(ProcessFrame, frozen=True, tag=23):
     """The execution process accepts orders. `isolation` names what really isolates its sandbox."""
 
@@ -296,7 +307,7 @@ class DescendantsEnded(ProcessFrame, frozen=True, tag=53):
 
 # unions by tag, which msgspec reads from typing.Union
 ToProcess = Union[Setup, RunAction, KillCommand, Units, LoadFunction, Drop,  # noqa: UP007
-                  ExitProcess, FreezeBackground]
+                  ExitProcess, FreezeBackground, SessionSecrets]
 FromProcess = Union[Ready, Broken, Ended, Gone, OutputChunk]  # noqa: UP007
 ToForkServer = Union[Fork, KillProcess, RemoveDirectory]  # noqa: UP007
 FromForkServer = Union[Forked, Unforked, Died, DescendantsEnded]  # noqa: UP007

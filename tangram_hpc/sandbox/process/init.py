@@ -45,6 +45,7 @@ from ...protocol.process_frames import (
     ProcessInbox,
     Ready,
     RunAction,
+    SessionSecrets,
     Setup,
     Units,
     frame,
@@ -217,6 +218,8 @@ class Init:
                     self._units.write(order.units)
             elif isinstance(order, Setup):
                 self._build(order)
+            elif isinstance(order, SessionSecrets):
+                self._make_grants(order.values)
             elif isinstance(order, FreezeBackground):
                 self._background.freeze()
             elif isinstance(order, ExitProcess):
@@ -234,9 +237,7 @@ class Init:
             self._ending = True
             return
         self._setup, self._home = setup, self._isolation.home
-        base = environment.sandbox_environment(os.environ, self._home, self._isolation.tmp,
-                                               self._isolation.own_root)
-        self._grants = environment.Grants(base, self._isolation.units)
+        self._make_grants({})
         self._processes = self._isolation.processes
         self._meter = SandboxMeter((self._home, self._isolation.tmp), self._processes,
                                    self._isolation.nodes)
@@ -249,6 +250,14 @@ class Init:
         if self._isolation.pause is not None:
             self._poll.register(self._isolation.pause.gone_fd, select.POLLIN)
         self._send(Ready(self._isolation.name))
+
+    def _make_grants(self, secret: dict[str, str]) -> None:
+        """Makes the environments of the commands that follow."""
+        base = environment.sandbox_environment(os.environ, self._home, self._isolation.tmp,
+                                               self._isolation.own_root)
+        self._grants = environment.Grants({**base, **secret}, self._isolation.units)
+        if self._fast_path is not None:
+            self._fast_path.forget()
 
     def _run(self, run: RunAction) -> None:
         try:
