@@ -175,12 +175,16 @@ class Connection:
             self._put(ms.Submit(pending.action), pending.payload)
 
     def cancel(self, action: int) -> None:
-        """Asks the broker to cancel an action; nothing happens if its result is here."""
+        """Asks the broker to cancel an action, and the parts of a file that are written before it;
+        nothing happens if its result is here."""
         with self._lock:
             pending = self._pending.get(action)
-            if pending is not None:
-                pending.cancelled = True
-                self._put(ms.Cancel((action,)))
+            if pending is None:
+                return
+            for one in (*(self._pending.get(part.action) for part in pending.earlier), pending):
+                if one is not None:
+                    one.cancelled = True
+                    self._put(ms.Cancel((one.action.id,)))
 
     def open_session(self, spec: SessionSpec, env: dict[str, str], trajectory: str
                      ) -> SessionRecord:

@@ -89,6 +89,13 @@ def test_large_files_travel_in_parts_and_in_order(cluster: LocalCluster) -> None
         assert wrote.result() is None and s.read("big").result() == data
         assert s.read("big", 9 << 20, 5).result() == data[9 << 20:(9 << 20) + 5]
         assert s.read("big", len(data) - 1).result() == data[-1:]
+        busy, late = s.exec("sleep 30"), s.write("late", data)
+        assert late.cancel()
+        with pytest.raises(concurrent.futures.CancelledError):
+            late.result(30)
+        assert busy.cancel()
+        with pytest.raises(FileNotFoundError):  # all of its parts were cancelled
+            s.stat("late").result()
         with pytest.raises(NotADirectoryError):  # the first part's reason, not the last one's
             s.write("/etc/passwd/x", data).result()
 
