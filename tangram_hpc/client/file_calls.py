@@ -54,10 +54,13 @@ class PartialRead:
             The content if it is complete; None if another call was submitted.
 
         Raises:
-            FileFailed: the file is too large, or has changed since the first part.
+            FileFailed: the file is too large, has changed since the first part, or the answer holds
+                more than was asked for.
             TangramError: the next call could not be submitted.
         """
         seen = piece.size, piece.stamp
+        if len(piece.data) > min(PART, self._left):
+            raise _failed(f"{self._path}: its sandbox sent more than it was asked for", errno.EIO)
         if self._first is None:
             self._first = seen
             if self._whole and piece.size - self._at > FILE_MAX:

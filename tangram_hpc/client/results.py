@@ -163,9 +163,13 @@ def _value(pending: Pending, result: ms.ActionResult, payload: memoryview | None
                           outcome.enforcement, outcome.lower_bounds)
     if outcome.state is not ActionState.COMPLETED:
         raise _failure(pending, outcome, told)
-    if isinstance(told, pl.FileReturn):
-        return told if pending.reader is not None else None
+    if pending.reader is not None:
+        if not isinstance(told, pl.FileReturn):  # a sandbox may answer what it likes
+            raise ProtocolError(f"{_name(pending)}: its result is not the content of a file")
+        return told
     if isinstance(told, pl.FileList):
+        if told.one and len(told.entries) != 1:
+            raise ProtocolError(f"{_name(pending)}: its result is not one entry")
         return told.entries[0] if told.one else told.entries
     if isinstance(told, pl.ValueReturn):
         return _returned(told, pending)
@@ -176,7 +180,9 @@ def _file_failure(pending: Pending, outcome: Outcome, told: pl.ErrorReturn) -> F
     """Makes the exception of a file operation, whose kind is the name of an errno."""
     text = f"{_name(pending)}: {outcome.state.value}: {told.text}"
     error = _FILE_ERRORS.get(told.kind, FileFailed)(text, told)
-    error.code, error.errno = told.kind, getattr(errno, told.kind, errno.EIO)
+    # the sandbox chose the name: only errno's own ones are believed
+    error.code = told.kind if told.kind in errno.errorcode.values() else "EIO"
+    error.errno = getattr(errno, error.code)
     return error
 
 

@@ -123,10 +123,41 @@ def test_a_file_that_changes_while_it_is_read_is_an_error() -> None:
     with pytest.raises(tangram_hpc.FileFailed, match="changed") as error:
         read.take(pl.FileReturn(b"3" * 5, 25, 8), Future(1, print))
     assert error.value.code == "EAGAIN"
+    with pytest.raises(tangram_hpc.FileFailed, match="more than it was asked for"):
+        PartialRead("f", 0, 4, print).take(pl.FileReturn(b"12345", 5, 7), Future(1, print))
     whole = PartialRead("f", 0, 12, lambda call, future: future)
     assert whole.take(pl.FileReturn(b"1" * 10, 25, 7), Future(1, print)) is None
     assert whole.call().length == 2
     assert whole.take(pl.FileReturn(b"2" * 2, 25, 7), Future(1, print)) == b"1" * 10 + b"22"
+
+
+@pytest.mark.parametrize("answer", [
+    None, pl.ExecReturn(b"x"), pl.FileList(()), pl.FileList((), one=True), pl.ValueReturn(b"")])
+def test_an_answer_that_is_no_content_fails_the_read_alone(answer: pl.Payload | None) -> None:
+    """A hostile sandbox may answer what it likes; the client's thread must go on."""
+    future = Future(1, print)
+    read = PartialRead("f", 0, -1, lambda call, future: future)
+    action = make_action(1, Kind.FILE, Options(), 1, "read")
+    done = ms.ActionResult(1, Outcome(tangram_hpc.ActionState.COMPLETED), "n", (), 1, 5, 6, 1)
+    conclude(Pending(action, b"", future, False, 0, reader=read), done,
+             None if answer is None else memoryview(pl.encode(answer)), None)
+    with pytest.raises(tangram_hpc.TangramError, match="not the content of a file"):
+        future.result(0)
+
+
+@pytest.mark.parametrize(("answer", "code"), [
+    (pl.FileList((), one=True), None), (pl.ErrorReturn("errorcode", "x"), "EIO"),
+    (pl.ErrorReturn("__name__", "x"), "EIO"), (pl.ErrorReturn("ENOENT", "x"), "ENOENT")])
+def test_an_absurd_answer_fails_its_call_alone(answer: pl.Payload, code: str | None) -> None:
+    future, state = Future(1, print), tangram_hpc.ActionState
+    action = make_action(1, Kind.FILE, Options(), 1, "stat")
+    done = ms.ActionResult(1, Outcome(state.FAILED if code else state.COMPLETED), "n", (), 1, 5, 6,
+                           1)
+    conclude(Pending(action, b"", future, False, 0), done, memoryview(pl.encode(answer)), None)
+    with pytest.raises(tangram_hpc.TangramError) as error:
+        future.result(0)
+    assert getattr(error.value, "code", None) == code
+    assert code is None or error.value.errno == getattr(errno, code)
 
 
 def test_files_that_cannot_be_written_are_told_when_it_opens(cluster: LocalCluster) -> None:
