@@ -158,7 +158,7 @@ class FileEntry(msgspec.Struct, frozen=True, array_like=True):
         size: in bytes.
         mode: its permission bits.
         mtime_ns: when its content changed last, in ns since the epoch.
-        target: what a link leads to, as it is written; empty otherwise.
+        target: what a link leads to, as it is written; empty otherwise, and if it is not UTF-8.
         uid, gid: the numbers of its owner and group, as the sandbox sees them.
     """
 

@@ -87,8 +87,8 @@ def read(home: str, path: str, offset: int = 0, length: int = -1) -> FilePiece:
         about = os.fstat(fd)
         rest = max(0, about.st_size - offset)
         if length < 0 and rest > FILE_MAX:
-            raise PathRefused(f"{path}: {rest} bytes are more than one read may carry ({FILE_MAX});"
-                              " read it in parts, with offset and length", errno.EFBIG)
+            raise PathRefused(f"{path}: {rest} bytes are more than one read may carry ({FILE_MAX})",
+                              errno.EFBIG)
         most = min(length, FILE_MAX) if length >= 0 else FILE_MAX
         try:
             data = _content(file.fileno(), offset, most)
@@ -259,13 +259,12 @@ def listing(home: str, path: str, depth: int = 0) -> Iterator[FileEntry]:
     for found, entry in enumerate(_entries(home, path, depth)):
         if found == ENTRIES_MAX:
             raise PathRefused(f"{path or '.'}: more than {ENTRIES_MAX} entries; name a folder "
-                              "below it, or a depth", errno.E2BIG)
+                              "below it", errno.E2BIG)
         try:
             entry.name.encode()
-            entry.target.encode()
         except UnicodeEncodeError:
-            raise PathRefused(f"{entry.name!r}: its name or target is not UTF-8; rename or remove "
-                              "it", errno.EILSEQ) from None
+            raise PathRefused(f"{entry.name!r}: its name is not UTF-8; rename or remove it",
+                              errno.EILSEQ) from None
         yield entry
 
 
@@ -310,6 +309,8 @@ def _entry(shown: str, name: str, folder: int) -> FileEntry:
         if test(found.st_mode):
             kind = word
     target = (_link(folder, name) or "") if kind == "link" else ""
+    if target != target.encode(errors="ignore").decode():
+        target = ""  # not UTF-8: it cannot be told
     return FileEntry(shown, kind, found.st_size if kind == "file" else 0, found.st_mode & 0o777,
                      found.st_mtime_ns, target, found.st_uid, found.st_gid)
 
