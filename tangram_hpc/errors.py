@@ -112,6 +112,45 @@ class ActionOutOfMemory(ActionFailed, MemoryError):
     name, limit_mib, used_mib = "", 0, 0.0
 
 
+class FileFailed(ActionFailed, OSError):
+    """A file operation of a session failed. It is an `OSError` too.
+
+    The kinds that callers most often tell apart have a subclass that is Python's own exception as
+    well: `except FileNotFoundError` catches a `FileMissing`.
+
+    Attributes:
+        code: the symbolic name of the error, as `errno` spells it: "ENOENT", "EISDIR", "EACCES",
+            "ENOTDIR", "EEXIST", "ENOTEMPTY", "EBUSY", "ELOOP", "EFBIG", "ENOSPC", "EAGAIN" (the
+            file changed while it was read or written), "EILSEQ" (a name is not UTF-8), "EINVAL".
+        errno: the number that this node's system gives the error.
+    """
+
+    code = ""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class FileMissing(FileFailed, FileNotFoundError):
+    """A file, or a folder on the way to it, is not there (ENOENT)."""
+
+
+class FileIsFolder(FileFailed, IsADirectoryError):
+    """A folder stands where a file was expected (EISDIR)."""
+
+
+class FileIsNoFolder(FileFailed, NotADirectoryError):
+    """Something else stands where a folder was expected (ENOTDIR)."""
+
+
+class FileInTheWay(FileFailed, FileExistsError):
+    """Something stands where a folder was to be made or a file moved to (EEXIST)."""
+
+
+class FileDenied(FileFailed, PermissionError):
+    """The sandbox may not do this with the file (EACCES, EPERM, EROFS)."""
+
+
 class RemoteError(ActionFailed):
     """A Python function raised in its runner, or a service refused a call. The message holds the
     type and the text of the error, and its traceback if it has one."""

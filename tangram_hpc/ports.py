@@ -7,7 +7,7 @@ must not name an adapter, a file format or a transport.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -259,6 +259,7 @@ class SandboxSettings:
     kill_wait_s: float = 2.0
     output_max: int = 1 << 20
     compiled: bool = True
+    output_bound: int = 64 << 20
 
 
 class Sandboxes(Protocol):
@@ -512,7 +513,9 @@ class Slurm(Protocol):
 
 
 class Store(Protocol):
-    """Holds payloads that are too large for a frame, named by their sha256, each with an owner."""
+    """Holds what clients and workers share beside their messages: payloads that are too large for a
+    frame, under their sha256 and their owner, and the job's secrets, under their names.
+    """
 
     def put(self, data: Buffer, owner: str = "") -> str:
         """Stores the bytes for an owner; returns their name, which begins with their digest."""
@@ -528,6 +531,22 @@ class Store(Protocol):
 
     def drop(self, name: str) -> None:
         """Removes the payload of this name; the call never fails."""
+        ...
+
+    def keep_secrets(self, values: Mapping[str, str | None]) -> None:
+        """Adds or replaces secrets; a value of None removes one.
+
+        Raises:
+            InvalidInput: they cannot be written.
+        """
+        ...
+
+    def secrets(self, names: Iterable[str]) -> dict[str, str]:
+        """Returns the values of these secrets by name.
+
+        Raises:
+            InvalidInput: one is not there, or they cannot be read safely.
+        """
         ...
 
 

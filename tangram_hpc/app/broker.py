@@ -40,6 +40,7 @@ from ..storage.cmlfq_file import TreeFiles
 from ..storage.folder_lock import HEARTBEAT_S, FolderLock
 from ..storage.journal import FileJournal, journals, next_journal, read_journals
 from ..storage.rundir import make_scratch
+from ..storage.secrets_file import NAME as SECRETS
 from ..storage.spill_files import FolderSpillFiles
 from ..storage.spool import FileSpool
 from ..storage.store import TEMPORARY_S, FolderStore
@@ -127,6 +128,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     _check_place(folder_lock, plan.job)  # a broker that has lost its folder may remove nothing
     if broker.over or not spool.names():  # a requeued job needs the kept results and the store
         shutil.rmtree(folder / "store", ignore_errors=True)
+        (folder / SECRETS).unlink(missing_ok=True)
     spill.close()
     spool.close(remove=broker.over)
     mark_ended(access, plan.job, time.strftime("%Y-%m-%dT%H:%M:%S"))
@@ -196,6 +198,7 @@ def _settings(plan: BrokerPlan, folder: Path, endpoints: tuple[EndpointSpec, ...
     return Settings(
         job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
         join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
+        output_bound=config.output_bound,
         user=getpass.getuser(), version=VERSION, gap_s=BUSY_GAP_S, policy=plan.policy,
         endpoints=endpoints, slurm_query_s=config.slurm_query_s,
         services=tuple(service_spec(name, told) for name, told in config.services.items()),

@@ -114,7 +114,7 @@ def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
     return SandboxSettings(
         config.disk_mib, config.session_pids, config.starts_max, config.isolation,
         config.enforcement, config.read_paths, config.warm, welcome.kill_wait_s,
-        welcome.output_max, config.compiled)
+        welcome.output_max, config.compiled, welcome.output_bound)
 
 
 def service_maker(spec: NodeSpec, devices: Devices, scratch: Path

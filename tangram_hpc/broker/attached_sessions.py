@@ -15,8 +15,8 @@ from collections.abc import Callable
 from ..domain import event as ev
 from ..domain.decision import AnnounceSessionEnd
 from ..domain.ids import client_of, show
-from ..protocol.frame import Buffer
 from ..protocol import message as ms
+from ..protocol.frame import Buffer
 from ..scheduler.policy.sharing import attach_decision, may_close, may_use
 from ..scheduler.state.ledger import Attachment, Ledger, SessionEntry
 

@@ -21,6 +21,7 @@ class Settings:
         join_s: how long the broker waits for `nodes` workers, in seconds.
         kill_wait_s: seconds between SIGTERM and SIGKILL, which workers are told.
         output_max: bytes of output that are kept of each stream of a command.
+        output_bound: bytes of each stream that a command may ask to keep.
         user: login name of the job's owner, for accounting.
         version: version of tangram_hpc, for accounting.
         services: services of the config file.
@@ -39,6 +40,7 @@ class Settings:
     join_s: float = 120.0
     kill_wait_s: float = 2.0
     output_max: int = 1 << 20
+    output_bound: int = 64 << 20
     user: str = ""
     version: str = ""
     services: tuple[ServiceSpec, ...] = ()

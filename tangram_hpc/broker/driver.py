@@ -265,7 +265,8 @@ class Broker:
         self._peers.workers[peer.node] = peer
         self._liveness.hear(peer.node, now)
         self._peers.send_to_worker(
-            peer.node, ms.WorkerWelcome(peer.node, s.store, s.kill_wait_s, s.output_max))
+            peer.node, ms.WorkerWelcome(peer.node, s.store, s.kill_wait_s, s.output_max,
+                                        s.output_bound))
         self._record_event(ev.NodeJoined(now, peer.node, hello.spec))
         if self.draining:
             self._record_event(ev.NodeDraining(now, peer.node, self.draining))

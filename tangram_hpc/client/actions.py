@@ -26,7 +26,8 @@ def submit(connection: Connection, work: Work, args: tuple[Any, ...],
            cwd: str = "", env: Mapping[str, str] | None = None, stdin: bytes | str = b"",
            files: Mapping[str, bytes | str] | None = None,
            on_output: Callable[[int, bytes], None] | None = None, clean_env: bool = True,
-           once: str = "", trajectory: str | int | None = None) -> Future:
+           once: str = "", trajectory: str | int | None = None, output_max: int = 0,
+           keep: str = "head") -> Future:
     """Submits one action; see `Client.submit`."""
     if connection.failure is not None:  # checked before a function is written to the store
         raise connection.failure
@@ -53,5 +54,6 @@ def submit(connection: Connection, work: Work, args: tuple[Any, ...],
                                "trusted=True")
         env = {**session.env, **environment(env)}
     command, what = exec_call(work, cwd=cwd, env=env, stdin=stdin, files=files,
-                              stream=on_output is not None, clean_env=clean_env)
+                              stream=on_output is not None, clean_env=clean_env,
+                              output_max=output_max, keep=keep)
     return connection.submit(Kind.EXEC, options, session, what, command, trusted, on_output)

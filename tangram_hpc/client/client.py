@@ -24,7 +24,7 @@ from .connection import Connection
 from .endpoints.endpoint import Endpoint
 from .endpoints.grants import GrantSource
 from .future import Future
-from .request import Cpus, Options, Work, session_spec
+from .request import Cpus, Options, Secrets, Work, secret_values, session_spec
 from .rollouts import RolloutCalls, make_turn
 from .service_calls import ServiceCalls
 from .session import Session, open_session
@@ -96,7 +96,8 @@ class Client:
                files: Mapping[str, bytes | str] | None = None,
                on_output: Callable[[int, bytes], None] | None = None,
                clean_env: bool = True, once: str = "",
-               trajectory: str | int | None = None) -> Future:
+               trajectory: str | int | None = None, output_max: int = 0,
+               keep: str = "head") -> Future:
         """Submits one action, a command or a Python function; returns at once.
 
         Args:
@@ -129,6 +130,11 @@ class Client:
                 and its result is kept until `forget`. Empty for none.
             trajectory: the trajectory of which the action is a tool, see `rollout`. None for that
                 of its session.
+            output_max: for commands: how many bytes of stdout and of stderr are kept, at most the
+                site's `output_bound` (64 MiB unless it says otherwise). 0 for the site's
+                `output_max` (1 MiB).
+            keep: for commands: which bytes of longer output are kept: the first ("head"), the last
+                ("tail"), or the first and the last half of them ("both").
 
         Returns:
             A Future of an ExecResult (also for a command that fails) or of the function's value.
@@ -147,7 +153,7 @@ class Client:
             record = session._record
         return submit(self._connection, work, args, record, cpus, mem, gpus, timeout, name, retries,
                       resizable, component, profile, kwargs, trusted, endpoint, cwd, env, stdin,
-                      files, on_output, clean_env, once, trajectory)
+                      files, on_output, clean_env, once, trajectory, output_max, keep)
 
     def map(self, work: Work, *iterables: Iterable[Any], **options: Any) -> Iterator[Any]:
         """Submits `work` once for each tuple of items, all at once, and yields the results in
@@ -207,7 +213,7 @@ class Client:
                 files: Mapping[str, bytes | str] | None = None, idle_s: float = 0,
                 grace_s: float | None = None, name: str = "", component: str = "",
                 movable: bool = False, trajectory: str | int = "", shared: bool = False,
-                outlives: bool = False, ttl_s: float = 0) -> Session:
+                outlives: bool = False, ttl_s: float = 0, secrets: Secrets = ()) -> Session:
         """Opens a session, a stateful sandbox; returns at once. `with client.session() as s:` (or
         `async with`) waits for its admission.
 
@@ -242,6 +248,9 @@ class Client:
             outlives: whether it stays open when this client goes away, until `ttl_s` or `idle_s` is
                 over or somebody closes it; needs `shared`, and one of these two.
             ttl_s: it is closed so many seconds after it opened, whatever runs in it; 0 for never.
+            secrets: names of secrets of this job (`keep_secrets`) that its commands have as
+                environment variables: a list, or a mapping of variables to names. Only names are
+                sent and recorded.
 
         Returns:
             The session.
@@ -256,7 +265,8 @@ class Client:
         spec = session_spec(
             SessionSpec(0), mem=mem, disk=disk, backend=backend, image=image, network=network,
             trusted=trusted, background=background, idle_s=idle_s, grace_s=grace_s, name=name,
-            component=component, movable=movable, outlives=outlives, ttl_s=ttl_s)
+            component=component, movable=movable, outlives=outlives, ttl_s=ttl_s,
+            secrets=secrets)
         return open_session(self._connection, spec, env, files, trajectory, shared)
 
     def attach(self, handle: SessionHandle | str | None = None, *, name: str = "",
@@ -293,6 +303,24 @@ class Client:
             raise InvalidInput(f"handle: its session is of job {known.job}, and this client of job "
                                f"{self.job}; connect to that job")
         return Session(self._connection, self._connection.attach(known, hold, timeout_s), True)
+
+    def keep_secrets(self, values: Mapping[str, str | None]) -> None:
+        """Writes secrets, such as tool keys, into a private file of the job's folder, from where
+        the workers give them to sessions that were opened with `secrets`. They are in no message,
+        journal, log or record. Blocks; sessions that are open keep the values that they have.
+
+        Args:
+            values: name -> value; a value of None removes the secret. A name has letters, digits
+                and underscores.
+
+        Raises:
+            InvalidInput: a name or a value cannot be used, or the file cannot be written.
+
+        Example:
+            client.keep_secrets({"SEARCH_KEY": os.environ["SEARCH_KEY"]})
+            session = client.session(secrets=["SEARCH_KEY"])
+        """
+        self._connection.store.keep_secrets(secret_values(values))
 
     # ---- services and rollout pools ----------------------------------------------------------
 

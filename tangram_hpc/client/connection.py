@@ -36,6 +36,7 @@ from ..protocol import payload as pl
 from ..protocol.frame import Buffer, Outbox
 from ..protocol.liveness import PING_S, Patience
 from .attachments import Attachments
+from .file_calls import PartialRead
 from .forked import end_copy, not_ours, watch_forks
 from .functions import FunctionCache, UploadedFunction
 from .future import Future
@@ -117,7 +118,9 @@ class Connection:
     def submit(self, kind: Kind, options: Options, session: SessionRecord | None, what: str,
                call: pl.Payload, trusted: bool = False,
                on_output: Callable[[int, bytes], None] | None = None,
-               uploaded: UploadedFunction | None = None, key: str = "cpu") -> Future:
+               uploaded: UploadedFunction | None = None, key: str = "cpu",
+               reader: PartialRead | None = None, earlier: tuple[Future, ...] = (),
+               future: Future | None = None) -> Future:
         """Submits one action and returns at once.
 
         Args:
@@ -131,6 +134,9 @@ class Connection:
             uploaded: the function that it calls, whose count already includes this action; None for
                 other actions.
             key: its key resource.
+            reader: puts the parts of a file together, of which this is one.
+            earlier: the futures of the parts of a file that are written before it.
+            future: the future that it ends; None for a new one.
 
         Returns:
             The action's Future.
@@ -152,10 +158,13 @@ class Connection:
                 payload = pl.encode(pl.Stored(stored, len(payload)))
             with self._lock:
                 self._check_open()
-                future = Future(action.id, self.cancel)
+                if future is None:
+                    future = Future(action.id, self.cancel)
+                future.action = action.id
                 self._pending[action.id] = Pending(action, payload, future, trusted,
                                                    time.monotonic_ns(), on_output, session=session,
-                                                   stored=stored, uploaded=uploaded)
+                                                   stored=stored, uploaded=uploaded,
+                                                   reader=reader, earlier=earlier)
                 self._put(ms.Submit(action), payload)
         except TangramError:
             self.store.release(stored)
@@ -171,12 +180,16 @@ class Connection:
             self._put(ms.Submit(pending.action), pending.payload)
 
     def cancel(self, action: int) -> None:
-        """Asks the broker to cancel an action; nothing happens if its result is here."""
+        """Asks the broker to cancel an action, and the parts of a file that are written before it;
+        nothing happens if its result is here."""
         with self._lock:
             pending = self._pending.get(action)
-            if pending is not None:
-                pending.cancelled = True
-                self._put(ms.Cancel((action,)))
+            if pending is None:
+                return
+            for one in (*(self._pending.get(part.action) for part in pending.earlier), pending):
+                if one is not None:
+                    one.cancelled = True
+                    self._put(ms.Cancel((one.action.id,)))
 
     def open_session(self, spec: SessionSpec, env: dict[str, str], trajectory: str,
                      token: str = "") -> SessionRecord:

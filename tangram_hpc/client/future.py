@@ -94,10 +94,13 @@ class ExecResult(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         state: COMPLETED (exit code 0), FAILED, TIMEOUT or OUT_OF_MEMORY.
         exit_code: 0 if the command completed, and only then. Otherwise the command's own exit code,
-            128 + N after signal N, or 1 where neither is known; 124 for TIMEOUT and 137 for
-            OUT_OF_MEMORY.
+            128 + N after signal N (137 after SIGKILL), or 1 where neither is known; 124 for TIMEOUT
+            and 137 for OUT_OF_MEMORY. A command that could not be started has what a shell gives:
+            127 for a program that is not there, 126 for one that cannot be run, and for a `cwd`
+            that cannot be entered; `reason` then says which.
         signal: the number of the signal that ended it; 0 for none.
-        stdout, stderr: the output, as bytes; long output is kept in part.
+        stdout, stderr: the output, as bytes; long output is kept in part, see `output_max` and
+            `keep` of `Client.submit`.
         cut: how many bytes of stdout and of stderr were dropped.
         reason: one line that says why it ended so, where the state does not say it.
         cpu_s: user and system seconds of its processes.

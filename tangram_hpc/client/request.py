@@ -6,6 +6,7 @@ A wrong argument is an InvalidInput that names it, before anything is sent.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
@@ -27,6 +28,7 @@ _UNITS = {"": 1, "m": 1, "mb": 1, "mib": 1, "g": 1024, "gb": 1024, "gib": 1024,
           "t": 1024 * 1024, "k": 1 / 1024}
 
 ONCE_MAX = 200  # bytes of an idempotency key
+SECRETS_MAX = 64  # of one session
 NAME_CUT = 80  # characters of a name that was guessed
 CPUS_MAX = 1 << 16  # of one action: more than any node has
 
@@ -34,9 +36,11 @@ _encoder = msgspec.msgpack.Encoder()
 # field of a struct -> the argument that users know
 _WRITTEN_AS = {"degrees": "cpus", "mem_mib": "mem", "disk_mib": "disk", "attempts_max": "retries",
                "argv": "work", "shell": "work", "names": "once"}
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _R = TypeVar("_R", Action, SessionSpec)
 
 Cpus = int | Sequence[int]
+Secrets = Mapping[str, str] | Iterable[str]
 Work = Callable[..., Any] | Sequence[str] | str
 
 
@@ -66,7 +70,7 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
                  idle_s: float | None = None, grace_s: float | None = None,
                  name: str | None = None, component: str | None = None,
                  movable: bool | None = None, ttl_s: float | None = None,
-                 outlives: bool | None = None) -> SessionSpec:
+                 outlives: bool | None = None, secrets: Secrets | None = None) -> SessionSpec:
     """Makes a session's specification: `base` with the given fields replaced. The fields are
     arguments of `Client.session`; None keeps the base's.
 
@@ -84,6 +88,7 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
         "background": background, "name": name, "component": component,
         "movable": movable, "outlives": outlives,
         "ttl_ns": None if ttl_s is None else _ns_of(ttl_s, "ttl_s"),
+        "secrets": None if secrets is None else secret_pairs(secrets),
         "idle_ns": None if idle_s is None else _ns_of(idle_s, "idle_s"),
         "grace_ns": None if grace_s is None else _ns_of(grace_s, "grace_s"),
     }
@@ -104,6 +109,46 @@ def context_of(spec: SessionSpec, env: dict[str, str], trajectory: str) -> bytes
         raise InvalidInput(f"env: a shared session's has at most {INLINE_MAX >> 10} KiB; write the "
                            "larger values into a file of the session")
     return context
+
+
+def secret_pairs(secrets: Secrets) -> tuple[tuple[str, str], ...]:
+    """Pairs of a variable and the name of the secret that is its value.
+
+    Raises:
+        InvalidInput: it is neither a list of names nor a mapping of variables to names, or a name
+            cannot be used.
+    """
+    if isinstance(secrets, Mapping):
+        pairs = tuple(secrets.items())
+    elif isinstance(secrets, Iterable) and not isinstance(secrets, str | bytes):
+        pairs = tuple((name, name) for name in secrets)
+    else:
+        raise InvalidInput(f"secrets: {type(secrets).__name__} is neither a list of names nor a "
+                           "mapping of variables to names")
+    if len(pairs) > SECRETS_MAX:
+        raise InvalidInput(f"secrets: {len(pairs)} of them; at most {SECRETS_MAX} are possible")
+    for name in (name for pair in pairs for name in pair):
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise InvalidInput("secrets: a variable and the name of a secret have 1 to 100 letters,"
+                               " digits and underscores")  # a value by mistake is not shown
+    return pairs
+
+
+def secret_values(values: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Checks the values of secrets by name, and never shows one.
+
+    Raises:
+        InvalidInput: a name or a value cannot be used.
+    """
+    if not isinstance(values, Mapping):
+        raise InvalidInput("values: not a mapping of names to texts")
+    secret_pairs(list(values))
+    for name, value in values.items():
+        if value is not None and (not isinstance(value, str) or "\0" in value
+                                  or value != value.encode(errors="replace").decode()):
+            raise InvalidInput(f"values[{name!r}]: not a text that an environment variable can "
+                               "hold, nor None")
+    return dict(values)
 
 
 def sendable(record: _R) -> _R:
@@ -323,7 +368,8 @@ def tool_of(trajectory: str | int) -> str:
 
 def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str] | None = None,
               stdin: bytes | str = b"", files: Mapping[str, bytes | str] | None = None,
-              stream: bool = False, clean_env: bool = True) -> tuple[pl.ExecCall, str]:
+              stream: bool = False, clean_env: bool = True, output_max: int = 0,
+              keep: str = "head") -> tuple[pl.ExecCall, str]:
     """Makes the payload of a command, and guesses the name of its class (`command_names`). The
     arguments are those of `Client.submit`.
 
@@ -337,10 +383,16 @@ def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str
     argv = () if isinstance(work, str) else tuple(str(word) for word in work)
     if not (shell.strip() if isinstance(work, str) else argv):
         raise InvalidInput("work: the command is empty")
+    if keep not in pl.KEEPS:
+        raise InvalidInput(f"keep: {keep!r} is not one of {', '.join(pl.KEEPS)}")
+    if stream and keep != "head":
+        raise InvalidInput(f"keep: {keep!r} cannot be had of output that is streamed by on_output; "
+                           "leave one of them out")
     raw = raw_files(files)
     call = pl.ExecCall(argv=argv, shell=shell, env=environment(env),
                        cwd=str(cwd), stdin=raw_bytes(stdin, "stdin"), files=raw, stream=stream,
-                       clean_env=clean_env)
+                       clean_env=clean_env, output_max=_count(output_max, "output_max"),
+                       keep=keep)
     return call, name_of(shell, argv)
 
 

@@ -5,6 +5,7 @@ Nothing is unpickled unless the caller set `trusted=True` for this very action.
 
 from __future__ import annotations
 
+import errno
 import logging
 import pickle
 import time
@@ -21,6 +22,12 @@ from ..errors import (
     ActionFailed,
     ActionOutOfMemory,
     ActionTimeout,
+    FileDenied,
+    FileFailed,
+    FileInTheWay,
+    FileIsFolder,
+    FileIsNoFolder,
+    FileMissing,
     InfeasibleRequest,
     ProtocolError,
     RemoteError,
@@ -32,6 +39,7 @@ from ..protocol import message as ms
 from ..protocol import payload as pl
 from ..protocol.value import decode_value
 from .endpoints.turn import GrantRequest
+from .file_calls import PartialRead
 from .functions import FunctionCache, UploadedFunction
 from .future import ExecResult, Future
 from .session_record import SessionRecord
@@ -40,6 +48,9 @@ from .stored_payloads import StoredPayloads
 _log = logging.getLogger(__name__)
 _RESULTS = (ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT,
             ActionState.OUT_OF_MEMORY)
+_FILE_ERRORS: dict[str, type[FileFailed]] = {
+    "ENOENT": FileMissing, "EISDIR": FileIsFolder, "ENOTDIR": FileIsNoFolder,
+    "EEXIST": FileInTheWay, "EACCES": FileDenied, "EPERM": FileDenied, "EROFS": FileDenied}
 # states in which an action ends by itself, not by a limit or a cancellation
 _OWN_ENDS = (ActionState.COMPLETED, ActionState.FAILED)
 
@@ -60,6 +71,8 @@ class Pending(msgspec.Struct, gc=False):
         session: the session that it was submitted to; None for none.
         stored: the entry of the job's store that it needs until its end; empty for none.
         uploaded: the function that it needs in the store until its end; None for none.
+        reader: for a part of a file that is read in parts; None otherwise.
+        earlier: the futures of the parts of a file that are written before this last one.
     """
 
     action: Action
@@ -73,6 +86,8 @@ class Pending(msgspec.Struct, gc=False):
     session: SessionRecord | None = None
     stored: str = ""
     uploaded: UploadedFunction | None = None
+    reader: PartialRead | None = None
+    earlier: tuple[Future, ...] = ()
 
     def release(self, functions: FunctionCache, store: StoredPayloads) -> None:
         """Called when the action has ended: releases its entries in the job's store."""
@@ -107,6 +122,10 @@ def conclude(pending: Pending, result: ms.ActionResult, payload: memoryview | No
         return
     try:
         value = _value(pending, result, payload, store)
+        if pending.reader is not None:
+            value = pending.reader.take(value, future)
+            if value is None:
+                return  # the next part ends the future
     except TangramError as error:
         future.set_exception(error)
     except msgspec.DecodeError as error:
@@ -124,12 +143,17 @@ def _value(pending: Pending, result: ms.ActionResult, payload: memoryview | None
            store: StoredPayloads) -> Any:
     outcome = result.outcome
     told = pl.decode(payload) if payload is not None else None
+    for part in pending.earlier:
+        if part.done() and not part.cancelled() and (error := part.exception()) is not None:
+            raise error
     if isinstance(told, pl.Stored):
         told = _fetched(told, pending, store)
     command = pending.action.kind is Kind.EXEC
     if not command and outcome.state not in _OWN_ENDS:
         # a payload that the runner sent while it was being ended does not count
         raise _failure(pending, outcome, told)
+    if isinstance(told, pl.ErrorReturn) and pending.action.kind is Kind.FILE:
+        raise _file_failure(pending, outcome, told)
     if isinstance(told, pl.ErrorReturn):
         kind = UntrustedResult if told.kind == "UntrustedResult" else RemoteError
         text = told.text if kind is UntrustedResult else f"{told.kind}: {told.text}"
@@ -142,13 +166,27 @@ def _value(pending: Pending, result: ms.ActionResult, payload: memoryview | None
                           outcome.enforcement, outcome.lower_bounds)
     if outcome.state is not ActionState.COMPLETED:
         raise _failure(pending, outcome, told)
-    if isinstance(told, pl.FileReturn):
-        return told.data
+    if pending.reader is not None:
+        if not isinstance(told, pl.FileReturn):  # a sandbox may answer what it likes
+            raise ProtocolError(f"{_name(pending)}: its result is not the content of a file")
+        return told
     if isinstance(told, pl.FileList):
-        return told.entries
+        if told.one and len(told.entries) != 1:
+            raise ProtocolError(f"{_name(pending)}: its result is not one entry")
+        return told.entries[0] if told.one else told.entries
     if isinstance(told, pl.ValueReturn):
         return _returned(told, pending)
     return None
+
+
+def _file_failure(pending: Pending, outcome: Outcome, told: pl.ErrorReturn) -> FileFailed:
+    """Makes the exception of a file operation, whose kind is the name of an errno."""
+    text = f"{_name(pending)}: {outcome.state.value}: {told.text}"
+    error = _FILE_ERRORS.get(told.kind, FileFailed)(text, told)
+    # the sandbox chose the name: only errno's own ones are believed
+    error.code = told.kind if told.kind in errno.errorcode.values() else "EIO"
+    error.errno = getattr(errno, error.code)
+    return error
 
 
 def _failure(pending: Pending, outcome: Outcome, told: Any) -> ActionFailed:

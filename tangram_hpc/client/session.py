@@ -28,6 +28,7 @@ from ..protocol import message as ms
 from ..protocol import payload as pl
 from .actions import submit
 from .connection import Connection
+from .file_calls import PartialRead, span, write_calls
 from .future import Future
 from .request import (
     Options,
@@ -155,65 +156,130 @@ class Session:
     def write(self, path: str, data: bytes | str, mode: int = 0o644) -> Future:
         """Writes a file; missing parent folders are made. Returns at once.
 
+        Paths of all file methods are those of the sandbox: an absolute one begins at its root, a
+        relative one at the session's directory. Links are followed within that root.
+
         Args:
-            path: the file, below the session's directory.
-            data: the content; a str is written as UTF-8.
+            path: the file.
+            data: the content; a str is written as UTF-8. It travels in parts of 8 MiB, so a command
+                that still runs may see a part of it.
             mode: the file's permission bits.
 
         Returns:
-            A Future that ends when the file is written. It raises ActionFailed when that failed.
+            A Future that ends when the file is written. It raises FileFailed when that failed: its
+            subclasses and its `code` say why.
 
         Raises:
             InvalidInput: an argument is wrong; the message names it.
         """
-        return self._file(pl.FileCall(path, raw_bytes(data, "data"), mode), "write")
+        *earlier, last = write_calls(_below(path), raw_bytes(data, "data"), mode)
+        parts = tuple(self._file(call, "write") for call in earlier)
+        return self._connection.submit(Kind.FILE, Options(), self._record, "write", last,
+                                       earlier=parts)
 
-    def read(self, path: str) -> Future:
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> Future:
         """Reads a file; returns at once.
 
         Args:
-            path: the file, below the session's directory.
+            path: the file, as for `write`.
+            offset: the first byte.
+            length: the most bytes; None for all that follow, at most 256 MiB.
 
         Returns:
-            A Future of bytes. It raises ActionFailed when the file could not be read.
-        """
-        return self._file(pl.FileCall(path), "read")
+            A Future of bytes. It raises FileFailed when the file could not be read: FileMissing,
+            FileIsFolder, FileDenied and so on, or with `code` "EAGAIN" if a file of several parts
+            of 8 MiB has changed while it was read.
 
-    def listing(self, path: str = "") -> Future:
+        Raises:
+            InvalidInput: an argument is wrong; the message names it.
+        """
+        first, most = span(offset, length)
+
+        def ask(call: pl.FileCall, future: Future | None) -> Future:
+            return self._connection.submit(Kind.FILE, Options(), self._record, "read", call,
+                                           reader=reader, future=future)
+
+        reader = PartialRead(_below(path), first, most, ask)
+        return ask(reader.call(), None)
+
+    def listing(self, path: str = "", depth: int = 0) -> Future:
         """Lists a folder and everything below it, or one file; returns at once.
 
         Args:
-            path: the folder or file, below the session's directory; empty for that directory.
+            path: the folder or file, as for `write`; empty for the session's directory.
+            depth: how many levels; 1 for the folder's own entries, 0 for all.
 
         Returns:
-            A Future of a tuple of entries with `name`, `kind` ("file", "dir", "link" or "other"),
-            `size` in bytes and `mode`. The sandbox chose the names: check one before you use it as
-            a path of your own.
+            A Future of a tuple of entries, see `stat`; their names begin below the folder. The
+            sandbox chose the names: check one before you use it as a path of your own. It raises
+            FileFailed when the folder could not be listed.
         """
-        return self._file(pl.FileCall(path, op="list"), "list")
+        return self._file(pl.FileCall(_below(path), op="list", depth=span(depth, None)[0]), "list")
+
+    def stat(self, path: str) -> Future:
+        """Says what a path names; a link at its end is not followed. Returns at once.
+
+        Args:
+            path: the file, folder or link, as for `write`.
+
+        Returns:
+            A Future of an entry with `name`, `kind` ("file", "dir", "link" or "other"), `size` in
+            bytes, `mode`, `mtime_ns`, `target` (of a link), `uid` and `gid`. It raises FileMissing
+            when nothing is there, and another FileFailed when that cannot be known.
+        """
+        return self._file(pl.FileCall(_below(path), op="stat"), "stat")
 
     def mkdir(self, path: str) -> Future:
-        """Makes a folder and its missing parents, below the session's directory; returns at once.
+        """Makes a folder and its missing parents; returns at once.
+
+        Args:
+            path: the folder, as for `write`; one that exists is accepted.
 
         Returns:
-            A Future that ends when the folder is there. It raises ActionFailed when that failed.
+            A Future that ends when the folder is there. It raises FileFailed when that failed.
         """
-        return self._file(pl.FileCall(path, op="mkdir"), "mkdir")
+        return self._file(pl.FileCall(_below(path), op="mkdir"), "mkdir")
+
+    def remove(self, path: str) -> Future:
+        """Removes a file, a link, or a folder with everything in it; returns at once.
+
+        Args:
+            path: what is removed, as for `write`. A link is removed, not what it leads to.
+
+        Returns:
+            A Future that ends when it is gone. It raises FileMissing when nothing was there, and
+            another FileFailed when it cannot be removed.
+        """
+        return self._file(pl.FileCall(_below(path), op="remove"), "remove")
+
+    def move(self, path: str, target: str) -> Future:
+        """Gives a file, link or folder another path; returns at once. Missing folders on the way to
+        the new path are made, and a file that is there is replaced.
+
+        Args:
+            path: what is moved, as for `write`.
+            target: its new path.
+
+        Returns:
+            A Future that ends when it is moved. It raises FileFailed when that failed; with `code`
+            "EXDEV" if a folder would have to be copied to another file system.
+        """
+        return self._file(pl.FileCall(_below(path), op="move", target=_below(target)), "move")
 
     def upload(self, local: str | os.PathLike[str], path: str = "") -> int:
         """Copies a local file, or everything in a local folder, into the session; blocks.
 
         Args:
             local: the file or folder on this machine.
-            path: the target, below the session's directory. If it is empty or ends in "/", a file
-                keeps its own name.
+            path: the target, as for `write`. If it is empty or ends in "/", a file keeps its own
+                name.
 
         Returns:
             The number of files.
 
         Raises:
             InvalidInput: something cannot be read, or is neither a file nor a folder.
-            ActionFailed: the session could not write a file.
+            FileFailed: the session could not write a file.
         """
         return upload(self, _local(local), _below(path))
 
@@ -223,7 +289,7 @@ class Session:
         outside `local`, whatever names the sandbox lists.
 
         Args:
-            path: the file or folder, below the session's directory.
+            path: the file or folder, as for `write`.
             local: for a folder: the target folder; for a file: its new name, or a folder.
             max_bytes: the most bytes that are copied; more are refused.
             skip_others: whether to leave out links and everything else that is neither a file nor
@@ -234,7 +300,7 @@ class Session:
 
         Raises:
             InvalidInput: the sandbox lists a name that must not be written, or too much.
-            ActionFailed: the session could not read a file.
+            FileFailed: the session could not read a file.
         """
         return download(self, _below(path), _local(local), max_bytes, skip_others)
 

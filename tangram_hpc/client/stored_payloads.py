@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Mapping
 
 from ..domain.ids import client_of
 from ..ports import Store
@@ -94,6 +95,10 @@ class StoredPayloads:
     def get(self, name: str) -> bytes:
         """Returns the content of an entry; see `ports.Store.get`."""
         return self._store.get(name)
+
+    def keep_secrets(self, values: Mapping[str, str | None]) -> None:
+        """Adds, replaces or removes secrets of the job; see `ports.Store.keep_secrets`."""
+        self._store.keep_secrets(values)
 
     def drop_result(self, name: str, action: int, once: str) -> None:
         """Removes a result of this client's action that was read. The result of an action with an

@@ -3,7 +3,7 @@
 The names in a listing come from a sandbox and may be anything. Each name is checked before the
 first byte is written. A target is reached from the local folder one path component at a time, never
 through a link, and a finished file gets its name in one step. At most `WINDOW` files are in memory
-at once.
+at once, and an upload sends at most `BYTES` and one file more ahead.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ..errors import InvalidInput
 from ..protocol.payload import FileEntry
 
 WINDOW = 32  # files that are read or written at once
+BYTES = 64 << 20  # of files that an upload has sent and that are not known to be written
 FILES_MAX = 100_000  # entries of a listing that `download` accepts
 _NAME_MAX = 4096
 
@@ -55,22 +56,26 @@ class Files(Protocol):
 def upload(session: Files, local: str | os.PathLike[str], path: str) -> int:
     """See `Session.upload`."""
     source, count = Path(local), 0
-    waiting: deque[_Awaited] = deque()
+    waiting: deque[tuple[_Awaited, int]] = deque()
+    sent = 0
     try:
         for name, file in _sources(source, path):
             if file is None:
-                waiting.append(session.mkdir(name))
+                waiting.append((session.mkdir(name), 0))
             else:
-                mode = stat.S_IMODE(file.stat().st_mode) & 0o777
-                waiting.append(session.write(name, file.read_bytes(), mode))
+                mode, data = stat.S_IMODE(file.stat().st_mode) & 0o777, file.read_bytes()
+                waiting.append((session.write(name, data, mode), len(data)))
+                sent += len(data)
                 count += 1
-            if len(waiting) >= WINDOW:
-                waiting.popleft().result()
+            while len(waiting) >= WINDOW or (waiting and sent > BYTES):
+                first, size = waiting.popleft()
+                first.result()
+                sent -= size
     except OSError as error:
         raise InvalidInput(f"upload: cannot read {error.filename} ({error.strerror})") from None
     except UnicodeEncodeError:
         raise InvalidInput(f"upload: a name in {source} is not UTF-8; rename it") from None
-    for each in waiting:
+    for each, _ in waiting:
         each.result()
     return count
 

@@ -70,6 +70,9 @@ class Config(BaseModel):
     kill_wait_s: float = Field(2.0, ge=0, le=600, description="seconds between SIGTERM and SIGKILL")
     output_max: int = Field(1 << 20, ge=1024, le=1 << 30, description="bytes that are kept of each "
                                                                       "output stream")
+    output_bound: int = Field(
+        64 << 20, ge=1024, le=128 << 20, description="bytes of each output stream that a command "
+                                                     "may ask to keep")
     bind: str = Field("", description="where to listen besides the Unix socket: an address, "
                                       "an interface or a network of the host; empty: chosen so "
                                       "that other nodes can reach it; none: no TCP")

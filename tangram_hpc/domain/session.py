@@ -49,6 +49,8 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
         ttl_ns: it is closed so long after it opened, whatever runs in it; 0 for never.
         outlives: whether it stays open when its client goes away, until its time-to-live or its
             idle time is over.
+        secrets: pairs of an environment variable of its commands and the name of the secret that is
+            its value. Values are never part of a specification.
     """
 
     id: int
@@ -71,6 +73,7 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     close_hash: str = ""
     ttl_ns: int = 0
     outlives: bool = False
+    secrets: tuple[tuple[str, str], ...] = ()
 
     @property
     def shared(self) -> bool:

@@ -457,6 +457,7 @@ class WorkerWelcome(Message, frozen=True, tag=70):
     store: str
     kill_wait_s: float = 2.0
     output_max: int = 1 << 20
+    output_bound: int = 64 << 20
 
 
 class StartAttempt(Message, frozen=True, tag=71):

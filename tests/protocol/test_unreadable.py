@@ -46,6 +46,7 @@ from tangram_hpc.protocol.frame import FRAME_MAX, Inbox, Outbox
 from tangram_hpc.protocol.payload import (
     ExecCall,
     FileCall,
+    FileList,
     FunctionCall,
     ServiceCall,
     Stored,
@@ -398,9 +399,11 @@ def test_names_that_are_no_text_are_told_as_such(rig: Rig) -> None:
     rig.shell("sleep 60 & touch keep $(printf 'a\\377b')", session=1)
     outcome = rig.end(rig.begin(FileCall("", op="list"), Kind.FILE, session=1, cores=()))[0]
     assert outcome.reason == r"'a\udcffb': its name is not UTF-8; rename or remove it"
+    rig.shell("ln -s $(printf '/a\\377') keep-link", session=1)
     assert rig.shell("ls keep; rm a*", session=1)[1].stdout == b"keep\n"
     listed = rig.end(rig.begin(FileCall("", op="list"), Kind.FILE, session=1, cores=()))[1]
     assert "keep" in [entry.name for entry in listed.entries]
+    assert [entry.target for entry in listed.entries if entry.kind == "link"] == [""]
     pid = rig.value(os.getpid)
     assert rig.function(fail)[0].reason == r"ValueError: no a\udcffb"
     assert "str that is not UTF-8, which only a pickle" in rig.function(find)[0].reason
@@ -412,7 +415,8 @@ def test_a_listing_is_whole_or_refused(rig: Rig) -> None:
     def listed() -> tuple[str, list[str]]:
         call = rig.begin(FileCall("", op="list"), Kind.FILE, session=1, cores=())
         outcome, told = rig.end(call)[:2]
-        return outcome.reason, [entry.name for entry in told.entries] if told is not None else []
+        return outcome.reason, ([entry.name for entry in told.entries]
+                                if isinstance(told, FileList) else [])
 
     rig.open()
     rig.shell("mkdir -p a/b; touch a/b/c", session=1)

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.executor_rig import SECRETS, Rig, alive
@@ -18,6 +19,7 @@ from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol.message import INLINE_MAX
 from tangram_hpc.protocol.payload import (
+    ErrorReturn,
     ExecCall,
     ExecReturn,
     FileCall,
@@ -77,8 +79,9 @@ def test_files_cwd_and_stdin(rig: Rig) -> None:
     rig.shell("echo x >$TMPDIR/x")
     _, back = rig.shell("cat; ls -A; ls -A $TMPDIR")
     assert back.stdout == b""  # no stdin, and nothing of the actions before
-    outcome, _ = rig.exec("true", files={"../x": b""})
-    assert outcome.state is ActionState.FAILED and "leaves" in outcome.reason
+    outcome, back = rig.exec("true", files={"/dev/null/x": b""})
+    assert outcome.state is ActionState.FAILED and outcome.reason.startswith("files: /dev/null/x")
+    assert back == ExecReturn()  # with a payload it is not held back as if SIGTERM had ended it
 
 
 def test_environment_is_clean_and_tells_the_grant(rig: Rig) -> None:
@@ -171,6 +174,29 @@ def test_output_is_capped_and_the_cut_is_counted(tmp_path: Path) -> None:
     assert (len(back.stdout), len(back.stderr)) == (100_000, 100_000)
     assert back.cut == (30_000_000 + 2 - 100_000, 1)
     rig.close()
+
+
+@pytest.mark.parametrize("command", [
+    "head -c 300000 /dev/zero; printf end", "i=0; while [ $i -lt 3000 ]; do echo line $i; "
+    "i=$((i+1)); done; printf end"])
+def test_a_call_says_how_much_output_it_wants_and_which_part(rig: Rig, command: str) -> None:
+    rig.open()
+    whole = rig.shell(command, session=1, output_max=1 << 20)[1]
+    assert whole.cut == (0, 0) and whole.stdout.endswith(b"end")
+    size = len(whole.stdout)
+    for most in (1, 1001, size - 1, size):
+        kept = {keep: rig.shell(command, session=1, output_max=most, keep=keep)[1]
+                for keep in ("head", "tail", "both")}
+        first = most - most // 2
+        assert kept["head"].stdout == whole.stdout[:most]
+        assert kept["tail"].stdout == whole.stdout[-most:]
+        assert kept["both"].stdout == (whole.stdout if most == size else
+                                       whole.stdout[:first] + whole.stdout[size - most // 2:])
+        assert {back.cut for back in kept.values()} == {(size - most, 0)}
+    assert rig.shell("echo x", session=1)[1].stdout == b"x\n"
+    outcome, _ = rig.shell("echo x", session=1, output_max=(64 << 20) + 1)
+    assert (outcome.state, outcome.exit_code) == (ActionState.FAILED, 126)
+    assert outcome.reason.startswith("output_max: 67108865 bytes are more than the site's bound")
 
 
 def test_streaming(rig: Rig) -> None:
@@ -266,29 +292,83 @@ def test_files_are_read_and_written(rig: Rig) -> None:
     data = os.urandom(INLINE_MAX * 3)
     assert rig.file("a/b/c", data)[0].state is ActionState.COMPLETED
     assert rig.shell("cat a/b/c", session=1)[1].stdout == data
-    assert rig.file("a/b/c")[1] == FileReturn(data)
+    assert rig.file("a/b/c")[1].data == data
     assert rig.shell("cd a && ln -s b/../b/c link && ln -s $PWD/b abs", session=1)[0].exit_code == 0
-    assert rig.file("a/link")[1] == FileReturn(data)
-    assert rig.file("a/abs/c")[1] == FileReturn(data)
-    outcome, _ = rig.file("a/none")
+    assert rig.file("a/link")[1].data == data
+    assert rig.file("a/abs/c")[1].data == data
+    outcome, back = rig.file("a/none")
     assert (outcome.state, outcome.reason) == (ActionState.FAILED, "no such file: a/none")
+    assert back == ErrorReturn("ENOENT", "no such file: a/none")
     outcome, _, _ = rig.end(rig.begin(FileCall("x"), Kind.FILE, cores=()))
     assert outcome.state is ActionState.FAILED and outcome.reason.startswith("session:")
 
 
-def test_no_path_leads_out_of_a_session(rig: Rig, tmp_path: Path) -> None:
+def test_paths_begin_at_the_root_or_the_sessions_directory(rig: Rig, tmp_path: Path) -> None:
     rig.open()
-    secret = tmp_path / "secret"
-    secret.write_text("s")
-    made = rig.shell(f"ln -s {secret} l1; ln -s {tmp_path} l2; ln -s ../../.. l3; ln -s l4 l4; "
-                     "mkfifo fifo; mkdir d; ln -s /etc/hostname d/l5; ln -s ../.. d/l6", session=1)
+    home = Path(rig.shell("pwd", session=1)[1].stdout.decode().strip())
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "f").write_text("f")
+    made = rig.shell(f"ln -s {outside} l1; ln -s l2/x l2; mkfifo fifo; mkdir -p d/e; "
+                     "ln -s ./d l3; ln -s /proc/self/environ l4; "
+                     "ln -s /proc/self/cwd l5; echo h >h", session=1)
     assert made[0].exit_code == 0
-    for path in (str(secret), "../x", "a/../../x", "l1", "l2/secret", "l3/x", "l4", "fifo", "d",
-                 "d/l5", "d/l6/x", "", ".", "a\0b"):
-        for data in (None, b"new"):
-            outcome, back = rig.file(path, data)
-            assert outcome.state is ActionState.FAILED and outcome.reason, path
-            assert back is None
-    assert secret.read_text() == "s" and list(tmp_path.glob("x")) == []
+    for path in (f"{outside}/f", f"//{outside}/./f", "l1/f", "l1/../outside/f", f"d/../{'../' * 30}"
+                 f"{outside}/f", "l3/e/../../l1/f"):
+        assert rig.file(path)[1].data == b"f", path
+    assert rig.file("d/../h")[1].data == rig.file(f"{home}/h")[1].data == b"h\n"
+    assert int(rig.file("/proc/uptime")[1].data.split(b".")[0]) > 0  # has no size
+    for path, code in {"no": "ENOENT", "d": "EISDIR", "/": "EISDIR", "": "EISDIR", "h/x": "ENOTDIR",
+                       "l2": "ELOOP", "fifo": "EINVAL", "a\0b": "EINVAL", "l4": "EACCES",
+                       "l5/no": "ENOENT", "/dev/null": "EINVAL", "d/..": "EISDIR"}.items():
+        outcome, back = rig.file(path)
+        assert outcome.state is ActionState.FAILED and back.kind == code, (path, back)
+        assert "\n" not in outcome.reason
+    assert rig.file(f"{outside}/new/g", b"g")[0].state is ActionState.COMPLETED
+    assert (outside / "new/g").read_bytes() == b"g"
+
+
+def _call(rig: Rig, path: str, **fields: Any) -> Any:
+    return rig.end(rig.begin(FileCall(path, **fields), Kind.FILE, session=1, cores=()))[1]
+
+
+def test_files_are_moved_removed_and_described(rig: Rig, tmp_path: Path) -> None:
+    rig.open()
+    assert rig.shell("mkdir -p a/b/c; echo 1 >a/b/f; ln -s b a/l; chmod 0 a/b/c; "
+                     f"ln -s {tmp_path} out", session=1)[0].exit_code == 0
+    (tmp_path / "stays").write_text("s")
+    entry = _call(rig, "a/b/f", op="stat").entries[0]
+    assert (entry.name, entry.kind, entry.size, entry.uid) == ("f", "file", 2, os.getuid())
+    assert 0 < entry.mtime_ns <= time.time_ns()
+    link = _call(rig, "a/l", op="stat").entries[0]
+    assert (link.kind, link.target) == ("link", "b")
+    assert _call(rig, "a/l/", op="stat").entries[0].kind == "dir"
+    assert [e.name for e in _call(rig, "a", op="list", depth=1).entries] == ["b", "l"]
+    assert "b/f" in [e.name for e in _call(rig, "a", op="list").entries]
+    assert _call(rig, "a/b", op="move", target="new/way") == FileReturn()
+    assert rig.file("new/way/f")[1].data == b"1\n"
+    assert _call(rig, "new/way/f", op="move", target="no/../new/f") == FileReturn()
+    assert _call(rig, "a/l", op="stat").entries[0].kind == "link"  # it leads nowhere now
+    assert _call(rig, "a/l", op="move", target="a").kind in ("EISDIR", "ENOTEMPTY")
+    assert _call(rig, "none", op="move", target="x").kind == "ENOENT"
+    assert _call(rig, "out", op="remove") == FileReturn() and (tmp_path / "stays").exists()
+    assert _call(rig, "new", op="remove") == FileReturn()
+    assert _call(rig, "new", op="stat").kind == "ENOENT"
+    for path in ("", ".", "/", "a/.."):
+        assert _call(rig, path, op="remove").kind == "EBUSY", path
+    assert rig.shell("ls -A", session=1)[1].stdout.split() == [b"a", b"no"]
+
+
+def test_a_file_in_parts(rig: Rig) -> None:
+    rig.open()
+    assert _call(rig, "f", data=b"12345", offset=0) == FileReturn()
+    assert _call(rig, "f", data=b"678", offset=5) == FileReturn()
+    assert _call(rig, "f", data=b"x", offset=5).kind == "EAGAIN"
+    assert _call(rig, "g", data=b"x", offset=5).kind == "ENOENT"
+    piece = _call(rig, "f", offset=3, length=4)
+    assert (piece.data, piece.size) == (b"4567", 8)
+    assert _call(rig, "f", offset=9, length=4).data == b""
+    rig.shell("sleep 0.01; echo >>f", session=1)
+    assert _call(rig, "f", length=0).stamp != piece.stamp
 
 

@@ -8,7 +8,8 @@ from typing import Any
 def shared_line(session: dict[str, Any]) -> str:
     """Returns one line about a shared session: whose it is, who is attached, when it ends."""
     def name(client: dict[str, Any]) -> str:
-        return f"{client['client']} ({client['name']})" + " holds it" * client.get("hold", False)
+        holds = " holds it" if client.get("hold") else ""
+        return f"{client['client']} ({client['name']}){holds}"
 
     gone = ", which is gone" if session["owner_gone"] else ""
     line = (f"{session['id']:<12}{session['name']:<20}{session['state']:<10}"

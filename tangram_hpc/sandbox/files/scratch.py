@@ -78,8 +78,12 @@ def copy(origin: str, path: str) -> None:
             raise Uncopied(f"fork: {why[0] if why else 'cp failed'}")
 
 
-def empty(*folders: str) -> None:
+def empty(*folders: str, keep: frozenset[str] = frozenset()) -> None:
     """Makes used directories empty again.
+
+    Args:
+        folders: the directories.
+        keep: names directly in them that are mount points and stay.
 
     Raises:
         OSError: one cannot be emptied.
@@ -88,8 +92,8 @@ def empty(*folders: str) -> None:
         if not os.path.isdir(folder) or os.path.islink(folder):
             remove(folder)
             os.mkdir(folder, 0o700)
-        elif os.listdir(folder):
-            _strip(folder)
+        elif set(os.listdir(folder)) - keep:
+            _strip(folder, keep=keep)
 
 
 def remove_small(path: str) -> bool:
@@ -113,12 +117,28 @@ def remove(path: str) -> bool:
     return not os.path.lexists(path)
 
 
-def _strip(root: str) -> None:
-    """Removes everything in `root`. A directory that is not empty is first moved up into `root`, so
+def remove_tree(name: str, folder: int) -> None:
+    """Removes a directory with everything in it.
+
+    Args:
+        name: its name.
+        folder: the open directory that holds it.
+
+    Raises:
+        OSError: something could not be removed.
+    """
+    with suppress(OSError):  # what cannot be removed says so below
+        _strip(name, folder)
+    os.rmdir(name, dir_fd=folder)
+
+
+def _strip(root: str, above: int | None = None, keep: frozenset[str] = frozenset()) -> None:
+    """Removes everything in `root`, which is a name in the open directory `above`, or a path; but
+    not what `keep` names in `root`. A directory that is not empty is first moved up into `root`, so
     neither its depth nor the length of its path can be too large.
     """
-    modes.change(root, 0o700)
-    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    modes.change(root, 0o700, above)
+    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     fresh = map(f".{os.urandom(8).hex()}-{{}}".format, count())  # names that cannot be in use
     try:
         todo = [""]
@@ -127,7 +147,8 @@ def _strip(root: str) -> None:
             here = top if not name else _enter(name, top)
             try:
                 for entry in os.listdir(here):
-                    todo += _drop(entry, here, top, fresh)
+                    if name or entry not in keep:
+                        todo += _drop(entry, here, top, fresh)
             finally:
                 if name:
                     os.close(here)

@@ -2,9 +2,10 @@
 exist.
 
 Every sandbox sees this: `/session` is the session's directory, for reading and writing, and `/tmp`
-its `tmp`; `/dev/shm` and `/proc` are its own; there are a few devices; everything else is
-read-only, and nothing of the node is visible but what is listed. The host name is `sandbox`. There
-is no network but a loopback, unless it is asked for. Nothing is started here.
+its `tmp`, in which what is listed of the node's own /tmp is read-only; `/dev/shm` and `/proc` are
+its own; there are a few devices; everything else is read-only, and nothing of the node is visible
+but what is listed. The host name is `sandbox`. There is no network but a loopback, unless it is
+asked for. Nothing is started here.
 
 bwrap and podman were run with the versions that Debian 12 has (0.8.0, 4.3.1). apptainer and enroot
 are written from their documentation and have not been run; the probe decides on each node.
@@ -24,7 +25,7 @@ from .pause_process import CAT, SHELL
 
 SESSION, HOSTNAME = "/session", "sandbox"
 UNITS = "/session.cpus"  # the file that tells a command how many CPUs it has
-_TMP, _TMP_BESIDE = "/tmp", "/session.tmp"
+TMP = "/tmp"
 _OURS = frozenset({"proc", "dev", "sys", "tmp", "session"})  # hidden where an image has them
 # One harmless capability in the sandbox's own user namespace. Commands have none, so they may not
 # trace the pause process nor open its pipe through /proc/1 to outlive their init.
@@ -100,7 +101,8 @@ class Bwrap:
             "--proc", "/proc", "--dev", "/dev",
             "--perms", "1777", "--size", str(box.shm_bytes), "--tmpfs", "/dev/shm",
             "--remount-ro", "/dev",
-            "--bind", scratch.home(box.home), SESSION, "--bind", scratch.tmp(box.home), tmp_of(box),
+            "--bind", scratch.home(box.home), SESSION, "--bind", scratch.tmp(box.home), TMP,
+            *([] if box.image else _in_tmp(box.read)),
             *[word for here, there in box.files for word in ("--ro-bind", here, there)],
             # If root runs the worker, the sandbox's user owns the machine's settings in /proc/sys.
             "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", SESSION, "--", *CAT,
@@ -123,8 +125,8 @@ def _of_host(read: Sequence[str]) -> list[str]:
     """
     words: list[str] = []
     shown: list[str] = []
-    for path in sorted({os.path.normpath(p) for p in read}, key=lambda p: (p.count("/"), p)):
-        if any(_beneath(path, above) for above in shown):
+    for path in _outer_first(read):
+        if any(_beneath(path, above) for above in (*shown, TMP)):
             continue
         real = os.path.realpath(path)
         if real != path and os.path.islink(path) and any(_beneath(real, p) for p in read):
@@ -133,6 +135,37 @@ def _of_host(read: Sequence[str]) -> list[str]:
             words += ["--ro-bind", path, path]
             shown.append(path)
     return words
+
+
+def _outer_first(paths: Sequence[str]) -> list[str]:
+    return sorted({os.path.normpath(p) for p in paths}, key=lambda p: (p.count("/"), p))
+
+
+def _in_tmp(read: Sequence[str]) -> list[str]:
+    """Mounts the node's paths below /tmp over the sandbox's own /tmp. A path deeper than that gets
+    a read-only tmpfs as its outermost folder. So each of `tmp_names` is a mount point, which no
+    program of the sandbox can remove, rename or put something else in place of.
+    """
+    paths = [path for path in _outer_first(read)
+             if path.startswith(f"{TMP}/") and os.path.exists(path)]
+    words: list[str] = []
+    deep: list[str] = []
+    for path in paths:
+        top = f"{TMP}/{path.split('/')[2]}"
+        if path != top and top not in (*paths, *deep):
+            deep.append(top)
+            words += ["--tmpfs", top]
+        if not any(path != other and _beneath(path, other) for other in paths):
+            words += ["--ro-bind", path, path]
+    return words + [word for top in deep for word in ("--remount-ro", top)]
+
+
+def tmp_names(box: ContainerSpec) -> frozenset[str]:
+    """The names in a sandbox's /tmp that are the node's and not its own."""
+    if box.image:
+        return frozenset()
+    return frozenset(path.split("/")[2] for path in map(os.path.normpath, box.read)
+                     if path.startswith(f"{TMP}/") and os.path.exists(path))
 
 
 def _beneath(path: str, above: str) -> bool:
@@ -275,13 +308,6 @@ class Enroot:
 
 
 RUNTIMES: Mapping[str, Runtime] = {r.name: r for r in (Bwrap(), Apptainer(), Podman(), Enroot())}
-
-
-def tmp_of(box: ContainerSpec) -> str:
-    """The path of a sandbox's temporary directory, which must not hide a visible path of the node.
-    """
-    shown = not box.image and any(path.startswith(f"{_TMP}/") for path in box.read)
-    return _TMP_BESIDE if shown else _TMP
 
 
 def container_name(home: str) -> str:

@@ -130,6 +130,7 @@ class NodeSession:
         deaths: how many of its inits have died.
         copies: sessions that wait to begin with a copy of its files; `copying`: copies under way.
         waiting: attempts that wait for it, in order.
+        secrets: the variables of its commands whose values are secret.
     """
 
     __slots__ = (
@@ -142,6 +143,7 @@ class NodeSession:
         "packing",
         "process",
         "running",
+        "secrets",
         "spec",
         "up",
         "waiting",
@@ -159,6 +161,7 @@ class NodeSession:
         self.copies: deque[NodeSession] = deque()
         self.copying: list[NodeSession] = []
         self.waiting: deque[NodeAttempt] = deque()
+        self.secrets: dict[str, str] = {}
 
 
 def cause(status: int) -> str:

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
+
 from ...errors import InvalidInput
 from ...ports import Store
 from ...protocol.message import INLINE_MAX
@@ -64,6 +66,14 @@ class PayloadCache:
         else:
             self._asked[digest] = [then]
             self._go(self._store.get, digest, lambda blob, why: self._learned(digest, blob, why))
+
+    def secrets(self, names: list[str], then: Then) -> None:
+        """Reads secrets of the job; `then` gets their values as a msgpack list in this order."""
+        def read(names: list[str]) -> bytes:
+            known = self._store.secrets(names)
+            return msgspec.msgpack.encode([known[name] for name in names])
+
+        self._go(read, names, then)
 
     def pack(self, folder: str, owner: str, then: Then) -> None:
         """Stores the files of a scratch directory for an owner; `then` gets the archive's digest.

@@ -18,7 +18,8 @@ from ...domain.states import ActionState
 from ...errors import InvalidInput
 from ...ports import Reports
 from ...protocol.payload import owner_by_client
-from ...protocol.process_frames import ExitProcess
+from ...protocol.process_frames import ExitProcess, SessionSecrets
+from ...protocol.reading import reader
 from .execution_processes import ExecutionProcess
 from .node_attempts import NodeAttempt, NodeSession
 from .payload_cache import PayloadCache
@@ -26,6 +27,7 @@ from .process_supervisor import ProcessSupervisor
 
 _CLOSE_S = 8.0  # after that an init that closes its sandbox is killed
 _DEATHS_MAX = 8  # of one session's inits; more is no accident
+_read_values = reader(list[str])
 
 
 class CommandDispatcher(Protocol):
@@ -71,11 +73,32 @@ class Sessions:
         except InvalidInput as error:
             return self._reports.session_down(spec.id, str(error))
         session = self._open[spec.id] = NodeSession(spec, box)
+        if spec.secrets:
+            return self._ask_secrets(session)
+        self._begin(session)
+
+    def _ask_secrets(self, session: NodeSession) -> None:
+        """Reads the values of a session's secrets, and opens it then."""
+        pairs = session.spec.secrets
+
+        def then(data: bytes, why: str) -> None:
+            if self._open.get(session.id) is not session:
+                return
+            if why or session.closing:
+                return self._end(session, "" if session.closing else why)
+            values = _read_values(data)
+            session.secrets = {pair[0]: value for pair, value in zip(pairs, values, strict=True)}
+            self._begin(session)
+
+        self._cache.secrets([name for _, name in pairs], then)
+
+    def _begin(self, session: NodeSession) -> None:
+        spec = session.spec
         if spec.origin:
             return self._ask_copy(session)
         if spec.files:
             return self._unpack(session)
-        pool = self._supervisor.pool(box)
+        pool = self._supervisor.pool(session.box)
         process = pool.give_away()
         if process is None:
             self._supervisor.start_limiter.ask(lambda: self._build(session))
@@ -140,6 +163,8 @@ class Sessions:
         self._copied(session)
         if session.closing:
             return self._shut(process)
+        if session.secrets:
+            process.send(SessionSecrets(session.secrets))
         first, session.up = not session.was_up, True
         session.was_up = True
         if first:

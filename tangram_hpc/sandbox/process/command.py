@@ -21,6 +21,7 @@ from ...domain.states import ActionState
 from ...protocol.payload import ExecCall, ExecReturn, encode
 from ...protocol.process_frames import RunAction
 from ..environment import DEFAULT_PATH, Grants
+from .kept_output import KeptOutput
 from .resource_usage import ResourceUsage
 
 _PIECE = 1 << 16
@@ -98,10 +99,7 @@ class Command:
     """
 
     __slots__ = (
-        "_chunks",
-        "_cut",
-        "_output_max",
-        "_sizes",
+        "_kept",
         "act_at",
         "call",
         "isolation",
@@ -130,10 +128,8 @@ class Command:
         self.act_at = 0
         self.started_ns = 0
         self.pipes: tuple[int, ...] = ()
-        self._output_max = output_max
-        self._chunks: tuple[list[bytes], list[bytes]] = ([], [])
-        self._sizes = [0, 0]
-        self._cut = [0, 0]
+        most = call.output_max or output_max
+        self._kept = KeptOutput(most, call.keep), KeptOutput(most, call.keep)
 
     def start(self, home: str, grants: Grants, devnull: int) -> None:
         """Starts the command, with pipes for its output.
@@ -205,14 +201,8 @@ class Command:
         return stream + 1, self._keep(stream, data)
 
     def _keep(self, stream: int, data: bytes) -> bytes:
-        room = self._output_max - self._sizes[stream]
-        if len(data) > room:
-            self._cut[stream] += len(data) - room
-            data = data[:room]
-        self._sizes[stream] += len(data)
-        if data and not self.call.stream:
-            self._chunks[stream].append(data)
-        return data
+        kept = self._kept[stream]
+        return kept.pass_on(data) if self.call.stream else kept.add(data)
 
     def drain(self) -> list[tuple[int, bytes]]:
         """Reads what the pipes still hold after the command has ended, and closes them."""
@@ -275,10 +265,9 @@ class Command:
 
     def result(self) -> bytes:
         """Its encoded result for the client."""
-        if not (self._chunks[0] or self._chunks[1] or self._cut[0] or self._cut[1]):
-            return _SILENCE
-        out, err = (b"".join(chunks) for chunks in self._chunks)
-        return encode(ExecReturn(out, err, (self._cut[0], self._cut[1])))
+        out, err = (kept.finish() for kept in self._kept)
+        cut = self._kept[0].cut, self._kept[1].cut
+        return encode(ExecReturn(out, err, cut)) if out or err or any(cut) else _SILENCE
 
 
 def _name(number: int) -> str:

@@ -22,7 +22,17 @@ import msgspec
 
 from ...domain.outcome import Outcome, too_long
 from ...domain.states import ActionState
-from ...protocol.payload import ExecCall, FileCall, FileList, FileReturn, decode, encode
+from ...protocol.payload import (
+    ErrorReturn,
+    ExecCall,
+    ExecReturn,
+    FileCall,
+    FileList,
+    FileReturn,
+    Payload,
+    decode,
+    encode,
+)
 from ...protocol.process_frames import (
     RECEIVE,
     Broken,
@@ -35,6 +45,7 @@ from ...protocol.process_frames import (
     ProcessInbox,
     Ready,
     RunAction,
+    SessionSecrets,
     Setup,
     Units,
     frame,
@@ -207,6 +218,8 @@ class Init:
                     self._units.write(order.units)
             elif isinstance(order, Setup):
                 self._build(order)
+            elif isinstance(order, SessionSecrets):
+                self._make_grants(order.values)
             elif isinstance(order, FreezeBackground):
                 self._background.freeze()
             elif isinstance(order, ExitProcess):
@@ -224,11 +237,10 @@ class Init:
             self._ending = True
             return
         self._setup, self._home = setup, self._isolation.home
-        base = environment.sandbox_environment(os.environ, self._home, self._isolation.tmp,
-                                               self._isolation.own_root)
-        self._grants = environment.Grants(base, self._isolation.units)
+        self._make_grants({})
         self._processes = self._isolation.processes
-        self._meter = SandboxMeter((self._home, self._isolation.tmp), self._processes)
+        self._meter = SandboxMeter((self._home, self._isolation.tmp), self._processes,
+                                   self._isolation.nodes)
         self._background = BackgroundProcesses(self._processes)
         self._built = True
         if setup.compiled and fast_path.serves(self._isolation):
@@ -239,6 +251,14 @@ class Init:
             self._poll.register(self._isolation.pause.gone_fd, select.POLLIN)
         self._send(Ready(self._isolation.name))
 
+    def _make_grants(self, secret: dict[str, str]) -> None:
+        """Makes the environments of the commands that follow."""
+        base = environment.sandbox_environment(os.environ, self._home, self._isolation.tmp,
+                                               self._isolation.own_root)
+        self._grants = environment.Grants({**base, **secret}, self._isolation.units)
+        if self._fast_path is not None:
+            self._fast_path.forget()
+
     def _run(self, run: RunAction) -> None:
         try:
             call = decode(run.payload)
@@ -248,8 +268,8 @@ class Init:
             return self._file(run, call)
         if not isinstance(call, ExecCall):
             return self._refuse(run, 0, f"payload: a sandbox cannot run a {type(call).__name__}")
-        command = self._command_of(run, call)
         try:
+            command = self._command_of(run, call)
             self._limit_files(run.limits.disk_mib)
             self._background.wake()
             for path, data in call.files.items():
@@ -264,6 +284,11 @@ class Init:
         self._begun(command)
 
     def _command_of(self, run: RunAction, call: ExecCall) -> Command:
+        """Raises Unstartable: it asks for more output than the site allows."""
+        most = max(self._setup.output_max, self._setup.output_bound)
+        if call.output_max > most:
+            raise Unstartable(126, f"output_max: {call.output_max} bytes are more than the site's "
+                                   f"bound of {most}; ask for less, or raise output_bound")
         others = frozenset(self._processes.pids()) if self._background.there else frozenset[int]()
         usage = ResourceUsage(self._group_cpu, self._isolation.pause is not None, others)
         return Command(run, call, self._setup.output_max, self._isolation.name, usage)
@@ -314,33 +339,28 @@ class Init:
             if few:
                 resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
 
-    def _refuse(self, run: RunAction, code: int, reason: str) -> None:
+    def _refuse(self, run: RunAction, code: int, reason: str, told: Payload | None = None) -> None:
+        """Ends an action that has not run. Its payload tells the worker's driver that no signal
+        ended it: it holds back such ends without one.
+        """
         outcome = Outcome(ActionState.FAILED, exit_code=code, reason=reason,
                           isolation=self._isolation.name)
-        self._send(Ended(run.lease, outcome, None, True))
+        self._send(Ended(run.lease, outcome, encode(told or ExecReturn()), True))
         if not run.keep:
             self._freshen()
 
     def _file(self, run: RunAction, call: FileCall) -> None:
         began = time.monotonic_ns()
         try:
-            if call.op == "list":
-                payload = encode(FileList(tuple(confine.listing(self._home, call.path))))
-            elif call.op == "mkdir":
-                confine.mkdir(self._home, call.path)
-                payload = encode(FileReturn())
-            elif call.data is None:
-                payload = encode(FileReturn(confine.read(self._home, call.path)))
-            elif run.limits.disk_mib and (over := self._meter.disk(run.limits.disk_mib)):
-                return self._refuse(run, 0, over[1])
-            else:
-                confine.write(self._home, call.path, call.data, call.mode)
-                payload = encode(FileReturn())
+            if call.data is not None and run.limits.disk_mib and (
+                    over := self._meter.disk(run.limits.disk_mib)):
+                return self._refuse(run, 0, over[1], ErrorReturn("ENOSPC", over[1]))
+            told = _file_answer(self._home, call)
         except confine.PathRefused as error:
-            return self._refuse(run, 0, str(error))
+            return self._refuse(run, 0, str(error), ErrorReturn(error.code, str(error)))
         spent = time.monotonic_ns() - began
         outcome = Outcome(ActionState.COMPLETED, exec_ns=spent, isolation=self._isolation.name)
-        self._send(Ended(run.lease, outcome, payload, True))
+        self._send(Ended(run.lease, outcome, encode(told), True))
 
     def _kill(self, order: KillCommand) -> None:
         if self._command is not None and self._command.run.lease == order.lease:
@@ -483,7 +503,7 @@ class Init:
 
     def _freshen(self) -> None:
         try:
-            scratch.empty(self._home, self._isolation.tmp)
+            scratch.empty(self._home, self._isolation.tmp, keep=self._isolation.nodes)
             os.chdir(self._home)
         except OSError as error:
             self._send(Broken(f"the sandbox's directory cannot be emptied ({error.strerror})"))
@@ -511,4 +531,23 @@ class Init:
             process_tree.end_beneath(_END_S)
         if self._closing and self._built:  # else another init may take the files over
             with suppress(OSError):
-                scratch.empty(self._home, self._isolation.tmp)
+                scratch.empty(self._home, self._isolation.tmp, keep=self._isolation.nodes)
+
+
+def _file_answer(home: str, call: FileCall) -> Payload:
+    """Carries out an operation on files. Raises PathRefused."""
+    if call.op == "list":
+        return FileList(tuple(confine.listing(home, call.path, call.depth)))
+    if call.op == "stat":
+        return FileList((confine.about(home, call.path),), one=True)
+    if call.op == "mkdir":
+        confine.mkdir(home, call.path)
+    elif call.op == "remove":
+        confine.remove(home, call.path)
+    elif call.op == "move":
+        confine.move(home, call.path, call.target)
+    elif call.data is None:
+        return FileReturn(*confine.read(home, call.path, call.offset, call.length))
+    else:
+        confine.write(home, call.path, call.data, call.mode, call.offset)
+    return FileReturn()

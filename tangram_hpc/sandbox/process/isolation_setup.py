@@ -20,10 +20,11 @@ from ..isolation import etc, join, landlock, seccomp, visible_paths
 from ..isolation.container_runtimes import (
     RUNTIMES,
     SESSION,
+    TMP,
     UNITS,
     ContainerSpec,
     container_name,
-    tmp_of,
+    tmp_names,
 )
 from ..isolation.pause_process import PauseFailed, PauseProcess
 from .bootstrap import MODES
@@ -56,6 +57,7 @@ class SandboxIsolation:
         own_root: whether commands see another root than the node's.
         pause: the pause process, where there is one.
         own: the numbers of the processes of `pause` inside.
+        nodes: names in `tmp` that are read-only mounts of the node's files.
     """
 
     name: str
@@ -66,6 +68,7 @@ class SandboxIsolation:
     own_root: bool = False
     pause: PauseProcess | None = None
     own: frozenset[int] = frozenset()
+    nodes: frozenset[str] = frozenset()
 
 
 def build(setup: Setup, home: str) -> SandboxIsolation:
@@ -124,5 +127,5 @@ def _held(setup: Setup, home: str) -> SandboxIsolation:
         seccomp.restrict(namespaced=True, network=box.network, sampled=setup.watch)
         isolation += "+seccomp"
     own = frozenset(int(name) for name in os.listdir("/proc") if name.isdigit())
-    return SandboxIsolation(isolation, NamespaceProcesses(own), SESSION, tmp_of(what), UNITS,
-                            bool(box.image), pause, own)
+    return SandboxIsolation(isolation, NamespaceProcesses(own), SESSION, TMP, UNITS,
+                            bool(box.image), pause, own, tmp_names(what))

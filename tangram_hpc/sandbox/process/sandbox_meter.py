@@ -26,14 +26,16 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SandboxMeter:
-    """Checks the use of one sandbox whose files lie in `folders`.
+    """Checks the use of one sandbox whose files lie in `folders`. What `others` names directly in
+    them is not its own and does not count.
 
     Attributes:
         due: when it wants to check next (monotonic ns); 0 for never.
     """
 
-    def __init__(self, folders: tuple[str, ...], processes: SandboxProcesses) -> None:
-        self._folders = folders
+    def __init__(self, folders: tuple[str, ...], processes: SandboxProcesses,
+                 others: frozenset[str] = frozenset()) -> None:
+        self._folders, self._others = folders, others
         self._processes = processes
         self._limits = SandboxLimits()
         self._watch = False
@@ -89,7 +91,7 @@ class SandboxMeter:
 
     def disk(self, limit_mib: int) -> tuple[ActionState, str] | None:
         """Checks whether the sandbox's directories hold more than the limit."""
-        used = [used_mib(folder) for folder in self._folders]
+        used = [used_mib(folder, self._others) for folder in self._folders]
         if min(used) < 0:
             self._had_mib = -1
             return ActionState.FAILED, f"disk: directories more than {_DEPTH_MAX} deep"
@@ -99,13 +101,16 @@ class SandboxMeter:
         return ActionState.FAILED, f"disk: {self._had_mib} MiB written, {limit_mib} MiB allowed"
 
 
-def used_mib(home: str) -> int:
-    """The blocks of everything beneath a directory, in MiB; -1 when it is too deep to be measured.
-    Entries that come or go meanwhile may be missed. O(entries). It holds a descriptor for each
-    level, as a path of many levels is longer than the kernel accepts.
+def used_mib(home: str, others: frozenset[str] = frozenset()) -> int:
+    """The blocks of everything beneath a directory, but for what `others` names in it, in MiB; -1
+    when it is too deep to be measured. Entries that come or go meanwhile may be missed. O(entries).
+    It holds a descriptor for each level, as a path of many levels is longer than the kernel
+    accepts.
     """
     blocks = 0
     walk = [_Level.of(home, None)]
+    if walk[0] is not None and others:
+        walk[0].folders = [name for name in walk[0].folders if name not in others]
     try:
         while walk:
             here = walk[-1]

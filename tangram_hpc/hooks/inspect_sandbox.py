@@ -1,0 +1,130 @@
+"""Inspect AI's sandbox `tangram`: each sample of an evaluation has a session of the job's broker.
+
+Inspect finds this module by its entry point; nothing of this package imports it, as it needs the
+extra `inspect`. Use `Task(sandbox="tangram")` in a process that can reach a broker (`TANGRAM_JOB`,
+`TANGRAM_ACCESS` or a Slurm job), or `("tangram", "tangram-sandbox.json")`, whose keys are the
+arguments of `Client.session`. Inspect's contract is in the exceptions: each method says with them
+what happened. A session's file errors are Python's own, so they pass through as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from inspect_ai.util import (
+    ExecResult,
+    OutputLimitExceededError,
+    SandboxEnvironment,
+    SandboxEnvironmentLimits,
+    SandboxUserUnsupportedError,
+    sandboxenv,
+)
+
+import tangram_hpc
+
+_RETRIES_S = (60, 30)  # the longest times of a second and a third try after a time-out
+_NOT_STARTED = (126, 127)
+
+
+@sandboxenv(name="tangram")
+class TangramSandbox(SandboxEnvironment):
+    """One session of a broker, which one sample of an evaluation uses.
+
+    Attributes:
+        client: the client of all samples of this process; None before the first task.
+        session: the session.
+    """
+
+    client: tangram_hpc.Client | None = None
+
+    def __init__(self, session: tangram_hpc.Session) -> None:
+        super().__init__()
+        self.session = session
+
+    @classmethod
+    def config_files(cls) -> list[str]:
+        """The files that configure a sandbox, beside the task."""
+        return ["tangram-sandbox.json"]
+
+    @classmethod
+    async def task_init(cls, task_name: str, config: Any) -> None:
+        """Connects to the broker, once for this process."""
+        if TangramSandbox.client is None:
+            TangramSandbox.client = await asyncio.to_thread(tangram_hpc.connect)
+
+    @classmethod
+    async def sample_init(cls, task_name: str, config: Any, metadata: dict[str, str]
+                          ) -> dict[str, SandboxEnvironment]:
+        """Opens the sample's session and waits for its admission."""
+        await cls.task_init(task_name, config)
+        client = TangramSandbox.client
+        assert client is not None
+        options = json.loads(Path(config).read_text()) if isinstance(config, str) else {}
+        session = client.session(**{"name": task_name[:80], **options})
+        await asyncio.wrap_future(session.opened)
+        return {"default": cls(session)}
+
+    @classmethod
+    async def sample_cleanup(cls, task_name: str, config: Any,
+                             environments: dict[str, SandboxEnvironment], interrupted: bool
+                             ) -> None:
+        """Closes the sample's session."""
+        for one in environments.values():
+            one.as_type(TangramSandbox).session.close()
+
+    @classmethod
+    async def task_cleanup(cls, task_name: str, config: Any, cleanup: bool) -> None:
+        """Closes the client, and with it what a sample has left open."""
+        client, TangramSandbox.client = TangramSandbox.client, None
+        if client is not None:
+            await asyncio.to_thread(client.close)
+
+    async def exec(self, cmd: list[str], input: str | bytes | None = None, cwd: str | None = None,
+                   env: dict[str, str] | None = None, user: str | None = None,
+                   timeout: int | None = None, timeout_retry: bool = True, concurrency: bool = True
+                   ) -> ExecResult[str]:
+        """Runs a command; see `SandboxEnvironment.exec`. Of long output the end is kept."""
+        options: dict[str, Any] = {
+            "cwd": cwd or "", "env": env, "stdin": input or b"", "keep": "tail",
+            "output_max": SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE}
+        if user is not None:
+            if not self.session.spec.image:
+                raise SandboxUserUnsupportedError(
+                    f"user {user!r}: a session without an image has one user; give it an image")
+            options["user"] = user
+        tries = [timeout]
+        if timeout and timeout_retry:
+            tries += [min(timeout, longest) for longest in _RETRIES_S]
+        for limit in tries:
+            result = await self.session.exec(cmd, timeout=limit, **options)
+            if result.state is not tangram_hpc.ActionState.TIMEOUT:
+                return _told(result)
+        raise TimeoutError(f"{cmd[0]}: it ran longer than {tries[-1]} s")
+
+    async def write_file(self, file: str, contents: str | bytes) -> None:
+        """Writes a file; see `SandboxEnvironment.write_file`."""
+        await self.session.write(file, contents)
+
+    async def read_file(self, file: str, text: bool = True) -> str | bytes:
+        """Reads a file; see `SandboxEnvironment.read_file`."""
+        most = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
+        entry = await self.session.stat(file)
+        data: bytes = b""
+        if entry.size <= most:  # the size of a link is that of what it leads to only when read
+            data = await self.session.read(file, length=most + 1)
+        if max(entry.size, len(data)) > most:
+            raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
+        return data.decode() if text else data
+
+
+def _told(result: tangram_hpc.ExecResult) -> ExecResult[str]:
+    """Inspect's result of a command that has ended by itself, or could not be started."""
+    stderr = result.stderr.decode(errors="replace")
+    if result.exit_code in _NOT_STARTED and result.reason:
+        if "Permission denied" in result.reason:
+            raise PermissionError(result.reason)
+        stderr = stderr or result.reason
+    return ExecResult(result.ok, result.exit_code, result.text, stderr)

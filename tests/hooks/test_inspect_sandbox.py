@@ -1,0 +1,66 @@
+"""Inspect AI's own conformance checks, against sessions of a real broker."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.hostile_rig import reason_to_skip
+
+from tangram_hpc import LocalCluster
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+NEEDS = ("inspect-ai", "pytest", "pytest-asyncio", "msgspec", "numpy", "pydantic", "cloudpickle")
+CHECKS = 44  # of inspect-ai 0.3.285; a later version may have more
+SUITE = '''
+import pytest
+from inspect_ai.util._sandbox.self_check import *
+from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
+
+# a session without an image has one user and no file of users that it could write
+CANNOT = {"test_exec_as_user"}
+
+@pytest.fixture
+async def sandbox_env(request):
+    if request.node.originalname in CANNOT:
+        request.node.add_marker(pytest.mark.xfail(strict=True))
+    kind = registry_find_sandboxenv("tangram")
+    made = await kind.sample_init("checks", "%s", {})
+    yield made["default"]
+    await kind.sample_cleanup("checks", None, made, False)
+'''
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="inspect-ai needs Python 3.11 or later")
+@pytest.mark.parametrize("backend", ["bwrap"])
+def test_inspects_own_checks_pass(tmp_path: Path, backend: str) -> None:
+    if why := reason_to_skip(backend):
+        pytest.skip(why)
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    python = str(venv / "bin/python")
+    made = subprocess.run([python, "-m", "pip", "install", "-q", *NEEDS], capture_output=True,
+                          text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"inspect-ai cannot be installed here: {made.stderr[-200:]}")
+    config = tmp_path / "tangram-sandbox.json"
+    config.write_text(f'{{"backend": "{backend}", "mem": "512M"}}')
+    suite = tmp_path / "test_checks.py"
+    suite.write_text("import tangram_hpc.hooks.inspect_sandbox\n" + SUITE % config)
+    with LocalCluster(cpus=2, home=tmp_path / "home") as cluster:
+        env = {**os.environ, "PYTHONPATH": str(CHECKOUT), "TANGRAM_ACCESS": str(cluster.access)}
+        done = subprocess.run(
+            [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto",
+             f"--rootdir={tmp_path}", str(suite)], env=env, cwd=tmp_path, capture_output=True,
+            text=True, check=False)
+    last = done.stdout.strip().splitlines()[-1]
+    print(f"{backend}: {last}")
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    passed, expected = (int(n) for n in re.findall(r"(\d+) (?:passed|xfailed)", last))
+    assert passed >= CHECKS - 1 and expected == 1, last
