@@ -196,7 +196,8 @@ class Client:
                 background: str = "stop", env: Mapping[str, str] | None = None,
                 files: Mapping[str, bytes | str] | None = None, idle_s: float = 0,
                 grace_s: float | None = None, name: str = "", component: str = "",
-                movable: bool = False, trajectory: str | int = "") -> Session:
+                movable: bool = False, trajectory: str | int = "",
+                background_cpus: Cpus | None = None) -> Session:
         """Opens a session, a stateful sandbox; returns at once. `with client.session() as s:` (or
         `async with`) waits for its admission.
 
@@ -211,7 +212,8 @@ class Client:
             trusted: whether its code is your own and may see your files. An untrusted session is
                 refused where no node can keep it from them.
             background: what happens between actions to processes that they left: "stop", "share"
-                (they share a small part of one CPU) or "end" (they are killed with their action).
+                (they share a small part of one CPU), "end" (they are killed with their action) or
+                "run" (CPUs are leased for them while one of them can run).
             env: environment variables of all its commands; each command's own go on top.
             files: path -> content; written before anything else happens in it.
             idle_s: it is closed after so many seconds in which nothing waited, ran or renewed it; 0
@@ -224,6 +226,9 @@ class Client:
                 own is drained.
             trajectory: the trajectory whose tools run in it, see `rollout`; empty for none. Reading
                 and writing files does not count as a tool.
+            background_cpus: with `background="run"`, the CPUs that may be leased for its background
+                processes at a time: a number, or a pair (min, max) between which they follow the
+                load as an action's do; None for 1.
 
         Returns:
             The session.
@@ -238,7 +243,7 @@ class Client:
         spec = session_spec(
             SessionSpec(0), mem=mem, disk=disk, backend=backend, image=image, network=network,
             trusted=trusted, background=background, idle_s=idle_s, grace_s=grace_s, name=name,
-            component=component, movable=movable)
+            component=component, movable=movable, background_cpus=background_cpus)
         return open_session(self._connection, spec, env, files, trajectory)
 
     # ---- services and rollout pools ----------------------------------------------------------

@@ -64,7 +64,8 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
                  trusted: bool | None = None, background: str | None = None,
                  idle_s: float | None = None, grace_s: float | None = None,
                  name: str | None = None, component: str | None = None,
-                 movable: bool | None = None) -> SessionSpec:
+                 movable: bool | None = None, background_cpus: Cpus | None = None
+                 ) -> SessionSpec:
     """Makes a session's specification: `base` with the given fields replaced. The fields are
     arguments of `Client.session`; None keeps the base's.
 
@@ -81,6 +82,8 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
         "backend": backend, "image": image, "network": network, "trusted": trusted,
         "background": background, "name": name, "component": component,
         "movable": movable,
+        "background_cpus": None if background_cpus is None else degrees_of(
+            background_cpus, "background_cpus"),
         "idle_ns": None if idle_s is None else _ns_of(idle_s, "idle_s"),
         "grace_ns": None if grace_s is None else _ns_of(grace_s, "grace_s"),
     }
@@ -174,9 +177,9 @@ def _ns_of(seconds: float, field: str, bound: str = ">= 0") -> int:
     raise InvalidInput(f"{field}: {seconds!r} is not a number of seconds {bound}")
 
 
-def degrees_of(cpus: Cpus) -> tuple[int, ...]:
+def degrees_of(cpus: Cpus, field: str = "cpus") -> tuple[int, ...]:
     """The degrees that a caller's `cpus` stands for: `n` is (n,), a pair is every whole number from
-    min to max, and a list or a longer tuple is as given.
+    min to max, and a list or a longer tuple is as given. `field` is the argument's name.
 
     Raises:
         InvalidInput: not ascending whole numbers >= 1.
@@ -194,10 +197,10 @@ def degrees_of(cpus: Cpus) -> tuple[int, ...]:
     except TypeError:
         pass  # said below
     if not degrees or degrees[0] < 1 or list(degrees) != sorted(set(degrees)):
-        raise InvalidInput(f"cpus: {cpus!r} is not a whole number >= 1, a pair (min, max) or a "
+        raise InvalidInput(f"{field}: {cpus!r} is not a whole number >= 1, a pair (min, max) or a "
                            "list of ascending degrees")
     if degrees[-1] > CPUS_MAX:
-        raise InvalidInput(f"cpus: {cpus!r} is more than the {CPUS_MAX} that an action may have")
+        raise InvalidInput(f"{field}: {cpus!r} is more than the {CPUS_MAX} that an action may have")
     return degrees
 
 

@@ -14,8 +14,8 @@ from .ids import show
 
 # What happens to the processes that an action leaves running, until the session's next action
 # begins: they are stopped, or they may use a small share of one core, or they are killed with the
-# action that left them.
-BACKGROUNDS = ("stop", "share", "end")
+# action that left them, or cores are leased for them while one of them can run.
+BACKGROUNDS = ("stop", "share", "end", "run")
 
 
 class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -42,6 +42,8 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
             all files outside its own directory and its temporary directory.
         files: digest of the archive of files that it begins with after a move; only the broker sets
             it.
+        background_cpus: with `background="run"`, the numbers of CPUs that may be leased for its
+            background processes, ascending.
     """
 
     id: int
@@ -60,6 +62,7 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     grace_ns: int = -1
     movable: bool = False
     files: str = ""
+    background_cpus: tuple[int, ...] = (1,)
 
     def moved(self, files: str) -> SessionSpec:
         """Returns this specification, to begin on another node with the files of this digest.

@@ -36,6 +36,7 @@ from .placement.carry_out import Carrier
 from .placement.placers.base import Placement, Placer
 from .placement.prefetch import prefetch
 from .placement.snapshot import snapshot
+from .policy.background import next_slice_end, slices_over
 from .policy.ending import ending
 from .policy.session_life import expired, next_expiry
 from .routing.turn_routing import next_retry, route_next
@@ -151,12 +152,14 @@ class Scheduler:
         """When `plan` has something to do although nothing happens (epoch ns); 0 for never.
 
         These are: the end of a grace, of a session's idle time or of a node's allocation; the next
-        token of an endpoint; another try of a closed rollout service; and the times at which the
-        placer or the rules for allocations want to be called again.
+        token of an endpoint; another try of a closed rollout service; the end of a slice of
+        background processes; and the times at which the placer or the rules for allocations want
+        to be called again.
         """
         ledger = self.ledger
         dues = (_place_due(self.state), next_expiry(ledger), ledger.next_end,
-                self.state.elastic.due_at(ledger), next_retry(ledger))
+                self.state.elastic.due_at(ledger), next_retry(ledger),
+                next_slice_end(ledger, self.state.slices_at))
         return min((at for at in dues if at), default=0)
 
 
@@ -165,6 +168,9 @@ def _follow_up(state: SchedulerState, now: int) -> list[ev.Event]:
     units that no other action could have now, and whether to hold more or fewer allocations.
     """
     ledger = state.ledger
+    state.slices_at = now
+    if events := slices_over(ledger, now):
+        return events
     events = prefetch(ledger, now) if ledger.short else []
     events = events or (batches(ledger, now) if ledger.batching else events)
     return events or state.elastic.decide(ledger, now)

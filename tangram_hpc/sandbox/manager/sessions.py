@@ -250,7 +250,11 @@ class Sessions:
         """Runs an action in a session, now or after those that wait. Files are read and written
         beside commands.
         """
-        if attempt.order.action.kind is Kind.EXEC or not session.up or session.process is None:
+        if attempt.order.action.kind is Kind.BACKGROUND and (
+                session.running or session.copying or session.packing or not session.up):
+            why = "nothing runs in the background of its session now"
+            self._dispatcher.unstarted(attempt, ActionState.COMPLETED, why)
+        elif attempt.order.action.kind is Kind.EXEC or not session.up or session.process is None:
             session.waiting.append(attempt)
             self._next(session)
         else:

@@ -77,7 +77,7 @@ def open_of(ledger: Ledger, client: int) -> Iterator[SessionEntry]:
 
 def _due(gone: DisconnectedClient, session: SessionEntry) -> int:
     """When a session of a disconnected client ends, epoch ns; 0 as long as it has work."""
-    if not gone.bye and session.works:
+    if not gone.bye and session.serves:
         return 0
     own = session.spec.grace_ns
     return gone.until if gone.bye or own < 0 else gone.since + own
