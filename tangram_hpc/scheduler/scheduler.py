@@ -144,8 +144,9 @@ class Scheduler:
         else:
             state.place_again_at = placement.again_at if placement.again_at > now else 0
             state.placed_at = now
-        events = Carrier(ledger, now).events(placement)
-        state.dirty = False
+        carrier = Carrier(ledger, now)
+        events = carrier.events(placement)
+        state.dirty = carrier.left_out
         return events or _follow_up(state, now)
 
     def next_deadline(self) -> int:

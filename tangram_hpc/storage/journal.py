@@ -24,7 +24,7 @@ from ..protocol.reading import reader
 from .record_file import framed, read_records, read_unguarded
 
 MAGIC = b"TGJRNL" + bytes([JOURNAL_VERSION, 0])
-_READ_TOO = (5, 6)  # older versions; those of 6 lack an event of 7, see decision 0058
+_READ_TOO = (5, 6, 7)  # older versions: they lack events or kinds of actions of later ones
 _UNGUARDED = 5  # the records of this version have no checksum over their length
 MODES = ("none", "batch", "always")
 _encoder = msgspec.msgpack.Encoder()

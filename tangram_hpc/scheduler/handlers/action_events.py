@@ -15,7 +15,7 @@ from ...domain.states import ENDED, ActionState
 from ..state.ledger import ActionEntry
 from ..state.scheduler_state import SchedulerState
 from ..state.transitions import ACTION_MOVES, move
-from .background_events import defer_cancellation, is_background
+from .background_events import defer_cancellation, forget_background, is_background
 from .client_events import forget_action
 from .queueing import dequeue, enqueue, update_idle
 from .rollout_events import note_end
@@ -84,9 +84,9 @@ def end_action(state: SchedulerState, entry: ActionEntry, at: int,
     owner = ledger.clients[client_of(entry.action.id)]
     owner.sessionless.pop(entry.action.id, None)
     if is_background(entry):  # no client waits for it
+        forget_background(ledger, entry, outcome.state, reply.held_ns)
         session = ledger.sessions.get(entry.action.session)
         if session is not None:
-            session.background = 0
             update_idle(ledger, session, at)
         forget_action(ledger, entry.action.id)
         return []

@@ -37,6 +37,16 @@ def note_background(ledger: Ledger, entry: ActionEntry) -> SessionEntry:
     return session
 
 
+def forget_background(ledger: Ledger, entry: ActionEntry, state: ActionState, held_ns: int
+                      ) -> None:
+    """Notes that the background action of a session has ended, after it held CPUs for so long."""
+    session = ledger.sessions.get(entry.action.session)
+    if session is not None:
+        session.background = 0
+        session.background_ran_ns = (
+            session.background_ran_ns + held_ns if state is ActionState.PREEMPTED else 0)
+
+
 def lend_background(ledger: Ledger, lease: LeaseEntry) -> None:
     """Notes that a background action holds CPUs."""
     ledger.background[lease.lease] = None

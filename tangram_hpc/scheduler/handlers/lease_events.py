@@ -66,7 +66,8 @@ def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Deci
     ledger.next_lease = event.lease + 1
     entry.state = move(ACTION_MOVES, entry.state, ActionState.CONFIGURING, event)
     entry.lease, entry.attempt = event.lease, event.attempt
-    ledger.estimator.began(action)
+    if not is_background(entry):  # slices tell nothing about run times
+        ledger.estimator.began(action)
     return [*first, StartLease(event.node, event.lease, event.action, event.cores, event.gpus,
                                event.restore_ns, event.after), *then]
 
@@ -109,7 +110,8 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
         spans = [(units, ns // outcome.batch) for units, ns in spans]
     forced = entry.forced_outcome is not None
     sent_back = not forced and is_sent_back(entry.action, outcome)
-    ledger.estimator.ended(entry.action, () if sent_back else spans, outcome.state in _WHOLE)
+    if not is_background(entry):
+        ledger.estimator.ended(entry.action, () if sent_back else spans, outcome.state in _WHOLE)
     count_call(ledger, lease, event.at, outcome)
     if event.clean:
         _release(state, lease, event.at)

@@ -8,8 +8,14 @@ in the session can run any more.
 Nobody knows how long that takes; a training run in the background may take days. So such an action
 holds its CPUs for SLICE_NS at least. After that it gives them up as soon as another action waits
 for CPUs of its node, and it comes to wait again at the end of the queue. Background processes of
-many sessions therefore take turns, and none of them keeps an action waiting for longer than a
-slice. The order in which they come is that of all actions (`state/fair_order`, the placer).
+many sessions therefore take turns. The order in which they come is that of all actions
+(`state/fair_order`, the placer).
+
+A placer that starts the shortest action first needs an expected run time. Slices are short, but
+what they belong to is not: it is expected to go on for as long as it has run since something of the
+session was last able to rest (least attained service first; Nuyens and Wierman, 2008). So a short
+job in the background starts soon, and an endless one comes after the actions of clients, as far as
+the placer lets it be overtaken.
 
 Invariant: a session has one such action at a time. The functions here read the ledger and return
 events.
@@ -20,15 +26,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...domain import event as ev
-from ...domain.action import Action, Kind
+from ...domain.action import Action, Kind, Profile
 from ...domain.ids import BROKER_COUNTER, client_of, mint
 from ...domain.states import ActionState, NodeState, SessionState
+from ..state.estimator import PRIOR
 from ..state.queue import CPU
 
 if TYPE_CHECKING:
     from ..state.ledger import Ledger, NodeEntry, SessionEntry
 
 SLICE_NS = 200_000_000  # how long background processes keep their CPUs although others wait
+EXPECTED_MOST_NS = 10_000_000_000  # more would keep it off nodes whose allocation ends soon
 NAME = "background"  # the class of these actions, by which accounting and estimates know them
 OTHERS_WAIT = "its slice is over, and other actions wait for CPUs of its node"
 
@@ -48,9 +56,10 @@ def wanted(ledger: Ledger, session: SessionEntry, now: int) -> ev.ActionSubmitte
     counter = BROKER_COUNTER + ledger.clients[client].background_actions
     while mint(client, counter) in ledger.actions:  # a client may number its own actions so
         counter += 1
+    work_ns = min(max(SLICE_NS, session.background_ran_ns), EXPECTED_MOST_NS)
     return ev.ActionSubmitted(now, Action(
         mint(client, counter), NAME, Kind.BACKGROUND, session.spec.background_cpus,
-        session=session.spec.id))
+        session=session.spec.id, profile=Profile(work_ns, PRIOR * 1000)))
 
 
 def slices_over(ledger: Ledger, now: int) -> list[ev.Event]:

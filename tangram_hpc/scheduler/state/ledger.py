@@ -142,6 +142,8 @@ class SessionEntry:
         forks: its forks that are not open yet, and whether its files are being copied for them now.
         background: the action that holds CPUs, or waits for some, for its background processes; 0
             for none. It is neither in `leases` nor in `waiting`.
+        background_ran_ns: how long its background actions have held CPUs since one of them ended
+            because nothing could run.
     """
 
     spec: SessionSpec
@@ -156,6 +158,7 @@ class SessionEntry:
     closing: str = ""
     forks: dict[int, bool] = field(default_factory=dict)
     background: int = 0
+    background_ran_ns: int = 0
 
     @property
     def works(self) -> bool:
