@@ -184,3 +184,20 @@ def test_the_end_of_the_session_ends_the_lease_and_accounts_it(arena: Arena, ses
     outcome = arena.rig.end(lease)[0]
     assert outcome.state is ActionState.CANCELLED and outcome.cpu_ns > 100_000_000, outcome
     assert not any(Path(f"/proc/{pid}/exe").exists() for pid in loops)
+
+
+def test_while_files_are_copied_nothing_runs_and_afterwards_it_goes_on(arena: Arena, session: int
+                                                                       ) -> None:
+    arena.rig.shell(f"touch now; {LOOP}", session=session)
+    asked(arena, session)
+    before = asks(arena, session)
+    fork = arena.open(background="run", origin=session)
+    loops = left(arena, session, b"while")
+    arena.rig.until(lambda: {process_tree.state(pid) for pid in loops} == {"T"})
+    assert arena.rig.shell("ls now", session=fork)[0].state is ActionState.COMPLETED
+    asked(arena, session, before)
+    used = ticks(loops)
+    lease = lent(arena, session)
+    arena.rig.until(lambda: ticks(loops) > used + TICKS // 20)
+    kill(arena, lease, ActionState.PREEMPTED)
+    arena.close(fork)

@@ -18,7 +18,7 @@ from ...domain.states import ActionState
 from ...errors import InvalidInput
 from ...ports import Reports
 from ...protocol.payload import owner_by_client
-from ...protocol.process_frames import ExitProcess
+from ...protocol.process_frames import ExitProcess, FreezeBackground
 from .execution_processes import ExecutionProcess
 from .node_attempts import NodeAttempt, NodeSession
 from .payload_cache import PayloadCache
@@ -132,6 +132,8 @@ class Sessions:
         origin = self._open.get(session.spec.origin) if session.spec.origin else None
         if origin is not None and session in origin.copying:
             origin.copying.remove(session)
+            if origin.spec.background == "run" and not origin.copying:
+                self._reports.background_wants(origin.id)  # a lease continues what was frozen
             self._next(origin)
 
     def up(self, process: ExecutionProcess) -> None:
@@ -270,6 +272,8 @@ class Sessions:
         if session.running or not session.up or session.closing or session.packing:
             return
         starts = self._supervisor.start_limiter
+        if session.copies and session.spec.background == "run" and session.process is not None:
+            session.process.send(FreezeBackground())  # the files must not change meanwhile
         while session.copies:
             copy = session.copies.popleft()
             session.copying.append(copy)
