@@ -87,6 +87,8 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
         "idle_ns": None if idle_s is None else _ns_of(idle_s, "idle_s"),
         "grace_ns": None if grace_s is None else _ns_of(grace_s, "grace_s"),
     }
+    if background not in (None, "run") and background_cpus is None:
+        given["background_cpus"] = SessionSpec(0).background_cpus  # those of its origin go with it
     return sendable(msgspec.structs.replace(
         base, **{k: v for k, v in given.items() if v is not None}))
 

@@ -164,6 +164,10 @@ def test_bounds_are_refused_with_the_field(cluster: LocalCluster) -> None:
         cluster.client.session(background="go")
     with pytest.raises(InvalidInput, match="background_cpus: 0 is not a whole number"):
         cluster.client.session(background="run", background_cpus=0)
+    with cluster.client.session(background="run", background_cpus=(1, 2), trusted=True) as s:
+        assert s.spec.background_cpus == (1, 2)
+        with s.fork(background="stop") as copy:
+            assert copy.spec.background_cpus == (1,)
     for wrong, why in ({"background_cpus": (1, 2)}, 'pass background="run"'), (
             {"background": "run", "background_cpus": 64}, "the largest node has 2"):
         with pytest.raises(InfeasibleRequest, match=why):

@@ -93,6 +93,22 @@ def test_an_action_of_the_session_takes_over_and_the_processes_ask_again(placer:
     assert started(w.plan()) == [following]
 
 
+def test_files_are_read_beside_background_processes() -> None:
+    w = World("first-fit")
+    w.node(cpus=1)
+    s, other = opened(w), opened(w)
+    action, waiting = wants(w, s), wants(w, other)
+    w.plan()
+    for session in (s, other):
+        read = w.submit((0,), session=session)
+        made = w.plan()
+        assert started(made) == [read] and not killed(made)
+        w.finish(read)
+    assert w.lease_of(action)
+    w.finish(action)
+    assert started(w.plan()) == [waiting]
+
+
 def test_a_waiting_background_action_keeps_its_place_while_its_session_is_polled() -> None:
     w = World("first-fit")
     w.node(cpus=1)

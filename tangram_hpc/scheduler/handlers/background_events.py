@@ -52,9 +52,11 @@ def lend_background(ledger: Ledger, lease: LeaseEntry) -> None:
     ledger.background[lease.lease] = None
 
 
-def displace_background(state: SchedulerState, session: SessionEntry) -> list[Decision]:
+def displace_background(state: SchedulerState, session: SessionEntry, kind: Kind = Kind.EXEC
+                        ) -> list[Decision]:
     """Takes the CPUs from the background processes of a session, or takes its background action out
-    of the ready queue, because something else begins in the session.
+    of the ready queue, because an action of this kind begins in the session. Files are read and
+    written beside whatever runs there, so such an action takes no CPUs from it.
     """
     ledger = state.ledger
     entry = ledger.actions.get(session.background)
@@ -62,7 +64,7 @@ def displace_background(state: SchedulerState, session: SessionEntry) -> list[De
         return []
     if entry.action.id in ledger.ready:
         ledger.ready.remove(entry.action.id)
-    if not entry.lease or entry.forced_outcome is not None:
+    if not entry.lease or entry.forced_outcome is not None or kind is Kind.FILE:
         return []
     entry.forced_outcome = Outcome(ActionState.PREEMPTED, reason=_OWN)
     lease = ledger.leases[entry.lease]

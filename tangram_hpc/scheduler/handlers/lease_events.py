@@ -49,7 +49,7 @@ def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Deci
         lend_background(ledger, lease)
         then = forced_end(entry, lease)
     elif session is not None:
-        first = displace_background(state, session)
+        first = displace_background(state, session, action.kind)
         _start_in_session(session, event)
     ledger.leases[event.lease] = lease
     if not event.after:
