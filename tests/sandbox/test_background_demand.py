@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tangram_hpc.sandbox.process import background_demand as bd
-from tangram_hpc.sandbox.process.background_demand import BackgroundDemand, Verdict
+from tangram_hpc.sandbox.process.background_demand import BackgroundDemand, BackgroundVerdict
 
 MS = 1_000_000
 
@@ -14,10 +14,10 @@ def test_a_process_that_can_run_makes_its_init_ask_and_is_stopped_only_when_the_
         ) -> None:
     demand, now = BackgroundDemand(), 10**12
     demand.begin(now)
-    assert demand.sample(0, True, now) is Verdict.GO_ON
+    assert demand.sample(0, True, now) is BackgroundVerdict.GO_ON
     assert demand.ask(now) and not demand.ask(now)
     verdicts = []
-    while Verdict.STOP not in verdicts:
+    while BackgroundVerdict.STOP not in verdicts:
         now = demand.due
         verdicts.append(demand.sample(bd.FIRST_TICK_NS, True, now))
     assert len(verdicts) <= 1 + bd.BURST_NS // bd.FIRST_TICK_NS + 1
@@ -25,7 +25,7 @@ def test_a_process_that_can_run_makes_its_init_ask_and_is_stopped_only_when_the_
     assert not demand.ask(now)
     now = demand.due
     assert now >= 10**12 + bd.ASK_AGAIN_NS
-    assert demand.sample(0, False, now) is Verdict.GO_ON, "what is stopped uses nothing"
+    assert demand.sample(0, False, now) is BackgroundVerdict.GO_ON, "what is stopped uses nothing"
     assert demand.ask(now), "a request that got no answer is repeated"
 
 
@@ -36,7 +36,7 @@ def test_processes_that_wait_are_neither_stopped_nor_given_cpus_and_cost_few_sam
     while now < 10_000 * MS:
         now = demand.due
         samples += 1
-        assert demand.sample(0, False, now) is Verdict.GO_ON and not demand.ask(now)
+        assert demand.sample(0, False, now) is BackgroundVerdict.GO_ON and not demand.ask(now)
     assert not demand.held
     assert samples <= 10_000 * MS // bd.LAST_TICK_NS + 8
 
@@ -47,7 +47,7 @@ def test_a_server_that_wakes_now_and_then_needs_no_cpus_of_its_own() -> None:
     while now < 20_000 * MS:
         passed, now, turn = demand.due - now, demand.due, turn + 1
         used = passed // 40  # half of its share
-        assert demand.sample(used, False, now) is Verdict.GO_ON
+        assert demand.sample(used, False, now) is BackgroundVerdict.GO_ON
         assert not demand.ask(now)
 
 
@@ -57,9 +57,9 @@ def test_a_lease_ends_soon_after_nothing_can_run_and_not_before() -> None:
     demand.lease(1, now)
     for _ in range(100):
         now = demand.due
-        assert demand.sample(bd.LEASED_TICK_NS, True, now) is Verdict.GO_ON
+        assert demand.sample(bd.LEASED_TICK_NS, True, now) is BackgroundVerdict.GO_ON
     idle_since = now
-    while demand.sample(0, False, now) is not Verdict.END:
+    while demand.sample(0, False, now) is not BackgroundVerdict.END:
         now = demand.due
     assert bd.QUIET_NS <= now - idle_since <= bd.QUIET_NS + 2 * bd.LEASED_TICK_NS
 
@@ -69,7 +69,7 @@ def test_a_thread_that_waits_for_a_core_keeps_the_lease() -> None:
     demand.lease(1, now)
     for _ in range(100):
         now = demand.due
-        assert demand.sample(0, True, now) is Verdict.GO_ON
+        assert demand.sample(0, True, now) is BackgroundVerdict.GO_ON
 
 
 def test_what_is_used_without_a_lease_is_bounded_or_paid_for() -> None:
@@ -92,7 +92,7 @@ def test_what_is_used_without_a_lease_is_bounded_or_paid_for() -> None:
             verdict = demand.sample(used, bool(used) and random_.random() < .5, now)
             if leased:
                 paid_ns += passed
-                if verdict is Verdict.END:
+                if verdict is BackgroundVerdict.END:
                     demand.begin(now)
             else:
                 free_ns += used
@@ -103,10 +103,10 @@ def test_what_is_used_without_a_lease_is_bounded_or_paid_for() -> None:
 def test_a_debt_is_paid_before_a_lease_ends() -> None:
     demand = BackgroundDemand()
     demand.begin(0)
-    assert demand.sample(100 * MS, False, 80 * MS) is Verdict.STOP
+    assert demand.sample(100 * MS, False, 80 * MS) is BackgroundVerdict.STOP
     now = 80 * MS
     demand.lease(1, now)
-    while demand.sample(0, False, now) is not Verdict.END:
+    while demand.sample(0, False, now) is not BackgroundVerdict.END:
         now = demand.due
     assert now - 80 * MS >= 80 * MS, "it had used 90 ms more than its share"
 

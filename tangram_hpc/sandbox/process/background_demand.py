@@ -28,7 +28,7 @@ ASK_AGAIN_NS = 2_000_000_000
 _NOTHING_NS = 200_000  # less use than this between two samples counts as none
 
 
-class Verdict(Enum):
+class BackgroundVerdict(Enum):
     """What is to be done after a sample."""
 
     GO_ON = "go on"
@@ -80,7 +80,7 @@ class BackgroundDemand:
         self.due = self._asked_at = 0
         self.wants, self.held = False, True
 
-    def sample(self, used_ns: int, runnable: bool, now: int) -> Verdict:
+    def sample(self, used_ns: int, runnable: bool, now: int) -> BackgroundVerdict:
         """Takes a sample.
 
         Args:
@@ -93,7 +93,7 @@ class BackgroundDemand:
         if self.held:
             self._fill(passed // SHARE)
             self.due = self._asked_at + ASK_AGAIN_NS
-            return Verdict.GO_ON
+            return BackgroundVerdict.GO_ON
         if self.units:
             return self._under_lease(passed, used_ns, runnable, now)
         if runnable:  # what is used may be known in whole clock ticks only
@@ -104,18 +104,19 @@ class BackgroundDemand:
         self._tick_ns = min(2 * self._tick_ns, LAST_TICK_NS) if idle else FIRST_TICK_NS
         self.due = now + self._tick_ns
         if self._allowance_ns > 0:
-            return Verdict.GO_ON
+            return BackgroundVerdict.GO_ON
         self.held = True
         self.due = (self._asked_at or now) + ASK_AGAIN_NS
-        return Verdict.STOP
+        return BackgroundVerdict.STOP
 
-    def _under_lease(self, passed: int, used_ns: int, runnable: bool, now: int) -> Verdict:
+    def _under_lease(self, passed: int, used_ns: int, runnable: bool, now: int
+                     ) -> BackgroundVerdict:
         self._fill(max(0, self.units * passed - used_ns))
         self.due = now + LEASED_TICK_NS
         if runnable or used_ns * SHARE > passed:
             self._quiet_since = now
         over = now - self._quiet_since >= QUIET_NS and self._allowance_ns >= 0
-        return Verdict.END if over else Verdict.GO_ON
+        return BackgroundVerdict.END if over else BackgroundVerdict.GO_ON
 
     def ask(self, now: int) -> bool:
         """Whether to ask for CPUs now: when they are wanted, and again if they do not come."""

@@ -19,7 +19,7 @@ from ...domain.outcome import CPU_AT_LEAST, RSS_AT_LEAST, Outcome
 from ...domain.states import ActionState
 from ...protocol.process_frames import BackgroundRunnable, Ended, KillCommand, LeaseBackground
 from ...resources import process_tree
-from .background_demand import BackgroundDemand, Verdict
+from .background_demand import BackgroundDemand, BackgroundVerdict
 from .isolation_setup import SandboxIsolation
 from .resource_usage import GroupCpu
 from .sandbox_meter import SandboxMeter
@@ -159,9 +159,9 @@ class LeasedBackground:
 
     def _sample(self, now: int, pids: list[int], used: int, runnable: bool) -> None:
         verdict = self._demand.sample(used, runnable, now)
-        if verdict is Verdict.STOP:
+        if verdict is BackgroundVerdict.STOP:
             self._halt()
-        elif verdict is Verdict.END:
+        elif verdict is BackgroundVerdict.END:
             self._report(ActionState.COMPLETED, "")
             self._demand.begin(now)
         if self._demand.ask(now):
