@@ -23,7 +23,7 @@ SHARE = 20  # without a lease: one core for a twentieth of the time
 BURST_NS = 10_000_000
 QUIET_NS = 30_000_000
 LEASED_TICK_NS = 10_000_000  # between samples under a lease
-FIRST_TICK_NS, LAST_TICK_NS = 5_000_000, 80_000_000  # without one; doubles while nothing is used
+FIRST_TICK_NS, LAST_TICK_NS = 5_000_000, 80_000_000  # without one; doubles while little is used
 ASK_AGAIN_NS = 2_000_000_000
 _NOTHING_NS = 200_000  # less use than this between two samples counts as none
 
@@ -61,10 +61,16 @@ class BackgroundDemand:
         self._at, self._tick_ns = now, FIRST_TICK_NS
         self.due = now + FIRST_TICK_NS
 
-    def lease(self, units: int, now: int) -> None:
-        """Notes that the processes hold CPUs from now on, or other ones than before."""
+    def lease(self, units: int, now: int, used_ns: int = 0) -> None:
+        """Notes that the processes hold CPUs from now on, or other ones than before.
+
+        Args:
+            units: how many.
+            now: the time.
+            used_ns: at the start of a lease, what was used since the last sample.
+        """
         if not self.units:
-            self._fill((now - self._at) // SHARE)
+            self._fill((now - self._at) // SHARE - used_ns)
             self._at = self._quiet_since = now
         self.units, self.wants, self.held, self._asked_at = units, False, False, 0
         self.due = now + LEASED_TICK_NS
@@ -100,7 +106,7 @@ class BackgroundDemand:
             used_ns = max(used_ns, min(passed, FIRST_TICK_NS))
         self._fill(passed // SHARE - used_ns)
         self.wants = runnable or self._allowance_ns <= 0
-        idle = used_ns < _NOTHING_NS and not self.wants
+        idle = used_ns < max(_NOTHING_NS, passed // (2 * SHARE)) and not self.wants
         self._tick_ns = min(2 * self._tick_ns, LAST_TICK_NS) if idle else FIRST_TICK_NS
         self.due = now + self._tick_ns
         if self._allowance_ns > 0:

@@ -19,7 +19,7 @@ from ...domain.outcome import CPU_AT_LEAST, RSS_AT_LEAST, Outcome
 from ...domain.states import ActionState
 from ...protocol.process_frames import BackgroundRunnable, Ended, KillCommand, LeaseBackground
 from ...resources import process_tree
-from .background_demand import BackgroundDemand, BackgroundVerdict
+from .background_demand import SHARE, BackgroundDemand, BackgroundVerdict
 from .isolation_setup import SandboxIsolation
 from .resource_usage import GroupCpu
 from .sandbox_meter import SandboxMeter
@@ -57,13 +57,15 @@ class LeasedBackground:
         self.there = False
         self._order: LeaseBackground | None = None
         self._stop: tuple[ActionState, str] | None = None  # they are being killed
-        self._kill_at = 0
+        self._kill_at = self._not_before = 0
         self._began = self._used_ns = self._maxrss_kib = 0
 
     @property
     def due(self) -> int:
         """When `tick` must be called (monotonic ns); 0 for never."""
-        return self._kill_at if self._stop is not None else self._demand.due
+        if self._stop is not None:
+            return self._kill_at
+        return max(self._demand.due, self._not_before) if self._demand.due else 0
 
     def begin(self) -> None:
         """Notes that an action has left processes that go on; asks for CPUs if one can run."""
@@ -97,8 +99,7 @@ class LeasedBackground:
         held = self._demand.held
         self._order, self._began = order, now
         self._used_ns = self._maxrss_kib = 0
-        self._cpu.used(pids)
-        self._demand.lease(order.units, now)
+        self._demand.lease(order.units, now, self._cpu.used(pids))
         self._meter.begin(order.limits, self._watch, now)
         if held:
             self._processes.go_on()
@@ -141,9 +142,14 @@ class LeasedBackground:
         Raises:
             Unstoppable: only ending the init helps.
         """
-        now = time.monotonic_ns()
+        now, began = time.monotonic_ns(), time.thread_time_ns()
         if not self.due or now < self.due:
             return
+        self._look(now)
+        # as for the meter: looking at thousands of threads must not take a core
+        self._not_before = now + SHARE * (time.thread_time_ns() - began)
+
+    def _look(self, now: int) -> None:
         pids = self._processes.pids()
         used = self._measure(pids)
         if not pids:
