@@ -242,6 +242,10 @@ class Reports(Protocol):
         """
         ...
 
+    def background_wants(self, session: int) -> None:
+        """Background processes of the session could run and hold no CPUs. It is repeated."""
+        ...
+
 
 @dataclass(frozen=True)
 class SandboxSettings:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 from ..domain import decision as de
 from ..domain import event as ev
+from ..domain.action import Kind
 from ..domain.ids import client_of, show
 from ..domain.service import endpoint_of
 from ..domain.session import SessionSpec
@@ -454,7 +455,8 @@ class Broker:
                     action = self.scheduler.ledger.leases[lease].action
                     self._peers.send_to_client(
                         client_of(action), ms.Output(action, stream), payload)
-            case ms.SandboxUp() | ms.SandboxDown() | ms.SandboxPacked():
+            case (ms.SandboxUp() | ms.SandboxDown() | ms.SandboxPacked()
+                  | ms.BackgroundWants()):
                 report = event_of_report(self.scheduler.ledger, peer.node, message, now)
                 if report is not None:
                     self._record_event(report)
@@ -500,11 +502,12 @@ class Broker:
                 self._send_grant(decision.action)
             case de.StartLease():
                 action = self.scheduler.ledger.actions[decision.action].action
+                none = action.kind is Kind.BACKGROUND  # nobody sent a payload for it
                 self._peers.send_to_worker(
                     decision.node,
                     ms.StartAttempt(decision.lease, action, decision.cores, decision.gpus,
                                     restore_ns=decision.restore_ns, after=decision.after),
-                    self._payloads[decision.action])
+                    b"" if none else self._payloads[decision.action])
             case de.ReplyToClient():
                 self._reply(decision, payload)
             case (de.KillLease() | de.ResizeLease() | de.OpenSession() | de.CloseSession()

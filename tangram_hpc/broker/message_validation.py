@@ -79,7 +79,8 @@ def _wrong_submit(message: ms.Submit) -> str:
             and len(action.name) + len(action.component) <= TEXT_MAX
             and len(action.trajectory) <= NAME_MAX // 4 and not action.once
             and action.turn is None and action.profile is None
-            and (session or action.kind is not Kind.FILE)):
+            and (session or action.kind is not Kind.FILE)
+            and action.kind is not Kind.BACKGROUND):
         return ""
     return _wrong_action(action)
 
@@ -117,6 +118,9 @@ def _wrong_kind(action: Action) -> str:
     """Checks that the key, kind, session and degrees of an action belong together. Admission cannot
     do this before all nodes have joined."""
     what, colon, name = action.key.partition(":")
+    if action.kind is Kind.BACKGROUND:
+        return 'kind: only the broker submits a background action; open a session with ' \
+               'background="run"'
     if action.key != "cpu" and not (colon and name and what in ("service", "endpoint", "rollouts")):
         return f"key: {_short(action.key)} is not `cpu`, `service:NAME` or `endpoint:NAME`"
     if (what == "rollouts") != (action.turn is not None):
@@ -143,6 +147,9 @@ def _wrong_turn(turn: Turn | None) -> str:
 
 def wrong_session(spec: SessionSpec) -> str:
     """What is wrong with a session, without regard to the job."""
+    if len(spec.background_cpus) > UNITS_MAX or any(
+            not 0 < cpus <= UNITS_MAX for cpus in spec.background_cpus):
+        return f"background_cpus: {_short(spec.background_cpus)} is not from 1 to {UNITS_MAX}"
     return _out_of(spec, _SESSION) or _too_long(
         spec, ("name", "component", "backend", "image", "background", "files")) or _wrong_hashes(
         spec)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from ..domain import event as ev
 from ..domain.states import SessionState
 from ..protocol import message as ms
+from ..scheduler.policy.background import wanted
 from ..scheduler.state.ledger import Ledger
 
-SandboxReport = ms.SandboxUp | ms.SandboxDown | ms.SandboxPacked
+SandboxReport = ms.SandboxUp | ms.SandboxDown | ms.SandboxPacked | ms.BackgroundWants
 
 
 def event_of_report(ledger: Ledger, node: int, report: SandboxReport, now: int
@@ -25,6 +26,8 @@ def event_of_report(ledger: Ledger, node: int, report: SandboxReport, now: int
     session = ledger.sessions.get(report.session)
     if session is None or session.node != node:
         return None
+    if isinstance(report, ms.BackgroundWants):
+        return wanted(ledger, session, now)
     if isinstance(report, ms.SandboxUp):
         return ev.SessionReady(now, report.session)
     if isinstance(report, ms.SandboxDown):

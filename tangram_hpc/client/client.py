@@ -213,7 +213,8 @@ class Client:
                 files: Mapping[str, bytes | str] | None = None, idle_s: float = 0,
                 grace_s: float | None = None, name: str = "", component: str = "",
                 movable: bool = False, trajectory: str | int = "", shared: bool = False,
-                outlives: bool = False, ttl_s: float = 0, secrets: Secrets = ()) -> Session:
+                outlives: bool = False, ttl_s: float = 0, secrets: Secrets = (),
+                background_cpus: Cpus | None = None) -> Session:
         """Opens a session, a stateful sandbox; returns at once. `with client.session() as s:` (or
         `async with`) waits for its admission.
 
@@ -229,8 +230,8 @@ class Client:
             trusted: whether its code is your own and may see your files. An untrusted session is
                 refused where no node can keep it from them.
             background: what happens to background processes between actions: "stop" (they are
-                stopped), "share" (they share a small part of one CPU) or "end" (they are killed
-                with their action).
+                stopped), "share" (they share a small part of one CPU), "end" (they are killed with
+                their action) or "run" (CPUs are leased for them while one of them can run).
             env: environment variables of all its commands; each command's own go on top.
             files: path -> content; written before anything else happens in it.
             idle_s: the session is closed after so many seconds in which no action of it waited or
@@ -251,6 +252,9 @@ class Client:
             secrets: names of secrets of this job (`keep_secrets`) that its commands have as
                 environment variables: a list, or a mapping of variables to names. Only names are
                 sent and recorded.
+            background_cpus: with `background="run"`, the CPUs that may be leased for its background
+                processes at a time: a number, or a pair (min, max) between which they follow the
+                load as an action's do; None for 1.
 
         Returns:
             The session.
@@ -266,7 +270,7 @@ class Client:
             SessionSpec(0), mem=mem, disk=disk, backend=backend, image=image, network=network,
             trusted=trusted, background=background, idle_s=idle_s, grace_s=grace_s, name=name,
             component=component, movable=movable, outlives=outlives, ttl_s=ttl_s,
-            secrets=secrets)
+            secrets=secrets, background_cpus=background_cpus)
         return open_session(self._connection, spec, env, files, trajectory, shared)
 
     def attach(self, handle: SessionHandle | str | None = None, *, name: str = "",

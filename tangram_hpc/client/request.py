@@ -70,7 +70,8 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
                  idle_s: float | None = None, grace_s: float | None = None,
                  name: str | None = None, component: str | None = None,
                  movable: bool | None = None, ttl_s: float | None = None,
-                 outlives: bool | None = None, secrets: Secrets | None = None) -> SessionSpec:
+                 outlives: bool | None = None, secrets: Secrets | None = None,
+                 background_cpus: Cpus | None = None) -> SessionSpec:
     """Makes a session's specification: `base` with the given fields replaced. The fields are
     arguments of `Client.session`; None keeps the base's.
 
@@ -89,9 +90,13 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
         "movable": movable, "outlives": outlives,
         "ttl_ns": None if ttl_s is None else _ns_of(ttl_s, "ttl_s"),
         "secrets": None if secrets is None else secret_pairs(secrets),
+        "background_cpus": None if background_cpus is None else degrees_of(
+            background_cpus, "background_cpus"),
         "idle_ns": None if idle_s is None else _ns_of(idle_s, "idle_s"),
         "grace_ns": None if grace_s is None else _ns_of(grace_s, "grace_s"),
     }
+    if background not in (None, "run") and background_cpus is None:
+        given["background_cpus"] = SessionSpec(0).background_cpus  # those of its origin go with it
     return sendable(msgspec.structs.replace(
         base, **{k: v for k, v in given.items() if v is not None}))
 
@@ -237,9 +242,9 @@ def _ns_of(seconds: float, field: str, bound: str = ">= 0") -> int:
     raise InvalidInput(f"{field}: {seconds!r} is not a number of seconds {bound}")
 
 
-def degrees_of(cpus: Cpus) -> tuple[int, ...]:
+def degrees_of(cpus: Cpus, field: str = "cpus") -> tuple[int, ...]:
     """The degrees that a caller's `cpus` stands for: `n` is (n,), a pair is every whole number from
-    min to max, and a list or a longer tuple is as given.
+    min to max, and a list or a longer tuple is as given. `field` is the argument's name.
 
     Raises:
         InvalidInput: not ascending whole numbers >= 1.
@@ -257,10 +262,10 @@ def degrees_of(cpus: Cpus) -> tuple[int, ...]:
     except TypeError:
         pass  # said below
     if not degrees or degrees[0] < 1 or list(degrees) != sorted(set(degrees)):
-        raise InvalidInput(f"cpus: {cpus!r} is not a whole number >= 1, a pair (min, max) or a "
+        raise InvalidInput(f"{field}: {cpus!r} is not a whole number >= 1, a pair (min, max) or a "
                            "list of ascending degrees")
     if degrees[-1] > CPUS_MAX:
-        raise InvalidInput(f"cpus: {cpus!r} is more than the {CPUS_MAX} that an action may have")
+        raise InvalidInput(f"{field}: {cpus!r} is more than the {CPUS_MAX} that an action may have")
     return degrees
 
 

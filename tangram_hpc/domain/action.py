@@ -26,6 +26,8 @@ class Kind(str, Enum):
     FILE = "file"  # reads or writes a file of a session; holds no unit
     CALL = "call"  # calls a service, on the block of GPUs where the service is
     GRANT = "grant"  # takes a slot and a token of an endpoint; the client itself makes the call
+    # holds CPUs for processes that earlier actions of its session left; only the broker submits it
+    BACKGROUND = "background"
 
 
 class Profile(msgspec.Struct, frozen=True, array_like=True):

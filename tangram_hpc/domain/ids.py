@@ -9,6 +9,8 @@ between runs.
 from __future__ import annotations
 
 COUNTER_BITS = 32
+# Counters from here on number the actions that the broker itself submits for a client's sessions.
+BROKER_COUNTER = 1 << 31
 
 
 def mint(client: int, counter: int) -> int:

@@ -14,8 +14,8 @@ from .ids import show
 
 # The treatment of processes that an action leaves running, until the session's next action begins:
 # they are stopped, or they may use a small share of one core, or they are killed with the action
-# that left them.
-BACKGROUNDS = ("stop", "share", "end")
+# that left them, or cores are leased for them while one of them can run.
+BACKGROUNDS = ("stop", "share", "end", "run")
 
 
 class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -51,6 +51,8 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
             idle time is over.
         secrets: pairs of an environment variable of its commands and the name of the secret that is
             its value. Values are never part of a specification.
+        background_cpus: with `background="run"`, the numbers of CPUs that may be leased for its
+            background processes, ascending.
     """
 
     id: int
@@ -74,6 +76,7 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     ttl_ns: int = 0
     outlives: bool = False
     secrets: tuple[tuple[str, str], ...] = ()
+    background_cpus: tuple[int, ...] = (1,)
 
     @property
     def shared(self) -> bool:

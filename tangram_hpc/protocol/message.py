@@ -440,6 +440,12 @@ class SandboxDown(Message, frozen=True, tag=55):
     reason: str = ""
 
 
+class BackgroundWants(Message, frozen=True, tag=59):
+    """Background processes of a session could run and hold no CPUs. A worker repeats it."""
+
+    session: int
+
+
 class SandboxPacked(Message, frozen=True, tag=58):
     """The sandbox of a session is gone, as PackSandbox ordered, and its files are in the store."""
 
@@ -573,4 +579,5 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     AttachSession,
     DetachSession,
     Attached,
+    BackgroundWants,
 ]

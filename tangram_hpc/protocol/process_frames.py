@@ -189,6 +189,24 @@ class SessionSecrets(ProcessFrame, frozen=True, tag=9):
         return f"SessionSecrets({', '.join(self.values)})"
 
 
+class LeaseBackground(ProcessFrame, frozen=True, tag=10):
+    """Tells an init that its background processes hold CPUs from now on.
+
+    Attributes:
+        lease: the lease under which they run, until its Ended.
+        units: CPUs that they hold now.
+        limits: of memory, disk and processes.
+    """
+
+    lease: int
+    units: int
+    limits: SandboxLimits
+
+
+class BackgroundRunnable(ProcessFrame, frozen=True, tag=25):
+    """Tells the worker that background processes could run and hold no CPUs."""
+
+
 class Ready(ProcessFrame, frozen=True, tag=23):
     """The execution process accepts orders. `isolation` names what really isolates its sandbox."""
 
@@ -307,8 +325,8 @@ class DescendantsEnded(ProcessFrame, frozen=True, tag=53):
 
 # unions by tag, which msgspec reads from typing.Union
 ToProcess = Union[Setup, RunAction, KillCommand, Units, LoadFunction, Drop,  # noqa: UP007
-                  ExitProcess, FreezeBackground, SessionSecrets]
-FromProcess = Union[Ready, Broken, Ended, Gone, OutputChunk]  # noqa: UP007
+                  ExitProcess, FreezeBackground, SessionSecrets, LeaseBackground]
+FromProcess = Union[Ready, Broken, Ended, Gone, OutputChunk, BackgroundRunnable]  # noqa: UP007
 ToForkServer = Union[Fork, KillProcess, RemoveDirectory]  # noqa: UP007
 FromForkServer = Union[Forked, Unforked, Died, DescendantsEnded]  # noqa: UP007
 

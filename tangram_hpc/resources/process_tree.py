@@ -62,6 +62,12 @@ def state(pid: int) -> str:
     return chr(text[text.rindex(b")") + 2]) if text else "X"
 
 
+def thread_state(pid: int, tid: int) -> str:
+    """The state of a thread as a letter: "R" runs or waits for a core; "X" when it is gone."""
+    text = read(f"/proc/{pid}/task/{tid}/stat")
+    return chr(text[text.rindex(b")") + 2]) if text else "X"
+
+
 _TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
 
 

@@ -188,6 +188,9 @@ class _ForecastRun:
                     lease = self._ledger.leases[decision.lease]
                     self._expect(lease, isinstance(decision, de.StartLease))
                     self._note(decision, lease)
+                elif isinstance(decision, de.KillLease):  # it ends at once
+                    end = Outcome(decision.state, reason=decision.reason)
+                    self._handle(ev.LeaseFinished(self._now, decision.lease, end, True))
 
     def _note(self, decision: de.Decision, lease: LeaseEntry) -> None:
         if isinstance(decision, de.StartLease) and decision.action == self._action:

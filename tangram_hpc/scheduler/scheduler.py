@@ -37,6 +37,7 @@ from .placement.carry_out import Carrier
 from .placement.placers.base import Placement, Placer
 from .placement.prefetch import prefetch
 from .placement.snapshot import snapshot
+from .policy.background import next_slice_end, slices_over
 from .policy.ending import ending
 from .policy.session_life import expired, next_expiry
 from .routing.turn_routing import next_retry, route_next
@@ -146,20 +147,23 @@ class Scheduler:
         else:
             state.place_again_at = placement.again_at if placement.again_at > now else 0
             state.placed_at = now
-        events = Carrier(ledger, now).events(placement)
-        state.dirty = False
+        carrier = Carrier(ledger, now)
+        events = carrier.events(placement)
+        state.dirty = carrier.left_out
         return events or _follow_up(state, now)
 
     def next_deadline(self) -> int:
         """When `plan` has work although no event comes (epoch ns); 0 for never.
 
         Such times are: the end of a grace, of a session's idle time or of a node's allocation; the
-        next token of an endpoint; another try of a closed rollout service; and the times at which
-        the placer or the rules for allocations want to be called again.
+        next token of an endpoint; another try of a closed rollout service; the end of a slice of
+        background processes; and the times at which the placer or the rules for allocations want to
+        be called again.
         """
         ledger = self.ledger
         dues = (_place_due(self.state), next_expiry(ledger), ledger.next_end,
-                self.state.elastic.due_at(ledger), next_retry(ledger))
+                self.state.elastic.due_at(ledger), next_retry(ledger),
+                next_slice_end(ledger, self.state.slices_at))
         return min((at for at in dues if at), default=0)
 
 
@@ -168,6 +172,9 @@ def _follow_up(state: SchedulerState, now: int) -> list[ev.Event]:
     others, and requests or returns of allocations.
     """
     ledger = state.ledger
+    state.slices_at = now
+    if events := slices_over(ledger, now):
+        return events
     events = prefetch(ledger, now) if ledger.short else []
     events = events or (batches(ledger, now) if ledger.batching else events)
     return events or state.elastic.decide(ledger, now)

@@ -24,7 +24,8 @@ from ..protocol.reading import reader
 from .record_file import framed, read_records, read_unguarded
 
 MAGIC = b"TGJRNL" + bytes([JOURNAL_VERSION, 0])
-_READ_TOO = (5, 6, 7)  # older versions, which lack events of later ones: decisions 0058, 0068
+# older versions, which lack events, or kinds of actions, of later ones: decisions 0058, 0068, 0069
+_READ_TOO = (5, 6, 7)
 _UNGUARDED = 5  # the records of this version have no checksum over their length
 MODES = ("none", "batch", "always")
 _encoder = msgspec.msgpack.Encoder()

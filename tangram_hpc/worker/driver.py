@@ -25,6 +25,7 @@ from ..protocol.message import (
     PROTOCOL_VERSION,
     AnyMessage,
     AttemptsStarted,
+    BackgroundWants,
     CloseSandbox,
     Finished,
     InstallService,
@@ -357,6 +358,10 @@ class WorkerDriver:
     def session_packed(self, session: int, files: str) -> None:
         """Reports that the session's files are in the store; see `ports.Reports`."""
         self._send(SandboxPacked(session, files))
+
+    def background_wants(self, session: int) -> None:
+        """Reports that background processes could run; see `ports.Reports`."""
+        self._send(BackgroundWants(session))
 
     # ---- periodic reports ----
 

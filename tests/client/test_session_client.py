@@ -169,7 +169,7 @@ def test_files_that_cannot_be_written_are_told_when_it_opens(cluster: LocalClust
 
 
 @pytest.mark.parametrize(("fields", "named"), [
-    ({"backend": "docker"}, "backend: 'docker'"), ({"background": "run"}, "background: 'run'"),
+    ({"backend": "docker"}, "backend: 'docker'"), ({"background": "go"}, "background: 'go'"),
     ({"idle_s": -1}, "idle_s"), ({"grace_s": "long"}, "grace_s"), ({"disk": "much"}, "disk"),
     ({"mem": -5}, "mem")])
 def test_wrong_arguments_are_one_line(cluster: LocalCluster, fields, named: str) -> None:

@@ -150,6 +150,9 @@ class Rig:
     def session_packed(self, session: int, files: str) -> None:
         self.packed[session] = files
 
+    def background_wants(self, session: int) -> None:
+        self.events.append(("wants", session))
+
     def until(self, true: Callable[[], bool]) -> None:
         async def wait() -> None:
             deadline = time.monotonic() + DEADLINE_S

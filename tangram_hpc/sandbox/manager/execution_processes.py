@@ -24,6 +24,7 @@ from ...protocol.process_frames import (
     PACKET_MAX,
     RECEIVE,
     RUNNER,
+    BackgroundRunnable,
     Broken,
     DescendantsEnded,
     Died,
@@ -298,6 +299,10 @@ class Owner(Protocol):
         """A part of an action's streamed output."""
         ...
 
+    def background_runnable(self, process: ExecutionProcess) -> None:
+        """Background processes in the sandbox of a session could run and hold no CPUs."""
+        ...
+
     def settled(self) -> None:
         """All that was received in this turn has been passed on; the last call of each turn."""
         ...
@@ -474,6 +479,8 @@ class ForkServerClient:
                         self._owner.process_up(process)
                 elif isinstance(message, Broken):
                     process.broken = message.text
+                elif isinstance(message, BackgroundRunnable):
+                    self._owner.background_runnable(process)
                 else:
                     self._owner.piece(process, message)
         except (ProtocolError, msgspec.DecodeError):

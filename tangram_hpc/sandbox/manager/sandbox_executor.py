@@ -27,6 +27,7 @@ from ...protocol.process_frames import (
     Ended,
     Gone,
     KillCommand,
+    LeaseBackground,
     OutputChunk,
     RunAction,
     Setup,
@@ -253,13 +254,17 @@ class SandboxExecutor:
         group.limit(limits.mem_mib, limits.pids)
         # an endpoint action may use any core
         cores = attempt.cores or (self._cores if action.key != "cpu" else ())
-        if cores:
-            attempt.held = group.bind(cores if self.pinned else (), len(cores)) and units > 0
+        if cores:  # what an earlier action left running is bound, too
+            bind = group.rebind if spec is not None and spec.background == "run" else group.bind
+            attempt.held = bind(cores if self.pinned else (), len(cores)) and units > 0
         most = max(units, action.degrees[-1]) if action.resizable else units
         attempt.gpu_token = self._gpus.begin(order.gpus)
         mask = self._gpus.devices.mask(order.gpus)
-        run = RunAction(order.lease, attempt.payload, mask, units, most, limit,
-                        spec is not None, spec.background if spec is not None else "end", limits)
+        run: RunAction | LeaseBackground = RunAction(
+            order.lease, attempt.payload, mask, units, most, limit, spec is not None,
+            spec.background if spec is not None else "end", limits)
+        if action.kind is Kind.BACKGROUND:
+            run = LeaseBackground(order.lease, units, limits)
         attempt.payload = b""
         attempt.started_ns = time.monotonic_ns()
         (process.call if process.kind == RUNNER else process.send)(run)
@@ -366,7 +371,9 @@ class SandboxExecutor:
             return outcome  # its own enforcement is right
         if attempt.asked_mib and self._counts_ooms and process.group is not None:
             kills = process.group.oom_kills()
-            if kills > process.oom_kills and state is ActionState.FAILED:
+            ended_so = state is ActionState.FAILED or (
+                state is ActionState.COMPLETED and attempt.order.action.kind is Kind.BACKGROUND)
+            if kills > process.oom_kills and ended_so:
                 state = ActionState.OUT_OF_MEMORY
                 reason = f"mem: more than the {attempt.asked_mib} MiB asked for"
             process.oom_kills = kills
@@ -387,6 +394,11 @@ class SandboxExecutor:
         """See `execution_processes.Owner`. A runner has no output of its own to stream."""
         if message.lease in process.leases and process.kind != RUNNER:
             self._reports.output(message.lease, message.stream, message.data)
+
+    def background_runnable(self, process: ExecutionProcess) -> None:
+        """See `execution_processes.Owner`."""
+        if process.session:
+            self._reports.background_wants(process.session)
 
     def process_died(self, process: ExecutionProcess, status: int, none_left: bool,
                      tail: str) -> None:

@@ -18,7 +18,7 @@ from ...domain.states import ActionState
 from ...errors import InvalidInput
 from ...ports import Reports
 from ...protocol.payload import owner_by_client
-from ...protocol.process_frames import ExitProcess, SessionSecrets
+from ...protocol.process_frames import ExitProcess, FreezeBackground, SessionSecrets
 from ...protocol.reading import reader
 from .execution_processes import ExecutionProcess
 from .node_attempts import NodeAttempt, NodeSession
@@ -155,6 +155,8 @@ class Sessions:
         origin = self._open.get(session.spec.origin) if session.spec.origin else None
         if origin is not None and session in origin.copying:
             origin.copying.remove(session)
+            if origin.spec.background == "run" and not origin.copying:
+                self._reports.background_wants(origin.id)  # a lease continues what was frozen
             self._next(origin)
 
     def up(self, process: ExecutionProcess) -> None:
@@ -275,7 +277,11 @@ class Sessions:
         """Runs an action in a session, now or after those that wait. Files are read and written
         beside commands.
         """
-        if attempt.order.action.kind is Kind.EXEC or not session.up or session.process is None:
+        if attempt.order.action.kind is Kind.BACKGROUND and (
+                session.running or session.copying or session.packing or not session.up):
+            why = "nothing runs in the background of its session now"
+            self._dispatcher.unstarted(attempt, ActionState.COMPLETED, why)
+        elif attempt.order.action.kind is Kind.EXEC or not session.up or session.process is None:
             session.waiting.append(attempt)
             self._next(session)
         else:
@@ -291,6 +297,8 @@ class Sessions:
         if session.running or not session.up or session.closing or session.packing:
             return
         starts = self._supervisor.start_limiter
+        if session.copies and session.spec.background == "run" and session.process is not None:
+            session.process.send(FreezeBackground())  # the files must not change meanwhile
         while session.copies:
             copy = session.copies.popleft()
             session.copying.append(copy)

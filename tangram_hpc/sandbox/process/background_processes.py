@@ -1,14 +1,16 @@
 """What a session's processes that outlived their action may do until its next action.
 
 With "stop" they are stopped and cost nothing. With "share" they run for a twentieth of the time,
-SHARE_NS out of every 20 SHARE_NS, on the cores of the session's last action. While an action runs
-they run too and are not touched.
+SHARE_NS out of every 20 SHARE_NS, on the cores of the session's last action. With "run" they get
+CPUs of their own while one of them can run (`leased_background`). While an action runs they run too
+and are not touched.
 """
 
 from __future__ import annotations
 
 import time
 
+from .leased_background import LeasedBackground
 from .sandbox_processes import SandboxProcesses
 
 SHARE_NS = 10_000_000
@@ -19,43 +21,65 @@ class BackgroundProcesses:
     """The background processes of one sandbox. Call `tick` at `due`.
 
     Attributes:
-        there: whether there are any.
-        due: when `tick` must be called (monotonic ns); 0 for never.
+        leased: those of a session with `background="run"`.
     """
 
-    def __init__(self, processes: SandboxProcesses) -> None:
+    def __init__(self, processes: SandboxProcesses, leased: LeasedBackground) -> None:
         self._processes = processes
-        self.there = False
-        self.due = 0
+        self.leased = leased
+        self._there = False
+        self._due = 0
         self._running = False
 
+    @property
+    def there(self) -> bool:
+        """Whether there are any."""
+        return self._there or self.leased.there
+
+    @property
+    def due(self) -> int:
+        """When `tick` must be called (monotonic ns); 0 for never."""
+        return self._due or self.leased.due
+
     def begin(self, how: str) -> None:
-        """Stops the processes that an action left behind; `how` is "stop" or "share"."""
+        """Notes that an action left processes behind; `how` is "stop", "share" or "run". With
+        "stop" and "share" they are stopped.
+        """
+        if how == "run":
+            return self.leased.begin()
         self._processes.stop()
-        self.there, self._running = True, False
-        self.due = time.monotonic_ns() + _TURN_NS if how == "share" else 0
+        self._there, self._running = True, False
+        self._due = time.monotonic_ns() + _TURN_NS if how == "share" else 0
 
     def wake(self) -> None:
         """Continues the processes, as an action begins."""
-        if self.there:
+        if self.leased.there:
+            return self.leased.wake()
+        if self._there:
             self._processes.go_on()
-        self.there, self.due = False, 0
+        self._there, self._due = False, 0
 
     def freeze(self) -> None:
-        """Stops the processes until the next action, also those that have a share."""
+        """Stops the processes until the next action, also those that have a share. Those that hold
+        CPUs go on: what runs under a lease is ended when it uses too much, and not frozen.
+        """
+        if self.leased.there:
+            return self.leased.freeze()
         if self._running:
             self._processes.stop()
-        self._running, self.due = False, 0
+        self._running, self._due = False, 0
 
     def tick(self) -> None:
         """Begins or ends a turn of theirs when it is due."""
-        if not self.due or (now := time.monotonic_ns()) < self.due:
+        if self.leased.there:
+            return self.leased.tick()
+        if not self._due or (now := time.monotonic_ns()) < self._due:
             return
         if self._processes.alone():
-            self.there, self.due = False, 0
+            self._there, self._due = False, 0
         elif self._running:
             self._processes.stop()
-            self._running, self.due = False, now + _TURN_NS - SHARE_NS
+            self._running, self._due = False, now + _TURN_NS - SHARE_NS
         else:
             self._processes.go_on()
-            self._running, self.due = True, now + SHARE_NS
+            self._running, self._due = True, now + SHARE_NS

@@ -35,12 +35,14 @@ from ...protocol.payload import (
 )
 from ...protocol.process_frames import (
     RECEIVE,
+    BackgroundRunnable,
     Broken,
     Ended,
     ExitProcess,
     FreezeBackground,
     Gone,
     KillCommand,
+    LeaseBackground,
     OutputChunk,
     ProcessInbox,
     Ready,
@@ -57,6 +59,7 @@ from . import fast_path, isolation_setup
 from .background_processes import BackgroundProcesses
 from .bootstrap import open_oom_score
 from .command import Command, Unstartable, changed_signals
+from .leased_background import LeasedBackground, Unstoppable
 from .resource_usage import GroupCpu, ResourceUsage
 from .sandbox_meter import SandboxMeter
 from .units_file import UnitsFile
@@ -143,7 +146,11 @@ class Init:
             if self._command is not None:
                 self._tick(self._command)
             else:
-                self._background.tick()
+                try:
+                    self._background.tick()
+                except Unstoppable as error:
+                    self._send(Broken(str(error)))
+                    self._ending = True
 
     def _due(self) -> int:
         """When to wake without an event (monotonic ns); 0 for never."""
@@ -214,8 +221,12 @@ class Init:
             elif isinstance(order, KillCommand):
                 self._kill(order)
             elif isinstance(order, Units):
-                if self._command is not None and self._command.run.lease == order.lease:
+                if (self._command is not None and self._command.run.lease == order.lease) or (
+                        self._background.leased.resize(order.lease, order.units)):
                     self._units.write(order.units)
+            elif isinstance(order, LeaseBackground):
+                self._units.write(order.units)
+                self._background.leased.lease(order)
             elif isinstance(order, Setup):
                 self._build(order)
             elif isinstance(order, SessionSecrets):
@@ -223,6 +234,8 @@ class Init:
             elif isinstance(order, FreezeBackground):
                 self._background.freeze()
             elif isinstance(order, ExitProcess):
+                if self._built:
+                    self._background.leased.close()
                 self._ending = self._closing = True
 
     def _build(self, setup: Setup) -> None:
@@ -241,7 +254,9 @@ class Init:
         self._processes = self._isolation.processes
         self._meter = SandboxMeter((self._home, self._isolation.tmp), self._processes,
                                    self._isolation.nodes)
-        self._background = BackgroundProcesses(self._processes)
+        self._background = BackgroundProcesses(self._processes, LeasedBackground(
+            self._processes, self._group_cpu, self._meter, self._send, self._isolation,
+            setup.watch))
         self._built = True
         if setup.compiled and fast_path.serves(self._isolation):
             doors = self._control_fd, self._wake, self._units.fd, self._score, self._devnull
@@ -365,8 +380,11 @@ class Init:
     def _kill(self, order: KillCommand) -> None:
         if self._command is not None and self._command.run.lease == order.lease:
             self._stop(self._command, order.state, order.reason, self._setup.kill_wait_ns)
+        elif self._command is None:
+            self._background.leased.end(order)
 
-    def _send(self, message: Ready | Broken | Ended | Gone | OutputChunk) -> None:
+    def _send(self, message: Ready | Broken | Ended | Gone | OutputChunk | BackgroundRunnable
+              ) -> None:
         self._control.sendall(frame(message))
 
     # ---- the running command ----
@@ -404,7 +422,9 @@ class Init:
                 return self._settle(alone=False)
             if self._isolation.pause is not None and pid == self._isolation.pause.outer:
                 return self._fall()
-            if command is not None:
+            if command is None:
+                self._background.leased.reaped(usage)
+            else:
                 command.usage.reaped(pid, usage, pid == command.pid)
                 if pid == command.pid:
                     command.status = status

@@ -15,8 +15,9 @@ from ...domain.states import ENDED, ActionState
 from ..state.ledger import ActionEntry, ClientEntry, SessionEntry
 from ..state.scheduler_state import SchedulerState
 from ..state.transitions import ACTION_MOVES, move
+from .background_events import defer_cancellation, forget_background, is_background
 from .client_events import forget_action
-from .queueing import dequeue, enqueue
+from .queueing import dequeue, enqueue, update_idle
 from .rollout_events import note_end
 
 
@@ -52,6 +53,9 @@ def on_action_cancelled(state: SchedulerState, event: ev.ActionCancelled) -> lis
     if entry is None or entry.state in ENDED:
         return []
     if entry.state is ActionState.PENDING:
+        if is_background(entry) and defer_cancellation(
+                state, entry, Outcome(event.state, reason=event.reason)):
+            return []
         dequeue(state, entry.action, event.at)
         outcome = Outcome(event.state, reason=event.reason)
         queue_ns = event.at - entry.submitted_at
@@ -84,6 +88,13 @@ def end_action(state: SchedulerState, entry: ActionEntry, at: int,
         note_end(ledger, entry, outcome, at)
     owner = ledger.clients[client_of(entry.action.id)]
     owner.ends_with_client.pop(entry.action.id, None)
+    if is_background(entry):  # no client waits for it
+        forget_background(ledger, entry, outcome.state, reply.held_ns)
+        session = ledger.sessions.get(entry.action.session)
+        if session is not None:
+            update_idle(ledger, session, at)
+        forget_action(ledger, entry.action.id)
+        return []
     if not owner.uid:
         forget_action(ledger, entry.action.id)
     return [reply.by(entry.route)]

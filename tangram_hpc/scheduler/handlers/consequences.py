@@ -122,7 +122,8 @@ def _of_session_closing(state: SchedulerState, event: ev.SessionClosing) -> list
     if session.state is SessionState.WAITING:
         closed = ev.SessionClosed(event.at, event.session, event.reason)
         return [event, *_end_of_session(ledger, closed)]
-    return [event, *_end_of_waiting(session, event.at, event.reason),
+    return [event, *_end_of_waiting(ledger, session, event.at, event.reason,
+                                    ActionState.CANCELLED),
             *_end_of_forks(ledger, session, event.at)]
 
 
@@ -137,13 +138,18 @@ def _end_of_session(ledger: Ledger, event: ev.SessionClosed) -> list[ev.Event]:
     session = ledger.sessions.get(event.session)
     if session is None:
         return [event]
-    return [*_end_of_waiting(session, event.at, event.reason), event,
+    return [*_end_of_waiting(ledger, session, event.at, event.reason, ActionState.FAILED), event,
             *_end_of_forks(ledger, session, event.at)]
 
 
-def _end_of_waiting(session: SessionEntry, now: int, reason: str) -> list[ev.Event]:
+def _end_of_waiting(ledger: Ledger, session: SessionEntry, now: int, reason: str,
+                    background_as: ActionState) -> list[ev.Event]:
     why = why_ended(session.spec.id, reason or session.closing)
-    return [ev.ActionCancelled(now, action, why) for action in session.waiting]
+    events: list[ev.Event] = [ev.ActionCancelled(now, action, why) for action in session.waiting]
+    background = ledger.actions.get(session.background)
+    if background is not None and not background.lease:
+        events.append(ev.ActionCancelled(now, session.background, why, background_as))
+    return events
 
 
 def _end_of_forks(ledger: Ledger, session: SessionEntry, now: int) -> list[ev.Event]:

@@ -22,6 +22,7 @@ from ..state.ledger import ActionEntry, LeaseEntry, Ledger, NodeEntry, SessionEn
 from ..state.scheduler_state import SchedulerState
 from ..state.transitions import ACTION_MOVES, LEASE_MOVES, SESSION_MOVES, move
 from .action_events import end_action
+from .background_events import displace_background, forced_end, is_background, lend_background
 from .node_events import mark_drained
 from .queueing import enqueue, promote, push, push_again, update_idle
 from .quota_events import count_call
@@ -43,7 +44,12 @@ def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Deci
                        action.mem_mib, action.session, reserved, event.at, lease_queue, key,
                        prefetched=bool(event.after), restore_ns=event.restore_ns)
     entry.counted = ledger.ready.take(event.action)
-    if session is not None:
+    first, then = list[Decision](), list[Decision]()
+    if is_background(entry):
+        lend_background(ledger, lease)
+        then = forced_end(entry, lease)
+    elif session is not None:
+        first = displace_background(state, session, action.kind)
         _start_in_session(session, event)
     ledger.leases[event.lease] = lease
     if not event.after:
@@ -60,9 +66,10 @@ def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Deci
     ledger.next_lease = event.lease + 1
     entry.state = move(ACTION_MOVES, entry.state, ActionState.CONFIGURING, event)
     entry.lease, entry.attempt = event.lease, event.attempt
-    ledger.estimator.began(action)
-    return [StartLease(event.node, event.lease, event.action, event.cores, event.gpus,
-                       event.restore_ns, event.after)]
+    if not is_background(entry):  # slices tell nothing about run times
+        ledger.estimator.began(action)
+    return [*first, StartLease(event.node, event.lease, event.action, event.cores, event.gpus,
+                               event.restore_ns, event.after), *then]
 
 
 def on_lease_started(state: SchedulerState, event: ev.LeaseStarted) -> list[Decision]:
@@ -103,7 +110,8 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
         spans = [(units, ns // outcome.batch) for units, ns in spans]
     forced = entry.forced_outcome is not None
     sent_back = not forced and is_sent_back(entry.action, outcome)
-    ledger.estimator.ended(entry.action, () if sent_back else spans, outcome.state in _WHOLE)
+    if not is_background(entry):
+        ledger.estimator.ended(entry.action, () if sent_back else spans, outcome.state in _WHOLE)
     count_call(ledger, lease, event.at, outcome)
     if event.clean:
         _release(state, lease, event.at)
@@ -228,6 +236,7 @@ def _release(state: SchedulerState, lease: LeaseEntry, at: int) -> None:
         _pass_on(state, lease, node, at)
     else:
         ledger.prefetched -= 1
+    ledger.background.pop(lease.lease, None)
     session = ledger.sessions.get(lease.session)
     if session is not None:
         session.leases.pop(lease.lease, None)

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from ...domain.action import Action
 from ...domain.ids import client_of
-from ...domain.states import SessionState
+from ...domain.states import ActionState, SessionState
 from ..state.ledger import ActionEntry, Ledger, SessionEntry
 from ..state.scheduler_state import SchedulerState
+from .background_events import is_background, note_background
 
 
 def enqueue(state: SchedulerState, entry: ActionEntry) -> None:
@@ -25,6 +26,10 @@ def enqueue(state: SchedulerState, entry: ActionEntry) -> None:
         return want_route(ledger, entry)
     if not action.session:
         return push(state, entry, None)
+    if is_background(entry):
+        session = note_background(ledger, entry)
+        update_idle(ledger, session, entry.submitted_at)
+        return promote(state, session)
     session = ledger.sessions[action.session]
     first = not session.waiting and not session.leases
     session.waiting.add(action.id)
@@ -82,8 +87,14 @@ def want_route(ledger: Ledger, entry: ActionEntry) -> None:
 
 
 def promote(state: SchedulerState, session: SessionEntry) -> None:
-    """Lets the first waiting action of an idle session compete for units."""
+    """Lets the first waiting action of an idle session compete for units, and its background
+    action.
+    """
     idle = session.state is SessionState.IDLE and session.takes
+    if session.background and idle and session.background not in state.ledger.ready:
+        entry = state.ledger.actions[session.background]
+        if entry.state is ActionState.PENDING:
+            push(state, entry, session)
     if session.waiting and idle and not session.parallel:
         head = session.waiting.head()
         if head not in state.ledger.ready:
@@ -105,6 +116,8 @@ def withdraw(ledger: Ledger, session: SessionEntry) -> None:
     for action in session.waiting if session.parallel else (session.waiting.head(),):
         if action in ledger.ready:
             ledger.ready.remove(action)
+    if session.background in ledger.ready:
+        ledger.ready.remove(session.background)
 
 
 def update_idle(ledger: Ledger, session: SessionEntry, now: int) -> None:

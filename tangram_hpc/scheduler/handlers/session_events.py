@@ -27,6 +27,7 @@ from ..state.ledger import Ledger, SessionEntry
 from ..state.scheduler_state import SchedulerState
 from ..state.transitions import SESSION_MOVES, move
 from .attachment_events import end_sharing
+from .background_events import displace_background
 from .client_events import forget_if_gone
 from .node_events import mark_drained
 from .queueing import resume, update_idle, withdraw
@@ -63,12 +64,14 @@ def on_session_placed(state: SchedulerState, event: ev.SessionPlaced) -> list[De
     node.sessions[event.session] = None
     node.cores.take(event.cores)
     node.free_mem_mib -= session.spec.mem_mib
+    stops: list[Decision] = []
     if session.spec.origin:
         origin = ledger.sessions[session.spec.origin]
         withdraw(ledger, origin)  # no action starts in the origin while its files are copied
         origin.forks[event.session] = True
+        stops = displace_background(state, origin)
     state.dirty = True
-    return [OpenSession(event.node, session.spec)]
+    return [*stops, OpenSession(event.node, session.spec)]
 
 
 def on_session_ready(state: SchedulerState, event: ev.SessionReady) -> list[Decision]:
@@ -132,7 +135,9 @@ def on_session_closing(state: SchedulerState, event: ev.SessionClosing) -> list[
     update_idle(ledger, session, event.at)
     ledger.ttl_deadlines.stop(event.session, session.spec.ttl_ns)
     end = Outcome(ActionState.CANCELLED, reason=why_ended(event.session, event.reason))
-    for lease in session.leases:
+    background = ledger.actions.get(session.background)
+    held = (background.lease,) if background is not None and background.lease else ()
+    for lease in (*session.leases, *held):
         entry = ledger.actions.get(ledger.leases[lease].action)
         if entry is not None:  # else the action has ended, and only its last processes are killed
             entry.forced_outcome = entry.forced_outcome or end

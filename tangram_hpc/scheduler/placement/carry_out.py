@@ -11,6 +11,7 @@ of the placer: it raises AssertionError and is never quietly reduced.
 from __future__ import annotations
 
 from ...domain import event as ev
+from ...domain.action import Kind
 from ...domain.service import BLOCK_SIZES, endpoint_of, service_of
 from ..state.ledger import ActionEntry, LeaseEntry, Ledger, NodeEntry
 from .placers.base import Grant, Placement, Resizing
@@ -20,12 +21,16 @@ class Carrier:
     """Makes the events of one placement.
 
     The free cores and GPUs of each node are kept as masks, which are drawn down as events are made.
+
+    Attributes:
+        left_out: whether a grant of the placement was left out, so that its units are still free.
     """
 
     def __init__(self, ledger: Ledger, now: int) -> None:
         self._ledger, self._now = ledger, now
         self._cores: dict[int, int] = {}
         self._gpus: dict[int, int] = {}
+        self.left_out = False
 
     def events(self, placement: Placement) -> list[ev.Event]:
         """Returns the events of a placement in the order in which they must be applied."""
@@ -46,9 +51,24 @@ class Carrier:
             more = self._choose(ledger.nodes[lease.node], resizing.units - lease.units,
                                 lease.cores)
             events.append(ev.LeaseResized(self._now, lease.lease, lease.cores + more))
-        for number, granted in enumerate(placement.grants, ledger.next_lease):
+        for number, granted in enumerate(self._apart(placement.grants), ledger.next_lease):
             events.append(self._granted(number, granted))
         return events
+
+    def _apart(self, grants: list[Grant]) -> list[Grant]:
+        """The grants without those of background actions whose sessions start another action too:
+        background processes run beside that one and need no CPUs of their own.
+        """
+        actions = self._ledger.actions
+        background = {g.action for g in grants
+                      if actions[g.action].action.kind is Kind.BACKGROUND}
+        if not background:
+            return grants
+        starts = {actions[g.action].action.session for g in grants if g.action not in background}
+        kept = [g for g in grants if g.action not in background
+                or actions[g.action].action.session not in starts]
+        self.left_out = len(kept) < len(grants)
+        return kept
 
     def _may_resize(self, lease: LeaseEntry, resizing: Resizing) -> None:
         action = self._ledger.actions[lease.action].action

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...domain import event as ev
-from ...domain.action import Action
+from ...domain.action import Action, Kind
 from ...domain.states import NodeState
 from ..policy.ending import Endings
 from ..state.ledger import LeaseEntry, Ledger, NodeEntry
@@ -53,6 +53,7 @@ class _Tail:
 def is_short(ledger: Ledger, action: Action) -> bool:
     """Returns whether an action needs one CPU and nothing else and is expected to end soon."""
     return (action.degrees == (1,) and action.key == "cpu" and not action.mem_mib
+            and action.kind is not Kind.BACKGROUND
             and not action.gpus and 2 * ledger.estimator.estimate(action)[1] <= PREFETCH_NS)
 
 

@@ -123,6 +123,12 @@ def refusal_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str
     """
     if spec.background not in BACKGROUNDS:
         return f"background: {spec.background!r} is not one of {', '.join(BACKGROUNDS)}"
+    cpus = spec.background_cpus
+    if not cpus or cpus[0] < 1 or list(cpus) != sorted(set(cpus)):
+        return f"background_cpus: {cpus} must be ascending whole numbers from 1"
+    if spec.background != "run" and cpus != (1,):
+        return (f'background_cpus: background={spec.background!r} leases no CPUs; leave it out, or '
+                'pass background="run"')
     if min(spec.mem_mib, spec.disk_mib, spec.idle_ns, spec.grace_ns + 1) < 0:
         return "mem, disk, idle_s, grace_s: none may be negative"
     if spec.files:
@@ -157,8 +163,14 @@ def misfit_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str:
     if mem > largest:
         return f"mem: {mem} MiB asked for, the largest node has {largest} MiB"
     reserve = placer.reserve
-    if reserve > max(len(n.cores.units) for n in nodes):
+    most = max(len(n.cores.units) for n in nodes)
+    if reserve > most:
         return f"placer: {placer.name} reserves more CPUs than any node has"
+    least, given = spec.background_cpus[0], reserve or most
+    if spec.background == "run" and least > given:
+        return (f"background_cpus: {least} asked for, "
+                + (f"{placer.name} gives each session {reserve}" if reserve
+                   else f"the largest node has {most}"))
     return ""
 
 

@@ -27,6 +27,7 @@ from ...domain.service import service_of
 from ..state.estimator import PRIOR, UNKNOWN_NS
 from ..state.queue import ActionShape
 from ..state.speed import most_of, run_ns
+from .background import drained
 from .moving import migrate_or_close
 from .session_life import OPEN_SESSION
 
@@ -99,7 +100,9 @@ def ending(ledger: Ledger, now: int) -> list[ev.Event]:
         node = ledger.nodes[number]
         for session_id in node.sessions:
             session = ledger.sessions[session_id]
-            if session.state in OPEN_SESSION and not session.leases:
+            if session.background:
+                events += drained(ledger, session, now)
+            elif session.state in OPEN_SESSION and not session.leases:
                 events += migrate_or_close(ledger, node, session, now)
     return events
 

@@ -92,12 +92,12 @@ def ending_of(ledger: Ledger, client: int) -> Iterator[SessionEntry]:
 
 def _abandoned(session: SessionEntry) -> bool:
     """Whether a session whose own client has expired is held by nobody and has no work left."""
-    return session.state in OPEN_SESSION and session.ends_with_client and not session.works
+    return session.state in OPEN_SESSION and session.ends_with_client and not session.serves
 
 
 def _due(gone: DisconnectedClient, session: SessionEntry) -> int:
     """When a session of a disconnected client ends, epoch ns; 0 as long as it has work."""
-    if not gone.bye and session.works:
+    if not gone.bye and session.serves:
         return 0
     own = session.spec.grace_ns
     return gone.until if gone.bye or own < 0 else gone.since + own

@@ -51,6 +51,7 @@ class ClientEntry:
             Actions with an idempotency key are left out, because they outlive their client.
         active_at: when it last submitted an action.
         attached: the sessions of other clients that it is attached to.
+        background_actions: how many ids the broker has given to background actions of its sessions.
     """
 
     client: int
@@ -62,6 +63,7 @@ class ClientEntry:
     ends_with_client: dict[int, None] = field(default_factory=dict)
     active_at: int = 0
     attached: dict[int, None] = field(default_factory=dict)
+    background_actions: int = 0
 
 
 @dataclass(slots=True)
@@ -155,6 +157,10 @@ class SessionEntry:
         forks: its forks that are not open yet, and whether its files are being copied for them now.
         opened_at: when its sandbox was first ready; 0 before.
         attached: the other clients that are attached to it, by number.
+        background: the action that holds CPUs, or waits for some, for its background processes; 0
+            for none. It is neither in `leases` nor in `waiting`.
+        background_ran_ns: how long its background actions have held CPUs since one of them ended
+            because nothing could run.
     """
 
     spec: SessionSpec
@@ -170,11 +176,21 @@ class SessionEntry:
     forks: dict[int, bool] = field(default_factory=dict)
     opened_at: int = 0
     attached: dict[int, Attachment] = field(default_factory=dict)
+    background: int = 0
+    background_ran_ns: int = 0
 
     @property
     def works(self) -> bool:
-        """Whether the session has work and cannot be closed for idleness: an action of it waits or
-        runs or a fork of it is to begin, and its sandbox exists or existed before a move.
+        """Whether the session `serves` its clients, or background processes of it run or wait for
+        CPUs. Such a session is not closed for idleness.
+        """
+        return bool(self.background) or self.serves
+
+    @property
+    def serves(self) -> bool:
+        """Whether an action of a client waits or runs in the session, or a fork of it is to begin,
+        and its sandbox exists or existed before a move. Such a session outlives the loss of its
+        client.
         """
         busy = self.leases or self.waiting or self.forks
         stood = self.state is not SessionState.WAITING or bool(self.spec.files)
@@ -357,6 +373,7 @@ class Ledger:
         revision: grows when an action comes to wait that may start on any node, or when the end of
             an allocation moves.
         prefetched: how many leases have not begun.
+        background: the leases of background actions, in the order of their grants.
         short: the first lease of each (node, core) whose lease queue has room for prefetched short
             leases; see `placement/prefetch`.
         batching: the first lease of each (node, first GPU) whose service runs calls in batches; see
@@ -399,6 +416,7 @@ class Ledger:
     demand: Demand = field(default_factory=Demand)
     revision: int = 0
     prefetched: int = 0
+    background: dict[int, None] = field(default_factory=dict)
     short: dict[tuple[int, int], int] = field(default_factory=dict)
     batching: dict[tuple[int, int], int] = field(default_factory=dict)
     complete: bool = False
@@ -462,6 +480,7 @@ class Ledger:
             assert endpoint.level >= 0, f"{endpoint} is overdrawn"
         self._check_turns()
         for session_id, session in self.sessions.items():
+            self._check_background(session)
             waits = session.state is SessionState.WAITING
             assert waits == (session_id in self.session_queue), f"{session}: its queue"
             assert session.parallel or len(session.leases) <= 1, f"{session} runs several"
@@ -483,6 +502,15 @@ class Ledger:
                 assert not (pending and dealt) or pool.placed(action_id), f"{entry}: not placed"
                 assert dealt or not pool.placed(action_id), f"{entry} has no route"
         assert not turns, f"turns that no pool knows: {turns}"
+
+    def _check_background(self, session: SessionEntry) -> None:
+        entry = self.actions.get(session.background)
+        assert bool(entry) == bool(session.background), f"{session}: no background action"
+        if entry is not None:
+            assert entry.action.kind is Kind.BACKGROUND and entry.state not in ENDED, f"{entry}"
+            assert (entry.lease in self.background) == bool(entry.lease), f"{entry}: its lease"
+            queued = session.state is SessionState.IDLE and session.takes and not entry.lease
+            assert queued == (session.background in self.ready), f"{entry}: not queued right"
 
     def _check_life(self, session: SessionEntry) -> None:
         spec = session.spec

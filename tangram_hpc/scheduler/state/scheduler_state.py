@@ -30,6 +30,7 @@ class SchedulerState:
         place_again_at: when the placer asked to be called again, although nothing happens until
             then; epoch ns, 0 for never.
         placed_at: when the placer was last called; epoch ns.
+        slices_at: when the slices of background processes were last looked at; epoch ns.
         elastic: the memory of the rules that request and give back allocations.
     """
 
@@ -38,4 +39,5 @@ class SchedulerState:
     dirty: bool = False
     place_again_at: int = 0
     placed_at: int = 0
+    slices_at: int = 0
     elastic: ElasticAllocs = field(default_factory=ElasticAllocs)
