@@ -176,6 +176,23 @@ class FreezeBackground(ProcessFrame, frozen=True, tag=8):
     """
 
 
+class GiveInput(ProcessFrame, frozen=True, tag=9):
+    """Gives input to the command that runs under a lease; see `protocol/input_flow.py`.
+
+    Attributes:
+        lease: the lease.
+        kind: what it is, a number of `input_flow`.
+        data: bytes for the command's terminal.
+        number: a signal, or rows; `other`: columns.
+    """
+
+    lease: int
+    kind: int
+    data: bytes = b""
+    number: int = 0
+    other: int = 0
+
+
 class Ready(ProcessFrame, frozen=True, tag=23):
     """The execution process accepts orders. `isolation` names what really isolates its sandbox."""
 
@@ -218,6 +235,13 @@ class OutputChunk(ProcessFrame, frozen=True, tag=22):
     lease: int
     stream: int
     data: bytes
+
+
+class InputCredit(ProcessFrame, frozen=True, tag=25):
+    """So many more bytes of input may be sent to the command that runs under a lease."""
+
+    lease: int
+    count: int
 
 
 # ---- worker -> fork server ----
@@ -294,8 +318,8 @@ class DescendantsEnded(ProcessFrame, frozen=True, tag=53):
 
 # unions by tag, which msgspec reads from typing.Union
 ToProcess = Union[Setup, RunAction, KillCommand, Units, LoadFunction, Drop,  # noqa: UP007
-                  ExitProcess, FreezeBackground]
-FromProcess = Union[Ready, Broken, Ended, Gone, OutputChunk]  # noqa: UP007
+                  ExitProcess, FreezeBackground, GiveInput]
+FromProcess = Union[Ready, Broken, Ended, Gone, OutputChunk, InputCredit]  # noqa: UP007
 ToForkServer = Union[Fork, KillProcess, RemoveDirectory]  # noqa: UP007
 FromForkServer = Union[Forked, Unforked, Died, DescendantsEnded]  # noqa: UP007
 

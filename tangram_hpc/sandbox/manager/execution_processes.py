@@ -32,6 +32,7 @@ from ...protocol.process_frames import (
     Fork,
     Forked,
     Gone,
+    InputCredit,
     KillProcess,
     LoadFunction,
     OutputChunk,
@@ -298,6 +299,10 @@ class Owner(Protocol):
         """A part of an action's streamed output."""
         ...
 
+    def credit(self, process: ExecutionProcess, message: InputCredit) -> None:
+        """More input may be sent to an action."""
+        ...
+
     def settled(self) -> None:
         """All that was received in this turn has been passed on; the last call of each turn."""
         ...
@@ -474,6 +479,8 @@ class ForkServerClient:
                         self._owner.process_up(process)
                 elif isinstance(message, Broken):
                     process.broken = message.text
+                elif isinstance(message, InputCredit):
+                    self._owner.credit(process, message)
                 else:
                     self._owner.piece(process, message)
         except (ProtocolError, msgspec.DecodeError):
