@@ -81,6 +81,12 @@ class SessionLost(ActionFailed):
     client closed it. Actions that waited or ran in it raise this, and so does its opening."""
 
 
+class ShellEnded(ActionFailed):
+    """A command found no shell: the shell has ended (`exit`, a signal, `close`), was lost with the
+    init of its sandbox, or could not be opened. The message says which. The command that ended the
+    shell has a result of its own and does not raise this."""
+
+
 class ActionTimeout(ActionFailed, TimeoutError):
     """An action ran longer than its `timeout` and was ended.
 

@@ -33,6 +33,7 @@ from ..ports import Channel, ChannelLost, Dial, Store
 from ..protocol import message as ms
 from ..protocol import payload as pl
 from ..protocol.frame import Buffer, Outbox
+from ..protocol.input_flow import SIGNAL
 from ..protocol.liveness import Patience
 from .forked import end_copy, not_ours, watch_forks
 from .functions import FunctionCache, UploadedFunction
@@ -113,7 +114,8 @@ class Connection:
     def submit(self, kind: Kind, options: Options, session: SessionRecord | None, what: str,
                call: pl.Payload, trusted: bool = False,
                on_output: Callable[[int, bytes], None] | None = None,
-               uploaded: UploadedFunction | None = None, key: str = "cpu") -> Future:
+               uploaded: UploadedFunction | None = None, key: str = "cpu",
+               on_credit: Callable[[int], None] | None = None) -> Future:
         """Submits one action and returns at once.
 
         Args:
@@ -126,6 +128,7 @@ class Connection:
             on_output: called with the pieces of its output.
             uploaded: the function that it calls, which was counted for it; None for other actions.
             key: its key resource.
+            on_credit: called when more bytes of input may be sent (`protocol/input_flow.py`).
 
         Returns:
             The action's Future.
@@ -147,10 +150,12 @@ class Connection:
                 payload = pl.encode(pl.Stored(stored, len(payload)))
             with self._lock:
                 self._check_open()
-                future = Future(action.id, self.cancel)
+                future = Future(action.id, self.cancel,
+                                self.interrupt if kind is Kind.EXEC else None)
                 self._pending[action.id] = Pending(action, payload, future, trusted,
                                                    time.monotonic_ns(), on_output, session=session,
-                                                   stored=stored, uploaded=uploaded)
+                                                   stored=stored, uploaded=uploaded,
+                                                   on_credit=on_credit)
                 self._put(ms.Submit(action), payload)
         except TangramError:
             self.store.release(stored)
@@ -172,6 +177,18 @@ class Connection:
             if pending is not None:
                 pending.cancelled = True
                 self._put(ms.Cancel((action,)))
+
+    def interrupt(self, action: int, number: int) -> None:
+        """Sends a signal to an action; nothing happens if its result is here."""
+        self.send_input(action, SIGNAL, number)
+
+    def send_input(self, action: int, kind: int, number: int = 0, other: int = 0,
+                   data: bytes | None = None) -> None:
+        """Sends input to an action (`protocol/input_flow.py`), unless its result is here. Input is
+        not sent again after a reconnect."""
+        with self._lock:
+            if action in self._pending:
+                self._put(ms.Input(action, kind, number, other, int(data is not None)), data)
 
     def open_session(self, spec: SessionSpec, env: dict[str, str], trajectory: str
                      ) -> SessionRecord:
@@ -423,6 +440,10 @@ class Connection:
                 open_one = self._pending.get(action)
                 if open_one is not None and open_one.on_output is not None and payload is not None:
                     give_output(open_one, stream, bytes(payload))
+            case ms.InputCredit(id=action, count=count):
+                open_one = self._pending.get(action)
+                if open_one is not None and open_one.on_credit is not None:
+                    open_one.on_credit(count)
             case ms.Granted(action=action):
                 open_one = self._pending.get(action)
                 if open_one is not None and open_one.turn is not None:

@@ -25,6 +25,7 @@ from ..errors import (
     ProtocolError,
     RemoteError,
     SessionLost,
+    ShellEnded,
     TangramError,
     UntrustedResult,
 )
@@ -59,6 +60,7 @@ class Pending(msgspec.Struct, gc=False):
         session: the session that it was submitted to; None for none.
         stored: the entry of the job's store that it needs until its end; empty for none.
         uploaded: the function that it needs in the store until its end; None for none.
+        on_credit: called when more bytes of input may be sent; None for actions without input.
     """
 
     action: Action
@@ -72,6 +74,7 @@ class Pending(msgspec.Struct, gc=False):
     session: SessionRecord | None = None
     stored: str = ""
     uploaded: UploadedFunction | None = None
+    on_credit: Callable[[int], None] | None = None
 
     def release(self, functions: FunctionCache, store: StoredPayloads) -> None:
         """Called when the action has ended: lets what it needed leave the job's store."""
@@ -127,6 +130,8 @@ def _value(pending: Pending, result: ms.ActionResult, payload: memoryview | None
     command = pending.action.kind is Kind.EXEC
     if not command and outcome.state not in _OWN_ENDS:
         raise _failure(pending, outcome, told)  # whatever the runner sent while it was being ended
+    if isinstance(told, pl.ErrorReturn) and told.kind == pl.SHELL_ENDED and command:
+        raise ShellEnded(f"{_name(pending)}: {told.text}")
     if isinstance(told, pl.ErrorReturn):
         kind = UntrustedResult if told.kind == "UntrustedResult" else RemoteError
         text = told.text if kind is UntrustedResult else f"{told.kind}: {told.text}"
