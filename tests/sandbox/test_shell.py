@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tangram_hpc.domain.action import Kind
-from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol import input_flow
 from tangram_hpc.protocol.payload import (
@@ -21,65 +19,13 @@ from tangram_hpc.protocol.payload import (
     ShellCall,
     TerminalCall,
 )
-from tests.helpers.executor_rig import NOTHING, Rig
+from tests.helpers.executor_rig import NOTHING
+from tests.helpers.shell_rig import SHELL, make_session, shell_rig
 
-SHELL = 7
+__all__ = ["make_session", "shell_rig"]  # fixtures
+
 SOON_NS = 300_000_000
 BOTH = pytest.mark.parametrize("backend", ["bwrap", "process"])
-
-
-class ShellRig(Rig):
-    """A rig that talks to the shells of its session `session`."""
-
-    session = 0
-
-    def run(self, text: str, shell: int = SHELL, **fields: Any) -> tuple[Outcome, Any]:
-        """Runs a text in a shell to its end."""
-        return self.end(self.begin_run(text, shell, **fields))[:2]
-
-    def begin_run(self, text: str, shell: int = SHELL, **fields: Any) -> int:
-        call = ShellCall("run", shell, text, **{k: fields.pop(k) for k in list(fields)
-                                                if k in ShellCall.__struct_fields__})
-        return self.begin(call, Kind.EXEC, session=self.session, **fields)
-
-    def start(self, shell: int = SHELL, **fields: Any) -> Outcome:
-        """Opens a shell."""
-        call = ShellCall("open", shell, start=True, **fields)
-        return self.end(self.begin(call, Kind.EXEC, session=self.session))[0]
-
-    def told(self, text: str, shell: int = SHELL, **fields: Any) -> bytes:
-        """The output of a text that must succeed."""
-        outcome, back = self.run(text, shell, **fields)
-        assert outcome.state is ActionState.COMPLETED, (text, outcome, back)
-        return back.stdout
-
-    def give(self, lease: int, kind: int, data: bytes = b"", number: int = 0,
-             other: int = 0) -> None:
-        """Gives input to the command of a lease."""
-        self.loop.call_soon(self.executor.give_input, lease, kind, data, number, other)
-
-
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShellRig]:
-    one = ShellRig(tmp_path_factory.mktemp("shells"), trusted=False)
-    yield one
-    one.close()
-
-
-@pytest.fixture
-def make(rig: ShellRig) -> Iterator[Any]:
-    opened: list[int] = []
-
-    def one(backend: str, **spec: Any) -> ShellRig:
-        rig.session += 1
-        opened.append(rig.session)
-        rig.open(rig.session, backend=backend, **spec)
-        return rig
-
-    yield one
-    for session in opened:
-        rig.loop.call_soon(rig.executor.close_session, session)
-        rig.until(lambda session=session: session in rig.down)
 
 
 @BOTH
@@ -228,8 +174,8 @@ def test_at_its_time_limit_a_command_is_interrupted_then_killed(make: Any, backe
     assert (outcome.state, outcome.exit_status) == (ActionState.TIMEOUT, 124)
     assert rig.told("echo $X") == b"5\n"
     # who ignores SIGINT is killed, and the shell goes on
-    outcome, back = rig.run("sh -c 'trap \"\" INT; sleep 60'; echo \"status $?\"",
-                            timeout_ns=SOON_NS)
+    outcome, _ = rig.run("sh -c 'trap \"\" INT; sleep 60'; echo \"status $?\"",
+                         timeout_ns=SOON_NS)
     assert outcome.state is ActionState.TIMEOUT and rig.told("echo $X") == b"5\n"
     # a shell that does not come back is killed too
     outcome, _ = rig.run("trap '' INT; while :; do :; done", timeout_ns=SOON_NS)
@@ -258,7 +204,8 @@ def test_a_shell_is_stopped_between_commands_and_exec_runs_beside_it(make: Any,
     rig.end(rig.begin(ShellCall("close", SHELL), Kind.FILE, session=rig.session, cores=()))
     assert rig.run("echo")[1].text.startswith("shell: it has ended (it was closed)")
     rig.until(lambda: not os.path.exists(f"/proc/{pid}") or pid not in rig.processes())
-    assert rig.end(rig.begin(NOTHING, Kind.EXEC, session=rig.session))[0].state is ActionState.COMPLETED
+    outcome = rig.end(rig.begin(NOTHING, Kind.EXEC, session=rig.session))[0]
+    assert outcome.state is ActionState.COMPLETED
 
 
 @BOTH
