@@ -87,9 +87,9 @@ def go(args: argparse.Namespace) -> int:
 def _on_terminal(client: Any, args: argparse.Namespace, command: list[str]) -> int:
     """Runs the command on a terminal that is connected with this one; returns its exit status."""
     from ..slurm.job_environment import without_slurm
-    from .helpers import terminal
+    from .helpers import own_terminal
 
-    rows, cols = terminal.size()
+    rows, cols = own_terminal.size()
     env = without_slurm(os.environ)
     with client.pty(command, rows=rows, cols=cols, echo=True, cpus=_cpus(args.cpus), mem=args.mem,
                     gpus=args.gpus, timeout=args.time, name=args.name, component=args.component,
@@ -97,7 +97,7 @@ def _on_terminal(client: Any, args: argparse.Namespace, command: list[str]) -> i
                     clean_env=False, trusted=not args.untrusted) as pty:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: pty.close())
-        terminal.connect(pty)
+        own_terminal.connect(pty)
         result = _patient(pty.future)
     if result is None:
         print(f"tangram: action {pty.future.id} was cancelled", file=sys.stderr)

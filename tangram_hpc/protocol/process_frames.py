@@ -237,7 +237,7 @@ class OutputChunk(ProcessFrame, frozen=True, tag=22):
     data: bytes
 
 
-class InputCredit(ProcessFrame, frozen=True, tag=25):
+class CreditInput(ProcessFrame, frozen=True, tag=25):
     """So many more bytes of input may be sent to the command that runs under a lease."""
 
     lease: int
@@ -319,7 +319,7 @@ class DescendantsEnded(ProcessFrame, frozen=True, tag=53):
 # unions by tag, which msgspec reads from typing.Union
 ToProcess = Union[Setup, RunAction, KillCommand, Units, LoadFunction, Drop,  # noqa: UP007
                   ExitProcess, FreezeBackground, GiveInput]
-FromProcess = Union[Ready, Broken, Ended, Gone, OutputChunk, InputCredit]  # noqa: UP007
+FromProcess = Union[Ready, Broken, Ended, Gone, OutputChunk, CreditInput]  # noqa: UP007
 ToForkServer = Union[Fork, KillProcess, RemoveDirectory]  # noqa: UP007
 FromForkServer = Union[Forked, Unforked, Died, DescendantsEnded]  # noqa: UP007
 

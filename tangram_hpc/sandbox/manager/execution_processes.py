@@ -25,6 +25,7 @@ from ...protocol.process_frames import (
     RECEIVE,
     RUNNER,
     Broken,
+    CreditInput,
     DescendantsEnded,
     Died,
     Drop,
@@ -32,7 +33,6 @@ from ...protocol.process_frames import (
     Fork,
     Forked,
     Gone,
-    InputCredit,
     KillProcess,
     LoadFunction,
     OutputChunk,
@@ -299,7 +299,7 @@ class Owner(Protocol):
         """A part of an action's streamed output."""
         ...
 
-    def credit(self, process: ExecutionProcess, message: InputCredit) -> None:
+    def credit(self, process: ExecutionProcess, message: CreditInput) -> None:
         """More input may be sent to an action."""
         ...
 
@@ -479,7 +479,7 @@ class ForkServerClient:
                         self._owner.process_up(process)
                 elif isinstance(message, Broken):
                     process.broken = message.text
-                elif isinstance(message, InputCredit):
+                elif isinstance(message, CreditInput):
                     self._owner.credit(process, message)
                 else:
                     self._owner.piece(process, message)

@@ -25,10 +25,10 @@ from ...protocol.payload import ErrorReturn, FunctionCall, decode, encode, owner
 from ...protocol.process_frames import (
     FRAME_MAX,
     RUNNER,
+    CreditInput,
     Ended,
     GiveInput,
     Gone,
-    InputCredit,
     KillCommand,
     OutputChunk,
     RunAction,
@@ -404,7 +404,7 @@ class SandboxExecutor:
         if message.lease in process.leases and process.kind != RUNNER:
             self._reports.output(message.lease, message.stream, message.data)
 
-    def credit(self, process: ExecutionProcess, message: InputCredit) -> None:
+    def credit(self, process: ExecutionProcess, message: CreditInput) -> None:
         """See `execution_processes.Owner`."""
         if message.lease in process.leases and process.kind != RUNNER and message.count > 0:
             self._reports.input_credit(message.lease, min(message.count, input_flow.WINDOW))

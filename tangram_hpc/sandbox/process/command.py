@@ -21,8 +21,8 @@ from ...domain.states import ActionState
 from ...protocol.payload import ExecCall, ExecReturn, encode
 from ...protocol.process_frames import RunAction
 from ..environment import DEFAULT_PATH, Grants
+from ..shells.terminal import Terminal
 from .resource_usage import ResourceUsage
-from .terminal import Terminal
 from .unstartable import Unstartable
 
 _PIECE = 1 << 16

@@ -38,12 +38,12 @@ from ...protocol.payload import (
 from ...protocol.process_frames import (
     RECEIVE,
     Broken,
+    CreditInput,
     Ended,
     ExitProcess,
     FreezeBackground,
     GiveInput,
     Gone,
-    InputCredit,
     KillCommand,
     OutputChunk,
     ProcessInbox,
@@ -56,6 +56,10 @@ from ...protocol.process_frames import (
 from ...resources import process_tree
 from .. import environment
 from ..files import confine, scratch
+from ..shells.shell_command import ShellCommand
+from ..shells.shell_process import ShellProcess
+from ..shells.shells import NoShell, Shells, SparingProcesses
+from ..shells.terminal_command import TerminalCommand
 from . import fast_path, isolation_setup
 from .background_processes import BackgroundProcesses
 from .bootstrap import open_oom_score
@@ -63,10 +67,6 @@ from .command import Command, changed_signals
 from .resource_usage import GroupCpu, ResourceUsage
 from .sandbox_meter import SandboxMeter
 from .sandbox_processes import SandboxProcesses
-from .shell import Shell
-from .shell_command import ShellCommand
-from .shells import NoShell, Shells, SparingProcesses
-from .terminal_command import TerminalCommand
 from .units_file import UnitsFile
 from .unstartable import Unstartable
 
@@ -324,7 +324,7 @@ class Init:
         if command.terminal is not None:
             self._credit(command, input_flow.WINDOW)
 
-    def _on_shell(self, shell: Shell, fd: int) -> None:
+    def _on_shell(self, shell: ShellProcess, fd: int) -> None:
         """Serves a pipe of a shell; reports the command that has ended in it, if one has."""
         self._shells.ready(shell, fd)
         command = self._command
@@ -423,9 +423,9 @@ class Init:
 
     def _credit(self, command: Command, count: int) -> None:
         if count:
-            self._send(InputCredit(command.run.lease, count))
+            self._send(CreditInput(command.run.lease, count))
 
-    def _send(self, message: Ready | Broken | Ended | Gone | OutputChunk | InputCredit) -> None:
+    def _send(self, message: Ready | Broken | Ended | Gone | OutputChunk | CreditInput) -> None:
         self._control.sendall(frame(message))
 
     # ---- the running command ----

@@ -30,9 +30,9 @@ from contextlib import suppress
 from ...protocol.payload import ShellCall
 from ...resources import process_tree
 from ..environment import Grants, hints
-from .command import RESTORED, find_program
+from ..process.command import RESTORED, find_program
+from ..process.unstartable import Unstartable
 from .terminal import Terminal
-from .unstartable import Unstartable
 
 _SOURCE = 252  # the descriptor from which bash reads the line that runs a command
 _LINE_MAX = 256  # bytes of a line on the control pipe; ours are shorter
@@ -41,7 +41,7 @@ _NAMES = ("bash", "sh", "dash", "ash")
 _EVER = ("TANGRAM_CPUS", "TANGRAM_CPUS_MAX")  # not the shell's to hide
 
 
-class Shell:
+class ShellProcess:
     """One shell, from its start to its end.
 
     Attributes:

@@ -16,7 +16,7 @@ import termios
 from contextlib import suppress
 
 from ...protocol import input_flow
-from .unstartable import Unstartable
+from ..process.unstartable import Unstartable
 
 _TIOCGPTN = 0x80045430  # the number of a terminal; Python has no name for it
 _REFUSED = ("pty: this sandbox has no terminals ({}); open the session with backend='bwrap' or, "

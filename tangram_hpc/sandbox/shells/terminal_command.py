@@ -11,10 +11,10 @@ import time
 from ...protocol.payload import TerminalCall
 from ...protocol.process_frames import RunAction
 from ..environment import Grants
-from .command import DRAIN_MAX, Command, start_in
-from .resource_usage import ResourceUsage
+from ..process.command import DRAIN_MAX, Command, start_in
+from ..process.resource_usage import ResourceUsage
+from ..process.unstartable import Unstartable
 from .terminal import Terminal
-from .unstartable import Unstartable
 
 
 class TerminalCommand(Command):

@@ -16,11 +16,11 @@ from ...protocol.payload import ShellCall
 from ...protocol.process_frames import RunAction
 from ...resources import process_tree
 from ..environment import Grants
-from .resource_usage import ResourceUsage
-from .sandbox_processes import SandboxProcesses
-from .shell import Shell, program_of
+from ..process.resource_usage import ResourceUsage
+from ..process.sandbox_processes import SandboxProcesses
+from ..process.unstartable import Unstartable
 from .shell_command import ShellCommand, how_ended
-from .unstartable import Unstartable
+from .shell_process import ShellProcess, program_of
 
 _SHELLS_MAX = 64  # of one session
 _KEPT = 256  # ends of shells that are remembered
@@ -46,9 +46,9 @@ class Shells:
 
     def __init__(self, poll: select.poll, grants: Grants) -> None:
         self._poll, self._grants = poll, grants
-        self._shells: dict[int, Shell] = {}
+        self._shells: dict[int, ShellProcess] = {}
         self._ends: dict[int, str] = {}  # number of a shell that has ended -> how
-        self.by_fd: dict[int, Shell] = {}
+        self.by_fd: dict[int, ShellProcess] = {}
 
     def __bool__(self) -> bool:
         return bool(self._shells)
@@ -74,7 +74,7 @@ class Shells:
             if len(self._shells) >= _SHELLS_MAX:
                 raise Unstartable(126, f"shell: {_SHELLS_MAX} are open in this session; close one")
             program = program_of(call.program, self._grants.adding(call.env, 1, 1, ""))
-            shell = Shell(call.shell, program)
+            shell = ShellProcess(call.shell, program)
         return ShellCommand(run, call, output_max, isolation, usage, shell)
 
     def _how_ended(self, number: int) -> str:
@@ -94,7 +94,7 @@ class Shells:
             self._poll.register(shell.control, select.POLLIN)
         self._wait_to_write(shell)
 
-    def ready(self, shell: Shell, fd: int) -> None:
+    def ready(self, shell: ShellProcess, fd: int) -> None:
         """Reads what a shell says, or writes what waits of its script."""
         if fd == shell.script:
             shell.write_more()
@@ -103,7 +103,7 @@ class Shells:
             self._forget_fds(shell)
         self._wait_to_write(shell)
 
-    def _wait_to_write(self, shell: Shell) -> None:
+    def _wait_to_write(self, shell: ShellProcess) -> None:
         if shell.script in self.by_fd:
             if shell.waits_to_write:
                 self._poll.register(shell.script, select.POLLOUT)
@@ -122,7 +122,7 @@ class Shells:
             self._ends[number] = "it was closed"
             shell.kill()
 
-    def reaped(self, pid: int, status: int) -> Shell | None:
+    def reaped(self, pid: int, status: int) -> ShellProcess | None:
         """Notes the end of a process; returns the shell that it was, if it was one."""
         for shell in self._shells.values():
             if shell.pid == pid:
@@ -130,7 +130,7 @@ class Shells:
                 return shell
         return None
 
-    def ended(self, shell: Shell) -> None:
+    def ended(self, shell: ShellProcess) -> None:
         """Forgets a shell that has ended, when its last output has been read."""
         self._forget_fds(shell)
         shell.close()
@@ -145,7 +145,7 @@ class Shells:
         for shell in [each for each in self._shells.values() if each.status is not None]:
             self.ended(shell)
 
-    def _forget_fds(self, shell: Shell) -> None:
+    def _forget_fds(self, shell: ShellProcess) -> None:
         for fd in (shell.script, shell.control):
             self.by_fd.pop(fd, None)
             _unregister(self._poll, fd)

@@ -21,11 +21,11 @@ from ...protocol.payload import ExecCall, ShellCall
 from ...protocol.process_frames import RunAction
 from ...resources import process_tree
 from ..environment import Grants
-from .command import DRAIN_MAX, Command
-from .resource_usage import ResourceUsage
-from .sandbox_processes import memory_kib
-from .shell import Shell
-from .unstartable import Unstartable
+from ..process.command import DRAIN_MAX, Command
+from ..process.resource_usage import ResourceUsage
+from ..process.sandbox_processes import memory_kib
+from ..process.unstartable import Unstartable
+from .shell_process import ShellProcess
 
 _LONG = 1 << 15  # bytes of a text that goes through a file
 _LEAST_WAIT_NS = 200_000_000  # for the shell to come back after its processes were killed
@@ -50,7 +50,7 @@ class ShellCommand(Command):
     __slots__ = ("_cpu_began", "_files", "_give_up_at", "_serial", "asked", "shell", "terminal")
 
     def __init__(self, run: RunAction, call: ShellCall, output_max: int, isolation: str,
-                 usage: ResourceUsage, shell: Shell) -> None:
+                 usage: ResourceUsage, shell: ShellProcess) -> None:
         super().__init__(run, ExecCall(shell=call.text, stream=call.stream), output_max, isolation,
                          usage)
         self.shell, self.asked = shell, call
@@ -174,7 +174,7 @@ class ShellCommand(Command):
     def outcome(self) -> Outcome:
         """See `Command.outcome`."""
         outcome = super().outcome()
-        if self.shell.status is None or outcome.reason and self.state is not None:
+        if self.shell.status is None or (outcome.reason and self.state is not None):
             return outcome
         return msgspec.structs.replace(
             outcome, reason=f"the shell {how_ended(self.shell.status)} during this command")
