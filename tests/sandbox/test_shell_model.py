@@ -102,8 +102,9 @@ class Model:
         self.expect(f"set {'-' if on else '+'}{flag}", 0)
 
     def interrupt(self) -> None:
-        # no pipe: bash goes on when the last program of a pipe ends without a signal of its own
-        text = self.random.choice(("sleep 60", "while :; do :; done", "(sleep 60)"))
+        # no subshell: one that is just starting may take the signal for itself, as with ^C, and the
+        # shell then goes on behind it
+        text = self.random.choice(("sleep 60", "while :; do :; done", "sleep 59; sleep 60"))
         pause = self.random.choice((0.0, 0.001, 0.004, 0.02))
         lease = self.rig.begin_run(f"{text}; echo not reached")
         began = time.monotonic()

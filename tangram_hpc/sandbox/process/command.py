@@ -23,6 +23,7 @@ from ...protocol.process_frames import RunAction
 from ..environment import DEFAULT_PATH, Grants
 from ..shells.terminal import Terminal
 from .resource_usage import ResourceUsage
+from .sandbox_processes import SandboxProcesses
 from .unstartable import Unstartable
 
 _PIECE = 1 << 16
@@ -80,11 +81,13 @@ class Command:
             otherwise.
         reported: whether its outcome has been sent.
         terminal: on which it runs; None for none.
+        chase_at: when `chase` must be called (monotonic ns); 0 for never.
         act_at: when its init must look at it again (monotonic ns); 0 for never.
         started_ns: when it started (monotonic).
     """
 
     terminal: Terminal | None = None
+    chase_at = 0
 
     __slots__ = (
         "_chunks",
@@ -244,6 +247,9 @@ class Command:
 
     def end(self) -> None:
         """Completes its measurement, after it has ended and before its outcome is made."""
+
+    def chase(self, processes: SandboxProcesses, now: int) -> None:
+        """Repeats a signal for processes that have missed it."""
 
     def escalate(self, now: int) -> None:
         """Does more to end it, after its processes were killed and it has still not ended."""

@@ -165,7 +165,7 @@ class Init:
         if command is None:
             return self._background.due if self._built else 0
         due = self._watch_at
-        for other in (command.act_at, self._meter.due, command.usage.look_at):
+        for other in (command.act_at, self._meter.due, command.usage.look_at, command.chase_at):
             if other and (not due or other < due):
                 due = other
         return due
@@ -548,6 +548,8 @@ class Init:
         if self._meter.due and now >= self._meter.due and (broken := self._meter.look(now)):
             self._stop(command, *broken, 0)  # no time between SIGTERM and SIGKILL: it would use it
             self._meter.end()
+        if command.chase_at and now >= command.chase_at:
+            command.chase(self._processes, now)
         if not command.act_at or now < command.act_at:
             return
         if command.state is None and not command.reported:

@@ -23,11 +23,12 @@ from ...resources import process_tree
 from ..environment import Grants
 from ..process.command import DRAIN_MAX, Command
 from ..process.resource_usage import ResourceUsage
-from ..process.sandbox_processes import memory_kib
+from ..process.sandbox_processes import SandboxProcesses, memory_kib
 from ..process.unstartable import Unstartable
 from .shell_process import ShellProcess
 
 _LONG = 1 << 15  # bytes of a text that goes through a file
+_CHASES_NS = (10_000_000, 50_000_000, 250_000_000, 1_000_000_000)  # after SIGINT was sent
 _LEAST_WAIT_NS = 200_000_000  # for the shell to come back after its processes were killed
 
 
@@ -47,7 +48,8 @@ class ShellCommand(Command):
         asked: what was asked for.
     """
 
-    __slots__ = ("_cpu_began", "_files", "_give_up_at", "_serial", "asked", "shell", "terminal")
+    __slots__ = ("_chased", "_cpu_began", "_files", "_give_up_at", "_serial", "asked", "shell",
+                 "terminal")
 
     def __init__(self, run: RunAction, call: ShellCall, output_max: int, isolation: str,
                  usage: ResourceUsage, shell: ShellProcess) -> None:
@@ -56,7 +58,7 @@ class ShellCommand(Command):
         self.shell, self.asked = shell, call
         self.terminal = shell.terminal
         self._serial = self._give_up_at = 0
-        self._cpu_began = 0
+        self._cpu_began = self._chased = 0
         self._files: list[str] = []  # of the text and of the standard input
 
     def start(self, home: str, grants: Grants, devnull: int) -> None:
@@ -147,6 +149,26 @@ class ShellCommand(Command):
         limit_kib = self.run.limits.mem_mib * 1024
         return memory_kib([self.shell.inside], limit_kib) * 2 > limit_kib
 
+    @property
+    def chase_at(self) -> int:  # type: ignore[override]
+        """When `chase` must be called (monotonic ns); 0 for never."""
+        sent = self.shell.interrupted_ns
+        if self.status is not None or not sent or self._chased >= len(_CHASES_NS):
+            return 0
+        return sent + _CHASES_NS[self._chased]
+
+    def chase(self, processes: SandboxProcesses, now: int) -> None:
+        """Sends SIGINT again to foreground processes that have missed it: a process that was just
+        being started loses it when its program begins. Those that would have ended by it, as they
+        neither ignore nor handle it, and still live, have missed it.
+        """
+        self._chased += 1
+        group = self.shell.inside
+        missed = [pid for pid in processes.pids() if pid != group and _would_end(pid, group)]
+        if missed:
+            with suppress(OSError):  # no room for the process that would send it
+                processes.signal(missed, signal.SIGINT)
+
     def escalate(self, now: int) -> None:
         """Kills the shell, if it has not come back although its processes were killed."""
         if self.status is None and self._give_up_at and now >= self._give_up_at:
@@ -178,6 +200,18 @@ class ShellCommand(Command):
             return outcome
         return msgspec.structs.replace(
             outcome, reason=f"the shell {how_ended(self.shell.status)} during this command")
+
+
+def _would_end(pid: int, group: int) -> bool:
+    """Whether SIGINT would end this process at once, and it belongs to this process group."""
+    stat = process_tree.read(f"/proc/{pid}/stat")
+    if not stat or int(stat[stat.rindex(b")") + 2:].split()[2]) != group:
+        return False
+    bit = 1 << signal.SIGINT - 1
+    masks = [int(line.split()[1], 16) for line in (process_tree.read(f"/proc/{pid}/status") or b""
+                                                   ).splitlines()
+             if line.startswith((b"SigIgn:", b"SigCgt:", b"SigBlk:"))]
+    return bool(masks) and not any(mask & bit for mask in masks)
 
 
 def how_ended(status: int) -> str:

@@ -15,7 +15,9 @@ One command is three lines of the script:
 The shell is interactive because only then an error such as an unset variable under `set -u`, or
 SIGINT, ends the command and not the shell. On SIGINT such a shell throws away the line that it is
 reading. So SIGINT is sent only after "b", when lines 1 and 2 have been read, and line 3 is then
-sent again. The serial number of the command tells a repeated "e" from that of the next command.
+sent again, as "y": only "y" shows that the signal has been dealt with. The serial number tells
+what belongs to the next command. A process that was just being started misses the signal; see
+`ShellCommand.chase`.
 
 bash runs `eval` from a sourced line (`.`), because it then keeps its own remarks about jobs and
 terminals to itself, as it does in a script.
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import suppress
 
 from ...protocol.payload import ShellCall
@@ -55,6 +58,7 @@ class ShellProcess:
         began: the serial number of the command that began last; `ended` of the one that ended last.
         code: the exit status of the command that ended last.
         status: its wait status; None while it lives.
+        interrupted_ns: when SIGINT was sent to the command that runs (monotonic ns); 0 for never.
     """
 
     def __init__(self, number: int, program: str) -> None:
@@ -75,6 +79,9 @@ class ShellProcess:
         self._flags = ""
         self._grant: dict[str, str] = {}
         self._sources = False  # whether it can read a file from a descriptor
+        self._told = 0  # the serial number of the command whose status has been told
+        self.interrupted_ns = 0  # when SIGINT was sent to the command that runs (monotonic)
+        self._unsure = False  # a signal was sent, so "y" must be heard
         self._interrupted = 0  # the serial number of the command that gets a signal as it begins
 
     # ---- its start ----
@@ -155,6 +162,7 @@ class ShellProcess:
             granted: CPUs now, CPUs at most, and the value of CUDA_VISIBLE_DEVICES.
         """
         self._serial += 1
+        self.interrupted_ns = 0
         evaluate = "\\eval" if self._bash else "\\command eval"
         line = f"{evaluate} \"$__tangram\" <{_quoted(stdin)} {self._fd}>&-"
         if self._sources:
@@ -165,7 +173,7 @@ class ShellProcess:
             value = f'{_quoted(self._first_line())}"$({read})"'
         self._put(f"{self._granting(grants.plain(*granted))}__tangram={value}\n"
                   f"\\printf 'b %s\\n' {self._serial} >&{self._fd}; {line}\n"
-                  + self._last_line())
+                  + self._last_line("set" in text or "x" in self._flags))
         return self._serial
 
     def _first_line(self) -> str:
@@ -177,9 +185,10 @@ class ShellProcess:
             words.append(f"__tangram_was {self.code}")
         return "; ".join(words) + "\n"
 
-    def _last_line(self) -> str:
-        return (f"{{ \\printf 'e %s %s %s\\n' {self._serial} \"$?\" \"$-\" >&{self._fd}; "
-                "set +xv; } 2>/dev/null\n")
+    def _last_line(self, hidden: bool = False, word: str = "e") -> str:
+        """The third line. `hidden`: it switches tracing off and does not appear in the trace."""
+        line = f"\\printf '{word} %s %s %s\\n' {self._serial} \"$?\" \"$-\" >&{self._fd}"
+        return f"{{ {line}; set +xv; }} 2>/dev/null\n" if hidden else line + "\n"
 
     def _granting(self, env: dict[str, str]) -> str:
         """The lines that tell the shell what it is granted now, if that has changed. Variables that
@@ -214,8 +223,12 @@ class ShellProcess:
         else:
             with suppress(OSError):  # it has ended
                 os.killpg(self.pid, number)
-        # a shell that was just reading its third line has thrown a part of it away
-        self._put("\n" + self._last_line() + "\n" + self._last_line())
+        # A shell that was just reading its third line has thrown a part of it away, and one that
+        # has run it may still throw the next line away: it has ended when it has run one of these.
+        # The first of them may be thrown away too.
+        self._unsure = True
+        self.interrupted_ns = time.monotonic_ns() if number == signal.SIGINT else 0
+        self._put(f"\n{self._last_line(word='y')}\n{self._last_line(word='y')}")
 
     def _put(self, text: str) -> None:
         self._unwritten += text.encode("utf-8", "surrogateescape")
@@ -263,9 +276,12 @@ class ShellProcess:
             if self._interrupted:
                 number, self._interrupted = self._interrupted, 0
                 self.interrupt(number)
-        elif words[0] == "e" and len(numbers) == 2 and numbers[0] == self._serial > self.ended:
-            self.ended, self.code = self._serial, numbers[1] & 0xFF
-            self._flags = words[3] if len(words) > 3 else ""
+        elif words[0] in "ey" and len(numbers) == 2 and numbers[0] == self._serial > self.ended:
+            if self._told != self._serial:
+                self._told, self.code = self._serial, numbers[1] & 0xFF
+                self._flags = words[3] if len(words) > 3 else ""
+            if words[0] == "y" or not self._unsure:
+                self.ended, self._unsure = self._serial, False
 
     # ---- between commands, and its end ----
 
