@@ -2,7 +2,7 @@
 
 `BACKEND_run_over_exec`: milliseconds of a no-op `shell.run` by those of a no-op `session.exec` of
 the same backend, one at a time. `BACKEND_run_over_swerex`: by those of SWE-ReX's local bash
-session. `BACKEND_open_over_exec`: the opening of a shell by a no-op `session.exec`. All are measured
+session. `BACKEND_open_over_exec`: the opening of a shell by a no-op `session.exec`. All are taken
 in turn in one run; the median of the rounds' ratios counts. What is not installed is skipped and
 says why (`pip install .[bench]`).
 """
