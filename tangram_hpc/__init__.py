@@ -49,6 +49,7 @@ _HOMES = {
     "RemoteError": "errors",
     "UntrustedResult": "errors",
     "SessionLost": "errors",
+    "ShellEnded": "errors",
     "Throttled": "errors",
     "Transient": "errors",
     "WrongWorld": "errors",

@@ -83,6 +83,12 @@ class SessionLost(ActionFailed):
     this error, and so do its opening and `Client.attach`."""
 
 
+class ShellEnded(ActionFailed):
+    """A command found no shell: the shell has ended (`exit`, a signal, `close`), was lost with the
+    init of its sandbox, or could not be opened. The message says which. The command that ended the
+    shell has a result of its own and does not raise this."""
+
+
 class ActionTimeout(ActionFailed, TimeoutError):
     """An action ran longer than its `timeout` and was ended.
 

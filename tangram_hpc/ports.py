@@ -226,6 +226,10 @@ class Reports(Protocol):
         """A streamed command has written a piece of output to `stream` (1 or 2)."""
         ...
 
+    def input_credit(self, lease: int, count: int) -> None:
+        """So many more bytes of input may be sent to the command of a lease."""
+        ...
+
     def session_up(self, session: int) -> None:
         """The sandbox of the session is ready."""
         ...
@@ -302,6 +306,12 @@ class Sandboxes(Protocol):
     def kill(self, lease: int, state: ActionState, reason: str) -> None:
         """Ends the processes or the call of a lease; `finished` follows with that state. An unknown
         lease is ignored.
+        """
+        ...
+
+    def give_input(self, lease: int, kind: int, data: bytes, number: int, other: int) -> None:
+        """Gives what runs under a lease a signal, or input or a size for its terminal
+        (`protocol/input_flow.py`). An unknown lease is ignored.
         """
         ...
 

@@ -67,6 +67,10 @@ class NodeExecutor:
         else:
             self._sandboxes.kill(lease, state, reason)
 
+    def give_input(self, lease: int, kind: int, data: bytes, number: int, other: int) -> None:
+        """Gives input to a command; calls of services take none."""
+        self._sandboxes.give_input(lease, kind, data, number, other)
+
     def resize(self, lease: int, cores: tuple[int, ...]) -> None:
         """Moves an action to other cores; the GPUs of a call stay what they are."""
         self._sandboxes.resize(lease, cores)

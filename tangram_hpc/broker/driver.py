@@ -38,6 +38,7 @@ from .broker_settings import Settings
 from .client_outbox import ClientOutbox
 from .failure_detector import SILENCE_S, WATCH_S, FailureDetector
 from .idempotency import IdempotencyKeys
+from .input_relay import InputRelay
 from .message_validation import CHECKS, mended, mismatch, refusal_of
 from .peers import Peer, Peers
 from .queries.query_replies import reply_to
@@ -106,6 +107,7 @@ class Broker:
         self._keys = IdempotencyKeys(scheduler.ledger, spool, self._garbage.forgotten)
         self._failure_detector = FailureDetector(self._now, self._record_event, self.satellites)
         self._liveness = self._failure_detector.liveness
+        self._input = InputRelay(scheduler.ledger, self._peers)
         self._payloads: dict[int, Buffer] = {}  # the input payloads of open actions, by action id
         self._cycle_due = False  # a cycle is on the timer
         self._received = 0  # messages since the last cycle
@@ -345,6 +347,9 @@ class Broker:
                     if client_of(asked) == client and action in ledger.actions:
                         self._record_event(
                             ev.ActionCancelled(self._now(), action, "by its client"))
+            case ms.Input():
+                if why := self._input.from_client(client, message, payload):
+                    self._reject(peer, message, why)
             case ms.Query():
                 self._answer(client, message)
             case ms.Forget(request=request, names=names, prefix=prefix):
@@ -455,6 +460,9 @@ class Broker:
                     action = self.scheduler.ledger.leases[lease].action
                     self._peers.send_to_client(
                         client_of(action), ms.Output(action, stream), payload)
+            case ms.InputCredit(id=lease, count=count):
+                if self._owns(peer, lease):
+                    self._input.credit(lease, count)
             case (ms.SandboxUp() | ms.SandboxDown() | ms.SandboxPacked()
                   | ms.BackgroundWants()):
                 report = event_of_report(self.scheduler.ledger, peer.node, message, now)
@@ -508,6 +516,7 @@ class Broker:
                     ms.StartAttempt(decision.lease, action, decision.cores, decision.gpus,
                                     restore_ns=decision.restore_ns, after=decision.after),
                     b"" if none else self._payloads[decision.action])
+                self._input.started(decision.action, decision.lease)
             case de.ReplyToClient():
                 self._reply(decision, payload)
             case (de.KillLease() | de.ResizeLease() | de.OpenSession() | de.CloseSession()
@@ -536,6 +545,7 @@ class Broker:
         """
         action, ledger = order.action, self.scheduler.ledger
         self._payloads.pop(action, None)
+        self._input.ended(action)
         node = ledger.nodes[order.node].spec.name if order.node else ""
         result = ms.ActionResult(action, order.outcome, node, order.cores, order.attempt,
                                  order.queue_ns, order.held_ns, 0 if payload is None else 1,

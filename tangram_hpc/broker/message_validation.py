@@ -27,6 +27,7 @@ from ..domain.service import BLOCK_SIZES, EndpointSpec, ServiceSpec
 from ..domain.session import SessionSpec
 from ..domain.session_token import TOKEN_MAX
 from ..domain.states import ENDED, ActionState
+from ..protocol import input_flow
 from ..protocol import message as ms
 from ..scheduler.routing.cmlfq import SUCCESS, TIMEOUT
 
@@ -267,6 +268,16 @@ def _wrong_request(message: Any) -> str:
     return "" if 0 <= message.request <= 1 << 62 else f"request: {message.request} is out of bounds"
 
 
+def _wrong_input(message: ms.Input) -> str:
+    if message.kind == input_flow.SIGNAL and message.number not in input_flow.SIGNALS:
+        return f"signal: {message.number} is not one of {input_flow.SIGNALS}"
+    if message.kind == input_flow.RESIZE:
+        return input_flow.wrong_size((message.number, message.other))
+    if not 0 <= message.kind <= input_flow.RESIZE:
+        return f"kind: {message.kind} is unknown"
+    return ""
+
+
 def _wrong_packed(message: ms.SandboxPacked) -> str:
     files = message.files
     return "" if _DIGEST.fullmatch(files) else f"files: {_short(files)} is not a digest"
@@ -283,6 +294,8 @@ CHECKS: dict[type, Callable[[Any], str]] = {
     ms.DeclareService: lambda m: _wrong_request(m) or _wrong_service(m.spec),
     ms.DeclareEndpoint: lambda m: _wrong_request(m) or _wrong_endpoint(m.spec),
     ms.DeclareRollouts: lambda m: _wrong_request(m) or _wrong_pool(m.spec),
+    ms.Input: _wrong_input,
+    ms.InputCredit: lambda m: "" if m.count >= 0 else "count: it is negative",
     ms.Query: _wrong_request,
     ms.Forget: _wrong_request,
     ms.ReportToolReturn: _wrong_trajectory,

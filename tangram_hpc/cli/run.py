@@ -38,6 +38,9 @@ def add(verbs: Any) -> None:
     p.add_argument("--untrusted", action="store_true",
                    help="isolate the command from your own files (default: run it as your own "
                         "code)")
+    p.add_argument("--pty", action="store_true",
+                   help="run the command on a terminal and connect this one with it, as `srun "
+                        "--pty` does; keys go to the command, ^C too")
     p.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
     p.set_defaults(go=go)
 
@@ -57,6 +60,8 @@ def go(args: argparse.Namespace) -> int:
     except AccessError:
         access = find_access(os.environ, last_job(os.environ))
     with connect(access, name="tangram run") as client:
+        if args.pty:
+            return _on_terminal(client, args, command)
         future = client.submit(
             command, cpus=_cpus(args.cpus), mem=args.mem, gpus=args.gpus, timeout=args.time,
             name=args.name, component=args.component,
@@ -75,6 +80,30 @@ def go(args: argparse.Namespace) -> int:
             return 128 + signal.SIGINT
     if result.reason:
         print(f"tangram: action {future.id}: {result.state.value}: {result.reason}",
+              file=sys.stderr)
+    return int(result.exit_code)
+
+
+def _on_terminal(client: Any, args: argparse.Namespace, command: list[str]) -> int:
+    """Runs the command on a terminal that is connected with this one; returns its exit status."""
+    from ..slurm.job_environment import without_slurm
+    from .helpers import own_terminal
+
+    rows, cols = own_terminal.size()
+    env = without_slurm(os.environ)
+    with client.pty(command, rows=rows, cols=cols, echo=True, cpus=_cpus(args.cpus), mem=args.mem,
+                    gpus=args.gpus, timeout=args.time, name=args.name, component=args.component,
+                    cwd=args.chdir or ("" if args.untrusted else os.getcwd()), env=env,
+                    clean_env=False, trusted=not args.untrusted) as pty:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: pty.close())
+        own_terminal.connect(pty)
+        result = _patient(pty.future)
+    if result is None:
+        print(f"tangram: action {pty.future.id} was cancelled", file=sys.stderr)
+        return 128 + signal.SIGINT
+    if result.reason:
+        print(f"tangram: action {pty.future.id}: {result.state.value}: {result.reason}",
               file=sys.stderr)
     return int(result.exit_code)
 

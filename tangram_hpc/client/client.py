@@ -24,6 +24,7 @@ from .connection import Connection
 from .endpoints.endpoint import Endpoint
 from .endpoints.grants import GrantSource
 from .future import Future
+from .pty import Pty, open_pty
 from .request import Cpus, Options, Secrets, Work, secret_values, session_spec
 from .rollouts import RolloutCalls, make_turn
 from .service_calls import ServiceCalls
@@ -204,6 +205,20 @@ class Client:
         """
         answer = self._connection.request(lambda request: ms.Forget(request, names, prefix))
         return int(answer["forgotten"])
+
+    def pty(self, command: Sequence[str] | str, **options: Any) -> Pty:
+        """Runs a command, outside of a session, on a terminal of its own; returns at once.
+
+        Args:
+            command, options: as for `Session.pty`, and `trusted` and `clean_env` of `submit`.
+
+        Returns:
+            The terminal, to write to and to read from.
+
+        Raises:
+            InvalidInput: an argument is wrong; the message names it.
+        """
+        return open_pty(self._connection, None, command, **options)
 
     # ---- sessions ----------------------------------------------------------------------------
 

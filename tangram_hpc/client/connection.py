@@ -34,6 +34,7 @@ from ..ports import Channel, ChannelLost, Dial, Store
 from ..protocol import message as ms
 from ..protocol import payload as pl
 from ..protocol.frame import Buffer, Outbox
+from ..protocol.input_flow import SIGNAL
 from ..protocol.liveness import PING_S, Patience
 from .attachments import Attachments
 from .file_calls import PartialRead
@@ -120,7 +121,8 @@ class Connection:
                on_output: Callable[[int, bytes], None] | None = None,
                uploaded: UploadedFunction | None = None, key: str = "cpu",
                reader: PartialRead | None = None, earlier: tuple[Future, ...] = (),
-               future: Future | None = None) -> Future:
+               future: Future | None = None,
+               on_credit: Callable[[int], None] | None = None) -> Future:
         """Submits one action and returns at once.
 
         Args:
@@ -137,6 +139,7 @@ class Connection:
             reader: puts the parts of a file together, of which this is one.
             earlier: the futures of the parts of a file that are written before it.
             future: the future that it ends; None for a new one.
+            on_credit: called when more bytes of input may be sent (`protocol/input_flow.py`).
 
         Returns:
             The action's Future.
@@ -159,12 +162,14 @@ class Connection:
             with self._lock:
                 self._check_open()
                 if future is None:
-                    future = Future(action.id, self.cancel)
+                    future = Future(action.id, self.cancel,
+                                    self.interrupt if kind is Kind.EXEC else None)
                 future.action = action.id
                 self._pending[action.id] = Pending(action, payload, future, trusted,
                                                    time.monotonic_ns(), on_output, session=session,
                                                    stored=stored, uploaded=uploaded,
-                                                   reader=reader, earlier=earlier)
+                                                   reader=reader, earlier=earlier,
+                                                   on_credit=on_credit)
                 self._put(ms.Submit(action), payload)
         except TangramError:
             self.store.release(stored)
@@ -190,6 +195,18 @@ class Connection:
                 if one is not None:
                     one.cancelled = True
                     self._put(ms.Cancel((one.action.id,)))
+
+    def interrupt(self, action: int, number: int) -> None:
+        """Sends a signal to an action; nothing happens if its result is here."""
+        self.send_input(action, SIGNAL, number)
+
+    def send_input(self, action: int, kind: int, number: int = 0, other: int = 0,
+                   data: bytes | None = None) -> None:
+        """Sends input to an action (`protocol/input_flow.py`), unless its result is here. Input is
+        not sent again after a reconnect."""
+        with self._lock:
+            if action in self._pending:
+                self._put(ms.Input(action, kind, number, other, int(data is not None)), data)
 
     def open_session(self, spec: SessionSpec, env: dict[str, str], trajectory: str,
                      token: str = "") -> SessionRecord:
@@ -478,6 +495,10 @@ class Connection:
                 open_one = self._pending.get(action)
                 if open_one is not None and open_one.on_output is not None and payload is not None:
                     give_output(open_one, stream, bytes(payload))
+            case ms.InputCredit(id=action, count=count):
+                open_one = self._pending.get(action)
+                if open_one is not None and open_one.on_credit is not None:
+                    open_one.on_credit(count)
             case ms.Granted(action=action):
                 open_one = self._pending.get(action)
                 if open_one is not None and open_one.turn is not None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
@@ -25,7 +26,8 @@ import msgspec
 from ..domain.ids import show
 from ..domain.rollouts import Routed
 from ..domain.states import ActionState
-from ..errors import ActionFailed, ActionOutOfMemory, ActionTimeout
+from ..errors import ActionFailed, ActionOutOfMemory, ActionTimeout, InvalidInput
+from ..protocol.input_flow import SIGNALS
 from ..protocol.message import ActionResult
 
 
@@ -196,7 +198,8 @@ class Future(concurrent.futures.Future[Any]):
             print(future.id, future.result().exit_code)
     """
 
-    def __init__(self, action: int, cancel: Callable[[int], None]) -> None:
+    def __init__(self, action: int, cancel: Callable[[int], None],
+                 interrupt: Callable[[int, int], None] | None = None) -> None:
         # the attributes that the base class's __init__ sets, except those that `_condition` makes
         # later
         self._state = PENDING
@@ -205,7 +208,7 @@ class Future(concurrent.futures.Future[Any]):
         self._made: threading.Condition | None = None
         self.action = action
         self.told: tuple[ActionResult, int] | None = None
-        self._cancel = cancel
+        self._cancel, self._interrupt = cancel, interrupt
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
@@ -287,6 +290,28 @@ class Future(concurrent.futures.Future[Any]):
         if self.done():
             return False
         self._cancel(self.action)
+        return True
+
+    def interrupt(self, number: int = signal.SIGINT) -> bool:
+        """Sends a signal to the action's command; returns at once. A command that has not started
+        gets it when it starts. In a shell the command that runs in the foreground gets it, and the
+        shell goes on. Functions and calls of services take no signal.
+
+        Args:
+            number: SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT or SIGTSTP.
+
+        Returns:
+            False if the action has ended already, or is none that takes signals.
+
+        Raises:
+            InvalidInput: it is another signal.
+        """
+        if number not in SIGNALS:
+            raise InvalidInput(f"number: signal {number} cannot be sent to an action; one of "
+                               f"{', '.join(signal.Signals(each).name for each in SIGNALS)} can")
+        if self.done() or self._interrupt is None:
+            return False
+        self._interrupt(self.action, int(number))
         return True
 
     def end_cancelled(self) -> None:

@@ -32,6 +32,7 @@ from ..errors import (
     ProtocolError,
     RemoteError,
     SessionLost,
+    ShellEnded,
     TangramError,
     UntrustedResult,
 )
@@ -73,6 +74,7 @@ class Pending(msgspec.Struct, gc=False):
         uploaded: the function that it needs in the store until its end; None for none.
         reader: for a part of a file that is read in parts; None otherwise.
         earlier: the futures of the parts of a file that are written before this last one.
+        on_credit: called when more bytes of input may be sent; None for actions without input.
     """
 
     action: Action
@@ -88,6 +90,7 @@ class Pending(msgspec.Struct, gc=False):
     uploaded: UploadedFunction | None = None
     reader: PartialRead | None = None
     earlier: tuple[Future, ...] = ()
+    on_credit: Callable[[int], None] | None = None
 
     def release(self, functions: FunctionCache, store: StoredPayloads) -> None:
         """Called when the action has ended: releases its entries in the job's store."""
@@ -154,6 +157,8 @@ def _value(pending: Pending, result: ms.ActionResult, payload: memoryview | None
         raise _failure(pending, outcome, told)
     if isinstance(told, pl.ErrorReturn) and pending.action.kind is Kind.FILE:
         raise _file_failure(pending, outcome, told)
+    if isinstance(told, pl.ErrorReturn) and told.kind == pl.SHELL_ENDED and command:
+        raise ShellEnded(f"{_name(pending)}: {told.text}")
     if isinstance(told, pl.ErrorReturn):
         kind = UntrustedResult if told.kind == "UntrustedResult" else RemoteError
         text = told.text if kind is UntrustedResult else f"{told.kind}: {told.text}"

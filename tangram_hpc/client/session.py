@@ -30,6 +30,7 @@ from .actions import submit
 from .connection import Connection
 from .file_calls import PartialRead, span, write_calls
 from .future import Future
+from .pty import Pty, open_pty
 from .request import (
     Options,
     Work,
@@ -41,6 +42,7 @@ from .request import (
 )
 from .session_handle import SessionHandle
 from .session_record import SessionRecord
+from .shell import Shell
 from .transfer import download, upload
 
 
@@ -152,6 +154,47 @@ class Session:
             result = session.exec("make -j4 test", cpus=(1, 4), timeout=300).result().check()
         """
         return self.submit(command, **options)
+
+    def shell(self, **options: Any) -> Shell:
+        """Opens a shell that remembers its directory, variables, functions, aliases, options and
+        background jobs from one command to the next; returns at once. A session may have several.
+
+        Args:
+            options: `cwd`, `env`, `program`, `pty`, `rows`, `cols`, `echo` and `restart`, as
+                described for `Shell`.
+
+        Returns:
+            The shell. `with session.shell() as shell:` waits until it is open, and closes it.
+
+        Raises:
+            InvalidInput: an argument is wrong; the message names it.
+
+        Example:
+            with session.shell() as shell:
+                shell.run("cd /tmp; export A=1").result()
+                assert shell.run("echo $PWD $A").result().text == "/tmp 1\n"
+        """
+        return Shell(self._connection, self._record, **options)
+
+    def pty(self, command: Sequence[str] | str, **options: Any) -> Pty:
+        """Runs a command on a terminal of its own; returns at once.
+
+        Args:
+            command: an argv list, or a line for the shell.
+            options: `rows` and `cols` (24 and 80), `echo` (False), `cwd`, `env`, and the options of
+                `exec` but for `stdin`, `files` and `on_output`.
+
+        Returns:
+            The terminal, to write to and to read from.
+
+        Raises:
+            InvalidInput: an argument is wrong; the message names it.
+
+        Example:
+            with session.pty(["python3", "-i"]) as pty:
+                pty.write("print(6 * 7)\n")
+        """
+        return open_pty(self._connection, self._record, command, **options)
 
     def write(self, path: str, data: bytes | str, mode: int = 0o644) -> Future:
         """Writes a file; missing parent folders are made. Returns at once.

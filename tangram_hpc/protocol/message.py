@@ -189,6 +189,24 @@ class Forget(Message, frozen=True, tag=26):
     prefix: str = ""
 
 
+class Input(Message, frozen=True, tag=29):
+    """Input for a running command: a signal, or what its terminal gets (`protocol/input_flow.py`).
+
+    Attributes:
+        id: of the action from a client to the broker, of the lease from there to a worker.
+        kind: what it is, a number of `input_flow`.
+        number: the signal, or rows.
+        other: columns.
+        n: 1 if it has bytes as its payload.
+    """
+
+    id: int
+    kind: int
+    number: int = 0
+    other: int = 0
+    n: int = 0
+
+
 class Bye(Message, frozen=True, tag=17):
     """The client ends and will not come back, so that it needs no grace."""
 
@@ -376,6 +394,16 @@ class Granted(Message, frozen=True, tag=37):
     burst_micro: int = 0
 
 
+class InputCredit(Message, frozen=True, tag=39):
+    """So many more bytes of input may be sent to a running command.
+
+    `id` is that of the lease from a worker, that of the action from the broker to a client.
+    """
+
+    id: int
+    count: int
+
+
 # ---- worker -> broker ------------------------------------------------------------------------
 
 
@@ -551,6 +579,7 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     RenewSession,
     DeclareEndpoint,
     GrantEnded,
+    Input,
     Welcome,
     ActionResult,
     Rejected,
@@ -559,6 +588,7 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     Output,
     QueryReply,
     Granted,
+    InputCredit,
     WorkerHello,
     AttemptsStarted,
     Finished,

@@ -122,6 +122,52 @@ class ServiceCall(Payload, frozen=True, tag=5):
     tokens: int = 0
 
 
+class ShellCall(Payload, frozen=True, tag=6):
+    """A command for a shell of a session, or the opening or the end of that shell.
+
+    Attributes:
+        op: `open`, `run` or `close`. A shell is closed at once, beside the command that runs in it.
+        shell: the shell's number, which its client chose.
+        text: what the shell runs.
+        stdin: what the commands of `text` read.
+        stream: whether the output is sent while the command runs.
+        start: whether a new shell is started if there is none; if not, that is an error.
+        program: the shell's program, by its name or path; empty for bash, or sh without one.
+        cwd: the directory in which the shell begins, as for `ExecCall`.
+        env: variables that the shell begins with, besides the sandbox's own.
+        size: rows and columns of its terminal; (0, 0) for no terminal.
+        echo: whether the terminal echoes what is written to it.
+    """
+
+    op: str
+    shell: int
+    text: str = ""
+    stdin: bytes = b""
+    stream: bool = False
+    start: bool = False
+    program: str = ""
+    cwd: str = ""
+    env: dict[str, str] = {}
+    size: tuple[int, int] = (0, 0)
+    echo: bool = False
+
+
+class TerminalCall(Payload, frozen=True, tag=7):
+    """A command that runs on a terminal of its own, whose output is streamed.
+
+    It is no field of `ExecCall`, since the fast path in C knows the layout of that.
+
+    Attributes:
+        command: what runs.
+        size: rows and columns of the terminal.
+        echo: whether the terminal echoes what is written to it.
+    """
+
+    command: ExecCall
+    size: tuple[int, int] = (24, 80)
+    echo: bool = False
+
+
 class ExecReturn(Payload, frozen=True, tag=10):
     """The output of a command, cut to a limit.
 
@@ -189,8 +235,11 @@ class ValueReturn(Payload, frozen=True, tag=12):
     pickled: bool = False
 
 
+SHELL_ENDED = "ShellEnded"  # `ErrorReturn.kind` of a command whose shell is not there
+
+
 class ErrorReturn(Payload, frozen=True, tag=13):
-    """The exception of a function, as text only."""
+    """The exception of a function, as text only; or why a command found no shell."""
 
     kind: str
     text: str
@@ -203,6 +252,8 @@ AnyPayload = Union[  # noqa: UP007
     FileCall,
     FunctionCall,
     ServiceCall,
+    ShellCall,
+    TerminalCall,
     ExecReturn,
     FileReturn,
     FileList,

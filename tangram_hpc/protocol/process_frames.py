@@ -178,6 +178,23 @@ class FreezeBackground(ProcessFrame, frozen=True, tag=8):
     """
 
 
+class GiveInput(ProcessFrame, frozen=True, tag=11):
+    """Gives input to the command that runs under a lease; see `protocol/input_flow.py`.
+
+    Attributes:
+        lease: the lease.
+        kind: what it is, a number of `input_flow`.
+        data: bytes for the command's terminal.
+        number: a signal, or rows; `other`: columns.
+    """
+
+    lease: int
+    kind: int
+    data: bytes = b""
+    number: int = 0
+    other: int = 0
+
+
 class SessionSecrets(ProcessFrame, frozen=True, tag=9):
     """Gives an init the variables of its session whose values are secret. It is sent once, before
     the session's first action, and is written nowhere.
@@ -249,6 +266,13 @@ class OutputChunk(ProcessFrame, frozen=True, tag=22):
     lease: int
     stream: int
     data: bytes
+
+
+class CreditInput(ProcessFrame, frozen=True, tag=26):
+    """So many more bytes of input may be sent to the command that runs under a lease."""
+
+    lease: int
+    count: int
 
 
 # ---- worker -> fork server ----
@@ -325,8 +349,9 @@ class DescendantsEnded(ProcessFrame, frozen=True, tag=53):
 
 # unions by tag, which msgspec reads from typing.Union
 ToProcess = Union[Setup, RunAction, KillCommand, Units, LoadFunction, Drop,  # noqa: UP007
-                  ExitProcess, FreezeBackground, SessionSecrets, LeaseBackground]
-FromProcess = Union[Ready, Broken, Ended, Gone, OutputChunk, BackgroundRunnable]  # noqa: UP007
+                  ExitProcess, FreezeBackground, SessionSecrets, LeaseBackground, GiveInput]
+FromProcess = Union[Ready, Broken, Ended, Gone, OutputChunk, BackgroundRunnable,  # noqa: UP007
+                    CreditInput]
 ToForkServer = Union[Fork, KillProcess, RemoveDirectory]  # noqa: UP007
 FromForkServer = Union[Forked, Unforked, Died, DescendantsEnded]  # noqa: UP007
 

@@ -64,6 +64,9 @@ class Machine:
         if lease in self._runs:
             self._end(lease, state, reason)
 
+    def give_input(self, lease: int, kind: int, data: bytes, number: int, other: int) -> None:
+        """Ignores input: a simulated command reads none."""
+
     def resize(self, lease: int, cores: tuple[int, ...]) -> None:
         """See `ports.Executor`."""
         if lease in self._runs:

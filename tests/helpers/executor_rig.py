@@ -83,6 +83,7 @@ class Rig:
         self.down: dict[int, str] = {}
         self.packed: dict[int, str] = {}
         self.pieces: dict[int, list[tuple[int, bytes]]] = {}
+        self.credit: dict[int, int] = {}
         self.lease = 0
         self.unsettled: set[int] = set()  # leases that ended `soon`, and not a turn later
         options.setdefault("cores", affinity.usable()[:2])
@@ -140,6 +141,10 @@ class Rig:
     def output(self, lease: int, stream: int, data: bytes) -> None:
         assert lease not in self.done
         self.pieces.setdefault(lease, []).append((stream, data))
+
+    def input_credit(self, lease: int, count: int) -> None:
+        assert lease not in self.done
+        self.credit[lease] = self.credit.get(lease, 0) + count
 
     def session_up(self, session: int) -> None:
         self.up.add(session)

@@ -54,6 +54,7 @@ class requests:
     def get(url): return Reply()
 url, search = "http://localhost/", client.register_endpoint("search", concurrency=2)
 """,
+    "docs/GETTING_STARTED.md:with_client.session_as_s": CLIENT.format("") + "import tangram_hpc\n",
     "docs/GETTING_STARTED.md:with_client.session_mem_1G": CLIENT.format("") + """
 import os, subprocess
 code = "x = 1"

@@ -26,6 +26,7 @@ from ...protocol.process_frames import (
     RUNNER,
     BackgroundRunnable,
     Broken,
+    CreditInput,
     DescendantsEnded,
     Died,
     Drop,
@@ -303,6 +304,10 @@ class Owner(Protocol):
         """Background processes in the sandbox of a session could run and hold no CPUs."""
         ...
 
+    def credit(self, process: ExecutionProcess, message: CreditInput) -> None:
+        """More input may be sent to an action."""
+        ...
+
     def settled(self) -> None:
         """All that was received in this turn has been passed on; the last call of each turn."""
         ...
@@ -481,6 +486,8 @@ class ForkServerClient:
                     process.broken = message.text
                 elif isinstance(message, BackgroundRunnable):
                     self._owner.background_runnable(process)
+                elif isinstance(message, CreditInput):
+                    self._owner.credit(process, message)
                 else:
                     self._owner.piece(process, message)
         except (ProtocolError, msgspec.DecodeError):

@@ -12,7 +12,7 @@ from ...domain.outcome import CPU_AT_LEAST, RSS_AT_LEAST, Outcome
 from ...domain.session import SessionSpec
 from ...domain.states import ActionState
 from ...protocol.message import StartAttempt
-from ...protocol.process_frames import RUNNER, SandboxSpec
+from ...protocol.process_frames import RUNNER, GiveInput, SandboxSpec
 from ...resources import process_tree
 from .execution_processes import ExecutionProcess
 
@@ -37,6 +37,7 @@ class NodeAttempt:
         last_usage: CPU time in ns and peak memory in KiB of a function just before its runner was
             killed.
         timer: its time limit, if it is a function.
+        early: a signal that came before it started; None for none.
     """
 
     __slots__ = (
@@ -44,6 +45,7 @@ class NodeAttempt:
         "blob",
         "cores",
         "digest",
+        "early",
         "gone",
         "gpu_token",
         "held",
@@ -77,6 +79,7 @@ class NodeAttempt:
         self.stopped_ns = 0
         self.last_usage = 0, 0
         self.timer: TimerHandle | None = None
+        self.early: GiveInput | None = None
 
     def stop_as(self, state: ActionState, reason: str) -> None:
         """Notes why the worker ends the attempt: the state and the reason of its outcome."""

@@ -19,12 +19,15 @@ from ...domain.session import SessionSpec
 from ...domain.states import ENDED, ActionState
 from ...errors import InvalidInput
 from ...ports import Reports, SandboxSettings, Store
+from ...protocol import input_flow
 from ...protocol.message import INLINE_MAX, StartAttempt
 from ...protocol.payload import ErrorReturn, FunctionCall, decode, encode, owner_of_result
 from ...protocol.process_frames import (
     FRAME_MAX,
     RUNNER,
+    CreditInput,
     Ended,
+    GiveInput,
     Gone,
     KillCommand,
     LeaseBackground,
@@ -268,6 +271,8 @@ class SandboxExecutor:
         attempt.payload = b""
         attempt.started_ns = time.monotonic_ns()
         (process.call if process.kind == RUNNER else process.send)(run)
+        if attempt.early is not None and process.kind != RUNNER:
+            process.send(attempt.early)
         attempt.asked_mib = limits.mem_mib
         self._looking = self._looking or self._loop.call_later(LOOK_S, self._look)
         if len(process.leases) == 1 or process.kind != RUNNER:
@@ -309,6 +314,17 @@ class SandboxExecutor:
             if cores:
                 attempt.held = process.group.rebind(cores if self.pinned else (), len(cores))
             process.send(Units(lease, len(cores)))
+
+    def give_input(self, lease: int, kind: int, data: bytes, number: int, other: int) -> None:
+        """See `ports.Executor`. A signal that comes before its command starts is kept."""
+        attempt = self._attempts.get(lease)
+        if attempt is None or not attempt.live:
+            return
+        order = GiveInput(lease, kind, data, number, other)
+        if attempt.process is not None and attempt.process.kind != RUNNER:
+            attempt.process.send(order)
+        elif attempt.process is None and kind == input_flow.SIGNAL:
+            attempt.early = order
 
     # ---- what execution processes report ----
 
@@ -399,6 +415,11 @@ class SandboxExecutor:
         """See `execution_processes.Owner`."""
         if process.session:
             self._reports.background_wants(process.session)
+
+    def credit(self, process: ExecutionProcess, message: CreditInput) -> None:
+        """See `execution_processes.Owner`."""
+        if message.lease in process.leases and process.kind != RUNNER and message.count > 0:
+            self._reports.input_credit(message.lease, min(message.count, input_flow.WINDOW))
 
     def process_died(self, process: ExecutionProcess, status: int, none_left: bool,
                      tail: str) -> None:

@@ -14,18 +14,21 @@ import subprocess
 import tempfile
 import time
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...domain.outcome import Outcome
 from ...domain.states import ActionState
 from ...protocol.payload import ExecCall, ExecReturn, encode
 from ...protocol.process_frames import RunAction
 from ..environment import DEFAULT_PATH, Grants
+from ..shells.terminal import Terminal
 from .kept_output import KeptOutput
 from .resource_usage import ResourceUsage
+from .sandbox_processes import SandboxProcesses
+from .unstartable import Unstartable
 
 _PIECE = 1 << 16
-_DRAIN_MAX = 32  # reads at the end: background processes may write without end
+DRAIN_MAX = 32  # reads at the end: background processes may write without end
 # A command expects the default actions, whatever Python ignores and whoever started the worker
 # (`nohup`, a shell's `&`) has ignored. Signals that are handled here become default by themselves.
 RESTORED = tuple(number for number in sorted(signal.valid_signals())
@@ -39,22 +42,6 @@ def changed_signals() -> tuple[int, ...]:
     """
     return tuple(number for number in sorted(signal.valid_signals())
                  if signal.getsignal(number) is not signal.SIG_DFL)
-
-
-class Unstartable(Exception):
-    """The command could not be started.
-
-    Attributes:
-        code: the exit code that a shell would give.
-        reason: one line that says why.
-        full: whether there was no room for one more process.
-    """
-
-    def __init__(self, code: int, reason: str, full: bool = False) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.reason = reason
-        self.full = full
 
 
 class StartedCommand(Protocol):
@@ -94,9 +81,14 @@ class Command:
         state: the state that its outcome will have because someone stopped it, with `reason`; None
             otherwise.
         reported: whether its outcome has been sent.
+        terminal: on which it runs; None for none.
+        chase_at: when `chase` must be called (monotonic ns); 0 for never.
         act_at: when its init must look at it again (monotonic ns); 0 for never.
         started_ns: when it started (monotonic).
     """
+
+    terminal: Terminal | None = None
+    chase_at = 0
 
     __slots__ = (
         "_kept",
@@ -138,18 +130,14 @@ class Command:
             Unstartable: it could not be started.
         """
         call = self.call
-        argv = ["/bin/sh", "-c", call.shell] if call.shell else list(call.argv)
-        if bool(call.shell) == bool(call.argv):
-            raise Unstartable(126, "argv or shell: exactly one of them must be set")
-        env = self._environment(grants)
-        path = "/bin/sh" if call.shell else _find(argv[0], env)
+        argv, path, env = self.program(grants)
         out, err = os.pipe(), os.pipe()
         stdin = devnull
         try:
             if call.stdin:
                 stdin = _as_file(call.stdin, home)
             self.started_ns = time.monotonic_ns()
-            self.pid = _start_in(call.cwd, home, path, argv, env, (stdin, out[1], err[1]))
+            self.pid = start_in(call.cwd, home, path, argv, env, (stdin, out[1], err[1]))
         except Unstartable:
             os.close(out[0])
             os.close(err[0])
@@ -164,6 +152,19 @@ class Command:
         self.pipes = (out[0], err[0])
         if self.run.timeout_ns:
             self.act_at = self.started_ns + self.run.timeout_ns
+
+    def program(self, grants: Grants) -> tuple[list[str], str, dict[str, str]]:
+        """What is started: its arguments, its path and its environment.
+
+        Raises:
+            Unstartable: there is no such program.
+        """
+        call = self.call
+        argv = ["/bin/sh", "-c", call.shell] if call.shell else list(call.argv)
+        if bool(call.shell) == bool(call.argv):
+            raise Unstartable(126, "argv or shell: exactly one of them must be set")
+        env = self._environment(grants)
+        return argv, "/bin/sh" if call.shell else find_program(argv[0], env), env
 
     def _environment(self, grants: Grants) -> dict[str, str]:
         call, run = self.call, self.run
@@ -195,6 +196,10 @@ class Command:
             data = os.read(fd, _PIECE)
         except BlockingIOError:
             return 0, b""
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            data = b""  # the last program of a terminal has closed it
         if not data:
             self._close(stream)
             return None
@@ -210,7 +215,7 @@ class Command:
         for stream, fd in enumerate(self.pipes):
             if fd < 0:
                 continue
-            for _ in range(_DRAIN_MAX):
+            for _ in range(DRAIN_MAX):
                 try:
                     data = os.read(fd, _PIECE)
                 except BlockingIOError:  # background processes may still write
@@ -230,6 +235,15 @@ class Command:
 
     # ---- its end ----
 
+    def end(self) -> None:
+        """Completes its measurement, after it has ended and before its outcome is made."""
+
+    def chase(self, processes: SandboxProcesses, now: int) -> None:
+        """Repeats a signal for processes that have missed it."""
+
+    def escalate(self, now: int) -> None:
+        """Does more to end it, after its processes were killed and it has still not ended."""
+
     def stop(self, state: ActionState, reason: str, kill_wait_ns: int) -> None:
         """Sends SIGTERM to its process group. `act_at` is then when it must be killed."""
         if self.state is not None or self.status is not None:
@@ -239,6 +253,12 @@ class Command:
             os.killpg(self.pid, signal.SIGTERM)
             os.killpg(self.pid, signal.SIGCONT)
         self.act_at = time.monotonic_ns() + kill_wait_ns
+
+    def interrupt(self, number: int) -> None:
+        """Sends a signal to its process group."""
+        if self.status is None:
+            with suppress(OSError):
+                os.killpg(self.pid, number)
 
     def limit_processes(self, count: int) -> None:
         """Limits its processes for good to `count` at once; 0 for no limit. What it has started
@@ -277,7 +297,7 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
-def _find(name: str, env: dict[str, str]) -> str:
+def find_program(name: str, env: dict[str, str]) -> str:
     """The path of a program, searched in the command's own PATH."""
     if "\0" in name or "\0" in env.get("PATH", ""):
         raise Unstartable(126, "argv or env: embedded null byte")
@@ -311,33 +331,38 @@ def _as_file(data: bytes, home: str) -> int:
     return fd
 
 
-def _start_in(
-    cwd: str, home: str, path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int]
+def start_in(
+    cwd: str, home: str, path: str, argv: list[str], env: dict[str, str],
+    fds: tuple[int, int, int], terminal: str = "",
 ) -> int:
     """Starts a program in a directory. A spawned process has its parent's directory, so this one
-    changes to it and back.
+    changes to it and back. `terminal` is the path of the terminal that shall control it, if any.
+
+    Raises:
+        Unstartable: it could not be started.
     """
     if not cwd:
-        return _start(path, argv, env, fds)
+        return _start(path, argv, env, fds, terminal)
     try:
         os.chdir(os.path.join(home, cwd))
     except (OSError, ValueError) as error:
         raise Unstartable(126, f"cwd: {cwd}: {getattr(error, 'strerror', error)}") from None
     try:
-        return _start(path, argv, env, fds)
+        return _start(path, argv, env, fds, terminal)
     finally:
         os.chdir(home)
 
 
-def _start(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int]) -> int:
+def _start(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int],
+           terminal: str) -> int:
     try:
         try:
-            return _spawn(path, argv, env, fds)
+            return _spawn(path, argv, env, fds, terminal)
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise
             # a script without an interpreter line: a shell would run it itself
-            return _spawn("/bin/sh", ["/bin/sh", path, *argv[1:]], env, fds)
+            return _spawn("/bin/sh", ["/bin/sh", path, *argv[1:]], env, fds, terminal)
     except OSError as error:
         code = 127 if error.errno == errno.ENOENT else 126
         raise Unstartable(code, f"argv: cannot run {argv[0]!r}: {error.strerror}",
@@ -346,9 +371,11 @@ def _start(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int,
         raise Unstartable(126, f"argv or env: {error}") from None
 
 
-def _spawn(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int]) -> int:
-    actions = ((os.POSIX_SPAWN_DUP2, fds[0], 0), (os.POSIX_SPAWN_DUP2, fds[1], 1),
-               (os.POSIX_SPAWN_DUP2, fds[2], 2))
+def _spawn(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int],
+           terminal: str = "") -> int:
+    actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
+    if terminal:  # the first terminal that the leader of a process session opens controls it
+        actions.insert(0, (os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0))
     try:
         return os.posix_spawn(
             path,

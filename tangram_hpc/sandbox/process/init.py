@@ -22,7 +22,9 @@ import msgspec
 
 from ...domain.outcome import Outcome, too_long
 from ...domain.states import ActionState
+from ...protocol import input_flow
 from ...protocol.payload import (
+    SHELL_ENDED,
     ErrorReturn,
     ExecCall,
     ExecReturn,
@@ -30,16 +32,20 @@ from ...protocol.payload import (
     FileList,
     FileReturn,
     Payload,
+    ShellCall,
+    TerminalCall,
     decode,
     encode,
 )
 from ...protocol.process_frames import (
     RECEIVE,
-    BackgroundRunnable,
     Broken,
+    CreditInput,
     Ended,
     ExitProcess,
     FreezeBackground,
+    FromProcess,
+    GiveInput,
     Gone,
     KillCommand,
     LeaseBackground,
@@ -55,14 +61,20 @@ from ...protocol.process_frames import (
 from ...resources import process_tree
 from .. import environment
 from ..files import confine, scratch
+from ..shells.shell_command import ShellCommand
+from ..shells.shell_process import ShellProcess
+from ..shells.shells import NoShell, Shells, SparingProcesses
+from ..shells.terminal_command import TerminalCommand
 from . import fast_path, isolation_setup
 from .background_processes import BackgroundProcesses
 from .bootstrap import open_oom_score
-from .command import Command, Unstartable, changed_signals
+from .command import Command, changed_signals
 from .leased_background import LeasedBackground, Unstoppable
 from .resource_usage import GroupCpu, ResourceUsage
 from .sandbox_meter import SandboxMeter
+from .sandbox_processes import SandboxProcesses
 from .units_file import UnitsFile
+from .unstartable import Unstartable
 
 _SOON_NS = 2_000_000  # if a command ends sooner, its pipes are read only at its end
 _AGAIN_NS = 20_000_000  # between two attempts to kill the processes that are left
@@ -80,6 +92,7 @@ class Init:
         _isolation: what isolates the sandbox; `_processes` reaches everything in it.
         _group_cpu: the CPU time of its cgroup; `_meter` measures memory, processes and disk.
         _background: what outlived its action.
+        _shells: the shells that live on between their commands.
         _fast_path: serves plain commands; None where it is not built or not wanted.
         _command: the running command; None between commands.
         _watch_at: when to begin to read the command's output (monotonic ns); 0 once that has begun.
@@ -97,6 +110,8 @@ class Init:
         self._group_cpu: GroupCpu
         self._meter: SandboxMeter
         self._background: BackgroundProcesses
+        self._processes: SandboxProcesses
+        self._shells: Shells
         self._devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._units = UnitsFile(home)
         self._score = open_oom_score()
@@ -140,6 +155,8 @@ class Init:
                 self._reap()
             elif fd == self._control_fd:
                 self._receive()
+            elif self._built and (shell := self._shells.by_fd.get(fd)) is not None:
+                self._on_shell(shell, fd)
             else:
                 self._read(fd)
         if due and time.monotonic_ns() >= due:
@@ -158,7 +175,7 @@ class Init:
         if command is None:
             return self._background.due if self._built else 0
         due = self._watch_at
-        for other in (command.act_at, self._meter.due, command.usage.look_at):
+        for other in (command.act_at, self._meter.due, command.usage.look_at, command.chase_at):
             if other and (not due or other < due):
                 due = other
         return due
@@ -170,7 +187,7 @@ class Init:
         now.
         """
         idle = (self._command is None and not self._background.there and self._inbox.empty
-                and not self._meter.over(self._file_mib))
+                and not self._shells and not self._meter.over(self._file_mib))
         return self._units.now, self._file_mib, idle
 
     def _serve_fast_path(self, served: fast_path.FastPath) -> None:
@@ -227,6 +244,9 @@ class Init:
             elif isinstance(order, LeaseBackground):
                 self._units.write(order.units)
                 self._background.leased.lease(order)
+            elif isinstance(order, GiveInput):
+                if self._command is not None and self._command.run.lease == order.lease:
+                    self._give(self._command, order)
             elif isinstance(order, Setup):
                 self._build(order)
             elif isinstance(order, SessionSecrets):
@@ -251,7 +271,8 @@ class Init:
             return
         self._setup, self._home = setup, self._isolation.home
         self._make_grants({})
-        self._processes = self._isolation.processes
+        self._shells = Shells(self._poll)
+        self._processes = SparingProcesses(self._isolation.processes, self._shells)
         self._meter = SandboxMeter((self._home, self._isolation.tmp), self._processes,
                                    self._isolation.nodes)
         self._background = BackgroundProcesses(self._processes, LeasedBackground(
@@ -281,32 +302,46 @@ class Init:
             return self._refuse(run, 0, f"payload: not in the protocol ({error})")
         if isinstance(call, FileCall):
             return self._file(run, call)
-        if not isinstance(call, ExecCall):
+        if isinstance(call, ShellCall) and call.op == "close":
+            self._shells.close(call.shell)
+            outcome = Outcome(ActionState.COMPLETED, isolation=self._isolation.name)
+            return self._send(Ended(run.lease, outcome, None, True))
+        if not isinstance(call, ExecCall | ShellCall | TerminalCall):
             return self._refuse(run, 0, f"payload: a sandbox cannot run a {type(call).__name__}")
         try:
             command = self._command_of(run, call)
             self._limit_files(run.limits.disk_mib)
             self._background.wake()
-            for path, data in call.files.items():
+            for path, data in command.call.files.items():
                 confine.write(self._home, path, data, 0o644)
             self._units.write(run.units)
             self._start(command)
         except confine.PathRefused as error:
             return self._refuse(run, 0, f"files: {error}")
+        except NoShell as error:
+            return self._refuse(run, 0, error.reason, ErrorReturn(SHELL_ENDED, error.reason))
         except Unstartable as error:
             return self._refuse(run, error.code, error.reason)
-        self._learn(run)
+        if isinstance(call, ExecCall):
+            self._learn(run)
         self._begun(command)
 
-    def _command_of(self, run: RunAction, call: ExecCall) -> Command:
+    def _command_of(self, run: RunAction, call: ExecCall | ShellCall | TerminalCall) -> Command:
         """Raises Unstartable: it asks for more output than the site allows."""
         most = max(self._setup.output_max, self._setup.output_bound)
-        if call.output_max > most:
-            raise Unstartable(126, f"output_max: {call.output_max} bytes are more than the site's "
+        asked = call.command if isinstance(call, TerminalCall) else call
+        if isinstance(asked, ExecCall) and asked.output_max > most:
+            raise Unstartable(126, f"output_max: {asked.output_max} bytes are more than the site's "
                                    f"bound of {most}; ask for less, or raise output_bound")
-        others = frozenset(self._processes.pids()) if self._background.there else frozenset[int]()
+        others = (frozenset(self._processes.pids()) if self._background.there
+                  else self._shells.inside())
         usage = ResourceUsage(self._group_cpu, self._isolation.pause is not None, others)
-        return Command(run, call, self._setup.output_max, self._isolation.name, usage)
+        kept, isolation = self._setup.output_max, self._isolation.name
+        if isinstance(call, ShellCall):
+            return self._shells.command(run, call, kept, isolation, usage, self._grants)
+        if isinstance(call, TerminalCall):
+            return TerminalCommand(run, call, kept, isolation, usage)
+        return Command(run, call, kept, isolation, usage)
 
     def _begun(self, command: Command) -> None:
         run = command.run
@@ -314,8 +349,21 @@ class Init:
         command.usage.begin(command.started_ns)
         self._meter.begin(run.limits, self._setup.watch, command.started_ns)
         self._watch_at = command.started_ns + _SOON_NS
-        if command.call.stream:
+        if command.call.stream or command.terminal is not None:
             self._watch(command)
+        if isinstance(command, ShellCommand):
+            self._shells.began(command)
+        if command.terminal is not None:
+            self._credit(command, input_flow.WINDOW)
+
+    def _on_shell(self, shell: ShellProcess, fd: int) -> None:
+        """Serves a pipe of a shell; reports the command that has ended in it, if one has."""
+        self._shells.ready(shell, fd)
+        command = self._command
+        if isinstance(command, ShellCommand) and command.shell is shell:
+            command.look(self._grants)
+            if command.status is not None:
+                self._reap()
 
     def _start(self, command: Command) -> None:
         """Starts a command so that the kernel kills it before its init when memory runs out in the
@@ -383,8 +431,29 @@ class Init:
         elif self._command is None:
             self._background.leased.end(order)
 
-    def _send(self, message: Ready | Broken | Ended | Gone | OutputChunk | BackgroundRunnable
-              ) -> None:
+    def _give(self, command: Command, order: GiveInput) -> None:
+        """Gives a running command a signal, or its terminal bytes or a size."""
+        terminal = command.terminal
+        if order.kind == input_flow.SIGNAL and order.number in input_flow.SIGNALS:
+            if isinstance(command, ShellCommand):
+                self._shells.interrupt(command, order.number)
+            else:
+                command.interrupt(order.number)
+        elif terminal is not None and order.kind == input_flow.RESIZE:
+            if not input_flow.wrong_size((order.number, order.other)):
+                terminal.resize(order.number, order.other)
+        elif terminal is not None and order.kind == input_flow.HANGUP:
+            terminal.hang_up()
+        elif terminal is not None:
+            self._credit(command, terminal.write(order.data[:input_flow.PIECE_MAX]))
+        if terminal is not None and terminal.fd >= 0 and terminal.fd in command.pipes:
+            self._poll.modify(terminal.fd, terminal.events)
+
+    def _credit(self, command: Command, count: int) -> None:
+        if count:
+            self._send(CreditInput(command.run.lease, count))
+
+    def _send(self, message: FromProcess) -> None:
         self._control.sendall(frame(message))
 
     # ---- the running command ----
@@ -392,7 +461,8 @@ class Init:
     def _watch(self, command: Command) -> None:
         self._watch_at = 0
         for fd in command.pipes:
-            self._poll.register(fd, select.POLLIN)
+            if fd >= 0:
+                self._poll.register(fd, select.POLLIN)
 
     def _unwatch(self, fd: int) -> None:
         with suppress(KeyError, ValueError):  # not watched, or closed before
@@ -404,6 +474,9 @@ class Init:
             return self._fall()
         if command is None or fd not in command.pipes:
             return self._unwatch(fd)  # closed in this very turn
+        if (terminal := command.terminal) is not None and terminal.waits_to_write:
+            self._credit(command, terminal.write_more())
+            self._poll.modify(fd, terminal.events)
         piece = command.read(fd)
         if piece is None:
             self._unwatch(fd)
@@ -422,7 +495,14 @@ class Init:
                 return self._settle(alone=False)
             if self._isolation.pause is not None and pid == self._isolation.pause.outer:
                 return self._fall()
-            if command is None:
+            shell = self._shells.reaped(pid, status) if self._shells else None
+            if shell is not None and isinstance(command, ShellCommand) and command.shell is shell:
+                shell.listen()  # what it said before its end
+                command.look(self._grants)
+                command.shell_ended(status, usage)
+            elif shell is not None:
+                self._shells.ended(shell)
+            elif command is None:
                 self._background.leased.reaped(usage)
             else:
                 command.usage.reaped(pid, usage, pid == command.pid)
@@ -450,6 +530,8 @@ class Init:
             self._command = None
             self._watch_at = 0
             self._meter.end()
+            self._shells.forget_ended()
+            self._shells.stop()
             if not command.run.keep:
                 self._freshen()
 
@@ -479,6 +561,7 @@ class Init:
         else:
             for fd in command.pipes:
                 self._unwatch(fd)
+        command.end()
         outcome = command.outcome()
         pieces = command.drain()
         if command.call.stream:
@@ -495,6 +578,8 @@ class Init:
         if self._meter.due and now >= self._meter.due and (broken := self._meter.look(now)):
             self._stop(command, *broken, 0)  # no time between SIGTERM and SIGKILL: it would use it
             self._meter.end()
+        if command.chase_at and now >= command.chase_at:
+            command.chase(self._processes, now)
         if not command.act_at or now < command.act_at:
             return
         if command.state is None and not command.reported:
@@ -512,6 +597,7 @@ class Init:
     def _kill_all(self, command: Command) -> None:
         try:
             self._processes.kill()
+            command.escalate(time.monotonic_ns())
         except OSError as error:  # no room for one more process: only our own end helps
             if not command.reported:
                 command.status = signal.SIGKILL

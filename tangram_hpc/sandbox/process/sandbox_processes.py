@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -39,6 +40,14 @@ class SandboxProcesses(Protocol):
 
     def go_on(self) -> None:
         """Sends SIGCONT to all of them."""
+        ...
+
+    def signal(self, pids: Sequence[int], number: signal.Signals) -> None:
+        """Sends a signal to some of them; `pids` are numbers that `pids` gave.
+
+        Raises:
+            OSError: the sandbox has no room for the process that would send it.
+        """
         ...
 
 
@@ -73,6 +82,10 @@ class DescendantProcesses:
     def go_on(self) -> None:
         """See `SandboxProcesses`."""
         _signal(self.pids(), signal.SIGCONT)
+
+    def signal(self, pids: Sequence[int], number: signal.Signals) -> None:
+        """See `SandboxProcesses`."""
+        _signal(pids, number)
 
 
 class NamespaceProcesses:
@@ -116,16 +129,19 @@ class NamespaceProcesses:
             OSError: the namespace has no room for one more process; only ending the pause process
                 helps.
         """
+        self.signal((-1,), number)
+
+    def signal(self, pids: Sequence[int], number: signal.Signals) -> None:
+        """See `SandboxProcesses`. The numbers mean something inside the namespace only."""
         pid = os.fork()
         if pid == 0:
-            with suppress(OSError):  # nobody is there
-                os.kill(-1, number)
+            _signal(pids, number)  # -1: whoever else is there
             os._exit(0)
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)
 
 
-def _signal(pids: list[int], number: signal.Signals) -> None:
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(OSError):  # gone meanwhile
             os.kill(pid, number)

@@ -1,0 +1,66 @@
+"""Passes input for running commands from clients to workers, and the credit for it back.
+
+Input is not journaled: no decision depends on it. What has no credit is refused, so no client can
+fill a worker's connection (`protocol/input_flow.py`). A signal for an action that waits is kept,
+one for each action, and sent when the action starts. What the worker or the sandbox has lost is
+lost: input is never sent twice.
+"""
+
+from __future__ import annotations
+
+from ..domain.ids import client_of
+from ..protocol import message as ms
+from ..protocol.frame import Buffer
+from ..protocol.input_flow import DATA, PIECE_MAX, SIGNAL, WINDOW, InputWindow
+from ..scheduler.state.ledger import Ledger
+from .peers import Peers
+
+
+class InputRelay:
+    """The input of all running commands of one broker."""
+
+    def __init__(self, ledger: Ledger, peers: Peers) -> None:
+        self._ledger, self._peers = ledger, peers
+        self._window = InputWindow()
+        self._early: dict[int, ms.Input] = {}  # by action: a signal that came before its start
+
+    def from_client(self, client: int, message: ms.Input, payload: Buffer | None) -> str:
+        """Passes input on; returns why it was refused, or an empty text. Input for an action that
+        has ended is dropped without a word, as its client could not know."""
+        action = self._ledger.actions.get(message.id)
+        if client_of(message.id) != client:
+            return "id: the action is not this client's"
+        if action is None or action.outcome is not None:
+            return ""
+        if message.kind == DATA and not self._window.take(
+                message.id, len(payload) if payload is not None else 0):
+            return (f"data: the action has credit for {self._window.left(message.id)} bytes, "
+                    f"and one message may have {PIECE_MAX}")
+        if action.lease:
+            self._send(action.lease, message, payload)
+        elif message.kind == SIGNAL:
+            self._early[message.id] = message
+        return ""
+
+    def _send(self, lease: int, message: ms.Input, payload: Buffer | None) -> None:
+        node = self._ledger.leases[lease].node
+        data = payload if message.kind == DATA else None
+        self._peers.send_to_worker(node, ms.Input(
+            lease, message.kind, message.number, message.other, int(data is not None)), data)
+
+    def started(self, action: int, lease: int) -> None:
+        """Sends the signal that came before an action started; StartAttempt has been sent."""
+        if self._early and (message := self._early.pop(action, None)) is not None:
+            self._send(lease, message, None)
+
+    def credit(self, lease: int, count: int) -> None:
+        """Passes credit from a worker to the client of the lease's action."""
+        action = self._ledger.leases[lease].action
+        added = self._window.grant(action, min(count, WINDOW))
+        if added:
+            self._peers.send_to_client(client_of(action), ms.InputCredit(action, added))
+
+    def ended(self, action: int) -> None:
+        """Forgets an action that has ended."""
+        self._window.forget(action)
+        self._early.pop(action, None)

@@ -1,0 +1,193 @@
+"""`Pty`: a command that runs on a terminal of its own, to write to and to read from.
+
+What is written waits here until the command's sandbox has given credit for it
+(`protocol/input_flow.py`), so a program that does not read holds its writer back and nobody else.
+The connection's thread brings output and credit; any thread may write and read.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from ..domain.action import Kind
+from ..errors import InvalidInput
+from ..protocol import input_flow
+from ..protocol import payload as pl
+from .connection import Connection
+from .future import Future
+from .request import Cpus, Options, environment, exec_call, raw_bytes
+from .session_record import SessionRecord
+from .shell import wrong_size
+
+
+class Pty:
+    """A command on a terminal; made by `Session.pty` and `Client.pty`.
+
+    Attributes:
+        future: ends with the command, with an ExecResult whose output is empty.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.future: Future
+        self._changed = threading.Condition()
+        self._credit = 0  # bytes that may be sent
+        self._unsent = bytearray()
+        self._hang_up = False  # the end of the input follows what is unsent
+        self._pieces: deque[bytes] = deque()  # output that nobody has read
+        self._ended = False
+
+    # ---- on the connection's thread ----
+
+    def on_output(self, stream: int, data: bytes) -> None:
+        """Keeps a piece of output; for the connection's thread."""
+        with self._changed:
+            self._pieces.append(data)
+            self._changed.notify_all()
+
+    def on_credit(self, count: int) -> None:
+        """Sends what waits as far as this credit goes; for the connection's thread."""
+        with self._changed:
+            self._credit += count
+            self._pump()
+            self._changed.notify_all()
+
+    def on_end(self, future: Any) -> None:
+        """Notes the command's end; for the connection's thread."""
+        with self._changed:
+            self._ended = True
+            self._unsent.clear()
+            self._changed.notify_all()
+
+    def _pump(self) -> None:
+        while self._unsent and self._credit:
+            piece = bytes(self._unsent[:min(self._credit, input_flow.PIECE_MAX)])
+            del self._unsent[:len(piece)]
+            self._credit -= len(piece)
+            self._connection.send_input(self.future.action, input_flow.DATA, data=piece)
+        if self._hang_up and not self._unsent and self._credit:
+            self._hang_up = False
+            self._connection.send_input(self.future.action, input_flow.HANGUP)
+
+    # ---- for the user ----
+
+    def write(self, data: bytes | str, timeout: float | None = None) -> None:
+        """Writes input. Blocks while more than 64 KiB wait for the program to read them.
+
+        Args:
+            data: the input; a str is written as UTF-8.
+            timeout: the longest wait in seconds; None for no limit. The input is sent later even
+                if the wait was too short.
+
+        Raises:
+            TimeoutError: the program has not read enough in time.
+            InvalidInput: `data` is neither bytes nor str, or the command has ended.
+        """
+        raw = raw_bytes(data, "data")
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            if self._ended:
+                raise InvalidInput("write: the command has ended; see its `future`")
+            self._unsent += raw
+            self._pump()
+            while len(self._unsent) > input_flow.WINDOW and not self._ended:
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError(f"{len(self._unsent)} bytes wait for the program to read")
+                self._changed.wait(left)
+
+    def read(self, timeout: float | None = None) -> bytes:
+        """Returns the output that has come since the last call; waits for some if there is none.
+
+        Args:
+            timeout: the longest wait in seconds; None for no limit.
+
+        Returns:
+            The output; b"" when the command has ended and all output has been read.
+
+        Raises:
+            TimeoutError: no output came in time.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._pieces or self._ended, timeout):
+                raise TimeoutError(f"no output within {timeout} s")
+            data = b"".join(self._pieces)
+            self._pieces.clear()
+            return data
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yields the output as it comes, until the command's end."""
+        while data := self.read():
+            yield data
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Changes the terminal's size; its foreground processes get SIGWINCH.
+
+        Raises:
+            InvalidInput: the size is out of bounds.
+        """
+        if why := wrong_size(rows, cols):
+            raise InvalidInput(why)
+        self._connection.send_input(self.future.action, input_flow.RESIZE, rows, cols)
+
+    def interrupt(self) -> bool:
+        """Sends SIGINT to the terminal's foreground processes; False if the command has ended."""
+        return self.future.interrupt()
+
+    def hang_up(self) -> None:
+        """Ends the input, as ^D at the beginning of a line does, behind all that was written."""
+        with self._changed:
+            self._hang_up = True
+            self._pump()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the command's end and returns its exit status.
+
+        Args:
+            timeout: the longest wait in seconds; None for no limit.
+
+        Raises:
+            TimeoutError: it has not ended in time.
+            ActionFailed: it has no exit status; a subclass says why.
+        """
+        return int(self.future.result(timeout).exit_code)
+
+    def close(self) -> None:
+        """Ends the command, if it runs; returns at once."""
+        self.future.cancel()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInput("a terminal cannot be sent to another process")
+
+    def __enter__(self) -> Pty:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def open_pty(connection: Connection, session: SessionRecord | None,
+             command: Sequence[str] | str, *, rows: int = 24, cols: int = 80, echo: bool = False,
+             cwd: str = "", env: Mapping[str, str] | None = None, clean_env: bool = True,
+             cpus: Cpus = 1, mem: int | str = 0, gpus: int = 0, timeout: float | None = None,
+             name: str = "", component: str = "", trusted: bool = False) -> Pty:
+    """Submits a command that runs on a terminal; see `Session.pty` and `Client.pty`."""
+    if why := wrong_size(rows, cols):
+        raise InvalidInput(why)
+    own = environment(env)
+    if session is not None:
+        own = {**session.env, **own}
+    call, what = exec_call(command, cwd=cwd, env=own, stream=True, clean_env=clean_env)
+    pty = Pty(connection)
+    options = Options(cpus, mem, gpus, timeout, name, 0, component=component, trusted=trusted,
+                      trajectory=session.trajectory if session is not None else "")
+    with pty._changed:  # until `future` is set, credit and output wait
+        pty.future = connection.submit(
+            Kind.EXEC, options, session, what, pl.TerminalCall(call, (rows, cols), bool(echo)),
+            on_output=pty.on_output, on_credit=pty.on_credit)
+    pty.future.add_done_callback(pty.on_end)
+    return pty

@@ -1,0 +1,53 @@
+"""Input for a running command: signals, and bytes and sizes for its terminal. Pure.
+
+It travels from the client through broker and worker to the init of the command's sandbox, and is
+not journaled, since no decision depends on it. Bytes need credit: the init grants `WINDOW` bytes
+when the command has begun, and as many again as its terminal has taken. The broker counts the
+credit too, and refuses what exceeds it. So a client that writes faster than its command reads is
+held back at its own side, and what waits on the way to one command is at most `WINDOW`.
+"""
+
+from __future__ import annotations
+
+DATA, HANGUP, SIGNAL, RESIZE = range(4)  # the kinds of input
+WINDOW = 64 * 1024  # bytes on their way to one command
+PIECE_MAX = 16 * 1024  # bytes of one message
+SIDE_MAX = 4096  # rows or columns of a terminal
+SIGNALS = (1, 2, 3, 10, 12, 15, 18, 20)  # HUP INT QUIT USR1 USR2 TERM CONT TSTP
+
+
+def wrong_size(size: tuple[int, int]) -> str:
+    """Returns what is wrong with the rows and columns of a terminal; empty if nothing is."""
+    if all(0 < side <= SIDE_MAX for side in size):
+        return ""
+    return f"rows, cols: {size[0]}, {size[1]} are not from 1 to {SIDE_MAX}"
+
+
+class InputWindow:
+    """How many bytes may still be sent to each of some commands."""
+
+    def __init__(self) -> None:
+        self._left: dict[int, int] = {}
+
+    def grant(self, number: int, count: int) -> int:
+        """Adds credit for a command, to at most WINDOW; returns how much was added."""
+        left = self._left.get(number, 0)
+        added = max(0, min(count, WINDOW - left))
+        self._left[number] = left + added
+        return added
+
+    def take(self, number: int, count: int) -> bool:
+        """Takes credit for `count` bytes; returns False, and takes nothing, if there is less."""
+        left = self._left.get(number, 0)
+        if count > min(left, PIECE_MAX):
+            return False
+        self._left[number] = left - count
+        return True
+
+    def left(self, number: int) -> int:
+        """Returns how many bytes may be sent to a command now."""
+        return self._left.get(number, 0)
+
+    def forget(self, number: int) -> None:
+        """Forgets a command that has ended."""
+        self._left.pop(number, None)

@@ -1,0 +1,347 @@
+"""A shell that lives on between the commands that are sent to it.
+
+No prompt is read and no output is searched. The shell is an ordinary interactive shell (bash, or sh
+where there is none) without a terminal of its own, whose script is a pipe that this process writes.
+It says on another pipe, the control pipe, when a command begins and with what status it has ended.
+
+One command is three lines of the script:
+
+1. The text becomes the value of a variable. It is quoted, so whatever it holds is one word.
+2. "b" goes to the control pipe, and `eval` runs the variable. A syntax error is the status of
+   `eval` and not the shell's end. While `eval` runs, its standard input is not the script, and the
+   control pipe is closed. So a command can neither read the script nor inherit the pipe.
+3. "e", the status and the shell's flags go to the control pipe.
+
+The shell is interactive because only then an error such as an unset variable under `set -u`, or
+SIGINT, ends the command and not the shell. On SIGINT such a shell throws away the line that it is
+reading. So SIGINT is sent only after "b", when lines 1 and 2 have been read, and line 3 is then
+sent again, as "y": only "y" shows that the signal has been dealt with. The serial number tells
+what belongs to the next command. A process that was just being started misses the signal; see
+`ShellCommand.chase`.
+
+bash runs `eval` from a sourced line (`.`), because it then keeps its own remarks about jobs and
+terminals to itself, as it does in a script.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+
+from ...protocol.payload import ShellCall
+from ...resources import process_tree
+from ..environment import Grants, hints
+from ..process.command import RESTORED, find_program
+from ..process.unstartable import Unstartable
+from .terminal import Terminal
+
+_SOURCE = 252  # the descriptor from which bash reads the line that runs a command
+_LINE_MAX = 256  # bytes of a line on the control pipe; ours are shorter
+_PIECE = 1 << 16
+_NAMES = ("bash", "sh", "dash", "ash")
+_EVER = ("TANGRAM_CPUS", "TANGRAM_CPUS_MAX")  # not the shell's to hide
+
+
+class ShellProcess:
+    """One shell, from its start to its end.
+
+    Attributes:
+        number: by which its client names it.
+        pid: its process id, process group and process session.
+        inside: its process id as the sandbox's /proc shows it; 0 until it has said so.
+        script: the pipe to it; -1 once it has ended.
+        control: the pipe on which it answers; -1 once it has ended.
+        pipes: its output and its error output; of a shell on a terminal, that terminal and -1.
+        terminal: its terminal; None for none.
+        began: the serial number of the command that began last; `ended` of the one that ended last.
+        code: the exit status of the command that ended last.
+        status: its wait status; None while it lives.
+        interrupted_ns: when SIGINT was sent to the command that runs (monotonic ns); 0 for never.
+    """
+
+    def __init__(self, number: int, program: str) -> None:
+        self.number = number
+        self.pid = self.inside = 0
+        self.script = self.control = -1
+        self.pipes: tuple[int, ...] = (-1, -1)
+        self.terminal: Terminal | None = None
+        self.began = self.ended = self.code = 0
+        self.status: int | None = None
+        self._program = program
+        self._bash = program.rpartition("/")[2] == "bash"
+        # sh names descriptors by one digit; bash leaves the low ones to its commands
+        self._fd = 253 if self._bash else 9
+        self._serial = 0
+        self._unwritten = bytearray()
+        self._said = b""
+        self._flags = ""
+        self._grant: dict[str, str] = {}
+        self._sources = False  # whether it can read a file from a descriptor
+        self._told = 0  # the serial number of the command whose status has been told
+        self.interrupted_ns = 0  # when SIGINT was sent to the command that runs (monotonic)
+        self._unsure = False  # a signal was sent, so "y" must be heard
+        self._interrupted = 0  # the serial number of the command that gets a signal as it begins
+
+    # ---- its start ----
+
+    def start(self, call: ShellCall, env: dict[str, str], home: str, devnull: int) -> None:
+        """Starts it; "h" on the control pipe follows.
+
+        Raises:
+            Unstartable: it could not be started.
+        """
+        ends: list[int] = []
+        try:
+            if call.size != (0, 0):
+                self.terminal = Terminal(call.size, call.echo)
+                outputs = (self.terminal.program, self.terminal.program)
+                self.pipes = (self.terminal.fd, -1)
+            else:
+                out, err = os.pipe(), os.pipe()
+                self.pipes, outputs = (out[0], err[0]), (out[1], err[1])
+                ends += outputs
+            script, control = os.pipe(), os.pipe()
+            self.script, self.control = script[1], control[0]
+            ends += [script[0], control[1]]
+            self._spawn(call.cwd, home, env, (script[0], *outputs, control[1]))
+        except (Unstartable, OSError) as error:
+            self.close()
+            if isinstance(error, Unstartable):
+                raise
+            raise Unstartable(126, f"shell: {error.strerror}") from None
+        finally:
+            for fd in ends:
+                os.close(fd)
+        if self.terminal is not None:
+            self.terminal.started()
+        for fd in (self.script, self.control, *(fd for fd in self.pipes if fd >= 0)):
+            os.set_blocking(fd, False)
+        begin = "set +m; PS1= PS2=; __tangram_was() { return \"$1\"; }\n"
+        if self._bash:
+            begin += ("set +H +o history; unset HISTFILE MAILCHECK PROMPT_COMMAND PS0\n"
+                      f"\\. /dev/fd/{_SOURCE} {_SOURCE}<<<'\\printf \"s\\n\" >&{self._fd}'\n")
+        self._put(f"{begin}\\printf 'h %s\\n' \"$$\" >&{self._fd}\n")
+
+    def _spawn(self, cwd: str, home: str, env: dict[str, str], fds: tuple[int, ...]) -> None:
+        options = ["--norc", "--noprofile", "--noediting"] if self._bash else []
+        argv = [self._program, *options, "-i"]
+        numbers = (0, 1, 2, self._fd)
+        actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+            (os.POSIX_SPAWN_DUP2, fd, number) for fd, number in zip(fds, numbers, strict=True)]
+        if self.terminal is not None:  # the first terminal that a session leader opens is its own
+            actions.insert(0, (os.POSIX_SPAWN_OPEN, 0, self.terminal.path, os.O_RDWR, 0))
+        try:
+            os.chdir(os.path.join(home, cwd))
+        except (OSError, ValueError) as error:
+            raise Unstartable(126, f"cwd: {cwd}: {getattr(error, 'strerror', error)}") from None
+        try:
+            self.pid = os.posix_spawn(self._program, argv, env, file_actions=actions, setsid=True,
+                                      setsigmask=(), setsigdef=RESTORED)
+        except OSError as error:
+            raise Unstartable(126, f"shell: cannot run {self._program!r}: {error.strerror}",
+                              error.errno == 11) from None
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise Unstartable(126, f"shell: {error}") from None
+        finally:
+            os.chdir(home)
+        self._grant = {name: env[name] for name, _ in hints(1) if name in env}
+
+    # ---- commands ----
+
+    def run(self, text: str, file: str, stdin: str, grants: Grants,
+            granted: tuple[int, int, str]) -> int:
+        """Sends a command; returns its serial number.
+
+        Args:
+            text: what it runs; `file` is the path of a file that holds it, if it is long: a shell
+                reads a pipe byte by byte.
+            stdin: the path of the file that is its standard input.
+            grants: the environments of the sandbox.
+            granted: CPUs now, CPUs at most, and the value of CUDA_VISIBLE_DEVICES.
+        """
+        self._serial += 1
+        self.interrupted_ns = 0
+        evaluate = "\\eval" if self._bash else "\\command eval"
+        line = f"{evaluate} \"$__tangram\" <{_quoted(stdin)} {self._fd}>&-"
+        if self._sources:
+            line = (f"\\. /dev/fd/{_SOURCE} {_SOURCE}<<<{_quoted(f'{line} {_SOURCE}<&-')}")
+        value = _quoted(self._first_line() + text)
+        if file:
+            read = f"<{_quoted(file)}" if self._bash else f"\\cat {_quoted(file)}"
+            value = f'{_quoted(self._first_line())}"$({read})"'
+        self._put(f"{self._granting(grants.plain(*granted))}__tangram={value}\n"
+                  f"\\printf 'b %s\\n' {self._serial} >&{self._fd}; {line}\n"
+                  + self._last_line("set" in text or "x" in self._flags))
+        return self._serial
+
+    def _first_line(self) -> str:
+        """What `eval` runs before the text: what the third line changed is as it was."""
+        words = ["unset __tangram"]
+        if back := "".join(flag for flag in "xv" if flag in self._flags):
+            words.append(f"set -{back}")
+        elif self.code and "e" not in self._flags:  # under `set -e` it would end the shell
+            words.append(f"__tangram_was {self.code}")
+        return "; ".join(words) + "\n"
+
+    def _last_line(self, hidden: bool = False, word: str = "e") -> str:
+        """The third line. `hidden`: it switches tracing off and does not appear in the trace."""
+        line = f"\\printf '{word} %s %s %s\\n' {self._serial} \"$?\" \"$-\" >&{self._fd}"
+        return f"{{ {line}; set +xv; }} 2>/dev/null\n" if hidden else line + "\n"
+
+    def _granting(self, env: dict[str, str]) -> str:
+        """The lines that tell the shell what it is granted now, if that has changed. Variables that
+        only advise are left alone where a command has changed them.
+        """
+        lines = []
+        for name in dict(hints(1)):
+            new, old = env[name], self._grant.get(name)
+            if new == old:
+                continue
+            change = f"export {name}={_quoted(new)}"
+            if name not in _EVER and old is not None:
+                change = f"case ${{{name}-}} in {_quoted(old)}) {change};; esac"
+            lines.append(change + "\n")
+            self._grant[name] = new
+        if env["CUDA_VISIBLE_DEVICES"] != self._grant.get("CUDA_VISIBLE_DEVICES", ""):
+            self._grant["CUDA_VISIBLE_DEVICES"] = env["CUDA_VISIBLE_DEVICES"]
+            lines.append(f"export CUDA_VISIBLE_DEVICES={_quoted(env['CUDA_VISIBLE_DEVICES'])}\n")
+        return "".join(lines)
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Sends a signal to the command that runs in the foreground, as soon as it has begun.
+        Background jobs of a shell ignore SIGINT.
+        """
+        if self.began < self._serial:
+            self._interrupted = number
+            return
+        if self.ended >= self._serial or self.status is not None:
+            return
+        if self.terminal is not None:
+            self.terminal.interrupt(number, self.pid)
+        else:
+            with suppress(OSError):  # it has ended
+                os.killpg(self.pid, number)
+        # A shell that was just reading its third line has thrown a part of it away, and one that
+        # has run it may still throw the next line away: it has ended when it has run one of these.
+        # The first of them may be thrown away too.
+        self._unsure = True
+        self.interrupted_ns = time.monotonic_ns() if number == signal.SIGINT else 0
+        self._put(f"\n{self._last_line(word='y')}\n{self._last_line(word='y')}")
+
+    def _put(self, text: str) -> None:
+        self._unwritten += text.encode("utf-8", "surrogateescape")
+        self.write_more()
+
+    def write_more(self) -> None:
+        """Writes what waits of the script, as far as there is room."""
+        try:
+            while self._unwritten and self.script >= 0:
+                del self._unwritten[: os.write(self.script, self._unwritten[:_PIECE])]
+        except BlockingIOError:
+            pass
+        except OSError:  # it has ended, or closed its script; SIGCHLD or the control pipe tells
+            self._unwritten.clear()
+
+    @property
+    def waits_to_write(self) -> bool:
+        """Whether a part of the script waits for room."""
+        return bool(self._unwritten)
+
+    # ---- what it says ----
+
+    def listen(self) -> bool:
+        """Reads the control pipe; returns False when the shell has closed it."""
+        while True:
+            try:
+                data = os.read(self.control, 4096)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            *lines, self._said = (self._said + data).split(b"\n")
+            self._said = self._said[:_LINE_MAX]
+            for line in lines:
+                self._hear(line.decode("ascii", "replace").split(" "))
+
+    def _hear(self, words: list[str]) -> None:
+        numbers = [int(word) for word in words[1:3] if word.isascii() and word.isdigit()]
+        if words[0] == "h" and numbers and not self.inside:
+            self.inside = numbers[0]
+        elif words[0] == "s" and not self.inside:
+            self._sources = True
+        elif words[0] == "b" and numbers == [self._serial]:
+            self.began = self._serial
+            if self._interrupted:
+                number, self._interrupted = self._interrupted, 0
+                self.interrupt(number)
+        elif words[0] in "ey" and len(numbers) == 2 and numbers[0] == self._serial > self.ended:
+            if self._told != self._serial:
+                self._told, self.code = self._serial, numbers[1] & 0xFF
+                self._flags = words[3] if len(words) > 3 else ""
+            if words[0] == "y" or not self._unsure:
+                self.ended, self._unsure = self._serial, False
+
+    # ---- between commands, and its end ----
+
+    def stop(self) -> None:
+        """Stops it, as no command of it runs."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Continues it."""
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kills it with its process group, to which its background jobs belong."""
+        if self.pid and self.status is None:
+            with suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self.pid and self.status is None:
+            with suppress(OSError):
+                os.kill(self.pid, number)
+
+    def cpu_ns(self) -> int:
+        """CPU time in ns of it and of its children that have ended, in whole clock ticks."""
+        return process_tree.cpu_ns(self.inside) if self.inside else 0
+
+    def close(self) -> None:
+        """Closes all descriptors."""
+        for fd in (self.script, self.control, *(() if self.terminal else self.pipes)):
+            if fd >= 0:
+                os.close(fd)
+        if self.terminal is not None:
+            self.terminal.close()
+        self.script = self.control = -1
+        self.pipes = (-1, -1)
+
+
+def program_of(name: str, env: dict[str, str]) -> str:
+    """The path of a shell's program.
+
+    Args:
+        name: `bash`, `sh`, `dash` or `ash`, or a path of one of them; empty for bash, or sh where
+            there is no bash.
+        env: the environment that says where programs are.
+
+    Raises:
+        Unstartable: there is none, or it is not known how to talk to it.
+    """
+    if name:
+        if name.rpartition("/")[2] not in _NAMES:
+            raise Unstartable(126, f"program: {name!r} is not one of {', '.join(_NAMES)}")
+        return find_program(name, env)
+    for name in ("bash", "/bin/bash"):
+        with suppress(Unstartable):
+            path = find_program(name, env)
+            if os.access(path, os.X_OK):
+                return path
+    return "/bin/sh"
+
+
+def _quoted(text: str) -> str:
+    """The text as one word of a shell."""
+    return "'" + text.replace("'", "'\\''") + "'"

@@ -1,0 +1,203 @@
+"""All shells of one sandbox.
+
+A shell lives as the sandbox's background processes do: it is stopped while no command of it runs,
+and ends with the sandbox's init. But it is not one of them. What an action left behind may be
+killed after the action; a shell never is. `SparingProcesses` is the view of the sandbox's processes
+in which that is so.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+from collections.abc import Sequence
+
+from ...protocol.payload import ShellCall
+from ...protocol.process_frames import RunAction
+from ...resources import process_tree
+from ..environment import Grants
+from ..process.resource_usage import ResourceUsage
+from ..process.sandbox_processes import SandboxProcesses
+from ..process.unstartable import Unstartable
+from .shell_command import ShellCommand, how_ended
+from .shell_process import ShellProcess, program_of
+
+_SHELLS_MAX = 64  # of one session
+_KEPT = 256  # ends of shells that are remembered
+
+
+class NoShell(Unstartable):
+    """The command's shell is not there."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(0, reason)
+
+
+class Shells:
+    """The shells of one sandbox.
+
+    Args:
+        poll: where their descriptors are waited for.
+
+    Attributes:
+        by_fd: the shell of each script and control pipe.
+    """
+
+    def __init__(self, poll: select.poll) -> None:
+        self._poll = poll
+        self._shells: dict[int, ShellProcess] = {}
+        self._ends: dict[int, str] = {}  # number of a shell that has ended -> how
+        self.by_fd: dict[int, ShellProcess] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._shells)
+
+    def inside(self) -> frozenset[int]:
+        """The process ids of the shells as the sandbox's /proc shows them."""
+        return frozenset(shell.inside for shell in self._shells.values() if shell.inside)
+
+    def command(self, run: RunAction, call: ShellCall, output_max: int, isolation: str,
+                usage: ResourceUsage, grants: Grants) -> ShellCommand:
+        """Makes a command for a shell; a shell that is to be started begins with the command, and
+        with an environment of `grants`.
+
+        Raises:
+            NoShell: the shell has ended or was never opened.
+            Unstartable: the sandbox has too many shells, or no program for this one.
+        """
+        if not run.keep:
+            raise Unstartable(126, "shell: it lives in a session; open one")
+        shell = self._shells.get(call.shell)
+        if shell is None:
+            if not call.start:
+                raise NoShell(f"shell: {self._how_ended(call.shell)}")
+            if len(self._shells) >= _SHELLS_MAX:
+                raise Unstartable(126, f"shell: {_SHELLS_MAX} are open in this session; close one")
+            program = program_of(call.program, grants.adding(call.env, 1, 1, ""))
+            shell = ShellProcess(call.shell, program)
+        return ShellCommand(run, call, output_max, isolation, usage, shell)
+
+    def _how_ended(self, number: int) -> str:
+        how = self._ends.get(number)
+        if how is None:
+            return ("it is not there: it was not opened, or it was lost when the sandbox's init "
+                    "ended; open another one, or open it with restart=True")
+        return f"it has ended ({how}); open another one, or open it with restart=True"
+
+    def began(self, command: ShellCommand) -> None:
+        """Notes that a command has started, and its shell if that was new."""
+        shell = command.shell
+        if shell.number not in self._shells:
+            self._shells[shell.number] = shell
+            self._ends.pop(shell.number, None)
+            self.by_fd[shell.control] = self.by_fd[shell.script] = shell
+            self._poll.register(shell.control, select.POLLIN)
+        self._wait_to_write(shell)
+
+    def ready(self, shell: ShellProcess, fd: int) -> None:
+        """Reads what a shell says, or writes what waits of its script."""
+        if fd == shell.script:
+            shell.write_more()
+        elif not shell.listen():
+            # it has become another program (`exec`), whose end is that of the shell
+            self._forget_fds(shell)
+        self._wait_to_write(shell)
+
+    def _wait_to_write(self, shell: ShellProcess) -> None:
+        if shell.script in self.by_fd:
+            if shell.waits_to_write:
+                self._poll.register(shell.script, select.POLLOUT)
+            else:
+                _unregister(self._poll, shell.script)
+
+    def interrupt(self, command: ShellCommand, number: int) -> None:
+        """Sends a signal to what runs in the foreground of a shell."""
+        command.shell.interrupt(number)
+        self._wait_to_write(command.shell)
+
+    def close(self, number: int) -> None:
+        """Ends a shell with its background jobs; what runs in it ends too."""
+        shell = self._shells.get(number)
+        if shell is not None:
+            self._ends[number] = "it was closed"
+            shell.kill()
+
+    def reaped(self, pid: int, status: int) -> ShellProcess | None:
+        """Notes the end of a process; returns the shell that it was, if it was one."""
+        for shell in self._shells.values():
+            if shell.pid == pid:
+                shell.status = status
+                return shell
+        return None
+
+    def ended(self, shell: ShellProcess) -> None:
+        """Forgets a shell that has ended, when its last output has been read."""
+        self._forget_fds(shell)
+        shell.close()
+        self._shells.pop(shell.number, None)
+        assert shell.status is not None
+        self._ends.setdefault(shell.number, how_ended(shell.status))
+        while len(self._ends) > _KEPT:
+            del self._ends[next(iter(self._ends))]
+
+    def forget_ended(self) -> None:
+        """Forgets all shells that have ended, when no command runs."""
+        for shell in [each for each in self._shells.values() if each.status is not None]:
+            self.ended(shell)
+
+    def _forget_fds(self, shell: ShellProcess) -> None:
+        for fd in (shell.script, shell.control):
+            self.by_fd.pop(fd, None)
+            _unregister(self._poll, fd)
+
+    def stop(self) -> None:
+        """Stops all shells until their next command."""
+        for shell in self._shells.values():
+            shell.stop()
+
+
+def _unregister(poll: select.poll, fd: int) -> None:
+    try:
+        poll.unregister(fd)
+    except (KeyError, ValueError):  # it is not waited for, or closed
+        pass
+
+
+class SparingProcesses:
+    """The processes of one sandbox, of which the shells are neither killed nor counted as left."""
+
+    def __init__(self, processes: SandboxProcesses, shells: Shells) -> None:
+        self._processes, self._shells = processes, shells
+
+    def pids(self) -> list[int]:
+        """See `SandboxProcesses`. The shells are among them, as they use memory too."""
+        return self._processes.pids()
+
+    def alone(self) -> bool:
+        """See `SandboxProcesses`: whether there is none but shells."""
+        return not self._others() if self._shells else self._processes.alone()
+
+    def kill(self) -> None:
+        """See `SandboxProcesses`. Shells are spared."""
+        if not self._shells:
+            return self._processes.kill()
+        # stopped first, as a stopped process cannot fork away from the walk
+        self._processes.signal(self._others(), signal.SIGSTOP)
+        self._processes.signal(self._others(), signal.SIGKILL)
+
+    def _others(self) -> list[int]:
+        shells = self._shells.inside()
+        return [pid for pid in self._processes.pids()
+                if pid not in shells and process_tree.state(pid) not in "ZX"]
+
+    def stop(self) -> None:
+        """See `SandboxProcesses`. Shells are stopped too."""
+        self._processes.stop()
+
+    def go_on(self) -> None:
+        """See `SandboxProcesses`."""
+        self._processes.go_on()
+
+    def signal(self, pids: Sequence[int], number: signal.Signals) -> None:
+        """See `SandboxProcesses`."""
+        self._processes.signal(pids, number)

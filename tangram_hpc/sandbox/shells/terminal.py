@@ -1,0 +1,129 @@
+"""A terminal (pty) of a sandbox, on which one command or one shell runs.
+
+The init keeps the controlling side. What a program writes is read there, and what a client sends is
+written there, as fast as the programs read it. A sandbox that has no terminal devices is refused
+one: an untrusted `process` sandbox would see the terminals of its user, so it has none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import struct
+import termios
+from contextlib import suppress
+
+from ...protocol import input_flow
+from ..process.unstartable import Unstartable
+
+_TIOCGPTN = 0x80045430  # the number of a terminal; Python has no name for it
+_REFUSED = ("pty: this sandbox has no terminals ({}); open the session with backend='bwrap' or, "
+            "for code of your own, trusted=True")
+
+
+class Terminal:
+    """One terminal. `program` is the side of its programs, until `started`.
+
+    Attributes:
+        fd: the controlling side; not blocking.
+        path: the name of the other side, as the sandbox names it.
+    """
+
+    def __init__(self, size: tuple[int, int], echo: bool) -> None:
+        """Opens a terminal of `size` rows and columns.
+
+        Raises:
+            Unstartable: the sandbox has no terminals, or the size is out of bounds.
+        """
+        if why := input_flow.wrong_size(size):
+            raise Unstartable(126, why)
+        try:
+            self.fd, self.program = os.openpty()
+        except OSError as error:
+            raise Unstartable(126, _REFUSED.format(error.strerror)) from None
+        try:
+            # not os.ttyname: in a pid namespace an init has no /proc/self
+            number = struct.unpack("I", fcntl.ioctl(self.fd, _TIOCGPTN, bytes(4)))[0]
+            self.path = f"/dev/pts/{number}"
+            self.resize(*size)
+            if not echo:
+                modes = termios.tcgetattr(self.program)
+                modes[3] &= ~(termios.ECHO | termios.ECHONL)
+                termios.tcsetattr(self.program, termios.TCSANOW, modes)
+        except (OSError, termios.error) as error:
+            self.close()
+            raise Unstartable(126, _REFUSED.format(error)) from None
+        os.set_blocking(self.fd, False)
+        self._unwritten = bytearray()
+        self._ending = False
+
+    def started(self) -> None:
+        """Notes that the program has its side: closes our copy, so that its end can be seen."""
+        if self.program >= 0:
+            os.close(self.program)
+            self.program = -1
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Changes the size; the kernel sends SIGWINCH to the foreground processes."""
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+
+    def interrupt(self, number: int, otherwise: int) -> None:
+        """Sends a signal to the terminal's foreground process group, or to the process group
+        `otherwise` if it has none.
+        """
+        try:
+            group = os.tcgetpgrp(self.fd)
+        except OSError:
+            group = 0
+        with suppress(OSError):  # it has ended
+            os.killpg(group if group > 1 else otherwise, signal.Signals(number))
+
+    def write(self, data: bytes) -> int:
+        """Writes input now or when there is room; returns how many bytes the terminal took."""
+        self._unwritten += data
+        return self.write_more()
+
+    def hang_up(self) -> None:
+        """Ends the input behind what was written: the reader sees the end of file (^D)."""
+        self._ending = True
+        self.write_more()
+
+    def write_more(self) -> int:
+        """Writes what waits, as far as there is room; returns how many bytes the terminal took."""
+        taken = 0
+        try:
+            while self._unwritten:
+                count = os.write(self.fd, self._unwritten[: input_flow.PIECE_MAX])
+                del self._unwritten[:count]
+                taken += count
+            if self._ending:
+                os.write(self.fd, b"\x04")
+                self._ending = False
+        except BlockingIOError:
+            pass
+        except OSError:  # nobody is at the other side any more
+            taken += len(self._unwritten)
+            self._unwritten.clear()
+            self._ending = False
+        return taken
+
+    @property
+    def waits_to_write(self) -> bool:
+        """Whether input waits for room."""
+        return bool(self._unwritten or self._ending)
+
+    @property
+    def events(self) -> int:
+        """What to wait for at `fd`."""
+        return select.POLLIN | (select.POLLOUT if self.waits_to_write else 0)
+
+    def close(self) -> None:
+        """Closes both sides: what still runs on it gets SIGHUP."""
+        self.started()
+        if self.fd >= 0:
+            with suppress(OSError):
+                os.close(self.fd)
+            self.fd = -1
+
