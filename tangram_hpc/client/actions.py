@@ -14,7 +14,7 @@ from ..domain.action import Kind, Profile
 from ..errors import InvalidInput
 from .connection import Connection
 from .future import Future
-from .request import Cpus, Options, Work, environment, exec_call, tool_of
+from .request import Cpus, Options, Work, environment, exec_call, tool_of, user_name
 from .session_record import SessionRecord
 
 
@@ -26,7 +26,8 @@ def submit(connection: Connection, work: Work, args: tuple[Any, ...],
            cwd: str = "", env: Mapping[str, str] | None = None, stdin: bytes | str = b"",
            files: Mapping[str, bytes | str] | None = None,
            on_output: Callable[[int, bytes], None] | None = None, clean_env: bool = True,
-           once: str = "", trajectory: str | int | None = None) -> Future:
+           once: str = "", trajectory: str | int | None = None, user: str | int = "",
+           real_user: bool = False) -> Future:
     """Submits one action; see `Client.submit`."""
     if connection.failure is not None:  # checked before a function is written to the store
         raise connection.failure
@@ -47,11 +48,16 @@ def submit(connection: Connection, work: Work, args: tuple[Any, ...],
                                  on_output, uploaded)
     if args or kwargs:
         raise InvalidInput("args: only a function takes arguments; put them into argv")
+    user = user_name(user)
+    if session is None and user:
+        raise InvalidInput("user: only a session has users; open one with an image")
     if session is not None:
+        user = user or session.spec.user
         if trusted and not session.spec.trusted:
             raise InvalidInput("trusted: the session says it for all its commands; open it with "
                                "trusted=True")
         env = {**session.env, **environment(env)}
     command, what = exec_call(work, cwd=cwd, env=env, stdin=stdin, files=files,
-                              stream=on_output is not None, clean_env=clean_env)
+                              stream=on_output is not None, clean_env=clean_env, user=user,
+                              real_user=bool(real_user))
     return connection.submit(Kind.EXEC, options, session, what, command, trusted, on_output)

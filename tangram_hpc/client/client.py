@@ -89,7 +89,8 @@ class Client:
                files: Mapping[str, bytes | str] | None = None,
                on_output: Callable[[int, bytes], None] | None = None,
                clean_env: bool = True, once: str = "",
-               trajectory: str | int | None = None) -> Future:
+               trajectory: str | int | None = None, user: str | int = "",
+               real_user: bool = False) -> Future:
         """Submits one action, a command or a Python function; returns at once.
 
         Args:
@@ -119,6 +120,10 @@ class Client:
             once: an idempotency key. The same key runs once in a job, requeues included, and gives
                 the kept result until `forget`. Empty for none.
             trajectory: the trajectory whose tool it is, see `rollout`. None for its session's.
+            user: the user that a command of a session with an image runs as, a name or a number;
+                empty for the session's. HOME, USER and LOGNAME become that user's. The number stays
+                0, as root is the only user of such a session.
+            real_user: whether the command fails instead, where it could not have that number.
 
         Returns:
             A Future of an ExecResult (also for a command that fails) or of the function's value.
@@ -137,7 +142,7 @@ class Client:
             record = session._record
         return submit(self._connection, work, args, record, cpus, mem, gpus, timeout, name, retries,
                       resizable, component, profile, kwargs, trusted, endpoint, cwd, env, stdin,
-                      files, on_output, clean_env, once, trajectory)
+                      files, on_output, clean_env, once, trajectory, user, real_user)
 
     def map(self, work: Work, *iterables: Iterable[Any], **options: Any) -> Iterator[Any]:
         """Submits `work` once for each tuple of items, all at once, and yields the results in
@@ -196,7 +201,8 @@ class Client:
                 background: str = "stop", env: Mapping[str, str] | None = None,
                 files: Mapping[str, bytes | str] | None = None, idle_s: float = 0,
                 grace_s: float | None = None, name: str = "", component: str = "",
-                movable: bool = False, trajectory: str | int = "") -> Session:
+                movable: bool = False, trajectory: str | int = "", writable: bool = True,
+                user: str | int = "") -> Session:
         """Opens a session, a stateful sandbox; returns at once. `with client.session() as s:` (or
         `async with`) waits for its admission.
 
@@ -224,6 +230,11 @@ class Client:
                 own is drained.
             trajectory: the trajectory whose tools run in it, see `rollout`; empty for none. Reading
                 and writing files does not count as a tool.
+            writable: whether it may write the root of its image; what it changes is its own, and
+                its commands are user 0 there. False: the root is read-only. Without an image it
+                means nothing.
+            user: the user of its commands, a name or a number of its image; each command's own
+                goes before. See docs/SANDBOXES.md for what it means.
 
         Returns:
             The session.
@@ -238,7 +249,7 @@ class Client:
         spec = session_spec(
             SessionSpec(0), mem=mem, disk=disk, backend=backend, image=image, network=network,
             trusted=trusted, background=background, idle_s=idle_s, grace_s=grace_s, name=name,
-            component=component, movable=movable)
+            component=component, movable=movable, writable=writable, user=user)
         return open_session(self._connection, spec, env, files, trajectory)
 
     # ---- services and rollout pools ----------------------------------------------------------

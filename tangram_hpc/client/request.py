@@ -64,7 +64,8 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
                  trusted: bool | None = None, background: str | None = None,
                  idle_s: float | None = None, grace_s: float | None = None,
                  name: str | None = None, component: str | None = None,
-                 movable: bool | None = None) -> SessionSpec:
+                 movable: bool | None = None, writable: bool | None = None,
+                 user: str | int | None = None) -> SessionSpec:
     """Makes a session's specification: `base` with the given fields replaced. The fields are
     arguments of `Client.session`; None keeps the base's.
 
@@ -80,12 +81,26 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
         "disk_mib": None if disk is None else mib_of(disk, "disk"),
         "backend": backend, "image": image, "network": network, "trusted": trusted,
         "background": background, "name": name, "component": component,
-        "movable": movable,
+        "movable": movable, "writable": writable,
+        "user": None if user is None else user_name(user),
         "idle_ns": None if idle_s is None else _ns_of(idle_s, "idle_s"),
         "grace_ns": None if grace_s is None else _ns_of(grace_s, "grace_s"),
     }
     return sendable(msgspec.structs.replace(
         base, **{k: v for k, v in given.items() if v is not None}))
+
+
+def user_name(user: str | int) -> str:
+    """The user of a command as text: a name or a number; empty for the sandbox's own.
+
+    Raises:
+        InvalidInput: it is neither.
+    """
+    if isinstance(user, str) and len(user) <= NAME_CUT:
+        return user
+    if isinstance(user, int) and not isinstance(user, bool) and 0 <= user < 1 << 32:
+        return str(user)
+    raise InvalidInput(f"user: {user!r:.60} is neither the name nor the number of a user")
 
 
 def sendable(record: _R) -> _R:
@@ -305,7 +320,8 @@ def tool_of(trajectory: str | int) -> str:
 
 def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str] | None = None,
               stdin: bytes | str = b"", files: Mapping[str, bytes | str] | None = None,
-              stream: bool = False, clean_env: bool = True) -> tuple[pl.ExecCall, str]:
+              stream: bool = False, clean_env: bool = True, user: str = "",
+              real_user: bool = False) -> tuple[pl.ExecCall, str]:
     """Makes the payload of a command, and guesses the name of its class (`command_names`). The
     arguments are those of `Client.submit`.
 
@@ -322,7 +338,7 @@ def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str
     raw = raw_files(files)
     call = pl.ExecCall(argv=argv, shell=shell, env=environment(env),
                        cwd=str(cwd), stdin=raw_bytes(stdin, "stdin"), files=raw, stream=stream,
-                       clean_env=clean_env)
+                       clean_env=clean_env, user=user, real_user=real_user)
     return call, name_of(shell, argv)
 
 

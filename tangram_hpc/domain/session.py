@@ -42,6 +42,9 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
             all files outside its own directory and its temporary directory.
         files: digest of the archive of files that it begins with after a move; only the broker sets
             it.
+        writable: whether it may write the root of its image, where its backend can give it that.
+        user: the user of its commands, a name or a number of its image; empty for the sandbox's
+            own.
     """
 
     id: int
@@ -60,6 +63,8 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     grace_ns: int = -1
     movable: bool = False
     files: str = ""
+    writable: bool = True
+    user: str = ""
 
     def moved(self, files: str) -> SessionSpec:
         """Returns this specification, to begin on another node with the files of this digest.

@@ -46,6 +46,8 @@ class ExecCall(Payload, frozen=True, tag=2):
         stream: whether its output is sent while it runs.
         clean_env: whether the sandbox's own variables are set; if not, `env` is the whole
             environment.
+        user: the user that it runs as, a name or a number; empty for the sandbox's own.
+        real_user: whether it fails where it could not have that user's number.
     """
 
     argv: tuple[str, ...] = ()
@@ -56,6 +58,8 @@ class ExecCall(Payload, frozen=True, tag=2):
     files: dict[str, bytes] = {}
     stream: bool = False
     clean_env: bool = True  # False: `env` is the whole environment
+    user: str = ""
+    real_user: bool = False
 
 
 class FileCall(Payload, frozen=True, tag=3):

@@ -42,7 +42,7 @@ from ...protocol.process_frames import (
 from ...resources import process_tree
 from .. import environment
 from ..files import confine, scratch
-from . import fast_path, isolation_setup
+from . import fast_path, isolation_setup, users
 from .background_processes import BackgroundProcesses
 from .bootstrap import open_oom_score
 from .command import Command, Unstartable, changed_signals
@@ -53,6 +53,7 @@ from .units_file import UnitsFile
 _SOON_NS = 2_000_000  # if a command ends sooner, its pipes are read only at its end
 _AGAIN_NS = 20_000_000  # between two attempts to kill the processes that are left
 _END_S = 5.0
+_CANNOT_RUN = 126  # the exit code that a shell gives
 _FIRST = b"500"  # oom_score_adj of a command: the kernel kills it before its init
 
 
@@ -226,9 +227,12 @@ class Init:
         self._setup, self._home = setup, self._isolation.home
         base = environment.sandbox_environment(os.environ, self._home, self._isolation.tmp,
                                                self._isolation.own_root)
+        changes = self._isolation.changes
+        if changes is not None:
+            base |= users.of_root(self._home)
         self._grants = environment.Grants(base, self._isolation.units)
         self._processes = self._isolation.processes
-        self._meter = SandboxMeter((self._home, self._isolation.tmp), self._processes)
+        self._meter = SandboxMeter((self._home, self._isolation.tmp), self._processes, changes)
         self._background = BackgroundProcesses(self._processes)
         self._built = True
         if setup.compiled and fast_path.serves(self._isolation):
@@ -248,6 +252,12 @@ class Init:
             return self._file(run, call)
         if not isinstance(call, ExecCall):
             return self._refuse(run, 0, f"payload: a sandbox cannot run a {type(call).__name__}")
+        try:
+            if env := users.environment_of(call, self._isolation.changes is not None):
+                env |= call.env
+                call = msgspec.structs.replace(call, env=env if call.clean_env else call.env)
+        except users.UnknownUser as error:
+            return self._refuse(run, _CANNOT_RUN, str(error))
         command = self._command_of(run, call)
         try:
             self._limit_files(run.limits.disk_mib)
@@ -482,6 +492,10 @@ class Init:
     # ---- between and after commands ----
 
     def _freshen(self) -> None:
+        if self._isolation.changes is not None:  # a layer cannot be emptied beneath its overlay
+            self._send(Broken("an image's root is used once"))
+            self._ending = True
+            return
         try:
             scratch.empty(self._home, self._isolation.tmp)
             os.chdir(self._home)
