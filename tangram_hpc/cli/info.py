@@ -52,8 +52,9 @@ def go(args: argparse.Namespace) -> int:
           f"  {'ENFORCEMENT':<13}UNTRUSTED CODE IN")
     for n in answer["nodes"]:
         lent = f"{n['cpus'] - n['cpus_free']}/{n['cpus']}" if n["state"] == "UP" else "-"
+        guards = ", ".join(map(_with_root(n), n["untrusted"])) or "none"
         print(f"{n['name']:<16}{n['state']:<10}{n['component']:<12}{lent:>9}{n['gpus']:>6}"
-              f"{n['sessions']:>10}  {n['enforcement']:<13}{', '.join(map(_with_root(n), n['untrusted'])) or 'none'}")
+              f"{n['sessions']:>10}  {n['enforcement']:<13}{guards}")
     for n in answer["nodes"]:
         if n["gpus"]:
             print(f"DEVICES  {n['name']:<16}{n['devices']}")

@@ -2,8 +2,9 @@
 node.
 
 An archive is a tar of what a scratch directory holds for its user: names, contents, modes, times
-and links, and the layer of changes to an image with the attributes that an overlay keeps in it. The system's tar makes and opens it. That tar follows no link out of the directory that
-it reads, and it makes links that point elsewhere only after everything else. Nothing may run in the
+and links. The layer of changes to an image comes with the attributes that an overlay keeps in it.
+The system's tar makes and opens the archive. That tar follows no link out of the directory that it
+reads, and it makes links that point elsewhere only after everything else. Nothing may run in the
 directory meanwhile.
 """
 

@@ -32,7 +32,8 @@ IMAGE = "/image"  # where bwrap mounts the root of an image
 UNITS = "/session.cpus"  # the file that tells a command how many CPUs it has
 _PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/nix/store", "/gnu/store")  # for the pause process
 _TMP, _TMP_BESIDE = "/tmp", "/session.tmp"
-_OURS = frozenset({"proc", "dev", "sys", "tmp", "session"})  # hidden where an image has them
+# hidden where an image has them
+_OURS = frozenset({"proc", "dev", "sys", "tmp", "session", "session.cpus"})
 # One harmless capability in the sandbox's own user namespace. Commands have none, so they may not
 # trace the pause process nor open its pipe through /proc/1 to outlive their init.
 _SHIELD = "CAP_WAKE_ALARM"

@@ -73,8 +73,8 @@ _NOT_TO_NEIGHBOURS = """ptrace process_vm_readv process_vm_writev sched_setsched
 _ATTRIBUTES = """setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr setxattrat
     removexattrat file_setattr"""
 # they succeed without effect where user 0 is the only one
-_OF_USERS = """setuid setgid setreuid setregid setresuid setresgid setgroups setfsuid setfsgid capset
-    chown lchown fchown fchownat"""
+_OF_USERS = """setuid setgid setreuid setregid setresuid setresgid setgroups setfsuid setfsgid
+    capset chown lchown fchown fchownat"""
 _FAKED = answer(_ERRNO)  # success, without a call
 _S_IFMT, _DEVICES = 0o170000, (0o020000, 0o060000)  # character and block devices
 _UNOWNED = "memfd_create memfd_secret"  # memory that belongs to no process

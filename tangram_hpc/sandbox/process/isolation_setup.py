@@ -130,8 +130,9 @@ def _held(setup: Setup, home: str) -> SandboxIsolation:
     if not box.trusted and seccomp.available():
         seccomp.restrict(namespaced=True, network=box.network, sampled=setup.watch)
         isolation += "+seccomp"
-    return SandboxIsolation(isolation, NamespaceProcesses(_own()), SESSION, tmp_of(what), UNITS,
-                            bool(box.image), None, pause, _own())
+    own = _own()
+    return SandboxIsolation(isolation, NamespaceProcesses(own), SESSION, tmp_of(what), UNITS,
+                            bool(box.image), None, pause, own)
 
 
 def _rooted(setup: Setup, home: str) -> SandboxIsolation:
@@ -151,8 +152,9 @@ def _rooted(setup: Setup, home: str) -> SandboxIsolation:
     seccomp.restrict(namespaced=True, network=box.network, sampled=setup.watch, rootlike=True,
                      trusted=box.trusted)
     isolation = f"{box.backend}+{root.way}{'' if box.trusted else '+seccomp'}"
-    return SandboxIsolation(isolation, NamespaceProcesses(_own()), SESSION, tmp_of(what), UNITS,
-                            True, root, pause, _own())
+    own = _own()
+    return SandboxIsolation(isolation, NamespaceProcesses(own), SESSION, tmp_of(what), UNITS, True,
+                            root, pause, own)
 
 
 def _container(setup: Setup, home: str, root: str = "") -> ContainerSpec:
