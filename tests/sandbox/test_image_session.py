@@ -413,7 +413,7 @@ def test_links_lead_nowhere(rig: ImageRig, tmp_path: Path, up: str, writable: bo
     for network in (False, True):
         session = rig.start(image=str(image), network=network, writable=writable)
         outcome, back = rig.shell(f"cat {outside}/secret; cat /etc/secret /session/secret "
-                                  "/root/secret; touch /session/a /tmp/b; ls /session /tmp /dev",
+                                  "~/secret; touch /session/a /tmp/b; ls /session /tmp /dev",
                                   session=session)
         assert b"secret\n" not in back.stdout.replace(b"secret: ", b"") and outcome.isolation
         assert rig.file("h", b"x", session=session)[0].state is ActionState.COMPLETED
@@ -448,7 +448,7 @@ def test_closed_folders_and_a_place_that_is_taken(rig: ImageRig, tmp_path: Path)
     for name in ("testbed", "var", "root"):
         (image / name).chmod(0)
     session = rig.start(image=str(image))
-    assert rig.out(session, "cat /testbed/old; touch /root/x /var/x; ls /root") == "old\nx\n"
+    assert rig.out(session, "cat /testbed/old; touch ~/x /var/x; ls ~") == "old\nx\n"
     rig.close_session(session)
     for name in ("testbed", "var", "root"):
         (image / name).chmod(0o755)
