@@ -104,7 +104,7 @@ def ratios(rounds: list[dict[str, float]]) -> dict[str, float]:
 def main() -> int:
     args = common.arguments(__doc__)
     count = {"rounds": 1, "files": 20, "burst": 2, "commands": 3} if args.tiny else {
-        "rounds": 15, "files": FILES, "burst": 16, "commands": 200}
+        "rounds": 9, "files": FILES, "burst": 8, "commands": 100}
     figures: dict[str, Any] = {}
     with ExitStack() as stack:
         top = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tangram-bench-")))

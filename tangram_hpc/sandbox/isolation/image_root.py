@@ -45,6 +45,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _APT = "/etc/apt/apt.conf.d"
 _NETWORK_FILES = ("resolv.conf", "hosts")
 _FILE_MAX = 1 << 20
+_EXAMINED = 64  # entries of a folder whose owner is looked at
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -217,7 +218,7 @@ def settle_in() -> None:
 
 def _is_own(folder: int) -> bool:
     """Whether the files of an image seem to belong to this user and group, which overlays need to
-    copy one up. The upper two levels are examined: a whole image would take too long.
+    copy one up. A part of the upper two levels is examined: a whole image would take too long.
     """
     def mapped(about: os.stat_result) -> bool:
         if os.geteuid() == 0:
@@ -234,7 +235,8 @@ def _is_own(folder: int) -> bool:
             with suppress(OSError):  # closed, or gone
                 below = os.open(name, _FOLDER, dir_fd=folder)
                 try:
-                    if not all(mapped(os.lstat(each, dir_fd=below)) for each in os.listdir(below)):
+                    some = os.listdir(below)[:_EXAMINED]
+                    if not all(mapped(os.lstat(each, dir_fd=below)) for each in some):
                         return False
                 finally:
                     os.close(below)

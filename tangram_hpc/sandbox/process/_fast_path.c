@@ -26,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define FAST_PATH_VERSION 4     /* raise it when the struct or its meaning changes */
+#define FAST_PATH_VERSION 5     /* raise it when the struct or its meaning changes */
 #define BYTES (1 << 16)     /* of a read; Python serves an order that does not fit */
 #define OUTPUT (1 << 14)    /* bytes of one stream, at most */
 #define ARGS 256
@@ -59,6 +59,7 @@ struct fast_path {
     int32_t outer;    /* our child that is, or started, the pause process */
     int32_t own[OWN]; /* its processes in the sandbox's /proc; 0: no more */
     int32_t changed_count, known_count;
+    int32_t order_head, call_head; /* the first byte of an order and of a call: how many fields */
     const int32_t *changed; /* signals that a command gets back as default */
     int64_t patience_ns; /* Python takes over a command that takes longer */
     int64_t output_max;  /* or writes more to a stream; at most OUTPUT */
@@ -170,7 +171,7 @@ static int read_call(const struct fast_path *path, struct reader in, struct prog
     struct reader text;
     uint64_t count, i;
     char *at = program->room;
-    if (!byte_is(&in, 0x99) || !byte_is(&in, TAG_EXEC) || !list(&in, &count) || count > ARGS)
+    if (!byte_is(&in, (uint8_t)path->call_head) || !byte_is(&in, TAG_EXEC) || !list(&in, &count) || count > ARGS)
         return 0;
     for (i = 0; i < count; i++)
         if (!sized(&in, 0xd9, 1, &text) || !argument(program, i, &at, text))
@@ -200,7 +201,7 @@ static const struct known *read_order(const struct fast_path *path, const uint8_
         said = said << 8 | data[i];
     if (size < 4 || said != size - 4)
         return NULL;
-    if (!byte_is(&in, 0x9a) || !byte_is(&in, TAG_RUN) || !whole(&in, lease)
+    if (!byte_is(&in, (uint8_t)path->order_head) || !byte_is(&in, TAG_RUN) || !whole(&in, lease)
         || !sized(&in, 0xc4, 0, &call))
         return NULL;
     for (i = 0; i < path->known_count; i++)

@@ -20,15 +20,19 @@ import msgspec
 from ...domain.outcome import Outcome
 from ...domain.states import ActionState
 from ...protocol.payload import ExecCall, encode
-from ...protocol.process_frames import RECEIVE, RunAction
+from ...protocol.process_frames import RECEIVE, RunAction, SandboxLimits
 from .isolation_setup import SandboxIsolation
 
 PATIENCE_NS = 2_000_000  # Python takes over a command that takes longer
-_VERSION = 4
+_VERSION = 5
 _KNOWN = 16  # kinds of orders that it remembers
 _OUTPUT = 1 << 14  # bytes of a stream
 _OWN = 8  # the pause process and its children inside
 _MEASURED = 5  # fields of an outcome that it writes: exit_code to maxrss_kib
+
+
+# an order's first byte says how many fields it has
+_ORDER_HEAD = msgspec.msgpack.encode(RunAction(0, b"", "", 0, 0, 0, False, "", SandboxLimits()))[0]
 
 
 class _Bytes(ctypes.Structure):
@@ -51,7 +55,8 @@ class _Struct(ctypes.Structure):
         *((name, ctypes.c_int32) for name in (
             "control", "wake", "cpus", "score", "devnull", "gone", "outer")),
         ("own", ctypes.c_int32 * _OWN),
-        *((name, ctypes.c_int32) for name in ("changed_count", "known_count")),
+        *((name, ctypes.c_int32) for name in (
+            "changed_count", "known_count", "order_head", "call_head")),
         ("changed", ctypes.POINTER(ctypes.c_int32)), ("patience_ns", ctypes.c_int64),
         ("output_max", ctypes.c_int64),
         *((name, _Bytes) for name in ("call_tail", "completed", "failed", "outcome_tail")),
@@ -128,7 +133,7 @@ class FastPath:
         self._kept = (head, failed, tail, call_tail, numbers)  # the struct points into them
         self._struct = _Struct(
             *doors, gone, outer, tuple(sorted(isolation.own)), len(changed), 0,
-            numbers, PATIENCE_NS, min(output_max, _OUTPUT),
+            _ORDER_HEAD, encode(ExecCall())[0], numbers, PATIENCE_NS, min(output_max, _OUTPUT),
             _Bytes.of(call_tail), _Bytes.of(head), _Bytes.of(failed), _Bytes.of(tail))
         self._at = ctypes.byref(self._struct)
         self._learned: list[tuple[bytes, object]] = []  # by slot: the bytes to which `known` points
