@@ -20,7 +20,7 @@ from pathlib import Path
 from ..config.settings import Config
 from ..domain.node import NodeSpec
 from ..domain.service import ServiceSpec
-from ..errors import BrokerUnreachable
+from ..errors import BrokerUnreachable, InvalidInput
 from ..ports import (
     Executor,
     Reports,
@@ -85,6 +85,7 @@ def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
         pinned=count <= len(real), ahead=AHEAD,
         ends_at_ns=_ends_at_ns(config.end, place),
         backends=backends.trusted, untrusted=backends.untrusted, devices=devices.summary(),
+        image_root=backends.root,
         allocation=_allocation(place.job, het_group) if place is not None else "",
         neighbours=affinity.neighbours(cores) if count <= len(real) else (),
         end_by_user=bool(config.end))
@@ -210,6 +211,15 @@ async def _close_parts(node: NodeExecutor | None, enforcer: enforce.Enforcer | N
     shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _probed(config: Config, scratch: Path) -> Backends:
+    """Probes the backends; removes the scratch folder if the worker cannot start."""
+    try:
+        return Backends.probed(config.isolation, config.read_paths, str(scratch))
+    except InvalidInput:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
 async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     """Lends this node until the broker or a signal ends it. Returns 0 if the broker said that the
     job is over, and 128 plus the signal's number if a signal told the worker to leave.
@@ -222,13 +232,12 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     seldom_collect()
     die_on_broken_law(loop, "worker")
     access = await_access(plan.access, _SHARED_FS_S)
-    backends = Backends.probed(config.isolation, config.read_paths)
+    enforce.sweep()  # what workers that were killed here left; `make_scratch` does so for its own
+    scratch = make_scratch(environ, config.scratch, "worker")
+    backends = _probed(config, scratch)
     devices = lent_devices(config, environ)
     meter = GpuMeter(devices)
     spec = node_spec(config, environ, backends, plan.component, plan.name, devices, plan.het_group)
-    # removes the cgroups of killed workers; `make_scratch` removes their scratch folders
-    enforce.sweep()
-    scratch = make_scratch(environ, config.scratch, "worker")
     ended: asyncio.Future[str] = loop.create_future()
     node: NodeExecutor | None = None
     enforcer: enforce.Enforcer | None = None

@@ -195,7 +195,8 @@ def wrong_node(spec: NodeSpec) -> str:
     for name in (*spec.backends, *spec.untrusted):
         if not 0 < len(name) <= NAME_MAX:
             return f"backends: {_short(name)} is not a name of 1 to {NAME_MAX} characters"
-    return _too_long(spec, ("name", "host", "component", "devices", "enforcement"))
+    return _too_long(spec, ("name", "host", "component", "devices", "enforcement",
+                            "image_root"))
 
 
 def wrong_outcome(outcome: Outcome) -> str:

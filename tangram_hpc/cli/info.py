@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable
 from typing import Any
 
 from .helpers import ids
@@ -55,8 +56,9 @@ def go(args: argparse.Namespace) -> int:
           f"  {'ENFORCEMENT':<13}UNTRUSTED CODE IN")
     for n in answer["nodes"]:
         lent = f"{n['cpus'] - n['cpus_free']}/{n['cpus']}" if n["state"] == "UP" else "-"
+        guards = ", ".join(map(_with_root(n), n["untrusted"])) or "none"
         print(f"{n['name']:<16}{n['state']:<10}{n['component']:<12}{lent:>9}{n['gpus']:>6}"
-              f"{n['sessions']:>10}  {n['enforcement']:<13}{', '.join(n['untrusted']) or 'none'}")
+              f"{n['sessions']:>10}  {n['enforcement']:<13}{guards}")
     for n in answer["nodes"]:
         if n["gpus"]:
             print(f"DEVICES  {n['name']:<16}{n['devices']}")
@@ -89,6 +91,12 @@ def go(args: argparse.Namespace) -> int:
     if len(answer["pending_sessions"]) > 20:
         print(f"... and {len(answer['pending_sessions']) - 20} more sessions")
     return 0
+
+
+def _with_root(node: dict[str, Any]) -> Callable[[str], str]:
+    """Names a node's backends; bwrap with how its sessions can write their image."""
+    root = node["image_root"]
+    return lambda name: f"{name}+{root}" if root and name == "bwrap" else name
 
 
 def pool_lines(pool: dict[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from ..domain.action import Kind, Profile
 from ..errors import InvalidInput
 from .connection import Connection
 from .future import Future
-from .request import Cpus, Options, Work, environment, exec_call, tool_of
+from .request import Cpus, Options, Work, environment, exec_call, tool_of, user_name
 from .session_record import SessionRecord
 
 
@@ -27,7 +27,7 @@ def submit(connection: Connection, work: Work, args: tuple[Any, ...],
            files: Mapping[str, bytes | str] | None = None,
            on_output: Callable[[int, bytes], None] | None = None, clean_env: bool = True,
            once: str = "", trajectory: str | int | None = None, output_max: int = 0,
-           keep: str = "head") -> Future:
+           keep: str = "head", user: str | int = "", real_user: bool = False) -> Future:
     """Submits one action; see `Client.submit`."""
     if connection.failure is not None:  # checked before a function is written to the store
         raise connection.failure
@@ -48,12 +48,17 @@ def submit(connection: Connection, work: Work, args: tuple[Any, ...],
                                  on_output, uploaded)
     if args or kwargs:
         raise InvalidInput("args: only a function takes arguments; put them into argv")
+    user = user_name(user)
+    if session is None and user:
+        raise InvalidInput("user: only a session has users; open one with an image")
     if session is not None:
+        user = user or session.spec.user
         if trusted and not session.spec.trusted:
             raise InvalidInput("trusted: it applies to a session as a whole; open the session with "
                                "trusted=True")
         env = {**session.env, **environment(env)}
     command, what = exec_call(work, cwd=cwd, env=env, stdin=stdin, files=files,
                               stream=on_output is not None, clean_env=clean_env,
-                              output_max=output_max, keep=keep)
+                              output_max=output_max, keep=keep, user=user,
+                              real_user=bool(real_user))
     return connection.submit(Kind.EXEC, options, session, what, command, trusted, on_output)

@@ -98,7 +98,7 @@ class Client:
                on_output: Callable[[int, bytes], None] | None = None,
                clean_env: bool = True, once: str = "",
                trajectory: str | int | None = None, output_max: int = 0,
-               keep: str = "head") -> Future:
+               keep: str = "head", user: str | int = "", real_user: bool = False) -> Future:
         """Submits one action, a command or a Python function; returns at once.
 
         Args:
@@ -136,6 +136,10 @@ class Client:
                 `output_max` (1 MiB).
             keep: for commands: which bytes of longer output are kept: the first ("head"), the last
                 ("tail"), or the first and the last half of them ("both").
+            user: the user that a command of a session with an image runs as, a name or a number;
+                empty for the session's. HOME, USER and LOGNAME become that user's. The number stays
+                0, as root is the only user of such a session.
+            real_user: whether the command fails instead, where it could not have that number.
 
         Returns:
             A Future of an ExecResult (also for a command that fails) or of the function's value.
@@ -154,7 +158,8 @@ class Client:
             record = session._record
         return submit(self._connection, work, args, record, cpus, mem, gpus, timeout, name, retries,
                       resizable, component, profile, kwargs, trusted, endpoint, cwd, env, stdin,
-                      files, on_output, clean_env, once, trajectory, output_max, keep)
+                      files, on_output, clean_env, once, trajectory, output_max, keep, user,
+                      real_user)
 
     def map(self, work: Work, *iterables: Iterable[Any], **options: Any) -> Iterator[Any]:
         """Submits `work` once for each tuple of items, all at once, and yields the results in
@@ -229,7 +234,8 @@ class Client:
                 grace_s: float | None = None, name: str = "", component: str = "",
                 movable: bool = False, trajectory: str | int = "", shared: bool = False,
                 outlives: bool = False, ttl_s: float = 0, secrets: Secrets = (),
-                background_cpus: Cpus | None = None) -> Session:
+                background_cpus: Cpus | None = None, writable: bool = True,
+                user: str | int = "") -> Session:
         """Opens a session, a stateful sandbox; returns at once. `with client.session() as s:` (or
         `async with`) waits for its admission.
 
@@ -270,6 +276,11 @@ class Client:
             background_cpus: with `background="run"`, the CPUs that may be leased for its background
                 processes at a time: a number, or a pair (min, max) between which they follow the
                 load as an action's do; None for 1.
+            writable: whether it may write the root of its image; what it changes is its own, and
+                its commands are user 0 there. False: the root is read-only. Without an image it
+                means nothing.
+            user: the user of its commands, a name or a number of its image; each command's own
+                goes before. See docs/SANDBOXES.md for what it means.
 
         Returns:
             The session.
@@ -285,7 +296,7 @@ class Client:
             SessionSpec(0), mem=mem, disk=disk, backend=backend, image=image, network=network,
             trusted=trusted, background=background, idle_s=idle_s, grace_s=grace_s, name=name,
             component=component, movable=movable, outlives=outlives, ttl_s=ttl_s,
-            secrets=secrets, background_cpus=background_cpus)
+            secrets=secrets, background_cpus=background_cpus, writable=writable, user=user)
         return open_session(self._connection, spec, env, files, trajectory, shared)
 
     def attach(self, handle: SessionHandle | str | None = None, *, name: str = "",

@@ -71,7 +71,8 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
                  name: str | None = None, component: str | None = None,
                  movable: bool | None = None, ttl_s: float | None = None,
                  outlives: bool | None = None, secrets: Secrets | None = None,
-                 background_cpus: Cpus | None = None) -> SessionSpec:
+                 background_cpus: Cpus | None = None, writable: bool | None = None,
+                 user: str | int | None = None) -> SessionSpec:
     """Makes a session's specification: `base` with the given fields replaced. The fields are
     arguments of `Client.session`; None keeps the base's.
 
@@ -92,6 +93,7 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
         "secrets": None if secrets is None else secret_pairs(secrets),
         "background_cpus": None if background_cpus is None else degrees_of(
             background_cpus, "background_cpus"),
+        "writable": writable, "user": None if user is None else user_name(user),
         "idle_ns": None if idle_s is None else _ns_of(idle_s, "idle_s"),
         "grace_ns": None if grace_s is None else _ns_of(grace_s, "grace_s"),
     }
@@ -154,6 +156,19 @@ def secret_values(values: Mapping[str, str | None]) -> dict[str, str | None]:
             raise InvalidInput(f"values[{name!r}]: not a text that an environment variable can "
                                "hold, nor None")
     return dict(values)
+
+
+def user_name(user: str | int) -> str:
+    """The user of a command as text: a name or a number; empty for the sandbox's own.
+
+    Raises:
+        InvalidInput: it is neither.
+    """
+    if isinstance(user, str) and len(user) <= NAME_CUT:
+        return user
+    if isinstance(user, int) and not isinstance(user, bool) and 0 <= user < 1 << 32:
+        return str(user)
+    raise InvalidInput(f"user: {user!r:.60} is neither the name nor the number of a user")
 
 
 def sendable(record: _R) -> _R:
@@ -374,7 +389,8 @@ def tool_of(trajectory: str | int) -> str:
 def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str] | None = None,
               stdin: bytes | str = b"", files: Mapping[str, bytes | str] | None = None,
               stream: bool = False, clean_env: bool = True, output_max: int = 0,
-              keep: str = "head") -> tuple[pl.ExecCall, str]:
+              keep: str = "head", user: str = "", real_user: bool = False
+              ) -> tuple[pl.ExecCall, str]:
     """Makes the payload of a command, and guesses the name of its class (`command_names`). The
     arguments are those of `Client.submit`.
 
@@ -397,7 +413,7 @@ def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str
     call = pl.ExecCall(argv=argv, shell=shell, env=environment(env),
                        cwd=str(cwd), stdin=raw_bytes(stdin, "stdin"), files=raw, stream=stream,
                        clean_env=clean_env, output_max=_count(output_max, "output_max"),
-                       keep=keep)
+                       keep=keep, user=user, real_user=real_user)
     return call, name_of(shell, argv)
 
 

@@ -141,7 +141,7 @@ class Session:
 
         Args:
             command: an argv list, or a line for the shell.
-            options: `cwd`, `env`, `stdin`, `timeout`, `cpus` and every other argument of
+            options: `cwd`, `env`, `stdin`, `timeout`, `cpus`, `user` and every other argument of
                 `Client.submit`. A relative `cwd` is below the session's directory.
 
         Returns:

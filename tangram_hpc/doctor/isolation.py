@@ -30,7 +30,8 @@ _AS_ROOT = "install bubblewrap, or start workers as an ordinary user"
 def sandboxes(context: CheckContext) -> Finding:
     """Checks which isolation backends work here, and whether one may hold untrusted code."""
     try:
-        backends = Backends.probed(context.config.isolation, context.config.read_paths)
+        backends = Backends.probed(context.config.isolation, context.config.read_paths,
+                                   context.config.scratch)
     except InvalidInput as error:
         return fail(str(error), "correct that setting: no worker starts with it")
     lacking = "; ".join(f"{name}: {why.removeprefix(f'{name}: ')}" for name, why in
@@ -38,7 +39,8 @@ def sandboxes(context: CheckContext) -> Finding:
     if not backends.untrusted:
         return warn(f"nothing here isolates untrusted code ({lacking or 'no program'})",
                     f"{_AS_ROOT if is_root() else _REMEDY}; until then sessions need trusted=True")
-    return ok(f"untrusted code in {', '.join(_named(backends.untrusted))}"
+    root = f"; sessions write their image by {backends.root}" if backends.root else ""
+    return ok(f"untrusted code in {', '.join(_named(backends.untrusted))}{root}"
               f"{f' ({lacking})' if lacking else ''}")
 
 

@@ -32,6 +32,8 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
             of consecutive groups of `cores`; empty where that is not known.
         end_by_user: whether the user gave `ends_at_ns` (`tangram worker --end`). Then an end that
             Slurm names for the allocation does not replace it.
+        image_root: how sessions may write the root of their image: "overlay", "fuse" or "copy";
+            empty if they cannot.
     """
 
     name: str
@@ -50,6 +52,7 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
     enforcement: str = ""
     neighbours: tuple[tuple[int, ...], ...] = ()
     end_by_user: bool = False
+    image_root: str = ""
 
     def ending_at(self, ends_at_ns: int) -> NodeSpec:
         """Returns this node with another end of its allocation, in ns since the epoch."""

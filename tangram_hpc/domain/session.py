@@ -53,6 +53,9 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
             its value. Values are never part of a specification.
         background_cpus: with `background="run"`, the numbers of CPUs that may be leased for its
             background processes, ascending.
+        writable: whether it may write the root of its image, where its backend can give it that.
+        user: the user of its commands, a name or a number of its image; empty for the sandbox's
+            own.
     """
 
     id: int
@@ -77,6 +80,8 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     outlives: bool = False
     secrets: tuple[tuple[str, str], ...] = ()
     background_cpus: tuple[int, ...] = (1,)
+    writable: bool = True
+    user: str = ""
 
     @property
     def shared(self) -> bool:

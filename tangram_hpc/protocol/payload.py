@@ -52,6 +52,8 @@ class ExecCall(Payload, frozen=True, tag=2):
             environment.
         output_max: bytes of each output stream that are kept; 0 for the site's default.
         keep: which part of a longer stream is kept: one of `KEEPS`.
+        user: the user that it runs as, a name or a number; empty for the sandbox's own.
+        real_user: whether it fails where it could not have that user's number.
     """
 
     argv: tuple[str, ...] = ()
@@ -64,6 +66,8 @@ class ExecCall(Payload, frozen=True, tag=2):
     clean_env: bool = True  # False: `env` is the whole environment
     output_max: int = 0
     keep: str = "head"
+    user: str = ""
+    real_user: bool = False
 
 
 class FileCall(Payload, frozen=True, tag=3):

@@ -54,12 +54,14 @@ class SandboxSpec(msgspec.Struct, frozen=True, array_like=True):
         trusted: whether its code may see the files of its user.
         network: whether its code may use the network.
         image: the container image or root directory; empty for the node's own programs.
+        writable: whether it may write the image's root, of which it then has its own changes.
     """
 
     backend: str = ""
     trusted: bool = True
     network: bool = True
     image: str = ""
+    writable: bool = False
 
 
 class SandboxLimits(msgspec.Struct, frozen=True, array_like=True):
@@ -92,6 +94,8 @@ class Setup(ProcessFrame, frozen=True, tag=1):
         compiled: whether the fast path (`_fast_path.c`) may serve plain commands.
         cpu_file: the file in which the kernel counts the CPU time of its cgroup; empty for none.
         output_bound: bytes of one output stream that a call may ask to keep.
+        root: how this node lets a sandbox write its image, one of `image_root.WAYS`; empty where
+            the sandbox must not.
     """
 
     kill_wait_ns: int
@@ -106,6 +110,7 @@ class Setup(ProcessFrame, frozen=True, tag=1):
     compiled: bool = True
     cpu_file: str = ""
     output_bound: int = 64 << 20
+    root: str = ""
 
 
 class RunAction(ProcessFrame, frozen=True, tag=2):

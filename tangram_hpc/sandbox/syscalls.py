@@ -6,6 +6,7 @@ from __future__ import annotations
 # by name: (x86_64, aarch64); -1: that machine does not have it
 NUMBERS: dict[str, tuple[int, int]] = {
     "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171), "bpf": (321, 280),
+    "capset": (126, 91),
     "chmod": (90, -1), "chown": (92, -1), "chroot": (161, 51), "clock_adjtime": (305, 266),
     "clock_settime": (227, 112), "clone": (56, 220), "connect": (42, 203),
     "creat": (85, -1), "create_module": (174, -1), "delete_module": (176, 106),
@@ -30,7 +31,10 @@ NUMBERS: dict[str, tuple[int, int]] = {
     "request_key": (249, 218), "sched_setaffinity": (203, 122), "sched_setattr": (314, 274),
     "sched_setparam": (142, 118), "sched_setscheduler": (144, 119), "semctl": (66, 191),
     "semget": (64, 190), "semop": (65, 193), "semtimedop": (220, 192),
-    "setdomainname": (171, 162), "sethostname": (170, 161), "setns": (308, 268),
+    "setdomainname": (171, 162), "setfsgid": (123, 152), "setfsuid": (122, 151),
+    "setgid": (106, 144), "setgroups": (116, 159), "setregid": (114, 143),
+    "setresgid": (119, 149), "setresuid": (117, 147), "setreuid": (113, 145), "setuid": (105, 146),
+    "sethostname": (170, 161), "setns": (308, 268),
     "setpriority": (141, 140), "settimeofday": (164, 170), "setxattr": (188, 5),
     "shmat": (30, 196), "shmctl": (31, 195), "shmget": (29, 194), "socket": (41, 198),
     "socketpair": (53, 199), "swapoff": (168, 225), "swapon": (167, 224), "syslog": (103, 116),

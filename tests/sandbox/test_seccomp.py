@@ -121,6 +121,31 @@ def test_the_password_passes_and_nothing_near_it(machine: str) -> None:
         other, ARCH[machine], number(machine, "fchmodat"), 0, 0, 0o755, 0, *password) == ASKS
 
 
+@pytest.mark.parametrize("machine", ARCH)
+@pytest.mark.parametrize("trusted", [False, True])
+def test_like_root_users_and_owners_are_only_said_to_change(machine: str, trusted: bool) -> None:
+    code = seccomp.program(machine, namespaced=True, network=False, gid=0, rootlike=True,
+                           trusted=trusted)
+
+    def ask(name: str, *args: int) -> int:
+        return answer(code, ARCH[machine], number(machine, name), *args)
+
+    for name in ("setuid", "setgid", "setresuid", "setresgid", "setreuid", "setregid", "setgroups",
+                 "setfsuid", "setfsgid", "capset", "fchown", "fchownat"):
+        assert ask(name, 7, 7, 7) == DONE, name
+    for kind, want in ((0o020644, DONE), (0o060644, DONE), (0o010644, 0), (0o140644, 0)):
+        assert ask("mknodat", 0, 0, kind) == want, oct(kind)
+    for name, at in (("fchmod", 1), ("fchmodat", 2), ("mkdirat", 2)):
+        assert ask(name, *[0] * at, 0o6755) == 0, name
+    for name in ("mount", "setns", "chroot", "bpf", "keyctl", "io_uring_setup", "pivot_root",
+                 "move_mount", "open_tree", "init_module", "open_by_handle_at"):
+        assert ask(name) == (0 if trusted else errno.EPERM), name
+    assert ask("unshare", 0x10000000) == (0 if trusted else errno.EPERM)
+    plain = seccomp.program(machine, namespaced=True, network=False, gid=0)
+    assert answer(plain, ARCH[machine], number(machine, "setuid"), 7) == 0
+    assert answer(plain, ARCH[machine], number(machine, "fchmod"), 0, 0o6755) == errno.EPERM
+
+
 def test_comparisons_reach_further_than_one_jump() -> None:
     """No filter of ours is so long that a conditional jump, of 255 at most, does not reach."""
     masks = [bpf.masked(0xFF, bpf.equal(7, bpf.answer(ALLOWED), bpf.answer(ERRNO | nr)))

@@ -82,6 +82,7 @@ def nodes(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
                 "sessions": len(n.sessions), "leases": len(n.leases),
                 "enforcement": n.spec.enforcement,
                 "backends": list(n.spec.backends), "untrusted": list(n.spec.untrusted),
+                "image_root": n.spec.image_root,
             }
             for n in scheduler.ledger.nodes.values()
         ]

@@ -2,7 +2,8 @@
 inside.
 
 Each one holds `home`, where commands begin, `tmp` for temporary files, and files of ours beside the
-two. Nothing may run in a directory while it is changed here.
+two. That of a session with a root that it can write also holds `changes`, what the session changed
+in its image. Nothing may run in a directory while it is changed here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from itertools import count
 
 from . import modes
 
-_COPY = ("cp", "-a", "--reflink=auto", "--sparse=always")
+COPY = ("cp", "-a", "--reflink=auto", "--sparse=always")
+# Root in a session may have closed a file to itself, which only a capability opens again.
+_AS_ROOT = ("unshare", "--user", "--map-root-user", "--")
 
 
 class Uncopied(Exception):
@@ -53,6 +56,31 @@ def tmp(path: str) -> str:
     return f"{path}/tmp"
 
 
+def changes(path: str) -> str:
+    """The part of a scratch directory for what its session changed in its image."""
+    return f"{path}/changes"
+
+
+def work(path: str) -> str:
+    """The part of a scratch directory that an overlay needs for itself."""
+    return f"{path}/work"
+
+
+def root(path: str) -> str:
+    """The part of a scratch directory where the root is mounted, seen only in its sandbox."""
+    return f"{path}/root"
+
+
+def root_record(path: str) -> str:
+    """The file of a scratch directory that says what `changes` is; see `image_root`."""
+    return f"{path}/root.json"
+
+
+def as_owner(path: str) -> tuple[str, ...]:
+    """The first words of a command that may read everything in a scratch directory."""
+    return _AS_ROOT if os.path.exists(changes(path)) and os.geteuid() != 0 else ()
+
+
 def make(path: str) -> None:
     """Makes a fresh scratch directory that only its owner can enter.
 
@@ -70,9 +98,12 @@ def copy(origin: str, path: str) -> None:
     Raises:
         Uncopied: not everything could be copied.
     """
-    for part in (home, tmp):
-        done = subprocess.run([*_COPY, f"{part(origin)}/.", part(path)], capture_output=True,
-                              stdin=subprocess.DEVNULL, check=False)
+    pairs = [(f"{part(origin)}/.", part(path)) for part in (home, tmp)]
+    if os.path.exists(changes(origin)):  # with its whiteouts and attributes, which `-a` copies
+        pairs += [(part(origin), part(path)) for part in (changes, root_record)]
+    for source, target in pairs:
+        done = subprocess.run([*as_owner(origin), *COPY, "-T", source, target],
+                              capture_output=True, stdin=subprocess.DEVNULL, check=False)
         if done.returncode:
             why = done.stderr.decode(errors="replace").strip().splitlines()
             raise Uncopied(f"fork: {why[0] if why else 'cp failed'}")

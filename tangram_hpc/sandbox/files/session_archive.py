@@ -2,8 +2,9 @@
 node.
 
 An archive is a tar of what a scratch directory holds for its user: names, contents, modes, times
-and links. The system's tar makes and opens it. That tar follows no link out of the directory that
-it reads, and it makes links that point elsewhere only after everything else. Nothing may run in the
+and links. The layer of changes to an image comes with the attributes that an overlay keeps in it.
+The system's tar makes and opens the archive. That tar follows no link out of the directory that it
+reads, and it makes links that point elsewhere only after everything else. Nothing may run in the
 directory meanwhile.
 """
 
@@ -21,7 +22,8 @@ from . import scratch
 
 ARCHIVE_MAX = 1 << 30  # bytes; a session with more does not move
 _PIECE = 1 << 20
-_NAMES = (os.path.basename(scratch.home("/")), os.path.basename(scratch.tmp("/")))
+_PARTS = (scratch.home, scratch.tmp, scratch.changes, scratch.root_record)
+_LAYER = ("--xattrs", "--xattrs-include=user.*")  # of a layer; tar may have been built without them
 _PACK = ("tar", "--create", "--format=posix", "--sparse", "--file=-")
 _UNPACK = ("tar", "--extract", "--preserve-permissions", "--no-same-owner", "--file=-")
 
@@ -42,7 +44,11 @@ def pack(folder: str, store: Store, stopped: Stopped, owner: str = "") -> str:
         InvalidInput: the store cannot be written.
     """
     with _scrap(folder) as file, _scrap(folder) as said:
-        with _tar([*_PACK, "--directory", folder, *_NAMES], said, out=subprocess.PIPE) as tar:
+        names = [os.path.relpath(path, folder) for part in _PARTS
+                 if os.path.exists(path := part(folder))]
+        layer = _LAYER if len(names) == len(_PARTS) else ()
+        command = [*scratch.as_owner(folder), *_PACK, *layer, "--directory", folder, *names]
+        with _tar(command, said, out=subprocess.PIPE) as tar:
             assert tar.stdout is not None
             why, size = "", 0
             while piece := tar.stdout.read(_PIECE):
@@ -68,7 +74,7 @@ def unpack(digest: str, folder: str, store: Store, stopped: Stopped) -> None:
     whole = memoryview(store.get(digest))
     scratch.make(folder)
     with _scrap(folder) as said:
-        with _tar([*_UNPACK, "--directory", folder], said, into=subprocess.PIPE) as tar:
+        with _tar([*_UNPACK, *_LAYER, "--directory", folder], said, into=subprocess.PIPE) as tar:
             assert tar.stdin is not None
             try:
                 for at in range(0, len(whole), _PIECE):

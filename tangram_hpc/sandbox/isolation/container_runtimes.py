@@ -7,6 +7,11 @@ its own; there are a few devices; everything else is read-only, and nothing of t
 but what is listed. The host name is `sandbox`. There is no network but a loopback, unless it is
 asked for. Nothing is started here.
 
+With bwrap an image is mounted at IMAGE, beside the node's programs. The pause process is a program
+of the node and stays outside of the image; the sandbox's init and its commands have IMAGE as their
+root. So no program of an image runs before the init has confined itself. With `root` the image is
+a folder that the sandbox may write (`image_root`), and its user is 0.
+
 bwrap and podman were run with the versions that Debian 12 has (0.8.0, 4.3.1). apptainer and enroot
 are written from their documentation and have not been run; the probe decides on each node.
 """
@@ -24,9 +29,12 @@ from ..files import scratch
 from .pause_process import CAT, SHELL
 
 SESSION, HOSTNAME = "/session", "sandbox"
+IMAGE = "/image"  # where bwrap mounts the root of an image
 UNITS = "/session.cpus"  # the file that tells a command how many CPUs it has
+_PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/nix/store", "/gnu/store")  # for the pause process
 TMP = "/tmp"
-_OURS = frozenset({"proc", "dev", "sys", "tmp", "session"})  # hidden where an image has them
+# hidden where an image has them
+_OURS = frozenset({"proc", "dev", "sys", "tmp", "session", "session.cpus"})
 # One harmless capability in the sandbox's own user namespace. Commands have none, so they may not
 # trace the pause process nor open its pipe through /proc/1 to outlive their init.
 _SHIELD = "CAP_WAKE_ALARM"
@@ -46,6 +54,8 @@ class ContainerSpec:
         shm_bytes: size of /dev/shm.
         name: unique on this machine, for runtimes that keep a list of containers.
         pull: whether an image that is not on this machine may be fetched.
+        root: a folder with the image that the sandbox may write, in whose mount namespace the
+            runtime starts; empty for none.
     """
 
     home: str
@@ -56,6 +66,7 @@ class ContainerSpec:
     shm_bytes: int = 64 << 20
     name: str = ""
     pull: bool = False
+    root: str = ""
 
 
 class Runtime(Protocol):
@@ -92,20 +103,24 @@ class Bwrap:
 
     def argv(self, box: ContainerSpec) -> list[str]:
         """See `Runtime`."""
+        at = IMAGE if box.image else ""
+        # a root that is written has been mounted in a user namespace of the sandbox's own
+        user = [] if box.root else ["--unshare-user", "--disable-userns"]
         return [
-            "bwrap", "--unshare-user", "--disable-userns", "--unshare-pid", "--unshare-ipc",
+            "bwrap", *user, "--unshare-pid", "--unshare-ipc",
             "--unshare-uts", "--unshare-cgroup-try", *([] if box.network else ["--unshare-net"]),
             "--hostname", HOSTNAME, "--die-with-parent", "--as-pid-1",
             "--cap-drop", "ALL", "--cap-add", _SHIELD,
             *(_of_image(box) if box.image else _of_host(box.read)),
-            "--proc", "/proc", "--dev", "/dev",
-            "--perms", "1777", "--size", str(box.shm_bytes), "--tmpfs", "/dev/shm",
-            "--remount-ro", "/dev",
-            "--bind", scratch.home(box.home), SESSION, "--bind", scratch.tmp(box.home), TMP,
+            "--proc", f"{at}/proc", "--dev", f"{at}/dev",
+            "--perms", "1777", "--size", str(box.shm_bytes), "--tmpfs", f"{at}/dev/shm",
+            "--remount-ro", f"{at}/dev",
+            "--bind", scratch.home(box.home), f"{at}{SESSION}",
+            "--bind", scratch.tmp(box.home), f"{at}{TMP}",
             *([] if box.image else _in_tmp(box.read)),
-            *[word for here, there in box.files for word in ("--ro-bind", here, there)],
+            *[word for here, there in box.files for word in ("--ro-bind", here, f"{at}{there}")],
             # If root runs the worker, the sandbox's user owns the machine's settings in /proc/sys.
-            "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", SESSION, "--", *CAT,
+            "--remount-ro", f"{at}/proc", "--remount-ro", "/", "--chdir", at or SESSION, "--", *CAT,
         ]
 
     def env(self, base: Mapping[str, str]) -> dict[str, str]:
@@ -173,18 +188,28 @@ def _beneath(path: str, above: str) -> bool:
 
 
 def _of_image(box: ContainerSpec) -> list[str]:
-    words: list[str] = []
+    """Mounts an image at IMAGE, and beside it what the pause process needs of the node."""
+    programs = [path for path in box.read if path.startswith(_PROGRAMS)]
+    words = _of_host(programs)
+    if box.root:
+        return [*words, "--bind", box.root, IMAGE]
     for name in sorted(set(os.listdir(box.image)) - _OURS):
         path = os.path.join(box.image, name)
         if os.path.islink(path):
-            words += ["--symlink", os.readlink(path), f"/{name}"]
+            words += ["--symlink", os.readlink(path), f"{IMAGE}/{name}"]
         else:
-            words += ["--ro-bind", path, f"/{name}"]
+            words += ["--ro-bind", path, f"{IMAGE}/{name}"]
     names = ("/etc/resolv.conf", "/etc/hosts") if box.network else ()
     for name in names:  # only files that the image has: its folders are read-only
-        if os.path.isfile(box.image + name) and os.path.isfile(name):
-            words += ["--ro-bind", name, name]
+        path = box.image + name
+        if all(map(_is_real, (os.path.dirname(path), path))) and os.path.isfile(name):
+            words += ["--ro-bind", name, f"{IMAGE}{name}"]
     return words
+
+
+def _is_real(path: str) -> bool:
+    """Whether a folder or file is there and no link, which bwrap would follow."""
+    return os.path.exists(path) and not os.path.islink(path)
 
 
 class Podman:

@@ -1,4 +1,4 @@
-"""Enters another process's namespaces for good, and gives up every power over them.
+"""Enters another process's namespaces for good, and gives up its powers over them.
 
 A runtime may nest user namespaces: bwrap as a plain user makes the mounts in an outer one and ends
 in an inner one. So they are entered from the outside in. At each user namespace all namespaces are
@@ -12,6 +12,7 @@ import ctypes
 import errno
 import fcntl
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -37,12 +38,21 @@ class _Space:
     owner: tuple[int, int]
 
 
-def enter(pid: int, cwd: str = "/") -> None:
+def enter(pid: int, cwd: str = "/", root: str = "", keep: Collection[int] = ()) -> None:
     """Moves this process into the namespaces and the root directory of process `pid`.
 
-    After that, neither this process nor any program that it starts has a capability, and its
-    children are born in the pid namespace. This process must have one thread. It keeps two of its
-    settings: the signal that it gets at its parent's end, and that it cannot be traced.
+    After that, neither this process nor any program that it starts has a capability, except those
+    in `keep`, and its children are born in the pid namespace. This process must have one thread. It
+    keeps two of its settings: the signal that it gets at its parent's end, and that it cannot be
+    traced.
+
+    Args:
+        pid: a process inside.
+        cwd: the directory to work in.
+        root: a directory beneath the root of `pid` that becomes this process's root; empty for that
+            root itself. No part of its path may be made by code that is not trusted.
+        keep: the numbers of capabilities that this process and its programs keep in the innermost
+            user namespace, and nowhere else.
 
     Raises:
         OSError: it could not enter, or is not inside. This process may be half inside and must end.
@@ -51,8 +61,8 @@ def enter(pid: int, cwd: str = "/") -> None:
     parent_signal, dumpable = _get(_PR_GET_PDEATHSIG), _prctl(_PR_GET_DUMPABLE)
     opened: list[int] = []
     try:
-        root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        opened.append(root)
+        top = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.append(top)
         levels = _user_levels(pid, opened)
         spaces = [_space(pid, kind, opened) for kind in _KINDS]
         mine = {s.kind for s in spaces if s.inode == _inode_of("self", s.kind)}
@@ -60,14 +70,16 @@ def enter(pid: int, cwd: str = "/") -> None:
         opened.append(self_ns)
         _walk([s for s in spaces if s.kind not in mine], levels)
         _check(self_ns, spaces, levels)
-        os.fchdir(root)
+        os.fchdir(top)
         if "mnt" not in mine:
             os.chroot(".")
+        if root:
+            os.chroot(root)
         os.chdir(cwd)
     finally:
         for fd in opened:
             os.close(fd)
-    _drop(last_cap)
+    _drop(last_cap, keep)
     if dumpable == 0:
         _prctl(_PR_SET_DUMPABLE, 0)
     _prctl(_PR_SET_PDEATHSIG, parent_signal)
@@ -154,18 +166,21 @@ def _check(self_ns: int, spaces: list[_Space], levels: list[int]) -> None:
 # ---- capabilities ----
 
 
-def _drop(last_cap: int) -> None:
+def _drop(last_cap: int, keep: Collection[int]) -> None:
     for cap in range(last_cap + 1):
-        if _libc.prctl(_PR_CAPBSET_DROP, cap, 0, 0, 0) != 0:
+        if cap not in keep and _libc.prctl(_PR_CAPBSET_DROP, cap, 0, 0, 0) != 0:
             raise _error("dropping the bounding set")
-    _libc.prctl(_PR_SET_SECUREBITS, _SECURE_ALL_LOCKED, 0, 0, 0)  # one more lock, if allowed
+    if not keep:  # user 0 gets what is kept when it starts a program, as root does
+        _libc.prctl(_PR_SET_SECUREBITS, _SECURE_ALL_LOCKED, 0, 0, 0)  # one more lock, if allowed
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0)
-    if _libc.capset(header, (ctypes.c_uint32 * 6)()) != 0:
+    kept = sum(1 << cap for cap in keep)
+    low, high = kept & 0xFFFFFFFF, kept >> 32
+    if _libc.capset(header, (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)) != 0:
         raise _error("capset")
     if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise _error("no_new_privs")
-    if capabilities() or _prctl(_PR_GET_NO_NEW_PRIVS) != 1:
+    if capabilities() != kept or _prctl(_PR_GET_NO_NEW_PRIVS) != 1:
         raise OSError(errno.EPERM, "capabilities are left")
 
 

@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from ...resources import process_tree
@@ -39,15 +39,23 @@ class PauseProcess:
         gone_fd: a descriptor that is readable once the sandbox is gone.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], seconds: float) -> None:
-        """Starts the sandbox and waits until it is ready, at most so many seconds.
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], seconds: float,
+                 first: Callable[[], None] | None = None) -> None:
+        """Starts the sandbox and waits until it is ready.
+
+        Args:
+            argv: the runtime's command line.
+            env: the runtime's environment.
+            seconds: how long to wait at most.
+            first: is called in the runtime's process before the runtime starts; what it raises is
+                told like a complaint of the runtime. This process must have one thread then.
 
         Raises:
             PauseFailed: it is not ready; nothing of it is left beneath this process.
         """
         until = time.monotonic() + seconds
         self._direct = tuple(argv[-1:]) == CAT  # a program that is silent unless it fails
-        self._spawn(argv, env)
+        self._spawn(argv, env, first)
         try:
             with suppress(BrokenPipeError):
                 os.write(self._stdin, _HELLO)
@@ -58,7 +66,8 @@ class PauseProcess:
             self.end()
             raise
 
-    def _spawn(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def _spawn(self, argv: Sequence[str], env: Mapping[str, str],
+               first: Callable[[], None] | None) -> None:
         """Starts the program. It inherits which signals its parent ignores: here SIGCHLD, so that
         the kernel reaps orphans.
         """
@@ -67,8 +76,9 @@ class PauseProcess:
         actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(theirs)]
         before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         try:
-            self.outer = os.posix_spawnp(argv[0], list(argv), dict(env), setsigmask=(),
-                                         file_actions=actions)
+            self.outer = (_fork(argv, env, theirs, first) if first is not None else
+                          os.posix_spawnp(argv[0], list(argv), dict(env), setsigmask=(),
+                                          file_actions=actions))
         except OSError as error:
             for fd in (ends[0][1], ends[1][0], ends[2][0]):
                 os.close(fd)
@@ -124,6 +134,26 @@ class PauseProcess:
             os.kill(self.outer, signal.SIGKILL)
         with suppress(ChildProcessError):  # its init has waited for it
             os.waitpid(self.outer, 0)
+
+
+def _fork(argv: Sequence[str], env: Mapping[str, str], fds: Sequence[int],
+          first: Callable[[], None]) -> int:
+    """Forks a process that calls `first` and then becomes the program; returns its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        for number, fd in enumerate(fds):
+            os.dup2(fd, number)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        first()
+        os.execvpe(argv[0], list(argv), dict(env))
+    except BaseException as error:  # noqa: BLE001 - told to the parent; nothing else may run here
+        text = error.strerror if isinstance(error, OSError) and error.strerror else error
+        with suppress(OSError):
+            os.write(2, f"{text}\n".encode(errors="replace"))
+    finally:
+        os._exit(1)
 
 
 def _first_inside(outer: int) -> int:

@@ -5,6 +5,10 @@ answered without a look at their arguments, and the kernel (5.11 and later) then
 answer for each number. A filter sees numbers only, so it cannot judge paths or anything else in
 memory. Calls newer than the table get ENOSYS, which is what programs expect of an older kernel; so
 do those of x32. Programs for another machine (32-bit ones) get ENOSYS for everything.
+
+In a session whose root can be written, the only user is 0. There calls that change a user, a group
+or the owner of a file succeed without effect, as in Charliecloud, because package managers stop
+where such a call fails.
 """
 
 from __future__ import annotations
@@ -68,6 +72,11 @@ _NOT_TO_NEIGHBOURS = """ptrace process_vm_readv process_vm_writev sched_setsched
 # an access control list is an attribute, and it changes the mode as well
 _ATTRIBUTES = """setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr setxattrat
     removexattrat file_setattr"""
+# they succeed without effect where user 0 is the only one
+_OF_USERS = """setuid setgid setreuid setregid setresuid setresgid setgroups setfsuid setfsgid
+    capset chown lchown fchown fchownat"""
+_FAKED = answer(_ERRNO)  # success, without a call
+_S_IFMT, _DEVICES = 0o170000, (0o020000, 0o060000)  # character and block devices
 _UNOWNED = "memfd_create memfd_secret"  # memory that belongs to no process
 _SHARED_BY_KEY = """shmget shmat shmctl semget semop semctl semtimedop msgget msgsnd msgrcv msgctl
     mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr"""
@@ -84,12 +93,13 @@ def available() -> bool:
         return False
 
 
-def restrict(*, namespaced: bool, network: bool, sampled: bool = False) -> int:
+def restrict(*, namespaced: bool, network: bool, sampled: bool = False, rootlike: bool = False,
+             trusted: bool = False) -> int:
     """Takes from this process, and everything it starts, the calls that no program in a sandbox
     needs, for good.
 
-    Set-uid and set-gid bits can never be given to a file, and processes cannot be bound to cores
-    from within.
+    Set-uid and set-gid bits can be given to a file only with `rootlike`, and processes cannot be
+    bound to cores from within.
 
     Args:
         namespaced: the process has mount, pid and network namespaces of its own. Without them the
@@ -100,6 +110,10 @@ def restrict(*, namespaced: bool, network: bool, sampled: bool = False) -> int:
             only a loopback, so nothing more is refused there.
         sampled: memory is measured by what processes map, so calls that hold memory without a
             process get ENOSYS.
+        rootlike: the process is user 0 of a user namespace, and its mounts ignore set-uid bits.
+            Calls that change users and owners succeed without effect, device files are not made but
+            said to be, and set-uid bits may be given. This process keeps its capabilities.
+        trusted: with `rootlike`: the filter answers those calls and refuses nothing.
 
     Returns:
         -1; without `namespaced` the listener that every change of a file's mode waits for. Hand it
@@ -114,13 +128,14 @@ def restrict(*, namespaced: bool, network: bool, sampled: bool = False) -> int:
     if not here:
         raise OSError(errno.ENOSYS, "no system call numbers of this machine are known")
     code = program(here, namespaced=namespaced, network=network, gid=os.getegid(),
-                   uid=os.geteuid(), sampled=sampled,
+                   uid=os.geteuid(), sampled=sampled, rootlike=rootlike, trusted=trusted,
                    password=None if namespaced else modes.new_password())
     # struct sock_fprog: the number of instructions and their address
     text = ctypes.create_string_buffer(code, len(code))
     filter_ = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8,
                                                       ctypes.addressof(text)))
-    kernel.renounce()
+    if not rootlike:  # else `join` has left it a few, and no way to more
+        kernel.renounce()
     if namespaced:
         kernel.call(_SECCOMP[here], _SET_MODE_FILTER, 0, ctypes.addressof(filter_))
         return -1
@@ -136,20 +151,25 @@ def prepare() -> None:
         for namespaced, network, sampled in product((False, True), repeat=3):
             program(here, namespaced=namespaced, network=network, gid=os.getegid(),
                     uid=os.geteuid(), sampled=sampled, password=None if namespaced else (0, 0))
+        for network, sampled, trusted in product((False, True), repeat=3):
+            program(here, namespaced=True, network=network, gid=0, sampled=sampled, rootlike=True,
+                    trusted=trusted)
 
 
 def program(machine: str, *, namespaced: bool, network: bool, gid: int, uid: int = 0,
-            sampled: bool = False, password: _Password | None = None) -> bytes:
+            sampled: bool = False, rootlike: bool = False, trusted: bool = False,
+            password: _Password | None = None) -> bytes:
     """The filter's instructions, 8 bytes each. Pure.
 
     Args:
         machine: "x86_64" or "aarch64".
-        namespaced: see `restrict`, as for `network` and `sampled`.
+        namespaced: see `restrict`, as for `network`, `sampled`, `rootlike` and `trusted`.
         gid: the group that the process runs as; `uid` the user.
         password: lets a change of a file's mode pass, see `modes.change`.
     """
     ids = (0, 0) if namespaced else (uid, gid)
-    code, holes = _template(machine, namespaced, network, ids, sampled, password is not None)
+    code, holes = _template(machine, namespaced, network, ids, sampled, password is not None,
+                            (rootlike, trusted))
     if password is None:
         return code
     filled = bytearray(code)
@@ -158,12 +178,17 @@ def program(machine: str, *, namespaced: bool, network: bool, gid: int, uid: int
     return bytes(filled)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def _template(machine: str, namespaced: bool, network: bool, ids: tuple[int, int], sampled: bool,
-              password: bool) -> tuple[bytes, list[int]]:
-    """A filter, and where in it the words of the password belong."""
+              password: bool, root: tuple[bool, bool]) -> tuple[bytes, list[int]]:
+    """A filter, and where in it the words of the password belong. `root` is `rootlike` and
+    `trusted`.
+    """
     column = list(_AUDIT_ARCH).index(machine)
-    special = _special(namespaced, network, ids, sampled, password)
+    rootlike, trusted = root
+    special = {} if trusted else _special(namespaced, network, ids, sampled, password)
+    if rootlike:
+        special |= _like_root(trusted)
     numbers = {NUMBERS[name][column] if name in NUMBERS else BOTH[name]: step
                for name, step in special.items()}
     numbers.pop(-1, None)  # calls that this machine does not have
@@ -175,10 +200,11 @@ def _template(machine: str, namespaced: bool, network: bool, ids: tuple[int, int
             ranges.append((number, step))
         if number + 1 not in numbers:
             ranges.append((number + 1, _ALLOWED))
-    ranges.append((NEWEST + 1, _NO_CALL))
+    unknown = _ALLOWED if trusted else _NO_CALL
+    ranges.append((NEWEST + 1, unknown))
     often = [NUMBERS[name][column] for name in _OFTEN]
     return assemble(load(ARCH_AT, equal(_AUDIT_ARCH[machine],
-                                        load(NUMBER_AT, binary_search(ranges, often)), _NO_CALL)))
+                                        load(NUMBER_AT, binary_search(ranges, often)), unknown)))
 
 
 def _special(namespaced: bool, network: bool, ids: tuple[int, int], sampled: bool,
@@ -208,6 +234,17 @@ def _special(namespaced: bool, network: bool, ids: tuple[int, int], sampled: boo
     if not network:
         table["connect"] = _DENIED
     return table
+
+
+def _like_root(trusted: bool) -> dict[str, FilterStep]:
+    """The calls that user 0 makes and that have no effect where it is the only user. The rest of
+    the file modes is free: no mount of such a sandbox honours set-uid bits.
+    """
+    table = dict.fromkeys(_OF_USERS.split(), _FAKED)
+    for name, mode in {"mknod": 1, "mknodat": 2}.items():
+        table[name] = low(mode, masked(_S_IFMT, one_of(_DEVICES, _FAKED, _ALLOWED)))
+    free = "chmod fchmod fchmodat fchmodat2 creat mkdir mkdirat open openat openat2"
+    return table if trusted else table | dict.fromkeys(free.split(), _ALLOWED)
 
 
 # ---- what decides by the arguments of a call ----

@@ -18,9 +18,11 @@ from ...errors import InvalidInput
 from ...protocol.process_frames import SandboxSpec
 from ..isolation import landlock, seccomp, visible_paths
 from ..isolation.container_runtimes import RUNTIMES, missing
-from .probe import probe
+from ..isolation.image_root import WAYS
+from .probe import examine
 
 _PROBE_S = 10.0
+_ROOT_BY = "image root by "  # in `why_not`
 _ROOT = ("this worker is root, and root runs untrusted code only in namespaces: install "
          "bubblewrap (apt-get install bubblewrap, dnf install bubblewrap), or start the worker as "
          "an ordinary user")
@@ -48,22 +50,29 @@ class Backends:
     Attributes:
         trusted: backends for code that may see the files of its user, in order of preference.
         untrusted: backends for code that may not, in order of preference.
-        why_not: for each backend that does not work, one line that says why.
+        why_not: for each backend that does not work, and for each way to write an image that does
+            not, one line that says why.
         read: paths of the node that sandboxes may read.
+        root: how sandboxes of bwrap may write their image, one of `image_root.WAYS`; empty if they
+            cannot.
     """
 
     trusted: tuple[str, ...] = ("process",)
     untrusted: tuple[str, ...] = ()
     why_not: dict[str, str] = field(default_factory=dict)
     read: tuple[str, ...] = ()
+    root: str = ""
 
     @classmethod
-    def probed(cls, default: str = "", read_paths: Sequence[str] = ()) -> Backends:
+    def probed(cls, default: str = "", read_paths: Sequence[str] = (), scratch: str = ""
+               ) -> Backends:
         """Builds a tiny sandbox with each backend.
 
         Args:
             default: the backend that the setting `isolation` prefers; empty for none.
             read_paths: paths that sandboxes may read besides the system's own.
+            scratch: the directory for sandboxes' files, on whose file system overlays depend;
+                empty for where temporary files are.
 
         Raises:
             InvalidInput: `default` is unknown or does not work here, or a path must not be visible.
@@ -73,10 +82,13 @@ class Backends:
         except ValueError as error:
             raise InvalidInput(f"config field `read_paths`: {error}") from None
         why_not = {name: missing(runtime) for name, runtime in RUNTIMES.items()}
+        root = ""
         for name, runtime in RUNTIMES.items():
             # others can be probed only with an image
             if not why_not[name] and not runtime.needs_image:
-                why_not[name] = probe(runtime, "", read, _PROBE_S)
+                report = examine(runtime, "", read, _PROBE_S, scratch)
+                why_not[name], root = report.why_not, report.root
+                why_not |= {_ROOT_BY + way: why for way, why in report.why_no_root.items()}
         works = tuple(name for name in RUNTIMES if not why_not[name])
         why_not["process"] = "" if landlock.abi() else "this kernel has no Landlock"
         if landlock.abi() in range(1, landlock.ABI_SCOPES):
@@ -95,7 +107,7 @@ class Backends:
             raise InvalidInput(f"config field `isolation`: {default} cannot be used here "
                                f"({why_not.get(default, 'there is no such backend')})")
         return cls(preferred(("process", *works), default), preferred(untrusted, default),
-                   {name: why for name, why in why_not.items() if why}, read)
+                   {name: why for name, why in why_not.items() if why}, read, root)
 
     def box(self, spec: SessionSpec) -> SandboxSpec:
         """Chooses how the sandbox of a session is built.
@@ -108,7 +120,16 @@ class Backends:
             raise InvalidInput(self._refusal(spec))
         if backend != "process" and RUNTIMES[backend].needs_image and not spec.image:
             raise InvalidInput(f"image: {backend} builds its sandboxes from an image; name one")
-        return SandboxSpec(backend, spec.trusted, spec.network, spec.image)
+        writable = bool(spec.image) and spec.writable and backend == "bwrap"
+        if writable and not self.root:
+            raise InvalidInput("image: no root that can be written can be built here "
+                               f"({self._why_no_root()}); pass writable=False for one that is "
+                               "read-only")
+        return SandboxSpec(backend, spec.trusted, spec.network, spec.image, writable)
+
+    def _why_no_root(self) -> str:
+        found = (f"{way}: {why}" for way in WAYS if (why := self.why_not.get(_ROOT_BY + way)))
+        return "; ".join(found) or "it was not tried"
 
     def _refusal(self, spec: SessionSpec) -> str:
         backend = spec.backend

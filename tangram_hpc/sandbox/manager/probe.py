@@ -1,61 +1,173 @@
 """Tests whether a container runtime works here, by building a tiny sandbox and entering it.
 
 A process that has entered a sandbox cannot leave it. So a process of its own makes the test, and
-never one that shall live on.
+never one that shall live on. Where a runtime works, the same process finds out how it can let a
+sandbox write an image: the tiny image that it tries has one file and one folder.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import msgspec
 
 from ...resources import process_tree
 from ..files import scratch
-from ..isolation import join
-from ..isolation.container_runtimes import RUNTIMES, SESSION, ContainerSpec, Runtime, missing
+from ..isolation import image_root, join, seccomp
+from ..isolation.container_runtimes import (
+    IMAGE,
+    RUNTIMES,
+    SESSION,
+    ContainerSpec,
+    Runtime,
+    missing,
+)
 from ..isolation.pause_process import PauseFailed, PauseProcess
 from ..process import bootstrap
+
+
+class RuntimeReport(msgspec.Struct):
+    """What was found out about a runtime.
+
+    Attributes:
+        why_not: empty when it works, else one line that says why not.
+        root: how it can let a sandbox write an image, one of `image_root.WAYS`; empty if it cannot.
+        why_no_root: for each way that does not work, one line that says why.
+    """
+
+    why_not: str = ""
+    root: str = ""
+    why_no_root: dict[str, str] = {}
 
 
 def probe(runtime: Runtime, image: str, read: Sequence[str], seconds: float) -> str:
     """Returns an empty string when the runtime works, else one line that says why not. Takes
     `seconds` and a little more.
     """
+    return examine(runtime, image, read, seconds).why_not
+
+
+def examine(runtime: Runtime, image: str, read: Sequence[str], seconds: float, folder: str = ""
+            ) -> RuntimeReport:
+    """Tries a runtime.
+
+    Args:
+        runtime: the runtime.
+        image: an image, if the runtime needs one.
+        read: paths of the node that its sandboxes may read.
+        seconds: how long it may take, and a little more.
+        folder: where the scratch directories will be, on whose file system an overlay depends;
+            empty for where temporary files are.
+    """
     if reason := missing(runtime):
-        return reason
+        return RuntimeReport(reason)
     if runtime.needs_image and not image:
-        return f"{runtime.name} needs an image, and none was named to try it with"
-    argv = [sys.executable, "-m", __name__, runtime.name, image, str(seconds), *read]
+        return RuntimeReport(f"{runtime.name} needs an image, and none was named to try it with")
+    argv = [sys.executable, "-m", __name__, runtime.name, image, str(seconds), folder, *read]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=seconds + 5,
                               stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        return f"{runtime.name} did not answer in {seconds:g} s"
+        return RuntimeReport(f"{runtime.name} did not answer in {seconds:g} s")
     lines = (done.stdout + done.stderr).strip().splitlines()
-    return "" if done.returncode == 0 else lines[-1] if lines else f"{runtime.name} does not work"
+    if done.returncode:
+        return RuntimeReport(lines[-1] if lines else f"{runtime.name} does not work")
+    return msgspec.json.decode(lines[-1], type=RuntimeReport) if lines else RuntimeReport()
 
 
-def main(name: str, image: str, seconds: float, read: Sequence[str]) -> int:
-    """Runs in the process that makes the test; prints one line and returns a nonzero status when
-    the test fails.
+def main(name: str, image: str, seconds: float, folder: str, read: Sequence[str]) -> int:
+    """Runs in the process that makes the test; prints a line and returns a nonzero status when the
+    test fails.
     """
     bootstrap.guard("tangram-probe", 9)
     runtime = RUNTIMES[name]
-    with tempfile.TemporaryDirectory(prefix="tangram-probe-") as place:
+    there = folder if os.path.isdir(folder) else None
+    with tempfile.TemporaryDirectory(prefix="tangram-probe-", dir=there) as place:
         home = os.path.join(place, "home")
         scratch.make(home)
         box = ContainerSpec(home, image, read=read, name=f"tangram-probe-{os.getpid()}")
-        child = os.fork()
-        if child == 0:
-            os._exit(_try(runtime, box, seconds))
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        process_tree.end_beneath(2.0)
+        status = _forked(lambda: _try(runtime, box, seconds))
         if (command := runtime.clean_up(box.name)) and status:
             subprocess.run(command, capture_output=True, timeout=seconds)
+        if not status and name == "bwrap":
+            print(msgspec.json.encode(_report(place, read, seconds)).decode(), flush=True)
+        for name in os.listdir(place):  # an overlay leaves a folder that it has closed
+            scratch.remove(os.path.join(place, name))
     return status
+
+
+def _forked(work: Callable[[], int]) -> int:
+    child = os.fork()
+    if child == 0:
+        os._exit(work())
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    process_tree.end_beneath(2.0)
+    return status
+
+
+def _report(place: str, read: Sequence[str], seconds: float) -> RuntimeReport:
+    """Tries the ways to write an image, until one works."""
+    report, image = RuntimeReport(), os.path.join(place, "image")
+    os.makedirs(os.path.join(image, "etc", "old"))
+    with open(os.path.join(image, "etc", "passwd"), "w") as file:
+        file.write("root:x:0:0::/root:/bin/sh\n")
+    for way in image_root.WAYS:
+        why = os.path.join(place, f"{way}.why")
+        home = os.path.join(place, way)
+        scratch.make(home)
+        if reason := image_root.missing(way) or _why_no_root(way, home, image, read, seconds, why):
+            report.why_no_root[way] = reason
+        else:
+            report.root = way
+            break
+    return report
+
+
+def _why_no_root(way: str, home: str, image: str, read: Sequence[str], seconds: float, why: str
+                 ) -> str:
+    def work() -> int:
+        bootstrap.guard("tangram-probe", 9)
+        try:
+            if not seccomp.available():
+                raise OSError(errno.ENOSYS, "this kernel cannot filter system calls")
+            _write_in_image(way, home, image, read, seconds)
+        except (OSError, PauseFailed, image_root.Unusable) as error:
+            with open(said, "w") as file:
+                file.write(" ".join(str(error).split()) or "it does not work")
+            return 1
+        return 0
+
+    with open(why, "w") as file:
+        said = os.dup(file.fileno())
+    if not _forked(work):
+        return ""
+    with open(why) as told:
+        return told.read() or "it does not work"
+
+
+def _write_in_image(way: str, home: str, image: str, read: Sequence[str], seconds: float) -> None:
+    root = image_root.prepare(way, image, home, False)
+    if root.way != way:
+        raise OSError(errno.EPERM, "files that this process makes are not its own here")
+    box = ContainerSpec(home, image, read=read, root=root.folder)
+    runtime = RUNTIMES["bwrap"]
+    pause = PauseProcess(runtime.argv(box), runtime.env(os.environ), seconds, root.enter)
+    try:
+        join.enter(pause.inside, "/", IMAGE, image_root.KEPT)
+        with open("/etc/passwd", "a") as file:
+            file.write("one:x:1:1::/:/bin/sh\n")
+        os.rmdir("/etc/old")
+        os.mkdir("/etc/old")
+        os.unlink("/etc/passwd")
+        if os.listdir("/etc") != ["old"]:
+            raise OSError(errno.EIO, "a file that was removed is still there")
+    finally:
+        pause.end()
 
 
 def _try(runtime: Runtime, box: ContainerSpec, seconds: float) -> int:
@@ -77,4 +189,4 @@ def _try(runtime: Runtime, box: ContainerSpec, seconds: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4:]))
+    sys.exit(main(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4], sys.argv[5:]))

@@ -122,7 +122,8 @@ class ProcessSupervisor:
         return Setup(round(settings.kill_wait_s * 1e9), settings.output_max, process.box,
                      self.backends.read, self._etc, watch, process.origin, self._held,
                      process.group.joins, settings.compiled, process.group.cpu_file,
-                     settings.output_bound)
+                     settings.output_bound,
+                     self.backends.root if process.box.writable else "")
 
     def limits(self, action: Action, spec: SessionSpec | None) -> SandboxLimits:
         """The limits of an action: its own memory is added to its session's. A function that asked

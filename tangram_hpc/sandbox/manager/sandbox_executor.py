@@ -85,7 +85,8 @@ class SandboxExecutor:
         self._loop = asyncio.get_running_loop()
         self._cache, self._closed = PayloadCache(store), False
         self._attempts: dict[int, NodeAttempt] = {}
-        backends = backends or Backends.probed(settings.isolation, settings.read_paths)
+        backends = backends or Backends.probed(settings.isolation, settings.read_paths,
+                                               str(scratch))
         self._enforcer = enforcer = enforcer or probe(pinned, settings.enforcement)
         self._counts_ooms = "memory" in enforcer.limits
         units = max(1, len(cores))

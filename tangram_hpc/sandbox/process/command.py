@@ -373,7 +373,8 @@ def _start(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int,
 
 def _spawn(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int],
            terminal: str = "") -> int:
-    actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
+    actions: list[tuple[Any, ...]] = [
+        (os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
     if terminal:  # the first terminal that the leader of a process session opens controls it
         actions.insert(0, (os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0))
     try:

@@ -65,7 +65,7 @@ from ..shells.shell_command import ShellCommand
 from ..shells.shell_process import ShellProcess
 from ..shells.shells import NoShell, Shells, SparingProcesses
 from ..shells.terminal_command import TerminalCommand
-from . import fast_path, isolation_setup
+from . import fast_path, isolation_setup, users
 from .background_processes import BackgroundProcesses
 from .bootstrap import open_oom_score
 from .command import Command, changed_signals
@@ -79,6 +79,7 @@ from .unstartable import Unstartable
 _SOON_NS = 2_000_000  # if a command ends sooner, its pipes are read only at its end
 _AGAIN_NS = 20_000_000  # between two attempts to kill the processes that are left
 _END_S = 5.0
+_CANNOT_RUN = 126  # the exit code that a shell gives
 _FIRST = b"500"  # oom_score_adj of a command: the kernel kills it before its init
 
 
@@ -274,7 +275,7 @@ class Init:
         self._shells = Shells(self._poll)
         self._processes = SparingProcesses(self._isolation.processes, self._shells)
         self._meter = SandboxMeter((self._home, self._isolation.tmp), self._processes,
-                                   self._isolation.nodes)
+                                   self._isolation.nodes, self._isolation.changes)
         self._background = BackgroundProcesses(self._processes, LeasedBackground(
             self._processes, self._group_cpu, self._meter, self._send, self._isolation,
             setup.watch))
@@ -291,6 +292,8 @@ class Init:
         """Makes the environments of the commands that follow."""
         base = environment.sandbox_environment(os.environ, self._home, self._isolation.tmp,
                                                self._isolation.own_root)
+        if self._isolation.changes is not None:
+            base |= users.of_root(self._home)
         self._grants = environment.Grants({**base, **secret}, self._isolation.units)
         if self._fast_path is not None:
             self._fast_path.forget()
@@ -309,6 +312,10 @@ class Init:
         if not isinstance(call, ExecCall | ShellCall | TerminalCall):
             return self._refuse(run, 0, f"payload: a sandbox cannot run a {type(call).__name__}")
         try:
+            call = self._as_user(call)
+        except users.UnknownUser as error:
+            return self._refuse(run, _CANNOT_RUN, str(error))
+        try:
             command = self._command_of(run, call)
             self._limit_files(run.limits.disk_mib)
             self._background.wake()
@@ -325,6 +332,24 @@ class Init:
         if isinstance(call, ExecCall):
             self._learn(run)
         self._begun(command)
+
+    def _as_user(self, call: ExecCall | ShellCall | TerminalCall
+                 ) -> ExecCall | ShellCall | TerminalCall:
+        """Returns the call with the variables of the user that it asks for.
+
+        Raises:
+            UnknownUser: the sandbox has no such user.
+        """
+        command = call.command if isinstance(call, TerminalCall) else call
+        if isinstance(command, ShellCall):
+            return call
+        env = users.environment_of(command, self._isolation.changes is not None)
+        if not env or not command.clean_env:
+            return call
+        command = msgspec.structs.replace(command, env=env | command.env)
+        if isinstance(call, TerminalCall):
+            return msgspec.structs.replace(call, command=command)
+        return command
 
     def _command_of(self, run: RunAction, call: ExecCall | ShellCall | TerminalCall) -> Command:
         """Raises Unstartable: it asks for more output than the site allows."""
@@ -608,6 +633,10 @@ class Init:
     # ---- between and after commands ----
 
     def _freshen(self) -> None:
+        if self._isolation.changes is not None:  # a layer cannot be emptied beneath its overlay
+            self._send(Broken("an image's root is used once"))
+            self._ending = True
+            return
         try:
             scratch.empty(self._home, self._isolation.tmp, keep=self._isolation.nodes)
             os.chdir(self._home)

@@ -16,8 +16,9 @@ from ...protocol.process_frames import Setup
 from ...resources import process_tree
 from ...resources.cpu import cgroupfs
 from ..files import modes, scratch
-from ..isolation import etc, join, landlock, seccomp, visible_paths
+from ..isolation import etc, image_root, join, landlock, seccomp, visible_paths
 from ..isolation.container_runtimes import (
+    IMAGE,
     RUNTIMES,
     SESSION,
     TMP,
@@ -26,6 +27,7 @@ from ..isolation.container_runtimes import (
     container_name,
     tmp_names,
 )
+from ..isolation.image_root import ImageRoot
 from ..isolation.pause_process import PauseFailed, PauseProcess
 from .bootstrap import MODES
 from .sandbox_processes import DescendantProcesses, NamespaceProcesses, SandboxProcesses
@@ -55,6 +57,8 @@ class SandboxIsolation:
         tmp: the directory for temporary files, as its commands name it.
         units: the file that tells a command how many CPUs it has.
         own_root: whether commands see another root than the node's.
+        changes: where an image that may be written keeps what was changed; else None. The sandbox's
+            user is 0 then.
         pause: the pause process, where there is one.
         own: the numbers of the processes of `pause` inside.
         nodes: names in `tmp` that are read-only mounts of the node's files.
@@ -66,6 +70,7 @@ class SandboxIsolation:
     tmp: str
     units: str
     own_root: bool = False
+    changes: ImageRoot | None = None
     pause: PauseProcess | None = None
     own: frozenset[int] = frozenset()
     nodes: frozenset[str] = frozenset()
@@ -84,7 +89,12 @@ def build(setup: Setup, home: str) -> SandboxIsolation:
             os.close(MODES)
         if box.backend == "process":
             return _process(setup, home)
-        return _held(setup, home)
+        if image_root.recorded(home) is not None and not setup.root:
+            raise Unbuildable("image: the session's files are changes to an image; open it with "
+                              "that image and with writable=True")
+        return _rooted(setup, home) if setup.root else _held(setup, home)
+    except image_root.Unusable as error:
+        raise Unbuildable(str(error)) from None
     except PauseFailed as error:
         process_tree.end_beneath(_END_S)
         raise Unbuildable(f"backend: {box.backend} cannot build a sandbox here ({error})") from None
@@ -115,17 +125,49 @@ def _process(setup: Setup, home: str) -> SandboxIsolation:
 
 def _held(setup: Setup, home: str) -> SandboxIsolation:
     box, runtime = setup.box, RUNTIMES[setup.box.backend]
-    files = [(path_of(home), UNITS)]
-    if not box.image:
-        files.insert(0, (setup.etc, "/etc"))
-    what = ContainerSpec(home, box.image, box.network, etc.others(setup.read), files,
-                         name=container_name(home))
+    what = _container(setup, home)
     pause = PauseProcess(runtime.argv(what), runtime.env(os.environ), _READY_S)
-    join.enter(pause.inside, SESSION)
+    inner = IMAGE if box.image and box.backend == "bwrap" else ""
+    join.enter(pause.inside, SESSION, inner)
     isolation = box.backend
     if not box.trusted and seccomp.available():
         seccomp.restrict(namespaced=True, network=box.network, sampled=setup.watch)
         isolation += "+seccomp"
-    own = frozenset(int(name) for name in os.listdir("/proc") if name.isdigit())
+    own = _own()
     return SandboxIsolation(isolation, NamespaceProcesses(own), SESSION, TMP, UNITS,
-                            bool(box.image), pause, own, tmp_names(what))
+                            bool(box.image), None, pause, own, tmp_names(what))
+
+
+def _rooted(setup: Setup, home: str) -> SandboxIsolation:
+    """A sandbox with an image that it may write. Its user is 0 and the only one, so the filter lets
+    calls that change users and owners succeed without effect, in trusted code as well.
+    """
+    box, runtime = setup.box, RUNTIMES[setup.box.backend]
+    if not seccomp.available():
+        raise Unbuildable("image: this kernel cannot filter system calls, which a root that can be "
+                          "written needs; pass writable=False")
+    root = image_root.prepare(setup.root, box.image, home, box.network)
+    what = _container(setup, home, root.folder)
+    pause = PauseProcess(runtime.argv(what), runtime.env(os.environ), _READY_S, root.enter)
+    join.enter(pause.inside, SESSION, IMAGE, image_root.KEPT)
+    os.umask(0o022)  # as root has it; the scratch directory is closed to others
+    image_root.settle_in()
+    seccomp.restrict(namespaced=True, network=box.network, sampled=setup.watch, rootlike=True,
+                     trusted=box.trusted)
+    isolation = f"{box.backend}+{root.way}{'' if box.trusted else '+seccomp'}"
+    own = _own()
+    return SandboxIsolation(isolation, NamespaceProcesses(own), SESSION, TMP, UNITS, True,
+                            root, pause, own)
+
+
+def _container(setup: Setup, home: str, root: str = "") -> ContainerSpec:
+    box, files = setup.box, [(path_of(home), UNITS)]
+    if not box.image:
+        files.insert(0, (setup.etc, "/etc"))
+    return ContainerSpec(home, box.image, box.network, etc.others(setup.read), files,
+                         name=container_name(home), root=root)
+
+
+def _own() -> frozenset[int]:
+    """The pause process and its children, seen from inside, before anything else runs there."""
+    return frozenset(int(name) for name in os.listdir("/proc") if name.isdigit())

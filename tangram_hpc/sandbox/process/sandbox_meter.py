@@ -10,32 +10,46 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 from ...domain.states import ActionState
 from ...protocol.process_frames import SandboxLimits
 from ..files import modes
+from ..isolation.image_root import ImageRoot
 from .sandbox_processes import SandboxProcesses, memory_kib
 
 LOOK_NS = 50_000_000
 _DISK_NS = 500_000_000
 _DISK_LATEST_NS = 5_000_000_000  # many small files must not buy time for large ones
 _SHARE = 20
+_PLAIN = 2  # folders of a sandbox without an image that it may write
 _DEPTH_MAX = 512  # nested directories; deeper ones are made only to hide files
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SandboxMeter:
-    """Checks the use of one sandbox whose files lie in `folders`. What `others` names directly in
-    them is not its own and does not count.
+    """Checks the use of one sandbox.
+
+    Args:
+        folders: where its files lie.
+        processes: reaches its processes.
+        others: names directly in `folders` that are not its own and do not count.
+        changes: what it changed in its image, if it may; an image that was copied does not count.
 
     Attributes:
         due: when it wants to check next (monotonic ns); 0 for never.
     """
 
     def __init__(self, folders: tuple[str, ...], processes: SandboxProcesses,
-                 others: frozenset[str] = frozenset()) -> None:
-        self._folders, self._others = folders, others
+                 others: frozenset[str] = frozenset(), changes: ImageRoot | None = None) -> None:
+        self._folders: tuple[str | int, ...] = folders
+        self._others = others
+        self._free_mib = 0
+        if changes is not None:
+            # the folder lies outside of the sandbox's root; "/" is that of what is open in it
+            self._folders = (*folders, changes.changes_fd)
+            self._free_mib = changes.image_mib
         self._processes = processes
         self._limits = SandboxLimits()
         self._watch = False
@@ -95,20 +109,22 @@ class SandboxMeter:
         if min(used) < 0:
             self._had_mib = -1
             return ActionState.FAILED, f"disk: directories more than {_DEPTH_MAX} deep"
-        self._had_mib = sum(used) + unlinked_mib(self._processes.pids(), self._folders)
+        own = (*self._folders, "/") if len(self._folders) > _PLAIN else self._folders
+        self._had_mib = max(0, sum(used) - self._free_mib) + unlinked_mib(
+            self._processes.pids(), own)
         if self._had_mib <= limit_mib:
             return None
         return ActionState.FAILED, f"disk: {self._had_mib} MiB written, {limit_mib} MiB allowed"
 
 
-def used_mib(home: str, others: frozenset[str] = frozenset()) -> int:
+def used_mib(home: str | int, others: frozenset[str] = frozenset()) -> int:
     """The blocks of everything beneath a directory, but for what `others` names in it, in MiB; -1
-    when it is too deep to be measured. Entries that come or go meanwhile may be missed. O(entries).
-    It holds a descriptor for each level, as a path of many levels is longer than the kernel
-    accepts.
+    when it is too deep to be measured. The directory is a path or an open descriptor. Entries that
+    come or go meanwhile may be missed. O(entries). It holds a descriptor for each level, as a path
+    of many levels is longer than the kernel accepts.
     """
     blocks = 0
-    walk = [_Level.of(home, None)]
+    walk = [_Level.of(home, None) if isinstance(home, str) else _Level.of(".", home)]
     if walk[0] is not None and others:
         walk[0].folders = [name for name in walk[0].folders if name not in others]
     try:
@@ -172,7 +188,7 @@ class _Level:
                 modes.change(self._name, self._mode, self._above)
 
 
-def unlinked_mib(pids: list[int], folders: tuple[str, ...]) -> int:
+def unlinked_mib(pids: list[int], folders: Sequence[str | int]) -> int:
     """The blocks in MiB of files without a name that processes hold open on the folders' file
     systems. Files of a process that may not be examined are missed.
     """
