@@ -223,12 +223,15 @@ class Reports(Protocol):
         """A streamed command has written a piece of output to `stream` (1 or 2)."""
         ...
 
-    def session_up(self, session: int) -> None:
-        """The sandbox of the session is ready."""
+    def session_up(self, session: int, image: str = "") -> None:
+        """The sandbox of the session is ready; `image` is the digest of its image, if it has one.
+        """
         ...
 
-    def session_down(self, session: int, reason: str) -> None:
-        """The sandbox of the session is gone; `reason` is empty if the worker asked for that."""
+    def session_down(self, session: int, reason: str, never: bool = False) -> None:
+        """The sandbox of the session is gone; `reason` is empty if the worker asked for that.
+        `never` says that it could not have been built on any node.
+        """
         ...
 
     def session_packed(self, session: int, files: str) -> None:
@@ -254,6 +257,44 @@ class SandboxSettings:
     kill_wait_s: float = 2.0
     output_max: int = 1 << 20
     compiled: bool = True
+
+
+@dataclass(frozen=True)
+class ReadyImage:
+    """An image that sandboxes can be built from.
+
+    Attributes:
+        folder: its root file system on this node.
+        digest: its digest; empty for a folder that the session named itself.
+        env: variables that its programs expect, as NAME=VALUE.
+    """
+
+    folder: str
+    digest: str = ""
+    env: tuple[str, ...] = ()
+
+
+# Called with the image, "" and False; or with None, one line that says why there is none, and
+# whether to ask again is of no use.
+ImageReady = Callable[[ReadyImage | None, str, bool], None]
+
+
+class Images(Protocol):
+    """Turns the names of images into folders on this node. No call blocks."""
+
+    def open(self, session: int, image: str, then: ImageReady) -> None:
+        """Makes an image ready for a session, and keeps it until `release`. `then` is called once,
+        maybe before this returns; never after a `release`.
+        """
+        ...
+
+    def release(self, session: int) -> None:
+        """The session needs its image no more, ready or not. An unknown session is ignored."""
+        ...
+
+    def close(self) -> None:
+        """Gives up everything that is under way, and calls nobody. Blocks until that is done."""
+        ...
 
 
 class Sandboxes(Protocol):

@@ -21,6 +21,8 @@ from ..config.settings import Config
 from ..domain.node import NodeSpec
 from ..domain.service import ServiceSpec
 from ..errors import BrokerUnreachable
+from ..images.node_images import NodeImages
+from ..images.pull import PullSettings
 from ..ports import (
     Executor,
     Reports,
@@ -114,6 +116,20 @@ def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
         welcome.output_max, config.compiled)
 
 
+def pull_settings(config: Config, store: Path, job_share: str = "") -> PullSettings:
+    """The settings for pulling images.
+
+    Args:
+        config: the settings.
+        store: the node's store, if the settings name none.
+        job_share: the folder of the job's own blobs; empty for none.
+    """
+    return PullSettings(
+        config.image_store or str(store), config.image_shares, job_share,
+        config.image_insecure, config.image_registries, config.image_max_mib,
+        config.image_store_mib)
+
+
 def service_maker(spec: NodeSpec, devices: Devices, scratch: Path
                   ) -> Callable[[ServiceSpec, int], ServiceBackend]:
     """Returns the function that makes a copy of a service on this node."""
@@ -190,7 +206,10 @@ class _NodeParts:
         spec, store = self.spec, FolderStore(welcome.store)
         sandboxes = SandboxExecutor(reports, store, self.scratch, spec.cores,
                                     sandbox_settings(self.config, welcome), backends=self.backends,
-                                    pinned=spec.pinned, gpus=self.meter, enforcer=self.enforcer)
+                                    pinned=spec.pinned, gpus=self.meter, enforcer=self.enforcer,
+                                    images=NodeImages(pull_settings(
+                                        self.config, self.scratch / "images",
+                                        f"{welcome.store}/images")))
         make = service_maker(spec, self.devices, self.scratch / "services")
         return NodeExecutor(sandboxes, ServiceExecutor(reports, store, make, spec.mem_mib,
                                                        self.meter))

@@ -512,7 +512,7 @@ class Broker:
     def _send_session_up(self, session: SessionEntry) -> None:
         node = self.scheduler.ledger.nodes[session.node].spec.name
         self._peers.send_to_client(client_of(session.spec.id), ms.SessionUp(
-            session.spec.id, node, session.placed_at - session.requested_at))
+            session.spec.id, node, session.placed_at - session.requested_at, session.image))
 
     def _reply(self, order: de.ReplyToClient, payload: Buffer | None) -> None:
         """Sends an action's result to its client, and to those who submitted the same idempotency

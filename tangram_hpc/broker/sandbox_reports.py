@@ -26,9 +26,9 @@ def event_of_report(ledger: Ledger, node: int, report: SandboxReport, now: int
     if session is None or session.node != node:
         return None
     if isinstance(report, ms.SandboxUp):
-        return ev.SessionReady(now, report.session)
+        return ev.SessionReady(now, report.session, report.image)
     if isinstance(report, ms.SandboxDown):
-        return ev.SessionClosed(now, report.session, report.reason)
+        return ev.SessionClosed(now, report.session, report.reason, report.never)
     if session.state is SessionState.MOVING:
         return ev.SessionPacked(now, report.session, report.files)
     return ev.SessionClosed(now, report.session, "")  # the session was closed while it was packed

@@ -54,12 +54,14 @@ class SandboxSpec(msgspec.Struct, frozen=True, array_like=True):
         trusted: whether its code may see the files of its user.
         network: whether its code may use the network.
         image: the container image or root directory; empty for the node's own programs.
+        env: variables that the image's programs expect, as NAME=VALUE.
     """
 
     backend: str = ""
     trusted: bool = True
     network: bool = True
     image: str = ""
+    env: tuple[str, ...] = ()
 
 
 class SandboxLimits(msgspec.Struct, frozen=True, array_like=True):

@@ -130,6 +130,7 @@ class NodeSession:
         deaths: how many of its inits have died.
         copies: sessions that wait to begin with a copy of its files; `copying`: copies under way.
         waiting: attempts that wait for it, in order.
+        pulling: whether its image is not ready yet; `image`: the image's digest once it is.
     """
 
     __slots__ = (
@@ -139,8 +140,10 @@ class NodeSession:
         "copying",
         "deaths",
         "id",
+        "image",
         "packing",
         "process",
+        "pulling",
         "running",
         "spec",
         "up",
@@ -153,7 +156,8 @@ class NodeSession:
         self.spec = spec
         self.box = box
         self.process: ExecutionProcess | None = None
-        self.up = self.was_up = self.closing = self.packing = False
+        self.up = self.was_up = self.closing = self.packing = self.pulling = False
+        self.image = ""
         self.running = 0
         self.deaths = 0
         self.copies: deque[NodeSession] = deque()

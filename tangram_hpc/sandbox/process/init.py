@@ -226,6 +226,7 @@ class Init:
         self._setup, self._home = setup, self._isolation.home
         base = environment.sandbox_environment(os.environ, self._home, self._isolation.tmp,
                                                self._isolation.own_root)
+        base = environment.with_image(base, setup.box.env)
         self._grants = environment.Grants(base, self._isolation.units)
         self._processes = self._isolation.processes
         self._meter = SandboxMeter((self._home, self._isolation.tmp), self._processes)

@@ -74,6 +74,7 @@ def on_session_ready(state: SchedulerState, event: ev.SessionReady) -> list[Deci
     if session is None or session.state is not SessionState.OPENING:
         return []
     session.state = move(SESSION_MOVES, session.state, SessionState.IDLE, event)
+    session.image = event.image
     resume(state, session)
     update_idle(ledger, session, event.at)
     _resume_origin(state, session, event.at)

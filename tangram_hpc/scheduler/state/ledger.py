@@ -138,6 +138,7 @@ class SessionEntry:
             it.
         closing: why it is to end; empty while it is not.
         forks: its forks that are not open yet, and whether its files are being copied for them now.
+        image: the digest of its image, as its node reported; empty for none.
     """
 
     spec: SessionSpec
@@ -151,6 +152,7 @@ class SessionEntry:
     waiting: OrderedDict[int, None] = field(default_factory=OrderedDict)
     closing: str = ""
     forks: dict[int, bool] = field(default_factory=dict)
+    image: str = ""
 
     @property
     def works(self) -> bool:
