@@ -16,7 +16,14 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import IO, Protocol
 
-from ..domain.image_name import DOCKER_ARCHIVE, OCI, OCI_ARCHIVE, ImageName
+from ..domain.image_name import (
+    DOCKER_ARCHIVE,
+    OCI,
+    OCI_ARCHIVE,
+    ImageName,
+    parse_image_name,
+)
+from ..errors import InvalidInput
 from .found_image import FoundImage, check_platform, find_image
 from .image_errors import ImageRefused, of_os_error
 from .image_limits import LAYERS_MAX, MANIFEST_MAX
@@ -225,7 +232,7 @@ def _docker_archive(files: _Files, name: ImageName, platform: str) -> FoundImage
     records = read_json(b'{"images": ' + _small(files, "manifest.json") + b"}", "manifest.json")
     images = records["images"] if isinstance(records.get("images"), list) else []
     wanted = [one for one in images if isinstance(one, dict)
-              and (not name.tag or name.tag in _tags(one))]
+              and (not name.tag or _full(name.tag) in map(_full, _tags(one)))]
     if len(wanted) != 1:
         known = [tag for one in images if isinstance(one, dict) for tag in _tags(one)]
         what = "several images; name one of" if wanted else f"no image {name.tag!r}; it has"
@@ -246,6 +253,14 @@ def _docker_archive(files: _Files, name: ImageName, platform: str) -> FoundImage
 def _tags(record: dict[str, object]) -> list[str]:
     tags = record.get("RepoTags")
     return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+
+
+def _full(tag: str) -> str:
+    """Returns the name of an image with everything that was left out, if it is one."""
+    try:
+        return parse_image_name(tag).full
+    except InvalidInput:
+        return tag
 
 
 def _opener(files: _Files, name: str) -> Callable[[], IO[bytes]]:

