@@ -42,6 +42,7 @@ class ActionRecord:
         route: where a turn was routed to last; None for other actions.
         lost_ahead: whether a prefetched lease was lost with its node. The node may have started the
             action without having reported it, so that `attempt` is a lower bound.
+        image: digest of the image that its session had; empty for none.
     """
 
     job: str
@@ -61,6 +62,7 @@ class ActionRecord:
     # A lease that was given ahead of its turn was lost with its node, which may have started the
     # action without having told so: `attempt` is a lower bound then.
     lost_ahead: bool = False
+    image: str = ""
 
     @property
     def elapsed_ns(self) -> int:
@@ -133,6 +135,7 @@ class Fold:
         self._nodes: dict[int, tuple[NodeSpec, int]] = {}
         self._gone: set[int] = set()
         self._reserved: dict[int, tuple[int, int]] = {}  # session -> (since, cores)
+        self._images: dict[int, str] = {}  # of open sessions that have one
         self._by_lease: dict[int, ActionRecord] = {}
         self._prefetched = LeaseQueues[ev.LeaseGranted]()
         self._forced: dict[int, Outcome] = {}  # actions that end so when their lease does
@@ -157,7 +160,10 @@ class Fold:
                 self._leave(event.node, event.at)
             case ev.SessionPlaced():
                 self._reserved[event.session] = (event.at, len(event.cores))
+            case ev.SessionReady() if event.image:
+                self._images[event.session] = event.image
             case ev.SessionClosed() | ev.SessionPacked():
+                self._images.pop(event.session, None)
                 since, cores = self._reserved.pop(event.session, (event.at, 0))
                 self.usage.reserved_ns += cores * (event.at - since)
             case ev.ActionSubmitted():
@@ -232,6 +238,7 @@ class Fold:
     def _granted(self, event: ev.LeaseGranted) -> None:
         record = self.records[event.action]
         record.state = ActionState.CONFIGURING
+        record.image = self._images.get(record.action.session, "")
         self._by_lease[event.lease] = record
         if event.after:
             record.start_ns, record.grants = 0, []

@@ -318,7 +318,8 @@ def import_image(path: str, text: str, settings: PullSettings, environ: Mapping[
     if name is not None:
         store = NodeStore(settings.store)
         store.note_name(name.full, done.digest, _IMPORTED)
-        store.forget_name(parse_image_name(path).full)  # the file may be gone soon
+        file = parse_image_name(path)
+        store.forget_name((_path(file) or file if file.kind == PATH else file).full)
     return done.digest
 
 

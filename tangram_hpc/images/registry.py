@@ -13,6 +13,7 @@ names, and to nobody to whom these redirect.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import http.client
 import ipaddress
@@ -65,7 +66,7 @@ class RegistryImage:
         self._asked_credentials = False
         self._authorization = ""
         self._scheme = ""
-        self._opener = _opener(self._host, environ, self._plain)
+        self._opener: urllib.request.OpenerDirector | None = None
 
     def manifest(self, reference: str) -> tuple[bytes, str]:
         """Returns a manifest or an index, and its digest.
@@ -194,6 +195,8 @@ class RegistryImage:
         request = urllib.request.Request(where, body, {"User-Agent": "tangram_hpc", **headers})
         if authorization:
             request.add_unredirected_header("Authorization", authorization)
+        if self._opener is None:  # to read the system's certificates takes a while
+            self._opener = _opener(self._host, self._environ, self._plain)
         return self._opener.open(request, timeout=_SILENT_S)
 
     def _find_scheme(self) -> str:
@@ -277,16 +280,22 @@ def _is_loopback(host: str) -> bool:
 
 
 def _opener(host: str, environ: Mapping[str, str], plain: bool) -> urllib.request.OpenerDirector:
-    context = ssl.create_default_context()
     folders = [*_CERTS]
     if home := environ.get("HOME"):
         folders.insert(0, f"{home}/.config/containers/certs.d")
-    for folder in folders:
-        for path in sorted(Path(folder, host).glob("*.crt")):
-            context.load_verify_locations(path)
+    own = [path for folder in folders for path in sorted(Path(folder, host).glob("*.crt"))]
+    context = ssl.create_default_context() if own else _system_context()
+    for path in own:
+        context.load_verify_locations(path)
     proxy = urllib.request.ProxyHandler({} if _is_loopback(host) else None)
     return urllib.request.build_opener(
         proxy, urllib.request.HTTPSHandler(context=context), _Redirect(plain))
+
+
+@functools.cache
+def _system_context() -> ssl.SSLContext:
+    """The system's certificates, which take a tenth of a second to read."""
+    return ssl.create_default_context()
 
 
 class _Redirect(urllib.request.HTTPRedirectHandler):

@@ -11,7 +11,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-
 from helpers.image_rig import (
     HERE,
     MadeImage,
@@ -25,6 +24,7 @@ from helpers.image_rig import (
     squashfs_of,
     tar_of,
 )
+
 from tangram_hpc.images import sif
 from tangram_hpc.images.image_errors import ImageRefused
 from tangram_hpc.images.node_store import NodeStore
@@ -146,7 +146,7 @@ def test_a_layer_that_is_not_what_it_is_said_to_be_is_refused(tmp_path: Path) ->
     (packed,) = [key for key in image.blobs if key != digest(image.config)]
     (other,) = [data for key, data in evil.blobs.items() if key != digest(evil.config)]
     (layout / "blobs" / packed.replace(":", "/")).write_bytes(other)
-    with pytest.raises(ImageRefused, match="a layer has the digest sha256:.* the configuration"):
+    with pytest.raises(ImageRefused, match=r"a layer has the digest sha256:.* the configuration"):
         get(tmp_path, str(layout))
     (layout / "blobs" / image.digest.replace(":", "/")).write_bytes(b"{}")
     with pytest.raises(ImageRefused, match="another digest"):
@@ -191,7 +191,7 @@ def test_an_absurd_manifest_is_refused(tmp_path: Path, change: object, why: str)
 def test_an_absurd_index_is_refused(tmp_path: Path, index: bytes) -> None:
     layout = MadeImage([tar_of(entry("a"))]).layout(tmp_path / "layout")
     (layout / "index.json").write_bytes(index)
-    with pytest.raises(ImageRefused, match="^image: "):
+    with pytest.raises(ImageRefused, match=r"^image: "):
         get(tmp_path, str(layout))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import ctypes
 import http.server
 import json
 import os
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from helpers.image_rig import (
     HERE,
     MadeImage,
@@ -28,6 +28,7 @@ from helpers.image_rig import (
     registry,
     tar_of,
 )
+
 from tangram_hpc.domain.image_name import parse_image_name
 from tangram_hpc.images import registry as registry_module
 from tangram_hpc.images.credentials import find_credentials
@@ -72,7 +73,8 @@ def test_by_tag_and_by_digest(tmp_path: Path, plain: RunningRegistry) -> None:
 @pytest.mark.parametrize("docker", [False, True])
 def test_an_index_gives_this_machines_image(tmp_path: Path, plain: RunningRegistry, docker: bool
                                             ) -> None:
-    mine, other = made("a"), MadeImage([tar_of(entry("b"))], offered=OTHER)
+    mine = MadeImage([tar_of(entry("a", os.urandom(8).hex()))], docker=docker)
+    other = MadeImage([tar_of(entry("b"))], offered=OTHER, docker=docker)
     for image in (mine, other):
         plain.push("multi", image, "one")
     index = index_of(other, mine)
@@ -148,11 +150,22 @@ def test_a_published_image_needs_no_registry(tmp_path: Path, plain: RunningRegis
 # ---- who one is ----
 
 
+def _bcrypt(password: str) -> str:
+    """The hash of a password as registries want it; empty where crypt(3) cannot make one."""
+    try:
+        library = ctypes.CDLL("libcrypt.so.1")
+    except OSError:
+        return ""
+    library.crypt.restype = ctypes.c_char_p
+    made: bytes | None = library.crypt(password.encode(), b"$2b$04$" + b"abcdefghijklmnopqrstuu")
+    return made.decode() if made and made.startswith(b"$2b$") else ""
+
+
 @needs_registry
-@pytest.mark.skipif(not shutil.which("htpasswd"), reason="apache2-utils is not installed")
+@pytest.mark.skipif(not _bcrypt("x"), reason="this system's crypt(3) has no bcrypt")
 def test_a_password_of_the_users_own_file(tmp_path: Path) -> None:
     words = tmp_path / "htpasswd"
-    subprocess.run(["htpasswd", "-Bbc", words, "me", "secret"], check=True, capture_output=True)
+    words.write_text(f"me:{_bcrypt('secret')}\n")
     image = made()
     with _registry_or_skip(tmp_path, htpasswd=str(words), user="me", password="secret") as running:
         running.push("private", image, "v1")
@@ -185,7 +198,7 @@ def test_tls_with_an_authority_of_the_sites_own(tmp_path: Path, monkeypatch: pyt
     with _registry_or_skip(tmp_path, tls=(str(cert), str(key), str(cert))) as running:
         running.push("app", image, "v1")
         name = f"{running.host}/app:v1"
-        with pytest.raises(ImageRefused, match="certificate of the registry .* is not trusted"):
+        with pytest.raises(ImageRefused, match=r"certificate of the registry .* is not trusted"):
             get(tmp_path, name)
         folder = tmp_path / ".config/containers/certs.d" / running.host
         folder.mkdir(parents=True)
@@ -230,7 +243,7 @@ def test_dockers_own_registry_has_its_old_name_in_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[]x", '{"auths": {"reg.example": {"auth": "***"}}}'])
 def test_a_damaged_file_of_credentials_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
-    with pytest.raises(ImageRefused, match="a.json"):
+    with pytest.raises(ImageRefused, match=r"a.json"):
         find_credentials({"REGISTRY_AUTH_FILE": str(tmp_path / "a.json")}, "reg.example", "app")
 
 
@@ -260,7 +273,7 @@ class Odd:
                 outer.serve(self)
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", free_port()), Handler)
-        self.host = "127.0.0.1:%d" % self.server.server_address[1]
+        self.host = f"127.0.0.1:{self.server.server_port}"
 
     def serve(self, request: Any) -> None:
         last = request.path.rsplit("/", 1)[-1]
@@ -370,7 +383,7 @@ def test_another_manifest_than_was_asked_for_is_refused(tmp_path: Path, odd: Odd
 
 def test_a_huge_manifest_is_not_read(tmp_path: Path, odd: Odd) -> None:
     odd.before = [lambda r: "manifests" in r.path and say(r, 200, b" " * (5 << 20))]
-    with pytest.raises(ImageRefused, match="manifest of .* has more than 4194304 bytes"):
+    with pytest.raises(ImageRefused, match=r"manifest of .* has more than 4194304 bytes"):
         get(tmp_path, f"{odd.host}/app:v1")
 
 

@@ -318,7 +318,7 @@ ENTRIES = st.lists(st.tuples(PATHS, KINDS, PATHS, st.integers(0, 0o7777), st.bin
                    max_size=12)
 
 
-@settings(max_examples=80, deadline=None,
+@settings(max_examples=40, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ENTRIES)
 @example([("a", tarfile.SYMTYPE, "../..", 0, b""), ("a/b", tarfile.REGTYPE, "", 0, b"x")])
@@ -345,7 +345,7 @@ def test_no_archive_writes_outside(tmp_path: Path, made: list[tuple[str, bytes, 
         assert not stat.S_ISREG(about.st_mode) or not about.st_mode & 0o6000
 
 
-@settings(max_examples=80, deadline=None,
+@settings(max_examples=40, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_damage_to_the_bytes_makes_another_error(tmp_path: Path, data: st.DataObject) -> None:
