@@ -25,7 +25,8 @@ PACKAGES = [
 ]  # fmt: skip
 # What the tests of images use; where they cannot be installed, these tests are skipped. The registry
 # of Debian would begin to listen when it is installed, so it is installed here, where none may.
-OF_IMAGES = {"docker-registry": "docker-registry", "squashfs-tools": "mksquashfs", "umoci": "umoci"}
+OF_IMAGES = {"docker-registry": "docker-registry", "squashfs-tools": "mksquashfs",
+             "umoci": "umoci"}
 CORE = ["munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo", "scontrol", "useradd"]
 DBD = ["slurmdbd", "sacctmgr", "sacct", "mariadbd", "mariadb-install-db"]
 HEADERS = ["slurm/spank.h", "stdio.h"]

@@ -148,7 +148,7 @@ def test_one_more_than_memory_allows_waits_with_the_reason() -> None:
 def test_the_best_backend_that_can_is_chosen() -> None:
     node = NodeSpec("n", "h", (0,), 1, **FULL)
     assert backend_for(node, SessionSpec(1)) == "bwrap"
-    assert backend_for(node, SessionSpec(1, image="debian:12")) == "podman"
+    assert backend_for(node, SessionSpec(1, image="debian:12")) == "bwrap"
     assert backend_for(node, SessionSpec(1, trusted=True, backend="process")) == "process"
     assert backend_for(node, SessionSpec(1, backend="process")) == ""
     assert preferred(("a", "b", "c"), "b") == ("b", "a", "c")
