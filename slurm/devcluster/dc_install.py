@@ -23,8 +23,8 @@ PACKAGES = [
     "slurm-wlm-basic-plugins", "iproute2", "passwd", "util-linux",
     "libslurm-dev", "gcc", "libc6-dev", "make",
 ]  # fmt: skip
-# What the tests of images use; where they cannot be installed, these tests are skipped. The registry
-# of Debian would begin to listen when it is installed, so it is installed here, where none may.
+# What the tests of images use; where they cannot be installed, these tests are skipped. Debian's
+# registry would begin to listen when it is installed, so it is installed here, where none may.
 OF_IMAGES = {"docker-registry": "docker-registry", "squashfs-tools": "mksquashfs",
              "umoci": "umoci"}
 CORE = ["munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo", "scontrol", "useradd"]

@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import socket
@@ -20,7 +21,7 @@ from pathlib import Path
 from ..config.settings import Config
 from ..domain.node import NodeSpec
 from ..domain.service import ServiceSpec
-from ..errors import BrokerUnreachable
+from ..errors import BrokerUnreachable, InvalidInput
 from ..images.node_images import NodeImages
 from ..images.pull import PullSettings
 from ..ports import (
@@ -123,9 +124,16 @@ def pull_settings(config: Config, store: Path, job_share: str = "") -> PullSetti
         config: the settings.
         store: the node's store, if the settings name none.
         job_share: the folder of the job's own blobs; empty for none.
+
+    Raises:
+        InvalidInput: `image_store` names an environment variable that is not set.
     """
+    named = os.path.expandvars(config.image_store)
+    if "$" in named:
+        raise InvalidInput(f"config field `image_store`: {named}: an environment variable in it is "
+                           "not set")
     return PullSettings(
-        config.image_store or str(store), config.image_shares, job_share,
+        named or str(store), config.image_shares, job_share,
         config.image_insecure, config.image_registries, config.image_max_mib,
         config.image_store_mib)
 

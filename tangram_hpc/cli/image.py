@@ -68,7 +68,7 @@ def go(args: argparse.Namespace) -> int:
     if not config.image_store:
         raise InvalidInput("--store: the setting `image_store` is empty, so that each worker has a "
                            "store of its own, which is gone with it; set it, or name a folder")
-    settings = pull_settings(config, Path(config.image_store))
+    settings = pull_settings(config, Path())
     os.umask(0o022)
     if args.image_verb == "publish":
         return _publish(args, settings)

@@ -104,8 +104,8 @@ class Config(BaseModel):
     compiled: bool = Field(True, description="whether the compiled loop may serve plain commands "
                                              "in sandboxes, if it was built")
     image_store: str = Field("", description="node-local folder of unpacked images; it stays after "
-                                             "the job; empty: in the worker's scratch folder, and "
-                                             "gone with it")
+                                             "the job, and may hold $NAME; empty: in the "
+                                             "worker's scratch folder, and gone with it")
     image_store_mib: int = Field(0, ge=0, description="MiB that `image_store` may hold; beyond it "
                                                       "the images that were used least recently "
                                                       "are removed; 0: no limit")

@@ -165,6 +165,8 @@ def _unpack(found: FoundImage, name: ImageName, store: NodeStore, settings: Pull
                     layer = store.add_layer(
                         diff_id, lambda folder, file=file, diff_id=diff_id:  # type: ignore[misc]
                         _checked(file, folder, diff_id, budget))
+            else:
+                budget.take_bytes(layer.notes.size)
             layers.append(layer)
         config = found.config
         image = StoredImage(found.digest, (), config.diff_ids, config.env, config.working_dir,
