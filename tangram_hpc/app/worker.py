@@ -244,6 +244,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     loop, config = asyncio.get_running_loop(), plan.config
     seldom_collect()
     die_on_broken_law(loop, "worker")
+    pull_settings(config, Path())  # a wrong one is told before anything is lent
     access = await_access(plan.access, _SHARED_FS_S)
     backends = Backends.probed(config.isolation, config.read_paths)
     devices = lent_devices(config, environ)
