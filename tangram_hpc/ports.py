@@ -230,13 +230,15 @@ class Reports(Protocol):
         """So many more bytes of input may be sent to the command of a lease."""
         ...
 
-    def session_up(self, session: int) -> None:
-        """The sandbox of the session is ready."""
+    def session_up(self, session: int, image: str = "") -> None:
+        """The sandbox of the session is ready; `image` is the digest of its image, if it has one.
+        """
         ...
 
-    def session_down(self, session: int, reason: str) -> None:
-        """The sandbox of the session is gone; `reason` is empty if the worker had asked the
-        executor to close it.
+    def session_down(self, session: int, reason: str, never: bool = False) -> None:
+        """The sandbox of the session is gone; `reason` is empty if the worker had
+        asked the executor to close it.
+        `never` says that it could not have been built on any node.
         """
         ...
 
@@ -268,6 +270,44 @@ class SandboxSettings:
     output_max: int = 1 << 20
     compiled: bool = True
     output_bound: int = 64 << 20
+
+
+@dataclass(frozen=True)
+class ReadyImage:
+    """An image that sandboxes can be built from.
+
+    Attributes:
+        folder: its root file system on this node.
+        digest: its digest; empty for a folder that the session named itself.
+        env: variables that its programs expect, as NAME=VALUE.
+    """
+
+    folder: str
+    digest: str = ""
+    env: tuple[str, ...] = ()
+
+
+# Called with the image, "" and False; or with None, one line that says why there is none, and
+# whether to ask again is of no use.
+ImageReady = Callable[[ReadyImage | None, str, bool], None]
+
+
+class Images(Protocol):
+    """Turns the names of images into folders on this node. No call blocks."""
+
+    def open(self, session: int, image: str, then: ImageReady) -> None:
+        """Makes an image ready for a session, and keeps it until `release`. `then` is called once,
+        maybe before this returns; never after a `release`.
+        """
+        ...
+
+    def release(self, session: int) -> None:
+        """The session needs its image no more, ready or not. An unknown session is ignored."""
+        ...
+
+    def close(self) -> None:
+        """Gives up everything that is under way, and calls nobody. Blocks until that is done."""
+        ...
 
 
 class Sandboxes(Protocol):

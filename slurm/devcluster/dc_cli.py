@@ -177,6 +177,7 @@ def run(argv: list[str]) -> int:
     os.umask(0o022)
     if o.verb == "install":
         dc_install.install()
+        dc_install.install_of_images()
     elif o.verb == "down":
         dc_down.down(resolve_prefix(o.prefix, o.name))
     else:

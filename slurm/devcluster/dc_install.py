@@ -23,6 +23,10 @@ PACKAGES = [
     "slurm-wlm-basic-plugins", "iproute2", "passwd", "util-linux",
     "libslurm-dev", "gcc", "libc6-dev", "make",
 ]  # fmt: skip
+# What the tests of images use; where they cannot be installed, these tests are skipped. Debian's
+# registry would begin to listen when it is installed, so it is installed here, where none may.
+OF_IMAGES = {"docker-registry": "docker-registry", "squashfs-tools": "mksquashfs",
+             "umoci": "umoci"}
 CORE = ["munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo", "scontrol", "useradd"]
 DBD = ["slurmdbd", "sacctmgr", "sacct", "mariadbd", "mariadb-install-db"]
 HEADERS = ["slurm/spank.h", "stdio.h"]
@@ -82,6 +86,16 @@ def apt(*args: str) -> subprocess.CompletedProcess:
 
 def lists_present() -> bool:
     return any(Path("/var/lib/apt/lists").glob("*_Packages*"))
+
+
+def install_of_images() -> None:
+    """Installs what the tests of images use; says so and goes on where that fails."""
+    lack = [p for p, program in OF_IMAGES.items() if not shutil.which(program, path=SAFE_PATH)]
+    if not lack or os.geteuid() != 0 or not shutil.which("apt-get", path=SAFE_PATH):
+        return
+    with hold("install", 900), no_daemon_starts():
+        if apt("install", "-y", "--no-install-recommends", *lack).returncode:
+            say(f"cannot install {', '.join(lack)}: some tests of images will be skipped")
 
 
 def install() -> None:

@@ -44,6 +44,7 @@ class ActionRecord:
         route: where a turn was routed to last; None for other actions.
         lost_ahead: whether a prefetched lease was lost with its node. The node may have started the
             action without having reported it, so that `attempt` is a lower bound.
+        image: digest of the image that its session had; empty for none.
     """
 
     job: str
@@ -65,6 +66,7 @@ class ActionRecord:
     lost_ahead: bool = False
     client_name: str = ""
     session_name: str = ""
+    image: str = ""
 
     @property
     def client(self) -> int:
@@ -144,6 +146,7 @@ class Fold:
         self._nodes: dict[int, tuple[NodeSpec, int]] = {}
         self._gone: set[int] = set()
         self._reserved: dict[int, tuple[int, int]] = {}  # session -> (since, cores)
+        self._images: dict[int, str] = {}  # of open sessions that have one
         self._by_lease: dict[int, ActionRecord] = {}
         self._prefetched = LeaseQueues[ev.LeaseGranted]()
         self._forced: dict[int, Outcome] = {}  # how actions will end when their leases do
@@ -171,7 +174,10 @@ class Fold:
                 self._session_names[event.spec.id] = event.spec.name
             case ev.SessionPlaced():
                 self._reserved[event.session] = (event.at, len(event.cores))
+            case ev.SessionReady() if event.image:
+                self._images[event.session] = event.image
             case ev.SessionClosed() | ev.SessionPacked():
+                self._images.pop(event.session, None)
                 since, cores = self._reserved.pop(event.session, (event.at, 0))
                 self.usage.reserved_ns += cores * (event.at - since)
                 if isinstance(event, ev.SessionClosed):
@@ -254,6 +260,7 @@ class Fold:
     def _granted(self, event: ev.LeaseGranted) -> None:
         record = self.records[event.action]
         record.state = ActionState.CONFIGURING
+        record.image = self._images.get(record.action.session, "")
         self._by_lease[event.lease] = record
         if event.after:
             record.start_ns, record.grants = 0, []

@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import socket
@@ -21,6 +22,8 @@ from ..config.settings import Config
 from ..domain.node import NodeSpec
 from ..domain.service import ServiceSpec
 from ..errors import BrokerUnreachable, InvalidInput
+from ..images.node_images import NodeImages
+from ..images.pull import PullSettings
 from ..ports import (
     Executor,
     Reports,
@@ -118,6 +121,27 @@ def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
         welcome.output_max, config.compiled, welcome.output_bound)
 
 
+def pull_settings(config: Config, store: Path, job_share: str = "") -> PullSettings:
+    """The settings for pulling images.
+
+    Args:
+        config: the settings.
+        store: the node's store, if the settings name none.
+        job_share: the folder of the job's own blobs; empty for none.
+
+    Raises:
+        InvalidInput: `image_store` names an environment variable that is not set.
+    """
+    named = os.path.expandvars(config.image_store)
+    if "$" in named:
+        raise InvalidInput(f"config field `image_store`: {named}: an environment variable in it is "
+                           "not set")
+    return PullSettings(
+        named or str(store), config.image_shares, job_share,
+        config.image_insecure, config.image_registries, config.image_max_mib,
+        config.image_store_mib)
+
+
 def service_maker(spec: NodeSpec, devices: Devices, scratch: Path
                   ) -> Callable[[ServiceSpec, int], ServiceBackend]:
     """Returns the function that makes a copy of a service on this node."""
@@ -195,7 +219,10 @@ class _NodeParts:
         spec, store = self.spec, FolderStore(welcome.store)
         sandboxes = SandboxExecutor(reports, store, self.scratch, spec.cores,
                                     sandbox_settings(self.config, welcome), backends=self.backends,
-                                    pinned=spec.pinned, gpus=self.meter, enforcer=self.enforcer)
+                                    pinned=spec.pinned, gpus=self.meter, enforcer=self.enforcer,
+                                    images=NodeImages(pull_settings(
+                                        self.config, self.scratch / "images",
+                                        f"{welcome.store}/images")))
         make = service_maker(spec, self.devices, self.scratch / "services")
         return NodeExecutor(sandboxes, ServiceExecutor(reports, store, make, spec.mem_mib,
                                                        self.meter))
@@ -231,6 +258,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     loop, config = asyncio.get_running_loop(), plan.config
     seldom_collect()
     die_on_broken_law(loop, "worker")
+    pull_settings(config, Path())  # a wrong one is told before anything is lent
     access = await_access(plan.access, _SHARED_FS_S)
     enforce.sweep()  # what workers that were killed here left; `make_scratch` does so for its own
     scratch = make_scratch(environ, config.scratch, "worker")

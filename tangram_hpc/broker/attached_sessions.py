@@ -96,7 +96,8 @@ class AttachedSessions:
         if not session.ready:
             return
         number, node = session.spec.id, self._ledger.nodes[session.node].spec.name
-        message = ms.SessionUp(number, node, session.placed_at - session.requested_at)
+        message = ms.SessionUp(number, node, session.placed_at - session.requested_at,
+                               session.image)
         for each in (client,) if client else (client_of(number), *session.attached):
             self._send_to_client(each, message)
 

@@ -29,9 +29,9 @@ def event_of_report(ledger: Ledger, node: int, report: SandboxReport, now: int
     if isinstance(report, ms.BackgroundWants):
         return wanted(ledger, session, now)
     if isinstance(report, ms.SandboxUp):
-        return ev.SessionReady(now, report.session)
+        return ev.SessionReady(now, report.session, report.image)
     if isinstance(report, ms.SandboxDown):
-        return ev.SessionClosed(now, report.session, report.reason)
+        return ev.SessionClosed(now, report.session, report.reason, report.never)
     if session.state is SessionState.MOVING:
         return ev.SessionPacked(now, report.session, report.files)
     # The session was closed while its files were packed.

@@ -23,9 +23,10 @@ from .. import __version__
 from ..errors import TangramError
 
 VERBS = ("demo", "run", "acct", "info", "explain", "sim", "sim_rl", "size", "plan", "replay",
-         "template", "config", "doctor", "broker", "worker", "gateway", "rank", "serve", "shutdown")
+         "image", "template", "config", "doctor", "broker", "worker", "gateway", "rank", "serve",
+         "shutdown")
 
-_READ_SETTINGS = ("demo", "acct", "plan", "replay", "config", "doctor", "broker", "worker",
+_READ_SETTINGS = ("demo", "acct", "plan", "replay", "image", "config", "doctor", "broker", "worker",
                   "gateway", "rank")
 _CONFIG = ("settings file to read after the site's file and your own (default: TANGRAM_CONFIG; a "
            "tangram.toml in the current directory is read only if it is named)")

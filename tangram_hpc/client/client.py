@@ -245,8 +245,9 @@ class Client:
                 default.
             backend: "process", "bwrap", "podman", "apptainer" or "enroot"; empty for the best that
                 the node has.
-            image: the image of its file system, as the backend names images; empty for the node's
-                own file system.
+            image: the image of its file system: "[registry/]name[:tag][@sha256:...]", or the path
+                of a `.sif` file, an OCI layout, an archive or a folder; empty for the node's own
+                file system. Opening the session waits until the node has it.
             network: whether it may reach a network.
             trusted: whether its code is your own and may see your files. An untrusted session is
                 refused where no node can keep it from them.

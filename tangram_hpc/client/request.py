@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from ..domain.action import Action, Kind, Profile
-from ..domain.isolation import BACKENDS
+from ..domain.image_name import parse_image_name
+from ..domain.isolation import BACKENDS, is_runtimes_own
 from ..domain.outcome import TEXT_MAX
 from ..domain.rollouts import NAME_MAX, Turn
 from ..domain.session import BACKGROUNDS, SessionSpec
@@ -79,6 +80,7 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
     Raises:
         InvalidInput: a field is wrong; names it.
     """
+    _check_image(backend if backend is not None else base.backend, image)
     if backend not in (None, "", *BACKENDS):
         raise InvalidInput(f"backend: {backend!r} is not one of {', '.join(BACKENDS)}")
     if background not in (None, *BACKGROUNDS):
@@ -169,6 +171,12 @@ def user_name(user: str | int) -> str:
     if isinstance(user, int) and not isinstance(user, bool) and 0 <= user < 1 << 32:
         return str(user)
     raise InvalidInput(f"user: {user!r:.60} is neither the name nor the number of a user")
+
+
+def _check_image(backend: str, image: object) -> None:
+    if isinstance(image, str) and 0 < len(image) <= TEXT_MAX and not is_runtimes_own(
+            backend, image):
+        parse_image_name(image)
 
 
 def sendable(record: _R) -> _R:

@@ -99,6 +99,12 @@ class Session:
         return self._record.node
 
     @property
+    def image_digest(self) -> str:
+        """The digest of the image that the session runs in. Empty before its admission, and for a
+        session without an image or with a plain folder."""
+        return self._record.image_digest
+
+    @property
     def wait_s(self) -> float:
         """How long the session waited for its admission, in seconds; 0.0 before it."""
         return self._record.wait_s

@@ -26,6 +26,7 @@ class SessionRecord:
         node: the node that the session is on; empty before its admission, another one after a move.
         wait_s: seconds between request and admission; 0.0 before the admission.
         why_ended: one line that says why the session ended; empty while it has not.
+        image_digest: the digest of its image; empty before its admission, and for none.
         opened: ends when the broker admits the session; raises if it never will.
         closed: ends with the reason when the session has ended and its memory is free.
         owned: whether this client opened the session; otherwise it is attached to it.
@@ -36,21 +37,21 @@ class SessionRecord:
         attachments: how many `Session` objects of this process are attached to it.
     """
 
-    __slots__ = ("attachments", "closed", "env", "hold", "may_close", "node", "opened", "owned",
-                 "spec", "token", "trajectory", "wait_s", "why_ended")
+    __slots__ = ("attachments", "closed", "env", "hold", "image_digest", "may_close", "node",
+                 "opened", "owned", "spec", "token", "trajectory", "wait_s", "why_ended")
 
     def __init__(self, spec: SessionSpec, env: dict[str, str], trajectory: str, token: str = "",
                  owned: bool = True, may_close: bool = True) -> None:
         self.spec, self.env, self.trajectory = spec, env, trajectory
         self.token, self.owned, self.may_close = token, owned, may_close
         self.hold, self.attachments = False, 0
-        self.node, self.why_ended, self.wait_s = "", "", 0.0
+        self.node, self.why_ended, self.wait_s, self.image_digest = "", "", 0.0, ""
         self.opened: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.closed: concurrent.futures.Future[str] = concurrent.futures.Future()
 
     def on_up(self, message: ms.SessionUp) -> None:
         """Records that the session was admitted, or that it moved to another node."""
-        self.node = message.node
+        self.node, self.image_digest = message.node, message.image
         if not self.opened.done():
             self.wait_s = message.wait_ns / 1e9
             self.opened.set_result(None)

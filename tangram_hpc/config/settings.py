@@ -106,6 +106,21 @@ class Config(BaseModel):
                                   "4")
     compiled: bool = Field(True, description="whether the compiled loop may serve plain commands "
                                              "in sandboxes, if it was built")
+    image_store: str = Field("", description="node-local folder of unpacked images; it stays after "
+                                             "the job, and may hold $NAME; empty: in the "
+                                             "worker's scratch folder, and gone with it")
+    image_store_mib: int = Field(0, ge=0, description="MiB that `image_store` may hold; beyond it "
+                                                      "the images that were used least recently "
+                                                      "are removed; 0: no limit")
+    image_shares: tuple[str, ...] = Field(
+        (), description="folders with images on a shared file system that are read before a "
+                        "registry is asked, see `tangram image publish`")
+    image_registries: bool = Field(True, description="whether registries may be asked for images")
+    image_insecure: tuple[str, ...] = Field(
+        (), description="registries, as HOST or HOST:PORT, that may be spoken to without "
+                        "encryption; those on the loopback always may")
+    image_max_mib: int = Field(64 << 10, ge=1, le=1 << 30,
+                               description="MiB that one image may unpack to")
     scratch: str = Field("", description="node-local folder for sandboxes; empty: TMPDIR")
     gateway_spin_us: int = Field(200, ge=0, le=100000,
                                  description="microseconds for which an MPI wait spins before it "
@@ -147,7 +162,19 @@ class Config(BaseModel):
             raise ValueError("must be empty, seconds since the epoch, or + and seconds from now")
         return value
 
-    @field_validator("read_paths", mode="before")
+    @field_validator("image_store")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if value and not value.startswith("/"):
+            raise ValueError("the path must begin with /")
+        return value
+
+    @field_validator("image_insecure", mode="before")
+    @classmethod
+    def _split_hosts(cls, value: Any) -> Any:
+        return [host for host in value.split(",") if host] if isinstance(value, str) else value
+
+    @field_validator("read_paths", "image_shares", mode="before")
     @classmethod
     def _split_paths(cls, value: Any) -> Any:
         if isinstance(value, str):

@@ -276,9 +276,10 @@ class SessionPlaced(Event, frozen=True, tag="session-placed"):
 
 
 class SessionReady(Event, frozen=True, tag="session-ready"):
-    """The sandbox of a session is ready."""
+    """The sandbox of a session is ready; `image` is the digest of its image, empty for none."""
 
     session: int
+    image: str = ""
 
 
 class SessionRenewed(Event, frozen=True, tag="session-renewed"):

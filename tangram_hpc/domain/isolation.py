@@ -12,12 +12,28 @@ from .session import SessionSpec
 BACKENDS = ("process", "bwrap", "podman", "apptainer", "enroot")
 
 
-def takes_image(backend: str, image: str) -> bool:
-    """Whether this backend can make a sandbox from this image.
+_OWN_NAMES = ("podman", "apptainer", "enroot")
+_FILES = ("/", "oci:", "oci-archive:", "docker-archive:", "docker://")
 
-    `process` takes no image, and `bwrap` only a folder that holds a root file system.
+
+def takes_image(backend: str, image: str) -> bool:
+    """Whether this backend can make a sandbox from this image. `process` takes none; the others
+    take what the worker makes a folder of, and what they know themselves.
     """
-    return backend != "process" and (backend != "bwrap" or image.startswith("/"))
+    return backend != "process"
+
+
+def is_runtimes_own(backend: str, image: str) -> bool:
+    """Whether a session's image is a name that its container runtime understands by itself, so
+    that the worker does not make a folder of it.
+
+    Args:
+        backend: the backend that the session asked for; empty if the node chose one.
+        image: the image that it asked for.
+    """
+    if backend == "podman":  # a name without more is an image of podman's own storage
+        return not image.startswith(_FILES)
+    return backend in _OWN_NAMES
 
 
 def offered(node: NodeSpec, trusted: bool) -> tuple[str, ...]:

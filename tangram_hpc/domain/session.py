@@ -28,8 +28,8 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
         component: the het component or partition on whose nodes it must be; empty for any.
         parallel: whether its actions may run at the same time; otherwise one runs after another.
         backend: one of `isolation.BACKENDS`; empty for the best that its node has.
-        image: the image of its file system, as its backend names images; empty for the node's own
-            file system.
+        image: the image of its file system (`domain.image_name`); empty for the node's own file
+            system.
         network: whether it may use the network.
         disk_mib: limit on the size of its files; 0 for the site's default.
         trusted: whether the user wrote its code, so that the session may see the user's files.

@@ -330,11 +330,14 @@ class Rejected(Message, frozen=True, tag=32):
 
 
 class SessionUp(Message, frozen=True, tag=33):
-    """The sandbox of a session is ready on `node`, after it waited `wait_ns` for a place."""
+    """The sandbox of a session is ready on `node`, after it waited `wait_ns` for a place. `image`
+    is the digest of its image, empty for none.
+    """
 
     session: int
     node: str
     wait_ns: int = 0
+    image: str = ""
 
 
 class SessionDown(Message, frozen=True, tag=34):
@@ -456,16 +459,20 @@ class Leaving(Message, frozen=True, tag=57):
 
 
 class SandboxUp(Message, frozen=True, tag=54):
-    """The sandbox of a session is ready."""
+    """The sandbox of a session is ready; `image` is the digest of its image, empty for none."""
 
     session: int
+    image: str = ""
 
 
 class SandboxDown(Message, frozen=True, tag=55):
-    """The sandbox of a session is gone. `reason` is empty if the broker had ordered that."""
+    """The sandbox of a session is gone. `reason` is empty if the broker had ordered that. `never`
+    says that it could not have been built on any node.
+    """
 
     session: int
     reason: str = ""
+    never: bool = False
 
 
 class BackgroundWants(Message, frozen=True, tag=59):

@@ -55,6 +55,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, array_like=True):
         network: whether its code may use the network.
         image: the container image or root directory; empty for the node's own programs.
         writable: whether it may write the image's root, of which it then has its own changes.
+        env: variables that the image's programs expect, as NAME=VALUE.
     """
 
     backend: str = ""
@@ -62,6 +63,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, array_like=True):
     network: bool = True
     image: str = ""
     writable: bool = False
+    env: tuple[str, ...] = ()
 
 
 class SandboxLimits(msgspec.Struct, frozen=True, array_like=True):

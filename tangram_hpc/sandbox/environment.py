@@ -6,7 +6,7 @@ listed, and what is not listed does not pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from functools import lru_cache
 
 _KEPT = ("PATH", "LANG", "LANGUAGE", "TZ", "USER", "LOGNAME", "LD_LIBRARY_PATH")
@@ -14,6 +14,7 @@ _KEPT_BY_RUNNERS = (*_KEPT, "HOME", "SHELL", "VIRTUAL_ENV", "XDG_CACHE_HOME")
 _PREFIXES = ("LC_",)
 _PREFIXES_BY_RUNNERS = (*_PREFIXES, "PYTHON", "CONDA_")
 _PATHS = ("PATH", "LD_LIBRARY_PATH")
+_OF_SESSION = frozenset({"", "HOME", "TMPDIR"})  # an image does not choose these
 _MADE_MAX = 64  # environments of one sandbox that are kept
 CPUS_FILE = "TANGRAM_CPUS_FILE"
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -46,6 +47,18 @@ def sandbox_environment(
         "HOME": home,
         "TMPDIR": tmp,
     }
+
+
+def with_image(base: Mapping[str, str], variables: Sequence[str]) -> dict[str, str]:
+    """An environment with the variables that an image's programs expect, given as NAME=VALUE. The
+    session's own directories stay what they are.
+    """
+    env = dict(base)
+    for one in variables:
+        name, _, value = one.partition("=")
+        if name not in _OF_SESSION:
+            env[name] = value
+    return env
 
 
 @lru_cache(maxsize=256)

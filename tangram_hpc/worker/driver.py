@@ -365,13 +365,13 @@ class WorkerDriver:
         """Forwards credit for input; see `ports.Reports`."""
         self._send(InputCredit(lease, count))
 
-    def session_up(self, session: int) -> None:
+    def session_up(self, session: int, image: str = "") -> None:
         """Reports that the session's sandbox is ready; see `ports.Reports`."""
-        self._send(SandboxUp(session))
+        self._send(SandboxUp(session, image))
 
-    def session_down(self, session: int, reason: str) -> None:
+    def session_down(self, session: int, reason: str, never: bool = False) -> None:
         """Reports that the session's sandbox is gone; see `ports.Reports`."""
-        self._send(SandboxDown(session, reason[:TEXT_MAX]))
+        self._send(SandboxDown(session, reason[:TEXT_MAX], never))
 
     def session_packed(self, session: int, files: str) -> None:
         """Reports that the session's files are in the store; see `ports.Reports`."""

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tangram_hpc.app.worker import node_spec, sandbox_settings
+from tangram_hpc.app.worker import node_spec, pull_settings, sandbox_settings
 from tangram_hpc.config.settings import load_config
 from tangram_hpc.errors import InvalidInput
+from tangram_hpc.images.pull import PullSettings
 from tangram_hpc.ports import SandboxSettings
 from tangram_hpc.protocol.message import WorkerWelcome
 from tangram_hpc.sandbox.manager.backends import Backends
@@ -56,6 +57,20 @@ def test_lists_come_from_the_environment_as_text(tmp_path: Path) -> None:
     for text in ("/c:/d", "/c,/d", "/c,/d,"):
         assert load_config({"TANGRAM_READ_PATHS": text}).read_paths == ("/c", "/d")
     assert load_config({}).read_paths == ()
+
+
+def test_settings_of_images_reach_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHOSE", "me")
+    config = load_config({"TANGRAM_IMAGE_SHARES": "/a:/b", "TANGRAM_IMAGE_INSECURE": "r:5000,s"},
+                         {"image_store": "/local/$WHOSE/images", "image_max_mib": 7,
+                          "image_store_mib": 9, "image_registries": False})
+    assert pull_settings(config, Path("/scratch"), "/job") == PullSettings(
+        "/local/me/images", ("/a", "/b"), "/job", ("r:5000", "s"), False, 7, 9)
+    assert pull_settings(load_config({}), Path("/scratch")) == PullSettings("/scratch")
+    with pytest.raises(InvalidInput, match=r"`image_store`: /local/\$NOBODY_SET_IT"):
+        pull_settings(load_config({}, {"image_store": "/local/$NOBODY_SET_IT"}), Path("/scratch"))
+    with pytest.raises(InvalidInput, match=r"`image_store`.*begin with /"):
+        load_config({}, {"image_store": "relative"})
 
 
 def test_settings_reach_the_node_and_its_sandboxes() -> None:

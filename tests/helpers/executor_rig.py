@@ -146,10 +146,10 @@ class Rig:
         assert lease not in self.done
         self.credit[lease] = self.credit.get(lease, 0) + count
 
-    def session_up(self, session: int) -> None:
+    def session_up(self, session: int, image: str = "") -> None:
         self.up.add(session)
 
-    def session_down(self, session: int, reason: str) -> None:
+    def session_down(self, session: int, reason: str, never: bool = False) -> None:
         self.down[session] = reason
 
     def session_packed(self, session: int, files: str) -> None:

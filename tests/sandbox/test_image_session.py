@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from helpers.executor_rig import Rig, as_an_ordinary_user
-from helpers.image_rig import fingerprint, make_image
+from helpers.root_folder_rig import fingerprint, make_image
 
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState

@@ -50,11 +50,10 @@ def test_untrusted_code_is_refused_where_nothing_keeps_it_from_its_users_files()
      ({"backend": "process"},
       "backend: 'process' cannot keep .* take bwrap or podman, or pass trusted=True"),
      ({"backend": "process", "trusted": True, "image": "x"},
-      "image: 'process' takes no image like 'x'; take podman"),
-     ({"backend": "bwrap", "image": "debian:12"}, "image: 'bwrap' takes no image.*; take podman"),
+      "image: 'process' takes no image like 'x'; take bwrap or podman"),
      ({"background": "linger"}, "background: 'linger' is not one of stop, share, end"),
      ({"disk_mib": -1}, "negative"), ({"grace_ns": -2}, "negative"), ({"idle_ns": -1}, "negative"),
-     ({"backend": "", "image": "debian:12"}, "^$"), ({"backend": "bwrap", "image": "/root"}, "^$"),
+     ({"backend": "", "image": "debian:12"}, "^$"), ({"backend": "bwrap", "image": "a:1"}, "^$"),
      ({"backend": "process", "trusted": True}, "^$"), ({"background": "share"}, "^$")],
 )
 def test_never_names_the_field_and_the_remedy(fields, told: str) -> None:
@@ -149,7 +148,7 @@ def test_one_more_than_memory_allows_waits_with_the_reason() -> None:
 def test_the_best_backend_that_can_is_chosen() -> None:
     node = NodeSpec("n", "h", (0,), 1, **FULL)
     assert backend_for(node, SessionSpec(1)) == "bwrap"
-    assert backend_for(node, SessionSpec(1, image="debian:12")) == "podman"
+    assert backend_for(node, SessionSpec(1, image="debian:12")) == "bwrap"
     assert backend_for(node, SessionSpec(1, trusted=True, backend="process")) == "process"
     assert backend_for(node, SessionSpec(1, backend="process")) == ""
     assert preferred(("a", "b", "c"), "b") == ("b", "a", "c")

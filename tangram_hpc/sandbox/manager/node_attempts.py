@@ -134,6 +134,7 @@ class NodeSession:
         copies: sessions that wait to begin with a copy of its files; `copying`: copies under way.
         waiting: attempts that wait for it, in order.
         secrets: the variables of its commands whose values are secret.
+        pulling: whether its image is not ready yet; `image`: the image's digest once it is.
     """
 
     __slots__ = (
@@ -143,8 +144,10 @@ class NodeSession:
         "copying",
         "deaths",
         "id",
+        "image",
         "packing",
         "process",
+        "pulling",
         "running",
         "secrets",
         "spec",
@@ -158,7 +161,8 @@ class NodeSession:
         self.spec = spec
         self.box = box
         self.process: ExecutionProcess | None = None
-        self.up = self.was_up = self.closing = self.packing = False
+        self.up = self.was_up = self.closing = self.packing = self.pulling = False
+        self.image = ""
         self.running = 0
         self.deaths = 0
         self.copies: deque[NodeSession] = deque()

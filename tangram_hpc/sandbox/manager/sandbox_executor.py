@@ -18,7 +18,7 @@ from ...domain.outcome import Outcome, too_long
 from ...domain.session import SessionSpec
 from ...domain.states import ENDED, ActionState
 from ...errors import InvalidInput
-from ...ports import Reports, SandboxSettings, Store
+from ...ports import Images, Reports, SandboxSettings, Store
 from ...protocol import input_flow
 from ...protocol.message import INLINE_MAX, StartAttempt
 from ...protocol.payload import ErrorReturn, FunctionCall, decode, encode, owner_of_result
@@ -70,6 +70,7 @@ class SandboxExecutor:
         pinned: whether actions are bound to their CPUs; None: if all are cores of this process.
         gpus: names and measures the GPUs that are lent; None: the node lends none.
         enforcer: enforces CPUs and memory; None: the best that works here.
+        images: makes folders of images' names; None: an image is a folder.
 
     Raises:
         InvalidInput: `scratch` or a setting cannot be used.
@@ -78,7 +79,8 @@ class SandboxExecutor:
     def __init__(self, reports: Reports, store: Store, scratch: str | Path,
                  cores: tuple[int, ...], settings: SandboxSettings = _DEFAULTS, *,
                  backends: Backends | None = None, pinned: bool | None = None,
-                 gpus: GpuMeter | None = None, enforcer: Enforcer | None = None) -> None:
+                 gpus: GpuMeter | None = None, enforcer: Enforcer | None = None,
+                 images: Images | None = None) -> None:
         self.pinned = pinned = affinity.describe(cores) == "affinity" if pinned is None else pinned
         self._gpus = gpus or GpuMeter(Devices())
         self._reports, self._cores = reports, cores
@@ -92,7 +94,7 @@ class SandboxExecutor:
         units = max(1, len(cores))
         self._supervisor = ProcessSupervisor(self, Path(scratch), units, settings, backends,
                                              enforcer, pinned)
-        self._sessions = Sessions(self._supervisor, self, reports, self._cache)
+        self._sessions = Sessions(self._supervisor, self, reports, self._cache, images)
         self._runner_watchdog = RunnerWatchdog(self._free_behind)
         self._memory_pressure = MemoryPressure(not self._counts_ooms, self.kill)
         self._init_watchdog = InitWatchdog(settings.kill_wait_s)

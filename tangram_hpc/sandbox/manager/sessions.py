@@ -11,12 +11,15 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+import msgspec
+
 from ...domain.action import Kind
 from ...domain.ids import client_of
+from ...domain.isolation import is_runtimes_own
 from ...domain.session import SessionSpec
 from ...domain.states import ActionState
 from ...errors import InvalidInput
-from ...ports import Reports
+from ...ports import Images, ReadyImage, Reports
 from ...protocol.payload import owner_by_client
 from ...protocol.process_frames import ExitProcess, FreezeBackground, SessionSecrets
 from ...protocol.reading import reader
@@ -50,8 +53,9 @@ class Sessions:
     """The sessions that are open on one worker."""
 
     def __init__(self, supervisor: ProcessSupervisor, dispatcher: CommandDispatcher,
-                 reports: Reports, cache: PayloadCache) -> None:
+                 reports: Reports, cache: PayloadCache, images: Images | None = None) -> None:
         self._supervisor = supervisor
+        self._images = images
         self._cache = cache
         self._dispatcher = dispatcher
         self._reports = reports
@@ -73,13 +77,27 @@ class Sessions:
         except InvalidInput as error:
             return self._reports.session_down(spec.id, str(error))
         session = self._open[spec.id] = NodeSession(spec, box)
-        if spec.secrets:
-            return self._ask_secrets(session)
-        self._begin(session)
+        if not spec.image or self._images is None or is_runtimes_own(spec.backend, spec.image):
+            return self._with_secrets(session)
+        session.pulling = True
+        self._images.open(spec.id, spec.image, lambda image, why, never: self._with_image(
+            session, image, why, never))
 
-    def _ask_secrets(self, session: NodeSession) -> None:
-        """Reads the values of a session's secrets, and opens it then."""
+    def _with_image(self, session: NodeSession, image: ReadyImage | None, why: str,
+                    never: bool) -> None:
+        """Goes on with a session whose image is ready, or ends it."""
+        session.pulling = False
+        if image is None:
+            return self._end(session, why, never)
+        session.image = image.digest
+        session.box = msgspec.structs.replace(session.box, image=image.folder, env=image.env)
+        self._with_secrets(session)
+
+    def _with_secrets(self, session: NodeSession) -> None:
+        """Reads the values of a session's secrets, if it has any, and begins with it then."""
         pairs = session.spec.secrets
+        if not pairs:
+            return self._begin(session)
 
         def then(data: bytes, why: str) -> None:
             if self._open.get(session.id) is not session:
@@ -170,7 +188,7 @@ class Sessions:
         first, session.up = not session.was_up, True
         session.was_up = True
         if first:
-            self._reports.session_up(session.id)
+            self._reports.session_up(session.id, session.image)
         if session.packing:
             return process.kill()
         self._next(session)
@@ -185,6 +203,8 @@ class Sessions:
         for copy in session.copies:
             self._end(copy, "origin: its session was closed")
         session.copies.clear()
+        if session.pulling:
+            return self._end(session, "")
         if session.up and session.process is not None:
             self._shut(session.process)  # else as soon as its init is up or forked
 
@@ -209,6 +229,7 @@ class Sessions:
         if why or session.closing:
             return self._end(session, "" if session.closing else why)
         del self._open[session.id]
+        self._release_image(session)
         self._reports.session_packed(session.id, digest)
 
     def _shut(self, process: ExecutionProcess) -> None:
@@ -244,8 +265,13 @@ class Sessions:
                     session, process, data.decode(), why))
             self._supervisor.start_limiter.ask(lambda: self._build(session, process.home))
 
-    def _end(self, session: NodeSession, reason: str) -> None:
+    def _release_image(self, session: NodeSession) -> None:
+        if self._images is not None:
+            self._images.release(session.id)
+
+    def _end(self, session: NodeSession, reason: str, never: bool = False) -> None:
         self._open.pop(session.id, None)
+        self._release_image(session)
         state = ActionState.CANCELLED if session.closing else ActionState.FAILED
         text = "its session was closed" if session.closing else reason
         for attempt in session.waiting:
@@ -253,7 +279,7 @@ class Sessions:
                 self._dispatcher.unstarted(attempt, state, text)
         for copy in (*session.copies,):
             self._end(copy, "origin: its session is gone")
-        self._reports.session_down(session.id, reason)
+        self._reports.session_down(session.id, reason, never)
 
     def idle_processes(self) -> list[ExecutionProcess]:
         """The inits in which no command runs."""
@@ -267,6 +293,8 @@ class Sessions:
 
     def end_all(self) -> None:
         """Reports all sessions as closed, when the worker ends."""
+        if self._images is not None:
+            self._images.close()
         sessions, self._open = list(self._open), {}
         for session in sessions:
             self._reports.session_down(session, "its worker was closed")

@@ -294,6 +294,7 @@ class Init:
                                                self._isolation.own_root)
         if self._isolation.changes is not None:
             base |= users.of_root(self._home)
+        base = environment.with_image(base, self._setup.box.env)
         self._grants = environment.Grants({**base, **secret}, self._isolation.units)
         if self._fast_path is not None:
             self._fast_path.forget()

@@ -81,6 +81,7 @@ def on_session_ready(state: SchedulerState, event: ev.SessionReady) -> list[Deci
     if session is None or session.state is not SessionState.OPENING:
         return []
     session.state = move(SESSION_MOVES, session.state, SessionState.IDLE, event)
+    session.image = event.image
     if not session.opened_at:
         session.opened_at = event.at
         ledger.ttl_deadlines.start(event.session, session.spec.ttl_ns, event.at)

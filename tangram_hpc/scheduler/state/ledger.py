@@ -161,6 +161,7 @@ class SessionEntry:
             for none. It is neither in `leases` nor in `waiting`.
         background_ran_ns: how long its background actions have held CPUs since one of them ended
             because nothing could run.
+        image: the digest of its image, as its node reported; empty for none.
     """
 
     spec: SessionSpec
@@ -178,6 +179,7 @@ class SessionEntry:
     attached: dict[int, Attachment] = field(default_factory=dict)
     background: int = 0
     background_ran_ns: int = 0
+    image: str = ""
 
     @property
     def works(self) -> bool:

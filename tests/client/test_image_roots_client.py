@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.image_rig import make_image
+from helpers.root_folder_rig import make_image
 
 from tangram_hpc import LocalCluster, SessionLost
 from tangram_hpc.cli import main

@@ -1,0 +1,171 @@
+"""Makes files below one folder, wherever the names and links that it is told lead.
+
+The names come from archives that nobody vouches for. So every directory of a path is opened by
+itself, without following a link. A link inside the tree is followed by hand, as a program that runs
+with this tree as its root would follow it: an absolute target begins at the root of the tree, and a
+target that climbs above the root is refused.
+
+Invariant: nothing outside of the folder is ever opened for writing, made, changed or removed.
+Nobody else may change the folder meanwhile.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from ..sandbox.files import scratch
+from .image_errors import ImageRefused
+from .image_limits import DEPTH_MAX, NAME_MAX
+
+_LINKS_MAX = 40
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+Parts = tuple[str, ...]
+
+
+def parts_of(name: str) -> Parts:
+    """Returns the parts of the name of an entry; none for the root itself.
+
+    Raises:
+        ImageRefused: the name is absolute, climbs above the root, or is too long or too deep.
+    """
+    if name.startswith("/"):
+        raise ImageRefused(f"image: a layer has the absolute name {shown(name)}")
+    parts = tuple(part for part in name.split("/") if part not in ("", "."))
+    if ".." in parts:
+        raise ImageRefused(f"image: a layer has the name {shown(name)}, which leads out of the "
+                           "image")
+    if "\0" in name or len(os.fsencode(name)) > NAME_MAX:
+        raise ImageRefused(f"image: a layer has the name {shown(name)}, which is not a path")
+    if len(parts) > DEPTH_MAX:
+        raise ImageRefused(f"image: a layer has a path of {len(parts)} directories; at most "
+                           f"{DEPTH_MAX} are allowed")
+    return parts
+
+
+def shown(name: str) -> str:
+    """Returns a name as it can stand in a message: printable, quoted and short."""
+    safe = name.encode(errors="backslashreplace").decode(errors="replace")
+    return repr(safe if len(safe) <= 120 else f"{safe[:117]}...")
+
+
+class ConfinedTree:
+    """A folder that is filled.
+
+    Args:
+        root: the folder, which exists.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._path = root
+        self._root = os.open(root, FOLDER)
+        self._last: tuple[Parts, int] | None = None  # the directory that was used last
+
+    def close(self) -> None:
+        """Closes what is open."""
+        self.forget()
+        os.close(self._root)
+
+    def forget(self) -> None:
+        """Says that a directory may have become something else."""
+        if self._last is not None:
+            os.close(self._last[1])
+            self._last = None
+
+    def folder(self, parts: Parts, make: bool = True) -> int:
+        """Returns a descriptor of a directory, valid until the next call.
+
+        Args:
+            parts: its path.
+            make: whether missing directories are made.
+
+        Raises:
+            ImageRefused: the path leads out of the tree, or through a file.
+            FileNotFoundError: it does not exist, and `make` is False.
+        """
+        if not parts:
+            return self._root
+        if self._last is None or self._last[0] != parts:
+            self.forget()
+            self._last = parts, self._walk(parts, make)
+        return self._last[1]
+
+    def _walk(self, parts: Parts, make: bool) -> int:
+        held, todo, links = [os.dup(self._root)], list(reversed(parts)), 0
+        try:
+            while todo:
+                name = todo.pop()
+                if name == "..":
+                    if len(held) == 1:
+                        raise ImageRefused(f"image: {shown('/'.join(parts))} leads out of the "
+                                           "image through a link")
+                    os.close(held.pop())
+                    continue
+                try:
+                    held.append(_enter(name, held[-1], make))
+                except NotADirectoryError:
+                    target = _link(name, held[-1])
+                    links += 1
+                    if target is None or links > _LINKS_MAX:
+                        what = "a file" if target is None else "a circle of links"
+                        raise ImageRefused(f"image: {shown('/'.join(parts))} leads through {what} "
+                                           f"({shown(name)})") from None
+                    if target.startswith("/"):
+                        while len(held) > 1:
+                            os.close(held.pop())
+                    todo += [p for p in reversed(target.split("/")) if p not in ("", ".")]
+                if len(held) > DEPTH_MAX + 1 or len(todo) > NAME_MAX:
+                    raise ImageRefused(f"image: {shown('/'.join(parts))} leads through more than "
+                                       f"{DEPTH_MAX} directories")
+            return held.pop()
+        finally:
+            for fd in held:
+                os.close(fd)
+
+    def clear(self, parent: int, name: str) -> None:
+        """Removes what is at `name` in an open directory, with all below it."""
+        try:
+            os.unlink(name, dir_fd=parent)
+        except FileNotFoundError:
+            return
+        except (IsADirectoryError, PermissionError):
+            self.forget_but(parent)
+            remove_below(name, parent)
+
+    def forget_but(self, parent: int) -> None:
+        """Like `forget`, but leaves a descriptor open that is in use."""
+        if self._last is not None and self._last[1] != parent:
+            self.forget()
+
+
+def _enter(name: str, parent: int, make: bool) -> int:
+    try:
+        return os.open(name, FOLDER, dir_fd=parent)
+    except FileNotFoundError:
+        if not make:
+            raise
+        os.mkdir(name, 0o755, dir_fd=parent)
+        return os.open(name, FOLDER, dir_fd=parent)
+    except OSError as error:
+        # a link is ENOTDIR or ELOOP, as the kernel likes
+        if stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
+            raise
+        raise NotADirectoryError(error.errno, error.strerror) from None
+
+
+def _link(name: str, parent: int) -> str | None:
+    try:
+        return os.readlink(name, dir_fd=parent)
+    except OSError:
+        return None
+
+
+def remove_below(name: str, parent: int) -> None:
+    """Removes a directory of an open directory with everything in it.
+
+    Raises:
+        OSError: something in it could not be removed.
+    """
+    if not scratch.remove(f"/proc/self/fd/{parent}/{name}"):
+        raise OSError(errno.ENOTEMPTY, "it could not be removed", name)

@@ -1,0 +1,61 @@
+"""Builds an image from a Dockerfile by a builder that is installed: buildah, else podman.
+
+There is no builder of our own: what a Dockerfile's steps do is what these two well-kept programs
+do, without a daemon and without root. The result is an archive of an OCI layout, which is then
+imported like any other.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+
+from ..errors import TangramError
+from .image_errors import ImageRefused
+
+BUILDERS = ("buildah", "podman")
+
+
+def find_builder() -> str:
+    """Returns the builder that is installed.
+
+    Raises:
+        TangramError: none is.
+    """
+    for name in BUILDERS:
+        if shutil.which(name):
+            return name
+    raise TangramError("image build: neither buildah nor podman is installed here; install one of "
+                       "them, or build elsewhere, and `tangram image import` the archive")
+
+
+def build_image(context: str, dockerfile: str, archive: str) -> None:
+    """Builds an image; the builder's own output goes to stderr.
+
+    Args:
+        context: the folder that the Dockerfile copies from.
+        dockerfile: the path of the Dockerfile; empty for the one in `context`.
+        archive: the archive to write, an OCI layout.
+
+    Raises:
+        TangramError: no builder is installed.
+        ImageRefused: a step failed.
+    """
+    builder = find_builder()
+    name = f"localhost/tangram-build-{secrets.token_hex(8)}"  # of the builder's own storage
+    file = ["--file", dockerfile] if dockerfile else []
+    try:
+        _run([builder, "build", "--tag", name, *file, context], "build")
+        _run([builder, "push", "--quiet", name, f"oci-archive:{archive}"], "be written")
+    finally:
+        subprocess.run([builder, "rmi", "--force", name], stdin=subprocess.DEVNULL,
+                       capture_output=True, check=False)
+
+
+def _run(command: list[str], what: str) -> None:
+    # stdout of the builder would mix with the results of the verb, which are read by programs
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=2, check=False)
+    if done.returncode:
+        raise ImageRefused(f"image build: {command[0]} ended with {done.returncode}: the image "
+                           f"cannot {what}; its own lines are above")

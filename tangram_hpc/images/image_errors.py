@@ -1,0 +1,31 @@
+"""What may be wrong with an image: it can never be used, or it cannot be had now.
+
+Both are one line that begins with `image:` and names the image or the entry, and the remedy.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from ..errors import InvalidInput, TangramError
+
+_NOT_NOW = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE,
+                      errno.ENOMEM, errno.EROFS, errno.ESTALE, errno.EACCES})
+
+
+class ImageRefused(InvalidInput):
+    """Raised when an image can never be used as it is: it does not exist, breaks a rule, is too
+    large, or is not what its digest says. To ask again is of no use.
+    """
+
+
+class ImageUnavailable(TangramError):
+    """Raised when an image cannot be had now: its registry does not answer, or a disk is full. To
+    ask again later may help.
+    """
+
+
+def of_os_error(what: str, error: OSError) -> TangramError:
+    """Returns the error to raise for a failed system call; `what` names the entry or the file."""
+    text = f"image: {what}: {error.strerror or error}"
+    return ImageUnavailable(text) if error.errno in _NOT_NOW else ImageRefused(text)

@@ -1,0 +1,149 @@
+"""A worker's images: makes them ready without blocking its loop, and keeps those in use.
+
+Sessions of one image wait for one pull; a pull that nobody waits for any more is killed. An image
+stays locked in the store for as long as a session of this worker uses it, so that no other process
+removes it. Everything here but the pulls themselves runs on the worker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from ..ports import ImageReady, ReadyImage
+from .image_errors import ImageUnavailable
+from .node_store import NodeStore
+from .pull import PullSettings
+from .pull_process import PullAnswer, PullProcess
+
+_PULLS = 4  # that run at a time on a node; more would only share its disk and its network
+_TRIES = 2  # an image may be removed by another process between its pull and its use
+
+
+@dataclass
+class _Pull:
+    """A pull that is under way: its process, and who waits for it."""
+
+    process: PullProcess
+    waiting: dict[int, ImageReady] = field(default_factory=dict)
+    tries: int = 1
+
+
+class NodeImages:
+    """Fills `ports.Images`. Create and use it on a running asyncio loop.
+
+    Args:
+        settings: where the stores are, and what may be pulled.
+    """
+
+    def __init__(self, settings: PullSettings) -> None:
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(_PULLS, "tangram-image")
+        self._store: NodeStore | None = None
+        self._pulls: dict[str, _Pull] = {}
+        self._known: dict[str, ReadyImage] = {}  # what was ready once; it may be gone since
+        self._locks: dict[str, int] = {}  # digest -> descriptor
+        self._users: dict[str, set[int]] = {}  # digest -> sessions
+        self._digest: dict[int, str] = {}  # session -> digest
+        self._closed = False
+
+    def open(self, session: int, image: str, then: ImageReady) -> None:
+        """See `ports.Images`."""
+        known = self._known.get(image)
+        if known is not None and self._use(session, known):
+            return then(known, "", False)
+        pull = self._pulls.get(image)
+        if pull is None:
+            pull = self._pulls[image] = _Pull(PullProcess())
+            self._start(image, pull)
+        pull.waiting[session] = then
+
+    def release(self, session: int) -> None:
+        """See `ports.Images`."""
+        for pull in self._pulls.values():
+            if pull.waiting.pop(session, None) is not None and not pull.waiting:
+                pull.process.cancel()
+        digest = self._digest.pop(session, "")
+        users = self._users.get(digest)
+        if users is not None:
+            users.discard(session)
+            if not users:
+                del self._users[digest]
+                os.close(self._locks.pop(digest))
+
+    def close(self) -> None:
+        """See `ports.Images`."""
+        self._closed = True
+        for pull in self._pulls.values():
+            pull.waiting.clear()
+            pull.process.cancel()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for fd in self._locks.values():
+            os.close(fd)
+        self._locks.clear()
+        self._users.clear()
+        self._digest.clear()
+
+    def _start(self, image: str, pull: _Pull) -> None:
+        def ended(future: asyncio.Future[PullAnswer]) -> None:
+            if not future.cancelled() and not self._closed:
+                self._ended(image, pull, future.result())
+
+        self._loop.run_in_executor(self._threads, _answer, pull.process, image, self._settings
+                                   ).add_done_callback(ended)
+
+    def _ended(self, image: str, pull: _Pull, answer: PullAnswer) -> None:
+        if not pull.waiting:  # it was cancelled; whoever came since begins anew
+            if self._pulls.get(image) is pull:
+                del self._pulls[image]
+            return
+        if pull.process.cancelled:  # a session came after the last one had gone
+            pull.process = PullProcess()
+            return self._start(image, pull)
+        del self._pulls[image]
+        ready = ReadyImage(answer.folder, answer.digest, answer.env)
+        if not answer.error:
+            self._known[image] = ready
+        for session, then in pull.waiting.items():
+            if answer.error:
+                then(None, answer.error, answer.never)
+            elif self._use(session, ready):
+                then(ready, "", False)
+            elif pull.tries < _TRIES:
+                again = self._pulls.get(image)
+                if again is None:
+                    again = self._pulls[image] = _Pull(PullProcess(), tries=pull.tries + 1)
+                    self._start(image, again)
+                again.waiting[session] = then
+            else:
+                then(None, f"image: {image} was removed from the store while it was opened", False)
+
+    def _use(self, session: int, image: ReadyImage) -> bool:
+        """Locks an image for a session; returns False if it is gone."""
+        if not image.digest:
+            return True
+        if image.digest not in self._locks:
+            try:
+                self._store = self._store or NodeStore(self._settings.store)
+                fd = self._store.hold(image.digest)
+            except ImageUnavailable:
+                fd = -1
+            if fd < 0:
+                return False
+            self._locks[image.digest] = fd
+        self._users.setdefault(image.digest, set()).add(session)
+        self._digest[session] = image.digest
+        return True
+
+
+def _answer(process: PullProcess, image: str, settings: PullSettings) -> PullAnswer:
+    """Runs in a thread. A folder with a root file system needs no process."""
+    if image.startswith("/") and os.path.isdir(image) and not os.path.exists(f"{image}/oci-layout"):
+        return PullAnswer(image)
+    try:
+        return process.answer(image, settings)
+    except OSError as error:
+        return PullAnswer(error=f"image: no process can be started to unpack it ({error.strerror})")

@@ -1,0 +1,388 @@
+"""The store of images on a node: unpacked layers, and the root file systems made from them.
+
+```
+layers/HEX/tree, notes.json     an unpacked layer, by the digest of its uncompressed tar
+images/HEX/root, image.json     an image, by its digest; `used` has the time of its last use
+names/HEX.json                  which digest a name had when it was pulled
+locks/HEX                       makes sure that one process at a time pulls one image
+drafts/RANDOM                   what is being made; locked by its maker
+```
+
+Everything appears by one rename, so that no reader sees half of it. Whoever uses an image holds a
+shared lock on its folder, and whoever removes it needs an exclusive one. The kernel gives locks up
+when their process ends, so a process that is killed blocks nothing, and its drafts are removed by
+the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..atomic_file import replace_file
+from ..sandbox.files import scratch
+from .image_errors import ImageUnavailable
+from .merge_layers import UnpackedLayer
+from .unpack_layer import LayerNotes
+
+_LISTS = ("names", "diff_ids", "env")  # which JSON gives back as lists
+_FOLDERS = ("layers", "images", "names", "locks", "drafts")
+
+
+@dataclass(frozen=True)
+class StoredImage:
+    """An image of a store.
+
+    Attributes:
+        digest: its digest.
+        names: the names by which it was pulled.
+        diff_ids: its layers; none if it was unpacked as a whole.
+        env: variables that its programs expect, as NAME=VALUE.
+        working_dir: the directory in which its programs start; empty for none.
+        user: the user that it names; empty for none.
+        size: bytes of its files.
+        entries: how many files, links and directories its layers have.
+        root: the name of the folder with its root file system. It is another one each time that the
+            image is added: a sandbox that was built before the image was removed must not be taken
+            for one of its successor.
+    """
+
+    digest: str
+    names: tuple[str, ...] = ()
+    diff_ids: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    working_dir: str = ""
+    user: str = ""
+    size: int = 0
+    entries: int = 0
+    root: str = ""
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> StoredImage:
+        """Makes an image from what `image.json` holds."""
+        return cls(**{**record, **{name: tuple(record[name]) for name in _LISTS}})
+
+
+class NodeStore:
+    """A store of images below a folder.
+
+    Args:
+        folder: the folder; it is made when it is missing.
+
+    Raises:
+        ImageUnavailable: it cannot be made, or others could write into it.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            about = self.folder.stat()
+            if about.st_uid != os.geteuid() or about.st_mode & 0o022:
+                raise ImageUnavailable(f"image_store {self.folder}: it belongs to somebody else, "
+                                       "or others may write into it; name a folder of your own")
+            for name in _FOLDERS:
+                (self.folder / name).mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ImageUnavailable(f"image_store {self.folder}: {error.strerror}; name a writable "
+                                   "folder on a local disk") from None
+
+    # ---- images ----
+
+    def root_of(self, image: StoredImage) -> str:
+        """The path of the root file system of an image."""
+        return str(self._image(image.digest) / image.root)
+
+    def find(self, digest: str) -> StoredImage | None:
+        """Returns an image; None if it is not here."""
+        try:
+            text = (self._image(digest) / "image.json").read_text()
+            return StoredImage.of_record(json.loads(text))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def hold(self, digest: str) -> int:
+        """Locks an image for use, and notes the time; returns the descriptor to close afterwards.
+        Returns -1 if the image is not here or is just being removed.
+        """
+        folder = self._image(digest)
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return -1
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), os.stat(folder)):
+                (folder / "used").touch()
+                return fd
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        os.close(fd)
+        return -1
+
+    def add(self, image: StoredImage, fill: Callable[[str], object]) -> None:
+        """Adds an image.
+
+        Args:
+            image: what it is.
+            fill: makes its root file system in the folder that it is given, which exists.
+        """
+        with self.draft() as draft:
+            root = draft / f"root-{secrets.token_hex(4)}"
+            root.mkdir(mode=0o755)
+            os.chmod(root, 0o755)
+            fill(str(root))
+            replace_file(draft / "image.json", json.dumps(asdict(replace(image, root=root.name))))
+            (draft / "used").touch()
+            self._publish(draft, self._image(image.digest))
+
+    def images(self) -> list[StoredImage]:
+        """Returns all images, the least recently used first."""
+        found = [(self._used(digest), digest) for digest in self._digests("images")]
+        images = [self.find(digest) for _, digest in sorted(found)]
+        return [image for image in images if image is not None]
+
+    def in_use(self, digest: str) -> bool:
+        """Whether a session of some worker uses an image."""
+        try:
+            fd = os.open(self._image(digest), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def remove(self, digest: str) -> bool:
+        """Removes an image, and the names that lead to it; returns False if it is in use.
+
+        Raises:
+            ImageUnavailable: its files cannot be removed.
+        """
+        folder = self._image(digest)
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        try:
+            with self.draft() as draft:
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(folder, draft / "gone")
+        finally:
+            os.close(fd)
+        for path in (self.folder / "names").iterdir():
+            if self._name_record(path).get("digest") == digest:
+                path.unlink(missing_ok=True)
+        return True
+
+    # ---- layers ----
+
+    def layer(self, diff_id: str) -> UnpackedLayer | None:
+        """Returns an unpacked layer; None if it is not here."""
+        folder = self._layer(diff_id)
+        try:
+            notes = LayerNotes.from_json((folder / "notes.json").read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return UnpackedLayer(str(folder / "tree"), notes)
+
+    def add_layer(self, diff_id: str, fill: Callable[[str], LayerNotes]) -> UnpackedLayer:
+        """Adds a layer; `fill` unpacks it into the folder that it is given, which is empty."""
+        with self.draft() as draft:
+            (draft / "tree").mkdir(mode=0o755)
+            notes = fill(str(draft / "tree"))
+            replace_file(draft / "notes.json", notes.to_json())
+            self._publish(draft, self._layer(diff_id))
+        return UnpackedLayer(str(self._layer(diff_id) / "tree"), notes)
+
+    def layer_sizes(self) -> dict[str, int]:
+        """Returns the bytes of each layer."""
+        layers = {diff_id: self.layer(diff_id) for diff_id in self._digests("layers")}
+        return {diff_id: layer.notes.size for diff_id, layer in layers.items() if layer is not None}
+
+    def prune_layers(self) -> int:
+        """Removes the layers that no image has, unless a pull is under way; returns their bytes."""
+        with self._exclusive() as alone:
+            if not alone:
+                return 0
+            used = {diff_id for image in self.images() for diff_id in image.diff_ids}
+            freed = 0
+            for diff_id, size in self.layer_sizes().items():
+                if diff_id not in used:
+                    with self.draft() as draft:
+                        os.rename(self._layer(diff_id), draft / "gone")
+                    freed += size
+            return freed
+
+    def size(self) -> int:
+        """Returns the bytes of all layers, and of the images that were unpacked as a whole."""
+        whole = sum(image.size for image in self.images() if not image.diff_ids)
+        return whole + sum(self.layer_sizes().values())
+
+    def shrink(self, bound: int, keep: str = "") -> list[StoredImage]:
+        """Removes the least recently used images that nobody uses until the store has at most
+        `bound` bytes; returns them. The image `keep` stays.
+        """
+        gone: list[StoredImage] = []
+        if self.size() <= bound:
+            return gone
+        self.prune_layers()
+        for image in self.images():
+            if self.size() <= bound:
+                break
+            if image.digest != keep and self.remove(image.digest):
+                gone.append(image)
+                self.prune_layers()
+        return gone
+
+    # ---- names ----
+
+    def digest_of_name(self, name: str) -> str:
+        """Returns the digest that a name had when it was last pulled; empty if it never was."""
+        digest = self._name_record(self._name(name)).get("digest")
+        return digest if isinstance(digest, str) else ""
+
+    def note_name(self, name: str, digest: str, about: str = "") -> None:
+        """Notes the digest of a name. `about` is compared by whoever asks for the name again: for
+        a file its size and time.
+        """
+        replace_file(self._name(name), json.dumps(
+            {"name": name, "digest": digest, "about": about}))
+
+    def forget_name(self, name: str) -> None:
+        """Removes a name; its image stays."""
+        self._name(name).unlink(missing_ok=True)
+
+    def about_name(self, name: str) -> str:
+        """Returns what was noted with a name."""
+        about = self._name_record(self._name(name)).get("about")
+        return about if isinstance(about, str) else ""
+
+    def names(self) -> dict[str, list[str]]:
+        """Returns the names of each digest."""
+        found: dict[str, list[str]] = {}
+        for path in sorted((self.folder / "names").iterdir()):
+            record = self._name_record(path)
+            if "name" in record and "digest" in record:
+                found.setdefault(str(record["digest"]), []).append(str(record["name"]))
+        return found
+
+    # ---- drafts and locks ----
+
+    @contextlib.contextmanager
+    def pulling(self, name: str) -> Iterator[None]:
+        """Holds the lock for pulling one image, and keeps layers from being pruned meanwhile.
+        Blocks while another process pulls the same image.
+        """
+        path = self.folder / "locks" / hashlib.sha256(name.encode()).hexdigest()
+        with _locked(path, fcntl.LOCK_EX), _locked(self.folder / "locks/all", fcntl.LOCK_SH):
+            yield
+
+    @contextlib.contextmanager
+    def draft(self) -> Iterator[Path]:
+        """A folder that is gone at the end, with everything that was not moved out of it."""
+        draft = self.folder / "drafts" / secrets.token_hex(16)
+        draft.mkdir(mode=0o700)
+        fd = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            yield draft
+        finally:
+            os.close(fd)
+            scratch.remove(str(draft))
+
+    def sweep_drafts(self) -> int:
+        """Removes the drafts of processes that are dead; returns how many."""
+        count = 0
+        for draft in (self.folder / "drafts").iterdir():
+            try:
+                fd = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                # a draft exists for a moment before its maker has locked it
+                if time.time() - os.fstat(fd).st_mtime > 1.0:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    count += scratch.remove(str(draft))
+            except BlockingIOError:
+                pass
+            finally:
+                os.close(fd)
+        return count
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[bool]:
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(_locked(self.folder / "locks/all",
+                                            fcntl.LOCK_EX | fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+    def _publish(self, draft: Path, target: Path) -> None:
+        """Moves what a draft holds to its place, unless another process was faster with the same.
+        """
+        fresh = draft / "fresh"
+        fresh.mkdir(mode=0o700)
+        for entry in [path for path in draft.iterdir() if path != fresh]:
+            os.rename(entry, fresh / entry.name)
+        try:
+            os.rename(fresh, target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+
+    def _image(self, digest: str) -> Path:
+        return self.folder / "images" / digest.removeprefix("sha256:")
+
+    def _layer(self, diff_id: str) -> Path:
+        return self.folder / "layers" / diff_id.removeprefix("sha256:")
+
+    def _name(self, name: str) -> Path:
+        return self.folder / "names" / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
+
+    def _digests(self, kind: str) -> list[str]:
+        return [f"sha256:{path.name}" for path in sorted((self.folder / kind).iterdir())]
+
+    def _used(self, digest: str) -> int:
+        try:
+            return (self._image(digest) / "used").stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def _name_record(self, path: Path) -> dict[str, object]:
+        try:
+            record = json.loads(path.read_text())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return record if isinstance(record, dict) else {}
+
+
+@contextlib.contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, how)
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,202 @@
+"""Sessions by the name of their image: they open in it, say which one it was, or say why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.image_rig import needs_registry, registry, small
+
+import tangram_hpc
+from tangram_hpc import LocalCluster
+from tangram_hpc.accounting.fields import as_json
+from tangram_hpc.accounting.record import fold
+from tangram_hpc.cli import main
+from tangram_hpc.storage.journal import read_journals
+
+pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(cpus=2) as running:
+        yield running
+
+
+def test_a_session_opens_in_its_image_and_tells_which_it_was(
+        cluster: LocalCluster, tmp_path: Path) -> None:
+    image = small(env=["PATH=/bin:/opt/tools", "FOUND=yes", "HOME=/nowhere"])
+    layout = image.layout(tmp_path / "layout")
+    with cluster.session(image=f"oci:{layout}") as session:
+        assert session.image_digest == image.digest
+        done = session.exec('cat /etc/hello; echo "$PATH $FOUND $HOME"').result(60).check()
+        assert done.stdout == b"hi\n/bin:/opt/tools yes /session\n"
+        told = session.exec(["env"], env={"FOUND": "by me"}).result(60).check().stdout
+        assert b"FOUND=by me\n" in told
+        with session.fork() as copy:
+            assert copy.exec("cat /etc/hello").result(60).check().stdout == b"hi\n"
+            assert copy.image_digest == image.digest
+        written = session.exec("echo x > /etc/hello").result(60)
+        assert written.exit_code != 0  # the image is the same for all, and read-only
+
+
+def test_the_records_say_which_image_it_was(cluster: LocalCluster, tmp_path: Path) -> None:
+    image = small()
+    layout = image.layout(tmp_path / "layout")
+    with cluster.session(image=f"oci:{layout}") as session:
+        session.exec("cat /etc/hello", name="within").result(60).check()
+    with cluster.session() as session:
+        session.exec("true", name="without").result(60).check()
+    records = {record.action.name: record
+               for record in fold(read_journals(cluster.folder)).records.values()}
+    assert (records["within"].image, records["without"].image) == (image.digest, "")
+    assert as_json(records["within"])["image"] == image.digest
+
+
+@needs_registry
+def test_an_image_of_a_registry(cluster: LocalCluster, tmp_path: Path) -> None:
+    image = small()
+    with registry(tmp_path) as running:
+        running.push("some/app", image, "v1")
+        names = [f"{running.host}/some/app:v1", f"docker://{running.host}/some/app@{image.digest}"]
+        for name in names:
+            with cluster.session(image=name) as session:
+                assert session.image_digest == image.digest
+                assert session.exec("cat /etc/hello").result(60).check().stdout == b"hi\n"
+        with pytest.raises(tangram_hpc.InfeasibleRequest, match="does not exist in the registry"):
+            cluster.session(image=f"{running.host}/some/app:nope").opened.result(60)
+
+
+def test_an_image_that_can_never_be_used_says_so(cluster: LocalCluster, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no image")
+    with pytest.raises(tangram_hpc.InfeasibleRequest, match=r"image: .*text is not a valid tar"):
+        cluster.session(image=str(tmp_path / "text")).opened.result(60)
+    for wrong in ("Not A Name", "./relative", "library://x"):
+        with pytest.raises(tangram_hpc.InvalidInput, match=r"^image: "):
+            cluster.session(image=wrong)
+
+
+def test_a_session_that_is_closed_while_its_image_comes_is_gone_at_once(
+        cluster: LocalCluster, tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts and says nothing
+        session = cluster.session(image=f"127.0.0.1:{silent.getsockname()[1]}/app")
+        silent.settimeout(30)
+        taken, _ = silent.accept()  # so the pull is under way
+        session.close()
+        assert session.closed.result(20) == ""
+        taken.settimeout(20)
+        while taken.recv(4096):  # until the helper is dead
+            pass
+        taken.close()
+
+
+# ---- the command line ----
+
+
+def tangram(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    status = main(["image", *words])
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TANGRAM_IMAGE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path / "store"
+
+
+def test_the_verbs_of_the_store(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+                                ) -> None:
+    image = small()
+    layout = image.layout(tmp_path / "layout")
+    archive = image.docker_archive(tmp_path / "saved.tar")
+    assert tangram(capsys, "pull", f"oci:{layout}")[:2] == (0, f"{image.digest} oci:{layout}\n")
+    status, out, _ = tangram(capsys, "import", str(archive), "--name", "localhost/app:1", "--json")
+    imported = json.loads(out)
+    assert status == 0 and imported["name"] == "localhost/app:1"
+    listed = json.loads(tangram(capsys, "list", "--json")[1])
+    assert [(one["digest"], one["names"], one["layers"], one["in_use"])
+            for one in listed["images"]] == [
+        (image.digest, [f"oci:{layout}"], 2, False),
+        (imported["digest"], ["localhost/app:1"], 2, False)]
+    assert "localhost/app:1" in tangram(capsys, "list")[1]
+    assert tangram(capsys, "pull", "localhost/app:1")[0] == 0  # no registry is asked
+    assert tangram(capsys, "remove", image.digest[7:19])[0] == 0
+    status, _, err = tangram(capsys, "remove", "localhost/app:2")
+    assert status == 2 and "is not in the store" in err and err.count("\n") == 1
+    status, out, _ = tangram(capsys, "prune", "--json")
+    assert status == 0 and json.loads(out)["removed"] == [imported["digest"]]
+    assert json.loads(tangram(capsys, "list", "--json")[1]) == {"images": [], "bytes": 0}
+
+
+def test_a_used_image_is_not_removed(store: Path, tmp_path: Path,
+                                     capsys: pytest.CaptureFixture[str]) -> None:
+    from tangram_hpc.images.node_store import NodeStore
+
+    layout = small().layout(tmp_path / "layout")
+    tangram(capsys, "pull", f"oci:{layout}")
+    held = NodeStore(store).hold(NodeStore(store).images()[0].digest)
+    status, _, err = tangram(capsys, "remove", f"oci:{layout}")
+    assert status == 1 and "is used by a session" in err
+    assert tangram(capsys, "prune")[:2] == (0, "removed 0, freed 0.0 MiB\n")
+    os.close(held)
+    assert tangram(capsys, "remove", f"oci:{layout}")[0] == 0
+
+
+def test_wrong_input_is_status_2_and_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                              capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("TANGRAM_IMAGE_STORE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    status, _, err = tangram(capsys, "list")
+    assert status == 2 and "`image_store` is empty" in err
+    status, _, err = tangram(capsys, "pull", "Not A Name", "--store", str(tmp_path / "store"))
+    assert status == 2 and "is no name of an image" in err and err.count("\n") == 1
+
+
+def test_build_without_a_builder_says_so_in_one_line(
+        store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    status, _, err = tangram(capsys, "build", str(tmp_path), "--name", "localhost/app")
+    assert status == 1 and "neither buildah nor podman is installed" in err
+    assert err.count("\n") == 1
+
+
+@needs_registry
+def test_publish_fills_a_folder_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                           capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    image = small()
+    with registry(tmp_path) as running:
+        running.push("app", image, "v1")
+        name = f"{running.host}/app:v1"
+        status, out, _ = tangram(capsys, "publish", name, "--into", str(tmp_path / "share"))
+    assert (status, out) == (0, f"{image.digest} {name}\n")
+    monkeypatch.setenv("TANGRAM_IMAGE_SHARES", str(tmp_path / "share"))
+    monkeypatch.setenv("TANGRAM_IMAGE_REGISTRIES", "false")
+    status, out, _ = tangram(capsys, "pull", name, "--store", str(tmp_path / "store"))
+    assert (status, out) == (0, f"{image.digest} {name}\n")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not (shutil.which("buildah") or shutil.which("podman")),
+                    reason="neither buildah nor podman is installed")
+def test_build_makes_an_image_of_a_dockerfile(store: Path, tmp_path: Path,
+                                              capsys: pytest.CaptureFixture[str]) -> None:
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "file").write_text("x")
+    (context / "Dockerfile").write_text("FROM scratch\nCOPY file /file\nENV A=1\n")
+    assert tangram(capsys, "build", str(context), "--name", "localhost/built:1")[0] == 0
+    (one,) = json.loads(tangram(capsys, "list", "--json")[1])["images"]
+    assert one["names"] == ["localhost/built:1"]
+    (context / "Dockerfile").write_text("FROM scratch\nCOPY nothing /file\n")
+    status, _, err = tangram(capsys, "build", str(context), "--name", "localhost/built:2")
+    assert status == 2 and "cannot build" in err

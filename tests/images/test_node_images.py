@@ -1,0 +1,198 @@
+"""A worker's images: one pull for all that wait, ended when nobody waits, and none left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from helpers.image_rig import MadeImage, entry, tar_of
+
+from tangram_hpc.images.node_images import NodeImages
+from tangram_hpc.images.node_store import NodeStore
+from tangram_hpc.images.pull import PullSettings
+from tangram_hpc.ports import ReadyImage
+from tangram_hpc.resources import process_tree
+
+Said = list[tuple[ReadyImage | None, str, bool]]
+
+
+def run(tmp_path: Path, test: Callable[[NodeImages], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        images = NodeImages(PullSettings(str(tmp_path / "store")))
+        try:
+            await asyncio.wait_for(test(images), 60)
+        finally:
+            images.close()
+
+    before = set(os.listdir("/proc/self/fd"))
+    asyncio.run(whole())
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+    assert not [pid for pid in process_tree.descendants(os.getpid())
+                if b"pull_process" in _command(pid)]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+async def until(true: Callable[[], object]) -> None:
+    while not true():
+        await asyncio.sleep(0.005)
+
+
+def want(images: NodeImages, said: Said, session: int, image: str) -> None:
+    images.open(session, image, lambda *what: said.append(what))
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> str:
+    return str(MadeImage([tar_of(entry("a", "1"))], env=["A=1"]).layout(tmp_path / "layout"))
+
+
+def test_sessions_of_one_image_share_one_pull(tmp_path: Path, layout: str,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    from tangram_hpc.images import node_images
+
+    calls: list[str] = []
+    real = node_images._answer
+    monkeypatch.setattr(node_images, "_answer", lambda process, image, settings: (
+        calls.append(image), real(process, image, settings))[1])
+
+    async def test(images: NodeImages) -> None:
+        said: Said = []
+        for session in range(20):
+            want(images, said, session, layout)
+        await until(lambda: len(said) == 20)
+        ready = said[0][0]
+        assert ready is not None and all(one == (ready, "", False) for one in said)
+        assert (Path(ready.folder) / "a").read_text() == "1" and ready.env == ("A=1",)
+        want(images, said, 99, layout)  # known by now: no pull, and no turn of the loop
+        assert len(said) == 21 and calls == [layout]
+        store = NodeStore(tmp_path / "store")
+        for session in (*range(20), 99):
+            assert store.in_use(ready.digest)
+            images.release(session)
+        assert not store.in_use(ready.digest)
+        assert store.remove(ready.digest)
+        want(images, said, 100, layout)  # it is gone, and is pulled again
+        await until(lambda: len(said) == 22)
+        again = said[21][0]
+        assert again is not None and again.digest == ready.digest and len(calls) == 2
+
+    run(tmp_path, test)
+
+
+def test_a_folder_needs_no_process(tmp_path: Path) -> None:
+    (tmp_path / "root/bin").mkdir(parents=True)
+
+    async def test(images: NodeImages) -> None:
+        said: Said = []
+        want(images, said, 1, str(tmp_path / "root"))
+        await until(lambda: said)
+        assert said == [(ReadyImage(str(tmp_path / "root")), "", False)]
+        assert not (tmp_path / "store").exists()
+
+    run(tmp_path, test)
+
+
+def test_never_and_not_now_are_told_apart(tmp_path: Path, layout: str) -> None:
+    async def test(images: NodeImages) -> None:
+        said: Said = []
+        want(images, said, 1, str(tmp_path / "nothing"))
+        await until(lambda: said)
+        os.chmod(tmp_path / "store", 0o777)
+        want(images, said, 2, layout)
+        await until(lambda: len(said) == 2)
+        first, why, never = said[0]
+        (second, why2, never2), = [one for one in said if "image_store" in one[1]]
+        assert first is None and never and "No such file" in why
+        assert second is None and not never2 and "others may write into it" in why2
+
+    run(tmp_path, test)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A registry that accepts connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken: list[socket.socket] = []
+
+        def take() -> None:
+            while True:
+                try:
+                    taken.append(server.accept()[0])
+                except OSError:
+                    return
+
+        threading.Thread(target=take, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        for one in taken:
+            one.close()
+
+
+def test_a_pull_that_nobody_waits_for_is_killed(tmp_path: Path, silent: str) -> None:
+    async def test(images: NodeImages) -> None:
+        said: Said = []
+        name = f"{silent}/app"
+        for session in (1, 2):
+            want(images, said, session, name)
+        await until(lambda: (tmp_path / "store/locks/all").exists())
+        images.release(1)
+        await asyncio.sleep(0.05)
+        assert images._pulls and not images._pulls[name].process.cancelled
+        images.release(2)
+        await until(lambda: not images._pulls)
+        assert said == []
+        want(images, said, 3, name)  # and another session may begin anew
+        images.release(3)
+        want(images, said, 4, name)  # also while the killed one is not gone yet
+        await until(lambda: images._pulls and not images._pulls[name].process.cancelled)
+
+    run(tmp_path, test)
+    assert not list((tmp_path / "store/drafts").iterdir())
+
+
+def test_the_helper_ends_with_its_worker(tmp_path: Path, silent: str) -> None:
+    import json
+    import subprocess
+    import sys
+
+    helper = subprocess.Popen([sys.executable, "-m", "tangram_hpc.images.pull_process"],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert helper.stdin is not None and helper.stdout is not None
+    helper.stdin.write(json.dumps({"image": f"{silent}/app", "settings": {
+        "store": str(tmp_path / "store")}}).encode() + b"\n")
+    helper.stdin.flush()
+    with pytest.raises(subprocess.TimeoutExpired):
+        helper.wait(1)
+    helper.stdin.close()
+    assert helper.wait(10) != 0
+    helper.stdout.close()
+
+
+def test_the_helper_cannot_write_beside_its_stores(tmp_path: Path) -> None:
+    """Were an archive to lead it out after all, the kernel would refuse."""
+    import subprocess
+    import sys
+
+    from tangram_hpc.sandbox.isolation import landlock
+
+    if landlock.abi() < 2:
+        pytest.skip("this kernel's Landlock does not allow links between folders")
+    text = ("import sys; from tangram_hpc.images.pull_process import _confine;"
+            "from tangram_hpc.images.pull import PullSettings;"
+            f"_confine(PullSettings({str(tmp_path / 'store')!r}));"
+            f"open({str(tmp_path / 'store/in')!r}, 'w'); open('/dev/null', 'w');"
+            f"open({str(tmp_path / 'out')!r}, 'w')")
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert "PermissionError" in done.stderr and str(tmp_path / "out") in done.stderr
+    assert os.listdir(tmp_path / "store") == ["in"] and not (tmp_path / "out").exists()

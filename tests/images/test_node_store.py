@@ -1,0 +1,172 @@
+"""The store of a node: whole or not there, locked by who uses it, and as large as it may be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from helpers.image_rig import MadeImage, entry, tar_of
+
+from tangram_hpc.images.image_errors import ImageUnavailable
+from tangram_hpc.images.manifests import BlobRef, digest_of
+from tangram_hpc.images.node_store import NodeStore
+from tangram_hpc.images.pull import PullSettings, pull
+from tangram_hpc.images.shared_blobs import SharedBlobs
+
+
+def filled(tmp_path: Path, count: int = 3, size: int = 1 << 20) -> tuple[NodeStore, list[str]]:
+    """A store with images of which each has a layer of its own; the first was used first."""
+    base, digests = tar_of(entry("base", bytes(size))), []
+    for number in range(count):
+        image = MadeImage([base, tar_of(entry(f"own{number}", bytes(size)))])
+        layout = image.layout(tmp_path / f"layout{number}")
+        digests.append(pull(str(layout), PullSettings(str(tmp_path / "store")), {}).digest)
+        used = tmp_path / "store/images" / image.digest[7:] / "used"
+        os.utime(used, (number, number))
+    return NodeStore(tmp_path / "store"), digests
+
+
+def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
+    store, digests = filled(tmp_path)
+    assert store.size() == 4 << 20
+    os.close(store.hold(digests[0]))  # it is used now, and so the youngest
+    assert [image.digest for image in store.shrink(3 << 20)] == [digests[1]]
+    assert store.size() == 3 << 20 and store.find(digests[0]) is not None
+    assert [image.digest for image in store.shrink(0, keep=digests[2])] == [digests[0]]
+    assert store.size() == 2 << 20  # the base is the last image's too
+    assert store.names().keys() == {digests[2]}
+
+
+def test_a_used_image_is_never_removed(tmp_path: Path) -> None:
+    store, digests = filled(tmp_path, 2)
+    held = store.hold(digests[0])
+    assert store.in_use(digests[0]) and not store.in_use(digests[1])
+    assert not store.remove(digests[0])
+    assert [image.digest for image in store.shrink(0)] == [digests[1]]
+    assert (Path(store.root_of(store.images()[0])) / "base").exists()
+    os.close(held)
+    assert store.remove(digests[0]) and store.images() == [] and store.hold(digests[0]) == -1
+    assert store.prune_layers() == 2 << 20 and store.size() == 0
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    store, (digest,) = filled(tmp_path, 1)
+    text = ("import sys, time; from tangram_hpc.images.node_store import NodeStore;"
+            f"print(NodeStore({str(store.folder)!r}).hold({digest!r}), flush=True); time.sleep(60)")
+    other = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
+    assert other.stdout is not None and int(other.stdout.readline()) >= 0
+    assert not store.remove(digest)
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    other.stdout.close()
+    assert store.remove(digest)
+
+
+def test_an_image_that_comes_again_is_in_another_folder(tmp_path: Path) -> None:
+    """A sandbox that was warmed with the first one must not be taken for one of the second."""
+    store, (digest,) = filled(tmp_path, 1)
+    first = store.root_of(store.images()[0])
+    store.remove(digest)
+    second = pull(str(tmp_path / "layout0"), PullSettings(str(store.folder)), {})
+    assert second.digest == digest and second.folder != first
+
+
+def test_drafts_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_path: Path) -> None:
+    store = NodeStore(tmp_path / "store")
+    dead = store.folder / "drafts/dead"
+    (dead / "root/deep").mkdir(parents=True)
+    os.chmod(dead / "root", 0)
+    with store.draft() as living:
+        for draft in (dead, living):
+            os.utime(draft, (1, 1))
+        assert store.sweep_drafts() == 1
+        assert not dead.exists() and living.exists()
+    assert not living.exists()
+
+
+def test_a_store_that_others_may_change_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    os.chmod(folder, 0o777)
+    with pytest.raises(ImageUnavailable, match="others may write into it; name a folder"):
+        NodeStore(folder)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ImageUnavailable, match="name a writable folder on a local disk"):
+        NodeStore(tmp_path / "file/below")
+
+
+def test_layers_of_a_pull_under_way_are_not_pruned(tmp_path: Path) -> None:
+    store, digests = filled(tmp_path, 1)
+    with store.pulling("some image"):
+        store.remove(digests[0])
+        assert store.prune_layers() == 0
+    assert store.prune_layers() == 2 << 20
+
+
+# ---- blobs that nodes share ----
+
+
+def blob_of(data: bytes) -> BlobRef:
+    return BlobRef(digest_of(data), len(data))
+
+
+def test_one_fetches_for_all(tmp_path: Path) -> None:
+    share, data = SharedBlobs(tmp_path / "share", True), os.urandom(5000)
+    fetched: list[int] = []
+
+    def fetch(file: object) -> None:
+        fetched.append(1)
+        time.sleep(0.2)
+        file.write(data)  # type: ignore[attr-defined]
+
+    def want() -> None:
+        with SharedBlobs(tmp_path / "share", True).get(blob_of(data), fetch) as file:
+            assert file.read() == data
+
+    threads = [threading.Thread(target=want) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert fetched == [1]
+    assert [path.name for path in (tmp_path / "share/blobs").iterdir()] == [digest_of(data)[7:]]
+    assert share.find(blob_of(data)) is not None
+
+
+def test_who_dies_while_fetching_is_replaced(tmp_path: Path) -> None:
+    share, data = SharedBlobs(tmp_path / "share", True, stale_s=0.3), b"content"
+    name = digest_of(data)[7:]
+    (share.folder / "blobs" / f"{name}.claim").touch()
+    (share.folder / "blobs" / f"{name}.part-of-the-dead").write_bytes(b"con")
+    with share.get(blob_of(data), lambda file: file.write(data) and None) as file:
+        assert file.read() == data
+    assert os.listdir(share.folder / "blobs") == [name]
+
+
+def test_a_fetch_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    share = SharedBlobs(tmp_path / "share", True)
+
+    def fetch(file: object) -> None:
+        file.write(b"half")  # type: ignore[attr-defined]
+        raise ImageUnavailable("image: no answer")
+
+    with pytest.raises(ImageUnavailable, match="no answer"):
+        share.get(blob_of(b"whole"), fetch)
+    assert os.listdir(share.folder / "blobs") == []
+
+
+def test_the_first_pin_of_a_name_holds(tmp_path: Path) -> None:
+    share = SharedBlobs(tmp_path / "share", True)
+    one, two = digest_of(b"1"), digest_of(b"2")
+    assert share.digest_of_name("app") == ""
+    assert [share.pin("app", one), share.pin("app", two)] == [one, one]
+    assert share.pin("app", two, again=True) == two == share.digest_of_name("app")
+    for path in (share.folder / "names").iterdir():
+        path.write_text('{"digest": "../../etc"}')
+    assert share.digest_of_name("app") == ""
