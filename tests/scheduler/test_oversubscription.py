@@ -36,7 +36,7 @@ def learned(serial: float, cost: Callable[[int], float]) -> int:
 
 
 @pytest.mark.parametrize("serial", [0.02, 0.1, 0.3])
-def test_the_cost_of_too_many_workers_is_learned(serial: float) -> None:
+def test_the_cost_of_oversubscription_lowers_the_learned_serial_fraction(serial: float) -> None:
     free = learned(serial, lambda units: 1.0)
     dear = learned(serial, lambda units: (TOP / units) ** 0.5)
     assert dear < free

@@ -193,8 +193,8 @@ def cuts(seen: list[Instant], rng: random.Random) -> list[Instant]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_cut_off_at_any_instant(tmp_path: Path, seed: int,
-                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_killed_at_any_instant_loses_and_repeats_no_named_action(
+        tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     first = tmp_path / "first"
     first.mkdir()
     seen, rig = life(first, seed, monkeypatch)
@@ -230,7 +230,7 @@ def test_cut_off_at_any_instant(tmp_path: Path, seed: int,
         assert all(r.end_ns for r in rows)
 
 
-def test_many_starts_in_a_row(tmp_path: Path) -> None:
+def test_named_results_survive_many_broker_restarts_in_a_row(tmp_path: Path) -> None:
     """Cut off again and again; each time a little gets done."""
     rng, told = random.Random(5), dict[str, tuple[str, str]]()
     for start in range(1, 30):
@@ -252,7 +252,7 @@ def test_many_starts_in_a_row(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("journal*"))) == start
 
 
-def test_a_name_is_waited_for_by_all_who_submit_it(tmp_path: Path) -> None:
+def test_all_submitters_of_one_idempotency_key_get_its_result(tmp_path: Path) -> None:
     rig = Rig(tmp_path, 1)
     first, second = rig.submit("a"), rig.submit("a")
     rig.turn()
@@ -276,7 +276,7 @@ def command(rig: Rig, line: str, once: str, **options) -> Action:
                        what)
 
 
-def test_a_command_whose_class_an_older_release_derived_otherwise_is_the_same_work(
+def test_a_named_command_is_the_same_work_although_an_older_release_guessed_its_class(
         tmp_path: Path) -> None:
     rig = Rig(tmp_path, 1)
     older = msgspec.structs.replace(command(rig, "cd x && make -j", "a"), name="cd")
@@ -299,8 +299,8 @@ def test_a_command_whose_class_an_older_release_derived_otherwise_is_the_same_wo
 @pytest.mark.parametrize(("first", "second", "same"), [
     ({}, {}, False), ({"name": "build"}, {"name": "build"}, True), ({"name": "build"}, {}, False),
     ({"name": "build"}, {"name": "test"}, False)])
-def test_classes_are_compared_where_one_broker_sees_both(tmp_path: Path, first: dict, second: dict,
-                                                         same: bool) -> None:
+def test_submissions_with_one_idempotency_key_and_different_classes_are_refused(
+        tmp_path: Path, first: dict, second: dict, same: bool) -> None:
     rig = Rig(tmp_path, 1)
     actions = [command(rig, "make", "a", **first), command(rig, "ninja", "a", **second)]
     for action in actions:
@@ -313,7 +313,7 @@ def test_classes_are_compared_where_one_broker_sees_both(tmp_path: Path, first: 
     rig.close()
 
 
-def test_what_did_not_end_by_itself_may_be_submitted_again(tmp_path: Path) -> None:
+def test_a_cancelled_named_action_can_be_submitted_again(tmp_path: Path) -> None:
     rig = Rig(tmp_path, 1)
     first = rig.submit("a")
     follower = rig.submit("a")
@@ -329,7 +329,7 @@ def test_what_did_not_end_by_itself_may_be_submitted_again(tmp_path: Path) -> No
     rig.close()
 
 
-def test_forgetting_frees_room(tmp_path: Path) -> None:
+def test_forgetting_named_results_frees_room_in_the_spool(tmp_path: Path) -> None:
     rig = Rig(tmp_path, 1, limit=2000, segment=300)
     n = 0
     while not (refused := [m for m, _ in rig.trainer.heard if isinstance(m, ms.Rejected)]):
@@ -356,7 +356,7 @@ def test_forgetting_frees_room(tmp_path: Path) -> None:
     assert not (tmp_path / "once").exists()
 
 
-def test_a_spool_of_another_release_is_one_line_and_strangers_files_stay(tmp_path: Path) -> None:
+def test_a_spool_of_another_release_is_refused_and_foreign_files_are_kept(tmp_path: Path) -> None:
     spool = FileSpool(tmp_path, 1 << 20)
     (tmp_path / "notes").write_text("a user's")
     spool.close(remove=True)

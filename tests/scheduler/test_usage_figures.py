@@ -62,7 +62,7 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     made.close()
 
 
-def test_what_children_of_a_killed_command_used_is_counted(rig: Rig) -> None:
+def test_cpu_time_of_children_of_a_killed_command_is_counted(rig: Rig) -> None:
     """The shell waits for none of them: one dies with it, one is in a session of its own."""
     call = ExecCall(shell="python3 -c \"$SPIN\" one & setsid python3 -c \"$SPIN\" two & wait",
                     env={"SPIN": SPIN})
@@ -125,7 +125,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     made.close()
 
 
-def test_what_children_of_a_function_used_is_counted_when_they_are_ended_with_it(
+def test_cpu_time_of_children_that_outlive_a_function_is_counted(
         runner: Rig) -> None:
     def leaves_one() -> float:
         import os
@@ -144,7 +144,7 @@ def test_what_children_of_a_function_used_is_counted_when_they_are_ended_with_it
     assert outcome.cpu_ns > 0.29 * SECOND and "cpu" not in outcome.lower_bounds, outcome
 
 
-def test_what_a_killed_function_used_is_counted(runner: Rig) -> None:
+def test_cpu_time_and_memory_of_a_killed_function_are_counted(runner: Rig) -> None:
     def spins() -> None:
         import os
 
@@ -159,7 +159,7 @@ def test_what_a_killed_function_used_is_counted(runner: Rig) -> None:
     assert outcome.lower_bounds == ("cpu", "maxrss") and outcome.maxrss_kib > 5000
 
 
-def test_a_function_does_not_inherit_the_memory_of_the_one_before(runner: Rig) -> None:
+def test_maxrss_of_a_function_excludes_the_previous_function(runner: Rig) -> None:
     large = runner.function(lambda: len(bytearray(b"x") * (96 << 20)))[0]
     small = runner.function(lambda: 1)[0]
     assert large.maxrss_kib > 96 << 10
@@ -183,7 +183,7 @@ def test_a_lower_bound_is_marked_in_the_records() -> None:
     assert as_json(record)["lower_bounds"] == ["cpu", "maxrss"]
 
 
-def test_an_action_that_a_lost_node_may_have_started_says_so() -> None:
+def test_restarts_of_an_action_on_a_lost_node_are_marked_as_uncertain() -> None:
     """A lease that was given ahead is not counted as a start, unless its node cannot be asked."""
     w = world("fcfs:1")
     first, second, third = (w.submit(profile=SHORT, attempts=3) for _ in range(3))
