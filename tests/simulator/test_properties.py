@@ -62,7 +62,8 @@ def cases(draw: Any) -> tuple[Workload, Cluster]:
 @settings(max_examples=100, deadline=None, derandomize=True,
           suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(case=cases(), durations=st.sampled_from(["oracle", "learned"]))
-def test_every_law_holds(placer: str, case: tuple[Workload, Cluster], durations: str) -> None:
+def test_every_invariant_holds_on_any_workload_and_cluster(
+        placer: str, case: tuple[Workload, Cluster], durations: str) -> None:
     """Complete, in order, within every capacity, aligned, at home, resized no more than allowed;
     and the same input gives the same records to the byte."""
     work, cluster = case
