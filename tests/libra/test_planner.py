@@ -374,7 +374,7 @@ def test_the_plan_is_as_good_as_brute_force(moe: bool) -> None:
 
 @pytest.mark.parametrize("cases", [16, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
-def test_the_plan_of_batches_that_mix_is_as_good_as_brute_force(moe: bool, cases: int) -> None:
+def test_the_plan_with_overlapping_batches_is_as_good_as_brute_force(moe: bool, cases: int) -> None:
     """Also where the router does not know lengths, or only roughly."""
     ran = 0
     for seed in range(cases):
@@ -396,7 +396,7 @@ def test_the_plan_of_batches_that_mix_is_as_good_as_brute_force(moe: bool, cases
     assert ran >= 0.4 * cases, "most cases must have an answer, or this shows little"
 
 
-def test_every_prune_decides_somewhere() -> None:
+def test_every_pruning_rule_cuts_in_some_test_case() -> None:
     """The cases above are no use for a prune that never cuts among them."""
     cuts = set()
     for seed in range(250):
@@ -419,7 +419,7 @@ def test_every_prune_decides_somewhere() -> None:
             "the pipeline idles # of the time, over #"} <= cuts
 
 
-def test_layouts_are_those_of_the_brute_force() -> None:
+def test_the_layout_tree_finds_the_layouts_of_the_brute_force() -> None:
     some = 0
     for seed in range(120):
         costs, gpus, search = random_costs(seed, moe=seed % 2 == 1)
@@ -432,7 +432,7 @@ def test_layouts_are_those_of_the_brute_force() -> None:
 
 
 @pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda m: m.name)
-def test_prices_are_those_counted_one_by_one(model: ModelShape) -> None:
+def test_training_prices_equal_a_count_per_request_and_micro_batch(model: ModelShape) -> None:
     r = random.Random(5)
     history = [Request(r.randint(100, 3000), int(r.lognormvariate(7, 1)) + 1, r.randint(0, 10**10))
                for _ in range(48)]
@@ -486,7 +486,7 @@ def played_s(cost: RolloutCost, degree: int, requests: Sequence[Request]) -> flo
 
 
 @pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda m: m.name)
-def test_an_instance_takes_as_long_as_an_engine_played_step_by_step(model: ModelShape) -> None:
+def test_the_rollout_time_of_an_instance_matches_a_step_by_step_engine(model: ModelShape) -> None:
     """Very nearly where all requests fit at once; where they take turns the engine is slower, as it
     reserves room and ends with few."""
     cost = RolloutCost(model, HARDWARE, Rollout())
@@ -519,8 +519,8 @@ def partitions(items: list[int]) -> Iterator[list[list[int]]]:
 
 @pytest.mark.parametrize(("at_once", "most", "mean"), [(1, 0.30, 0.08), (3, 0.15, 0.01),
                                                         (256, 0.03, 0.002)])
-def test_runs_of_lengths_are_nearly_as_good_as_any_assignment(at_once: int, most: float,
-                                                              mean: float) -> None:
+def test_assigning_runs_of_sorted_lengths_is_nearly_as_good_as_any_assignment(
+        at_once: int, most: float, mean: float) -> None:
     """Instances get runs of the sorted requests, as a router by length can carry out. Against every
     assignment at all this loses little where an engine runs requests side by side."""
     lost, rollout = [], Rollout(max_batch=at_once)
@@ -583,8 +583,8 @@ def test_every_split_keeps_the_invariants(problem: tuple[AnalyticCosts, int]) ->
 
 @settings(max_examples=15, deadline=None)
 @given(problems(), st.sampled_from([0.0, 0.02, 0.3]))
-def test_a_roomy_split_costs_no_more_than_its_slack(problem: tuple[AnalyticCosts, int],
-                                                    slack: float) -> None:
+def test_a_split_with_more_rollout_gpus_costs_at_most_its_slack(
+        problem: tuple[AnalyticCosts, int], slack: float) -> None:
     found = planned(*problem)
     if found is None:
         return
@@ -598,7 +598,7 @@ def test_a_roomy_split_costs_no_more_than_its_slack(problem: tuple[AnalyticCosts
 
 @settings(max_examples=15, deadline=None)
 @given(problems(), st.integers(1, 4))
-def test_further_ahead_and_faster_training_are_never_worse(
+def test_more_overlap_or_faster_training_never_lengthens_rollout(
         problem: tuple[AnalyticCosts, int], ahead: int) -> None:
     costs, _ = problem
     strata = costs.strata(64)
@@ -620,7 +620,8 @@ def test_more_gpus_are_never_worse(problem: tuple[AnalyticCosts, int]) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(problems())
-def test_spare_gpus_are_spare(problem: tuple[AnalyticCosts, int]) -> None:
+def test_a_step_takes_as_long_without_its_spare_gpus_and_longer_with_one_less(
+        problem: tuple[AnalyticCosts, int]) -> None:
     """Without the spare ones the same split takes as long; without one more it takes longer."""
     costs, gpus = problem
     found = planned(costs, gpus)
@@ -638,7 +639,7 @@ def test_spare_gpus_are_spare(problem: tuple[AnalyticCosts, int]) -> None:
     assert step(best.spare + 1) > best.step_ns
 
 
-def test_spare_gpus_are_spare_where_cuts_count_as_longer() -> None:
+def test_a_step_takes_as_long_without_its_spare_gpus_with_a_routing_loss() -> None:
     r, search, spare = random.Random(1), Search(loss=0.08), 0
     history = [Request(500, int(r.lognormvariate(8, 0.6)) + 1) for _ in range(96)]
     for passes in range(4, 40, 3):
@@ -657,8 +658,8 @@ def test_spare_gpus_are_spare_where_cuts_count_as_longer() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(REQUESTS, min_size=1, max_size=70), st.sampled_from([1, 2, 4, 8]),
        st.sampled_from([DENSE, MOE]), st.sampled_from([1, 16, 256]))
-def test_more_requests_never_take_less_time(history: list[Request], degree: int,
-                                            model: ModelShape, most: int) -> None:
+def test_more_requests_never_shorten_the_rollout(
+        history: list[Request], degree: int, model: ModelShape, most: int) -> None:
     cost = RolloutCost(model, HARDWARE, Rollout(max_batch=most))
     matrix = cost.matrix(degree, strata_of(history, 64)).tolist()
     n = len(matrix) - 1
@@ -671,7 +672,8 @@ def test_more_requests_never_take_less_time(history: list[Request], degree: int,
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=200), st.integers(1, 300))
-def test_a_batch_is_spread_as_its_history_is(history: list[Request], batch: int) -> None:
+def test_a_batch_has_the_length_distribution_of_its_history(
+        history: list[Request], batch: int) -> None:
     found = batch_of(history, batch)
     ordered = sorted_requests(history)
     assert len(found) == batch and found == sorted_requests(found)
@@ -683,7 +685,7 @@ def test_a_batch_is_spread_as_its_history_is(history: list[Request], batch: int)
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=200), st.integers(1, 80))
-def test_strata_lose_nothing(history: list[Request], most: int) -> None:
+def test_strata_conserve_requests_and_tokens(history: list[Request], most: int) -> None:
     strata = strata_of(history, most)
     assert len(strata) == min(most, len(history))
     assert int(strata.tokens.sum()) == sum(r.generated for r in history)
@@ -710,7 +712,7 @@ def test_many_short_requests_want_small_instances_and_few_long_ones_large() -> N
     assert tokens_a_second(8, 2, 16000, 32000) > 2 * tokens_a_second(1, 2, 16000, 32000)
 
 
-def test_nothing_can_run_says_why() -> None:
+def test_a_problem_without_a_feasible_plan_names_the_reason() -> None:
     small = replace(HARDWARE, mem_bytes=8 << 30)
     costs = AnalyticCosts(DENSE, small, Training(16), Rollout(), [Request(10, 100)])
     with pytest.raises(InvalidInput, match=r"4 GPUs: no training layout can run in any split; "
@@ -731,14 +733,14 @@ def test_nothing_can_run_says_why() -> None:
         plan(costs, 8, Search(granularity=8))
 
 
-def test_bounds_of_splits() -> None:
+def test_splits_keep_the_granularity_and_the_minimum_gpus() -> None:
     costs = AnalyticCosts(DENSE, HARDWARE, Training(96), Rollout(), [Request(500, 2000)])
     found = plan(costs, 48, Search(granularity=8, min_train=10, min_rollout=12))
     assert {s.train_gpus for s in found.splits} <= {16, 24, 32}
     assert all(s.rollout_gpus >= 12 for s in found.splits)
 
 
-def test_one_table_serves_all_splits() -> None:
+def test_the_rollout_table_is_computed_once_for_all_splits() -> None:
     """The table and its prices are made once, not once a split; and that is where the time goes."""
     class Counted(AnalyticCosts):
         asked = 0
@@ -769,7 +771,7 @@ def test_one_table_serves_all_splits() -> None:
 
 @given(st.integers(1, 1 << 22), st.sampled_from([64, 4096, 1 << 16]), st.sampled_from([DENSE, MOE]))
 @settings(max_examples=20, deadline=None)
-def test_sums_stay_within_their_bits(tokens: int, batch: int, model: ModelShape) -> None:
+def test_cost_sums_do_not_overflow_64_bits(tokens: int, batch: int, model: ModelShape) -> None:
     """As long as the longest requests are and as large as the largest batches may be."""
     costs = AnalyticCosts(model, HARDWARE, Training(batch), Rollout(), [Request(tokens, tokens)])
     layouts = [Layout(8, 1, 4, 16, 1), Layout(1, 1, 1, 1, 8)]

@@ -26,7 +26,7 @@ from tangram_hpc.libra.planner.trigger import StepFacts, Trigger, Triggers, wort
 # ---- what is learned ----------------------------------------------------------------------------
 
 
-def test_a_factor_is_what_was_measured_over_what_was_said() -> None:
+def test_a_calibration_factor_is_measured_over_predicted_time() -> None:
     learned = Calibrator()
     assert learned.factors() == Factors()
     for degree, ratio in ((TRAIN, 1.3), (2, 0.5), (8, 2.0)):
@@ -52,7 +52,7 @@ def test_noise_moves_a_factor_slowly_and_a_change_fast() -> None:
     assert learned.observe(TRAIN, 10**6, 2 * 10**6, 9000.0), "other lengths are a change point"
 
 
-def test_without_a_past_nothing_is_a_change() -> None:
+def test_the_first_observations_are_no_change_point() -> None:
     learned = Calibrator(Learning(least=8))
     told = [learned.observe(TRAIN, 100, 100 * k, 10.0 * k) for k in range(1, 8)]
     assert told == [False] * 7
@@ -62,8 +62,8 @@ def test_without_a_past_nothing_is_a_change() -> None:
 @given(st.lists(st.tuples(st.sampled_from([TRAIN, 1, 4]), st.integers(1, 10**12),
                           st.integers(1, 10**12), st.floats(0, 1e5)), max_size=40),
        st.integers(0, 40))
-def test_what_is_saved_goes_on_as_before(samples: list[tuple[int, int, int, float]],
-                                         at: int) -> None:
+def test_a_saved_and_loaded_calibrator_continues_unchanged(
+        samples: list[tuple[int, int, int, float]], at: int) -> None:
     whole, first, second = Calibrator(), Calibrator(), Calibrator()
     told = [whole.observe(*s) for s in samples]
     again = [first.observe(*s) for s in samples[:at]]
@@ -72,7 +72,7 @@ def test_what_is_saved_goes_on_as_before(samples: list[tuple[int, int, int, floa
     assert second.factors() == whole.factors()
 
 
-def test_a_degree_that_was_never_measured_is_believed_to_be_like_its_nearest() -> None:
+def test_an_unmeasured_degree_uses_the_factor_of_the_nearest_degree() -> None:
     known = Factors(1.0, ((1, 1.5), (4, 2.0)))
     assert [known.of(d) for d in (1, 2, 4, 8)] == [1.5, 1.5, 2.0, 2.0]
     assert Factors().of(2) == 1.0
@@ -84,7 +84,7 @@ PLANS = st.lists(st.tuples(st.booleans(), st.integers(1, 10**12), st.integers(1,
                            st.floats(0, 1e5)), max_size=100)
 
 
-def test_what_mixtures_take_is_learned_beside_uniform_plans_and_not_as_a_degrees() -> None:
+def test_mixed_degree_plans_have_a_factor_of_their_own_relative_to_uniform_plans() -> None:
     learned = Calibrator()
     assert learned.mixed() == 1.0 and [learned.loss(x) for x in (0.0, 0.1)] == [0.0, 0.1]
     learned.observe_plan(True, 1000, 1300, 4000.0)
@@ -103,7 +103,7 @@ def test_what_mixtures_take_is_learned_beside_uniform_plans_and_not_as_a_degrees
 
 
 @given(st.floats(0.5, 3.0), st.floats(0.5, 3.0), st.floats(0.01, 1.0), st.integers(1, 30))
-def test_a_learned_loss_lies_between_what_was_believed_and_what_was_measured(
+def test_a_learned_routing_loss_lies_between_its_prior_and_the_measurement(
         uniform: float, mixed: float, routing: float, samples: int) -> None:
     learned = Calibrator()
     for _ in range(samples):
@@ -115,7 +115,7 @@ def test_a_learned_loss_lies_between_what_was_believed_and_what_was_measured(
     assert loss > 0 and loss == pytest.approx(max(said, 0.001), abs=1e-9)
 
 
-def test_mixtures_are_forgotten_when_they_are_old_or_uniform_plans_have_changed() -> None:
+def test_old_samples_of_mixed_degree_plans_and_those_before_a_change_are_dropped() -> None:
     old = Calibrator(Learning(window=5))
     old.observe_plan(True, 1000, 1500, 4000.0)
     for _ in range(4):
@@ -133,7 +133,8 @@ def test_mixtures_are_forgotten_when_they_are_old_or_uniform_plans_have_changed(
 
 
 @given(PLANS, st.integers(0, 100))
-def test_what_plans_took_is_saved_too(samples: list[tuple[bool, int, int, float]], at: int) -> None:
+def test_plan_time_samples_survive_saving_and_loading(
+        samples: list[tuple[bool, int, int, float]], at: int) -> None:
     whole, first, second = Calibrator(), Calibrator(), Calibrator()
     for one in samples:
         whole.observe_plan(*one)
@@ -152,7 +153,7 @@ def facts(step: int, train: int = 100, rollout: int = 100, **more: float) -> Ste
     return StepFacts(step, train, rollout, **more)  # type: ignore[arg-type]
 
 
-def test_reasons_to_plan() -> None:
+def test_the_trigger_names_each_reason_to_plan() -> None:
     trigger = Trigger(Triggers(interval=10, warmup=2, min_history=3, cooldown=2, rejected=8))
     assert trigger.due(facts(5, queue_pressure=1.0)) == "", "too little history"
     trigger.add([Request(1, 1)] * 3)
@@ -175,7 +176,7 @@ def test_reasons_to_plan() -> None:
     assert [r.generated for r in small.history] == [5, 6, 7, 8, 9]
 
 
-def test_a_switch_must_be_worth_its_cost() -> None:
+def test_a_plan_switch_must_gain_more_than_it_costs() -> None:
     rules = Triggers(switch_cost_ns=15 * 10**9, min_gain=0.05, horizon=10)
     s = 10**9
     assert worth(rules, 100 * s, 90 * s).switch
@@ -194,8 +195,8 @@ def test_a_switch_must_be_worth_its_cost() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(problems(), st.randoms(use_true_random=False))
-def test_a_standing_plan_is_priced_as_what_it_is(problem: tuple[AnalyticCosts, int],
-                                                 r: random.Random) -> None:
+def test_repricing_the_current_plan_equals_its_planned_price(
+        problem: tuple[AnalyticCosts, int], r: random.Random) -> None:
     """For its own batch as planned; for another never better than a new plan."""
     costs, gpus = problem
     try:
@@ -214,7 +215,7 @@ def test_a_standing_plan_is_priced_as_what_it_is(problem: tuple[AnalyticCosts, i
         assert sum(one.requests for one in old.instances) == costs.training.batch
 
 
-def test_a_standing_plan_cuts_as_well_as_its_instances_allow() -> None:
+def test_repricing_divides_requests_optimally_among_the_given_instances() -> None:
     for seed in range(30):
         r = random.Random(seed)
         history = [Request(100, r.randint(1, 9000)) for _ in range(6)]
@@ -230,7 +231,7 @@ def test_a_standing_plan_cuts_as_well_as_its_instances_allow() -> None:
         assert found.rollout_ns == max(one.ns for one in found.instances)
 
 
-def test_a_standing_plan_that_cannot_run_is_none() -> None:
+def test_repricing_an_infeasible_plan_gives_none() -> None:
     costs = AnalyticCosts(DENSE, HARDWARE, Training(8), Rollout(), [Request(10, 400_000)])
     assert reprice(costs, 16, Layout(8, 1, 1, 1, 1), [1], Search()) is None  # the cache
     assert reprice(costs, 16, Layout(1, 1, 1, 1, 1), [8], Search()) is None  # memory
@@ -243,7 +244,7 @@ def test_a_standing_plan_that_cannot_run_is_none() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(problems())
-def test_blocks_lie_in_nodes_and_no_gpu_has_two_roles(
+def test_gpu_blocks_lie_within_nodes_and_no_gpu_has_two_roles(
         problem: tuple[AnalyticCosts, int]) -> None:
     costs, gpus = problem
     try:
@@ -310,7 +311,7 @@ def drive(planner: OnlinePlanner, truth: Truth, means: Sequence[int]) -> list[Ad
     return told
 
 
-def test_it_learns_the_world_and_stays_when_nothing_changes() -> None:
+def test_the_online_planner_calibrates_itself_and_then_keeps_its_plan() -> None:
     planner = online(Triggers(history=192))
     planner.preflight(lengths(3000, 0))
     told = drive(planner, Truth(1.4, 0.7), [3000] * 25)
@@ -321,7 +322,7 @@ def test_it_learns_the_world_and_stays_when_nothing_changes() -> None:
     assert len(switches) <= 2, "at most until the world is known"
 
 
-def test_it_follows_a_drift_of_lengths() -> None:
+def test_the_online_planner_follows_a_drift_of_lengths() -> None:
     """From 2.5 K to 11.5 K tokens rollouts become the slower side and get more GPUs."""
     planner = online(Triggers(history=192))
     first = planner.preflight(lengths(2500, 0)).best
@@ -336,7 +337,7 @@ def test_it_follows_a_drift_of_lengths() -> None:
     assert stayed and moved and moved.step_ns < 0.95 * stayed.step_ns
 
 
-def test_it_goes_on_after_a_restart_as_if_there_had_been_none() -> None:
+def test_a_restarted_online_planner_continues_unchanged() -> None:
     rules = Triggers(history=192)
     whole, first = online(rules), online(rules)
     for planner in (whole, first):
@@ -356,7 +357,7 @@ def test_it_goes_on_after_a_restart_as_if_there_had_been_none() -> None:
     assert online(rules).saved()["layout"] is None
 
 
-def test_no_switch_when_switching_costs_more_than_it_gains() -> None:
+def test_the_online_planner_keeps_its_plan_when_a_switch_costs_more_than_it_gains() -> None:
     planner = online(Triggers(history=192, switch_cost_ns=10**15))
     planner.preflight(lengths(2500, 0))
     first = planner.now
@@ -420,7 +421,7 @@ def dealt_by(planner: OnlinePlanner, mixtures: float, steps: int, of: int = 0, a
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_mixtures_that_take_longer_than_said_are_left_and_not_taken_again(ahead: int) -> None:
+def test_mixed_degree_plans_slower_than_predicted_are_left_for_uniform_ones(ahead: int) -> None:
     planner = lossy(ahead)
     planner.preflight(tailed())
     assert planner.mixed, "it believes in one at first"
@@ -432,7 +433,7 @@ def test_mixtures_that_take_longer_than_said_are_left_and_not_taken_again(ahead:
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_mixtures_that_are_as_said_stay(ahead: int) -> None:
+def test_mixed_degree_plans_as_fast_as_predicted_are_kept(ahead: int) -> None:
     planner = lossy(ahead)
     planner.preflight(tailed())
     assert all(dealt_by(planner, 1.0, 16, ahead=ahead))
@@ -441,7 +442,7 @@ def test_mixtures_that_are_as_said_stay(ahead: int) -> None:
                for _, f in planner.calibrator.factors().rollout), "the loss is not a degree's"
 
 
-def test_a_plan_is_measured_before_another_is_looked_for_unless_it_cannot_run() -> None:
+def test_a_new_plan_is_measured_before_the_next_one_is_sought() -> None:
     planner = lossy()
     planner.preflight(tailed())
     told = dealt_by(planner, 1.3, 8)

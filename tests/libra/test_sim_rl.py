@@ -69,7 +69,7 @@ def small_room(tokens: int) -> RolloutCost:
     return cost
 
 
-def test_an_engine_alone_takes_what_the_cost_model_says() -> None:
+def test_a_request_alone_on_an_engine_takes_the_time_of_the_cost_model() -> None:
     for degree in (1, 8):
         engine = SimulatedEngine(COST, degree, 256)
         engine.add(0, DecodeWork(1, 1_000, 5_000))
@@ -78,7 +78,7 @@ def test_an_engine_alone_takes_what_the_cost_model_says() -> None:
         assert ended / SECOND == pytest.approx(float(said), rel=0.01)
 
 
-def test_who_comes_later_slows_who_is_there_and_neither_is_lost() -> None:
+def test_later_requests_slow_a_running_request_and_all_are_served() -> None:
     alone, shared = SimulatedEngine(COST, 2, 256), SimulatedEngine(COST, 2, 256)
     for engine in (alone, shared):
         engine.add(0, DecodeWork(1, 2_000, 3_000, brought=2_000))
@@ -143,7 +143,7 @@ def test_every_turn_ends_once_and_the_cache_never_overflows(asked: list, room: i
 
 @given(turns, st.sampled_from([6_000, 40_000]))
 @settings(max_examples=30, deadline=None)
-def test_the_same_turns_are_served_the_same(asked: list, room: int) -> None:
+def test_an_engine_serves_the_same_turns_reproducibly(asked: list, room: int) -> None:
     runs = []
     for _ in range(2):
         served = Served(room, 8)
@@ -155,7 +155,7 @@ def test_the_same_turns_are_served_the_same(asked: list, room: int) -> None:
     assert runs[0] == runs[1]
 
 
-def test_the_oldest_is_never_set_back_and_the_latest_reads_again() -> None:
+def test_a_full_cache_preempts_the_latest_request_which_prefills_again() -> None:
     engine = SimulatedEngine(small_room(10_000), 1, 256)
     for i in range(3):
         engine.add(0, DecodeWork(i, 3_000, 2_000))
@@ -171,7 +171,7 @@ def test_the_oldest_is_never_set_back_and_the_latest_reads_again() -> None:
     assert (roomy.read, roomy.preempted) == (9_000, 0)
 
 
-def test_who_was_set_back_stands_before_those_who_never_ran() -> None:
+def test_a_preempted_request_resumes_before_requests_that_never_ran() -> None:
     engine = SimulatedEngine(small_room(10_000), 1, 256)
     for request, tokens in enumerate((1_500, 2_000, 2_000, 2_000)):
         engine.add(0, DecodeWork(request, 3_000, tokens))
@@ -186,7 +186,7 @@ def test_who_was_set_back_stands_before_those_who_never_ran() -> None:
     assert [request for request, _ in run_down(engine)] == [1, 2, 3]
 
 
-def test_keys_stay_while_nobody_needs_the_room_and_the_oldest_go_first() -> None:
+def test_kv_entries_are_evicted_oldest_first_and_only_when_room_is_needed() -> None:
     engine = SimulatedEngine(small_room(10_000), 1, 256)
     now = 0
     for request in (1, 2):
@@ -209,7 +209,7 @@ def test_keys_stay_while_nobody_needs_the_room_and_the_oldest_go_first() -> None
     assert engine.read - before == 500
 
 
-def test_a_short_cache_costs_small_instances_more_than_a_long_one() -> None:
+def test_a_short_kv_cache_makes_multi_turn_requests_much_slower() -> None:
     """Turns that come back after others took the room: all is read at each of them."""
     def tokens_a_second(room: int) -> float:
         engine, now = SimulatedEngine(small_room(room), 1, 256), 0
@@ -269,7 +269,7 @@ def test_the_same_seed_plays_the_same_run(small: Scenario, played: dict[str, Pla
     assert Pipeline(other, system("+ elastic")).play().steps != again.steps
 
 
-def test_helpers_shorten_training(small: Scenario) -> None:
+def test_gpus_lent_to_training_shorten_it(small: Scenario) -> None:
     """One node trains for long; what others do not need to roll out with is lent."""
     slow = replace(small, training=replace(small.training, forward_passes=60))
     slow = with_run(slow, replace(slow.run, train_steps=3, slack=99.0, pool_slack=99.0))
@@ -293,7 +293,7 @@ def test_trajectories_of_the_next_batch_start_while_the_longest_still_run(
 
 
 @pytest.mark.parametrize("staleness", [1, 3])
-def test_no_batch_starts_before_so_many_are_trained(small: Scenario, staleness: int) -> None:
+def test_no_batch_starts_beyond_the_staleness_limit(small: Scenario, staleness: int) -> None:
     class Watched(Pipeline):
         lag = 0
 
@@ -328,8 +328,8 @@ class Checked(Pipeline):
                  back_s=st.sampled_from([1.0, 30.0, 200.0]), step=st.sampled_from([0.0, 0.3]),
                  tool=st.sampled_from([0.0, 0.05])))
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
-def test_invariants_hold_whatever_fails(name: str, pipeline: str, seed: int, faults: Faults
-                                        ) -> None:
+def test_pipeline_invariants_hold_under_any_faults(
+        name: str, pipeline: str, seed: int, faults: Faults) -> None:
     invariants_hold(name, pipeline, seed, faults, iterations=3)
 
 
@@ -347,7 +347,7 @@ def invariants_hold(name: str, pipeline: str, seed: int, faults: Faults, iterati
     return played
 
 
-def test_faults_come_and_cost_time_and_the_same_seed_has_the_same_ones() -> None:
+def test_faults_cost_time_and_are_reproducible_by_seed() -> None:
     faults = Faults(node_s=200, engine_s=150, back_s=20, step=0.3, tool=0.05)
     calm, hit, again = (invariants_hold("+ elastic", "trajectories", 3, f, iterations=3)
                         for f in (Faults(), faults, faults))
@@ -363,14 +363,15 @@ def test_faults_come_and_cost_time_and_the_same_seed_has_the_same_ones() -> None
     ("static-uniform", Faults(engine_s=1, node_s=50, back_s=120), "engine_s`: 1: 10000 faults"),
     ("static-uniform", Faults(node_s=1, back_s=1e9), "node_s`: 1: .* no batch was trained"),
     ("static-uniform", Faults(step=0.99999), "step`: 0.99999: .* no batch was trained; lower it")])
-def test_faults_that_let_no_batch_end_are_one_line(name: str, faults: Faults, told: str) -> None:
+def test_faults_that_let_no_batch_end_are_reported_in_one_line(
+        name: str, faults: Faults, told: str) -> None:
     run = replace(WHOLE.run, iterations=3, prompts=3, samples=8, train_steps=1)
     with pytest.raises(InvalidInput, match=rf"^scenario: field `faults\.{told}") as found:
         Pipeline(with_run(replace(WHOLE, faults=faults), run), system(name)).play()
     assert "\n" not in str(found.value)
 
 
-def test_for_a_dead_node_none_is_lent_that_rollout_needs() -> None:
+def test_a_dead_rollout_node_is_not_replaced_by_one_that_rollout_needs() -> None:
     run = Pipeline(MANY, system("+ elastic"))
     run._install(0)
     lending, router = run._lending, run._rollouts.router
@@ -383,7 +384,7 @@ def test_for_a_dead_node_none_is_lent_that_rollout_needs() -> None:
     assert lending.out
 
 
-def test_for_a_node_that_may_not_join_yet_none_is_lent_that_rollout_needs() -> None:
+def test_a_lent_node_that_died_joining_is_not_replaced_by_one_rollout_needs() -> None:
     """The first to be lent holds half as much as the others, and has died while it joined."""
     run = Pipeline(WHOLE, system("+ elastic"))
     run._install(0)
@@ -409,7 +410,7 @@ def test_for_a_node_that_may_not_join_yet_none_is_lent_that_rollout_needs() -> N
     assert lending.out and not lending._engines[first]
 
 
-def test_who_waits_for_a_node_that_dies_goes_on_at_once() -> None:
+def test_a_split_change_does_not_wait_for_a_lent_node_that_died() -> None:
     """Another split waits until all are home; one that dies on its way is not waited for."""
     run = Pipeline(MANY, system("+ elastic"))
     run._install(0)
@@ -428,14 +429,14 @@ def test_who_waits_for_a_node_that_dies_goes_on_at_once() -> None:
     assert run._stopped, "the split is changed"
 
 
-def test_a_colocated_system_takes_its_pauses_whatever_fails(small: Scenario) -> None:
+def test_a_colocated_system_has_its_pauses_under_faults(small: Scenario) -> None:
     often = replace(small, faults=Faults(engine_s=3, back_s=1))
     steps = Pipeline(often, system("colocated")).play().steps
     test_a_step_takes_the_longer_stage_and_colocated_the_sum(
         {"colocated": Played(system("colocated"), steps)}, often)
 
 
-def test_other_systems_draw_the_same_faults() -> None:
+def test_all_systems_draw_the_same_faults() -> None:
     """Whoever plays: deaths come at the same times, however many may die and whether one can."""
     faults = Faults(node_s=50, engine_s=20, step=0.5)
     one, other = Fate(faults, 3), Fate(faults, 3)
@@ -457,8 +458,8 @@ def test_other_systems_draw_the_same_faults() -> None:
                  back_s=st.sampled_from([1.0, 15.0, 100.0, 400.0]),
                  step=st.sampled_from([0.0, 0.1, 0.5]), tool=st.sampled_from([0.0, 0.05, 0.5])))
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-def test_invariants_hold_in_many_histories(name: str, pipeline: str, seed: int, faults: Faults
-                                           ) -> None:
+def test_pipeline_invariants_hold_under_many_fault_histories(
+        name: str, pipeline: str, seed: int, faults: Faults) -> None:
     invariants_hold(name, pipeline, seed, faults, iterations=5)
 
 
@@ -479,7 +480,7 @@ REACHED = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("pipeline", ["batches", "trajectories"])
-def test_all_of_it_beats_the_baselines_and_the_tail_is_long(pipeline: str) -> None:
+def test_the_complete_system_beats_the_baselines_on_the_shipped_scenario(pipeline: str) -> None:
     """The shipped scenario as a whole; a minute or two each."""
     whole = with_run(WHOLE, replace(WHOLE.run, pipeline=pipeline))
     runs = {one.name: Pipeline(whole, one).play() for one in SYSTEMS}
@@ -520,7 +521,8 @@ def test_all_of_it_beats_the_baselines_and_the_tail_is_long(pipeline: str) -> No
     ("granularity = 8", "granularity = 4", "field `planner.granularity`"),
     ('model = "qwen3-14b"', 'model = "nobody"', "model 'nobody'"),
     ("[run]", "[run", "scenario")])
-def test_a_bad_scenario_is_one_clear_line(was: str, now: str, told: str, tmp_path: Path) -> None:
+def test_a_wrong_rl_scenario_is_refused_in_one_line(
+        was: str, now: str, told: str, tmp_path: Path) -> None:
     text = (EXAMPLES / "rl-48.toml").read_text()
     assert was in text
     (tmp_path / "rl-a800.toml").write_text((EXAMPLES / "rl-a800.toml").read_text())
@@ -531,7 +533,7 @@ def test_a_bad_scenario_is_one_clear_line(was: str, now: str, told: str, tmp_pat
     assert "\n" not in str(error.value)
 
 
-def test_the_command_prints_figures_a_picture_and_that_it_is_simulated(
+def test_tangram_sim_rl_prints_simulated_figures_and_draws_a_picture(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "rl.svg"
     text = (EXAMPLES / "rl-48.toml").read_text()
@@ -555,7 +557,7 @@ def test_the_command_prints_figures_a_picture_and_that_it_is_simulated(
     assert main(["sim", "rl", "no-such"]) == 2
 
 
-def test_panels_have_a_line_a_system(played: dict[str, Played]) -> None:
+def test_each_panel_has_one_line_per_system(played: dict[str, Played]) -> None:
     for panel in panels(list(played.values()), "small"):
         assert [line.name for line in panel.lines] == [s.name for s in SYSTEMS]
     assert {s.name for s in ABLATION} <= set(played)
