@@ -119,7 +119,7 @@ def home(first: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def test_a_job_that_was_requeued_goes_on(home: Path) -> None:
+def test_a_requeued_job_resumes_its_folder(home: Path) -> None:
     """Slurm gives it a new submit time and a higher restart count each time."""
     for restarts, submitted in ((1, 2000), (2, 3000), (4, 5000)):
         starts = tuple(range(1000, submitted, 1000))
@@ -127,19 +127,19 @@ def test_a_job_that_was_requeued_goes_on(home: Path) -> None:
             assert again.kept() == "mine\n"
 
 
-def test_a_requeued_job_goes_on_where_there_is_no_accounting(home: Path) -> None:
+def test_a_requeued_job_resumes_its_folder_without_slurm_accounting(home: Path) -> None:
     """The restart count and the submit time alone."""
     with life(home, 2000, 1) as again:
         assert again.kept() == "mine\n"
 
 
-def test_a_broker_that_is_started_again_within_one_start_goes_on(home: Path) -> None:
+def test_a_broker_restarted_within_one_job_start_resumes_the_folder(home: Path) -> None:
     """The same submit time, the same restart count."""
     with life(home, 1000) as again:
         assert again.kept() == "mine\n"
 
 
-def test_a_job_with_the_same_id_does_not_resume_a_strangers(home: Path) -> None:
+def test_a_new_job_with_the_same_id_does_not_resume_the_old_jobs_folder(home: Path) -> None:
     """A rebuilt controller, or ids that wrapped around. What was there is moved, and told."""
     with life(home, 90_000) as stranger:
         assert stranger.kept() is None
@@ -151,7 +151,8 @@ def test_a_job_with_the_same_id_does_not_resume_a_strangers(home: Path) -> None:
     assert [r.action.once for r in rows] == [NAME] and (moved / "once").is_dir()
 
 
-def test_a_stranger_that_was_itself_requeued_does_not_resume_either(home: Path) -> None:
+def test_a_requeued_new_job_with_the_same_id_does_not_resume_the_old_jobs_folder(
+        home: Path) -> None:
     """Its first start never came to a broker, so its restart count goes on from the other's."""
     with life(home, 90_000, 1, accounted=(1000, 80_000)) as stranger:
         assert stranger.kept() is None
@@ -162,7 +163,7 @@ def test_a_stranger_that_was_itself_requeued_does_not_resume_either(home: Path) 
         assert len(list(read_journals(again.access.parent))) > 2
 
 
-def test_the_same_id_on_two_clusters_at_the_same_time(home: Path) -> None:
+def test_jobs_with_one_id_on_two_clusters_have_separate_folders(home: Path) -> None:
     """Two clusters share a home: each job has its own folder, and is found from its own nodes."""
     with life(home, 2000, 1) as ours, life(home, 1500, cluster="beta") as theirs:
         assert theirs.kept() is None and ours.kept() == "mine\n"
@@ -175,7 +176,7 @@ def test_the_same_id_on_two_clusters_at_the_same_time(home: Path) -> None:
             assert json.loads(told)["job"] == "7"
 
 
-def test_an_id_from_the_login_side_finds_the_job_that_runs(home: Path) -> None:
+def test_a_job_id_without_a_cluster_name_finds_the_running_job(home: Path) -> None:
     """Without a cluster in the environment: the one that runs, whichever started last."""
     outside = {"TANGRAM_HOME": str(home)}
     with life(home, 2000, 1) as ours:
@@ -185,7 +186,7 @@ def test_an_id_from_the_login_side_finds_the_job_that_runs(home: Path) -> None:
         assert find_access(outside, "7").resolve() == ours.access
 
 
-def test_a_folder_without_a_record_is_not_resumed_and_stays_readable(home: Path) -> None:
+def test_a_folder_without_an_identity_record_is_not_resumed_and_stays_readable(home: Path) -> None:
     """As a release before this one left it: `jobs/7`, with a journal that says not whose it is."""
     found = next(p for p in (home / "jobs").iterdir() if not p.is_symlink())
     (home / "jobs/7").unlink(missing_ok=True) if found.name != "7" else None

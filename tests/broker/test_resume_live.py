@@ -55,7 +55,7 @@ def value(future: Future) -> str:
     return found if isinstance(found, str) else found.text
 
 
-def test_a_broker_that_is_killed_in_mid_run(tmp_path: Path) -> None:
+def test_a_run_continues_after_its_broker_was_killed(tmp_path: Path) -> None:
     effects, home = tmp_path / "effects", tmp_path / "home"
     first = LocalCluster(cpus=CPUS, mem_mib=1024, home=home, job="cut").start()
     try:
@@ -107,7 +107,8 @@ def test_a_broker_that_is_killed_in_mid_run(tmp_path: Path) -> None:
     assert not (again.folder / "once").exists()  # it ended in order: nothing is kept
 
 
-def test_an_end_that_is_near_and_a_drain(tmp_path: Path) -> None:
+def test_actions_longer_than_the_allocation_wait_and_sigusr1_drains_the_broker(
+        tmp_path: Path) -> None:
     """A quarter of an hour is lent for less than 900 s; SIGUSR1 ends lending, not what runs."""
     with LocalCluster(cpus=2, mem_mib=512, home=tmp_path, end="+900", end_margin_s=100) as c:
         (node,) = c.ask("nodes")["nodes"]
@@ -142,7 +143,7 @@ def until(true: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_a_spool_too_small_is_told(tmp_path: Path) -> None:
+def test_a_named_action_is_refused_when_the_spool_is_full(tmp_path: Path) -> None:
     with LocalCluster(cpus=1, mem_mib=512, home=tmp_path, once_mib=1) as c:
         data = os.urandom(60_000)
         futures = [c.submit(["cat"], stdin=data, once=f"n{n}") for n in range(20)]
@@ -158,7 +159,7 @@ def test_a_spool_too_small_is_told(tmp_path: Path) -> None:
         assert c.submit(["true"], once="again").result(30).ok
 
 
-def test_a_journal_that_cannot_be_applied_is_one_line(tmp_path: Path) -> None:
+def test_a_broker_refuses_an_unusable_journal_in_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "jobs" / "j"
     folder.mkdir(parents=True)
     for journal, word in ((b"something else", "not a journal"), (None, "cannot apply it")):

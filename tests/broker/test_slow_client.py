@@ -56,7 +56,7 @@ def until(true: Callable[[], object], what: str, patience_s: float = 100) -> Non
 
 
 @pytest.mark.timeout(200)
-def test_a_client_that_does_not_read_fills_no_broker(tmp_path: Path) -> None:
+def test_a_client_that_does_not_read_takes_bounded_broker_memory(tmp_path: Path) -> None:
     go = tmp_path / "go"
     with LocalCluster(cpus=1, home=tmp_path / "home") as c:
         broker = broker_of(c).pid
@@ -126,7 +126,7 @@ class MemorySpill:
 
 
 @pytest.mark.parametrize("comes_back", [False, True], ids=["reads again", "comes by another way"])
-def test_everything_arrives_once_and_in_order(comes_back: bool) -> None:
+def test_a_slow_client_gets_every_message_once_and_in_order(comes_back: bool) -> None:
     spill = MemorySpill()
     rig = BrokerRig(spill=spill)
     worker = rig.worker(8)
