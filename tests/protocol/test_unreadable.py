@@ -118,7 +118,7 @@ TREES = st.recursive(LEAVES, lambda below: st.lists(below, max_size=9) | st.tupl
 @settings(deadline=None)
 @given(st.binary(max_size=60) | TREES.map(
     lambda tree: msgspec.msgpack.encode(tree).replace(WORD, BROKEN)), st.booleans())
-def test_any_bytes_are_a_message_or_an_error_of_their_reader(body: bytes, deep: bool) -> None:
+def test_any_bytes_decode_to_a_message_or_raise_a_decode_error(body: bytes, deep: bool) -> None:
     if deep and body and 0x90 <= body[0] < 0x9F:
         body = deeper(body)
     for read in READERS:
@@ -160,7 +160,8 @@ def outgoing(message: ms.Message) -> bytes:
 
 
 @HARMS
-def test_of_a_client_only_its_conversation_ends(cluster: LocalCluster, harm: Any) -> None:
+def test_an_unreadable_message_of_a_client_ends_only_its_connection(
+        cluster: LocalCluster, harm: Any) -> None:
     job = read_access(cluster.access).job
     word = WORD.decode()
     assert spoken(cluster, framed(ms.ClientHello(ms.PROTOCOL_VERSION, job, word), harm=harm)) == []
@@ -172,7 +173,8 @@ def test_of_a_client_only_its_conversation_ends(cluster: LocalCluster, harm: Any
 
 
 @HARMS
-def test_of_a_worker_too(cluster: LocalCluster, harm: Any) -> None:
+def test_an_unreadable_hello_of_a_worker_ends_only_its_connection(
+        cluster: LocalCluster, harm: Any) -> None:
     job, word = read_access(cluster.access).job, WORD.decode()
     hello = ms.WorkerHello(ms.PROTOCOL_VERSION, job, NodeSpec(word, "h", (0,), 1))
     assert spoken(cluster, framed(hello, harm=harm)) == []
@@ -180,7 +182,7 @@ def test_of_a_worker_too(cluster: LocalCluster, harm: Any) -> None:
 
 
 @HARMS
-def test_of_a_broker_a_client_and_a_worker_lose_their_conversation(harm: Any) -> None:
+def test_an_unreadable_broker_message_ends_the_readers_connection(harm: Any) -> None:
     """Both read with `Inbox`; a client by a channel of its own."""
     data = framed(ms.PeerRefused(WORD.decode()), harm=harm)
     with pytest.raises(ProtocolError, match="not in the protocol"):
@@ -217,8 +219,7 @@ def liar() -> Callable[..., None]:
     b"\x93\x0c\xc4\x03\xa2" + BROKEN[:2] + b"\xc2",  # a ValueReturn whose value is broken
     encode(Stored("no\0path", 1)), encode(Stored("/etc/passwd", 1)),
 ], ids=["none", "text", "depth", "value", "digest", "path"])
-def test_a_result_that_is_none_is_told_to_its_future_alone(cluster: LocalCluster, payload: bytes
-                                                           ) -> None:
+def test_an_unreadable_result_fails_only_its_future(cluster: LocalCluster, payload: bytes) -> None:
     lost = cluster.submit(liar(), payload)
     with pytest.raises(TangramError, match=r"not in the protocol|no payload"):
         lost.result(30)
@@ -226,15 +227,15 @@ def test_a_result_that_is_none_is_told_to_its_future_alone(cluster: LocalCluster
 
 
 @pytest.mark.parametrize("profile", [Profile(-1 << 63), Profile(1, -1), Profile(1, 1_000_001)])
-def test_a_profile_that_cannot_be_is_refused(cluster: LocalCluster, profile: Profile) -> None:
+def test_an_impossible_profile_is_refused(cluster: LocalCluster, profile: Profile) -> None:
     with pytest.raises(InfeasibleRequest, match="profile: work_ns must be"):
         cluster.submit(pow, 2, 2, profile=profile).result(30)
     assert cluster.submit(pow, 2, 7).result(30) == 128
 
 
 @pytest.mark.parametrize("number", [(1 << 64) - 1, -(1 << 63)])
-def test_whatever_a_runner_says_of_a_call_the_broker_goes_on(cluster: LocalCluster, number: int
-                                                             ) -> None:
+def test_absurd_numbers_from_a_runner_do_not_stop_the_broker(
+        cluster: LocalCluster, number: int) -> None:
     lie = liar()
     numbers = [name for name, kind in Outcome.__annotations__.items() if kind == "int"]
     assert "restore_ns" in numbers
@@ -258,8 +259,8 @@ def teller() -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("state", list(ActionState))
-def test_whatever_state_a_runner_says_its_action_ends_once(cluster: LocalCluster, state: Any
-                                                           ) -> None:
+def test_an_absurd_end_state_from_a_runner_ends_its_action_once(
+        cluster: LocalCluster, state: Any) -> None:
     """PREEMPTED would have it run again for ever, NODE_FAIL as if its node were lost."""
     said = process_frames.Ended(0, Outcome(state), None, True)
     lied = cluster.submit(teller(), said, trusted=True, retries=5)
@@ -269,7 +270,7 @@ def test_whatever_state_a_runner_says_its_action_ends_once(cluster: LocalCluster
     assert cluster.submit(pow, 2, 2).result(30) == 4
 
 
-def test_of_a_runners_texts_the_first_of_them_is_told(cluster: LocalCluster) -> None:
+def test_long_texts_from_a_runner_are_truncated_to_4096_characters(cluster: LocalCluster) -> None:
     """More than a frame to the broker carries would end its worker."""
     long = Outcome(ActionState.FAILED, reason="r" * 10**6, isolation="i" * 10**6,
                    enforcement="e" * 10**6)
@@ -279,7 +280,7 @@ def test_of_a_runners_texts_the_first_of_them_is_told(cluster: LocalCluster) -> 
     assert lied.details.isolation == "i" * 4096 and lied.details.enforcement == "e" * 4096
 
 
-def test_a_runner_prints_nothing(cluster: LocalCluster) -> None:
+def test_output_frames_from_a_function_runner_are_ignored(cluster: LocalCluster) -> None:
     def tell(size: int) -> int:
         tell_it(process_frames.OutputChunk(0, 1, bytes(size)))
         return 7
@@ -291,7 +292,8 @@ def test_a_runner_prints_nothing(cluster: LocalCluster) -> None:
 @pytest.mark.parametrize("options", [
     {"name": "\udcff"}, {"timeout": 1e12}, {"mem": "1" + "0" * 15 + "t"},
 ], ids=lambda given: next(iter(given)))
-def test_what_cannot_be_sent_is_its_callers_fault(cluster: LocalCluster, options: Any) -> None:
+def test_an_option_that_cannot_be_encoded_raises_invalid_input(
+        cluster: LocalCluster, options: Any) -> None:
     with pytest.raises(InvalidInput, match=next(iter(options))):
         cluster.submit(pow, 2, 2, **options)
     with pytest.raises(InvalidInput, match="image"):
@@ -310,8 +312,8 @@ def test_what_cannot_be_sent_is_its_callers_fault(cluster: LocalCluster, options
     ("once", lambda c: c.submit("true", once="\udcff")),
     ("trajectory", lambda c: c.submit("true", trajectory="\udcff")),
 ])
-def test_a_text_that_cannot_be_sent_names_its_field(cluster: LocalCluster, field: str, ask: Any
-                                                    ) -> None:
+def test_a_text_that_is_not_utf8_is_refused_naming_its_field(
+        cluster: LocalCluster, field: str, ask: Any) -> None:
     with pytest.raises(InvalidInput, match=field):
         ask(cluster)
 
@@ -320,7 +322,7 @@ def test_a_text_that_cannot_be_sent_names_its_field(cluster: LocalCluster, field
     ("int('x')", "ValueError: invalid literal"), ("exit(3)", "SystemExit: 3"),
     ("exec('class E(Exception):\\n def __str__(self): return 1 / 0\\nraise E')", "E$"),
 ], ids=["error", "exit", "text"])
-def test_a_pickle_that_cannot_be_opened_is_told_to_its_future_alone(
+def test_a_result_that_cannot_be_unpickled_fails_only_its_future(
         cluster: LocalCluster, code: str, said: str) -> None:
     def odd() -> object:
         class Odd:
@@ -364,7 +366,7 @@ def given_raw(rig: Rig, payload: bytes, kind: Kind) -> Any:
 ], ids=["exec text", "exec depth", "function text", "function depth", "stored text",
         "stored depth", "stored digest", "function digest"])
 @pytest.mark.parametrize("kind", [Kind.EXEC, Kind.FUNCTION])
-def test_an_order_that_is_none_fails_alone(rig: Rig, payload: bytes, kind: Kind) -> None:
+def test_an_unreadable_payload_fails_only_its_attempt(rig: Rig, payload: bytes, kind: Kind) -> None:
     outcome = given_raw(rig, payload, kind)
     assert outcome.state is ActionState.FAILED, outcome
     assert outcome.reason.startswith(("payload:", "store ")), outcome
@@ -373,7 +375,7 @@ def test_an_order_that_is_none_fails_alone(rig: Rig, payload: bytes, kind: Kind)
 
 
 @HARMS
-def test_a_runner_that_babbles_ends_alone(rig: Rig, harm: Any) -> None:
+def test_a_runner_that_sends_unreadable_frames_ends_alone(rig: Rig, harm: Any) -> None:
     def babble(data: bytes) -> None:
         import os
         os.write(3, data)
@@ -384,7 +386,7 @@ def test_a_runner_that_babbles_ends_alone(rig: Rig, harm: Any) -> None:
     assert rig.value(pow, 2, 3) == 8
 
 
-def test_names_that_are_no_text_are_told_as_such(rig: Rig) -> None:
+def test_file_names_and_errors_that_are_not_utf8_are_reported(rig: Rig) -> None:
     """A file's name is any bytes, and so is a str that Python made of it."""
     def find() -> str:
         import os
@@ -407,7 +409,7 @@ def test_names_that_are_no_text_are_told_as_such(rig: Rig) -> None:
     assert rig.value(os.getpid) == pid
 
 
-def test_a_listing_is_whole_or_refused(rig: Rig) -> None:
+def test_a_file_listing_is_complete_or_refused(rig: Rig) -> None:
     """A walk holds open what it has gone through, and has so many descriptors only."""
     def listed() -> tuple[str, list[str]]:
         call = rig.begin(FileCall("", op="list"), Kind.FILE, session=1, cores=())
@@ -424,14 +426,14 @@ def test_a_listing_is_whole_or_refused(rig: Rig) -> None:
 
 
 @HARMS
-def test_what_a_host_reads(harm: Any) -> None:
+def test_an_unreadable_frame_to_a_sandbox_process_is_a_protocol_error(harm: Any) -> None:
     body = harm(msgspec.msgpack.encode(process_frames.LoadFunction(WORD.decode(), b"", "")))
     with pytest.raises(ProtocolError, match="not in the protocol"):
         list(process_frames.ProcessInbox().feed(len(body).to_bytes(4, "little") + body))
 
 
 @pytest.mark.parametrize("cut", range(1, 5))
-def test_a_frame_that_is_too_large_is_told_at_once(cut: int) -> None:
+def test_a_frame_above_the_size_limit_is_refused_before_its_body(cut: int) -> None:
     """However its length arrives: nobody keeps what follows of it."""
     size = (process_frames.FRAME_MAX + 1).to_bytes(4, "little") + b"x"
     inbox = process_frames.WorkerInbox()
@@ -447,7 +449,7 @@ def test_a_frame_that_is_too_large_is_told_at_once(cut: int) -> None:
     broken(encode(ServiceCall(WORD.decode(), b""))), deeper(encode(ServiceCall("echo", b""))),
     encode(Stored("no\0path", 1)), encode(Stored("0" * 64, 1)),
 ], ids=["text", "depth", "digest", "unknown"])
-def test_a_call_that_is_none_fails_alone(payload: bytes, tmp_path: Path) -> None:
+def test_an_unreadable_service_call_fails_alone(payload: bytes, tmp_path: Path) -> None:
     async def scene(rig: ServiceRig) -> None:
         rig.store = rig.executor._store = FolderStore(tmp_path)  # type: ignore[assignment]
         rig.declare("a")
@@ -469,7 +471,7 @@ VALUES = pytest.mark.parametrize("value", [
 
 
 @VALUES
-def test_arguments_that_are_none_are_told_to_their_call(value: bytes) -> None:
+def test_unreadable_call_arguments_are_reported_to_the_call(value: bytes) -> None:
     request = ServiceRequest("score", value)
     with pytest.raises(msgspec.DecodeError):
         decode_value(value)
@@ -491,15 +493,16 @@ HUGE = 10 ** 5000  # Python refuses to write it
     ("generate", {"prompts": ["a"], "temperature": -HUGE}, "temperature"),
     ("generate", {"prompts": ["a"], "seed": HUGE}, "seed"),
 ])
-def test_a_number_that_cannot_be_told_is_its_calls_fault(method: str, arguments: Any, field: str
-                                                         ) -> None:
+def test_a_call_argument_beyond_64_bits_is_refused_by_engines(
+        method: str, arguments: Any, field: str) -> None:
     with pytest.raises(engine_request.InvalidCall, match=f"^{method}: {field}: must be"):
         engine_request.read_request(ServiceRequest(method, encode_value(arguments)))
 
 
 @pytest.mark.parametrize("value", [HUGE, -HUGE], ids=["above", "below"])
 @pytest.mark.parametrize("field", ["max_new_tokens", "temperature", "seed", "min_version"])
-def test_a_model_of_our_own_tells_it_too(field: str, value: int) -> None:
+def test_a_call_argument_beyond_64_bits_is_refused_by_the_torch_backend(
+        field: str, value: int) -> None:
     pytest.importorskip("torch")
     from tangram_hpc.services.torch.torch_methods import Sample
 
@@ -511,20 +514,20 @@ def test_a_model_of_our_own_tells_it_too(field: str, value: int) -> None:
         asks.read(encode_value({"prompts": [[1]], field: value}))
 
 
-def test_a_models_field_that_is_none_is_named_in_short() -> None:
+def test_an_unknown_call_field_is_named_in_40_characters() -> None:
     for key, said in ((HUGE, "a int"), ("x" * 10**6, "x" * 40)):
         body = b"\x82" + encode_value("texts") + b"\x90" + encode_value(key) + b"\xc0"
         with pytest.raises(InvalidRequest, match=f"^{said}: is not one of texts$"):
             Reader(None, 1, 1).fields(body, ("texts",))
 
 
-def test_a_field_that_cannot_be_told_either() -> None:
+def test_a_call_field_whose_name_is_a_number_is_refused() -> None:
     with pytest.raises(engine_request.InvalidCall, match="arguments: a int where texts belong"):
         engine_request.read_request(ServiceRequest("score", b"\x81" + encode_value(HUGE) + b"\xc0"))
 
 
 @pytest.mark.parametrize("length", [HUGE, -HUGE, -1, 1 << 31, "x"], ids=range(5))
-def test_a_fake_that_is_asked_for_too_much_says_so(length: Any, tmp_path: Path) -> None:
+def test_the_fake_backend_refuses_a_length_beyond_its_limit(length: Any, tmp_path: Path) -> None:
     async def life() -> None:
         copy = make_backend(service_spec("it", {"backend": "fake", "token_s": 0.1}),
                             ServicePlace((0,), "cpu", str(tmp_path)))
@@ -536,7 +539,7 @@ def test_a_fake_that_is_asked_for_too_much_says_so(length: Any, tmp_path: Path) 
     asyncio.run(life())
 
 
-def test_arguments_that_nest_deeper_than_json_may_are_told() -> None:
+def test_call_arguments_nested_deeper_than_json_allows_are_refused() -> None:
     """Both limits are Python's own, counted from where each begins."""
     for depth in range(900, 1000):
         reply = asyncio.run(_plainly(b"\x91" * depth + b"\x90"))
@@ -554,7 +557,7 @@ async def _plainly(value: bytes) -> Any:
     return reply
 
 
-def test_half_a_character_in_an_answer_is_no_answer() -> None:
+def test_an_http_answer_with_a_lone_surrogate_counts_as_unreadable() -> None:
     assert HttpResponse(200,
                         r'{"a": "\ud83d\ude00 \\\\ud800"}').json() == {"a": "\U0001f600 \\\\ud800"}
     for text in (r'{"a": "\ud800"}', r'{"\uDfff": 1}'):
@@ -565,7 +568,7 @@ def test_half_a_character_in_an_answer_is_no_answer() -> None:
 
 
 @HARMS
-def test_what_a_runner_of_a_service_reads_and_says(harm: Any) -> None:
+def test_unreadable_service_process_frames_are_protocol_errors(harm: Any) -> None:
     word = WORD.decode()
     with pytest.raises(ProtocolError, match="an order is not in the protocol"):
         frames.order(harm(msgspec.msgpack.encode(frames.LoadModel(word, "", "", 1, "", 1))))
@@ -577,7 +580,7 @@ def test_what_a_runner_of_a_service_reads_and_says(harm: Any) -> None:
 
 
 @HARMS
-def test_what_a_member_or_its_core_reads(harm: Any) -> None:
+def test_an_unreadable_gradient_message_is_a_protocol_error(harm: Any) -> None:
     body = harm(msgspec.msgpack.encode(gradient_messages.GradientReceipt(_header(), WORD.decode())))
     here, there = socket.socketpair()
     with here, there:
@@ -597,7 +600,7 @@ def _header() -> Any:
 
 
 @HARMS
-def test_a_journal_is_one_line(tmp_path: Path, harm: Any) -> None:
+def test_an_unreadable_journal_record_is_an_error_in_one_line(tmp_path: Path, harm: Any) -> None:
     path = tmp_path / "journal"
     FileJournal(path, "none", lambda call: call()).close()
     body = harm(msgspec.msgpack.encode(ev.ActionSubmitted(1, Action(1, WORD.decode()))))
@@ -607,7 +610,7 @@ def test_a_journal_is_one_line(tmp_path: Path, harm: Any) -> None:
 
 
 @HARMS
-def test_a_spool_is_one_line(tmp_path: Path, harm: Any) -> None:
+def test_an_unreadable_spool_record_is_an_error_in_one_line(tmp_path: Path, harm: Any) -> None:
     body = harm(msgspec.msgpack.encode((1, WORD.decode(), None, None)))
     (tmp_path / "0").write_bytes(spool.MAGIC + record_file.framed(body))
     with pytest.raises(InvalidInput, match="move the folder away"):
