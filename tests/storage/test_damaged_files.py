@@ -83,7 +83,7 @@ def flips(path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def test_no_flipped_bit_of_a_journal_is_silent(tmp_path: Path) -> None:
+def test_any_flipped_bit_of_a_journal_is_an_error(tmp_path: Path) -> None:
     """Every single bit, lengths and the last record included: all events, or a loud error."""
     path = tmp_path / "journal"
     silent = []
@@ -97,7 +97,7 @@ def test_no_flipped_bit_of_a_journal_is_silent(tmp_path: Path) -> None:
     assert silent == [], f"{len(silent)} flips lost events without a word, such as {silent[:5]}"
 
 
-def test_no_flipped_bit_of_a_torn_journal_is_silent(tmp_path: Path) -> None:
+def test_any_flipped_bit_of_a_torn_journal_is_an_error(tmp_path: Path) -> None:
     """A torn end does not hide damage in front of it."""
     path = tmp_path / "journal"
     torn = write_journal(path)[:-5]
@@ -115,7 +115,7 @@ def test_no_flipped_bit_of_a_torn_journal_is_silent(tmp_path: Path) -> None:
     assert silent == []
 
 
-def test_a_journal_cut_off_anywhere_gives_all_that_was_written_whole(tmp_path: Path) -> None:
+def test_a_journal_cut_off_anywhere_gives_every_whole_commit(tmp_path: Path) -> None:
     """What a crash leaves is no damage: a cut gives the commits in front of it, without error."""
     path = tmp_path / "journal"
     whole = write_journal(path)
@@ -128,7 +128,7 @@ def test_a_journal_cut_off_anywhere_gives_all_that_was_written_whole(tmp_path: P
     assert seen[-1] == len(BATCHES) and seen[-2] == len(BATCHES) - 1
 
 
-def test_an_end_that_a_power_loss_left_as_zeros_is_torn(tmp_path: Path) -> None:
+def test_a_journal_end_of_zeros_counts_as_torn(tmp_path: Path) -> None:
     """Some file systems grow a file before they write its last blocks."""
     path = tmp_path / "journal"
     whole = write_journal(path)
@@ -141,7 +141,7 @@ def test_an_end_that_a_power_loss_left_as_zeros_is_torn(tmp_path: Path) -> None:
         assert list(read_journal(path)) == found
 
 
-def test_no_flipped_bit_of_a_spool_is_silent(tmp_path: Path) -> None:
+def test_any_flipped_bit_of_a_spool_is_an_error(tmp_path: Path) -> None:
     """Every single bit: all kept results as they were, or a loud error."""
     folder, silent = tmp_path / "once", []
     write_spool(folder)
@@ -154,7 +154,7 @@ def test_no_flipped_bit_of_a_spool_is_silent(tmp_path: Path) -> None:
     assert silent == [], f"{len(silent)} flips lost results without a word, such as {silent[:5]}"
 
 
-def test_a_spool_cut_off_anywhere_gives_all_that_was_written_whole(tmp_path: Path) -> None:
+def test_a_spool_cut_off_anywhere_gives_every_whole_result(tmp_path: Path) -> None:
     """Each cut gives the results in front of it, without error."""
     folder = tmp_path / "once"
     whole, names, seen = write_spool(folder), list(KEPT), []
@@ -165,7 +165,7 @@ def test_a_spool_cut_off_anywhere_gives_all_that_was_written_whole(tmp_path: Pat
     assert seen == sorted(seen) and set(seen) == set(range(len(KEPT) + 1))
 
 
-def test_a_result_that_is_damaged_after_the_start_is_not_given_out(tmp_path: Path) -> None:
+def test_a_spool_result_damaged_after_the_start_is_refused(tmp_path: Path) -> None:
     """The file is read again when a name is asked for; its checksum is looked at then, too."""
     write_spool(tmp_path)
     spool = FileSpool(tmp_path, 1 << 20)
@@ -182,7 +182,7 @@ def unguarded(body: bytes) -> bytes:
     return len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body
 
 
-def test_files_of_the_format_before_are_still_read(tmp_path: Path) -> None:
+def test_journals_and_spools_of_the_previous_format_are_still_read(tmp_path: Path) -> None:
     """A journal of version 5 and a spool without magic, torn ends included."""
     journal = b"TGJRNL\x05\0" + b"".join(unguarded(msgspec.msgpack.encode(b)) for b in BATCHES)
     for cut, batches in ((0, BATCHES), (3, BATCHES[:-1])):
@@ -201,7 +201,8 @@ def broker(home: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("what", ["journal", "once/0"])
-def test_a_broker_refuses_damage_in_one_line_whose_remedy_works(tmp_path: Path, what: str) -> None:
+def test_a_broker_refuses_a_damaged_file_in_one_line_with_a_working_remedy(
+        tmp_path: Path, what: str) -> None:
     """A flipped length; then the command of the line is run as it is printed, and work goes on."""
     first = LocalCluster(cpus=1, mem_mib=512, home=tmp_path, job="hurt").start()
     try:
