@@ -73,7 +73,7 @@ def maker(base: Path, job: str) -> tuple[subprocess.Popen[str], Path]:
 
 
 @root_only
-def test_of_this_job_and_user_only(base: Path) -> None:
+def test_the_epilog_removes_folders_of_its_job_and_user_only(base: Path) -> None:
     gone = [folder(base, f"tangram-worker-job{JOB}-a"), folder(base, f"tangram-broker-job{JOB}-b")]
     stay = [folder(base, f"tangram-worker-job{FOREIGN}-a"), folder(base, "tangram-worker-x"),
             folder(base, f"tangram-worker-job{JOB}-c", OTHER), folder(base, f"other-job{JOB}-a"),
@@ -87,7 +87,7 @@ def test_of_this_job_and_user_only(base: Path) -> None:
 
 
 @root_only
-def test_a_job_id_that_is_none_removes_nothing(base: Path) -> None:
+def test_the_epilog_removes_nothing_for_a_malformed_job_id(base: Path) -> None:
     stay = folder(base, f"tangram-worker-job{JOB}-a")
     for environ in ({}, {"SLURM_JOB_ID": JOB}, {"SLURM_JOB_UID": str(USER)}, of_job("*"),
                     {**of_job(), "SLURM_JOB_UID": f"{USER} 0"}, {**of_job(),
@@ -97,7 +97,7 @@ def test_a_job_id_that_is_none_removes_nothing(base: Path) -> None:
 
 
 @root_only
-def test_the_dead_go_and_the_living_stay(base: Path) -> None:
+def test_the_epilog_removes_folders_of_dead_workers_and_spares_live_ones(base: Path) -> None:
     """A killed worker's own folder; another of the same job number that lives keeps its own."""
     dead, left = maker(base, JOB)
     alive, kept = maker(base, JOB)
@@ -123,7 +123,7 @@ def test_the_dead_go_and_the_living_stay(base: Path) -> None:
 
 
 @root_only
-def test_what_hostile_code_left_is_removed_and_leads_nowhere(base: Path) -> None:
+def test_the_epilog_removes_hostile_content_without_touching_other_files(base: Path) -> None:
     left = folder(base, f"tangram-worker-job{JOB}-a")
     victim = base / "victim"
     victim.mkdir()
@@ -160,7 +160,7 @@ def pids_cgroup() -> Path | None:
 
 
 @root_only
-def test_cgroups_beneath_this_jobs_go_with_what_lives_in_them() -> None:
+def test_the_epilog_removes_the_jobs_cgroups_with_their_processes() -> None:
     top = pids_cgroup()
     if top is None:
         pytest.skip("no cgroup can be made here")
@@ -186,7 +186,7 @@ def test_cgroups_beneath_this_jobs_go_with_what_lives_in_them() -> None:
 
 
 @root_only
-def test_what_the_plugin_made_for_a_step_goes_by_its_job() -> None:
+def test_the_epilog_removes_cgroups_that_the_plugin_made_for_the_job() -> None:
     """Where Slurm has no cgroups of its own, beneath whatever slurmd stands in."""
     top = pids_cgroup()
     if top is None:
@@ -211,7 +211,7 @@ def test_what_the_plugin_made_for_a_step_goes_by_its_job() -> None:
 
 
 @pytest.mark.slurm
-def test_a_real_slurmd_runs_it(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_real_slurmd_runs_the_epilog(tmp_path_factory: pytest.TempPathFactory) -> None:
     """By the numbers that Slurm itself gives, in a plain job and in both parts of a het job."""
     with running_cluster(tmp_path_factory, cpu_nodes=1, gpu_nodes=1, trainer_nodes=1, no_dbd=True,
                          conf_line=[f"Epilog={EPILOG}"]) as cluster:

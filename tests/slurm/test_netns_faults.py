@@ -83,7 +83,7 @@ def told_by_slurm(trial: Trial, node: str) -> str:
     return f"{node} is {trial.node_state(node)}, jobs {trial.states()}"
 
 
-def test_a_worker_node_loses_its_power(trial: Trial) -> None:
+def test_actions_run_again_and_sessions_are_lost_when_a_worker_node_dies(trial: Trial) -> None:
     """Its actions run again elsewhere, its sessions are lost and their trainer is told."""
     node = worker_node(trial)
     trial.fate("kill", node)
@@ -131,7 +131,7 @@ def ends_with_its_node(trial: Trial, node: str) -> None:
     assert {r["state"] for r in rows} <= {"COMPLETED", "NODE_FAIL", "CANCELLED"}
 
 
-def test_a_worker_node_is_cut_off_and_comes_back(trial: Trial) -> None:
+def test_a_worker_node_that_was_cut_off_rejoins_as_a_new_node(trial: Trial) -> None:
     """For less long than Slurm's patience, for longer than the broker's: the job does not change,
     the node is lost to the broker and comes back as a new one."""
     node = worker_node(trial)
@@ -159,7 +159,7 @@ def test_a_worker_node_is_cut_off_and_comes_back(trial: Trial) -> None:
     assert tally(ledger)["plain"]["ends"].keys() == {"result COMPLETED"}
 
 
-def test_the_leader_node_loses_its_power(trial: Trial) -> None:
+def test_the_trainer_learns_every_end_and_slurm_requeues_when_the_leader_dies(trial: Trial) -> None:
     """The broker is gone: a trainer elsewhere is told of every action; Slurm ends the job and
     starts it again."""
     node, lenders = trial.leader(), trial.nodes("UP")

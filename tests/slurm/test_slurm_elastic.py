@@ -105,7 +105,7 @@ def satellites(cluster: RunningCluster, job: str) -> list[str]:
     return [row for row in queue(cluster) if f"tangram-{job}-s" in row]
 
 
-def test_a_job_grows_and_shrinks(grows: Site) -> None:
+def test_a_job_gets_satellites_for_a_burst_and_releases_idle_nodes(grows: Site) -> None:
     site, told = grows, {}
     told["static"] = _static(site)
     job = start(site, "alone", "")

@@ -23,7 +23,7 @@ def start(site: Site, name: str, ranks: int, steps: int, grace_s: int) -> tuple[
     return job, go
 
 
-def test_the_gateway_is_killed(site: Site) -> None:
+def test_ranks_continue_over_the_socket_when_the_gateway_is_killed(site: Site) -> None:
     """Ranks go on over the socket: nothing is lost, nothing runs twice."""
     job, go = start(site, "gwdies", ranks=2, steps=150, grace_s=30)
     (gateway,) = site.pids("bin/tangram gateway")
@@ -37,7 +37,7 @@ def test_the_gateway_is_killed(site: Site) -> None:
     assert len(rows) == 300 and {(r["state"], r["attempt"]) for r in rows} == {("COMPLETED", 1)}
 
 
-def test_a_trainer_rank_is_killed(site: Site) -> None:
+def test_the_other_ranks_finish_and_sessions_keep_their_grace_when_a_rank_dies(site: Site) -> None:
     """The broker and its sessions live on for the grace; the others and a second trainer finish."""
     job, go = start(site, "rankdies", ranks=3, steps=100, grace_s=20)
     victim = int((site.cluster.home / f"faults.{job}.1.pid").read_text())

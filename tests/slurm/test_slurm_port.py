@@ -112,7 +112,7 @@ def test_a_job_leaves_its_summary_in_its_comment(site: Site) -> None:
     assert comment.endswith(told.stdout.strip())
 
 
-def test_a_summary_needs_a_job_of_slurms(site: Site) -> None:
+def test_a_summary_for_an_unknown_slurm_job_is_refused(site: Site) -> None:
     told = site.tangram("acct", "-j", "99999999", "--comment")
     assert (told.returncode, told.stderr.count("\n")) == (2, 1), told.stderr
 
@@ -126,7 +126,7 @@ def asked_of_slurm(site: Site) -> int:
 
 
 @pytest.mark.long
-def test_slurm_is_asked_as_often_for_ten_thousand_actions_as_for_a_hundred(site: Site) -> None:
+def test_a_job_makes_as_many_slurm_rpcs_for_10000_actions_as_for_100(site: Site) -> None:
     counts, steps = [], []
     for actions in (100, 10_000):
         site.cluster.run_as_user(["sdiag", "-r"], user=0, group=0, extra_groups=[], check=True)

@@ -29,7 +29,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(cluster, install_for(cluster))
 
 
-def test_two_minutes_for_five_minutes_of_work(quick: Site) -> None:
+def test_five_minutes_of_work_finish_under_a_two_minute_limit_by_requeues(quick: Site) -> None:
     site, effects = quick, quick.cluster.home / "effects"
     job = site.sbatch("once", f"python trainer_once.py {COUNT} {SECONDS} effects",
                       "trainer_once.py", time="2", warn="30", requeues="9", ranks=1)

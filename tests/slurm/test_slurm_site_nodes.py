@@ -42,7 +42,7 @@ def submit(site: Site, name: str, lent: str, rank_cpus: str) -> str:
         time="5", trainer="python trainer_master.py")
 
 
-def test_five_and_three_cpus_of_eight_hyperthreads_run_beside_each_other(nodes: Site) -> None:
+def test_a_worker_of_5_and_ranks_of_3_cpus_share_a_node_of_8_hyperthreads(nodes: Site) -> None:
     """And all ranks meet rank 0, and the broker, at addresses that are not their own loopback."""
     job = submit(nodes, "odd", "5", "3")
     said = nodes.finish("odd", job, 90)
@@ -53,7 +53,7 @@ def test_five_and_three_cpus_of_eight_hyperthreads_run_beside_each_other(nodes: 
     assert len(hosts) == 1 and not hosts.pop().startswith("127."), said
 
 
-def test_steps_that_can_never_fit_end_the_job_with_a_line(nodes: Site) -> None:
+def test_job_steps_that_cannot_fit_end_the_job_with_one_line(nodes: Site) -> None:
     job = submit(nodes, "wide", "1", "7")
     said = nodes.finish("wide", job, 60)
     assert said.count("tangram: error:") == 1 and "cpus_lent=1" in said, said
@@ -107,7 +107,7 @@ def test_a_session_works_on_when_the_limit_is_extended(nodes: Site) -> None:
 
 
 @pytest.mark.long
-def test_limits_are_followed_both_ways(nodes: Site) -> None:
+def test_extended_and_shortened_time_limits_are_followed(nodes: Site) -> None:
     """From one minute to four, learned before the drain; then to three, drained in time."""
     job = ends(nodes, early=0, seconds=600)
     limit(nodes, job, 4)

@@ -34,7 +34,7 @@ def stopped(pids: list[int]) -> bool:
     pytest.param(2.0, id="for a moment"),
     pytest.param(SILENCE_S + 6, id="for longer than a worker may be silent",
                  marks=pytest.mark.long)])
-def test_sessions_and_actions_outlive_it(site: Site, away_s: float) -> None:
+def test_sessions_and_actions_survive_a_suspended_job(site: Site, away_s: float) -> None:
     """Those of the trainers, which are suspended too, and those of a client on the login side,
     which is not and hears nothing meanwhile."""
     name = f"suspend{away_s:.0f}"

@@ -98,7 +98,7 @@ def check_against_sacct(actions: list[dict[str, Any]], lends: list[dict[str, str
 # ---- the light one -----------------------------------------------------------------------------
 
 
-def test_a_torchrun_style_trainer_on_one_node(site: Site) -> None:
+def test_the_single_node_template_runs_a_torchrun_style_trainer(site: Site) -> None:
     """`single-node` without MPI: ranks meet where `tangram rank` tells them, by the socket."""
     job = site.sbatch("torchlike", "TRAINER_STATUS=6 python trainer_torch.py", "trainer_torch.py",
                       template="single-node", ranks=3, gateway="off", mpi="none",
@@ -121,7 +121,7 @@ def test_a_torchrun_style_trainer_on_one_node(site: Site) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("template", LAYOUTS)
-def test_the_main_job(site: Site, template: str) -> None:
+def test_each_template_layout_runs_the_main_job(site: Site, template: str) -> None:
     """The RL step over coding tasks: rewards as the mutations make certain, records as sacct's."""
     name = "main" + template.replace("-", "")
     job = site.sbatch(name, MAIN.format(name), template=template, **LAYOUTS[template])
@@ -149,7 +149,7 @@ def test_the_main_job(site: Site, template: str) -> None:
 
 
 @pytest.mark.long
-def test_replay(site: Site) -> None:
+def test_the_replay_template_runs_and_compares_with_the_simulation(site: Site) -> None:
     """The bench's job: one step, and the figures of the live run beside the simulated one's."""
     rng = random.Random(0)
     lines = [{"format": "tangram-workload/1", "name": "small"}] + [
@@ -198,7 +198,7 @@ def test_a_satellite_that_is_cancelled_loses_no_action(site: Site) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_preempted_satellite_leaves_and_comes_back(site: Site) -> None:
+def test_a_preempted_satellite_leaves_and_joins_again(site: Site) -> None:
     """With a grace time, in which Slurm tells its steps and not its script: its node goes with a
     word, and joins again when it starts again."""
     stop = site.cluster.home / "preempted.stop"
@@ -233,7 +233,7 @@ def test_a_preempted_satellite_leaves_and_comes_back(site: Site) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_at_its_limit_it_saves_and_starts_again(site: Site) -> None:
+def test_a_job_at_its_time_limit_saves_and_is_requeued(site: Site) -> None:
     """Two minutes for more than that of work: warned (by Slurm, up to a minute early), saved,
     requeued, gone on with, finished; each start has its log."""
     (site.cluster.home / "limit.state").unlink(missing_ok=True)
@@ -268,7 +268,7 @@ def rpcs_of_user(site: Site) -> int:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_slurm_is_asked_as_much_for_100_actions_as_for_10000(site: Site) -> None:
+def test_a_whole_job_makes_as_many_steps_and_rpcs_for_10000_actions_as_for_100(site: Site) -> None:
     """Steps and RPCs of a whole job from sbatch to its end; the test itself asks nothing between
     (the broker's tombstone says when it is over)."""
     counts = {}

@@ -152,20 +152,24 @@ def names(path: Path) -> dict[str, str]:
 # ---- the way to a broker -----------------------------------------------------------------------
 
 
-def test_auto_finds_the_newest_that_runs(cluster: RunningCluster, brokers: dict[str, Path]) -> None:
+def test_tangram_auto_finds_the_newest_running_broker(
+        cluster: RunningCluster, brokers: dict[str, Path]) -> None:
     for words in ("--tangram", "--tangram=auto", "--tangram --export=NONE", "--tangram -N2"):
         assert told(cluster, words) == names(brokers["new"]), words
 
 
-def test_who_does_not_ask_gets_nothing(cluster: RunningCluster, brokers: dict[str, Path]) -> None:
+def test_a_job_step_without_the_tangram_option_gets_nothing(
+        cluster: RunningCluster, brokers: dict[str, Path]) -> None:
     assert told(cluster, "") == told(cluster, "--tangram=off") == {}
 
 
-def test_one_job_can_be_named(cluster: RunningCluster, brokers: dict[str, Path]) -> None:
+def test_the_tangram_option_can_name_a_job(
+        cluster: RunningCluster, brokers: dict[str, Path]) -> None:
     assert told(cluster, "--tangram=local-old") == names(brokers["old"])
 
 
-def test_what_the_caller_has_said_stays(cluster: RunningCluster, brokers: dict[str, Path]) -> None:
+def test_tangram_variables_set_by_the_caller_are_kept(
+        cluster: RunningCluster, brokers: dict[str, Path]) -> None:
     assert told(cluster, "--tangram", TANGRAM_ACCESS="/a/file") == {"TANGRAM_ACCESS": "/a/file"}
     assert told(cluster, "--tangram", TANGRAM_JOB="7") == {"TANGRAM_JOB": "7"}
     assert told(cluster, "--tangram", TANGRAM_JOB="local-old") == names(brokers["old"])
@@ -176,7 +180,7 @@ def test_what_the_caller_has_said_stays(cluster: RunningCluster, brokers: dict[s
     ("999", "there is none"), ("local-ended", "has ended"), ("../up", "not a job id"),
     ("local-open", "only you can read"), ("local-link", "only you can read"),
     ("local-fifo", "only you can read"), ("local-root", "only you can read")])  # fmt: skip
-def test_a_job_without_a_broker_is_one_clear_line(
+def test_naming_a_job_without_a_usable_broker_is_one_line(
         cluster: RunningCluster, brokers: dict[str, Path], word: str, why: str) -> None:
     access(cluster, "local-open").chmod(0o644)
     link = access(cluster, "local-link")
@@ -194,13 +198,14 @@ def test_a_job_without_a_broker_is_one_clear_line(
     assert told(cluster, "--tangram") == names(brokers["new"])  # nor is it taken by itself
 
 
-def test_no_broker_is_said_once_and_the_step_runs(cluster: RunningCluster) -> None:
+def test_without_a_broker_the_job_step_runs_with_one_warning(cluster: RunningCluster) -> None:
     done = cluster.run_as_user(["srun", "-n2", "-N2", "--tangram", "echo", "ran"])
     assert (done.returncode, done.stdout) == (0, "ran\nran\n")
     assert done.stderr.count("no broker of yours is running") == 1
 
 
-def test_a_batch_jobs_steps_inherit_it(cluster: RunningCluster, brokers: dict[str, Path]) -> None:
+def test_job_steps_inherit_the_tangram_option_of_their_batch_job(
+        cluster: RunningCluster, brokers: dict[str, Path]) -> None:
     tell = "bash -c 'echo $TANGRAM_JOB'"
     script = (f"#!/bin/bash\n#SBATCH --tangram=local-old\n{tell}\nsrun {tell}\n"
               f"srun --tangram=local-new {tell}\n")
@@ -238,7 +243,7 @@ def test_a_step_can_make_and_bind_cgroups(cluster: RunningCluster) -> None:
 
 
 @needs_v1
-def test_slurm_still_ends_it_and_all_that_it_left(cluster: RunningCluster) -> None:
+def test_slurm_still_ends_a_job_step_with_all_its_processes(cluster: RunningCluster) -> None:
     def living(what: str) -> bool:
         found = subprocess.run(["pgrep", "-u", cluster.user, "-f", what], capture_output=True,
                                check=False)
@@ -274,7 +279,7 @@ done
 
 
 @needs_v1
-def test_what_a_user_left_in_them_goes_as_well(cluster: RunningCluster) -> None:
+def test_cgroups_with_leftover_and_frozen_processes_are_removed(cluster: RunningCluster) -> None:
     """Cgroups, what lives in them, frozen or not. Slurm's own freezer cgroup is not handed over."""
     (cluster.home / "crowded.sh").write_text(CROWDED)
     done = cluster.run_as_user("srun --tangram -n1 bash crowded.sh")
@@ -294,7 +299,7 @@ os.execvp("unshare", ["unshare", "-m", "sh", "-c", sealed, "sh", sys.executable,
 
 
 @needs_v1
-def test_where_no_cgroup_can_be_made_jobs_run_as_ever(
+def test_job_steps_run_normally_where_no_cgroup_can_be_made(
         plugin: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory,
         monkeypatch: pytest.MonkeyPatch) -> None:
     """slurmd sees the cgroups read-only."""
@@ -340,7 +345,7 @@ def venv(cluster: RunningCluster) -> Path:
 
 
 @pytest.mark.parametrize("cluster", ["cgroup"], indirect=True)
-def test_a_step_reaches_the_broker_that_runs(cluster: RunningCluster, venv: Path) -> None:
+def test_a_job_step_reaches_the_running_broker(cluster: RunningCluster, venv: Path) -> None:
     """A real one: the step's programs find it without a word, and are told when it has ended."""
     (cluster.home / "holds.py").write_text(HOLDS)
     broker = subprocess.Popen([str(venv / "bin/python"), "holds.py"], stdin=subprocess.PIPE,
@@ -364,7 +369,8 @@ def test_a_step_reaches_the_broker_that_runs(cluster: RunningCluster, venv: Path
 @needs_v1
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core only: nothing can be moved")
 @pytest.mark.parametrize("cluster", ["cgroup"], indirect=True)
-def test_a_resize_moves_cores_for_real(cluster: RunningCluster, venv: Path) -> None:
+def test_a_resize_in_a_job_step_changes_the_bound_cores(
+        cluster: RunningCluster, venv: Path) -> None:
     """The whole way in a step of a plain user: broker, worker, a session, one core and then two."""
     shutil.copy(REPO / "bench" / "resize.py", cluster.home / "resize.py")
     (cluster.home / "moves.py").write_text(MOVES)

@@ -174,7 +174,7 @@ def sides(site: Site) -> Iterator[tuple[Side, Side]]:
         yield two
 
 
-def test_nothing_is_shared(sides: tuple[Side, Side]) -> None:
+def test_two_users_on_one_cluster_share_no_keys_ports_or_files(sides: tuple[Side, Side]) -> None:
     one, two = sides
     nodes = [{n["name"] for n in side.site.info(side.job)["nodes"]} for side in sides]
     assert nodes[0] == nodes[1] and len(nodes[0]) == 4
@@ -193,7 +193,7 @@ def _closed_above(path: Path) -> bool:
     return any(not above.stat().st_mode & 0o077 for above in path.parents)
 
 
-def test_a_hostile_user_gets_nothing(sides: tuple[Side, Side]) -> None:
+def test_a_hostile_user_reads_and_steers_nothing_of_another_user(sides: tuple[Side, Side]) -> None:
     """Files, processes, memory, listeners; from outside and from a step on the shared nodes."""
     one, two = sides
     with keeper(one):
@@ -218,7 +218,7 @@ TO_A_BROKER = ("info", "explain 1.1", "run -- true", "shutdown")
 AT_A_PLACE = ("info", "explain 1.1", "run -- true", "shutdown", "acct")
 
 
-def test_every_verb_with_the_others_job_is_one_clear_line(sides: tuple[Side, Side]) -> None:
+def test_every_verb_on_another_users_job_is_refused_in_one_line(sides: tuple[Side, Side]) -> None:
     """By the job's number, by its owner's folder, by its access file."""
     one, two = sides
     home = {"TANGRAM_HOME": str(one.site.cluster.home / ".tangram")}
@@ -235,7 +235,7 @@ def test_every_verb_with_the_others_job_is_one_clear_line(sides: tuple[Side, Sid
     assert one.site.tangram("run", "-j", one.job, "--", "true").returncode == 0
 
 
-def test_a_wrong_key_is_no_key(sides: tuple[Side, Side]) -> None:
+def test_a_client_or_worker_with_a_wrong_key_is_refused(sides: tuple[Side, Side]) -> None:
     """As client and as worker, with the attacker's own key and with none."""
     one, two = sides
     before = one.site.info(one.job)
@@ -261,7 +261,7 @@ def refused(by: Side, asked: list[tuple[list[str], dict[str, str]]], *said: str)
         assert err.startswith("tangram: error: ") and all(s in err for s in said), (words, err)
 
 
-def test_slurm_itself_keeps_them_apart(sides: tuple[Side, Side]) -> None:
+def test_slurm_refuses_commands_on_another_users_job(sides: tuple[Side, Side]) -> None:
     one, two = sides
     for command in (f"scancel {one.job}", f"scancel --signal=KILL --full {one.job}",
                     f"scontrol update jobid={one.job} timelimit=1",
@@ -272,7 +272,8 @@ def test_slurm_itself_keeps_them_apart(sides: tuple[Side, Side]) -> None:
     assert one.site.state(one.job) == "RUNNING"
 
 
-def test_both_main_jobs_run_to_their_end_on_the_same_nodes(sides: tuple[Side, Side]) -> None:
+def test_main_jobs_of_two_users_run_to_their_end_on_the_same_nodes(
+        sides: tuple[Side, Side]) -> None:
     run_to_the_end(sides)
 
 
