@@ -62,7 +62,7 @@ def user_file(home: Path, text: str) -> Path:
     return path
 
 
-def test_a_file_of_the_current_directory_is_not_read_and_said_to_be_ignored(home: Path) -> None:
+def test_a_settings_file_in_the_current_directory_is_ignored_with_a_warning(home: Path) -> None:
     """A repository's settings reach neither broker nor worker; the remedy is in one line."""
     lent, said = gpus(home)
     assert lent == "gpus 0"
@@ -71,7 +71,7 @@ def test_a_file_of_the_current_directory_is_not_read_and_said_to_be_ignored(home
     assert str(home / ".config" / "tangram" / "tangram.toml") in said
 
 
-def test_a_named_file_is_read_without_a_word(home: Path) -> None:
+def test_a_named_settings_file_is_read_without_a_warning(home: Path) -> None:
     """TANGRAM_CONFIG and --config, before and after the verb, read what they name."""
     named = home / "repository" / "tangram.toml"
     assert gpus(home, TANGRAM_CONFIG="tangram.toml") == ("gpus 3", "")
@@ -85,7 +85,7 @@ def test_a_named_file_is_read_without_a_word(home: Path) -> None:
     assert told.returncode == 2 and "none.toml: No such file" in told.stderr
 
 
-def test_the_users_own_file_is_read(home: Path) -> None:
+def test_the_users_settings_file_is_read(home: Path) -> None:
     """~/.config/tangram/tangram.toml counts, XDG_CONFIG_HOME moves it, what is named wins."""
     own = user_file(home, 'devices = "cpu:2"\ngrace_s = 7\n')
     assert gpus(home)[0] == "gpus 2"
@@ -114,8 +114,8 @@ def refused(home: Path) -> str:
     (".config/tangram/tangram.toml", 0o646, "others"),
     (".config/tangram", 0o775, "its group"), (".config", 0o777, "others"),
     ("", 0o770, "its group")])
-def test_a_users_file_that_others_can_write_to_is_refused(home: Path, name: str, mode: int,
-                                                          whose: str) -> None:
+def test_a_settings_file_that_other_users_can_write_to_is_refused(
+        home: Path, name: str, mode: int, whose: str) -> None:
     """The file and each folder up to the home; the line names the remedy, which then helps."""
     user_file(home, "grace_s = 7\n")
     (home / name).chmod(mode)
@@ -135,7 +135,7 @@ def test_a_users_file_of_another_account_is_refused(home: Path, name: str) -> No
     assert f"since {home / name} belongs to user {ELSE}" in refused(home)
 
 
-def test_a_link_counts_as_a_folder_on_the_way(home: Path) -> None:
+def test_the_folders_of_a_linked_settings_file_are_checked(home: Path) -> None:
     """A link to a file elsewhere is followed, and the folders of its target are looked at."""
     elsewhere = home / "dotfiles"
     elsewhere.mkdir()
@@ -152,7 +152,7 @@ def test_a_link_counts_as_a_folder_on_the_way(home: Path) -> None:
         assert f"belongs to user {ELSE}" in refused(home)
 
 
-def test_folders_are_not_judged_where_there_is_no_file(home: Path) -> None:
+def test_folders_without_a_settings_file_are_not_checked(home: Path) -> None:
     """A home that its group may write to, as some sites make them, misleads nobody by itself."""
     home.chmod(0o775)
     assert setting(home, "grace_s") == (30.0, "default")
@@ -185,7 +185,7 @@ def as_somebody_else(environ: dict[str, str], folder: Path) -> str:
 
 
 @as_root
-def test_a_home_that_may_not_be_entered_holds_no_file(home: Path) -> None:
+def test_an_unreadable_home_counts_as_without_settings(home: Path) -> None:
     """`sudo -u other` leaves HOME at a home of mode 0700; all verbs go on with the defaults."""
     user_file(home, "grace_s = 7\n")
     home.chmod(0o700)
@@ -193,19 +193,20 @@ def test_a_home_that_may_not_be_entered_holds_no_file(home: Path) -> None:
 
 
 @as_root
-def test_a_current_folder_that_may_not_be_searched_holds_no_file(home: Path) -> None:
+def test_an_unreadable_current_folder_counts_as_without_settings(home: Path) -> None:
     """Whether `tangram.toml` lies in it cannot be found out, so nothing is said of it."""
     (home / "repository").chmod(0o700)
     assert as_somebody_else({"HOME": "/"}, home / "repository") == "30.0"
 
 
 @as_root
-def test_a_user_without_a_home_is_told_to_set_it() -> None:
+def test_a_user_without_HOME_is_told_to_set_it() -> None:
     """A user id without an entry in the password database, as in some containers."""
     assert as_somebody_else({}, Path("/")).startswith("InvalidInput: HOME is not set")
 
 
-def test_the_sites_file_lies_below_the_users(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_settings_override_the_sites_settings(
+        home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """/etc/tangram is checked alike and read first; here it stands elsewhere."""
     from tangram_hpc.config import settings as config
 
@@ -224,7 +225,7 @@ def test_the_sites_file_lies_below_the_users(home: Path, monkeypatch: pytest.Mon
         config.load_config({"HOME": str(home)})
 
 
-def test_the_doctor_tells_what_is_read(home: Path) -> None:
+def test_doctor_names_the_settings_files_that_are_read(home: Path) -> None:
     """A line of its page: the files that are read, or that the folder's own is not."""
     code = ("from tangram_hpc.doctor import storage; import os, types\n"
             "found = storage.settings(types.SimpleNamespace(wrong='', environ=dict(os.environ)))\n"
@@ -236,8 +237,8 @@ def test_the_doctor_tells_what_is_read(home: Path) -> None:
     assert "warn" not in told and f"{own}; tangram.toml" in told
 
 
-def test_satellites_find_the_file_that_their_broker_read(home: Path,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_satellites_get_the_absolute_path_of_the_brokers_settings_file(
+        home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name relative to the broker's folder would name nothing in a satellite's."""
     from tangram_hpc.config.allocations import elastic
 
