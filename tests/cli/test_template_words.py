@@ -28,7 +28,7 @@ STUB = '#!/bin/sh\nfor word; do printf "%s\\n" "$word"; done >> "$WORDS"\nexit 3
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_value_that_is_not_one_word_is_refused(name: str) -> None:
+def test_a_template_value_that_is_not_one_word_is_refused(name: str) -> None:
     """Each key of each template, with each hostile value."""
     taken = []
     for key in sorted(set(load(name).keys) - SHELL - WORDS):
@@ -62,7 +62,8 @@ def run(script: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "key"), [("single-node", "broker_options"), ("replay", "more")])
-def test_further_words_are_words_and_no_shell(name: str, key: str, tmp_path: Path) -> None:
+def test_additional_option_values_are_never_run_by_the_shell(
+        name: str, key: str, tmp_path: Path) -> None:
     """They reach the command as they were written, quotes apart, and start nothing."""
     value = "--one 'two words' $(touch pwned) `touch pwned` ; touch pwned & > pwned"
     given = {"trainer": "true"} if name == "single-node" else {"workload": "w"}
@@ -80,7 +81,7 @@ def test_a_path_may_hold_spaces_and_variables(tmp_path: Path) -> None:
     assert f"{tmp_path}/a b;c(d)" in run(text, tmp_path)
 
 
-def test_a_settings_file_is_named_to_all_of_a_job(tmp_path: Path) -> None:
+def test_the_config_key_gives_the_whole_job_an_absolute_settings_path(tmp_path: Path) -> None:
     """The key `config`: the path as seen from where the job was submitted, absolute."""
     show = '#!/bin/sh\nprintf "%s\\n" "$TANGRAM_CONFIG" >> "$WORDS"\nexit 3\n'
     text = render(load("single-node"), {"trainer": "true", "config": "my settings.toml"})
