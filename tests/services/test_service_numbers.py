@@ -77,7 +77,7 @@ def tokenizer(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_logprobs(kind: str, home: Path, tmp_path: Path) -> None:
+def test_logprobs_match_a_float64_reference(kind: str, home: Path, tmp_path: Path) -> None:
     folder = tiny(home, "causal", kind=kind)
     truth, tokens = reference(folder), tokenizer(folder)
     ids = [[tokens(text)["input_ids"] for text in texts] for texts in (PROMPTS, COMPLETIONS)]
@@ -100,7 +100,7 @@ def test_logprobs(kind: str, home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_scores(kind: str, home: Path, tmp_path: Path) -> None:
+def test_scores_match_a_float64_reference(kind: str, home: Path, tmp_path: Path) -> None:
     folder = tiny(home, "classifier", kind=kind)
     truth, tokens = reference(folder), tokenizer(folder)
     ids = [tokens(text)["input_ids"] for text in PROMPTS]
@@ -117,7 +117,7 @@ def test_scores(kind: str, home: Path, tmp_path: Path) -> None:
         assert it.ask("score", texts=ids) == first  # to the last bit
 
 
-def test_generate(home: Path, tmp_path: Path) -> None:
+def test_greedy_generation_matches_a_float64_reference(home: Path, tmp_path: Path) -> None:
     """In float64 rounding does not turn the likeliest token into another."""
     folder = tiny(home, "causal", kind="llama")
     truth, tokens = reference(folder), tokenizer(folder)
@@ -137,7 +137,7 @@ def test_generate(home: Path, tmp_path: Path) -> None:
         assert len(others) == 5
 
 
-def test_draws_follow_the_model(home: Path, tmp_path: Path) -> None:
+def test_sampled_tokens_follow_the_probabilities_of_the_model(home: Path, tmp_path: Path) -> None:
     """How often a token is drawn is how likely the model says it is."""
     folder = tiny(home, "causal", kind="llama")
     truth, tokens = reference(folder), tokenizer(folder)
@@ -153,7 +153,7 @@ def test_draws_follow_the_model(home: Path, tmp_path: Path) -> None:
         assert abs(told.count(text) / many - chance) < 5 * spread
 
 
-def test_logits_that_a_model_changes_after_its_head(tmp_path: Path) -> None:
+def test_logprobs_are_right_for_models_that_soft_cap_their_logits(tmp_path: Path) -> None:
     """Gemma 2 bends them: the head cannot be used by itself."""
     import torch
     from transformers import Gemma2Config, Gemma2ForCausalLM
@@ -178,7 +178,7 @@ def test_logits_that_a_model_changes_after_its_head(tmp_path: Path) -> None:
         assert np.abs(mine - true).max() < 1e-3
 
 
-def test_an_encoder_scores(tmp_path: Path) -> None:
+def test_an_encoder_classifier_gives_scores(tmp_path: Path) -> None:
     """BERT has a head of its own kind."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
@@ -200,7 +200,8 @@ def test_an_encoder_scores(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_the_bytes(dtype: str, home: Path, tmp_path: Path) -> None:
+def test_half_precision_weights_are_right_and_survive_parking(
+        dtype: str, home: Path, tmp_path: Path) -> None:
     """Converted weights park and wake as the files' own do."""
     folder = tiny(home, "causal", kind="llama")
     truth = reference(folder)
