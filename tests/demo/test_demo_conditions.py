@@ -38,7 +38,7 @@ def figures(placer: str, step: float, busy: float = 0.0) -> report.PhaseMetrics:
         via="mpi", job=f"job-{placer}-{step:g}", other_load=OtherLoad(busy, 0.0))
 
 
-def test_only_the_cpus_that_may_be_used_are_summed() -> None:
+def test_busy_time_counts_only_usable_cpus() -> None:
     """Idle and waiting time are not busy; steal is told apart."""
     tick = 100
     read = conditions.cpu_times({0, 2}, STAT, 0.0, 0.0)
@@ -48,7 +48,7 @@ def test_only_the_cpus_that_may_be_used_are_summed() -> None:
     assert (others.busy, others.steal) == (pytest.approx(5 / 20), pytest.approx(2 / 20))
 
 
-def test_other_work_is_told_from_ours() -> None:
+def test_cpu_time_of_other_work_is_distinguished_from_the_demos() -> None:
     """Two programs that spin: one is a child of this process, the other is not."""
     cpus = affinity.usable()
     begin = conditions.now(cpus)
@@ -73,7 +73,7 @@ def test_other_work_is_told_from_ours() -> None:
     assert conditions.between(begin, end, len(cpus)).busy > 0
 
 
-def test_a_line_says_which_run_other_work_slowed() -> None:
+def test_the_demo_report_names_runs_slowed_by_other_work() -> None:
     """Where it took more than a twentieth of the CPU time; else how little it took at most."""
     quiet = [figures("elastic", 4.0, 0.01), figures("static:1", 60.0, 0.02), figures("fcfs:1", 4.5)]
     assert report.load_line(*quiet) == (
@@ -84,7 +84,7 @@ def test_a_line_says_which_run_other_work_slowed() -> None:
     assert "elastic" not in line and "\n" not in line
 
 
-def test_the_fair_rule_stands_beside_the_default_placer() -> None:
+def test_the_demo_table_compares_the_default_placer_with_fcfs_and_static() -> None:
     """The table has a ratio for each, the summary too, and runs of one placer are a mean."""
     ours = report.mean([figures("elastic", 4.0, 0.3), figures("elastic", 5.0)])
     assert (ours.step, ours.spread, ours.runs, ours.other_load.busy) == (4.5, 1.0, 2, 0.3)
