@@ -56,7 +56,7 @@ def test_a_private_name_is_found(line: str) -> None:
     assert hidden(HOOKS / "reference" / "reference_rank.py", line) != []
 
 
-def test_each_public_name_is_there_and_documented() -> None:
+def test_each_public_name_exists_and_has_a_docstring() -> None:
     for name in tangram_hpc.__all__:
         assert name == "__version__" or (getattr(tangram_hpc, name).__doc__ or "").strip(), name
     for name in training.__all__:
