@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 SUITE = "tests/resources/test_enforce.py"
 RAN = re.compile(r"^(\S+::\S+?)(?:\[(\S+)\])? (PASSED|FAILED|ERROR|SKIPPED)", re.MULTILINE)
-NOT_AS_USER = {"test_another_user_gets_what_needs_no_root"}
+NOT_AS_USER = {"test_a_plain_user_gets_enforcement_that_needs_no_root"}
 
 
 def in_vm(*, user: bool) -> list[tuple[str, str, str]]:
@@ -64,7 +64,7 @@ def test_slurm_and_its_plugin_on_cgroup_v2(tmp_path: Path) -> None:
         "again", "left 0 idle"]
 
 
-def test_a_command_that_fails_is_told() -> None:
+def test_the_vm_reports_the_status_of_a_failing_command() -> None:
     try:
         boot.install()
     except boot.Unavailable as error:

@@ -212,7 +212,7 @@ def test_a_command_sees_the_cores_that_were_bound(group: Group, process: Process
 
 
 @two_cores
-def test_a_running_tree_is_moved_whole_both_ways(group: Group, process: Process) -> None:
+def test_a_running_process_tree_is_rebound_completely(group: Group, process: Process) -> None:
     group.bind(CORES[:1], 1)
     process.start(python(TREE))
     until(lambda: len(process.tasks()) == TREE_TASKS, "the tree stands")
@@ -241,8 +241,8 @@ def test_a_core_that_is_not_there_is_not_bound(group: Group, process: Process) -
 
 
 @two_cores
-def test_without_cores_a_cgroup_gives_back_all(enforcer: Enforcer, group: Group,
-                                               process: Process) -> None:
+def test_binding_no_cores_gives_a_cgroup_all_cores(
+        enforcer: Enforcer, group: Group, process: Process) -> None:
     needs(enforcer, "cores")
     group.bind(CORES[:1], 1)
     assert group.bind((), 0)
@@ -294,7 +294,7 @@ def throttled(group: Group) -> int:
     return next(n for n in told if n is not None)
 
 
-def test_what_has_not_changed_costs_little(enforcer: Enforcer, group: Group) -> None:
+def test_repeating_an_unchanged_binding_is_cheap(enforcer: Enforcer, group: Group) -> None:
     needs(enforcer, "cores")
 
     def median_ns(cores: list[tuple[int, ...]]) -> float:
@@ -318,7 +318,7 @@ def test_a_binding_of_a_dead_process_is_refused(enforcer: Enforcer, processes: C
         enter(enforcer, 1, dead)
 
 
-def test_a_process_joins_by_itself(enforcer: Enforcer) -> None:
+def test_a_process_can_join_its_group_by_itself(enforcer: Enforcer) -> None:
     group = enforcer.group(1, os.getpid())
     folders = {os.path.dirname(path) for path in group.joins}
     pid = os.fork()
@@ -337,8 +337,8 @@ def test_a_process_joins_by_itself(enforcer: Enforcer) -> None:
 HOG = "x = bytearray({} << 20); import time; time.sleep({})"
 
 
-def test_memory_kills_the_offender_alone(enforcer: Enforcer, processes: Callable[[],
-                                         Process]) -> None:
+def test_exceeding_a_memory_limit_kills_only_the_offender(
+        enforcer: Enforcer, processes: Callable[[], Process]) -> None:
     needs(enforcer, "memory")
     bad, good = processes(), processes()
     groups = [enter(enforcer, n, one) for n, one in enumerate((bad, good))]
@@ -357,8 +357,8 @@ def test_memory_kills_the_offender_alone(enforcer: Enforcer, processes: Callable
     assert bad.run(python(HOG.format(400, 0)))[0] == 0
 
 
-def test_less_memory_than_is_in_use_is_no_error(enforcer: Enforcer, group: Group, process: Process
-                                                ) -> None:
+def test_a_memory_limit_below_the_current_use_is_no_error(
+        enforcer: Enforcer, group: Group, process: Process) -> None:
     """Version 1 refuses such a limit. Then nothing more is given, until it can be set; version 2
     ends who holds it."""
     needs(enforcer, "memory")
@@ -400,8 +400,8 @@ print(n)
 """
 
 
-def test_processes_are_limited_in_one_group_only(enforcer: Enforcer,
-                                                 processes: Callable[[], Process]) -> None:
+def test_a_process_limit_applies_to_its_group_only(
+        enforcer: Enforcer, processes: Callable[[], Process]) -> None:
     needs(enforcer, "pids")
     bad, good = processes(), processes()
     groups = [enter(enforcer, n, one) for n, one in enumerate((bad, good))]
@@ -411,7 +411,8 @@ def test_processes_are_limited_in_one_group_only(enforcer: Enforcer,
     assert groups[1].usage().tasks is not None
 
 
-def test_usage_is_told(enforcer: Enforcer, group: Group, process: Process) -> None:
+def test_a_group_reports_tasks_peak_memory_and_cpu_time(
+        enforcer: Enforcer, group: Group, process: Process) -> None:
     process.start(python("x = bytearray(80 << 20)\n" + BUSY))
     tasks = group.usage().tasks
     assert tasks is not None and tasks >= 2
@@ -430,8 +431,8 @@ def test_usage_is_told(enforcer: Enforcer, group: Group, process: Process) -> No
 
 @pytest.mark.parametrize(("program", "copies"), [(TREE, 1), (RUNAWAY, 6)],
                          ids=["tree", "runaways"])
-def test_a_kill_leaves_none_but_the_spared(enforcer: Enforcer, group: Group, process: Process,
-                                           program: str, copies: int) -> None:
+def test_killing_a_group_leaves_only_the_spared_process(
+        enforcer: Enforcer, group: Group, process: Process, program: str, copies: int) -> None:
     def start() -> None:
         if program is RUNAWAY:
             process.start(python(CROWD))
@@ -456,7 +457,8 @@ def test_a_kill_leaves_none_but_the_spared(enforcer: Enforcer, group: Group, pro
     until(lambda: process.popen.poll() is not None, "the process is dead too")
 
 
-def test_what_is_frozen_stands_still(enforcer: Enforcer, group: Group, process: Process) -> None:
+def test_a_frozen_group_uses_no_cpu_time(
+        enforcer: Enforcer, group: Group, process: Process) -> None:
     process.start(python(BUSY))
     if enforcer.name == "affinity":
         assert not group.freeze(True)
@@ -508,7 +510,8 @@ def test_many_groups_hold_no_descriptors(enforcer: Enforcer, process: Process) -
     assert process.run(["echo", "alive"]) == (0, "alive\n")
 
 
-def test_two_enforcers_do_not_meet(enforcer: Enforcer, processes: Callable[[], Process]) -> None:
+def test_two_enforcers_do_not_affect_each_other(
+        enforcer: Enforcer, processes: Callable[[], Process]) -> None:
     other = enforce.probe(True, enforcer.name)
     mine, its = processes(), processes()
     group, theirs = enter(enforcer, 1, mine), enter(other, 1, its)
@@ -545,7 +548,8 @@ def worker(name: str) -> tuple[subprocess.Popen[str], int]:
     return one, int(one.stdout.readline())
 
 
-def test_a_killed_workers_groups_are_swept_and_a_living_ones_never(enforcer: Enforcer) -> None:
+def test_groups_of_a_killed_worker_are_swept_and_those_of_a_live_one_kept(
+        enforcer: Enforcer) -> None:
     dead, orphan = worker(enforcer.name)
     alive, child = worker(enforcer.name)
     makes = enforcer.name != "affinity"
@@ -578,7 +582,7 @@ def groups_of(one: subprocess.Popen[str]) -> set[str]:
     return {path for path in cgroups_of(one.pid) if not path.endswith(cgroupfs.LEAF)}
 
 
-def test_the_best_that_works_is_taken() -> None:
+def test_the_best_working_enforcement_is_chosen() -> None:
     best = enforce.probe(True)
     try:
         for name in enforce.NAMES[: enforce.NAMES.index(best.name)]:
@@ -593,7 +597,7 @@ def test_the_best_that_works_is_taken() -> None:
         best.close()
 
 
-def test_units_that_are_no_cores_are_counted() -> None:
+def test_units_that_are_no_cores_are_only_counted() -> None:
     with pytest.raises(InvalidInput, match="enforcement: affinity needs units that are cores"):
         enforce.probe(False, "affinity")
     with pytest.raises(InvalidInput, match="enforcement: 'best' is none of"):
@@ -604,7 +608,7 @@ def test_units_that_are_no_cores_are_counted() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_gets_what_needs_no_root() -> None:
+def test_a_plain_user_gets_enforcement_that_needs_no_root() -> None:
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -66,8 +66,8 @@ def judge_always(cluster: LocalCluster, phases: list[dict[str, Any]], pair: Any,
 
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 1)], ids=["grows", "shrinks"])
 @pytest.mark.parametrize("backend", ["process", "bwrap"])
-def test_a_moved_pair_goes_as_fast_as_its_cores(cluster: LocalCluster, backend: str,
-                                               sizes: tuple[int, int]) -> None:
+def test_a_resized_program_runs_at_the_speed_of_its_cores(
+        cluster: LocalCluster, backend: str, sizes: tuple[int, int]) -> None:
     node = cluster.ask("nodes")["nodes"][0]
     if backend not in node["untrusted"]:
         pytest.skip(f"{backend} does not work here")
