@@ -62,7 +62,7 @@ def rig(tmp_path: Path) -> Iterator[Ahead]:
     rig.close()
 
 
-def test_they_run_in_order_in_one_process(rig: Ahead, tmp_path: Path) -> None:
+def test_prefetched_function_calls_run_in_order_in_one_runner(rig: Ahead, tmp_path: Path) -> None:
     def note(n: int) -> int:
         with open(tmp_path / "notes", "a") as file:
             file.write(f"{n} ")
@@ -77,7 +77,7 @@ def test_they_run_in_order_in_one_process(rig: Ahead, tmp_path: Path) -> None:
     assert [e[1] for e in rig.events if e[0] == "started" and e[1] in leases] == leases
 
 
-def test_a_dead_runner_fails_only_the_call_that_it_was_at(rig: Ahead) -> None:
+def test_a_runner_that_dies_fails_only_its_running_call(rig: Ahead) -> None:
     def may_die(die: bool) -> int:
         return os._exit(9) if die else 1
 
@@ -89,8 +89,8 @@ def test_a_dead_runner_fails_only_the_call_that_it_was_at(rig: Ahead) -> None:
     assert rig.value(lambda: 2) == 2
 
 
-def test_what_waits_behind_a_long_call_is_given_back_and_never_runs(rig: Ahead, tmp_path: Path
-                                                                   ) -> None:
+def test_calls_prefetched_behind_a_long_call_are_returned_and_never_run(
+        rig: Ahead, tmp_path: Path) -> None:
     def write(n: int, s: float) -> None:
         (tmp_path / str(n)).touch()
         time.sleep(s)
@@ -106,7 +106,7 @@ def test_what_waits_behind_a_long_call_is_given_back_and_never_runs(rig: Ahead, 
     assert all(rig.end(lease)[0].state is ActionState.COMPLETED for lease in again)
 
 
-def test_one_that_waits_is_ended_without_harm_to_the_one_that_runs(rig: Ahead) -> None:
+def test_a_prefetched_call_can_be_taken_back_without_harm_to_the_running_one(rig: Ahead) -> None:
     leases = rig.chain(time.sleep, (0.02,), (0,), (0,))
 
     async def take() -> bool:
@@ -118,7 +118,7 @@ def test_one_that_waits_is_ended_without_harm_to_the_one_that_runs(rig: Ahead) -
     assert leases[1] not in rig.done
 
 
-def test_live_nothing_is_lost_or_run_twice_although_runners_die(tmp_path: Path) -> None:
+def test_no_call_of_a_cluster_is_lost_or_run_twice_when_runners_die(tmp_path: Path) -> None:
     def work(n: int) -> int:
         with open(tmp_path / "log", "a") as file:
             file.write(f"{n}\n")
