@@ -42,7 +42,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(REPO).as_posix())
-def test_links_lead_somewhere(page: Path) -> None:
+def test_every_relative_link_and_anchor_exists(page: Path) -> None:
     broken = []
     for link in _LINK.findall(prose(page)):
         path, _, anchor = link.partition("#")

@@ -95,7 +95,7 @@ def here(language: str, long: bool) -> list[Any]:
 # ---- what there is -----------------------------------------------------------------------------
 
 
-def test_every_block_is_run_or_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_block_is_run_or_names_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     """No fence without a language, no code without a fence, no mark without a reason; how many of
     each there are is printed."""
     nameless = [b.name for b in ALL if b.language not in documented.RUN | documented.NO_COMMANDS]
@@ -119,7 +119,7 @@ VERBS: dict[str, argparse.ArgumentParser] = next(
 
 
 @pytest.mark.parametrize("page", documented.PAGES, ids=lambda p: p.relative_to(REPO).as_posix())
-def test_verbs_and_options_in_the_text_are_there(page: Path) -> None:
+def test_verbs_and_options_named_in_documents_exist(page: Path) -> None:
     """`tangram VERB --option` between backquotes: the verb is there and knows the options."""
     wrong = []
     verbs = re.findall(r"(?<!`)`(?:srun [^`]*?)?tangram ([a-z][^`]*)`", page.read_text())
@@ -156,13 +156,13 @@ def run_console(block: Block, tmp_path: Path, timeout: float) -> None:
 
 
 @pytest.mark.parametrize("block", here("bash", False))
-def test_commands_run_as_they_are_written(block: Block, tmp_path: Path) -> None:
+def test_documented_commands_run(block: Block, tmp_path: Path) -> None:
     """In a shell that ends at the first command that fails."""
     run_bash(block, tmp_path, 120)
 
 
 @pytest.mark.parametrize("block", here("console", False))
-def test_commands_print_what_the_page_says(block: Block, tmp_path: Path) -> None:
+def test_documented_commands_print_the_documented_output(block: Block, tmp_path: Path) -> None:
     """The output of a command, line by line."""
     run_console(block, tmp_path, 120)
 
@@ -170,13 +170,13 @@ def test_commands_print_what_the_page_says(block: Block, tmp_path: Path) -> None
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("block", [*here("bash", True), *here("console", True)])
-def test_long_commands_run_as_they_are_written(block: Block, tmp_path: Path) -> None:
+def test_long_documented_commands_run(block: Block, tmp_path: Path) -> None:
     """As the two above."""
     (run_bash if block.language == "bash" else run_console)(block, tmp_path, 800)
 
 
 @pytest.mark.parametrize("block", here("toml", False))
-def test_settings_are_settings(block: Block, tmp_path: Path) -> None:
+def test_documented_settings_are_accepted(block: Block, tmp_path: Path) -> None:
     """A settings file with just these lines is accepted; tables are checked by their readers."""
     from tangram_hpc.config.allocations import elastic
     from tangram_hpc.config.endpoints import endpoint_spec
@@ -193,7 +193,7 @@ def test_settings_are_settings(block: Block, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", here("python", False))
-def test_examples_run_as_they_are_written(block: Block, tmp_path: Path) -> None:
+def test_documented_python_examples_run(block: Block, tmp_path: Path) -> None:
     """Python, with the names that the text supposes; top-level `await` as in a notebook."""
     text = filled(block.text, {**TABLE, "/shared/trees": str(tmp_path / "trees")})
     for real, fake in RM.items():

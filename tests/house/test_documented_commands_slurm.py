@@ -86,7 +86,7 @@ def reader(held: Held, text: str, timeout: float = 200) -> subprocess.CompletedP
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda b: b.name)
-def test_commands_run_as_they_are_written(block: Block, held: Held) -> None:
+def test_documented_commands_run_on_a_real_slurm(block: Block, held: Held) -> None:
     """Each command of the block ends well; a batch job that it submits starts and ends well."""
     text = filled(block.text, WORDS)
     text = filled(text, {"JOB": held.job, "ACTION": held.action})
@@ -126,7 +126,7 @@ def ended_well(site: Site, job: str) -> None:
 
 
 @pytest.mark.parametrize("block", DEVCLUSTER, ids=lambda b: b.name)
-def test_a_dev_cluster_boots_as_its_page_says(block: Block) -> None:
+def test_the_documented_dev_cluster_boots(block: Block) -> None:
     """From the checkout, as root; with a name of its own, as one may run here already."""
     text = filled(block.text, {"devcluster up": "devcluster up --name doc",
                                "devcluster exec": "devcluster exec --name doc",

@@ -144,7 +144,7 @@ def faults(path: Path, text: str) -> list[str]:
     return found
 
 
-def test_every_file_has_a_room() -> None:
+def test_every_module_belongs_to_a_room() -> None:
     """A package that only holds rooms (`libra`) has none; its `__init__` imports nothing."""
     assert [where for where, path in names().items()
             if not room_of(where) and path.name != "__init__.py"] == []
@@ -153,7 +153,7 @@ def test_every_file_has_a_room() -> None:
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_imports_go_left(path: Path) -> None:
+def test_modules_import_only_from_rooms_to_their_left(path: Path) -> None:
     assert faults(path, path.read_text()) == []
 
 
@@ -302,7 +302,7 @@ def test_a_mixin_is_found(text: str, found: bool) -> None:
     assert bool(mixins(known)) == found
 
 
-def test_no_package_is_crowded() -> None:
+def test_no_package_has_more_than_20_modules() -> None:
     counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in sources()
                      if path.name != "__init__.py")
     assert {room: count for room, count in counts.items() if count > MODULES_MAX} == {}
@@ -310,7 +310,7 @@ def test_no_package_is_crowded() -> None:
 
 @pytest.mark.parametrize("path", [p for p in sources() if p.name == "__init__.py"],
                          ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_a_package_says_what_is_in_it(path: Path) -> None:
+def test_every_package_docstring_says_what_the_package_contains(path: Path) -> None:
     told = ast.get_docstring(ast.parse(path.read_text()))
     assert told, "say what is in it and what is not"
     assert told.count(". ") + told.count(".\n") >= 1 or path.parent == ROOT, "two sentences or more"

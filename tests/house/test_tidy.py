@@ -15,7 +15,7 @@ FUNCTION_MAX, FILE_MAX = 70, 800
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.relative_to(REPO).as_posix())
-def test_tidy(path: Path) -> None:
+def test_every_source_file_keeps_the_house_style(path: Path) -> None:
     text = path.read_text()
     if not text.strip():
         return
@@ -58,7 +58,7 @@ SKIPPED = {".git", ".venv", ".venv-torch", ".venv-gpu", ".venv-docs", ".vm", ".h
            "__pycache__", ".mypy_cache", ".ruff_cache"}
 
 
-def test_nothing_names_machines_or_registries() -> None:
+def test_no_file_names_machines_or_registries() -> None:
     # put together here so that this file does not name them either
     banned = ["/" + "work/", "/" + "root/", "py" + "pi.org", "files.python" + "hosted"]
     tracked = [p for p in REPO.rglob("*") if p.is_file() and p.suffix in
