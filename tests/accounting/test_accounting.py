@@ -1,4 +1,4 @@
-"""Accounting: the fold over events, sacct's words and formats."""
+"""Accounting: the fold over events, and sacct's words and formats."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_durations_and_format_columns_are_printed_as_sacct_does() -> None:
 
 
 def test_unfinished_actions_end_when_the_broker_stops_for_good() -> None:
-    """But for work with a name, which another start of the broker goes on with."""
+    """Named actions are the exception: the next start of the broker continues them."""
     w = World()
     w.node(cpus=1)
     running, waiting = w.submit(1), w.submit(1)
@@ -127,7 +127,8 @@ def test_unfinished_actions_end_when_the_broker_stops_for_good() -> None:
 
 @pytest.mark.parametrize("stopped", [True, False])
 def test_a_job_that_waits_in_the_queue_after_a_requeue_holds_no_cpus(stopped: bool) -> None:
-    """Two CPUs for 600, then, after 5000 in the queue, three on another one for 300."""
+    """The job holds two CPUs for 600 ns, waits 5000 ns in the queue, and then holds three CPUs of
+    another node for 300 ns."""
     w, started = World(), ("77", "elastic", "none", "me")
     w.happen(ev.BrokerStarted(50, *started))
     w.happen(ev.NodeJoined(100, 1, NodeSpec("a", "h", (0, 1), 99, allocation="77")))

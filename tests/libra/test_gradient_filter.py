@@ -1,4 +1,4 @@
-"""Which gradient payloads a core adds, and who computes which samples."""
+"""Which gradient payloads a core rank adds, and which contributor computes which samples."""
 
 from __future__ import annotations
 

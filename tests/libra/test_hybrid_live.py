@@ -83,8 +83,7 @@ def mpiexec() -> str:
 
 
 def right(told: dict[str, Any], ranks: int, width: int = 1) -> None:
-    """Whatever happened, the parameters are those of plain accumulation, and no join is left open.
-    """
+    """Checks that the parameters are those of plain accumulation and that no join is left open."""
     assert rig.worst(told, ranks, width) < 1e-6
     assert rig.worst({**told, "steps": told["steps"] - 1}, ranks, width) > 1e-6  # it can differ
     assert sum(rank["added"] for rank in told["ranks"]) > 0  # some of it came over the channels
@@ -171,7 +170,7 @@ def test_parameters_stay_right_when_a_replica_is_killed_in_any_state(
 @pytest.mark.timeout(400)
 def test_parameters_stay_right_when_one_of_a_replicas_two_members_is_killed(
         tmp_path: Path, mpiexec: str) -> None:
-    """Its other half came through: nobody adds that alone."""
+    """The gradient of the surviving member arrived; it must not be added alone."""
     told = rig.run(tmp_path, mpiexec, 4, mode="kill", width=2, replicas=[[10, 11]], slow_s=0.05,
                    kill_at=EVERY_STATE)
     right(told, 4, 2)
@@ -198,7 +197,7 @@ def test_a_member_that_hangs_is_awaited_for_one_step_and_then_killed(
 def test_a_killed_replica_on_a_leased_gpu_ends_its_action_and_gets_a_new_lease(
     tmp_path: Path, mpiexec: str
 ) -> None:
-    """Its action ends, its GPU is free, and the next incarnation of it is lent one again."""
+    """Its action ends, its GPU is free, and its next incarnation leases a GPU again."""
     with LocalCluster(2, devices="fake:2", mem_mib=2048, home=tmp_path / "home") as cluster:
         states = [state for state in EVERY_STATE if state != "REQUESTED"]  # no process is there yet
         told = rig.run(tmp_path, mpiexec, 2, mode="kill", replicas=[[10]], slow_s=0.05,
@@ -324,7 +323,7 @@ def test_a_connection_of_an_older_generation_is_refused(channel: GradientChannel
 
 
 def test_a_member_that_does_not_read_does_not_delay_a_step(channel: GradientChannel) -> None:
-    """It does not read what it is sent, which is more than any buffer holds."""
+    """The member does not read the parameters, which are larger than any socket buffer."""
     member = MemberEnd(channel, 0, 3)
     entered(channel, 0)
     large = np.zeros(4 << 20)
@@ -449,7 +448,7 @@ def test_a_member_that_is_silent_too_long_is_lost() -> None:
 
 
 class _Stopped(SystemClock):
-    """A clock whose owner is stopped now and then: for it, time jumps."""
+    """A clock whose process is stopped now and then, so that its time jumps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -611,8 +610,8 @@ _HERE = [str(folder) for folder in Path(__file__).parents[:2]]  # this module, a
 
 
 def test_a_core_that_was_stopped_adds_the_gradients_that_arrived_meanwhile() -> None:
-    """The core is stopped for longer than it waits; the gradient lies in its socket when it wakes.
-    """
+    """The core is stopped for longer than its timeout; the gradient is in its socket when it
+    continues."""
     core = subprocess.Popen([sys.executable, "-c", _STOPPED], stdout=subprocess.PIPE, text=True,
                             env={**os.environ, "PYTHONPATH": os.pathsep.join(_HERE)})
     try:

@@ -1,4 +1,5 @@
-"""The hybrid pool step by step: joining and leaving, failures, stale events, the signal."""
+"""The hybrid pool step by step: joining and leaving, failures, stale events, the pipeline
+signal."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ from tangram_hpc.libra.planner.train_cost import TrainCost
 def rollout_s(model: ModelShape, hw: Hardware, rollout: Rollout, degree: int,
               requests: Sequence[Request], ahead: int = 0, train: float = 0.0) -> float:
     """Seconds of one instance for these requests, request by request; inf where it cannot run. With
-    `ahead` the least period that it keeps up with beside a training step of so long."""
+    `ahead`, the shortest period that it sustains beside a training step of that length."""
     if model.heads % degree or (model.ffn or model.expert_ffn) % degree or (
             model.kv_heads % degree and degree % model.kv_heads) or hw.gpus_per_node % degree:
         return math.inf
@@ -151,7 +151,7 @@ def held_bytes(model: ModelShape, t: Training, x: Layout) -> int:
 
 
 def flow_shop(times: Sequence[float], stages: int) -> float:
-    """When the last job leaves the last of so many alike machines, played job by job."""
+    """When the last job leaves the last of `stages` equal machines, simulated job by job."""
     free = [0.0] * stages
     for took in times:
         ready = 0.0
@@ -324,7 +324,7 @@ def random_model(r: random.Random, moe: bool) -> ModelShape:
 
 
 def random_costs(seed: int, moe: bool) -> tuple[AnalyticCosts, int, Search]:
-    """A small problem in which every bound of the search decides now and then."""
+    """A small problem in which every bound of the search matters now and then."""
     r = random.Random(seed)
     model = random_model(r, moe)
     hardware = Hardware("random", r.choice([2, 4, 8]), r.choice([300, 700, 2000, 9000]) << 20,
@@ -353,7 +353,8 @@ def random_costs(seed: int, moe: bool) -> tuple[AnalyticCosts, int, Search]:
 
 
 def as_good_as_brute_force(costs: AnalyticCosts, gpus: int, search: Search) -> SplitPlan | None:
-    """The plan, which is as short as can be; None where none can run, and it says so."""
+    """The plan, checked to be as short as possible; None where no plan is feasible and the planner
+    says so."""
     wanted = brute_force(costs, gpus, search)
     if math.isinf(wanted):
         with pytest.raises(InvalidInput, match=f"{gpus} GPUs: "):
@@ -375,7 +376,7 @@ def test_the_plan_is_as_good_as_brute_force(moe: bool) -> None:
 @pytest.mark.parametrize("cases", [16, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
 def test_the_plan_with_overlapping_batches_is_as_good_as_brute_force(moe: bool, cases: int) -> None:
-    """Also where the router does not know lengths, or only roughly."""
+    """Also where the router does not know lengths, or knows them only roughly."""
     ran = 0
     for seed in range(cases):
         costs, gpus, search = random_costs(1_000 + seed, moe)
@@ -397,7 +398,7 @@ def test_the_plan_with_overlapping_batches_is_as_good_as_brute_force(moe: bool, 
 
 
 def test_every_pruning_rule_cuts_in_some_test_case() -> None:
-    """The cases above are no use for a prune that never cuts among them."""
+    """The cases above do not test a pruning rule that never cuts in them."""
     cuts = set()
     for seed in range(250):
         costs, gpus, search = random_costs(seed, moe=seed % 2 == 1)
@@ -459,9 +460,10 @@ def test_training_prices_equal_a_count_per_request_and_micro_batch(model: ModelS
 
 
 def played_s(cost: RolloutCost, degree: int, requests: Sequence[Request]) -> float:
-    """Seconds of an engine with continuous batching: the longest waiting request begins as soon as
-    the batch has a place and the cache room for what it has so far; then all that run take a step.
-    When the cache is full the last that began goes back, and is read again from its beginning."""
+    """Seconds of an engine with continuous batching. The longest waiting request begins as soon as
+    the batch has a place and the cache has room for its present tokens; then all running requests
+    take a step. When the cache is full, the latest request is preempted and prefills again from its
+    beginning."""
     room, waiting = cost.kv_tokens(degree), [(r, 0.0) for r in sorted_requests(requests)]
     running: list[tuple[Request, float]] = []
     seconds = held = 0.0
@@ -487,8 +489,8 @@ def played_s(cost: RolloutCost, degree: int, requests: Sequence[Request]) -> flo
 
 @pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda m: m.name)
 def test_the_rollout_time_of_an_instance_matches_a_step_by_step_engine(model: ModelShape) -> None:
-    """Very nearly where all requests fit at once; where they take turns the engine is slower, as it
-    reserves room and ends with few."""
+    """The times nearly agree where all requests fit at once. Where requests queue, the engine is
+    slower, as it reserves room and ends with few requests."""
     cost = RolloutCost(model, HARDWARE, Rollout())
     for count, mean, crowded in ((1, 3000, False), (12, 20000, False), (64, 9000, False),
                                  (100, 1500, False), (250, 1500, False), (600, 4000, True),
@@ -521,8 +523,8 @@ def partitions(items: list[int]) -> Iterator[list[list[int]]]:
                                                         (256, 0.03, 0.002)])
 def test_assigning_runs_of_sorted_lengths_is_nearly_as_good_as_any_assignment(
         at_once: int, most: float, mean: float) -> None:
-    """Instances get runs of the sorted requests, as a router by length can carry out. Against every
-    assignment at all this loses little where an engine runs requests side by side."""
+    """Instances get runs of the sorted requests, as a router by length can do. Compared with the
+    best of all assignments this loses little where an engine runs requests side by side."""
     lost, rollout = [], Rollout(max_batch=at_once)
     for seed in range(30):
         r = random.Random(seed)
@@ -622,7 +624,8 @@ def test_more_gpus_are_never_worse(problem: tuple[AnalyticCosts, int]) -> None:
 @given(problems())
 def test_a_step_takes_as_long_without_its_spare_gpus_and_longer_with_one_less(
         problem: tuple[AnalyticCosts, int]) -> None:
-    """Without the spare ones the same split takes as long; without one more it takes longer."""
+    """Without its spare GPUs the split takes as long as before; with one GPU less it takes
+    longer."""
     costs, gpus = problem
     found = planned(costs, gpus)
     if found is None:
@@ -699,7 +702,7 @@ def test_strata_conserve_requests_and_tokens(history: list[Request], most: int) 
 
 
 def test_many_short_requests_want_small_instances_and_few_long_ones_large() -> None:
-    """The trend that Libra measured, with 8 GPUs as one instance against 8 instances of one."""
+    """The trend that Libra measured: 8 GPUs as one instance against 8 instances of one GPU."""
     cost = RolloutCost(DENSE, HARDWARE, Rollout())
 
     def tokens_a_second(degree: int, a_gpu: int, low: int, high: int) -> float:
@@ -741,7 +744,7 @@ def test_splits_keep_the_granularity_and_the_minimum_gpus() -> None:
 
 
 def test_the_rollout_table_is_computed_once_for_all_splits() -> None:
-    """The table and its prices are made once, not once a split; and that is where the time goes."""
+    """The table and its prices take most of the time; they are made once, not once per split."""
     class Counted(AnalyticCosts):
         asked = 0
 
@@ -772,7 +775,7 @@ def test_the_rollout_table_is_computed_once_for_all_splits() -> None:
 @given(st.integers(1, 1 << 22), st.sampled_from([64, 4096, 1 << 16]), st.sampled_from([DENSE, MOE]))
 @settings(max_examples=20, deadline=None)
 def test_cost_sums_do_not_overflow_64_bits(tokens: int, batch: int, model: ModelShape) -> None:
-    """As long as the longest requests are and as large as the largest batches may be."""
+    """With the longest requests and the largest batches that are allowed."""
     costs = AnalyticCosts(model, HARDWARE, Training(batch), Rollout(), [Request(tokens, tokens)])
     layouts = [Layout(8, 1, 4, 16, 1), Layout(1, 1, 1, 1, 8)]
     for layout, price in zip(layouts, costs.train(layouts), strict=True):

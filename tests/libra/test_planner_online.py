@@ -1,4 +1,5 @@
-"""The planner beside a trainer: what it learns, when it plans, and what a switch must gain."""
+"""The online planner beside a trainer: what it learns, when it plans, and what a plan switch must
+gain."""
 
 from __future__ import annotations
 
@@ -197,7 +198,8 @@ def test_a_plan_switch_must_gain_more_than_it_costs() -> None:
 @given(problems(), st.randoms(use_true_random=False))
 def test_repricing_the_current_plan_equals_its_planned_price(
         problem: tuple[AnalyticCosts, int], r: random.Random) -> None:
-    """For its own batch as planned; for another never better than a new plan."""
+    """For its own batch the price is as planned; for another batch it is never better than a new
+    plan."""
     costs, gpus = problem
     try:
         best = plan(costs, gpus, Search()).best
@@ -273,7 +275,7 @@ def lengths(mean: int, seed: int, count: int = 96) -> list[Request]:
 
 
 class Truth:
-    """A world in which all takes so many times as long as the model says."""
+    """A world in which everything takes a constant factor longer than the model predicts."""
 
     def __init__(self, train: float, rollout: float) -> None:
         self._factors = Factors(train, ((1, rollout),))
@@ -296,7 +298,7 @@ def online(rules: Triggers) -> OnlinePlanner:
 
 
 def drive(planner: OnlinePlanner, truth: Truth, means: Sequence[int]) -> list[Advice]:
-    """Plays steps; what was advised."""
+    """Plays steps; returns the advice of each."""
     told = []
     for step, mean in enumerate(means, 1):
         batch = lengths(mean, step)
@@ -323,7 +325,8 @@ def test_the_online_planner_calibrates_itself_and_then_keeps_its_plan() -> None:
 
 
 def test_the_online_planner_follows_a_drift_of_lengths() -> None:
-    """From 2.5 K to 11.5 K tokens rollouts become the slower side and get more GPUs."""
+    """As lengths grow from 2.5 K to 11.5 K tokens, rollout becomes the slower stage and gets more
+    GPUs."""
     planner = online(Triggers(history=192))
     first = planner.preflight(lengths(2500, 0)).best
     told = drive(planner, Truth(1.0, 1.0), [2500 + 300 * k for k in range(30)] + [11500] * 15)
@@ -381,7 +384,7 @@ def test_a_mixture_of_experts_is_planned_online_too() -> None:
 
 
 def lossy(ahead: int = 0) -> OnlinePlanner:
-    """A planner that believes in a routing loss."""
+    """A planner that expects a routing loss."""
     def priced(history: Sequence[Request], factors: Factors) -> AnalyticCosts:
         return AnalyticCosts(DENSE, HARDWARE, Training(192), Rollout(), history, factors)
 
@@ -391,7 +394,7 @@ def lossy(ahead: int = 0) -> OnlinePlanner:
 
 
 def tailed() -> list[Request]:
-    """Many short ones, few that are long: mixtures are worth some hundredths."""
+    """Many short requests and a few long ones: plans of mixed degrees gain a few percent."""
     r = random.Random(0)
     return [Request(500, r.randint(4000, 12_000)) for _ in range(168)] + [
         Request(500, r.randint(15_000, 30_000)) for _ in range(24)]
@@ -399,8 +402,8 @@ def tailed() -> list[Request]:
 
 def dealt_by(planner: OnlinePlanner, mixtures: float, steps: int, of: int = 0, ahead: int = 0
              ) -> list[bool]:
-    """Plays steps in which all is as said and rollouts of mixtures so many times as long; whether
-    the plan in force after each is a mixture."""
+    """Plays steps in which all takes as long as predicted, except rollouts of mixed-degree plans,
+    which take `mixtures` times as long. Returns whether the plan after each step is mixed."""
     told = []
     for step in range(of + 1, of + steps + 1):
         batch, now = tailed(), planner.now

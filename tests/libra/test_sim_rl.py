@@ -51,7 +51,7 @@ def played(small: Scenario) -> dict[str, Played]:
 
 
 def run_down(engine: SimulatedEngine) -> list[tuple[int, int]]:
-    """(request, when) of all that it serves."""
+    """(request, end time) of all that an engine serves."""
     ends = []
     while (due := engine.due()) is not None:
         if (request := engine.finish(due)) is not None:
@@ -60,7 +60,7 @@ def run_down(engine: SimulatedEngine) -> list[tuple[int, int]]:
 
 
 def small_room(tokens: int) -> RolloutCost:
-    """Engines of one GPU with a cache of so many tokens."""
+    """Engines of one GPU with a cache of this many tokens."""
     per_token = WHOLE.model.kv_bytes / (1 - WHOLE.rollout.kv_loss)
     weights = WHOLE.model.params * WHOLE.model.value_bytes
     space = int(per_token * (tokens + 0.5)) + weights + WHOLE.hardware.workspace_bytes
@@ -91,7 +91,8 @@ def test_later_requests_slow_a_running_request_and_all_are_served() -> None:
 
 
 class Served:
-    """An engine whose invariants are checked after each change, and what it has served."""
+    """An engine whose invariants are checked after each change, and the requests that it has
+    served."""
 
     def __init__(self, room: int, at_once: int) -> None:
         self.engine, self.at_once = SimulatedEngine(small_room(room), 1, at_once), at_once
@@ -104,7 +105,7 @@ class Served:
         assert e.load == 0 or e.running, "somebody runs, or nobody ever would"
 
     def until(self, now: int | None) -> None:
-        """All that happens till then; None: to the end."""
+        """Plays all events up to this time; None: to the end."""
         while (due := self.engine.due()) is not None and (now is None or due <= now):
             assert due >= self.now, "time does not go back"
             self.now = due
@@ -123,7 +124,8 @@ turns = st.lists(st.tuples(st.integers(0, 3 * SECOND), st.integers(1, 400), st.i
 @settings(max_examples=60, deadline=None)
 def test_every_turn_ends_once_and_the_cache_never_overflows(asked: list, room: int,
                                                             at_once: int) -> None:
-    """Whatever does not fit together: who goes back comes again, and nobody is forgotten."""
+    """Also where not all requests fit together: a preempted request runs again and none is
+    forgotten."""
     served, taken = Served(room, at_once), []
     for request, (pause, tokens, context, off) in enumerate(asked):
         served.until(served.now + pause)
@@ -210,7 +212,7 @@ def test_kv_entries_are_evicted_oldest_first_and_only_when_room_is_needed() -> N
 
 
 def test_a_short_kv_cache_makes_multi_turn_requests_much_slower() -> None:
-    """Turns that come back after others took the room: all is read at each of them."""
+    """A turn whose KV entries were evicted meanwhile prefills its whole context again."""
     def tokens_a_second(room: int) -> float:
         engine, now = SimulatedEngine(small_room(room), 1, 256), 0
         for turn in range(8):
@@ -270,7 +272,7 @@ def test_the_same_seed_plays_the_same_run(small: Scenario, played: dict[str, Pla
 
 
 def test_gpus_lent_to_training_shorten_it(small: Scenario) -> None:
-    """One node trains for long; what others do not need to roll out with is lent."""
+    """Training on one node takes long; GPUs that rollout does not need are lent to it."""
     slow = replace(small, training=replace(small.training, forward_passes=60))
     slow = with_run(slow, replace(slow.run, train_steps=3, slack=99.0, pool_slack=99.0))
     lent, kept = (Pipeline(slow, replace(system("+ elastic"), elastic=e)).play()
@@ -385,7 +387,7 @@ def test_a_dead_rollout_node_is_not_replaced_by_one_that_rollout_needs() -> None
 
 
 def test_a_lent_node_that_died_joining_is_not_replaced_by_one_rollout_needs() -> None:
-    """The first to be lent holds half as much as the others, and has died while it joined."""
+    """The first lent node holds half as much as the others, and dies while it joins."""
     run = Pipeline(WHOLE, system("+ elastic"))
     run._install(0)
     lending, router, place = run._lending, run._rollouts.router, run._rollouts.place
@@ -411,7 +413,7 @@ def test_a_lent_node_that_died_joining_is_not_replaced_by_one_rollout_needs() ->
 
 
 def test_a_split_change_does_not_wait_for_a_lent_node_that_died() -> None:
-    """Another split waits until all are home; one that dies on its way is not waited for."""
+    """A new split waits until all lent nodes are back, but not for a node that died on its way."""
     run = Pipeline(MANY, system("+ elastic"))
     run._install(0)
     lending = run._lending
@@ -437,7 +439,7 @@ def test_a_colocated_system_has_its_pauses_under_faults(small: Scenario) -> None
 
 
 def test_all_systems_draw_the_same_faults() -> None:
-    """Whoever plays: deaths come at the same times, however many may die and whether one can."""
+    """Deaths come at the same times in every system, however many nodes may die in it."""
     faults = Faults(node_s=50, engine_s=20, step=0.5)
     one, other = Fate(faults, 3), Fate(faults, 3)
     times: list[list[int | None]] = [[], []]
@@ -481,7 +483,7 @@ REACHED = {
 @pytest.mark.long
 @pytest.mark.parametrize("pipeline", ["batches", "trajectories"])
 def test_the_complete_system_beats_the_baselines_on_the_shipped_scenario(pipeline: str) -> None:
-    """The shipped scenario as a whole; a minute or two each."""
+    """The whole shipped scenario; it takes a minute or two for each pipeline."""
     whole = with_run(WHOLE, replace(WHOLE.run, pipeline=pipeline))
     runs = {one.name: Pipeline(whole, one).play() for one in SYSTEMS}
     uniform = runs["static-uniform"].steps

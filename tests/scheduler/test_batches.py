@@ -1,6 +1,5 @@
-"""Calls given ahead to a busy copy of their service: who, how many, how they begin and end;
-and what is known of services.
-"""
+"""Service calls that are prefetched to a busy copy of their service: which calls, how many, how
+they begin and end; and what the ledger knows of services."""
 
 from __future__ import annotations
 
@@ -189,7 +188,7 @@ def test_calls_of_an_engine_run_only_on_its_own_gpus(placer: str) -> None:
 
 
 def test_a_forecast_finishes_while_calls_are_prefetched_to_a_batch() -> None:
-    """It takes back what was given behind others, and gives nothing so again."""
+    """A forecast takes back prefetched calls and does not prefetch them again."""
     w = world(services="a")
     calls = [call(w, "a") for _ in range(3)]
     w.plan()

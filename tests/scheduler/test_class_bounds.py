@@ -24,7 +24,7 @@ MS = 1_000_000
 
 def learn(estimator: Estimator, name: str, ns: int, times: int = 1,
           degrees: tuple[int, ...] = (1,)) -> Action:
-    """Actions of a name that ran so long on one unit."""
+    """Tells the estimator of actions of one name that ran `ns` on one unit."""
     action = Action(1, name, degrees=degrees)
     for _ in range(times):
         estimator.began(action)
@@ -33,7 +33,7 @@ def learn(estimator: Estimator, name: str, ns: int, times: int = 1,
 
 
 def word(n: int) -> str:
-    """A name without digits, another for each number."""
+    """A name without digits, a different one for each number."""
     return "".join(chr(ord("a") + n // 26 ** k % 26) for k in range(5))
 
 
@@ -51,7 +51,7 @@ def test_the_estimator_uses_bounded_memory_for_thousands_of_names(name) -> None:
 
 
 def calls_for_decisions(placer: str, names: int, waiting: int = 6000) -> float:
-    """Python calls of `plan` and `handle` for each grant, on a queue of so many names."""
+    """Python calls of `plan` and `handle` per grant, on a queue with this many names."""
     w = Scheduler(make_placer(placer))
     w.handle(ev.ClientJoined(0, 1, "uid", "test", 0, 1, "socket"))
     world = World(placer)

@@ -1,4 +1,5 @@
-"""C-MLFQ: what it believes, when it moves, that trees merge and are kept, how often it is right."""
+"""C-MLFQ: its estimates, when it moves a request, how trees merge and are saved, and how often its
+prediction is right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which cores are lent: together, where they were before, and large holes stay."""
+"""Which cores a lease gets: cores that are close to each other, the session's last cores, and large
+free groups are kept whole."""
 
 from __future__ import annotations
 
@@ -158,7 +159,7 @@ def test_a_new_session_or_one_whose_last_core_is_full_goes_to_another_core() -> 
 
 
 def test_a_returned_prefetched_lease_does_not_change_a_sessions_last_cores() -> None:
-    """What was given ahead and then back has left nothing in a cache."""
+    """A lease that was prefetched and returned has left nothing in a cache."""
     w = world(ahead=2)
     sessions = opened(w, 10)
     first = [w.submit(session=s, profile=Profile(1000)) for s in sessions]
@@ -182,6 +183,6 @@ def test_a_returned_prefetched_lease_does_not_change_a_sessions_last_cores() -> 
 ])
 def test_a_lease_without_room_in_its_cache_group_stays_in_its_numa_domain(
         near: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    """Where its memory is."""
+    """The NUMA domain holds the session's memory."""
     mask = free(104, 105, 106, 107, 114, 115)
     assert CoreSet(UNITS, GROUPS).choose(2, mask, near)[0] == wanted

@@ -1,4 +1,4 @@
-"""`elastic`, `paper` and what they believe: exact arithmetic, bounds, and figures."""
+"""The placers `elastic` and `paper` and their estimates: exact arithmetic, bounds, and figures."""
 
 from __future__ import annotations
 
@@ -309,8 +309,8 @@ def test_the_start_time_of_a_sandbox_process_is_not_learned_as_action_time() -> 
 @pytest.mark.parametrize("place", [0, 1])
 def test_an_action_that_moved_the_clock_is_learned_with_at_most_the_elapsed_time(
         place: int) -> None:
-    """Whether it began at once or was given ahead: else all that nobody knows would be believed to
-    take years, and to fit in no allocation."""
+    """Holds for actions that began at once and for prefetched ones. Otherwise the scheduler would
+    expect all unknown actions to take years and to fit into no allocation."""
     w = World("elastic")
     w.happen(ev.NodeJoined(0, 1, NodeSpec("n", "h", (0,), 64, ahead=8, untrusted=("model",))))
     w.happen(ev.NodesComplete(0, 1))

@@ -1,7 +1,7 @@
-"""Allocations that grow and shrink: the laws of `scheduler/autoscale/elastic_allocs.py`, by hand
-and on any history.
+"""Allocations that grow and shrink: the invariants of `scheduler/autoscale/elastic_allocs.py`, on
+examples by hand and on any history.
 
-Law: time is handed in; what is asserted of a decision is read from the events, never from a clock.
+Time is handed in. What is asserted of a decision is read from the events, never from a clock.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Elastic(World):
         return number
 
     def to(self, seconds: float) -> list[ev.Event]:
-        """Looks once a second until then; what was decided of allocations."""
+        """Plans once a second until `seconds`; returns the allocation events."""
         before, until = len(self.events), round(seconds * S)
         while self.now < until:
             self.now = min(self.now + S, until)
@@ -90,7 +90,7 @@ class Elastic(World):
         return made
 
     def proof(self, event: ev.Event) -> None:
-        """What must be so when a decision is made, whatever the history."""
+        """Checks what must hold when a decision is made, on any history."""
         ledger, allocs = self.ledger, self.ledger.allocs
         match event:
             case ev.AllocationAsked(shape=shape):
@@ -111,19 +111,19 @@ class Elastic(World):
                     assert ledger.nodes[node_id].state is NodeState.DRAINED
 
     def taken(self, alloc: int) -> str:
-        """Slurm takes a request."""
+        """Slurm accepts a request."""
         self.asked.remove(alloc)
         self.jobs += 1
         self.happen(ev.AllocationQueued(self.now, alloc, str(self.jobs)))
         return str(self.jobs)
 
     def comes(self, alloc: int) -> int:
-        """Its worker joins."""
+        """The worker of a satellite joins."""
         shape = self.ledger.allocs.entries[alloc].shape
         return self.join(self.taken(alloc), shape.cpus, shape.mem_mib)
 
     def gone(self, alloc: int) -> None:
-        """What was told to end has ended."""
+        """A satellite that was told to end has ended."""
         for node in list(self.ledger.allocs.entries[alloc].nodes):
             self.happen(ev.NodeLost(self.now, node, "given back"))
         self.happen(ev.AllocationEnded(self.now, alloc, ""))
@@ -171,7 +171,7 @@ def test_a_small_shortage_requests_one_satellite() -> None:
 
 
 def test_actions_of_placed_sessions_request_no_satellite() -> None:
-    """Actions of sessions that have a home can start nowhere else."""
+    """Actions of a session with a home node cannot start on another node."""
     w = Elastic()
     session = w.session(10, parallel=True)
     w.plan()
@@ -185,7 +185,7 @@ GPU1 = SatelliteShape("gpu1", "gpu", cpus=2, mem_mib=1000, gpus=1, time_ns=600 *
 
 
 class Rollouts(Elastic):
-    """One GPU, and a pool of one service that runs and queues so many turns."""
+    """One GPU, and a rollout pool of one service with limits on running and queued turns."""
 
     def __init__(self, node: str = "", running: int = 1, queue: int = 1) -> None:
         super().__init__(policy=msgspec.structs.replace(POLICY, shapes=(GPU1,)))
@@ -258,7 +258,7 @@ def test_sessions_that_wait_for_memory_request_satellites() -> None:
 
 
 def test_work_is_counted_although_a_session_waits_for_memory() -> None:
-    """What a new session lacks is memory, what the queue lacks is CPUs: each in its own measure."""
+    """A new session lacks memory and the queue lacks CPUs; each shortage is measured by itself."""
     w = Elastic()
     w.session(900)
     w.plan()
@@ -433,8 +433,8 @@ def test_an_untried_shape_is_requested_once_until_slurm_accepts_it() -> None:
 
 
 def test_light_work_that_moves_between_nodes_keeps_one_satellite() -> None:
-    """Each node is used now and then, all together hardly: they are drained one by one, and an
-    action that runs on one that is drained ends there."""
+    """Each node is used now and then, and all nodes together are used little. The nodes are drained
+    one by one, and an action on a drained node ends there."""
     w = Elastic(policy=policy_with(idle_ns=20 * S))
     w.burst(100)
     w.to(8)
@@ -486,7 +486,7 @@ POLICIES = st.builds(
 
 
 class History(Elastic):
-    """Whatever may happen to a broker, in any order."""
+    """Any event that may happen to a broker, in any order."""
 
     def step(self, what: str, n: int) -> None:
         ledger, entries = self.ledger, self.ledger.allocs.entries
@@ -562,7 +562,7 @@ def _never_flaps(policy: AllocPolicy, decided: list[ev.Event]) -> None:
 @given(st.integers(1, 400), st.integers(1, 30), st.integers(1, 4))
 def test_satellites_on_their_way_are_not_requested_again(
         count: int, seconds: int, more: int) -> None:
-    """However large a burst: one round of requests covers it or reaches the bounds."""
+    """For a burst of any size, one round of requests covers it or reaches the bounds."""
     policy = policy_with(asks_max=99, max_nodes=99, max_core_ns=10**18)
     w = Elastic(policy=policy)
     w.burst(count, seconds)

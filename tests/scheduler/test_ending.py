@@ -1,4 +1,5 @@
-"""The end of allocations, and a broker that begins again: the core, by hand."""
+"""The end of allocations, and a broker that is restarted: the scheduler alone, on examples by
+hand."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def two_clients(placer: str, cpus: int = 4, gpus: int = 0) -> World:
 
 
 def ends_before(w: World, action: int, most: int) -> int:
-    """How many leases end, oldest first, before an action has started; at most `most`."""
+    """How many leases end, oldest first, before an action starts; at most `most`."""
     for ended in range(most):
         w.plan()
         if w.ledger.actions[action].state is not ActionState.PENDING:
@@ -150,8 +150,8 @@ def test_prefetched_leases_are_shared_between_clients_by_turns() -> None:
 
 
 def crowd_of_two(first: str = "") -> World:
-    """A node of one CPU that takes leases ahead, and two clients with 600 short actions each. Those
-    of client 1 are of a trajectory `first`, or of none."""
+    """A node of one CPU with prefetching, and two clients with 600 short actions each. The actions
+    of client 1 belong to trajectory `first`, or to none."""
     w = World("elastic")
     w.happen(ev.ClientJoined(0, 2, "uid-2", "other", 0, 1, "socket"))
     w.happen(ev.NodeJoined(0, 1, NodeSpec("n", "h", (0,), 64, ahead=64, untrusted=("model",))))
@@ -364,7 +364,7 @@ def test_a_link_with_many_messages_does_not_starve_a_quiet_link() -> None:
 
 
 def test_messages_read_before_a_peer_was_lost_are_delivered() -> None:
-    """A write between two turns finds out that the peer is gone."""
+    """A write between two reads finds out that the peer is gone."""
     async def heard() -> list[int]:
         ours, theirs = socket.socketpair()
         link, found = SocketLink(ours, asyncio.get_running_loop()), list[int]()

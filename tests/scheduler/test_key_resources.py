@@ -1,4 +1,5 @@
-"""The core beyond CPUs: lines of the queue, GPU blocks, quotas, resizes, parallel sessions."""
+"""Key resources other than CPUs: the ready queue, GPU blocks, endpoint quotas, resizes and parallel
+sessions."""
 
 from __future__ import annotations
 
@@ -165,7 +166,7 @@ def test_the_next_endpoint_token_is_a_scheduler_deadline() -> None:
 
 
 class Resizer:
-    """Answers what it was told to."""
+    """A placer that returns the placement that the test has set."""
 
     name, reserve, block_max = "resizer", 0, 8
 

@@ -1,4 +1,5 @@
-"""Sessions that move off a drained node: the core by hand and at random, and their files."""
+"""Sessions that move off a drained node: the scheduler by hand and on random histories, and the
+sessions' files."""
 
 from __future__ import annotations
 
@@ -134,7 +135,7 @@ def test_a_session_moves_only_to_a_node_whose_allocation_ends_later() -> None:
 
 
 def moving(w: World) -> tuple[int, int, int]:
-    """(session, an action that waits in it, the node that it leaves)."""
+    """Returns (session, an action that waits in it, the node that the session leaves)."""
     first = w.node()
     s = open_one(w)
     w.node()
@@ -250,8 +251,8 @@ def test_a_client_that_sets_the_files_of_a_session_is_refused() -> None:
 @pytest.mark.parametrize("placer", PLACERS)
 @pytest.mark.parametrize("seed", range(8))
 def test_the_invariants_of_session_migration_hold_on_any_history(placer: str, seed: int) -> None:
-    """One home at a time, told by the orders alone; nothing runs outside it; nothing is lost
-    without a word; a replay is the same."""
+    """A session has one home node at a time, by the orders alone; nothing runs outside it; nothing
+    is lost without a message; a replay gives the same state."""
     rng, w = random.Random(seed), World(placer)
     home: dict[int, int] = {}  # session -> the node on which a sandbox of it may stand
     ended: dict[int, ActionState] = {}
@@ -384,7 +385,7 @@ def test_a_session_that_cannot_be_packed_or_unpacked_names_the_reason(
 
 
 def test_a_session_archive_reads_and_writes_nothing_outside_the_session(tmp_path: Path) -> None:
-    """Links out of it are kept as links; nothing outside is read or written."""
+    """Links to outside are kept as links; nothing outside is read or written."""
     store, outside = FolderStore(tmp_path / "store"), tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_text("secret")

@@ -1,5 +1,5 @@
-"""What the scheduler believes of programs that start their largest degree's workers and live with
-fewer cores: a cost of that is learned as a greater worth of the cores it lacks."""
+"""What the scheduler learns of programs that always start as many workers as their largest degree,
+whatever cores they have: the cost of oversubscription makes further cores worth more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Leases given ahead: who gets one, what it holds, how it begins, ends or is given back."""
+"""Prefetched leases: which actions get one, what it holds, and how it begins, ends or is
+returned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Endpoints in the core: buckets and shares under any history, grants that clients hold."""
+"""Endpoints in the scheduler: token buckets and shares on any history, and grants that clients
+hold."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ STEPS = st.lists(st.tuples(st.integers(0, 3 * SECOND // 2),
 @given(SPECS, STEPS)
 def test_an_endpoint_never_exceeds_rate_burst_and_concurrency_in_any_window(
         spec: EndpointSpec, steps) -> None:
-    """And never more inside than declared, whatever the endpoint says meanwhile; the share stays
-    within its bounds, and while it is closed nobody starts."""
+    """Concurrency never exceeds the declared limit, whatever the endpoint answers. The share stays
+    within its bounds, and no call starts while the endpoint is closed."""
     entry, now = rl.full(spec, 0), 0
     inside: list[int] = []
     starts: list[int] = []

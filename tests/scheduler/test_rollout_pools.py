@@ -1,6 +1,5 @@
-"""Rollout pools within the scheduler: any history of turns, tools, losses and restarts serves every
-turn once and leaves the books right; what tools returned decides the bucket.
-"""
+"""Rollout pools within the scheduler: on any history of turns, tools, losses and restarts every
+turn is served once and the pool's counts stay consistent; tool results decide the bucket."""
 
 from __future__ import annotations
 
@@ -51,10 +50,10 @@ ENDS = [ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT, ActionSt
 
 
 class Site(World):
-    """A world with three services, each on one node, and a pool over them."""
+    """A world with three services, each on one node, and a rollout pool over them."""
 
     def gpu_node(self, gpus: int) -> None:
-        """A node that takes leases ahead, so that calls run as one."""
+        """A node with prefetching, so that calls run in batches."""
         number = self.ledger.next_node
         spec = NodeSpec(f"n{number}", "host", (0, 1, 2, 3), 1024, tuple(range(gpus)), ahead=4,
                         backends=("model",), untrusted=("model",))
@@ -100,7 +99,7 @@ class Site(World):
         return route.service if route is not None else ""
 
     def serve(self, action: int) -> str:
-        """Lets a turn run to its end; where it did."""
+        """Lets a turn run to its end; returns the service on which it ran."""
         self.plan()
         service = self.service(action)
         self.finish(action)
@@ -115,7 +114,8 @@ def site(**fields: object) -> Site:
 
 
 def teach(world: Site, told: bool) -> None:
-    """Trajectories that end soon when their tests pass, and go on for long when they fail."""
+    """Plays trajectories that end soon when their tests pass, and continue for long when they
+    fail."""
     for n in range(8):
         name, long = f"old-{n}", n % 2 == 1
         world.serve(world.turn(name))
@@ -142,7 +142,7 @@ def test_a_failing_tool_moves_a_trajectory_to_the_larger_bucket(told: bool) -> N
 
 
 def test_a_rollout_pool_decides_and_learns_as_cmlfq_alone_does() -> None:
-    """Over whole trajectories of the generator of `bench/bench_routing.py`."""
+    """Plays whole trajectories of the generator of `bench/bench_routing.py`."""
     world = site(least=4, payload_edges=(1_000, 12_000), enough=8 * 24)  # 24 end in an epoch
     pool = world.pool
     alone = Cmlfq(CausalTree(shape_of(pool.spec)), pool.spec.edges)
@@ -258,7 +258,7 @@ def test_an_infeasible_turn_is_refused_in_one_line() -> None:
 
 
 def test_turns_whose_services_can_never_be_resident_fail_and_do_not_wait() -> None:
-    """As calls of such a service do, before all nodes have joined and afterwards."""
+    """Calls of such a service do the same, before and after all nodes have joined."""
     world = Site()
     world.node(gpus=2, complete=False)
     world.happen(ev.ServiceDeclared(0, ServiceSpec("s0", node="n1")))
@@ -322,7 +322,7 @@ def test_a_turn_with_fields_that_no_client_sends_is_refused(
 @pytest.mark.parametrize("name", ["running_max", "context_max", "step_ns", "request_ns",
                                   "prefill_ns", "idle_ns", "nodes_max", "kv_far_ns"])
 def test_a_pool_with_numbers_out_of_bounds_is_refused(name: str) -> None:
-    """As no client of this package sends one; in the journal it would end every start."""
+    """No client of this package sends such a pool; in the journal it would end every start."""
     world, good = site(), rollouts_spec("q", POOL)
     for number in (-1, 1 << 62):
         if name in RolloutsSpec.__struct_fields__:
@@ -566,8 +566,8 @@ def test_a_tool_report_with_an_unknown_status_is_refused() -> None:
 
 
 class Saves:
-    """A broker's registration with a pool that keeps its trees in `/trees`; a timer, a clock and a
-    folder that belong to the test."""
+    """A broker's registration with a pool that saves its trees in `/trees`; timer, clock and folder
+    belong to the test."""
 
     def __init__(self, world: Site) -> None:
         self.now, self.takes_s, self.due_s, self.saved = 0, 0.0, 0.0, list[int]()
@@ -653,7 +653,7 @@ def test_the_epochs_of_a_new_trainer_continue_those_of_the_loaded_tree() -> None
     [*range(60), 1_763_000_000, *range(60, 299)],  # one wrong word
     [*range(150), *range(150)]])  # another trainer, that counts anew
 def test_a_pool_keeps_enough_lengths_for_any_numbering_of_steps(steps: list[int]) -> None:
-    """Those that are kept are as many as are believed, and the newest are among them."""
+    """The pool keeps as many lengths as its estimates use, and the newest are among them."""
     world = site()
     for n, step in enumerate(steps):
         world.serve(world.turn(n))
@@ -745,7 +745,7 @@ class History(Site):
             self.plan()
 
     def settle(self) -> None:
-        """All that is open ends, on a node that has every service."""
+        """Ends all that is open, on a node that has every service."""
         for node in self.ledger.up_nodes():
             self.happen(ev.NodeLost(self.now, node.node, "gone"))
         self.ledger.next_node = max(self.ledger.next_node, 1)
@@ -778,7 +778,8 @@ def test_every_turn_is_served_once_in_many_histories(ops: list[tuple[str, int, i
 
 
 def check_history(ops: list[tuple[str, int, int]]) -> None:
-    """Plays a history (`SimulationWorld.happen` checks all laws after each event) to its end."""
+    """Plays a history to its end (`SimulationWorld.happen` checks all invariants after each
+    event)."""
     world = History()
     world.events.clear()
     world.scheduler = Scheduler(make_placer("first-fit"))
@@ -806,7 +807,7 @@ def check_history(ops: list[tuple[str, int, int]]) -> None:
 
 
 def wisdom(spec: RolloutsSpec) -> CausalTree:
-    """A tree that knows that all is long, whatever returns."""
+    """A tree that expects long trajectories after any tool result."""
     tree = CausalTree(shape_of(spec))
     for n in range(8):
         tree.learn(1, n, [ToolSignal(f"tool{n % 4}", 0, n % 3)], [0], 20_000)
@@ -814,7 +815,7 @@ def wisdom(spec: RolloutsSpec) -> CausalTree:
 
 
 def shown(scheduler: Scheduler) -> tuple[object, object]:
-    """What of a state must be the same after a replay, and what also is if it believes the same."""
+    """The parts of a state that a replay must restore, estimates included."""
     pool = scheduler.ledger.rollouts["p"]
     actions = {a: (e.state, e.action.key, e.route) for a, e in scheduler.ledger.actions.items()
                if e.state not in ENDED or client_of(a)}
@@ -823,7 +824,7 @@ def shown(scheduler: Scheduler) -> tuple[object, object]:
 
 
 class Kept(Saves):
-    """As `Saves`, with trees in the folder that were learned before."""
+    """As `Saves`, with trees in the folder that were saved by an earlier broker."""
 
     def __init__(self, world: Site, tree: CausalTree) -> None:
         self._tree = tree

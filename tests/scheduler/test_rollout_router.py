@@ -1,4 +1,5 @@
-"""The router: everybody is served once, bounds hold, KV is worth staying with."""
+"""The rollout router: every request is served once, bounds hold, and requests stay where their KV
+cache is when that is cheaper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler by stimulus and decision: laws of leases, sessions, nodes and clients."""
+"""The scheduler by stimulus and decision: invariants of leases, sessions, nodes and clients."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_a_wrong_placer_name_is_refused(name: str) -> None:
 
 
 class Chaos:
-    """A random history: every law is checked after every event, and nothing may be lost."""
+    """A random history: every invariant is checked after every event, and no action may be lost."""
 
     def __init__(self, seed: int, placer: str) -> None:
         self.rng, self.w = random.Random(seed), World(placer)

@@ -1,4 +1,5 @@
-"""What isolation a session needs: never is said at once, with the remedy; else who can gets it."""
+"""Which isolation a session needs: an infeasible session is refused at once with the remedy; a
+feasible one opens on a node that has the isolation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How sessions begin and end: forks, idle time, grace, and what each waits for."""
+"""How sessions begin and end: forks, idle timeouts, grace periods, and what each of them waits
+for."""
 
 from __future__ import annotations
 
@@ -250,8 +251,9 @@ def test_a_fork_of_an_unknown_session_is_refused_and_a_lost_node_ends_waiting_fo
 @pytest.mark.parametrize("seed", range(8))
 def test_random_session_histories_violate_no_invariant_and_leave_nothing(
         seed: int, placer: str) -> None:
-    """Forks, renewals, idle ends and clients that come and go, at random; every law is checked
-    after every event, nothing works unseen, and the journal alone gives the same state."""
+    """Forks, renewals, idle ends and clients that come and go, at random. Every invariant is
+    checked after every event, no action runs in an unknown session, and the journal alone gives the
+    same state."""
     rng, w = random.Random(seed), World(placer)
     w.node(cpus=4, mem=300), w.node(cpus=4, mem=300)
     here = True

@@ -1,6 +1,5 @@
-"""CPU time, memory and starts of an action are what it really used, or say that they are lower
-bounds.
-"""
+"""CPU time, memory and starts of an action are what it really used, or are marked as lower
+bounds."""
 
 from __future__ import annotations
 
@@ -63,7 +62,8 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_cpu_time_of_children_of_a_killed_command_is_counted(rig: Rig) -> None:
-    """The shell waits for none of them: one dies with it, one is in a session of its own."""
+    """The shell waits for neither child: one dies with it, one is in a process session of its
+    own."""
     call = ExecCall(shell="python3 -c \"$SPIN\" one & setsid python3 -c \"$SPIN\" two & wait",
                     env={"SPIN": SPIN})
     lease = rig.begin(call, Kind.EXEC, session=1, timeout_ns=1_500_000_000)
@@ -84,7 +84,7 @@ def test_cpu_time_of_children_of_a_killed_command_is_counted(rig: Rig) -> None:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A program of less than 2 MiB that first lives for a while, if it is told to."""
+    """A program of less than 2 MiB that can be told to live for a while first."""
     if COMPILER is None:
         pytest.skip("no C compiler here")
     folder = tmp_path_factory.mktemp("tiny")
@@ -184,7 +184,7 @@ def test_a_lower_bound_is_marked_in_the_records() -> None:
 
 
 def test_restarts_of_an_action_on_a_lost_node_are_marked_as_uncertain() -> None:
-    """A lease that was given ahead is not counted as a start, unless its node cannot be asked."""
+    """A prefetched lease counts as no start, unless its node cannot be asked."""
     w = world("fcfs:1")
     first, second, third = (w.submit(profile=SHORT, attempts=3) for _ in range(3))
     w.plan()

@@ -1,4 +1,4 @@
-"""Satellites through the real drivers and a modelled Slurm, and what accounting makes of them."""
+"""Satellites through the real drivers and a modelled Slurm, and what accounting says of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POLICY = AllocPolicy(max_nodes=3, max_core_ns=10**15, target_ns=2 * S, grow_afte
 
 
 def crowd(seed: int, gap_s: float = 0.0) -> Workload:
-    """Two bursts of trajectories, the second so much later."""
+    """Two bursts of trajectories, the second one `gap_s` later."""
     parts = [workload(seed, 18), workload(seed + 1, 18)]
     found = [t.model_copy(update={"trajectory": f"{part}.{t.trajectory}",
                                   "start_s": t.start_s + part * gap_s})
@@ -82,8 +82,8 @@ def test_a_replay_gives_the_same_allocations_without_deciding_anew() -> None:
 
 
 def test_the_core_hours_of_the_journal_match_those_of_the_modelled_slurm() -> None:
-    """Core-hours held by our journal are those that the modelled Slurm counts, and what was used
-    of them is what all actions held."""
+    """Core-hours held by our journal equal those that the modelled Slurm counts; used core-hours
+    equal those that all actions held."""
     world = run(crowd(4, 40.0))
     rows = held(world.kept)
     by_job = {r.job: r for r in rows if r.name}

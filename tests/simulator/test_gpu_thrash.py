@@ -140,7 +140,7 @@ def call(w: World, service: str) -> int:
 
 
 def end(w: World, action: int, after_s: float) -> list[int]:
-    """Ends a call so much later; says which calls start then."""
+    """Ends a call `after_s` later; returns the calls that start then."""
     w.now += round(after_s * S)
     w.happen(ev.LeaseFinished(w.now, w.lease_of(action), Outcome(
         ActionState.COMPLETED, exec_ns=S), True))

@@ -64,8 +64,8 @@ def cases(draw: Any) -> tuple[Workload, Cluster]:
 @given(case=cases(), durations=st.sampled_from(["oracle", "learned"]))
 def test_every_invariant_holds_on_any_workload_and_cluster(
         placer: str, case: tuple[Workload, Cluster], durations: str) -> None:
-    """Complete, in order, within every capacity, aligned, at home, resized no more than allowed;
-    and the same input gives the same records to the byte."""
+    """Records are complete, in order, within every capacity, aligned, on the home node and resized
+    no more than allowed; the same input gives the same records to the byte."""
     work, cluster = case
     run = simulate(work, cluster, make_placer(placer), durations, check=True)
     assert faults(run, work, cluster) == []

@@ -26,7 +26,7 @@ CLUSTER = {"nodes": [{"name": "v", "cpus": 12, "mem_mib": 4000}]}
 
 
 def trajectories(seed: int, size: int) -> list[dict[str, Any]]:
-    """Shells and builds of a coding step, small."""
+    """Shell commands and builds of a small coding step."""
     rng = random.Random(seed)
 
     def act() -> dict[str, Any]:
@@ -50,7 +50,7 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> tuple[Path, Path]:
 
 
 def lawful(run: RunRecords, work: Workload, cpus: int) -> None:
-    """Order, completeness and capacity of a live run."""
+    """Checks order, completeness and capacity of a live run."""
     wanted = [(i, j, k, 0) for i, t in enumerate(work.trajectories)
               for j, turn in enumerate(t.turns) for k in range(len(turn.actions))]
     assert [r.order for r in run.records] == wanted
@@ -110,7 +110,7 @@ def test_a_live_replay_on_two_nodes_violates_no_invariant() -> None:
 
 
 def test_a_replayed_action_runs_at_the_speed_of_its_cpus_file(tmp_path: Path) -> None:
-    """40 s of work: a moment on 4 units, a moment suspended, the rest on 400."""
+    """40 s of work: a moment on 4 units, a moment suspended, the rest on 400 units."""
     file = tmp_path / "cpus"
 
     def say(units: int) -> None:

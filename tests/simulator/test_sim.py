@@ -100,7 +100,8 @@ def test_shared_workloads_pass_the_independent_checker(
 
 
 class Restless:
-    """A placer that resizes leases at random and starts them at any size: for the invariants."""
+    """A placer that resizes leases at random and starts them at any size, to test the
+    invariants."""
 
     reserve, block_max = 0, 8
     name = "restless"

@@ -1,4 +1,5 @@
-"""`tangram size`: the search on known curves, clusters of other sizes, the picture, the verb."""
+"""`tangram size`: the search on known curves, clusters of other sizes, the picture, and the
+command."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def scale(cpus: int, gpus: int = 0, times: int = 8) -> Scale:
 
 
 def curve(act: Callable[[Holding], float | None], over: Scale, target: Target) -> Curve:
-    """A search over a known function of what is held."""
+    """Searches over a known function of the held resources."""
     asked: list[Holding] = []
 
     def measure(policy: str, held: Holding) -> RunFigures | None:
