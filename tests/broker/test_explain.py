@@ -1,4 +1,5 @@
-"""`tangram explain`: forecasts on a copy equal what then happens, and what is told of an action."""
+"""`tangram explain`: forecasts on a copy of the scheduler equal what then happens, and what the
+answer says about an action."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ S = 10**9
 
 
 def happens(world: World, works: dict[int, WorkAction]) -> dict[int, int]:
-    """Plays all to its end on modelled machines; action -> when it started."""
+    """Plays all actions to their end on modelled machines; returns action -> start time."""
     starts: dict[int, int] = {}
     runs: dict[int, SimulatedAttempt] = {}
     while True:

@@ -1,4 +1,4 @@
-"""A client in another process that floods the broker does not stand before this one."""
+"""A client in another process that floods the broker does not delay this client."""
 
 from __future__ import annotations
 

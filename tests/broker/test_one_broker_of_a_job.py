@@ -1,7 +1,7 @@
-"""Guards: two brokers never serve one job, and one that died never blocks the next.
+"""Two brokers never serve one job, and a broker that died never blocks the next one.
 
-Brokers are real processes on one host. A file system whose locks do not reach another node is made
-by taking the lock's file away between the two.
+Brokers are real processes on one host. A file system whose locks do not reach another node is
+simulated by removing the lock file between the two starts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def serves(access: Path) -> int:
 
 
 def test_a_second_broker_of_a_job_refuses_to_start_and_names_the_first(tmp_path: Path) -> None:
-    """One line with host, pid and time; the first goes on, and nobody is led to the second."""
+    """The message is one line with host, pid and time. The first broker serves on, and no client is
+    led to the second one."""
     with cluster(tmp_path) as first:
         pid = broker_of(first).pid
         second = broker(tmp_path)
@@ -70,7 +71,7 @@ def test_a_second_broker_of_a_job_refuses_to_start_and_names_the_first(tmp_path:
 
 
 def test_a_stopped_broker_that_was_superseded_ends_without_answering(tmp_path: Path) -> None:
-    """Continued, it ends with a line instead of giving a name its second result."""
+    """When it continues, it ends with one line and does not give a named action a second result."""
     first = cluster(tmp_path).start()
     old = broker_of(first)
     try:
@@ -99,7 +100,7 @@ def test_a_stopped_broker_that_was_superseded_ends_without_answering(tmp_path: P
 
 
 def test_an_idle_broker_ends_when_it_is_superseded(tmp_path: Path) -> None:
-    """Without locks and without a word from anybody."""
+    """Without working locks, and without any message from a client or worker."""
     first, second = broker(tmp_path), None
     folder = tmp_path / "jobs" / JOB
     try:
@@ -119,7 +120,7 @@ def test_an_idle_broker_ends_when_it_is_superseded(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_was_killed_does_not_block_the_next(tmp_path: Path) -> None:
-    """The kernel drops its lock; who comes next resumes."""
+    """The kernel releases its lock, and the next broker resumes the job."""
     for n in range(2):
         one = cluster(tmp_path).start()
         try:

@@ -1,4 +1,4 @@
-"""A real broker that is killed in mid-run, and its run gone on with: `LocalCluster(job=...)`."""
+"""A real broker that is killed during a run, and a run that continues: `LocalCluster(job=...)`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CPUS, COUNT = 2, 16
 
 def submit_all(c: LocalCluster, effects: Path) -> dict[str, Future]:
     def noted(path: str, name: str) -> str:
-        """What an action leaves in the world when it ends, one line that nobody can tear."""
+        """What an action leaves in the world when it ends: one line, written atomically."""
         time.sleep(0.1)
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.write(fd, f"{name}\n".encode())
@@ -109,7 +109,8 @@ def test_a_run_continues_after_its_broker_was_killed(tmp_path: Path) -> None:
 
 def test_actions_longer_than_the_allocation_wait_and_sigusr1_drains_the_broker(
         tmp_path: Path) -> None:
-    """A quarter of an hour is lent for less than 900 s; SIGUSR1 ends lending, not what runs."""
+    """An allocation of 900 s lends for less than 900 s. SIGUSR1 ends lending and no running
+    action."""
     with LocalCluster(cpus=2, mem_mib=512, home=tmp_path, end="+900", end_margin_s=100) as c:
         (node,) = c.ask("nodes")["nodes"]
         assert node["state"] == "UP" and 0 < node["ends_at_ns"] / 1e9 - time.time() <= 900

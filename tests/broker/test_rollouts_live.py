@@ -1,6 +1,5 @@
-"""Rollout pools through a real broker, worker and sandboxes. What serves the turns is called fake:
-it computes nothing; tools are real commands.
-"""
+"""Rollout pools through a real broker, worker and sandboxes. The services are fakes that compute
+nothing; the tools are real commands."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def turn(cluster: LocalCluster, pool: str, trajectory: str, generated: int) -> str:
-    """One turn; the service that it went to."""
+    """Runs one turn; returns the service to which it was routed."""
     future = cluster.rollout(pool, "sample", trajectory=trajectory, prompt="a task",
                              context=100 + generated, generated=generated)
     assert future.result(30)["fake"]
@@ -53,7 +52,8 @@ def turn(cluster: LocalCluster, pool: str, trajectory: str, generated: int) -> s
 
 
 def play(cluster: LocalCluster, pool: str, trajectory: str, tests: str, told: bool) -> str:
-    """A turn, its tests in a sandbox, a second turn; where that went."""
+    """Runs a turn, its tests in a sandbox, and a second turn; returns the service of the second
+    one."""
     assert turn(cluster, pool, trajectory, 0) in ("s0", "s1")
     with cluster.session(trusted=True, trajectory=trajectory if told else "") as session:
         session.exec(tests, name="tests").result(30)

@@ -1,5 +1,5 @@
-"""What the broker does with Slurm's answers, one by one. The Slurm here is a fake that answers what
-a test says; the real one is in test_slurm_elastic.py, the modelled one in test_elastic_sim.py."""
+"""What the broker does with each answer of Slurm. The Slurm here is a fake that answers what a test
+says; the real one is in test_slurm_elastic.py, the modelled one in test_elastic_sim.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLICY = AllocPolicy(max_nodes=9, max_core_ns=10**18, shapes=(SHAPE,), backoff_n
 
 
 class FakeSlurm:
-    """Keeps what it was asked; a test answers."""
+    """Notes what it is asked; the test answers."""
 
     def __init__(self) -> None:
         self.submitted: list[tuple[JobOrder, Callable[[Any], None]]] = []
@@ -52,7 +52,7 @@ class FakeSlurm:
 
 
 class Rig:
-    """The scheduler's allocations and what carries them out, with a clock that a test moves."""
+    """The scheduler's allocations and their driver, with a clock that the test moves."""
 
     def __init__(self) -> None:
         self.now, self.told_to_end = 1000 * S, []
@@ -70,7 +70,7 @@ class Rig:
             lambda node, why: self.told_to_end.append((node, why)))
 
     def begin_again(self) -> None:
-        """The broker of the next start, with what the journal knows."""
+        """Starts the next broker, with what the journal knows."""
         self.sat = self.satellites()
         self.happen(ev.BrokerStarted(self.now, "7", "elastic", "none"))
         self.sat.start()
@@ -90,7 +90,7 @@ class Rig:
                     self.sat.end(order)
 
     def asked(self) -> int:
-        """A satellite is decided upon and submitted."""
+        """Decides on a satellite and submits its request."""
         number = self.allocs.next_alloc
         self.happen(ev.AllocationAsked(self.now, number, SHAPE, "a test wants it"))
         return number
@@ -148,7 +148,7 @@ def test_a_transient_slurm_error_is_retried_and_counts_as_no_refusal() -> None:
 
 
 def test_an_uncertain_submission_is_looked_up_by_name_before_a_retry() -> None:
-    """It is looked for by its name before it is submitted again."""
+    """Slurm may have created the job although the answer was lost."""
     rig = Rig()
     first, second = rig.asked(), rig.asked()
     for _, answer in rig.slurm.submitted:
@@ -173,7 +173,7 @@ def test_a_request_withdrawn_before_slurm_answered_is_cancelled_with_the_answer(
 
 @pytest.mark.parametrize("unsure", [False, True])
 def test_a_withdrawn_request_that_slurm_never_took_is_not_retried(unsure: bool) -> None:
-    """It is not asked for again, and counts no more against the user's bounds."""
+    """The request no longer counts against the user's bounds either."""
     rig = Rig()
     alloc = rig.asked()
     rig.happen(ev.AllocationReleased(rig.now, alloc, "not needed"))

@@ -1,5 +1,5 @@
-"""A client that does not read makes the broker hold a bounded amount for it, disturbs nobody, and
-has lost nothing when it reads again."""
+"""For a client that does not read, the broker holds a bounded amount of memory and delays nobody
+else; the client has lost nothing when it reads again."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_client_that_does_not_read_takes_bounded_broker_memory(tmp_path: Path)
 
 
 class SlowPeer(FakePeer):
-    """A client whose connection takes nothing until it reads."""
+    """A client whose connection accepts nothing until the client reads."""
 
     def __init__(self, rig: BrokerRig) -> None:
         self.unsent, self.reads = 0, True  # type: ignore[misc]
@@ -103,7 +103,7 @@ class SlowPeer(FakePeer):
 
 
 class MemorySpill:
-    """Counts what it holds."""
+    """A spill in memory that counts what it holds."""
 
     def __init__(self) -> None:
         self.data: dict[int, bytearray] = {}

@@ -1,5 +1,5 @@
 """A broker that did not run for a while (stopped, suspended, frozen) reads what has arrived before
-it judges anybody's silence."""
+it takes any peer's silence for a loss."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_grace_and_idle_times_begun_just_before_a_stall_do_not_count_it() -> Non
 
 
 def test_the_time_for_nodes_to_join_does_not_count_a_broker_stall() -> None:
-    """Else what waits for the largest node is told that it can never run."""
+    """Otherwise an action that waits for the largest node would be refused as infeasible."""
     rig = BrokerRig(nodes=2, join_s=20)
     client = rig.client()
     rig.worker(2, "small")

@@ -1,4 +1,4 @@
-"""What travels through the job's store is removed when nobody needs it any more, and not before."""
+"""Payloads in the job's store are removed when they are no longer needed, and not before."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def temporary_files(folder: Path) -> list[Path]:
 
 def test_writers_of_one_store_entry_have_separate_temporary_files(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads, and two containers in which both processes have the same number."""
+    """Two threads, and two containers in which both processes have the same pid."""
     store, both, rename = FolderStore(tmp_path), threading.Barrier(2), os.replace
     monkeypatch.setattr(os, "getpid", lambda: 1)
 
@@ -177,7 +177,8 @@ def test_a_named_result_is_kept_in_the_store_until_it_is_forgotten(cluster: Loca
 
 def test_a_name_that_is_forgotten_and_used_again_keeps_its_store_entries(
         cluster: LocalCluster) -> None:
-    """Forgotten and submitted again at once; the first one's entries are removed a grace later."""
+    """The name is forgotten and submitted again at once; entries of the first action are removed
+    after a delay."""
     data, swept = os.urandom(MIB), os.urandom(MIB)
     for name, content in (("again", data), ("not again", swept)):
         assert cluster.submit(turned, content, once=name).result(60) == content[::-1]

@@ -1,4 +1,4 @@
-"""Whatever a holder of the job's key says, the broker refuses it or takes it, and goes on serving
+"""Whatever a peer with the job's key sends, the broker accepts or refuses it and keeps serving
 everybody else."""
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ STEPS = st.lists(st.tuples(
 
 
 class Absurd:
-    """A client and a worker that say what they are given; who is shut out comes anew."""
+    """A client and a worker that send given messages, and reconnect when the broker closes them."""
 
     def __init__(self, rig: BrokerRig, complete: bool) -> None:
         self.rig = rig

@@ -1,6 +1,5 @@
-"""Bytes of another process, or of a file, that are no message: whoever reads them says so and goes
-on; nothing dies of them but the conversation that they came by.
-"""
+"""Unreadable bytes from another process or from a file: the reader reports them and goes on; only
+the connection that carried them ends."""
 
 from __future__ import annotations
 
@@ -71,20 +70,20 @@ DEEP = b"\x91" * 5000 + b"\x90"  # arrays in arrays
 
 
 def broken(data: bytes) -> bytes:
-    """These bytes with a word that is not UTF-8 where `WORD` stands."""
+    """These bytes with invalid UTF-8 in the place of `WORD`."""
     assert len(BROKEN) == len(WORD) and data.count(WORD) == 1
     return data.replace(WORD, BROKEN)
 
 
 def deeper(body: bytes) -> bytes:
-    """A short array of msgpack with one thing more, which is nested deep."""
+    """A short msgpack array with one more element, which is deeply nested."""
     assert 0x90 <= body[0] < 0x9F
     return bytes((body[0] + 1,)) + body[1:] + DEEP
 
 
 def framed(message: ms.Message, payload: bytes | None = None,
            harm: Callable[[bytes], bytes] = broken) -> bytes:
-    """A frame with one message that is harmed."""
+    """A frame with one message that was made unreadable."""
     body = harm(msgspec.msgpack.encode(message))
     meta = b"\x92\x91" + body + (b"\x90" if payload is None else
                                 b"\x91\xce" + len(payload).to_bytes(4, "big"))
@@ -139,7 +138,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def spoken(cluster: LocalCluster, *data: bytes) -> list[ms.Message]:
-    """What the broker answers to these bytes, until it ends the conversation."""
+    """What the broker answers to these bytes, until it closes the connection."""
     known = read_access(cluster.access)
     with dial(known.addresses, known.key, known.job) as sock:
         sock.settimeout(30)
@@ -183,7 +182,7 @@ def test_an_unreadable_hello_of_a_worker_ends_only_its_connection(
 
 @HARMS
 def test_an_unreadable_broker_message_ends_the_readers_connection(harm: Any) -> None:
-    """Both read with `Inbox`; a client by a channel of its own."""
+    """Clients and workers read with `Inbox`; a client also reads from a channel of its own."""
     data = framed(ms.PeerRefused(WORD.decode()), harm=harm)
     with pytest.raises(ProtocolError, match="not in the protocol"):
         list(Inbox().feed(data))
@@ -197,7 +196,7 @@ def test_an_unreadable_broker_message_ends_the_readers_connection(harm: Any) -> 
 
 
 def liar() -> Callable[..., None]:
-    """A function that says to its worker, as if it were the runner, that it returned this."""
+    """A function that sends this return value to its worker as if it were the runner."""
     def lie(payload: bytes, **said: int) -> None:
         import os
         import sys
@@ -246,7 +245,7 @@ def test_absurd_numbers_from_a_runner_do_not_stop_the_broker(
 
 
 def teller() -> Callable[..., None]:
-    """A function that has its runner say this to its worker, however large."""
+    """A function that makes its runner send this frame to its worker, whatever its size."""
     def tell(message: process_frames.ProcessFrame) -> None:
         import sys
 
@@ -261,7 +260,7 @@ def teller() -> Callable[..., None]:
 @pytest.mark.parametrize("state", list(ActionState))
 def test_an_absurd_end_state_from_a_runner_ends_its_action_once(
         cluster: LocalCluster, state: Any) -> None:
-    """PREEMPTED would have it run again for ever, NODE_FAIL as if its node were lost."""
+    """PREEMPTED would run the action again for ever, and NODE_FAIL as if its node were lost."""
     said = process_frames.Ended(0, Outcome(state), None, True)
     lied = cluster.submit(teller(), said, trusted=True, retries=5)
     with suppress(TangramError, CancelledError):
@@ -271,7 +270,7 @@ def test_an_absurd_end_state_from_a_runner_ends_its_action_once(
 
 
 def test_long_texts_from_a_runner_are_truncated_to_4096_characters(cluster: LocalCluster) -> None:
-    """More than a frame to the broker carries would end its worker."""
+    """A text larger than a frame to the broker would end the worker."""
     long = Outcome(ActionState.FAILED, reason="r" * 10**6, isolation="i" * 10**6,
                    enforcement="e" * 10**6)
     lied = cluster.submit(teller(), process_frames.Ended(0, long, None, True), trusted=True)
@@ -387,7 +386,7 @@ def test_a_runner_that_sends_unreadable_frames_ends_alone(rig: Rig, harm: Any) -
 
 
 def test_file_names_and_errors_that_are_not_utf8_are_reported(rig: Rig) -> None:
-    """A file's name is any bytes, and so is a str that Python made of it."""
+    """File names are arbitrary bytes, and so are strings that Python decodes from them."""
     def find() -> str:
         import os
         return os.fsdecode(b"a\xffb")
@@ -410,7 +409,7 @@ def test_file_names_and_errors_that_are_not_utf8_are_reported(rig: Rig) -> None:
 
 
 def test_a_file_listing_is_complete_or_refused(rig: Rig) -> None:
-    """A walk holds open what it has gone through, and has so many descriptors only."""
+    """A directory walk keeps each directory on its path open, and descriptors are limited."""
     def listed() -> tuple[str, list[str]]:
         call = rig.begin(FileCall("", op="list"), Kind.FILE, session=1, cores=())
         outcome, told = rig.end(call)[:2]
@@ -434,7 +433,7 @@ def test_an_unreadable_frame_to_a_sandbox_process_is_a_protocol_error(harm: Any)
 
 @pytest.mark.parametrize("cut", range(1, 5))
 def test_a_frame_above_the_size_limit_is_refused_before_its_body(cut: int) -> None:
-    """However its length arrives: nobody keeps what follows of it."""
+    """However the length arrives in pieces, nothing of the body is stored."""
     size = (process_frames.FRAME_MAX + 1).to_bytes(4, "little") + b"x"
     inbox = process_frames.WorkerInbox()
     with pytest.raises(ProtocolError, match="a frame of"):
@@ -540,7 +539,7 @@ def test_the_fake_backend_refuses_a_length_beyond_its_limit(length: Any, tmp_pat
 
 
 def test_call_arguments_nested_deeper_than_json_allows_are_refused() -> None:
-    """Both limits are Python's own, counted from where each begins."""
+    """Both limits are Python's own, counted from different starting points."""
     for depth in range(900, 1000):
         reply = asyncio.run(_plainly(b"\x91" * depth + b"\x90"))
         assert "what JSON holds" in reply.error if reply.error else reply.value == b"sent"

@@ -1,4 +1,4 @@
-"""Frames, payloads and the challenge: what goes in comes out, and what is wrong is told."""
+"""Frames, payloads and the challenge: messages survive encoding, and wrong input is an error."""
 
 from __future__ import annotations
 

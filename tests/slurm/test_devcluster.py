@@ -62,7 +62,7 @@ def live_processes(needle: str, uid: int) -> list[str]:
 
 
 def eventually(what, seconds: float = 20):
-    """The first truthy answer of `what`, or its last one when the time is over."""
+    """The first true answer of `what`, or its last answer when the time is over."""
     end = time.monotonic() + seconds
     while not (answer := what()) and time.monotonic() < end:
         time.sleep(0.2)

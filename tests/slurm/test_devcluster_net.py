@@ -1,5 +1,5 @@
-"""slurm/devcluster with nodes as network namespaces and more than one user: what it promises, and
-that nothing of it is left."""
+"""slurm/devcluster with nodes as network namespaces and several users: what it promises, and that
+it leaves nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def node(cluster: RunningCluster, fate: str, name: str) -> None:
 
 
 def where(cluster: RunningCluster) -> dict[str, str]:
-    """Nodes' addresses, by their own word."""
+    """The addresses of the nodes, as reported by each node."""
     told = cluster.run_as_user("srun -p cpu -N2 bash -c 'echo $(hostname) $(hostname -i)'")
     return dict(line.split() for line in told.stdout.splitlines())
 

@@ -1,4 +1,4 @@
-"""How often a broker may ask Slurm, and who is told what; the adapter here is a fake."""
+"""How often a broker may call Slurm, and which answer each caller gets; the adapter is a fake."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_pauses_after_slurm_failures_double_up_to_a_limit_with_jitter() -> None:
 
 
 class FakeAdapter:
-    """A Slurm that knows jobs 1 to 9, and answers when it is told to."""
+    """A Slurm that knows jobs 1 to 9, and answers when the test says so."""
 
     name = "fake"
 
@@ -122,7 +122,7 @@ FAST = RpcLimits(query_ns=S // 20, burst=4, refill_ns=S // 20, first_ns=S // 20,
 
 
 async def told(ask: Callable[[Callable[[Any], None]], None]) -> Any:
-    """What `then` gets; never before the call has returned."""
+    """The answer that `then` gets, which never comes before the call has returned."""
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     ask(answer.set_result)
     assert not answer.done()
@@ -130,7 +130,7 @@ async def told(ask: Callable[[Callable[[Any], None]], None]) -> Any:
 
 
 class WatchedBudget(Budget):
-    """Keeps when each query was counted: the adapter hears of it whenever the machine has time."""
+    """Notes when each query was counted; the adapter gets it later on a busy machine."""
 
     def __init__(self, seed: int, limits: RpcLimits) -> None:
         super().__init__(seed, limits)

@@ -1,6 +1,6 @@
-"""The program that speaks for pyslurm, with a fake pyslurm beneath it: what it says, and what
-becomes of it when it hangs, crashes or cannot begin. The real one keeps the contract in
-test_slurm_port.py where it fits the site's Slurm."""
+"""The child process that calls pyslurm, with a fake pyslurm beneath it: what it answers, and what
+happens when it hangs, crashes or cannot start. The real one is tested in test_slurm_port.py where
+pyslurm fits the site's Slurm."""
 
 from __future__ import annotations
 

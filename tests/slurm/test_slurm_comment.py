@@ -1,4 +1,4 @@
-"""A job's summary in its Comment, and what Slurm's words mean: nothing here asks Slurm."""
+"""A job's summary in its Comment, and the meaning of Slurm's words. Nothing here calls Slurm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices under a real Slurm, whose GPUs here are fake: numbers, words and what is lent."""
+"""Devices under a real Slurm with fake GPUs: their numbers, the messages, and what is lent."""
 
 from __future__ import annotations
 

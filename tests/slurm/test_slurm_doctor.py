@@ -1,4 +1,4 @@
-"""`tangram doctor` beside a real Slurm, and inside a job of it: what it says is true, and it
+"""`tangram doctor` on the login side of a real Slurm and inside a job: what it says is true, and it
 submits nothing and leaves nothing."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_doctor_on_the_login_side_reports_the_cluster_as_configured(site: Site) 
 
 
 def test_doctor_reports_an_unreachable_controller(site: Site) -> None:
-    """The same cluster by a configuration that names another port."""
+    """The configuration of the same cluster, with another port."""
     text = site.cluster.conf.read_text()
     port = config_of(site)["SlurmctldPort"]
     conf = site.cluster.home / "wrong.conf"

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 
 def test_the_hetjob_template_runs_the_main_job(site: Site) -> None:
-    """The RL step over coding tasks, by the template; rewards as the mutations make certain."""
+    """The RL step over coding tasks by the template; the mutations make each reward certain."""
     job = site.sbatch("main", "python -m tangram_hpc.demo.demo_rank --problems 12 --seed 0 "
                       "--scale 0.01 --out main.json")
     said = site.finish("main", job)
@@ -46,7 +46,7 @@ def test_two_thousand_actions_take_a_handful_of_job_steps(site: Site) -> None:
 
 @pytest.mark.parametrize("count", [2000, pytest.param(10_000, marks=pytest.mark.long)])
 def test_eight_ranks_get_all_64_kib_answers_over_mpi(site: Site, count: int) -> None:
-    """8 trainer ranks, 64 KiB each way, all answers right."""
+    """Payloads are 64 KiB in each direction."""
     job = site.sbatch("echo", f"python trainer_echo.py {count}", "trainer_echo.py", ranks=8)
     said = site.finish("echo", job)
     assert f"echo: {count} right, 0 wrong, 8 ranks by mpi" in said, said
@@ -73,7 +73,8 @@ def test_scancel_during_a_training_step_leaves_nothing_behind(site: Site) -> Non
 
 
 def test_a_signal_before_the_time_limit_ends_the_job_in_order(site: Site) -> None:
-    """What `--signal=B:TERM@120` sends: the ranks hear SIGTERM, and their status is the job's."""
+    """`--signal=B:TERM@120` sends the same. The ranks get SIGTERM, and their status is the
+    job's."""
     job = site.sbatch("warned", "python trainer_warned.py", "trainer_warned.py")
     site.until(lambda: site.output("warned", job).count("up") == 2, "both ranks to be up", 90,
                lambda: site.output("warned", job))

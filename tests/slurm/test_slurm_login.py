@@ -1,4 +1,5 @@
-"""From the login side of a running job: `tangram run` is like srun; bad input is one line."""
+"""From the login side of a running job: `tangram run` behaves like srun, and bad input gives one
+line."""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ def test_bad_login_side_input_is_refused_in_one_line_with_status_2(site: Site, j
 
 
 def test_a_template_with_placeholders_left_stops_at_once(site: Site) -> None:
-    """Slurm's own fields are filled in, the trainer is not: the script itself says so."""
+    """Slurm's own fields are filled in, the trainer is not, and the script itself reports it."""
     told = site.tangram("template", "render", "hetjob", "--output", "left.sbatch",
                         "-o", "job_name=left", "-o", "partition_cpu=cpu", "-o",
                         "partition_gpu=gpu", "-o", "partition_trainer=trainer", "-o", "time=1")

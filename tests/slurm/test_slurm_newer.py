@@ -68,7 +68,7 @@ python3 -m pytest -v -p no:cacheprovider -rs tests/slurm/test_spank.py \\
 
 
 def there(script: str) -> str:
-    """What it prints, in an environment with a newer Slurm; it has not failed."""
+    """The output of a script in an environment with a newer Slurm; the script must succeed."""
     try:
         done = newer_slurm.run(script, 1200)
     except newer_slurm.Unavailable as why:

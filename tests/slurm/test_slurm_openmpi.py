@@ -1,4 +1,5 @@
-"""A rank whose mpi4py runs on Open MPI, under pmi2: one clear line instead of worlds of one."""
+"""A rank whose mpi4py runs on Open MPI under pmi2 gets one clear line instead of a world of one
+rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A job whose work outlives its limit, on a real Slurm: drained, requeued, gone on with."""
+"""A job whose work takes longer than its time limit, on a real Slurm: drained, requeued and
+continued."""
 
 from __future__ import annotations
 

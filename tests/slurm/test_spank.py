@@ -1,5 +1,6 @@
-"""The SPANK plugin on a real Slurm, as a plain user: the way to a broker, cgroups of one's own, and
-nothing for whoever does not ask; where Slurm tracks by cgroups and where it does not."""
+"""The SPANK plugin on a real Slurm, as a plain user: it gives a job step the access to a broker and
+cgroups of its own, and nothing to a step that does not ask; where Slurm tracks by cgroups and where
+it does not."""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ def plugin() -> Iterator[Path]:
 @pytest.fixture(scope="module", params=["linuxproc", "cgroup"])
 def cluster(request: pytest.FixtureRequest, plugin: Path, tmp_path_factory: pytest.TempPathFactory
             ) -> Iterator[RunningCluster]:
-    """Tracked by process trees, and by cgroups: there Slurm has cgroups of its own."""
+    """A cluster that tracks by process trees, and one by cgroups, in which Slurm has its own."""
     with running_cluster(tmp_path_factory, cpu_nodes=2, gpu_nodes=0, trainer_nodes=0, no_dbd=True,
                          cpus_per_node=min(2, os.cpu_count() or 1), plugin=str(plugin),
                          cgroups=request.param == "cgroup") as up:
@@ -131,14 +132,14 @@ def access(cluster: RunningCluster, job: str, age_s: int = 0, **fields: object) 
 
 @pytest.fixture
 def brokers(cluster: RunningCluster) -> Iterator[dict[str, Path]]:
-    """The newest has ended, the next runs, an older one as well."""
+    """The newest broker has ended, the next one runs, and an older one runs as well."""
     yield {"new": access(cluster, "local-new"), "old": access(cluster, "local-old", 60),
            "ended": access(cluster, "local-ended", -60, ended="2020-01-01T00:00:00")}
     shutil.rmtree(cluster.home / ".tangram")
 
 
 def told(cluster: RunningCluster, words: str, **environ: str) -> dict[str, str]:
-    """The TANGRAM_* that a step sees."""
+    """The TANGRAM_* variables that a job step sees."""
     done = cluster.run_as_user(f"srun {words} /usr/bin/env", env=environ)
     assert done.returncode == 0, done.stderr
     pairs = (line.partition("=") for line in done.stdout.splitlines())
@@ -280,7 +281,7 @@ done
 
 @needs_v1
 def test_cgroups_with_leftover_and_frozen_processes_are_removed(cluster: RunningCluster) -> None:
-    """Cgroups, what lives in them, frozen or not. Slurm's own freezer cgroup is not handed over."""
+    """Slurm's own freezer cgroup is not handed over to the user."""
     (cluster.home / "crowded.sh").write_text(CROWDED)
     done = cluster.run_as_user("srun --tangram -n1 bash crowded.sh")
     assert done.returncode == 0, done.stderr
@@ -302,7 +303,7 @@ os.execvp("unshare", ["unshare", "-m", "sh", "-c", sealed, "sh", sys.executable,
 def test_job_steps_run_normally_where_no_cgroup_can_be_made(
         plugin: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory,
         monkeypatch: pytest.MonkeyPatch) -> None:
-    """slurmd sees the cgroups read-only."""
+    """slurmd sees the cgroup file system read-only."""
     wrapper = tmp_path / "sealed"
     wrapper.write_text(WRAPPER.format(real=str(DEVCLUSTER)))
     monkeypatch.setattr(devcluster_fixture, "DEVCLUSTER", wrapper)
@@ -322,7 +323,7 @@ def test_job_steps_run_normally_where_no_cgroup_can_be_made(
 
 @needs_v1
 def test_a_worker_can_enforce_by_cgroups(cluster: RunningCluster) -> None:
-    """What a worker finds out when it starts, as a plain user; less without."""
+    """The enforcement that a worker of a plain user finds, with and without the plugin."""
     copy = cluster.home / "lib"
     shutil.copytree(REPO / "tangram_hpc", copy / "tangram_hpc", dirs_exist_ok=True,
                     ignore=shutil.ignore_patterns("__pycache__"))
@@ -346,7 +347,8 @@ def venv(cluster: RunningCluster) -> Path:
 
 @pytest.mark.parametrize("cluster", ["cgroup"], indirect=True)
 def test_a_job_step_reaches_the_running_broker(cluster: RunningCluster, venv: Path) -> None:
-    """A real one: the step's programs find it without a word, and are told when it has ended."""
+    """With a real broker: the step's programs find it without options, and learn when it has
+    ended."""
     (cluster.home / "holds.py").write_text(HOLDS)
     broker = subprocess.Popen([str(venv / "bin/python"), "holds.py"], stdin=subprocess.PIPE,
                               stdout=subprocess.PIPE, text=True, **cluster.as_user())
@@ -371,7 +373,7 @@ def test_a_job_step_reaches_the_running_broker(cluster: RunningCluster, venv: Pa
 @pytest.mark.parametrize("cluster", ["cgroup"], indirect=True)
 def test_a_resize_in_a_job_step_changes_the_bound_cores(
         cluster: RunningCluster, venv: Path) -> None:
-    """The whole way in a step of a plain user: broker, worker, a session, one core and then two."""
+    """Broker, worker and session of a plain user in one job step, with one core and then two."""
     shutil.copy(REPO / "bench" / "resize.py", cluster.home / "resize.py")
     (cluster.home / "moves.py").write_text(MOVES)
     done = cluster.run_as_user(f"srun --tangram -n1 -c2 --mem=2000 {venv}/bin/python moves.py",

@@ -1,5 +1,5 @@
-"""Two users' brokers on the same nodes at once: nothing is shared, neither reads or steers the
-other's, and both main jobs run to their end meanwhile."""
+"""Brokers of two users on the same nodes at once: they share nothing, neither user reads or steers
+the other's job, and both main jobs run to their end."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def written(pids: list[int]) -> set[str]:
 
 @contextmanager
 def keeper(side: Side) -> Iterator[None]:
-    """A session of this side with a secret in it and a command that runs; both as they were, at
-    the end."""
+    """A session of this side with a secret file and a running command; checks at the end that both
+    are unchanged."""
     (side.site.cluster.home / "keeps_secret.py").write_text((DATA / "keeps_secret.py").read_text())
     run = subprocess.Popen([str(side.site.venv / "bin/python"), "keeps_secret.py", SECRET],
                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -138,7 +138,7 @@ def attack(attacker: Side, victim: Side, *before: str) -> dict[str, Any]:
 
 @contextmanager
 def squatting(side: Side) -> Iterator[None]:
-    """All names in /tmp that could be guessed of the next jobs are taken by this user."""
+    """This user takes all names in /tmp that can be guessed for the next jobs."""
     nodes = [*side.site.cluster.cpu_nodes, *side.site.cluster.gpu_nodes]
     folders = [f"/tmp/tangram-{what}{job}{end}" for what in ("", "job", "node-job", "worker-job")
                for job in range(1, 200) for end in ("", *(f"-{node}" for node in nodes))]
@@ -151,7 +151,7 @@ def squatting(side: Side) -> Iterator[None]:
 
 @contextmanager
 def two_sides(site: Site, **keys: str) -> Iterator[tuple[Side, Side]]:
-    """Two users with a main job each on the same nodes, which waits for its GO."""
+    """Two users with one main job each on the same nodes, which wait for GO."""
     first, second = site.cluster.users
     two = (Side(site, "first"), Side(Site(site.cluster.of(second), site.venv), "second"))
     assert first == site.cluster.user
@@ -194,7 +194,8 @@ def _closed_above(path: Path) -> bool:
 
 
 def test_a_hostile_user_reads_and_steers_nothing_of_another_user(sides: tuple[Side, Side]) -> None:
-    """Files, processes, memory, listeners; from outside and from a step on the shared nodes."""
+    """Files, processes, memory and listeners; from outside and from a job step on the shared
+    nodes."""
     one, two = sides
     with keeper(one):
         told = attack(two, one)
@@ -219,7 +220,7 @@ AT_A_PLACE = ("info", "explain 1.1", "run -- true", "shutdown", "acct")
 
 
 def test_every_verb_on_another_users_job_is_refused_in_one_line(sides: tuple[Side, Side]) -> None:
-    """By the job's number, by its owner's folder, by its access file."""
+    """The job is named by its number, its owner's folder or its access file."""
     one, two = sides
     home = {"TANGRAM_HOME": str(one.site.cluster.home / ".tangram")}
     file = {"TANGRAM_ACCESS": str(one.folder / "access.json")}
@@ -278,7 +279,7 @@ def test_main_jobs_of_two_users_run_to_their_end_on_the_same_nodes(
 
 
 def run_to_the_end(sides: tuple[Side, Side]) -> None:
-    """The main job's workload for both at once, with the rewards that are certain."""
+    """Runs the main job's workload for both at once and checks the certain rewards."""
     for side in sides:
         side.go()
     for side in sides:
@@ -318,7 +319,7 @@ def cgroups(pids: list[int]) -> set[str]:
 @pytest.mark.skipif(not Path("/sys/fs/cgroup/cpuset/cpuset.cpus").exists(),
                     reason="no cgroup version 1 cpuset here")
 def test_no_cgroup_is_shared(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Cores are halved: each user's worker has one of the two on every node."""
+    """Each user's worker has one of the two cores of every node."""
     built = Path(f"/tmp/two-users-{os.getpid()}")
     built.mkdir(mode=0o755)
     subprocess.run(["make", "-C", str(REPO / "slurm" / "spank"), f"OUT={built}"], check=True,

@@ -1,4 +1,4 @@
-"""The journal: what was committed is read back; torn ends are ignored, damage is told."""
+"""The journal: committed events are read back, torn ends are ignored, and damage is an error."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_batch_mode_confirms_commits_in_order_after_the_sync(tmp_path: Path) -> 
 
 
 def test_events_of_an_older_version_get_the_defaults_of_new_fields() -> None:
-    """Fields that came later have the meaning that was the only one before."""
+    """The default of a later field is the only meaning that older events had."""
     def read(*fields: object) -> ev.Event:
         return msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=ev.AnyEvent)
 
@@ -115,7 +115,7 @@ def test_events_of_an_older_version_get_the_defaults_of_new_fields() -> None:
 
 
 def test_a_failed_sync_is_raised_in_the_event_loop(tmp_path: Path) -> None:
-    """Else whoever waits for it would wait for ever."""
+    """Otherwise a commit that waits for the sync would wait for ever."""
     woken: list = []
     arrived = threading.Semaphore(0)
 
@@ -137,7 +137,7 @@ def test_a_failed_sync_is_raised_in_the_event_loop(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_the_broker_with_one_line(tmp_path: Path) -> None:
-    """/dev/full takes nothing, as a disk without room."""
+    """/dev/full accepts no byte, like a full disk."""
     full = tmp_path / "journal"
     full.symlink_to("/dev/full")
     text = ("import asyncio, sys\n"

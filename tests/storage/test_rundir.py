@@ -1,5 +1,5 @@
-"""Scratch folders: the next one who makes his own removes those of this user whose makers are dead,
-whatever lies in them, and no other."""
+"""Scratch folders: the next worker or broker removes folders of the same user whose makers are
+dead, whatever they contain, and no others."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_scratch_of_another_user_is_not_removed(tmp_path: Path) -> None:
 
 
 def test_links_files_foreign_names_and_young_folders_are_not_removed(tmp_path: Path) -> None:
-    """Links, files, other people's names, and folders too young to have their lock yet."""
+    """A young folder may not have its lock yet."""
     target = left(tmp_path, "precious")
     (tmp_path / "tangram-worker-link").symlink_to(target)
     (tmp_path / "tangram-worker-file").touch()
@@ -107,8 +107,8 @@ def test_an_old_scratch_folder_without_a_lock_is_removed(tmp_path: Path) -> None
 
 
 def test_node_folders_of_a_job_template_are_removed_unless_in_use_or_young(tmp_path: Path) -> None:
-    """Of jobs whose epilog never ran, by the worker of the next; never one in which somebody lives,
-    or is about to."""
+    """Folders of jobs whose epilog never ran are removed by the next job's worker, but never a
+    folder in which a process lives or is about to."""
     dead, young, used, mine = (tmp_path / f"tangram-node-job{n}-x-n1" for n in (1, 2, 3, 4))
     for folder in (dead, young, used, mine):
         folder.mkdir(mode=0o700)
@@ -149,7 +149,7 @@ def test_hostile_scratch_content_is_removed_without_touching_other_files(tmp_pat
 
 def test_a_scratch_lock_that_is_a_link_or_a_pipe_is_neither_followed_nor_awaited(
         tmp_path: Path) -> None:
-    """A link is not followed; on a pipe nobody is waited for. The others are swept all the same."""
+    """All other folders are swept nevertheless."""
     made = tmp_path / "made-by-a-lock"
     linked, piped, good = (left(tmp_path, f"tangram-worker-{n}") for n in "abc")
     for folder in (linked, piped):

@@ -1,4 +1,4 @@
-"""Two writers with one process number, in different containers, never share a temporary file."""
+"""Two writers with the same pid, in different containers, never share a temporary file."""
 
 from __future__ import annotations
 
