@@ -1,6 +1,6 @@
-"""Step sizes on nodes whose cores are several CPUs: `--exact` gives a step whole cores, and of two
-steps that do not fit together the second would wait without a word. The rendered script under a
-pretended srun; on a real Slurm in test_slurm_site_nodes.py."""
+"""Sizes of job steps on nodes with several CPUs per core. `--exact` gives a job step whole cores,
+and of two steps that do not fit together the second would wait silently. The rendered script runs
+under a fake srun; a real Slurm is in test_slurm_site_nodes.py."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def script(template: str = "single-node", **keys: str) -> str:
 
 def steps(pretence: Pretence, text: str, node_cpus: str, cores: int, cpus: int  # noqa: F811
           ) -> tuple[int, list[str], str, str]:
-    """Runs a script on a node of so many cores and CPUs: its status, what the srun of the workers
-    was given, stdout and stderr."""
+    """Runs a script on a node with these cores and CPUs: its status, the CPUs that the srun of the
+    workers got, stdout and stderr."""
     srun = pretence.folder / "bin" / "srun"
     srun.write_text(srun.read_text().replace(
         "#!/bin/bash\n", '#!/bin/bash\necho "srun $*" | head -n 1 >> "$LOG"\n', 1))
@@ -59,7 +59,7 @@ def test_lent_cpus_are_not_rounded_where_a_core_is_one_cpu(pretence: Pretence) -
 
 
 def test_job_steps_that_cannot_fit_together_are_refused_in_one_line(pretence: Pretence) -> None:  # noqa: F811
-    """Three ranks of 3 CPUs hold all 12, so that nothing could be lent."""
+    """Three ranks of 3 CPUs hold all 12 CPUs, so that none could be lent."""
     text = script(cpus_lent="1", ranks="2", cpus_per_rank="3")
     status, found, _, err = steps(pretence, text, "10(x2),12", cores=8, cpus=16)
     assert (status, found) == (2, []) and err.count("\n") == 1
@@ -83,7 +83,7 @@ def test_a_job_rendered_for_hyperthreads_requests_whole_cores(template: str) -> 
 ])
 def test_check_refuses_steps_that_do_not_fit(tmp_path: Path, words: tuple[str, ...],
                                              keys: dict[str, str], status: int) -> None:
-    """Of 5 and 3 CPUs; without a word about the nodes it is a warning."""
+    """Steps of 5 and 3 CPUs. Without information about the nodes the message is a warning."""
     job = tmp_path / "job.sbatch"
     job.write_text(script(cpus_lent="5", ranks="2", **keys))
     told = subprocess.run([sys.executable, "-m", "tangram_hpc", "template", "check", *words, job],

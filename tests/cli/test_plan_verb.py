@@ -1,4 +1,5 @@
-"""`tangram plan`: its files, its table, its plan file, its picture, costs by a command."""
+"""`tangram plan`: its files, its table, its plan file, its picture, and costs computed by a
+command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`tangram rank`: what it takes a step for, what it hands on, and what it becomes."""
+"""`tangram rank`: the role that it gives a task, the environment that it passes on, and the program
+that it becomes."""
 
 from __future__ import annotations
 
@@ -106,7 +107,8 @@ def test_the_trainer_environment_is_set_without_replacing_user_values() -> None:
 
 
 def test_all_ranks_meet_at_the_address_of_rank_0(tmp_path: Path) -> None:
-    """The others wait for its file; one of an earlier start of the job is not taken for it."""
+    """The other ranks wait for rank 0's file, and ignore the file of an earlier start of the
+    job."""
     (tmp_path / "rank0.7.3.0").write_text("old 1\n")
     environ = {**STEP, "SLURM_RESTART_COUNT": "2"}
     told: list[Any] = []
@@ -146,7 +148,8 @@ def rank(held: Any, *words: str, before: tuple[str, ...] = (), **environ: str
 
 
 def test_ranks_of_a_torchrun_style_trainer_get_one_world(held: Any) -> None:
-    """Each rank as srun starts it: one world, one place to meet; its status is its own."""
+    """Each rank is started as srun does: one world, one address to meet, and the program's own
+    status."""
     ranks = [rank(held, "--step-file", str(held.folder / "step"), "--", sys.executable, "-c",
                   SHOW + "; raise SystemExit(7)", **STEP | {"SLURM_PROCID": str(n)})
              for n in range(4)]
@@ -159,7 +162,7 @@ def test_ranks_of_a_torchrun_style_trainer_get_one_world(held: Any) -> None:
 
 
 def test_signals_reach_the_trainer_program_directly(held: Any) -> None:
-    """It is the program by then: nothing stands between."""
+    """`tangram rank` is replaced by the program, so that no process stands between."""
     run = rank(held, "--", "sh", "-c", "trap 'echo heard; exit 5' TERM; echo up; "
                "while :; do sleep 0.05; done")
     assert run.stdout is not None and run.stdout.readline() == "up\n"
@@ -187,7 +190,8 @@ def test_an_error_common_to_all_ranks_is_printed_by_rank_0_only(
 
 
 def test_an_error_of_one_node_is_printed_by_its_first_rank_only(held: Any) -> None:
-    """An access file that must not be trusted there: rank 2 speaks for its node, rank 3 is mute."""
+    """The access file there must not be trusted: rank 2 reports it for its node, and rank 3 prints
+    nothing."""
     copy = held.folder / "copy.json"
     shutil.copy(held.access, copy)
     copy.chmod(0o644)
@@ -203,7 +207,8 @@ def test_an_error_of_one_node_is_printed_by_its_first_rank_only(held: Any) -> No
 @pytest.mark.skipif(not shutil.which("mpiexec", path=str(Path(sys.executable).parent)),
                     reason="MPI is not installed")
 def test_tangram_rank_adds_a_gateway_to_an_mpi_world(held: Any) -> None:
-    """Two trainers and the gateway by one line; without it the same program uses the socket."""
+    """One command line starts two trainers and the gateway; without it the same program uses the
+    socket."""
     program = ("import os, tangram_hpc\n"
                "with tangram_hpc.connect() as c:\n"
                "    n = tangram_hpc.comm.size if c.via == 'mpi' else 0\n"

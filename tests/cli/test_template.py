@@ -1,4 +1,4 @@
-"""`tangram template`, and the rendered script itself under a pretended srun: no Slurm is needed."""
+"""`tangram template`, and the rendered script itself under a fake srun: no Slurm is needed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def test_every_sbatch_directive_says_whether_it_is_required(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_template_renders_into_a_complete_script(name: str, tmp_path: Path) -> None:
-    """Optional keys left empty as well as given; bash can read it; it asks for a warning."""
+    """Optional keys are left empty or given; bash can parse the script; it requests a warning
+    signal."""
     keys = load(name).keys
     least = {k: "" if v.optional else v.default or "9" for k, v in keys.items()}
     for given in (least, {k: least[k] or "7" for k in keys}):
@@ -75,7 +76,8 @@ def test_each_template_renders_into_a_complete_script(name: str, tmp_path: Path)
 
 
 def test_computed_template_values_follow_from_other_keys() -> None:
-    """A gateway is one rank more; ranks are as many on each node, and the gateway comes after."""
+    """A gateway is one more rank; each node has equally many ranks, and the gateway is the last
+    one."""
     values = load("homogeneous").values
     got = values({"nodes": "2", "ranks": "16", "cpus_per_rank": "3", "cpus_lent": "10"})
     assert [got[k] for k in ("tasks_trainer", "tasks_node", "ranks_node", "cpus_node")] == [
@@ -155,7 +157,7 @@ def test_tangram_template_lists_shows_and_refuses_wrong_arguments(tmp_path: Path
 
 
 def test_one_node_in_component_0_gives_a_warning() -> None:
-    """It is allowed, and what it means is said."""
+    """One node is allowed, and the message says what follows from it."""
     options = [word for key, value in FULL.items() for word in ("-o", f"{key}={value}")]
     told = tangram("render", "hetjob", *options, "--strict", "-o", "nodes_cpu=1")
     assert told.returncode == 0 and "#SBATCH --nodes=1" in told.stdout
@@ -237,7 +239,7 @@ echo "scontrol $*" >> "$LOG"
 
 
 class Pretence:
-    """A rendered script, and commands of its own instead of Slurm's and tangram's."""
+    """A rendered script, with fake commands in the place of Slurm's and tangram's."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log, self.scratch = folder, folder / "log", folder / "scratch"
@@ -269,11 +271,11 @@ class Pretence:
         return child.returncode, out, err
 
     def logged(self) -> list[str]:
-        """What was called, in order."""
+        """The commands that were called, in order."""
         return self.log.read_text().splitlines() if self.log.exists() else []
 
     def ends(self) -> list[str]:
-        """What ended or was told to, in order."""
+        """The processes that ended or were told to, in order."""
         return [line for line in self.logged() if line.endswith("ended") or "scancel" in line]
 
 
@@ -359,7 +361,7 @@ def test_a_raw_template_does_not_start(pretence: Pretence, name: str) -> None:
                          [("0", "", 0), ("2", "1", 1), ("2", "2", 0)])
 def test_a_job_near_its_time_limit_is_requeued_up_to_requeues_times(
         pretence: Pretence, requeues: str, start: str, again: int) -> None:
-    """What `--signal=B:USR1@...` sends, while the trainer has work left; SIGTERM never does so."""
+    """`--signal=B:USR1@...` requeues while the trainer has work left; SIGTERM never does."""
     trainer = "trap 'exit 4' TERM; echo up; while :; do sleep 0.05; done"
     text = render(load("hetjob"), {**FULL, "trainer": trainer, "requeues": requeues})
     child = pretence.start("", text, SLURM_RESTART_COUNT=start)
@@ -375,7 +377,7 @@ def test_a_job_near_its_time_limit_is_requeued_up_to_requeues_times(
 
 
 def test_each_start_of_a_requeued_job_has_its_own_log_file(pretence: Pretence) -> None:
-    """Each start has its own log; the first one's stays."""
+    """The log file of the first start is kept."""
     out = pretence.folder / "tangram-7.out"
     text = render(load("hetjob"), {**FULL, "trainer": "echo start ${SLURM_RESTART_COUNT:-0}"})
     for start in ("", "1", "2"):
@@ -399,7 +401,7 @@ def test_a_raw_template_or_a_wrong_place_to_run_is_refused_in_one_line(pretence:
 
 @pytest.mark.parametrize("name", ["hetjob", "single-node", "satellite"])
 def test_a_failing_setup_command_is_named(name: str, tmp_path: Path) -> None:
-    """`set -e` alone ended the job without a word, where the command itself says none."""
+    """With `set -e` alone the job would end without a message where the command prints none."""
     keys = load(name).keys
     least = {k: "" if v.optional else v.default or "9" for k, v in keys.items()}
     script = tmp_path / "job.sbatch"

@@ -1,5 +1,5 @@
-"""What a person writes of allocations that grow and shrink: one line for each mistake, and the
-scripts that come of it."""
+"""Settings of allocations that grow and shrink: one line for each mistake, and the scripts that
+they give."""
 
 from __future__ import annotations
 

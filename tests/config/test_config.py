@@ -1,4 +1,4 @@
-"""Settings: precedence, and one clear line for whatever is wrong."""
+"""Settings: precedence, and one clear line for each mistake."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The demo's material: problems, vetted variants, policy latencies, the policy and the advantages.
 
-What the table calls certain is run for real here, for a seeded sample of problems.
+Outcomes that the table calls certain are run for real here, for a seeded sample of problems.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The mixed demo: its search endpoint, what it takes for wrong, and one small run for real."""
+"""The mixed demo: its search endpoint, the answers that it takes for wrong, and one small real
+run."""
 
 from __future__ import annotations
 

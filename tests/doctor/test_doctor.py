@@ -135,7 +135,7 @@ def test_a_check_ends_with_its_parent() -> None:
 
 @pytest.fixture
 def frozen(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own on which every write hangs, unkillable, as on a dead server."""
+    """A file system on which every write hangs and cannot be killed, as on a dead file server."""
     lacking = [p for p in ("mkfs.ext4", "mount", "fsfreeze") if shutil.which(p) is None]
     if os.geteuid() or lacking:
         pytest.skip(f"needs root and {', '.join(lacking) or 'nothing else'}")
@@ -238,7 +238,7 @@ def test_doctor_names_a_node_that_cannot_connect_back() -> None:
 
 def test_doctor_reports_gpus_mig_and_slurms_grant_from_a_fake_nvml(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The words only: no GPU is behind, and what NVML itself answers is tested elsewhere."""
+    """Tests the messages only; no GPU is behind them, and NVML's answers are tested elsewhere."""
     def told(place: str = "", *gpus: fake.FakeGpu, **environ: str) -> dict[str, Check]:
         monkeypatch.setattr(gpu, "look", lambda: look(fake.FakeNvml(*gpus)))
         job = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": place} if place else {}
@@ -365,7 +365,7 @@ def test_doctor_names_the_reasons_why_a_machine_cannot_run_the_main_job(tmp_path
 
 
 def test_a_failed_rehearsal_of_doctor_leaves_nothing(tmp_path: Path) -> None:
-    """A worker that does not start, as its settings forbid it: one line, and nothing is left."""
+    """The worker's settings forbid it to start: the finding is one line, and nothing is left."""
     if not missing(RUNTIMES["enroot"]):
         pytest.skip("enroot is here, so that it may be asked for")
     given = {**os.environ, "TANGRAM_HOME": str(tmp_path / "home"), "TANGRAM_ISOLATION": "enroot",

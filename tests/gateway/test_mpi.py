@@ -1,6 +1,7 @@
-"""The MPI way: real worlds under mpiexec, what a wrong world says, and the gateway's driver alone.
+"""Connections over MPI: real worlds under mpiexec, the errors of a wrong world, and the gateway's
+driver alone.
 
-Law: no absolute times are asserted; a world that hangs fails by its timeout.
+No absolute times are asserted; a world that hangs fails by its timeout.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 def world(cluster: LocalCluster, trainer: str, ranks: int = 2, gateways: int = 1,
           **env: str) -> subprocess.CompletedProcess[str]:
-    """Trainers that run this text and gateways, as one world."""
+    """Runs trainers with this program and gateways as one MPI world."""
     exe = str(MPIEXEC) if MPIEXEC.exists() else "mpiexec"
     words = [exe, "-n", str(ranks), sys.executable, "-c", trainer]
     if gateways:
@@ -153,7 +154,7 @@ def test_a_client_left_open_at_exit_gives_no_error(cluster: LocalCluster) -> Non
 @mpi
 @pytest.mark.parametrize("first", ["", "from mpi4py import MPI\n"], ids=["ours", "mpi4pys"])
 def test_processes_that_a_rank_starts_use_the_socket(cluster: LocalCluster, first: str) -> None:
-    """A child of a fork must not touch MPI, at its exit either, whoever finalises MPI; a program
+    """A forked child must not touch MPI, not even at its exit, whoever finalises MPI. A program
     that a rank starts is no rank."""
     done = world(cluster, first + PARENT + """
     import os, subprocess, sys
@@ -198,7 +199,7 @@ def test_a_wrong_mpi_world_is_refused_in_one_line(
 @mpi
 @pytest.mark.parametrize("asked", ["", "0"])
 def test_ranks_that_share_a_core_sleep_while_they_wait(cluster: LocalCluster, asked: str) -> None:
-    """Two trainers and the gateway on one core; what the user has set for MPI stays."""
+    """Two trainers and the gateway share one core; a setting of the user for MPI is kept."""
     env = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": asked} if asked else {}
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
@@ -288,7 +289,7 @@ def test_inconsistent_rank_cards_give_the_right_error() -> None:
 
 
 class Ranks:
-    """Messages by hand; those to `stuck` ranks never leave."""
+    """MPI messages by hand; messages to `stuck` ranks are never delivered."""
 
     def __init__(self) -> None:
         self.come: deque[tuple[int, int, bytearray]] = deque()
@@ -311,7 +312,7 @@ class Ranks:
 
 
 class Pipes:
-    """A broker by hand."""
+    """Connections to a broker, played by hand."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
@@ -340,7 +341,7 @@ class Pipes:
 
 
 class Rig:
-    """A gateway whose time moves only while it waits, and by `later`."""
+    """A gateway whose time advances only while it waits, and by `later`."""
 
     def __init__(self, members: tuple[int, ...] = (0, 1)) -> None:
         self.ns = 10**9

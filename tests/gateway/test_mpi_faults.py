@@ -1,4 +1,5 @@
-"""kill -9 under mpiexec: the whole world dies with one rank, the broker and its sessions do not."""
+"""SIGKILL under mpiexec: the whole world dies with one rank, and the broker and its sessions
+survive."""
 
 from __future__ import annotations
 

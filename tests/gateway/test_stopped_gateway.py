@@ -1,5 +1,5 @@
-"""A gateway that is stopped, for a while or for good, holds no MPI step up: the step ends with its
-trainers, who go on over the broker's socket, and no trainer is ended before."""
+"""A gateway that is stopped, for a while or for good, does not block an MPI job step: the step ends
+with its trainers, which continue over the broker's socket, and no trainer is ended earlier."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def pid_of_the_gateway(note: str) -> int:
     pytest.param(False, id="stopped for good", marks=pytest.mark.long)])
 def test_trainers_finish_and_mpiexec_ends_when_the_gateway_is_stopped(
         tmp_path: Path, again: bool) -> None:
-    """`mpiexec` kills all ranks when one exits without finalising MPI, so the first trainer that is
-    done must not take the others down with it."""
+    """`mpiexec` kills all ranks when one exits without finalising MPI, so the first trainer that
+    finishes must not end the others."""
     if importlib.util.find_spec("mpi4py") is None or not MPIEXEC.exists():
         pytest.skip("mpi4py or mpiexec is not installed")
     note = str(tmp_path / "note")
@@ -90,7 +90,7 @@ def test_trainers_finish_and_mpiexec_ends_when_the_gateway_is_stopped(
 
 
 def test_the_gateway_gives_up_a_rank_that_does_not_answer() -> None:
-    """It took the gateway for dead while that was stopped, and left without a word."""
+    """The rank took the stopped gateway for dead and left without a message."""
     rig = Rig()
     for rank in (0, 1):
         rig.hear(rank, relay.OPEN, b"\1\0\0\0")
@@ -139,7 +139,7 @@ def test_a_process_that_stays_stopped_is_ended_by_its_watchdog() -> None:
     pytest.param(False, id="stopped for good", marks=pytest.mark.long)])
 def test_trainers_finish_and_the_job_step_ends_when_the_gateway_is_stopped(
         site: Site, again: bool) -> None:
-    """`srun --kill-on-bad-exit=0`, as the templates say it."""
+    """With `srun --kill-on-bad-exit=0`, as in the templates."""
     name = f"gwstop{int(again)}"
     go = site.cluster.home / f"{name}.go"
     job = site.sbatch(name, f"python trainer_faults.py 100 {go.name}", "trainer_faults.py",

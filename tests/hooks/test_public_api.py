@@ -1,4 +1,5 @@
-"""Hooks use the public API alone: what a hook of this package needs, a user's own trainer has."""
+"""Hooks use the public API only, so that a user's own trainer can do what a hook of this package
+does."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def reached(path: Path, text: str) -> Iterator[str]:
 
 
 def hidden(path: Path, text: str) -> list[str]:
-    """What of that is not public."""
+    """The imported names and attributes that are not public."""
     return [each for each in reached(path, text)
             if each.partition(":")[2] not in PUBLIC.get(each.partition(":")[0], ())]
 

@@ -1,4 +1,4 @@
-"""The reference trainer: what of it needs torch, and that it learns, whatever helps it."""
+"""The reference trainer: its parts that need torch, and that it learns in every configuration."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_the_reference_trainer_learns_with_pool_and_router_on_and_off() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_planner_lends_no_gpu_when_rollout_is_the_longer_stage(tmp_path: Path) -> None:
-    """The split stays; what the planner foretells of a step comes to be what it takes."""
+    """The split stays, and the planner's prediction of a step approaches the measured time."""
     from tangram_hpc.hooks.reference.reference_run import RunPlan, run
 
     told = run(RunPlan(str(tmp_path), steps=12, planner=True))
@@ -154,7 +154,8 @@ def test_the_planner_lends_no_gpu_when_rollout_is_the_longer_stage(tmp_path: Pat
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_training_continues_when_a_lent_replica_is_killed(tmp_path: Path) -> None:
-    """The action ends with its process, its GPU serves rollouts again, and another life is lent."""
+    """The action ends with its process, its GPU serves rollouts again, and another incarnation is
+    lent."""
     from tangram_hpc.hooks.reference.reference_run import RunPlan, run
 
     named = tmp_path / "replica.pid"

@@ -1,4 +1,4 @@
-"""The reference trainer's trajectories without torch: turns, masks, credit, routes, plan."""
+"""The reference trainer's trajectories without torch: turns, masks, credit, routing and plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def words(text: str, end: bool = True) -> list[int]:
 
 
 def play(prompt: str, *said: tuple[str, int, bytes]) -> ArithmeticTrajectory:
-    """A trajectory whose programs end as told."""
+    """A trajectory whose programs end with the given exit codes and output."""
     one = ArithmeticTrajectory(prompt)
     for program, code, out in said:
         assert not one.over
@@ -99,7 +99,7 @@ def test_each_turn_is_credited_with_its_own_program() -> None:
 
 
 def test_the_shell_tool_distinguishes_right_wrong_and_broken_programs() -> None:
-    """Against the shell itself: the three kinds of return."""
+    """The real shell gives each of the three kinds of result."""
     for program, kind in (("3+4", "right"), ("9*9", "wrong"), ("3+", "broken")):
         ran = subprocess.run(task.check(program), capture_output=True, check=False)
         one = play("7=", (program, ran.returncode, ran.stdout))
@@ -108,7 +108,7 @@ def test_the_shell_tool_distinguishes_right_wrong_and_broken_programs() -> None:
 
 
 def soon(result: Any) -> Any:
-    """A future that another thread ends."""
+    """A future that another thread completes."""
     answer: Any = Future()
     threading.Timer(0.01, answer.set_result, (result,)).start()
     return answer
@@ -233,7 +233,8 @@ def test_the_error_of_a_failing_service_ends_the_training_step() -> None:
 
 
 def drive(train_s: float, rollout_s: float, steps: int = 24) -> Planned:
-    """A planner beside stages that take so long with no replica, and scale with their share."""
+    """A planner beside stages that take these seconds without a replica, and scale with their share
+    of the GPUs."""
     planned, dice = Planned(2, 3, 1, 96, 64), random.Random(7)
     for step in range(steps):
         helped = planned.lent

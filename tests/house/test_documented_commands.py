@@ -1,5 +1,5 @@
 """Every command of README.md and of the documents is run as it is written, or its page says in its
-source why it is not. What Slurm is needed for: tests/house/test_documented_commands_slurm.py."""
+source why not. Commands that need Slurm are in tests/house/test_documented_commands_slurm.py."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def here(language: str, long: bool) -> list[Any]:
 
 
 def test_every_command_block_is_run_or_names_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    """No fence without a language, no code without a fence, no mark without a reason; how many of
-    each there are is printed."""
+    """No fence lacks a language, no code lacks a fence, no mark lacks a reason; the counts are
+    printed."""
     nameless = [b.name for b in ALL if b.language not in documented.RUN | documented.NO_COMMANDS]
     assert nameless == [], "a block says what it is: bash, console, python, toml, text or mermaid"
     assert [line for page in documented.PAGES for line in documented.unfenced(page)] == []
@@ -120,7 +120,7 @@ VERBS: dict[str, argparse.ArgumentParser] = next(
 
 @pytest.mark.parametrize("page", documented.PAGES, ids=lambda p: p.relative_to(REPO).as_posix())
 def test_verbs_and_options_named_in_documents_exist(page: Path) -> None:
-    """`tangram VERB --option` between backquotes: the verb is there and knows the options."""
+    """For `tangram VERB --option` in backquotes: the verb exists and knows the options."""
     wrong = []
     verbs = re.findall(r"(?<!`)`(?:srun [^`]*?)?tangram ([a-z][^`]*)`", page.read_text())
     for code in verbs:
@@ -157,13 +157,13 @@ def run_console(block: Block, tmp_path: Path, timeout: float) -> None:
 
 @pytest.mark.parametrize("block", here("bash", False))
 def test_documented_commands_run(block: Block, tmp_path: Path) -> None:
-    """In a shell that ends at the first command that fails."""
+    """Each block runs in a shell that ends at the first failing command."""
     run_bash(block, tmp_path, 120)
 
 
 @pytest.mark.parametrize("block", here("console", False))
 def test_documented_commands_print_the_documented_output(block: Block, tmp_path: Path) -> None:
-    """The output of a command, line by line."""
+    """The output of each command is compared line by line."""
     run_console(block, tmp_path, 120)
 
 
@@ -171,7 +171,7 @@ def test_documented_commands_print_the_documented_output(block: Block, tmp_path:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("block", [*here("bash", True), *here("console", True)])
 def test_long_documented_commands_run(block: Block, tmp_path: Path) -> None:
-    """As the two above."""
+    """Blocks of both kinds that take minutes."""
     (run_bash if block.language == "bash" else run_console)(block, tmp_path, 800)
 
 
@@ -194,7 +194,7 @@ def test_documented_settings_are_accepted(block: Block, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", here("python", False))
 def test_documented_python_examples_run(block: Block, tmp_path: Path) -> None:
-    """Python, with the names that the text supposes; top-level `await` as in a notebook."""
+    """Python with the names that the text assumes; top-level `await` works as in a notebook."""
     text = filled(block.text, {**TABLE, "/shared/trees": str(tmp_path / "trees")})
     for real, fake in RM.items():
         text = text.replace(real, fake)

@@ -1,8 +1,9 @@
-"""The direction of imports: a room imports only from rooms to its left; one door per package.
+"""The direction of imports: a room imports only from rooms to its left, and a foreign package is
+imported only in the places that `DOORS` lists.
 
 A room is a package of `tangram_hpc`, a part of one, or a module beside them. The order is read from
-the source by `ast`, so an import that is hidden in a function counts, and so does one under
-`TYPE_CHECKING`: a cycle of types is a cycle.
+the source by `ast`, so an import inside a function counts, and so does one under `TYPE_CHECKING`: a
+cycle of types is a cycle.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def may_import(room: str, target: str) -> bool:
 
 
 def faults(path: Path, text: str) -> list[str]:
-    """Every broken rule of one file."""
+    """Every rule that a file breaks."""
     where = path.relative_to(ROOT).as_posix()
     room = room_of(where.removesuffix(".py"))
     found = []
@@ -145,7 +146,8 @@ def faults(path: Path, text: str) -> list[str]:
 
 
 def test_every_module_belongs_to_a_room() -> None:
-    """A package that only holds rooms (`libra`) has none; its `__init__` imports nothing."""
+    """A package that only holds rooms (`libra`) is no room itself; its `__init__` imports
+    nothing."""
     assert [where for where, path in names().items()
             if not room_of(where) and path.name != "__init__.py"] == []
     assert [room for room in PLACE if not (ROOT / room).is_dir()
@@ -257,7 +259,8 @@ def family(name: str, known: dict[str, ast.ClassDef]) -> list[str]:
 
 
 def lent_by_heirs(name: str, known: dict[str, ast.ClassDef]) -> set[str]:
-    """What a class uses of `self` and neither has nor inherits: a subclass must lend it."""
+    """The attributes of `self` that a class uses and neither has nor inherits, so that a subclass
+    must provide them."""
     used, has = set[str](), set[str]()
     for each in (known[one] for one in family(name, known) if one in known):
         fields = "dataclass" in ast.unparse(ast.List(each.decorator_list, ast.Load()))

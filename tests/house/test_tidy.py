@@ -1,4 +1,4 @@
-"""House style that a tool does not check: laws on top, short functions, no broad excepts."""
+"""House style that no tool checks: docstrings on top, short functions, no broad excepts."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ A, B = "GPU-aaaa1111-0", "GPU-aabb2222-0"
 
 
 def found(lib: fake.FakeNvml | None = None, setting: str = "", **environ: str) -> Devices:
-    """What a worker with this environment lends."""
+    """The devices that a worker with this environment lends."""
     place = slurm_place(environ)
     seen = look(lib) if lib is not None else Seen((), "no NVIDIA driver here")
     return find_devices(environ, setting, place.gpus if place else None, lambda: seen)
@@ -100,7 +100,7 @@ def test_a_node_without_a_driver_lends_no_gpu_and_says_so() -> None:
 
 
 def test_lent_gpu_numbers_stay_slurms_when_cgroups_renumber_devices() -> None:
-    """ConstrainDevices: CUDA and NVML count the step's own GPUs from 0."""
+    """With ConstrainDevices, CUDA and NVML count the job step's own GPUs from 0."""
     devices = found(four(4), SLURM_JOB_ID="7", SLURM_STEP_GPUS="4,5,6,7",
                     CUDA_VISIBLE_DEVICES="0,1,2,3")
     assert told(devices) == {4: "GPU-44", 5: "GPU-55", 6: "GPU-66", 7: "GPU-77"}
@@ -201,7 +201,7 @@ def test_a_node_spec_lists_its_devices() -> None:
 
 
 def test_actions_get_gpu_uuids_and_not_numbers(tmp_path: Path) -> None:
-    """Behind a mask or a cgroup a lent number is some other GPU to the process, or none."""
+    """Behind a mask or a cgroup, a lent number is some other GPU to the process, or none."""
     devices = found(four(4), SLURM_JOB_ID="7", SLURM_STEP_GPUS="4,5,6,7",
                     CUDA_VISIBLE_DEVICES="0,1,2,3")
     rig = Rig(tmp_path, devices=devices)

@@ -1,6 +1,6 @@
-"""Each kind of enforcement that this machine has keeps the same promises, or says that it cannot.
+"""Each kind of enforcement on this machine keeps the same promises, or says that it cannot.
 
-A process here is what it is in a worker: a process that starts others and adopts their orphans.
+A process here is what a sandbox process is in a worker: it starts others and adopts their orphans.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def until(true: Callable[[], object], what: str) -> None:
 
 
 class Process:
-    """A process, and a line to it."""
+    """A process, and a connection to control it."""
 
     def __init__(self) -> None:
         self.popen = subprocess.Popen(python(PROGRAM), stdin=subprocess.PIPE,
@@ -116,7 +116,7 @@ class Process:
         return code, output
 
     def beneath(self) -> list[int]:
-        """The living ones."""
+        """The live descendants."""
         return [pid for pid in process_tree.descendants(self.pid) if cgroupfs.started(pid)]
 
     def tasks(self) -> list[int]:
@@ -137,7 +137,7 @@ class Process:
 
 
 def cgroups_of(pid: int) -> set[str]:
-    """Every cgroup that a worker has, with those beneath, and every leaf to step aside into."""
+    """Every cgroup that a worker has, with all cgroups beneath."""
     paths = (f"{here}/{name}" for mount in cgroupfs.mounts()
              for here, folders, _ in os.walk(mount.point) for name in folders)
     return {path for path in paths if f"/tangram-{pid}-" in path or path.endswith(cgroupfs.LEAF)}
@@ -258,7 +258,8 @@ def test_cpu_time_is_limited_where_cores_are_not(enforcer: Enforcer, group: Grou
         process.start(python(BUSY))
 
     def round_of(units: int) -> tuple[float, int]:
-        """Cores' worth of CPU time in a third of a second or more; how often it was held back."""
+        """CPU time in cores over a third of a second or more, and how often the group was
+        throttled."""
         assert group.rebind((), units)
         time.sleep(0.1)  # the period in which it changed
         held, before, began = throttled(group), group.usage().cpu_ns, time.monotonic_ns()
@@ -279,7 +280,8 @@ def test_cpu_time_is_limited_where_cores_are_not(enforcer: Enforcer, group: Grou
 
 
 def before_others(group: Group) -> None:
-    """Gives it nearly all of the machine, however busy that is: what is limited shows then."""
+    """Gives the group nearly all CPU time of the machine, so that its limit shows on a busy
+    machine."""
     assert isinstance(group, CgroupGroup)
     for folder in map(os.path.dirname, group.folders):
         for name, most in (("cpu.shares", "262144"), ("cpu.weight", "10000")):
@@ -288,7 +290,7 @@ def before_others(group: Group) -> None:
 
 
 def throttled(group: Group) -> int:
-    """How often the kernel says that it has held a group back."""
+    """How often the kernel has throttled a group."""
     assert isinstance(group, CgroupGroup)
     told = [cgroupfs.flat_keyed(f"{folder}/cpu.stat", "nr_throttled") for folder in group.folders]
     return next(n for n in told if n is not None)
@@ -359,8 +361,8 @@ def test_exceeding_a_memory_limit_kills_only_the_offender(
 
 def test_a_memory_limit_below_the_current_use_is_no_error(
         enforcer: Enforcer, group: Group, process: Process) -> None:
-    """Version 1 refuses such a limit. Then nothing more is given, until it can be set; version 2
-    ends who holds it."""
+    """Version 1 refuses such a limit; the group then gets no further memory until the limit can be
+    set. Version 2 kills the process that holds the memory."""
     needs(enforcer, "memory")
     holder = process.start(python("x = bytearray(100 << 20); import os; os.kill(os.getpid(), 19)"))
     until(lambda: cgroupfs.read(f"/proc/{holder}/stat").split()[2] == "T", "it holds 100 MiB")

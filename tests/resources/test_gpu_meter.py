@@ -1,4 +1,4 @@
-"""The meter of GPUs: the sums over made-up readings, and the thread that takes them."""
+"""The GPU meter: its sums over given readings, and the thread that reads."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def test_energy_is_measured_from_the_counter_or_from_power(say) -> None:
 
 
 def test_the_parts_of_many_leases_add_up_to_the_counter() -> None:
-    """Power swings between readings; whoever holds the device, nothing is lost or made."""
+    """Power varies between readings; whichever leases hold the device, no energy is lost or
+    added."""
     tally, joules, parts = GpuTally("a"), 0, 0
     tally.renew({"a": reading(0, watts=100)}, 0)
     tally.begin(0, "a", 0)  # holds it all the time

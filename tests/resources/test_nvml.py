@@ -1,4 +1,4 @@
-"""NVML's door: what it sees, and that nothing which NVML refuses gets through as an exception."""
+"""The NVML adapter: what it reads, and that no error of NVML becomes an exception."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_the_fake_nvml_matches_the_real_module() -> None:
 
 
 def test_a_missing_nvml_library_is_reported_without_importing_pynvml() -> None:
-    """In a process of its own, on whatever machine this is; with a driver there is no reason."""
+    """In a separate process, on any machine; with a driver there is no reason to report."""
     text = ("import sys; from tangram_hpc.resources.gpu.nvml import look; seen = look()\n"
             "assert seen.gpus or seen.why\n"
             "print('pynvml' in sys.modules, seen.why)")

@@ -1,6 +1,7 @@
-"""Every adapter of `ServiceBackend` keeps the port's promises: in order, in trouble, at its end.
+"""Every adapter of `ServiceBackend` keeps the port's promises: in order, under failures, and at its
+end.
 
-Law: one suite for all of them (`backend_rig.ADAPTERS`); what is one adapter's own stands below it.
+One suite tests all adapters (`backend_rig.ADAPTERS`); tests of one adapter alone stand below it.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def scratch(tmp_path: Path) -> Path:
 
 def through(adapter: BackendCase, home: Path, scratch: Path,
             steps: Callable[[ServiceBackend], Awaitable[None]], tight: str = "") -> None:
-    """Takes a copy through `steps` and closes it; nothing of it may be left."""
+    """Takes a copy through `steps` and closes it; checks that nothing of it is left."""
     async def life() -> None:
         copy = adapter.make(home, scratch, tight)
         with nothing_left(scratch):
@@ -328,7 +329,7 @@ class TestRunner:
         asyncio.run(life())
 
     def test_cancelling_an_order_ends_the_service_process(self, home: Path, scratch: Path) -> None:
-        """Its answer would be taken for the next order's."""
+        """Its late answer would be taken for the answer to the next order."""
         adapter = Torch("causal")
 
         async def steps(copy: ServiceBackend) -> None:
@@ -373,7 +374,7 @@ class TestRunner:
 
     def test_parking_frees_private_memory_and_copies_share_file_pages(
             self, home: Path, scratch: Path) -> None:
-        """What stands on the "device" is private memory; what is parked is the files' own pages."""
+        """Weights on the "device" are private memory; parked weights are the files' own pages."""
         model = tiny(home, "causal", hidden=512, layers=8)
         weights = sum(f.stat().st_size for f in model.glob("*.safetensors"))
 
@@ -402,8 +403,8 @@ def _private(pid: int) -> int:
 
 
 def _mapped(pid: int, folder: Path) -> tuple[int, int]:
-    """Of the pages of this folder's files that a process has mapped, in bytes: those that are its
-    own by having been written, and those in the page cache."""
+    """Bytes of this folder's files that a process has mapped: pages of its own, because they were
+    written, and pages in the page cache."""
     own = shared = 0
     ours = False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():

@@ -1,5 +1,5 @@
-"""What vLLM, SGLang and plain HTTP are asked, and what each needs of its own; what is right is
-counted from the fakes' own tokens."""
+"""The requests that vLLM, SGLang and plain HTTP get, and what is special to each. The right answers
+are computed from the fakes' own tokens."""
 
 from __future__ import annotations
 

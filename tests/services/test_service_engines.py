@@ -1,5 +1,5 @@
 """Engines behind HTTP as copies of a service, against fakes that speak their protocols over TCP:
-every state of a copy's life, and every way in which an engine fails in it. What ends a real engine
+every state of a copy, and every way in which an engine fails in it. What ends a real engine also
 ends its fake."""
 
 from __future__ import annotations

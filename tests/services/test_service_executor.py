@@ -1,4 +1,5 @@
-"""A node's services: batches, who stands where, and that no call is lost whatever dies."""
+"""The services of a node: batches, which copy is on which block, and that no call is lost whatever
+process dies."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Newer weights of a model that is served: taken up between batches, by every copy, on the device
-or parked; and rollouts that say which weights drew them."""
+"""Newer weights of a served model: every copy takes them up between batches, resident or parked,
+and rollouts say which weights generated them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""What the runner answers is right: held against numpy in float64, alone and in company, before and
-after parking.
-"""
+"""The answers of the service process are right: compared with numpy in float64, alone and in
+batches, before and after parking."""
 
 from __future__ import annotations
 
@@ -118,7 +117,7 @@ def test_scores_match_a_float64_reference(kind: str, home: Path, tmp_path: Path)
 
 
 def test_greedy_generation_matches_a_float64_reference(home: Path, tmp_path: Path) -> None:
-    """In float64 rounding does not turn the likeliest token into another."""
+    """In float64, rounding does not change which token is likeliest."""
     folder = tiny(home, "causal", kind="llama")
     truth, tokens = reference(folder), tokenizer(folder)
     right = [tokens.decode(truth.greedy(tokens(text)["input_ids"], 12, END),
@@ -138,7 +137,7 @@ def test_greedy_generation_matches_a_float64_reference(home: Path, tmp_path: Pat
 
 
 def test_sampled_tokens_follow_the_probabilities_of_the_model(home: Path, tmp_path: Path) -> None:
-    """How often a token is drawn is how likely the model says it is."""
+    """A token is drawn as often as the model's probability says."""
     folder = tiny(home, "causal", kind="llama")
     truth, tokens = reference(folder), tokenizer(folder)
     prompt, many = tokens("x")["input_ids"], 2000
@@ -154,7 +153,7 @@ def test_sampled_tokens_follow_the_probabilities_of_the_model(home: Path, tmp_pa
 
 
 def test_logprobs_are_right_for_models_that_soft_cap_their_logits(tmp_path: Path) -> None:
-    """Gemma 2 bends them: the head cannot be used by itself."""
+    """Gemma 2 soft-caps its logits, so its head cannot be used by itself."""
     import torch
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
@@ -179,7 +178,7 @@ def test_logprobs_are_right_for_models_that_soft_cap_their_logits(tmp_path: Path
 
 
 def test_an_encoder_classifier_gives_scores(tmp_path: Path) -> None:
-    """BERT has a head of its own kind."""
+    """BERT has another kind of head than decoders."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -202,7 +201,7 @@ def test_an_encoder_classifier_gives_scores(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_weights_are_right_and_survive_parking(
         dtype: str, home: Path, tmp_path: Path) -> None:
-    """Converted weights park and wake as the files' own do."""
+    """Converted weights can be parked and woken like those of the files."""
     folder = tiny(home, "causal", kind="llama")
     truth = reference(folder)
     prompt, completion = [60, 70, 80], [90, 91, 92]

@@ -1,4 +1,4 @@
-"""Services through a real broker and worker: whatever dies in the middle of it, no call is lost."""
+"""Services through a real broker and worker: whatever process dies, no call is lost."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_crashing_service_copies_lose_no_call_of_others(tmp_path: Path) -> None:
 
 
 def runners() -> list[int]:
-    """The processes of this test's copies."""
+    """The service processes of this test."""
     found = []
     for pid in process_tree.descendants(os.getpid()):
         try:

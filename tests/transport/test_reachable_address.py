@@ -1,6 +1,6 @@
-"""What brokers and ranks tell other nodes as their address: one that these can reach, or an error
-that names `bind`. The real commands in two network namespaces with a cable between them, whose
-hosts files give a host's own name 127.0.1.1, as Debian's and Ubuntu's installers write it."""
+"""The address that brokers and ranks publish is one that other nodes can reach, or an error names
+`bind`. The real commands run in two network namespaces with a link between them, whose hosts files
+give the host's own name 127.0.1.1, as the installers of Debian and Ubuntu do."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ dial([a for a in access.addresses if a.startswith("tcp:")], access.key, access.j
 
 
 def hosts_file(own: int) -> str:
-    """A node's own name is loopback to itself; the other one's is not."""
+    """Resolves the node's own name to loopback, and the other node's name to its address."""
     lines = ["127.0.0.1 localhost", f"127.0.1.1 {NAMES[own]}",
              f"{CABLE}.{2 - own} {NAMES[1 - own]}"]
     return "\n".join(lines) + "\n"
 
 
 class Pair:
-    """Two hosts: of their own are network, host name and hosts file; the files are common."""
+    """Two hosts with separate networks, host names and hosts files, and common files."""
 
     def __init__(self, folder: Path, plugged: bool = True) -> None:
         self.folder = folder
@@ -78,7 +78,7 @@ class Pair:
         return ["nsenter", "--target", str(self.holders[own].pid), "--net", "--uts", "--mount"]
 
     def environ(self, own: int, others: bool = True, **more: str) -> dict[str, str]:
-        """As Slurm would set it on a node of a job of two, or of one."""
+        """The environment of a node in a job of two nodes, or of one."""
         nodes = "tangram[1-2]" if others else NAMES[own]
         return {"PATH": os.environ["PATH"], "HOME": str(self.folder), "SLURM_JOB_ID": "77",
                 "TANGRAM_HOME": str(self.folder / "home"), "SLURMD_NODENAME": NAMES[own],
@@ -98,7 +98,7 @@ class Pair:
 
     @contextlib.contextmanager
     def broker(self, *, others: bool = True, **more: str) -> Iterator[list[str]]:
-        """A broker on the first host; yields the TCP addresses that it tells."""
+        """Runs a broker on the first host; yields the TCP addresses that it publishes."""
         child = self.tangram(0, "broker", "--nodes", "1", others=others, **more)
         try:
             while not (self.access.exists() and self.access.stat().st_size):
@@ -111,7 +111,7 @@ class Pair:
             child.communicate(timeout=60)
 
     def dialled(self) -> subprocess.CompletedProcess[str]:
-        """The second host shakes hands with the broker, over TCP alone."""
+        """The second host connects to the broker over TCP only."""
         return subprocess.run([*self.enter(1), sys.executable, "-c", DIAL, str(self.access)],
                               env=self.environ(1), capture_output=True, text=True, timeout=60,
                               cwd=REPO, check=False)
@@ -139,7 +139,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 @pytest.fixture
 def apart(tmp_path: Path) -> Iterator[Pair]:
-    """Hosts that have loopback only."""
+    """Two hosts that have loopback only."""
     yield from made(tmp_path, False)
 
 
@@ -152,7 +152,7 @@ def test_a_broker_publishes_an_address_that_other_nodes_reach(pair: Pair, bind: 
 
 
 def errors_of(told: str) -> list[str]:
-    """The lines on standard error, less the one that says that there is no Slurm to ask here."""
+    """The lines on standard error, without the line that says that no Slurm can be asked here."""
     return [line for line in told.splitlines() if "Slurm does not tell when job" not in line]
 
 
@@ -199,7 +199,7 @@ def test_a_local_cluster_needs_no_network_even_inside_a_job(apart: Pair) -> None
 
 @pytest.mark.parametrize("bind", ["", f"{CABLE}.2"])
 def test_master_addr_is_an_address_of_rank_0_that_other_nodes_reach(pair: Pair, bind: str) -> None:
-    """`bind` may be the address of the broker's node, which is another one than rank 0's."""
+    """`bind` may be an address of the broker's node, which is not that of rank 0."""
     step = {"SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2",
             "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "tangram[1-2]"}
     with pair.broker():

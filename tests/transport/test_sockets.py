@@ -1,4 +1,5 @@
-"""Listeners: nothing is said to whom has not proven the key; TCP and Unix serve alike."""
+"""Listeners send nothing to a peer that has not proven the key; TCP and Unix sockets behave
+alike."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def tcp(cluster: LocalCluster) -> tuple[str, int]:
 
 
 def knock(cluster: LocalCluster, answer: bytes) -> bytes:
-    """What a peer hears after the greeting when it answers so."""
+    """The bytes that a peer gets after the greeting when it sends this answer."""
     with socket.create_connection(tcp(cluster), timeout=30) as sock:
         greeting = sock.recv(auth.GREETING)
         assert greeting.startswith(auth.MAGIC) and len(greeting) == auth.GREETING
@@ -87,8 +88,8 @@ def test_a_silent_peer_is_dropped(cluster: LocalCluster) -> None:
 
 
 def _crowd(port: int, door: str) -> None:
-    """Three may be on their way: of five that say nothing the oldest two go, and who has the key
-    gets in at once."""
+    """Three unproven connections are allowed: of five silent ones the oldest two are closed, and a
+    peer with the key gets in at once."""
     crowd = []
     for _ in range(5):
         crowd.append(socket.create_connection(("127.0.0.1", port), timeout=30))
@@ -133,7 +134,7 @@ def test_unproven_peers_do_not_block_a_peer_at_a_bulk_listener(
 
 def test_a_listener_without_descriptors_waits_and_accepts_later(
         monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listener that cannot accept would be woken again and again."""
+    """A listener that cannot accept would otherwise be woken again and again."""
     full_until = time.monotonic() + 0.3
 
     class Full(socket.socket):

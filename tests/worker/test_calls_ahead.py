@@ -1,4 +1,5 @@
-"""Calls that wait in a runner: nothing of them is lost, run twice or blamed for another's end."""
+"""Calls that are prefetched to a runner: none is lost, run twice or blamed for the end of another
+call."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tangram_hpc.protocol.payload import FunctionCall, encode
 
 
 class Ahead(Rig):
-    """Gives calls ahead."""
+    """A rig that prefetches calls."""
 
     def __init__(self, folder: Path) -> None:
         self.back: list[int] = []
@@ -33,7 +34,8 @@ class Ahead(Rig):
         self.back.append(lease)
 
     def chain(self, function: Any, *arguments: tuple[Any, ...]) -> list[int]:
-        """One call after the other of a function that the runner knows; the leases."""
+        """Calls of a function that the runner knows, each prefetched behind the one before; returns
+        the leases."""
         digest, leases, took = self.store.put(cloudpickle.dumps(function)), [], []
 
         async def give() -> None:

@@ -1,4 +1,5 @@
-"""The worker's driver: messages become orders, reports become messages, one frame a turn."""
+"""The worker's driver: messages become orders to the executor, reports become messages, and each
+loop turn sends one frame."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ DONE = Outcome(ActionState.COMPLETED)
 
 
 class Wire:
-    """The far end of a link: what arrived, frame by frame."""
+    """The far end of a link; keeps what arrived, frame by frame."""
 
     def __init__(self) -> None:
         self.queued: list[tuple[Any, Any]] = []
@@ -54,7 +55,7 @@ class Wire:
 
 
 class Hand:
-    """A timer turned by hand."""
+    """A timer that the test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -179,7 +180,8 @@ def test_a_shutdown_refusal_or_lost_link_closes_the_worker_once(last: ms.Message
 @pytest.mark.parametrize("how", [{"signal": 15}, {"exit_code": 143}, {}])
 def test_commands_that_slurm_ends_before_the_worker_leaves_are_not_reported(
         how: dict[str, int]) -> None:
-    """As scancel, a preemption and a time limit do: what they ended is not told as its own end."""
+    """scancel, a preemption and a time limit end the commands first. Their ends must not be
+    reported as ends of the commands' own making."""
     rig = Rig()
     for lease in (1, 2):
         rig.start(lease)

@@ -1,5 +1,5 @@
-"""A worker that loses the way to its broker, not the broker, comes back as a new node; one whose
-broker is gone leaves."""
+"""A worker that loses the link to a live broker rejoins as a new node; a worker whose broker has
+ended exits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tangram_hpc.transport.socket.asyncsock import tune
 
 
 class Relay:
-    """A way to a broker that can be shut: all that goes over it breaks at once."""
+    """A relay to a broker that can be cut: all connections over it break at once."""
 
     def __init__(self, host: str, port: int) -> None:
         self._to = (host, port)
@@ -61,7 +61,7 @@ class Relay:
                     sock.close()
 
     def shut(self) -> None:
-        """Breaks what is open; who comes anew is let in."""
+        """Breaks all open connections; new ones are accepted."""
         for pair in self._pairs:
             for sock in pair:
                 try:
