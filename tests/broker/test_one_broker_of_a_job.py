@@ -58,7 +58,7 @@ def test_a_second_broker_of_a_job_refuses_to_start_and_names_the_first(tmp_path:
         try:
             until(lambda: second.poll() is not None or serves(first.access) == second.pid,
                   "the second to refuse or to serve")
-            assert serves(first.access) == pid, "clients are led to the second broker"
+            assert serves(first.access) == pid, "clients find the second broker"
             _, said = second.communicate(timeout=60)
         finally:
             second.kill()

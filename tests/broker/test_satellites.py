@@ -246,7 +246,7 @@ def test_a_satellites_start_time_is_slurms_and_queries_then_stop() -> None:
     assert rig.allocs.entries[alloc].since == rig.now - 9 * S
     for _ in range(20):
         rig.watch(60)
-    assert len(rig.slurm.queried) == 1, "nothing is unsettled"
+    assert len(rig.slurm.queried) == 1, "no allocation is undecided"
 
 
 def test_a_released_satellite_ends_by_itself_or_is_cancelled_after_a_while() -> None:
@@ -292,7 +292,7 @@ def test_a_component_is_cancelled_by_its_offset() -> None:
     assert rig.slurm.cancelled[0][0] == (JobRef(7, 1),)
     rig.slurm.cancelled[0][1](SlurmTransient("away"))
     rig.watch(2)
-    assert len(rig.slurm.cancelled) == 2, "again"
+    assert len(rig.slurm.cancelled) == 2, "a failed scancel is repeated"
     rig.slurm.cancelled[1][1](None)
     assert rig.state(component.alloc) is None
 

@@ -240,7 +240,7 @@ def test_measured_mixtures_correct_the_routing_loss(run: Run, tmp_path: Path) ->
         return out["splits"][0]["step_s"], out["costs"]
 
     plain = json.loads(run("--json")[1])
-    assert told(1.1) == (plain["splits"][0]["step_s"], plain["costs"]), "as the loss says"
+    assert told(1.1) == (plain["splits"][0]["step_s"], plain["costs"]), "the loss is as configured"
     step_s, costs = told(1.65)
     assert costs == f"{plain['costs']}, routing loss 0.542 as measured", "1.1 x 1.5 ** (5 / 6)"
     assert step_s >= plain["splits"][0]["step_s"]

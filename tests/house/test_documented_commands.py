@@ -104,7 +104,7 @@ def test_every_command_block_is_run_or_names_the_reason(capsys: pytest.CaptureFi
     marked = [b for b in ALL if b.why_not]
     assert [b.name for b in marked if b.language not in documented.RUN] == []
     names = Counter(b.name for b in TO_RUN)
-    assert LONG | set(PRE) <= set(names), "a block that this file knows is there no more"
+    assert LONG | set(PRE) <= set(names), "a block named in this file is gone from its page"
     with capsys.disabled():
         count = Counter(b.language for b in TO_RUN)
         slurm = sum(b.needs_slurm for b in TO_RUN)

@@ -315,7 +315,7 @@ def test_no_package_has_more_than_20_modules() -> None:
                          ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_every_package_docstring_says_what_the_package_contains(path: Path) -> None:
     told = ast.get_docstring(ast.parse(path.read_text()))
-    assert told, "say what is in it and what is not"
+    assert told, "a package docstring says what the package contains"
     assert told.count(". ") + told.count(".\n") >= 1 or path.parent == ROOT, "two sentences or more"
 
 

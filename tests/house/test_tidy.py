@@ -20,7 +20,7 @@ def test_every_source_file_keeps_the_house_style(path: Path) -> None:
     if not text.strip():
         return
     tree = ast.parse(text)
-    assert ast.get_docstring(tree), "a module begins with its law"
+    assert ast.get_docstring(tree), "a module begins with a docstring"
     assert text.count("\n") <= FILE_MAX, "one subject per file"
     assert path.name == "reading.py" or not re.search(r"msgpack\.[Dd]ecode", text), (
         "protocol.reading's reader: msgspec's own decoders raise more than its DecodeError")

@@ -64,4 +64,4 @@ def test_every_stop_of_the_walk_names_files_and_names_that_exist(
 def test_a_file_is_visited_once_in_each_direction() -> None:
     for part in TEXT.split("\n## Back"):
         files = [file for _, head, _ in _STOP.findall(part) for file, _ in _VISIT.findall(head)]
-        assert len(files) == len(set(files)), "once outbound, at most once on return"
+        assert len(files) == len(set(files)), "a file is visited twice in one direction"

@@ -89,18 +89,18 @@ def test_mixed_degree_plans_have_a_factor_of_their_own_relative_to_uniform_plans
     learned = Calibrator()
     assert learned.mixed() == 1.0 and [learned.loss(x) for x in (0.0, 0.1)] == [0.0, 0.1]
     learned.observe_plan(True, 1000, 1300, 4000.0)
-    assert learned.mixed() == pytest.approx(1.3 ** 0.5), "one sample weighs as much as the belief"
+    assert learned.mixed() == pytest.approx(1.3 ** 0.5), "one sample weighs as much as the prior"
     for _ in range(60):
         learned.observe_plan(True, 1000, 1300, 4000.0)
-    assert learned.mixed() == pytest.approx(1.3, rel=0.01), "uniform ones are as said till told"
+    assert learned.mixed() == pytest.approx(1.3, rel=0.01), "uniform plans are as predicted"
     for _ in range(5):
         learned.observe_plan(False, 1000, 1300, 4000.0)
-    assert learned.mixed() == pytest.approx(1.0), "all are 1.3 times as long: none loses to others"
+    assert learned.mixed() == pytest.approx(1.0), "all plans are 1.3 times as slow"
     assert learned.factors() == Factors()
     fast = Calibrator()
     fast.observe_plan(True, 1000, 700, 4000.0)
-    assert fast.mixed() == 1.0, "what is fast may be so for all"
-    assert learned.loss(0.0) == 0.0, "where lengths are known nothing is learned of it"
+    assert fast.mixed() == 1.0, "all plans may be equally fast"
+    assert learned.loss(0.0) == 0.0, "known lengths need no routing loss"
 
 
 @given(st.floats(0.5, 3.0), st.floats(0.5, 3.0), st.floats(0.01, 1.0), st.integers(1, 30))
@@ -130,7 +130,7 @@ def test_old_samples_of_mixed_degree_plans_and_those_before_a_change_are_dropped
             changed.observe_plan(mixed, 1000, took, 4000.0)
         assert changed.mixed() > 1.2
         changed.observe_plan(False, 1000, ns, tokens)
-        assert changed.mixed() == 1.0, "other lengths, or another speed"
+        assert changed.mixed() == 1.0, "lengths or uniform plans have changed"
 
 
 @given(PLANS, st.integers(0, 100))
@@ -185,7 +185,7 @@ def test_a_plan_switch_must_gain_more_than_it_costs() -> None:
     assert not worth(rules, 100 * s, 120 * s).switch
     assert "less than 5.0%" in worth(rules, 100 * s, 96 * s).why
     assert "costs 15.0 s" in worth(rules, 10 * s, 9 * s).why
-    assert not worth(rules, 15 * s, int(13.5 * s)).switch, "equal to the cost is not more"
+    assert not worth(rules, 15 * s, int(13.5 * s)).switch, "a gain equal to the cost is no gain"
     assert worth(rules, 16 * s, int(14.4 * s)).switch
     assert worth(rules, None, 10**15).switch
     assert worth(replace(rules, switch_cost_ns=0, min_gain=0.0), 2, 1).switch
@@ -321,7 +321,7 @@ def test_the_online_planner_calibrates_itself_and_then_keeps_its_plan() -> None:
     assert all(f == pytest.approx(0.7, rel=1e-6) for _, f in planner.calibrator.factors().rollout)
     assert len(told) >= 2 and planner.now is not None
     switches = [a for a in told if a.verdict.switch]
-    assert len(switches) <= 2, "at most until the world is known"
+    assert len(switches) <= 2, "it switches only until calibrated"
 
 
 def test_the_online_planner_follows_a_drift_of_lengths() -> None:
@@ -427,12 +427,12 @@ def dealt_by(planner: OnlinePlanner, mixtures: float, steps: int, of: int = 0, a
 def test_mixed_degree_plans_slower_than_predicted_are_left_for_uniform_ones(ahead: int) -> None:
     planner = lossy(ahead)
     planner.preflight(tailed())
-    assert planner.mixed, "it believes in one at first"
+    assert planner.mixed, "the first plan is mixed"
     told = dealt_by(planner, 1.3, 16, ahead=ahead)
     at = told.index(False)
-    assert at < 8 and not any(told[at:]), "left soon, and not taken again at once"
+    assert at < 8 and not any(told[at:]), "mixed plans are left soon and not retried at once"
     rest = dealt_by(planner, 1.3, 16 * (1 + ahead), 16, ahead)
-    assert 0 < sum(rest) <= 8 and not rest[-1], "tried again when what was believed is old"
+    assert 0 < sum(rest) <= 8 and not rest[-1], "mixed plans are retried when samples are old"
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -457,4 +457,4 @@ def test_a_new_plan_is_measured_before_the_next_one_is_sought() -> None:
     long = [Request(500, 20_000)] * 192
     silent = [again.step(StepFacts(at + k, 10**9, 10**9, queue_pressure=1.0), long, {})
               for k in (1, 2)]
-    assert silent[0] is None and silent[1] is not None, "one step began before, one is measured"
+    assert silent[0] is None and silent[1] is not None, "only the second step is measured"

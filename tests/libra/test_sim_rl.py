@@ -102,7 +102,7 @@ class Served:
     def look(self) -> None:
         e = self.engine
         assert e.running <= self.at_once and e.held + e.cached <= e.room
-        assert e.load == 0 or e.running, "somebody runs, or nobody ever would"
+        assert e.load == 0 or e.running, "no request runs although some wait"
 
     def until(self, now: int | None) -> None:
         """Plays all events up to this time; None: to the end."""
@@ -204,7 +204,7 @@ def test_kv_entries_are_evicted_oldest_first_and_only_when_room_is_needed() -> N
     assert engine.read - before == 200
     [(_, now)] = run_down(engine)
     engine.add(now, DecodeWork(1, 4_200, 10))
-    assert engine.read - before == 200 + 4_200 - 790, "two more have taken of what it had"
+    assert engine.read - before == 200 + 4_200 - 790, "two requests have taken of its room"
     [(_, now)] = run_down(engine)
     before = engine.read
     engine.add(now, DecodeWork(4, 3_000, 10, brought=2_500))
@@ -381,7 +381,7 @@ def test_a_dead_rollout_node_is_not_replaced_by_one_that_rollout_needs() -> None
     first = next(iter(lending._engines))
     lending.dies(0, first)
     lending.boundary(0, sum(router.easy(one.id) for one in router.instances))
-    assert not lending.out, "all that live are needed"
+    assert not lending.out, "rollout needs all live nodes"
     lending.boundary(0, 1)
     assert lending.out
 
@@ -406,7 +406,7 @@ def test_a_lent_node_that_died_joining_is_not_replaced_by_one_rollout_needs() ->
     lending.returns(now, first)
     for _ in range(WHOLE.pool.retry_steps - 1):
         lending.boundary(now, needed)
-        assert not lending.out, "another one is lent in its place"
+        assert not lending.out, "another node is lent in its place"
     for _ in range(2):
         lending.boundary(now, needed)
     assert lending.out and not lending._engines[first]

@@ -54,7 +54,7 @@ def judge_always(cluster: LocalCluster, phases: list[dict[str, Any]], pair: Any,
     assert tuple(p["units"] for p in phases) == sizes
     for phase in phases:
         allowed = {tuple(cores) for cores in phase["cores"]}
-        assert len(allowed) == 1, "the whole tree is moved"
+        assert len(allowed) == 1, "the whole process tree has the new cores"
         assert len(allowed.pop()) == phase["units"]
         assert phase["cpu"] <= phase["units"] + TICKS
     details = pair.details

@@ -137,7 +137,7 @@ def test_a_session_action_is_prefetched_on_the_core_where_the_session_ran_last()
             action = running[(7 * round_ + len(waiting)) % len(running)]
             session = w.ledger.actions[action].action.session
             cores = cores_of(w, action)
-            assert round_ == 0 or cores == where[session], "it went elsewhere"
+            assert round_ == 0 or cores == where[session], "the action left its core"
             where[session] = cores
             w.finish(action)
             waiting.remove(action)

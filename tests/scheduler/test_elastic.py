@@ -135,7 +135,7 @@ def test_a_long_action_is_overtaken_a_bounded_number_of_times(long: tuple[int, .
         before += done not in busy
         w.now += RESIZE_GAP_NS
         w.plan()
-        assert before <= BYPASS + 4 and w.now < OVERDUE_NS, "it is overtaken again and again"
+        assert before <= BYPASS + 4 and w.now < OVERDUE_NS, "the action is overtaken without end"
 
 
 def test_an_action_that_waited_past_the_limit_starts_next() -> None:

@@ -536,7 +536,7 @@ def test_the_allocation_invariants_hold_on_any_history(
     again = Scheduler(make_placer("elastic"))
     for event in w.events:
         again.handle(event)
-    assert again.ledger.allocs == w.ledger.allocs, "a replay decides nothing and knows the same"
+    assert again.ledger.allocs == w.ledger.allocs, "a replay differs"
     twice = History(policy=policy, tried=False)
     for what, n in steps:
         twice.step(what, n)
@@ -570,7 +570,7 @@ def test_satellites_on_their_way_are_not_requested_again(
     held = 4 + 8 * len(first)
     left = count * seconds - 4 * 10
     waits = max(0, count - 4)
-    assert left - 4 * 8 <= 20 * held or 8 * len(first) >= min(waits, waits * seconds // 20), "few"
+    assert left - 4 * 8 <= 20 * held or 8 * len(first) >= min(waits, waits * seconds // 20), "too few"
     if first:
-        assert left > 20 * (held - 8), "many"
+        assert left > 20 * (held - 8), "too many"
     assert asks(w.to(8 + 10 * more)) == []

@@ -485,7 +485,7 @@ def test_a_failing_service_gets_turns_when_no_other_service_is_left() -> None:
     assert world.pool.closed("n1") and world.serve(world.turn(1)) == "n2"
     world.happen(ev.NodeLost(world.now, 2, "gone"))
     world.plan()
-    assert world.pool.closed("n1"), "nobody waits for it"
+    assert world.pool.closed("n1"), "no turn waits for it, so it stays closed"
     last = world.turn(2)
     world.plan()
     assert world.service(last) == "n1" and not world.pool.closed("n1")

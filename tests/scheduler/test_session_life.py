@@ -294,7 +294,7 @@ def test_random_session_histories_violate_no_invariant_and_leave_nothing(
                 here = True
         w.plan()
         deadline = w.scheduler.next_deadline()
-        assert not deadline or deadline > w.now, "what is due was not done: the timer would spin"
+        assert not deadline or deadline > w.now, "a deadline passed unused: the timer would spin"
     if here:
         w.happen(ev.ClientLeft(w.now, w.client, True, w.now))
     for _ in range(50):

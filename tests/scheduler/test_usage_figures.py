@@ -73,7 +73,7 @@ def test_cpu_time_of_children_of_a_killed_command_is_counted(rig: Rig) -> None:
     for name in ("one", "two"):
         text = rig.file(name)[1]
         used += float(text.data) if text is not None else 0.0
-    assert used > 0.2, "they did not get to run"
+    assert used > 0.2, "the children got no CPU time"
     # what /proc tells is in ticks of 10 ms, for user and system time each
     assert outcome.cpu_ns / SECOND > used - 0.1, (outcome, used)
     assert outcome.cpu_ns < 2.5 * outcome.exec_ns
@@ -103,9 +103,9 @@ def test_the_memory_of_a_small_program_is_not_that_of_its_sandbox(
     outcome, _ = rig.exec("./tiny", ms, session=1)
     assert outcome.state is ActionState.COMPLETED
     assert 0 < outcome.maxrss_kib < 4000, outcome
-    assert "maxrss" in outcome.lower_bounds, "the kernel does not tell it"
+    assert "maxrss" in outcome.lower_bounds, "the kernel does not report it"
     if ms != "0":
-        assert outcome.maxrss_kib > 300, "it was there long enough to be looked at"
+        assert outcome.maxrss_kib > 300, "it lived long enough to be measured"
 
 
 def test_the_memory_of_a_large_program_is_exact(rig: Rig) -> None:

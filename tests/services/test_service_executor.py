@@ -74,7 +74,7 @@ def test_a_resident_copy_serves_while_another_copy_is_loading() -> None:
         rig.call_s, rig.load_s = 0.05, 3600.0
         first, second = rig.call("a"), rig.call("a", gpus=(1,))
         await rig.all(first, second)
-        assert rig.copies[1].state == "new", "it is still being loaded"
+        assert rig.copies[1].state == "new", "the second copy is still loading"
         assert rig.of("wake")[-1][1:] == (1, "wake", (1,))  # the first copy moved
         waited, restored = rig.ends[first].exec_ns, rig.ends[second].restore_ns
         assert 0 < restored < waited, "waiting for a copy is no restore"

@@ -67,8 +67,8 @@ def test_satellites_are_requested_for_each_burst_and_released_when_idle(seed: in
     released = [e.at for e in world.kept if isinstance(e, ev.AllocationReleased)]
     ended = [e.at for e in world.kept if isinstance(e, ev.AllocationEnded)]
     assert world.client is not None and world.client.step_ns < slow
-    assert min(asked) < 30 * S and max(asked) > 60 * S, "each burst asks"
-    assert any(max(asked[:1]) < at < 60 * S for at in released), "between them it lets go"
+    assert min(asked) < 30 * S and max(asked) > 60 * S, "each burst requests satellites"
+    assert any(max(asked[:1]) < at < 60 * S for at in released), "satellites leave between bursts"
     assert len(ended) >= 1
 
 

@@ -101,7 +101,7 @@ def test_with_more_services_than_gpus_most_gpu_time_is_spent_on_calls(
     assert faults(run, work, where) == []
     restoring = sum(r.restore for r in run.records)
     computing = sum(r.end - r.start - r.restore for r in run.records)
-    assert restoring <= 1.5 * computing, "most GPU time went to bringing services in"
+    assert restoring <= 1.5 * computing, "most GPU time was spent on restores"
     assert run.step_ns <= 4 * S * max(t.start_s for t in work.trajectories)
 
 
@@ -115,7 +115,7 @@ def test_a_call_on_8_gpus_is_served_under_endless_calls_on_one_gpu(restore_s: fl
     run = simulate(work, where, make_placer("elastic"))
     assert faults(run, work, where) == []
     first = min(r.start for r in run.records if r.action.degrees == (8,))
-    assert first < span_s * S, "it waited until the narrow calls had ceased"
+    assert first < span_s * S, "it waited for the end of the narrow calls"
 
 
 # ---- the rule, call by call ---------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_a_restored_copy_serves_calls_before_a_starving_call_takes_its_gpu() -> 
         served += 1
         assert running in mine
     waited = (w.now - began) / S
-    assert served >= 15, "its restore of 10 s was for a few calls only"
+    assert served >= 15, "a restore of 10 s served only a few calls"
     assert waited <= 10 + 8 * 10 * 2 + 10, "the other service was starved"
 
 
@@ -179,7 +179,7 @@ def test_a_starving_call_with_a_resident_copy_evicts_no_other_service() -> None:
             more[s].remove(running)
             end(w, running, 0)
     brought = [d for d in w.decisions if isinstance(d, de.StartLease) and d.restore_ns]
-    assert len(brought) == 2, "each service was brought in once"
+    assert len(brought) == 2, "each service was restored once"
 
 
 def test_batches_continue_beside_a_starving_call_until_the_minimum_residency_ends() -> None:
@@ -188,7 +188,7 @@ def test_batches_continue_beside_a_starving_call_until_the_minimum_residency_end
     w.plan()
     w.now += 30 * S  # a's restore took 10 s; its term lasts for 30 s more at least
     late = call(w, "a")
-    assert started(w.plan()) == [late], "it follows on the busy copy of its service"
+    assert started(w.plan()) == [late], "it is prefetched to the busy copy of its service"
     w.now += 200 * S
     later = call(w, "a")
     assert started(w.plan()) == []

@@ -91,7 +91,7 @@ def test_an_unreachable_target_gives_the_best_measured_size() -> None:
     found = curve(lambda h: max(2.0, 200 / h.cpus), scale(50), Target(act_s=1.5))
     assert found.answer is not None and found.answer.held is None
     assert found.answer.figures.mean_act_s == 2.0
-    assert found.answer.at == Holding(100, 0), "the smallest of the best that were measured"
+    assert found.answer.at == Holding(100, 0), "the smallest size with the best result"
     assert curve(lambda h: None, scale(50), Target(act_s=1.5)).answer is None
 
 

@@ -90,7 +90,7 @@ class FakeAdapter:
     async def _call(self, what: str, argument: Any) -> None:
         self.made.append((what, argument, time.monotonic_ns()))
         self.inside += 1
-        assert self.inside == 1, "one call at a time"
+        assert self.inside == 1, "two calls run at once"
         try:
             await asyncio.sleep(0)
             await self.gate.wait()

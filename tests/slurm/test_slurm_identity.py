@@ -89,7 +89,7 @@ def test_a_requeued_job_resumes_and_a_job_of_a_rebuilt_controller_does_not(
         cluster.run_as_user(["scancel", job], check=True)
     with running_cluster(tmp_path_factory, **options) as cluster:
         site = Site(cluster, install_for(cluster, ("{tree}",)))
-        assert submit(site, home, "second", 2) == job, "the rebuilt controller counts anew"
+        assert submit(site, home, "second", 2) == job, "the rebuilt controller must count from 1"
         for start in (0, 1):
             over(site, "second", start)
             cluster.run_as_user(["scontrol", "requeue", job], check=True)

@@ -99,7 +99,7 @@ def test_calls_prefetched_behind_a_long_call_are_returned_and_never_run(
 
     leases = rig.chain(write, (0, 0.01), (1, 0.4), (2, 0), (3, 0))
     rig.until(lambda: len(rig.back) == 2)
-    assert leases[1] not in rig.done, "before the long one ends"
+    assert leases[1] not in rig.done, "they are returned before the long call ends"
     assert sorted(rig.back) == leases[2:]
     rig.end(leases[1])
     assert rig.value(lambda: 4) == 4  # what it is given next is not taken for one of these

@@ -235,7 +235,7 @@ def test_a_queued_attempt_starts_once_the_executor_has_settled(soon: bool) -> No
     assert [(one[0], one[1].lease) for one in follow] == [("start", 1), ("start", 2)]
     rig.driver.settled()
     rig.hand.turn()
-    assert len(follow) == 2, "the third waits for the second"
+    assert len(follow) == 2, "the third attempt waits for the second"
     rig.driver.finished(2, DONE, None, True)
     rig.driver.settled()  # told without a promise, and yet settled: it begins, once
     rig.hand.turn()
