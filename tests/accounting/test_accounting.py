@@ -1,4 +1,4 @@
-"""Accounting: the fold over events, sacct's words and formats."""
+"""Accounting: the fold over events, and sacct's words and formats."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def story() -> tuple[World, int, int, int]:
     return w, inside, repeated, waiting
 
 
-def test_the_fold_tells_each_story() -> None:
+def test_the_fold_gives_the_record_of_each_action_and_the_usage() -> None:
     w, inside, repeated, waiting = story()
     folded = fold([ev.BrokerStarted(0, "77", "static:2", "none", "me"), *w.events])
     one, two, three = (folded.records[a] for a in (inside, repeated, waiting))
@@ -72,7 +72,7 @@ def test_resizes_count_in_the_held_time() -> None:
     assert record.cpus == 4 and record.cpu_held_ns == 2 * 100 + 4 * 100
 
 
-def test_out_of_memory_is_a_word_of_its_own_and_grants_add_up_in_reply_and_record() -> None:
+def test_an_action_killed_for_memory_is_OUT_OF_MEMORY_and_its_grants_add_up() -> None:
     w = World()
     w.node(cpus=4)
     a = w.submit((1, 4))
@@ -96,7 +96,7 @@ def test_out_of_memory_is_a_word_of_its_own_and_grants_add_up_in_reply_and_recor
     assert held == told["cpu_held_ns"] == 4 * 100 + 50 + 3 * 100
 
 
-def test_durations_and_formats() -> None:
+def test_durations_and_format_columns_are_printed_as_sacct_does() -> None:
     assert duration(1_234_000_000) == "00:00:01.234"
     assert duration((26 * 3600 + 61) * 10**9) == "1-02:01:01.000"
     assert [(f.name, width) for f, width in choose_fields("jobid%-9,State")] == [("JobID", -9),
@@ -107,8 +107,8 @@ def test_durations_and_formats() -> None:
         choose_fields("JobID%x")
 
 
-def test_what_is_open_when_a_broker_ends_for_good_has_an_end() -> None:
-    """But for work with a name, which another start of the broker goes on with."""
+def test_unfinished_actions_end_when_the_broker_stops_for_good() -> None:
+    """Named actions are the exception: the next start of the broker continues them."""
     w = World()
     w.node(cpus=1)
     running, waiting = w.submit(1), w.submit(1)
@@ -126,8 +126,9 @@ def test_what_is_open_when_a_broker_ends_for_good_has_an_end() -> None:
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_a_job_that_waits_to_be_requeued_holds_nothing(stopped: bool) -> None:
-    """Two CPUs for 600, then, after 5000 in the queue, three on another one for 300."""
+def test_a_job_that_waits_in_the_queue_after_a_requeue_holds_no_cpus(stopped: bool) -> None:
+    """The job holds two CPUs for 600 ns, waits 5000 ns in the queue, and then holds three CPUs of
+    another node for 300 ns."""
     w, started = World(), ("77", "elastic", "none", "me")
     w.happen(ev.BrokerStarted(50, *started))
     w.happen(ev.NodeJoined(100, 1, NodeSpec("a", "h", (0, 1), 99, allocation="77")))

@@ -1,4 +1,5 @@
-"""`tangram explain`: forecasts on a copy equal what then happens, and what is told of an action."""
+"""`tangram explain`: forecasts on a copy of the scheduler equal what then happens, and what the
+answer says about an action."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ S = 10**9
 
 
 def happens(world: World, works: dict[int, WorkAction]) -> dict[int, int]:
-    """Plays all to its end on modelled machines; action -> when it started."""
+    """Plays all actions to their end on modelled machines; returns action -> start time."""
     starts: dict[int, int] = {}
     runs: dict[int, SimulatedAttempt] = {}
     while True:
@@ -64,7 +65,7 @@ def known(policy: str) -> bool:
 
 @pytest.mark.parametrize(
     "placer", [*filter(known, ["fcfs:4", "fcfs:2", "first-fit", "paper", "elastic"])])
-def test_a_forecast_is_what_then_happens(placer: str) -> None:
+def test_a_forecast_equals_the_start_times_that_follow(placer: str) -> None:
     world = World(placer)
     world.node(4)
     works = {}
@@ -79,7 +80,7 @@ def test_a_forecast_is_what_then_happens(placer: str) -> None:
     assert happens(world, works) == pytest.approx(told, abs=1000)  # sums of spans are rounded
 
 
-def test_what_finished_stands_in_for_profiles() -> None:
+def test_a_forecast_uses_learned_run_times_of_actions_without_a_profile() -> None:
     world = World("fcfs:4")
     world.node(2)
     first, second = world.submit(2), world.submit(2)
@@ -95,7 +96,7 @@ def test_what_finished_stands_in_for_profiles() -> None:
     assert told.rests_on == {"learned": 1}
 
 
-def test_what_is_told() -> None:
+def test_explain_tells_the_reason_the_actions_ahead_and_the_holders_of_the_units() -> None:
     world = World("fcfs:4")
     world.node(2)
     profile = Profile(2 * S)
@@ -117,7 +118,7 @@ def test_what_is_told() -> None:
         assert "error" in explain(world.scheduler, world.now, wrong)
 
 
-def test_sessions() -> None:
+def test_explain_tells_of_an_action_whose_session_waits() -> None:
     world = World("fcfs:4")
     world.node(2, mem=10)
     one, two = world.session(mem=10), world.session(mem=10)
@@ -128,7 +129,7 @@ def test_sessions() -> None:
     assert explain(world.scheduler, world.now, show(early))["start"]["in_s"] == 0
 
 
-def test_a_forecast_is_bounded() -> None:
+def test_a_forecast_is_refused_beyond_the_limit_of_open_actions() -> None:
     world = World("fcfs:1")
     world.node(1)
     last = [world.submit(1, profile=Profile(S)) for _ in range(OPEN_MAX + 1)][-1]
@@ -136,7 +137,7 @@ def test_a_forecast_is_bounded() -> None:
     assert told.at is None and str(OPEN_MAX) in told.why
 
 
-def test_on_a_cluster(tmp_path: Path) -> None:
+def test_tangram_explain_works_on_a_running_cluster(tmp_path: Path) -> None:
     def tangram(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-m", "tangram_hpc", "explain", *words],
                               capture_output=True, text=True, timeout=60, check=False,

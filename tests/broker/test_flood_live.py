@@ -1,4 +1,4 @@
-"""A client in another process that floods the broker does not stand before this one."""
+"""A client in another process that floods the broker does not delay this client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ client.close()
 COUNT = 3000
 
 
-def test_a_flood_of_another_process_is_not_served_first(tmp_path: Path) -> None:
+def test_a_flood_of_another_client_process_does_not_delay_this_client(tmp_path: Path) -> None:
     with LocalCluster(cpus=2, home=tmp_path) as cluster:
         cluster.submit(abs, -1).result()
         flood = subprocess.Popen([sys.executable, "-c", FLOOD, str(cluster.access), str(COUNT)],

@@ -1,9 +1,10 @@
-"""Guards: a job's folder is resumed by that job alone; another job with the same id begins anew.
+"""A job's folder is resumed by that job alone; another job with the same id begins anew.
 
-A broker is started as a batch script starts it, with Slurm's environment; `squeue` and `sacct` are
-pretended here, so that any history of ids can be played (`test_slurm_identity` has the real ones).
-The first life is a real run that leaves a kept result for a name. A later start that is given that
-result without a worker has resumed it; one whose submission waits has not.
+A broker is started as a batch script starts it, with Slurm's environment. `squeue` and `sacct` are
+replaced here, so that any history of job ids can be played (`test_slurm_identity` has the real
+ones). The first start is a real run that leaves the result of a named action. A later start that
+returns this result without a worker has resumed the folder; a start in which the submission waits
+has not.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Life:
     log: Path
 
     def kept(self) -> str | None:
-        """What the name gives without anything that could run it; None: it waits to be run."""
+        """The result of the name without a worker; None if the action waits for one."""
         future = self.client.submit("echo another", trusted=True, once=NAME)
         until(lambda: future.done() or self.client.ask("pending")["pending"], "an answer")
         return future.result(10).text if future.done() else None
@@ -97,7 +98,8 @@ def life(home: Path, submitted: int, restarts: int = 0, *, cluster: str = "alpha
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home in which job 7 of cluster alpha, submitted at 1000, left a kept result."""
+    """A home in which job 7 of cluster alpha, submitted at 1000, left the result of a named
+    action."""
     home = tmp_path_factory.mktemp("home")
     with life(home, 1000) as one:
         worker = subprocess.Popen([sys.executable, "-m", "tangram_hpc", "worker", "--cpus", "1",
@@ -113,34 +115,35 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(first: Path, tmp_path: Path) -> Path:
-    """A copy of it: nobody serves there."""
+    """A copy of that home, in which no broker runs."""
     copy = tmp_path / "home"
     shutil.copytree(first, copy, symlinks=True)
     return copy
 
 
-def test_a_job_that_was_requeued_goes_on(home: Path) -> None:
-    """Slurm gives it a new submit time and a higher restart count each time."""
+def test_a_requeued_job_resumes_its_folder(home: Path) -> None:
+    """Slurm gives the job a new submit time and a higher restart count each time."""
     for restarts, submitted in ((1, 2000), (2, 3000), (4, 5000)):
         starts = tuple(range(1000, submitted, 1000))
         with life(home, submitted, restarts, accounted=starts) as again:
             assert again.kept() == "mine\n"
 
 
-def test_a_requeued_job_goes_on_where_there_is_no_accounting(home: Path) -> None:
-    """The restart count and the submit time alone."""
+def test_a_requeued_job_resumes_its_folder_without_slurm_accounting(home: Path) -> None:
+    """The broker knows only the restart count and the submit time."""
     with life(home, 2000, 1) as again:
         assert again.kept() == "mine\n"
 
 
-def test_a_broker_that_is_started_again_within_one_start_goes_on(home: Path) -> None:
-    """The same submit time, the same restart count."""
+def test_a_broker_restarted_within_one_job_start_resumes_the_folder(home: Path) -> None:
+    """Submit time and restart count are unchanged."""
     with life(home, 1000) as again:
         assert again.kept() == "mine\n"
 
 
-def test_a_job_with_the_same_id_does_not_resume_a_strangers(home: Path) -> None:
-    """A rebuilt controller, or ids that wrapped around. What was there is moved, and told."""
+def test_a_new_job_with_the_same_id_does_not_resume_the_old_jobs_folder(home: Path) -> None:
+    """The controller was rebuilt, or job ids wrapped around. The old folder is moved, and the log
+    says so."""
     with life(home, 90_000) as stranger:
         assert stranger.kept() is None
         told = stranger.log.read_text()
@@ -151,8 +154,10 @@ def test_a_job_with_the_same_id_does_not_resume_a_strangers(home: Path) -> None:
     assert [r.action.once for r in rows] == [NAME] and (moved / "once").is_dir()
 
 
-def test_a_stranger_that_was_itself_requeued_does_not_resume_either(home: Path) -> None:
-    """Its first start never came to a broker, so its restart count goes on from the other's."""
+def test_a_requeued_new_job_with_the_same_id_does_not_resume_the_old_jobs_folder(
+        home: Path) -> None:
+    """The new job's first start never reached a broker, so its restart count seems to continue the
+    old job's."""
     with life(home, 90_000, 1, accounted=(1000, 80_000)) as stranger:
         assert stranger.kept() is None
         assert "is not this job's" in stranger.log.read_text()
@@ -162,8 +167,8 @@ def test_a_stranger_that_was_itself_requeued_does_not_resume_either(home: Path) 
         assert len(list(read_journals(again.access.parent))) > 2
 
 
-def test_the_same_id_on_two_clusters_at_the_same_time(home: Path) -> None:
-    """Two clusters share a home: each job has its own folder, and is found from its own nodes."""
+def test_jobs_with_one_id_on_two_clusters_have_separate_folders(home: Path) -> None:
+    """Two clusters share a home. Each job has its own folder and is found from its own nodes."""
     with life(home, 2000, 1) as ours, life(home, 1500, cluster="beta") as theirs:
         assert theirs.kept() is None and ours.kept() == "mine\n"
         assert ours.access != theirs.access
@@ -175,8 +180,8 @@ def test_the_same_id_on_two_clusters_at_the_same_time(home: Path) -> None:
             assert json.loads(told)["job"] == "7"
 
 
-def test_an_id_from_the_login_side_finds_the_job_that_runs(home: Path) -> None:
-    """Without a cluster in the environment: the one that runs, whichever started last."""
+def test_a_job_id_without_a_cluster_name_finds_the_running_job(home: Path) -> None:
+    """Without a cluster in the environment the running job is found, whichever started last."""
     outside = {"TANGRAM_HOME": str(home)}
     with life(home, 2000, 1) as ours:
         with life(home, 1500, cluster="beta") as theirs:
@@ -185,8 +190,8 @@ def test_an_id_from_the_login_side_finds_the_job_that_runs(home: Path) -> None:
         assert find_access(outside, "7").resolve() == ours.access
 
 
-def test_a_folder_without_a_record_is_not_resumed_and_stays_readable(home: Path) -> None:
-    """As a release before this one left it: `jobs/7`, with a journal that says not whose it is."""
+def test_a_folder_without_an_identity_record_is_not_resumed_and_stays_readable(home: Path) -> None:
+    """An older release left `jobs/7` with a journal that does not say whose it is."""
     found = next(p for p in (home / "jobs").iterdir() if not p.is_symlink())
     (home / "jobs/7").unlink(missing_ok=True) if found.name != "7" else None
     (found / "identity.json").unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Guards: two brokers never serve one job, and one that died never blocks the next.
+"""Two brokers never serve one job, and a broker that died never blocks the next one.
 
-Brokers are real processes on one host. A file system whose locks do not reach another node is made
-by taking the lock's file away between the two.
+Brokers are real processes on one host. A file system whose locks do not reach another node is
+simulated by removing the lock file between the two starts.
 """
 
 from __future__ import annotations
@@ -49,15 +49,16 @@ def serves(access: Path) -> int:
     return json.loads(access.read_text()).get("pid", 0) if access.exists() else 0
 
 
-def test_a_second_broker_refuses_and_says_who_serves(tmp_path: Path) -> None:
-    """One line with host, pid and time; the first goes on, and nobody is led to the second."""
+def test_a_second_broker_of_a_job_refuses_to_start_and_names_the_first(tmp_path: Path) -> None:
+    """The message is one line with host, pid and time. The first broker serves on, and no client is
+    led to the second one."""
     with cluster(tmp_path) as first:
         pid = broker_of(first).pid
         second = broker(tmp_path)
         try:
             until(lambda: second.poll() is not None or serves(first.access) == second.pid,
                   "the second to refuse or to serve")
-            assert serves(first.access) == pid, "clients are led to the second broker"
+            assert serves(first.access) == pid, "clients find the second broker"
             _, said = second.communicate(timeout=60)
         finally:
             second.kill()
@@ -69,8 +70,8 @@ def test_a_second_broker_refuses_and_says_who_serves(tmp_path: Path) -> None:
         assert first.submit("echo here", trusted=True, once="a").result(60).text == "here\n"
 
 
-def test_a_broker_that_was_stopped_and_superseded_answers_nobody(tmp_path: Path) -> None:
-    """Continued, it ends with a line instead of giving a name its second result."""
+def test_a_stopped_broker_that_was_superseded_ends_without_answering(tmp_path: Path) -> None:
+    """When it continues, it ends with one line and does not give a named action a second result."""
     first = cluster(tmp_path).start()
     old = broker_of(first)
     try:
@@ -98,8 +99,8 @@ def test_a_broker_that_was_stopped_and_superseded_answers_nobody(tmp_path: Path)
         first.close()
 
 
-def test_a_superseded_broker_that_has_nothing_to_do_ends_too(tmp_path: Path) -> None:
-    """Without locks and without a word from anybody."""
+def test_an_idle_broker_ends_when_it_is_superseded(tmp_path: Path) -> None:
+    """Without working locks, and without any message from a client or worker."""
     first, second = broker(tmp_path), None
     folder = tmp_path / "jobs" / JOB
     try:
@@ -119,7 +120,7 @@ def test_a_superseded_broker_that_has_nothing_to_do_ends_too(tmp_path: Path) -> 
 
 
 def test_a_broker_that_was_killed_does_not_block_the_next(tmp_path: Path) -> None:
-    """The kernel drops its lock; who comes next resumes."""
+    """The kernel releases its lock, and the next broker resumes the job."""
     for n in range(2):
         one = cluster(tmp_path).start()
         try:
@@ -141,7 +142,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("alive", [False, True])
-def test_a_lock_of_another_host_blocks_only_while_its_holder_shows_that_it_lives(
+def test_a_lock_of_another_host_blocks_only_while_its_heartbeat_is_fresh(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool) -> None:
     """A file server may keep the lock of a node without power for minutes, or for ever."""
     from tangram_hpc.app import folder as taking
@@ -180,7 +181,7 @@ def test_a_lock_of_another_host_blocks_only_while_its_holder_shows_that_it_lives
             beats.join()
 
 
-def test_many_runs_do_not_remove_the_folder_of_one_that_goes_on(tmp_path: Path) -> None:
+def test_removing_old_run_folders_spares_a_running_job(tmp_path: Path) -> None:
     """The oldest folders of runs without Slurm are removed when another run begins."""
     with LocalCluster(cpus=1, home=tmp_path) as first:
         for number in range(60):  # made in the same tick of the kernel's clock, without this age

@@ -1,4 +1,4 @@
-"""A real broker that is killed in mid-run, and its run gone on with: `LocalCluster(job=...)`."""
+"""A real broker that is killed during a run, and a run that continues: `LocalCluster(job=...)`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CPUS, COUNT = 2, 16
 
 def submit_all(c: LocalCluster, effects: Path) -> dict[str, Future]:
     def noted(path: str, name: str) -> str:
-        """What an action leaves in the world when it ends, one line that nobody can tear."""
+        """What an action leaves in the world when it ends: one line, written atomically."""
         time.sleep(0.1)
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.write(fd, f"{name}\n".encode())
@@ -55,7 +55,7 @@ def value(future: Future) -> str:
     return found if isinstance(found, str) else found.text
 
 
-def test_a_broker_that_is_killed_in_mid_run(tmp_path: Path) -> None:
+def test_a_run_continues_after_its_broker_was_killed(tmp_path: Path) -> None:
     effects, home = tmp_path / "effects", tmp_path / "home"
     first = LocalCluster(cpus=CPUS, mem_mib=1024, home=home, job="cut").start()
     try:
@@ -107,8 +107,10 @@ def test_a_broker_that_is_killed_in_mid_run(tmp_path: Path) -> None:
     assert not (again.folder / "once").exists()  # it ended in order: nothing is kept
 
 
-def test_an_end_that_is_near_and_a_drain(tmp_path: Path) -> None:
-    """A quarter of an hour is lent for less than 900 s; SIGUSR1 ends lending, not what runs."""
+def test_actions_longer_than_the_allocation_wait_and_sigusr1_drains_the_broker(
+        tmp_path: Path) -> None:
+    """An allocation of 900 s lends for less than 900 s. SIGUSR1 ends lending and no running
+    action."""
     with LocalCluster(cpus=2, mem_mib=512, home=tmp_path, end="+900", end_margin_s=100) as c:
         (node,) = c.ask("nodes")["nodes"]
         assert node["state"] == "UP" and 0 < node["ends_at_ns"] / 1e9 - time.time() <= 900
@@ -142,7 +144,7 @@ def until(true: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_a_spool_too_small_is_told(tmp_path: Path) -> None:
+def test_a_named_action_is_refused_when_the_spool_is_full(tmp_path: Path) -> None:
     with LocalCluster(cpus=1, mem_mib=512, home=tmp_path, once_mib=1) as c:
         data = os.urandom(60_000)
         futures = [c.submit(["cat"], stdin=data, once=f"n{n}") for n in range(20)]
@@ -158,7 +160,7 @@ def test_a_spool_too_small_is_told(tmp_path: Path) -> None:
         assert c.submit(["true"], once="again").result(30).ok
 
 
-def test_a_journal_that_cannot_be_applied_is_one_line(tmp_path: Path) -> None:
+def test_a_broker_refuses_an_unusable_journal_in_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "jobs" / "j"
     folder.mkdir(parents=True)
     for journal, word in ((b"something else", "not a journal"), (None, "cannot apply it")):

@@ -1,6 +1,5 @@
-"""Rollout pools through a real broker, worker and sandboxes. What serves the turns is called fake:
-it computes nothing; tools are real commands.
-"""
+"""Rollout pools through a real broker, worker and sandboxes. The services are fakes that compute
+nothing; the tools are real commands."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def turn(cluster: LocalCluster, pool: str, trajectory: str, generated: int) -> str:
-    """One turn; the service that it went to."""
+    """Runs one turn; returns the service to which it was routed."""
     future = cluster.rollout(pool, "sample", trajectory=trajectory, prompt="a task",
                              context=100 + generated, generated=generated)
     assert future.result(30)["fake"]
@@ -53,7 +52,8 @@ def turn(cluster: LocalCluster, pool: str, trajectory: str, generated: int) -> s
 
 
 def play(cluster: LocalCluster, pool: str, trajectory: str, tests: str, told: bool) -> str:
-    """A turn, its tests in a sandbox, a second turn; where that went."""
+    """Runs a turn, its tests in a sandbox, and a second turn; returns the service of the second
+    one."""
     assert turn(cluster, pool, trajectory, 0) in ("s0", "s1")
     with cluster.session(trusted=True, trajectory=trajectory if told else "") as session:
         session.exec(tests, name="tests").result(30)
@@ -61,7 +61,7 @@ def play(cluster: LocalCluster, pool: str, trajectory: str, tests: str, told: bo
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_what_a_sandbox_returned_moves_a_trajectory_and_silence_does_not(
+def test_tool_results_of_a_sandbox_move_a_trajectory_to_a_larger_service(
         cluster: LocalCluster, told: bool) -> None:
     pool = f"told-{told}"
     cluster.register_rollouts(pool, POOL)
@@ -77,7 +77,7 @@ def test_what_a_sandbox_returned_moves_a_trajectory_and_silence_does_not(
     assert seen["judged"] == 8 and 0 < seen["accuracy"] < 1
 
 
-def test_functions_grants_and_tools_that_ran_elsewhere_count_too(cluster: LocalCluster) -> None:
+def test_functions_grants_and_reported_tools_move_a_trajectory_too(cluster: LocalCluster) -> None:
     cluster.register_rollouts("elsewhere", POOL)
     web = cluster.register_endpoint("web", concurrency=2)
 
@@ -113,7 +113,7 @@ def test_functions_grants_and_tools_that_ran_elsewhere_count_too(cluster: LocalC
         cluster.trajectory_ended("nowhere", "e-new")
 
 
-def test_a_full_pool_makes_turns_wait_and_says_so(
+def test_turns_wait_for_a_full_pool_and_explain_says_so(
         cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str]) -> None:
     cluster.register_rollouts("slow", SLOW)
@@ -143,7 +143,7 @@ def test_a_full_pool_makes_turns_wait_and_says_so(
                         ).result(30)
 
 
-def test_what_is_wrong_is_said_in_one_line(cluster: LocalCluster) -> None:
+def test_wrong_pools_and_turns_are_refused_in_one_line(cluster: LocalCluster) -> None:
     cluster.register_rollouts("right", POOL)
     for fields, text in (({"buckets": []}, "rollouts p: buckets: Tuple should have at least 1"),
                          ({**POOL, "edges": 1}, "rollouts p: edges: is not known"),
@@ -158,7 +158,7 @@ def test_what_is_wrong_is_said_in_one_line(cluster: LocalCluster) -> None:
         cluster.rollout("right", "sample", trajectory="x", prompt=1, context=1, generated=-1)
 
 
-def test_pools_of_the_config_file(tmp_path: Path) -> None:
+def test_rollout_pools_are_read_from_the_settings_file(tmp_path: Path) -> None:
     (tmp_path / "tangram.toml").write_text(
         '[[rollouts.policy.buckets]]\nservices = ["s0"]\nupto = 500\n'
         '[[rollouts.policy.buckets]]\nservices = "big"\n')
@@ -167,8 +167,8 @@ def test_pools_of_the_config_file(tmp_path: Path) -> None:
     assert spec.edges == (500,) and [s.name for s in spec.services] == ["s0", "big"]
 
 
-def test_a_folder_that_cannot_keep_what_is_learned_is_refused(cluster: LocalCluster,
-                                                              tmp_path: Path) -> None:
+def test_a_pool_with_an_unusable_tree_folder_is_refused(
+        cluster: LocalCluster, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(tangram_hpc.InvalidInput, match="file/trees: Not a directory; name a fold"):
         cluster.register_rollouts("kept", {**POOL, "tree": str(tmp_path / "file" / "trees")})
@@ -185,7 +185,7 @@ def test_a_folder_that_cannot_keep_what_is_learned_is_refused(cluster: LocalClus
         cluster.register_rollouts("too", {**POOL, "tree": str(tmp_path)})
 
 
-def test_a_folder_that_goes_away_is_told_of_and_ends_nothing(tmp_path: Path) -> None:
+def test_a_tree_folder_that_disappears_is_reported_without_an_error(tmp_path: Path) -> None:
     files, tree = TreeFiles("7"), CausalTree()
     folder = tmp_path / "trees"
     assert files.load(str(folder)) == (None, None)
@@ -210,7 +210,7 @@ def test_only_the_newest_files_of_a_folder_are_read(tmp_path: Path) -> None:
     assert sorted(everything.prompts) == list(range(FILES_MAX)) and list(own.prompts) == [7]
 
 
-def test_a_file_system_that_hangs_holds_up_nobody_and_two_trees(
+def test_saving_trees_to_a_hanging_file_system_blocks_nothing_and_keeps_two_trees(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, folder, hanging = TreeFiles("7"), tmp_path / "trees", tmp_path / "hanging"
     assert files.load(str(folder)) == (None, None)
@@ -235,7 +235,7 @@ def test_a_file_system_that_hangs_holds_up_nobody_and_two_trees(
 
 
 @pytest.mark.long
-def test_what_was_learned_is_there_for_the_next_job_and_in_the_accounting(tmp_path: Path) -> None:
+def test_learned_lengths_reach_the_next_job_and_routes_reach_accounting(tmp_path: Path) -> None:
     config = {**POOL, "tree": str(tmp_path / "trees")}
     with LocalCluster(cpus=1, devices="fake:3", home=tmp_path) as first:
         for name in ("s0", "s1", "big"):
@@ -301,7 +301,7 @@ def test_a_turn_with_a_name_outlives_its_broker(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_turn_leaves_a_service_that_cannot_be_reached(tmp_path: Path) -> None:
+def test_a_turn_on_an_unreachable_service_is_routed_to_another(tmp_path: Path) -> None:
     with LocalCluster(cpus=1, devices="fake:2", home=tmp_path) as cluster:
         nowhere = {"backend": "http", "url": "http://127.0.0.1:9", "gpus": [1]}
         cluster.register_service("nowhere", nowhere)
@@ -317,7 +317,7 @@ def test_a_turn_leaves_a_service_that_cannot_be_reached(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_wrong_pool_of_the_config_file_ends_the_start_in_order(
+def test_a_wrong_pool_in_the_settings_file_ends_the_broker_cleanly(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, scratch = tmp_path / "tangram.toml", tmp_path / "scratch"
     scratch.mkdir()

@@ -1,5 +1,5 @@
-"""What the broker does with Slurm's answers, one by one. The Slurm here is a fake that answers what
-a test says; the real one is in test_slurm_elastic.py, the modelled one in test_elastic_sim.py."""
+"""What the broker does with each answer of Slurm. The Slurm here is a fake that answers what a test
+says; the real one is in test_slurm_elastic.py, the modelled one in test_elastic_sim.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLICY = AllocPolicy(max_nodes=9, max_core_ns=10**18, shapes=(SHAPE,), backoff_n
 
 
 class FakeSlurm:
-    """Keeps what it was asked; a test answers."""
+    """Notes what it is asked; the test answers."""
 
     def __init__(self) -> None:
         self.submitted: list[tuple[JobOrder, Callable[[Any], None]]] = []
@@ -52,7 +52,7 @@ class FakeSlurm:
 
 
 class Rig:
-    """The scheduler's allocations and what carries them out, with a clock that a test moves."""
+    """The scheduler's allocations and their driver, with a clock that the test moves."""
 
     def __init__(self) -> None:
         self.now, self.told_to_end = 1000 * S, []
@@ -70,7 +70,7 @@ class Rig:
             lambda node, why: self.told_to_end.append((node, why)))
 
     def begin_again(self) -> None:
-        """The broker of the next start, with what the journal knows."""
+        """Starts the next broker, with what the journal knows."""
         self.sat = self.satellites()
         self.happen(ev.BrokerStarted(self.now, "7", "elastic", "none"))
         self.sat.start()
@@ -90,7 +90,7 @@ class Rig:
                     self.sat.end(order)
 
     def asked(self) -> int:
-        """A satellite is decided upon and submitted."""
+        """Decides on a satellite and submits its request."""
         number = self.allocs.next_alloc
         self.happen(ev.AllocationAsked(self.now, number, SHAPE, "a test wants it"))
         return number
@@ -114,7 +114,7 @@ def view(job: int, state: str, **fields: Any) -> JobView:
     return JobView(job, -1, state, **fields)
 
 
-def test_what_is_submitted() -> None:
+def test_a_satellite_request_is_submitted_with_the_options_of_its_shape() -> None:
     rig = Rig()
     rig.asked()
     ((order, answer),) = rig.slurm.submitted
@@ -126,7 +126,7 @@ def test_what_is_submitted() -> None:
     assert rig.allocs.entries[1].job == "55" and rig.state(1) is AllocState.PENDING
 
 
-def test_a_refusal_is_kept_with_its_reason() -> None:
+def test_a_refused_satellite_shape_is_kept_with_its_reason() -> None:
     rig = Rig()
     alloc = rig.asked()
     rig.slurm.submitted[0][1](SlurmRejected("sbatch: invalid account"))
@@ -136,7 +136,7 @@ def test_a_refusal_is_kept_with_its_reason() -> None:
     assert rig.allocs.left_alone(SHAPE, rig.now)
 
 
-def test_not_now_is_asked_again_and_is_no_refusal() -> None:
+def test_a_transient_slurm_error_is_retried_and_counts_as_no_refusal() -> None:
     rig = Rig()
     alloc = rig.asked()
     rig.slurm.submitted[0][1](SlurmTransient("controller away", again_ns=rig.now + 20 * S))
@@ -147,8 +147,8 @@ def test_not_now_is_asked_again_and_is_no_refusal() -> None:
     assert not rig.allocs.rejected
 
 
-def test_nobody_knows_whether_it_was_submitted() -> None:
-    """It is looked for by its name before it is submitted again."""
+def test_an_uncertain_submission_is_looked_up_by_name_before_a_retry() -> None:
+    """Slurm may have created the job although the answer was lost."""
     rig = Rig()
     first, second = rig.asked(), rig.asked()
     for _, answer in rig.slurm.submitted:
@@ -162,7 +162,7 @@ def test_nobody_knows_whether_it_was_submitted() -> None:
     assert len(rig.slurm.submitted) == 3 and rig.state(second) is AllocState.ASKED
 
 
-def test_withdrawn_before_slurm_answered() -> None:
+def test_a_request_withdrawn_before_slurm_answered_is_cancelled_with_the_answer() -> None:
     rig = Rig()
     alloc = rig.asked()
     rig.happen(ev.AllocationReleased(rig.now, alloc, "not needed"))
@@ -172,8 +172,8 @@ def test_withdrawn_before_slurm_answered() -> None:
 
 
 @pytest.mark.parametrize("unsure", [False, True])
-def test_withdrawn_while_under_way_and_never_made(unsure: bool) -> None:
-    """It is not asked for again, and counts no more against the user's bounds."""
+def test_a_withdrawn_request_that_slurm_never_took_is_not_retried(unsure: bool) -> None:
+    """The request no longer counts against the user's bounds either."""
     rig = Rig()
     alloc = rig.asked()
     rig.happen(ev.AllocationReleased(rig.now, alloc, "not needed"))
@@ -186,7 +186,7 @@ def test_withdrawn_while_under_way_and_never_made(unsure: bool) -> None:
     assert not rig.allocs.nodes_live() and not rig.allocs.rejected
 
 
-def test_an_earlier_broker_withdrew_it_and_never_heard_of_it() -> None:
+def test_a_request_withdrawn_by_an_earlier_broker_is_looked_up_and_cancelled() -> None:
     rig = Rig()
     made, never = rig.asked(), rig.asked()
     for alloc in (made, never):
@@ -201,7 +201,7 @@ def test_an_earlier_broker_withdrew_it_and_never_heard_of_it() -> None:
     assert len(rig.slurm.submitted) == 2 and rig.state(never) is None
 
 
-def test_what_an_earlier_broker_cancelled_at_its_end_is_no_refusal() -> None:
+def test_a_satellite_cancelled_by_an_earlier_broker_counts_as_no_refusal() -> None:
     rig = Rig()
     alloc = rig.asked()
     rig.slurm.submitted[0][1](72)
@@ -212,7 +212,7 @@ def test_what_an_earlier_broker_cancelled_at_its_end_is_no_refusal() -> None:
     assert rig.state(alloc) is None and not rig.allocs.rejected
 
 
-def test_withdrawn_before_it_was_asked_for() -> None:
+def test_a_request_withdrawn_before_its_retry_is_dropped() -> None:
     rig = Rig()
     alloc = rig.asked()
     rig.slurm.submitted[0][1](SlurmTransient("budget", again_ns=rig.now + 20 * S))
@@ -222,7 +222,7 @@ def test_withdrawn_before_it_was_asked_for() -> None:
     assert len(rig.slurm.submitted) == 1
 
 
-def test_what_slurm_will_not_start_is_withdrawn() -> None:
+def test_a_pending_satellite_that_slurm_holds_back_is_withdrawn() -> None:
     rig = Rig()
     alloc = rig.asked()
     rig.slurm.submitted[0][1](63)
@@ -236,7 +236,7 @@ def test_what_slurm_will_not_start_is_withdrawn() -> None:
     assert rig.slurm.cancelled[0][0] == (JobRef(63),)
 
 
-def test_its_start_is_slurms_word_and_then_nothing_is_asked() -> None:
+def test_a_satellites_start_time_is_slurms_and_queries_then_stop() -> None:
     rig = Rig()
     alloc = rig.asked()
     rig.slurm.submitted[0][1](64)
@@ -246,10 +246,10 @@ def test_its_start_is_slurms_word_and_then_nothing_is_asked() -> None:
     assert rig.allocs.entries[alloc].since == rig.now - 9 * S
     for _ in range(20):
         rig.watch(60)
-    assert len(rig.slurm.queried) == 1, "nothing is unsettled"
+    assert len(rig.slurm.queried) == 1, "no allocation is undecided"
 
 
-def test_a_satellite_ends_by_itself_and_is_cancelled_when_it_does_not() -> None:
+def test_a_released_satellite_ends_by_itself_or_is_cancelled_after_a_while() -> None:
     rig = Rig()
     alloc = rig.asked()
     rig.slurm.submitted[0][1](65)
@@ -271,7 +271,7 @@ def test_a_satellite_ends_by_itself_and_is_cancelled_when_it_does_not() -> None:
     assert rig.allocs.ended_core_ns == 8 * 50 * S, "by Slurm's times"
 
 
-def test_a_job_that_ends_before_its_worker_joined_counts_as_rejected() -> None:
+def test_a_satellite_that_ends_before_its_worker_joined_counts_as_refused() -> None:
     rig = Rig()
     alloc = rig.asked()
     rig.slurm.submitted[0][1](66)
@@ -292,12 +292,12 @@ def test_a_component_is_cancelled_by_its_offset() -> None:
     assert rig.slurm.cancelled[0][0] == (JobRef(7, 1),)
     rig.slurm.cancelled[0][1](SlurmTransient("away"))
     rig.watch(2)
-    assert len(rig.slurm.cancelled) == 2, "again"
+    assert len(rig.slurm.cancelled) == 2, "a failed scancel is repeated"
     rig.slurm.cancelled[1][1](None)
     assert rig.state(component.alloc) is None
 
 
-def test_a_cancel_that_slurm_refuses_is_told_and_not_repeated() -> None:
+def test_a_refused_scancel_is_reported_and_not_repeated() -> None:
     rig = Rig()
     rig.join("7+1")
     rig.happen(ev.AllocationReleased(rig.now, 1, "idle"))
@@ -307,7 +307,7 @@ def test_a_cancel_that_slurm_refuses_is_told_and_not_repeated() -> None:
     assert len(rig.slurm.cancelled) == 1 and rig.sat.troubles == "Access/permission denied"
 
 
-def test_requests_that_wait_end_with_the_broker() -> None:
+def test_pending_satellites_are_cancelled_when_the_broker_stops() -> None:
     rig = Rig()
     rig.asked()
     rig.asked()

@@ -1,5 +1,5 @@
-"""A client that does not read makes the broker hold a bounded amount for it, disturbs nobody, and
-has lost nothing when it reads again."""
+"""For a client that does not read, the broker holds a bounded amount of memory and delays nobody
+else; the client has lost nothing when it reads again."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def until(true: Callable[[], object], what: str, patience_s: float = 100) -> Non
 
 
 @pytest.mark.timeout(200)
-def test_a_client_that_does_not_read_fills_no_broker(tmp_path: Path) -> None:
+def test_a_client_that_does_not_read_takes_bounded_broker_memory(tmp_path: Path) -> None:
     go = tmp_path / "go"
     with LocalCluster(cpus=1, home=tmp_path / "home") as c:
         broker = broker_of(c).pid
@@ -85,7 +85,7 @@ def test_a_client_that_does_not_read_fills_no_broker(tmp_path: Path) -> None:
 
 
 class SlowPeer(FakePeer):
-    """A client whose connection takes nothing until it reads."""
+    """A client whose connection accepts nothing until the client reads."""
 
     def __init__(self, rig: BrokerRig) -> None:
         self.unsent, self.reads = 0, True  # type: ignore[misc]
@@ -103,7 +103,7 @@ class SlowPeer(FakePeer):
 
 
 class MemorySpill:
-    """Counts what it holds."""
+    """A spill in memory that counts what it holds."""
 
     def __init__(self) -> None:
         self.data: dict[int, bytearray] = {}
@@ -126,7 +126,7 @@ class MemorySpill:
 
 
 @pytest.mark.parametrize("comes_back", [False, True], ids=["reads again", "comes by another way"])
-def test_everything_arrives_once_and_in_order(comes_back: bool) -> None:
+def test_a_slow_client_gets_every_message_once_and_in_order(comes_back: bool) -> None:
     spill = MemorySpill()
     rig = BrokerRig(spill=spill)
     worker = rig.worker(8)

@@ -1,5 +1,5 @@
 """A broker that did not run for a while (stopped, suspended, frozen) reads what has arrived before
-it judges anybody's silence."""
+it takes any peer's silence for a loss."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_broker_that_was_stopped_declares_no_worker_dead() -> None:
     assert serves(rig, client, worker, 1)
 
 
-def test_a_worker_that_was_stopped_with_its_broker_has_its_whole_patience_again() -> None:
+def test_a_worker_stopped_together_with_its_broker_gets_the_whole_silence_limit() -> None:
     rig = BrokerRig()
     rig.client()
     worker = rig.worker()
@@ -43,7 +43,7 @@ def test_a_worker_that_was_stopped_with_its_broker_has_its_whole_patience_again(
     assert worker.closed
 
 
-def test_a_client_that_was_away_keeps_the_rest_of_its_grace() -> None:
+def test_a_lost_client_keeps_the_rest_of_its_grace_period_over_a_broker_stall() -> None:
     rig = BrokerRig(grace_s=30)
     client, worker = rig.client(), rig.worker()
     action = action_of(client, 1)
@@ -62,7 +62,7 @@ def test_a_client_that_was_away_keeps_the_rest_of_its_grace() -> None:
     assert rig.client().last(ms.Welcome).fresh  # a grace is as long as ever while it runs
 
 
-def test_a_session_rests_only_while_the_broker_runs() -> None:
+def test_a_sessions_idle_time_does_not_count_a_broker_stall() -> None:
     rig = BrokerRig()
     client, worker = rig.client(), rig.worker()
     spec = SessionSpec(mint(1, 1), idle_ns=20 * 10**9)
@@ -77,7 +77,7 @@ def test_a_session_rests_only_while_the_broker_runs() -> None:
     assert worker.all(ms.CloseSandbox)
 
 
-def test_who_left_or_rested_just_before_a_stall_is_spared_too() -> None:
+def test_grace_and_idle_times_begun_just_before_a_stall_do_not_count_it() -> None:
     rig = BrokerRig(grace_s=30)
     client, worker = rig.client(), rig.worker()
     spec = SessionSpec(mint(1, 1), idle_ns=20 * 10**9)
@@ -93,8 +93,8 @@ def test_who_left_or_rested_just_before_a_stall_is_spared_too() -> None:
     assert not rig.client().last(ms.Welcome).fresh
 
 
-def test_nodes_keep_their_time_to_join() -> None:
-    """Else what waits for the largest node is told that it can never run."""
+def test_the_time_for_nodes_to_join_does_not_count_a_broker_stall() -> None:
+    """Otherwise an action that waits for the largest node would be refused as infeasible."""
     rig = BrokerRig(nodes=2, join_s=20)
     client = rig.client()
     rig.worker(2, "small")

@@ -1,4 +1,4 @@
-"""What travels through the job's store is removed when nobody needs it any more, and not before."""
+"""Payloads in the job's store are removed when they are no longer needed, and not before."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_large_calls_and_results_leave_nothing(cluster: LocalCluster) -> None:
     until(lambda: held(cluster) <= before, "the store to be empty again")
 
 
-def test_an_entry_stays_until_the_last_of_its_actions_is_over(cluster: LocalCluster,
-                                                              tmp_path: Path) -> None:
+def test_a_store_entry_is_kept_until_its_last_action_ends(
+        cluster: LocalCluster, tmp_path: Path) -> None:
     go, data = str(tmp_path / "go"), os.urandom(MIB)
 
     def size_later(data: bytes, wait: bool) -> int:
@@ -83,9 +83,9 @@ def temporary_files(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
-def test_writers_of_one_entry_do_not_share_a_temporary_file(
+def test_writers_of_one_store_entry_have_separate_temporary_files(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads, and two containers in which both processes have the same number."""
+    """Two threads, and two containers in which both processes have the same pid."""
     store, both, rename = FolderStore(tmp_path), threading.Barrier(2), os.replace
     monkeypatch.setattr(os, "getpid", lambda: 1)
 
@@ -101,7 +101,7 @@ def test_writers_of_one_entry_do_not_share_a_temporary_file(
     assert temporary_files(tmp_path) == []
 
 
-def test_a_temporary_file_of_a_killed_writer_goes_by_age_or_with_its_owner(tmp_path: Path) -> None:
+def test_a_killed_writers_temporary_file_is_swept_by_age_or_with_its_owner(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     code = ("import sys, threading; from tangram_hpc.storage.store import FolderStore\n"
             "print(flush=True)\n"
@@ -129,7 +129,7 @@ def test_a_temporary_file_of_a_killed_writer_goes_by_age_or_with_its_owner(tmp_p
         assert temporary_files(tmp_path) == [] and store.get(whole) == b"whole"
 
 
-def test_a_put_whose_temporary_file_was_swept_is_made_again(
+def test_a_store_put_is_repeated_when_its_temporary_file_was_swept(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, rename, late = FolderStore(tmp_path), os.replace, [True]
 
@@ -142,7 +142,7 @@ def test_a_put_whose_temporary_file_was_swept_is_made_again(
     assert store.get(store.put(b"data", "1.0")) == b"data" and temporary_files(tmp_path) == []
 
 
-def test_a_broker_that_begins_again_removes_old_temporary_files(tmp_path: Path) -> None:
+def test_a_restarted_broker_removes_old_temporary_files(tmp_path: Path) -> None:
     with LocalCluster(cpus=1, home=tmp_path, job="mine") as first:
         folder = first.folder / "store"
     folder.mkdir(exist_ok=True)
@@ -154,7 +154,8 @@ def test_a_broker_that_begins_again_removes_old_temporary_files(tmp_path: Path) 
         until(lambda: not old.exists(), "an old temporary file to be removed")
 
 
-def test_two_clients_do_not_take_each_others_entries_away(cluster: LocalCluster) -> None:
+def test_two_clients_with_equal_data_do_not_remove_each_others_store_entries(
+        cluster: LocalCluster) -> None:
     data = os.urandom(MIB)
     with tangram_hpc.connect(cluster.access) as other:
         for _ in range(5):
@@ -163,7 +164,7 @@ def test_two_clients_do_not_take_each_others_entries_away(cluster: LocalCluster)
             assert all(f.result(60) == data[::-1] for f in (*mine, *theirs))
 
 
-def test_a_named_result_is_kept_until_it_is_forgotten(cluster: LocalCluster) -> None:
+def test_a_named_result_is_kept_in_the_store_until_it_is_forgotten(cluster: LocalCluster) -> None:
     data = os.urandom(MIB)
     before = held(cluster)
     with tangram_hpc.connect(cluster.access) as first:
@@ -175,8 +176,10 @@ def test_a_named_result_is_kept_until_it_is_forgotten(cluster: LocalCluster) -> 
     until(lambda: held(cluster) <= before + 100_000, "the forgotten result to go")
 
 
-def test_a_name_that_is_used_again_keeps_what_is_stored_for_it(cluster: LocalCluster) -> None:
-    """Forgotten and submitted again at once; the first one's entries are removed a grace later."""
+def test_a_name_that_is_forgotten_and_used_again_keeps_its_store_entries(
+        cluster: LocalCluster) -> None:
+    """The name is forgotten and submitted again at once; entries of the first action are removed
+    after a delay."""
     data, swept = os.urandom(MIB), os.urandom(MIB)
     for name, content in (("again", data), ("not again", swept)):
         assert cluster.submit(turned, content, once=name).result(60) == content[::-1]
@@ -188,7 +191,7 @@ def test_a_name_that_is_used_again_keeps_what_is_stored_for_it(cluster: LocalClu
     assert cluster.forget("again") == 1
 
 
-def test_what_a_client_leaves_behind_goes_when_it_has_expired(cluster: LocalCluster) -> None:
+def test_store_entries_of_an_expired_client_are_removed(cluster: LocalCluster) -> None:
     def entries() -> set[str]:
         return {path.name for path in (cluster.folder / "store").glob("*")}
 
@@ -224,7 +227,7 @@ def test_entries_of_an_expired_client_stay_as_long_as_a_session_of_it_is_open() 
     assert swept == ["8.", "7."]
 
 
-def test_functions_that_hold_much_leave_a_bounded_amount(cluster: LocalCluster) -> None:
+def test_large_function_definitions_take_bounded_room_in_the_store(cluster: LocalCluster) -> None:
     def size_of(data: bytes) -> Callable[[], int]:
         return lambda: len(data)
 

@@ -1,6 +1,6 @@
-"""Step sizes on nodes whose cores are several CPUs: `--exact` gives a step whole cores, and of two
-steps that do not fit together the second would wait without a word. The rendered script under a
-pretended srun; on a real Slurm in test_slurm_site_nodes.py."""
+"""Sizes of job steps on nodes with several CPUs per core. `--exact` gives a job step whole cores,
+and of two steps that do not fit together the second would wait silently. The rendered script runs
+under a fake srun; a real Slurm is in test_slurm_site_nodes.py."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def script(template: str = "single-node", **keys: str) -> str:
 
 def steps(pretence: Pretence, text: str, node_cpus: str, cores: int, cpus: int  # noqa: F811
           ) -> tuple[int, list[str], str, str]:
-    """Runs a script on a node of so many cores and CPUs: its status, what the srun of the workers
-    was given, stdout and stderr."""
+    """Runs a script on a node with these cores and CPUs: its status, the CPUs that the srun of the
+    workers got, stdout and stderr."""
     srun = pretence.folder / "bin" / "srun"
     srun.write_text(srun.read_text().replace(
         "#!/bin/bash\n", '#!/bin/bash\necho "srun $*" | head -n 1 >> "$LOG"\n', 1))
@@ -44,7 +44,7 @@ def steps(pretence: Pretence, text: str, node_cpus: str, cores: int, cpus: int  
     ("5", "1", "12", "6"),  # there is room for what Slurm gives anyway
     ("4", "1", "8", "4"), ("7", "3", "16", "4"),  # a rank of 3 CPUs has 2 cores
 ])
-def test_what_is_lent_is_rounded_to_whole_cores_with_a_line(
+def test_lent_cpus_are_rounded_to_whole_cores_with_one_line(
         pretence: Pretence, lent: str, rank_cpus: str, node: str, takes: str) -> None:  # noqa: F811
     text = script(cpus_lent=lent, ranks="2", cpus_per_rank=rank_cpus)
     status, found, out, err = steps(pretence, text, node, cores=8, cpus=16)
@@ -53,13 +53,13 @@ def test_what_is_lent_is_rounded_to_whole_cores_with_a_line(
     assert len(told) == 1 and f"{takes} are lent (cpus_lent={lent})" in told[0], out
 
 
-def test_nothing_is_rounded_where_a_core_is_one_cpu(pretence: Pretence) -> None:  # noqa: F811
+def test_lent_cpus_are_not_rounded_where_a_core_is_one_cpu(pretence: Pretence) -> None:  # noqa: F811
     text = script(cpus_lent="5", ranks="2")
     assert steps(pretence, text, "8", cores=8, cpus=8) == (0, ["5"], "", "")
 
 
-def test_steps_that_cannot_fit_are_refused_with_a_line(pretence: Pretence) -> None:  # noqa: F811
-    """Three ranks of 3 CPUs hold all 12, so that nothing could be lent."""
+def test_job_steps_that_cannot_fit_together_are_refused_in_one_line(pretence: Pretence) -> None:  # noqa: F811
+    """Three ranks of 3 CPUs hold all 12 CPUs, so that none could be lent."""
     text = script(cpus_lent="1", ranks="2", cpus_per_rank="3")
     status, found, _, err = steps(pretence, text, "10(x2),12", cores=8, cpus=16)
     assert (status, found) == (2, []) and err.count("\n") == 1
@@ -68,7 +68,7 @@ def test_steps_that_cannot_fit_are_refused_with_a_line(pretence: Pretence) -> No
 
 
 @pytest.mark.parametrize("template", ["single-node", "homogeneous"])
-def test_a_job_rendered_for_hyperthreads_asks_for_whole_cores(template: str) -> None:
+def test_a_job_rendered_for_hyperthreads_requests_whole_cores(template: str) -> None:
     keys = {"cpus_lent": "5", "ranks": "2", "nodes": "1"}
     if template == "single-node":
         del keys["nodes"]
@@ -83,7 +83,7 @@ def test_a_job_rendered_for_hyperthreads_asks_for_whole_cores(template: str) -> 
 ])
 def test_check_refuses_steps_that_do_not_fit(tmp_path: Path, words: tuple[str, ...],
                                              keys: dict[str, str], status: int) -> None:
-    """Of 5 and 3 CPUs; without a word about the nodes it is a warning."""
+    """Steps of 5 and 3 CPUs. Without information about the nodes the message is a warning."""
     job = tmp_path / "job.sbatch"
     job.write_text(script(cpus_lent="5", ranks="2", **keys))
     told = subprocess.run([sys.executable, "-m", "tangram_hpc", "template", "check", *words, job],
@@ -93,7 +93,7 @@ def test_check_refuses_steps_that_do_not_fit(tmp_path: Path, words: tuple[str, .
     assert "whole cores" in told.stderr or not told.stderr
 
 
-def test_check_is_silent_where_all_fits(tmp_path: Path) -> None:
+def test_template_check_is_silent_when_all_job_steps_fit(tmp_path: Path) -> None:
     job = tmp_path / "job.sbatch"
     job.write_text(script())
     told = subprocess.run([sys.executable, "-m", "tangram_hpc", "template", "check", job],

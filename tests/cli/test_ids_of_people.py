@@ -1,5 +1,5 @@
-"""Every id that `tangram acct` prints, and sacct's forms of a job, are understood by each verb that
-takes a job or an action; a wrong one is told with the verb's own usage."""
+"""Each verb that takes a job or an action accepts every id that `tangram acct` prints, and sacct's
+forms of a job id; a wrong id is refused with the verb's own usage."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def printed(cluster: LocalCluster) -> list[str]:
     return told.stdout.split()
 
 
-def test_what_acct_prints_is_understood_by_acct(cluster: LocalCluster, printed: list[str]) -> None:
-    """One action's id gives its row, several give theirs, another's gives an error."""
+def test_tangram_acct_accepts_the_ids_that_it_prints(
+        cluster: LocalCluster, printed: list[str]) -> None:
+    """One id gives one row, several ids give theirs, and an unknown id is an error."""
     first, second = printed[:2]
     assert first.startswith(f"{JOB}.")
     told = tangram(cluster, "acct", "-j", first, "-n", "-P", "-o", "JobID,JobName")
@@ -55,9 +56,9 @@ def test_what_acct_prints_is_understood_by_acct(cluster: LocalCluster, printed: 
     assert f"job {JOB} had no action 9.9" in told.stderr
 
 
-def test_what_acct_prints_is_understood_by_explain(cluster: LocalCluster,
-                                                   printed: list[str]) -> None:
-    """With its job in it, with the job besides, and not with another job."""
+def test_tangram_explain_accepts_the_ids_that_acct_prints(
+        cluster: LocalCluster, printed: list[str]) -> None:
+    """With the job in the id, with the job in --job, and not with another job."""
     first = printed[0]
     short = first.removeprefix(f"{JOB}.")
     for words in ((first,), ("-j", JOB, first), ("-j", first, first), ("-j", JOB, short)):
@@ -67,8 +68,8 @@ def test_what_acct_prints_is_understood_by_explain(cluster: LocalCluster,
     assert told.returncode == 2 and f"belongs to job {JOB}, but --job is 5" in told.stderr
 
 
-def test_a_job_of_a_named_cluster_is_that_job(tmp_path: Path) -> None:
-    """`explain -j JOB@CLUSTER` takes ids of the job that name no cluster."""
+def test_tangram_explain_accepts_job_ids_with_a_cluster_name(tmp_path: Path) -> None:
+    """`explain -j JOB@CLUSTER` accepts ids of the job that name no cluster."""
     with LocalCluster(cpus=1, home=tmp_path, job=f"{JOB}@here", warm=0) as other:
         assert other.submit(["true"], name="three").result().ok
         rows = tangram(other, "acct", "-j", f"{JOB}@here", "-n", "-P", "-o", "JobID").stdout
@@ -83,7 +84,7 @@ def test_a_job_of_a_named_cluster_is_that_job(tmp_path: Path) -> None:
                                   "{job}.het+1", "{first}"])
 def test_each_form_of_a_jobs_id_names_the_job(cluster: LocalCluster, printed: list[str],
                                               form: str) -> None:
-    """sacct's forms and acct's own, for the verbs that ask a running job."""
+    """sacct's forms and those of acct itself, for the verbs that ask a running job."""
     named = form.format(job=JOB, first=printed[0])
     told = tangram(cluster, "info", "-j", named)
     assert told.returncode == 0 and told.stdout.startswith(f"job {JOB} "), told
@@ -93,8 +94,8 @@ def test_each_form_of_a_jobs_id_names_the_job(cluster: LocalCluster, printed: li
     assert told.stdout.startswith("one\n"), told
 
 
-def test_several_jobs_at_once(cluster: LocalCluster, tmp_path: Path) -> None:
-    """`acct -j 1,2`, as sacct has it: the rows of both."""
+def test_tangram_acct_accepts_several_job_ids(cluster: LocalCluster, tmp_path: Path) -> None:
+    """`acct -j 1,2` prints the rows of both jobs, as sacct does."""
     home = home_of(cluster)
     with tangram_hpc.LocalCluster(cpus=1, home=home, job="4712", warm=0) as other:
         assert other.submit(["true"], name="three").result().ok
@@ -110,17 +111,18 @@ def test_several_jobs_at_once(cluster: LocalCluster, tmp_path: Path) -> None:
     (("explain", "seventeen"), "write CLIENT.NUMBER"),
     (("acct", "--jbos", "4711"), "unrecognized arguments: --jbos"),
     (("template", "check", "job", "--hard"), "unrecognized arguments: --hard")])
-def test_a_wrong_word_is_told_with_the_verbs_usage(cluster: LocalCluster, words: tuple[str, ...],
-                                                   said: str) -> None:
-    """The usage of the verb that was called, and one line with the remedy."""
+def test_a_wrong_id_is_refused_with_the_usage_of_the_verb(
+        cluster: LocalCluster, words: tuple[str, ...], said: str) -> None:
+    """The usage is that of the called verb, and one line names the remedy."""
     told = tangram(cluster, *words)
     verb = " ".join(words[:2]) if words[0] == "template" else words[0]
     assert told.returncode == 2 and told.stderr.startswith(f"usage: tangram {verb} "), told.stderr
     assert said in told.stderr.splitlines()[-1]
 
 
-def test_a_gpu_where_there_is_none_is_told_as_such(cluster: LocalCluster) -> None:
-    """To trust the code would not help, so that is not what the error says."""
+def test_a_gpu_request_on_a_cluster_without_gpus_names_gpus_and_not_trust(
+        cluster: LocalCluster) -> None:
+    """Trusting the code would not help, so the error does not advise it."""
     for trusted in (False, True):
         with pytest.raises(tangram_hpc.InfeasibleRequest) as error:
             cluster.submit(["true"], gpus=1, trusted=trusted).result()

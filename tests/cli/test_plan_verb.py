@@ -1,4 +1,5 @@
-"""`tangram plan`: its files, its table, its plan file, its picture, costs by a command."""
+"""`tangram plan`: its files, its table, its plan file, its picture, and costs computed by a
+command."""
 
 from __future__ import annotations
 
@@ -98,8 +99,8 @@ def test_every_shipped_file_can_be_read() -> None:
     ("generated = [50, 100", "generated = [150, 100", "generated: values must ascend"),
     ("layers = 8", "layers = ", "model file"),
 ])
-def test_a_wrong_model_file_is_one_line(run: Run, tmp_path: Path, old: str, new: str,
-                                        told: str) -> None:
+def test_a_wrong_model_file_is_refused_in_one_line(
+        run: Run, tmp_path: Path, old: str, new: str, told: str) -> None:
     (tmp_path / "m.toml").write_text(MODEL.replace(old, new, 1))
     status, out, err = run()
     assert (status, out) == (2, "")
@@ -116,7 +117,8 @@ def test_a_wrong_model_file_is_one_line(run: Run, tmp_path: Path, old: str, new:
     (["--plot", "x.gif"], "--plot x.gif: the file's name must end in .svg or .png"),
     (["--apply", "no/such/folder.json"], "plan file no/such/folder.json: No such file"),
 ])
-def test_wrong_words_are_one_line(run: Run, words: list[str], told: str) -> None:
+def test_wrong_options_of_tangram_plan_are_refused_in_one_line(
+        run: Run, words: list[str], told: str) -> None:
     status, _, err = run(*words)
     assert status == 2 and err.count("\n") == 1 and told in err
 
@@ -126,7 +128,8 @@ def test_wrong_words_are_one_line(run: Run, words: list[str], told: str) -> None
     ('{"prompt": -1, "generated": 2}', "prompt: "), ('{"prompt": 1, "generated": 0}', "generated"),
     ('{"prompt": 1, "generated": 1, "tool_s": 1e999}', "tool_s: "),
 ])
-def test_a_wrong_history_is_one_line(run: Run, tmp_path: Path, line: str, told: str) -> None:
+def test_a_wrong_history_file_is_refused_in_one_line(
+        run: Run, tmp_path: Path, line: str, told: str) -> None:
     (tmp_path / "h.jsonl").write_text('{"prompt": 1, "generated": 2}\n' + line + "\n")
     status, _, err = run("--history", "h.jsonl")
     assert status == 2 and err.count("\n") == 1 and "h.jsonl line 2: " in err and told in err
@@ -134,7 +137,7 @@ def test_a_wrong_history_is_one_line(run: Run, tmp_path: Path, line: str, told: 
     assert "the file holds no line" in run("--history", "h.jsonl")[2]
 
 
-def test_a_history_is_read_as_it_is_written(tmp_path: Path) -> None:
+def test_history_and_measured_files_are_read_as_written(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     path.write_text('{"prompt": 10, "generated": 20, "tool": 5, "tool_s": 0.5, "id": 7}\n\n'
                     '{"prompt": 1, "generated": 2}\n')
@@ -158,7 +161,7 @@ def test_lengths_of_a_model_file_are_spread_evenly() -> None:
 # ---- settings -----------------------------------------------------------------------------------
 
 
-def test_settings_have_the_defaults_of_the_core() -> None:
+def test_planner_settings_have_the_defaults_of_the_planner() -> None:
     settings = planner_settings({})
     assert settings.search() == Search()
     assert settings.triggers() == Triggers()
@@ -179,7 +182,7 @@ def test_settings_come_from_the_config_file(run: Run, tmp_path: Path) -> None:
 # ---- the verb -----------------------------------------------------------------------------------
 
 
-def test_the_table_is_the_plan(run: Run, tmp_path: Path) -> None:
+def test_the_printed_table_matches_the_plan(run: Run, tmp_path: Path) -> None:
     status, out, err = run("--top", "3")
     assert (status, err) == (0, "")
     model = read_model(str(tmp_path / "m.toml"))
@@ -202,7 +205,7 @@ def test_the_table_is_the_plan(run: Run, tmp_path: Path) -> None:
     assert run("--json", "--top", "99")[1] == json.dumps(told) + "\n", "the same words twice"
 
 
-def test_explain_tells_every_node(run: Run) -> None:
+def test_plan_explain_lists_every_layout_considered(run: Run) -> None:
     everything = run("--explain")[1].split("\n\n")[0].splitlines()
     four = run("--explain", "4")[1].split("\n\n")[0].splitlines()
     assert four == [x for x in everything if x.startswith(("4 GPUs: ", "rollout TP"))]
@@ -214,7 +217,7 @@ def test_explain_tells_every_node(run: Run) -> None:
     assert len(json.loads(run("--json", "--explain")[1])["nodes"]) == len(everything)
 
 
-def test_measured_times_correct_the_model(run: Run, tmp_path: Path) -> None:
+def test_measured_times_correct_the_predicted_step(run: Run, tmp_path: Path) -> None:
     before = json.loads(run("--json")[1])["splits"][0]
     (tmp_path / "m.jsonl").write_text("\n".join(json.dumps(
         {"stage": stage, "modelled_s": 2.0, "measured_s": 5.0, "mean_tokens": 100, **more})
@@ -237,7 +240,7 @@ def test_measured_mixtures_correct_the_routing_loss(run: Run, tmp_path: Path) ->
         return out["splits"][0]["step_s"], out["costs"]
 
     plain = json.loads(run("--json")[1])
-    assert told(1.1) == (plain["splits"][0]["step_s"], plain["costs"]), "as the loss says"
+    assert told(1.1) == (plain["splits"][0]["step_s"], plain["costs"]), "the loss is as configured"
     step_s, costs = told(1.65)
     assert costs == f"{plain['costs']}, routing loss 0.542 as measured", "1.1 x 1.5 ** (5 / 6)"
     assert step_s >= plain["splits"][0]["step_s"]
@@ -262,7 +265,7 @@ def test_the_picture_is_drawn(run: Run, tmp_path: Path) -> None:
 # ---- the plan file ------------------------------------------------------------------------------
 
 
-def test_apply_writes_what_was_planned(run: Run, tmp_path: Path) -> None:
+def test_plan_apply_writes_the_best_plan(run: Run, tmp_path: Path) -> None:
     status, out, _ = run("--apply")
     assert status == 0
     assert "tangram-plan.json: written (there was no plan)" in out
@@ -281,7 +284,8 @@ def test_apply_writes_what_was_planned(run: Run, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir() if "plan" in p.name] == ["tangram-plan.json"]
 
 
-def test_a_plan_stays_unless_the_new_one_is_worth_it(run: Run, tmp_path: Path) -> None:
+def test_plan_apply_keeps_a_plan_unless_the_new_one_is_worth_the_switch(
+        run: Run, tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     run("--apply", "p.json")
     first = path.read_bytes()
@@ -329,7 +333,7 @@ def configured(tmp_path: Path, program: str, more: str = "") -> None:
     (tmp_path / "tangram.toml").write_text(f"[planner]\ncost_command = {command}\n{more}")
 
 
-def test_a_command_tells_the_costs(run: Run, tmp_path: Path) -> None:
+def test_plan_costs_can_come_from_a_command(run: Run, tmp_path: Path) -> None:
     configured(tmp_path, PROGRAM)
     told: dict[str, Any] = json.loads(run("--json", "--top", "99")[1])
     assert told["costs"] == f"the command {sys.executable}"
@@ -359,7 +363,7 @@ def test_a_command_tells_the_costs(run: Run, tmp_path: Path) -> None:
      "print(json.dumps({'seconds': [1] * n, 'mem_bytes': 5}))", "mem_bytes: one whole number"),
     ("import time; time.sleep(60)", "no answer within 0.5 s"),
 ])
-def test_a_command_that_fails_is_one_line_or_the_own_model(
+def test_a_failing_cost_command_is_an_error_or_falls_back_to_the_model(
         run: Run, tmp_path: Path, program: str, told: str) -> None:
     limit = "cost_timeout_s = 0.5\n" if "sleep" in program else ""
     configured(tmp_path, program, limit)
@@ -373,14 +377,15 @@ def test_a_command_that_fails_is_one_line_or_the_own_model(
 
 
 @pytest.mark.parametrize("seconds", ["10**400", "1e305"])
-def test_seconds_beyond_all_numbers_are_never(run: Run, tmp_path: Path, seconds: str) -> None:
+def test_infinite_seconds_from_a_cost_command_mean_infeasible(
+        run: Run, tmp_path: Path, seconds: str) -> None:
     configured(tmp_path, "import json, sys; n = len(json.load(sys.stdin)['layouts']);"
                          f"print(json.dumps({{'seconds': [{seconds}] * n}}))", "")
     status, out, err = run()
     assert (status, out, err.count("\n")) == (2, "", 1) and "no training layout can run" in err
 
 
-def test_a_command_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_cost_command_is_an_error(tmp_path: Path) -> None:
     model = read_model("qwen3-14b")
     assert model.lengths is not None
     own = AnalyticCosts(model.shape(), read_hardware("a800-80g").hardware(), model.job(),

@@ -1,4 +1,5 @@
-"""`tangram rank`: what it takes a step for, what it hands on, and what it becomes."""
+"""`tangram rank`: the role that it gives a task, the environment that it passes on, and the program
+that it becomes."""
 
 from __future__ import annotations
 
@@ -47,8 +48,8 @@ TORCH = {"TORCHELASTIC_RUN_ID": "x", "RANK": "5", "WORLD_SIZE": "16", "LOCAL_RAN
     ({**STEP, **TORCH}, "auto", True, TrainerTask(5, 16, 5, False)),
     ({**PMI, **TORCH}, "auto", True, TrainerTask(5, 16, 5, False)),  # torchrun in an MPI step
 ])
-def test_what_a_step_is_taken_for(environ: dict[str, str], gateway: str, mpi: bool,
-                                  want: TrainerTask) -> None:
+def test_the_role_of_a_task_follows_from_its_environment(
+        environ: dict[str, str], gateway: str, mpi: bool, want: TrainerTask) -> None:
     assert rank_of(environ, gateway, mpi) == want
 
 
@@ -63,8 +64,8 @@ def test_what_a_step_is_taken_for(environ: dict[str, str], gateway: str, mpi: bo
     ({**STEP, "RANK": "0"}, "auto", "RANK=0 is set"),
     ({**STEP, "WORLD_SIZE": "8"}, "off", "WORLD_SIZE=8 is set"),
 ])
-def test_a_step_that_is_not_what_was_meant(environ: dict[str, str], gateway: str,
-                                           said: str) -> None:
+def test_a_world_of_another_size_than_intended_is_refused_in_one_line(
+        environ: dict[str, str], gateway: str, said: str) -> None:
     with pytest.raises(WrongWorld, match=r"\A[^\n]*\Z") as told:
         rank_of(environ, gateway, True)
     assert said in str(told.value)
@@ -74,8 +75,8 @@ def test_a_step_that_is_not_what_was_meant(environ: dict[str, str], gateway: str
     ("8", 2, 64, True), ("8", 8, 64, False), ("8", 64, 64, False), ("", 1, 64, False),
     ("8", 2, 2, False),  # the machine has no more, whatever Slurm was told
     ("8", 1, 2, True)])
-def test_cpus_that_srun_did_not_take_over(asked: str, usable: int, online: int,
-                                          wrong: bool) -> None:
+def test_cpus_per_task_that_srun_ignored_is_reported(
+        asked: str, usable: int, online: int, wrong: bool) -> None:
     told = affinity_complaint({"SLURM_CPUS_PER_TASK": asked}, usable, online)
     assert bool(told) == wrong and ("--cpus-per-task=8" in told) == wrong
 
@@ -83,7 +84,7 @@ def test_cpus_that_srun_did_not_take_over(asked: str, usable: int, online: int,
 # ---- what its program finds ----------------------------------------------------------------------
 
 
-def test_what_a_trainer_finds_and_what_it_had_set_stays() -> None:
+def test_the_trainer_environment_is_set_without_replacing_user_values() -> None:
     before = {"PATH": "/bin", "MASTER_PORT": "77", "TANGRAM_WORLD_SIZE": "4"}
     made = trainer_environment(before, TrainerTask(1, 4, 1, True), "7", "/a", ("host", 5))
     assert made == {"PATH": "/bin", "TANGRAM_JOB": "7", "TANGRAM_ACCESS": "/a",
@@ -105,8 +106,9 @@ def test_what_a_trainer_finds_and_what_it_had_set_stays() -> None:
         {"MPIR_CVAR_ENABLE_HEAVY_YIELD"})
 
 
-def test_all_meet_where_rank_0_says(tmp_path: Path) -> None:
-    """The others wait for its file; one of an earlier start of the job is not taken for it."""
+def test_all_ranks_meet_at_the_address_of_rank_0(tmp_path: Path) -> None:
+    """The other ranks wait for rank 0's file, and ignore the file of an earlier start of the
+    job."""
     (tmp_path / "rank0.7.3.0").write_text("old 1\n")
     environ = {**STEP, "SLURM_RESTART_COUNT": "2"}
     told: list[Any] = []
@@ -145,8 +147,9 @@ def rank(held: Any, *words: str, before: tuple[str, ...] = (), **environ: str
                             env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_step_of_a_torchrun_style_trainer(held: Any) -> None:
-    """Each rank as srun starts it: one world, one place to meet; its status is its own."""
+def test_ranks_of_a_torchrun_style_trainer_get_one_world(held: Any) -> None:
+    """Each rank is started as srun does: one world, one address to meet, and the program's own
+    status."""
     ranks = [rank(held, "--step-file", str(held.folder / "step"), "--", sys.executable, "-c",
                   SHOW + "; raise SystemExit(7)", **STEP | {"SLURM_PROCID": str(n)})
              for n in range(4)]
@@ -158,8 +161,8 @@ def test_a_step_of_a_torchrun_style_trainer(held: Any) -> None:
     assert (held.folder / "step").read_text() == "3\n"
 
 
-def test_signals_are_its_programs_own(held: Any) -> None:
-    """It is the program by then: nothing stands between."""
+def test_signals_reach_the_trainer_program_directly(held: Any) -> None:
+    """`tangram rank` is replaced by the program, so that no process stands between."""
     run = rank(held, "--", "sh", "-c", "trap 'echo heard; exit 5' TERM; echo up; "
                "while :; do sleep 0.05; done")
     assert run.stdout is not None and run.stdout.readline() == "up\n"
@@ -177,8 +180,8 @@ def test_signals_are_its_programs_own(held: Any) -> None:
 @pytest.mark.parametrize(("words", "said", "status"), [
     (("--",), "it needs a command, as in", 2), (("--", "/no/such/program"), "/no/such/program", 2),
     (("--gateway", "on", "--", "true"), "MPI world of 4 ranks", 2)])
-def test_what_is_wrong_with_all_is_said_by_rank_0(held: Any, words: tuple[str, ...], said: str,
-                                                  status: int) -> None:
+def test_an_error_common_to_all_ranks_is_printed_by_rank_0_only(
+        held: Any, words: tuple[str, ...], said: str, status: int) -> None:
     runs = [rank(held, *words, **STEP | {"SLURM_PROCID": str(n), "SLURM_LOCALID": str(n)})
             for n in range(1 if "/no" in words[-1] else 2)]
     told = [run.communicate(timeout=60)[1] for run in runs]
@@ -186,8 +189,9 @@ def test_what_is_wrong_with_all_is_said_by_rank_0(held: Any, words: tuple[str, .
     assert told[0].count("\n") == 1 and said in told[0] and told[1:] == [""] * (len(runs) - 1)
 
 
-def test_what_is_wrong_with_a_node_is_said_by_its_first_rank(held: Any) -> None:
-    """An access file that must not be trusted there: rank 2 speaks for its node, rank 3 is mute."""
+def test_an_error_of_one_node_is_printed_by_its_first_rank_only(held: Any) -> None:
+    """The access file there must not be trusted: rank 2 reports it for its node, and rank 3 prints
+    nothing."""
     copy = held.folder / "copy.json"
     shutil.copy(held.access, copy)
     copy.chmod(0o644)
@@ -202,8 +206,9 @@ def test_what_is_wrong_with_a_node_is_said_by_its_first_rank(held: Any) -> None:
 
 @pytest.mark.skipif(not shutil.which("mpiexec", path=str(Path(sys.executable).parent)),
                     reason="MPI is not installed")
-def test_a_world_of_mpi_gets_its_gateway(held: Any) -> None:
-    """Two trainers and the gateway by one line; without it the same program uses the socket."""
+def test_tangram_rank_adds_a_gateway_to_an_mpi_world(held: Any) -> None:
+    """One command line starts two trainers and the gateway; without it the same program uses the
+    socket."""
     program = ("import os, tangram_hpc\n"
                "with tangram_hpc.connect() as c:\n"
                "    n = tangram_hpc.comm.size if c.via == 'mpi' else 0\n"

@@ -1,4 +1,4 @@
-"""`tangram template`, and the rendered script itself under a pretended srun: no Slurm is needed."""
+"""`tangram template`, and the rendered script itself under a fake srun: no Slurm is needed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_placeholder_has_a_key_and_every_key_is_used(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_directive_says_whether_it_is_needed(name: str) -> None:
+def test_every_sbatch_directive_says_whether_it_is_required(name: str) -> None:
     lines = [line for line in load(name).text.splitlines() if line.startswith("#SBATCH ")]
     said = [line for line in lines if "# required" in line or "# optional" in line]
     assert len(lines) > 10 and set(lines) - set(said) <= {"#SBATCH hetjob"}
@@ -58,8 +58,9 @@ def test_every_directive_says_whether_it_is_needed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_renders_into_a_whole_script(name: str, tmp_path: Path) -> None:
-    """Optional keys left empty as well as given; bash can read it; it asks for a warning."""
+def test_each_template_renders_into_a_complete_script(name: str, tmp_path: Path) -> None:
+    """Optional keys are left empty or given; bash can parse the script; it requests a warning
+    signal."""
     keys = load(name).keys
     least = {k: "" if v.optional else v.default or "9" for k, v in keys.items()}
     for given in (least, {k: least[k] or "7" for k in keys}):
@@ -74,8 +75,9 @@ def test_each_renders_into_a_whole_script(name: str, tmp_path: Path) -> None:
     assert not any("=" in word and not word.partition("=")[2] for word in told)
 
 
-def test_what_follows_from_other_keys() -> None:
-    """A gateway is one rank more; ranks are as many on each node, and the gateway comes after."""
+def test_computed_template_values_follow_from_other_keys() -> None:
+    """A gateway is one more rank; each node has equally many ranks, and the gateway is the last
+    one."""
     values = load("homogeneous").values
     got = values({"nodes": "2", "ranks": "16", "cpus_per_rank": "3", "cpus_lent": "10"})
     assert [got[k] for k in ("tasks_trainer", "tasks_node", "ranks_node", "cpus_node")] == [
@@ -85,7 +87,7 @@ def test_what_follows_from_other_keys() -> None:
     assert load("hetjob").values({"nodes_trainer": "4", "ranks": "32"})["ranks_node"] == "8"
 
 
-def test_render_fills_in_and_drops(tmp_path: Path) -> None:
+def test_rendering_fills_in_values_and_drops_empty_optional_lines(tmp_path: Path) -> None:
     text = render(load("hetjob"), {**FULL, "account": "mine", "ranks": "8", "gres_gpu": "",
                                    "partition_gpu": ""})
     assert left_open(text) == []
@@ -115,19 +117,20 @@ def test_render_fills_in_and_drops(tmp_path: Path) -> None:
     ({"partition_cpu": "a b"}, "partition_cpu='a b': its value must not contain ' '"),
     ({"job_name": "x\nreboot"}, "must not contain"),
     ({"scratch": "/it's"}, "must not contain")])
-def test_wrong_keys_are_told(given: dict[str, str], told: str) -> None:
+def test_wrong_template_keys_are_refused_with_a_suggestion(
+        given: dict[str, str], told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
         render(load("hetjob"), given)
 
 
-def test_what_is_shell_text_stays_as_it_is() -> None:
+def test_shell_values_are_rendered_unchanged() -> None:
     given = {"trainer": "a 'b' \"$C\" | d; e", "setup": "x && y", "broker_options": "--max-nodes 8",
              "scratch": "${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/$USER x"}
     text = render(load("hetjob"), given)
     assert all(value in text for value in given.values())
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_tangram_template_lists_shows_and_refuses_wrong_arguments(tmp_path: Path) -> None:
     assert [line.split()[0] for line in tangram("list").stdout.splitlines()] == list(NAMES)
     assert tangram("show", "hetjob").stdout == load("hetjob").text
     job = tmp_path / "job.sbatch"
@@ -153,8 +156,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert tangram("check", str(job)).returncode == 0
 
 
-def test_one_node_in_component_0_is_told() -> None:
-    """It is allowed, and what it means is said."""
+def test_one_node_in_component_0_gives_a_warning() -> None:
+    """One node is allowed, and the message says what follows from it."""
     options = [word for key, value in FULL.items() for word in ("-o", f"{key}={value}")]
     told = tangram("render", "hetjob", *options, "--strict", "-o", "nodes_cpu=1")
     assert told.returncode == 0 and "#SBATCH --nodes=1" in told.stdout
@@ -236,7 +239,7 @@ echo "scontrol $*" >> "$LOG"
 
 
 class Pretence:
-    """A rendered script, and commands of its own instead of Slurm's and tangram's."""
+    """A rendered script, with fake commands in the place of Slurm's and tangram's."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log, self.scratch = folder, folder / "log", folder / "scratch"
@@ -268,11 +271,11 @@ class Pretence:
         return child.returncode, out, err
 
     def logged(self) -> list[str]:
-        """What was called, in order."""
+        """The commands that were called, in order."""
         return self.log.read_text().splitlines() if self.log.exists() else []
 
     def ends(self) -> list[str]:
-        """What ended or was told to, in order."""
+        """The processes that ended or were told to, in order."""
         return [line for line in self.logged() if line.endswith("ended") or "scancel" in line]
 
 
@@ -281,7 +284,8 @@ def pretence(tmp_path: Path) -> Pretence:
     return Pretence(tmp_path)
 
 
-def test_the_script_starts_all_and_ends_all(pretence: Pretence) -> None:
+def test_the_job_script_starts_and_ends_broker_workers_gateway_and_trainer(
+        pretence: Pretence) -> None:
     trainer = """python3 -c 'import sys; print("it'"'"'s", "$5 & more"); sys.exit(7)'"""
     status, out, err = pretence.run(trainer)
     assert (status, out, err) == (7, "it's $5 & more\n", "")  # its quotes are its own
@@ -308,7 +312,7 @@ def test_a_signal_ends_trainer_then_broker(pretence: Pretence, number: int) -> N
         "scancel --quiet --signal=TERM 9.5", "trainer ended", "broker ended"]
 
 
-def test_a_trainer_that_does_not_listen_is_killed(pretence: Pretence) -> None:
+def test_a_trainer_that_ignores_sigterm_is_killed(pretence: Pretence) -> None:
     trainer = "trap '' TERM; echo up; while :; do sleep 0.05; done"
     text = render(load("hetjob"), {**FULL, "trainer": trainer, "warn": "2"})
     child = pretence.start("", text)
@@ -320,13 +324,13 @@ def test_a_trainer_that_does_not_listen_is_killed(pretence: Pretence) -> None:
     assert "broker drained" not in pretence.logged() and "tangram shutdown" not in pretence.logged()
 
 
-def test_a_broker_that_does_not_start_ends_it(pretence: Pretence) -> None:
+def test_a_broker_that_does_not_start_ends_the_job_script(pretence: Pretence) -> None:
     status, _, err = pretence.run("true", BROKER_FAILS="1")
     assert status == 2 and err.count("\n") == 2 and "the broker did not start" in err
     assert len(pretence.logged()) == 1
 
 
-def test_a_killed_broker_does_not_hang_the_end(pretence: Pretence) -> None:
+def test_a_killed_broker_does_not_hang_the_end_of_the_job_script(pretence: Pretence) -> None:
     child = pretence.start("echo up; sleep 1; touch $TANGRAM_HOME/jobs/7/ended")
     assert child.stdout is not None and child.stdout.readline() == "up\n"
     broker = subprocess.run(["pgrep", "-P", str(child.pid), "-f", "tangram broker"],
@@ -337,7 +341,7 @@ def test_a_killed_broker_does_not_hang_the_end(pretence: Pretence) -> None:
 
 
 @pytest.mark.parametrize("key", sorted({*load("hetjob").keys} - {"ranks"}))
-def test_any_placeholder_left_stops_it(pretence: Pretence, key: str) -> None:
+def test_a_job_script_with_any_placeholder_left_stops(pretence: Pretence, key: str) -> None:
     text = load("hetjob").text
     for other in {*load("hetjob").keys, *COMPUTED} - {key}:
         text = text.replace(f"<{other.upper()}>", "1")
@@ -347,7 +351,7 @@ def test_any_placeholder_left_stops_it(pretence: Pretence, key: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_raw_template_begins(pretence: Pretence, name: str) -> None:
+def test_a_raw_template_does_not_start(pretence: Pretence, name: str) -> None:
     status, _, err = pretence.run("", load(name).text)
     assert (status, err.count("\n")) == (2, 1) and f"template render {name}" in err
     assert pretence.logged() == []
@@ -355,9 +359,9 @@ def test_no_raw_template_begins(pretence: Pretence, name: str) -> None:
 
 @pytest.mark.parametrize(("requeues", "start", "again"),
                          [("0", "", 0), ("2", "1", 1), ("2", "2", 0)])
-def test_near_the_limit_it_starts_again_so_often(pretence: Pretence, requeues: str, start: str,
-                                                 again: int) -> None:
-    """What `--signal=B:USR1@...` sends, while the trainer has work left; SIGTERM never does so."""
+def test_a_job_near_its_time_limit_is_requeued_up_to_requeues_times(
+        pretence: Pretence, requeues: str, start: str, again: int) -> None:
+    """`--signal=B:USR1@...` requeues while the trainer has work left; SIGTERM never does."""
     trainer = "trap 'exit 4' TERM; echo up; while :; do sleep 0.05; done"
     text = render(load("hetjob"), {**FULL, "trainer": trainer, "requeues": requeues})
     child = pretence.start("", text, SLURM_RESTART_COUNT=start)
@@ -372,8 +376,8 @@ def test_near_the_limit_it_starts_again_so_often(pretence: Pretence, requeues: s
         assert pretence.logged()[-2:] == ["broker ended", "scontrol requeue 7"]
 
 
-def test_a_requeued_job_writes_a_file_of_its_own(pretence: Pretence) -> None:
-    """Each start has its own log; the first one's stays."""
+def test_each_start_of_a_requeued_job_has_its_own_log_file(pretence: Pretence) -> None:
+    """The log file of the first start is kept."""
     out = pretence.folder / "tangram-7.out"
     text = render(load("hetjob"), {**FULL, "trainer": "echo start ${SLURM_RESTART_COUNT:-0}"})
     for start in ("", "1", "2"):
@@ -383,7 +387,7 @@ def test_a_requeued_job_writes_a_file_of_its_own(pretence: Pretence) -> None:
     assert [log.read_text() for log in logs] == [f"start {n}\n" for n in range(3)]
 
 
-def test_the_raw_template_and_a_wrong_place_are_one_line(pretence: Pretence) -> None:
+def test_a_raw_template_or_a_wrong_place_to_run_is_refused_in_one_line(pretence: Pretence) -> None:
     began = time.monotonic()
     status, _, err = pretence.run("", load("hetjob").text)
     assert (status, err.count("\n")) == (2, 1) and "<PARTITION_CPU>" in err and "<TRAINER>" in err
@@ -396,8 +400,8 @@ def test_the_raw_template_and_a_wrong_place_are_one_line(pretence: Pretence) -> 
 
 
 @pytest.mark.parametrize("name", ["hetjob", "single-node", "satellite"])
-def test_a_setup_that_fails_is_named(name: str, tmp_path: Path) -> None:
-    """`set -e` alone ended the job without a word, where the command itself says none."""
+def test_a_failing_setup_command_is_named(name: str, tmp_path: Path) -> None:
+    """With `set -e` alone the job would end without a message where the command prints none."""
     keys = load(name).keys
     least = {k: "" if v.optional else v.default or "9" for k, v in keys.items()}
     script = tmp_path / "job.sbatch"

@@ -1,5 +1,5 @@
-"""What is filled into a batch script stays the word that it stands for: no value can bring another
-command, another directive or the end of the quotes around it."""
+"""A value in a batch script stays one word: no value can add another command, another directive or
+the end of the quotes around it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STUB = '#!/bin/sh\nfor word; do printf "%s\\n" "$word"; done >> "$WORDS"\nexit 3
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_value_that_is_not_one_word_is_refused(name: str) -> None:
+def test_a_template_value_that_is_not_one_word_is_refused(name: str) -> None:
     """Each key of each template, with each hostile value."""
     taken = []
     for key in sorted(set(load(name).keys) - SHELL - WORDS):
@@ -45,7 +45,7 @@ def test_a_value_that_is_not_one_word_is_refused(name: str) -> None:
 
 
 def run(script: str, folder: Path) -> list[str]:
-    """Runs a rendered script with stand-ins for Slurm; the words that they were given."""
+    """Runs a rendered script with fakes for Slurm; returns the words that the fakes got."""
     bin_ = folder / "bin"
     bin_.mkdir()
     for tool in ("tangram", "srun", "squeue", "scancel", "scontrol"):
@@ -62,8 +62,9 @@ def run(script: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "key"), [("single-node", "broker_options"), ("replay", "more")])
-def test_further_words_are_words_and_no_shell(name: str, key: str, tmp_path: Path) -> None:
-    """They reach the command as they were written, quotes apart, and start nothing."""
+def test_additional_option_values_are_never_run_by_the_shell(
+        name: str, key: str, tmp_path: Path) -> None:
+    """The values reach the command as written, without their quotes, and start nothing."""
     value = "--one 'two words' $(touch pwned) `touch pwned` ; touch pwned & > pwned"
     given = {"trainer": "true"} if name == "single-node" else {"workload": "w"}
     text = render(load(name), {**given, key: value})
@@ -75,13 +76,13 @@ def test_further_words_are_words_and_no_shell(name: str, key: str, tmp_path: Pat
 
 
 def test_a_path_may_hold_spaces_and_variables(tmp_path: Path) -> None:
-    """`scratch` and `workload` are quoted; a variable in them is the node's own."""
+    """`scratch` and `workload` are quoted; a variable in them is expanded on the node."""
     text = render(load("replay"), {"workload": "${NONE:-$HOME}/a b;c(d)"})
     assert f"{tmp_path}/a b;c(d)" in run(text, tmp_path)
 
 
-def test_a_settings_file_is_named_to_all_of_a_job(tmp_path: Path) -> None:
-    """The key `config`: the path as seen from where the job was submitted, absolute."""
+def test_the_config_key_gives_the_whole_job_an_absolute_settings_path(tmp_path: Path) -> None:
+    """The key `config` is relative to the folder in which the job was submitted."""
     show = '#!/bin/sh\nprintf "%s\\n" "$TANGRAM_CONFIG" >> "$WORDS"\nexit 3\n'
     text = render(load("single-node"), {"trainer": "true", "config": "my settings.toml"})
     text = text.replace("settings=", f"cat > bin/tangram <<'E'\n{show}E\nsettings=", 1)
@@ -94,7 +95,7 @@ def test_a_settings_file_is_named_to_all_of_a_job(tmp_path: Path) -> None:
     ("gres", "gpu:1)"), ("gres", "gpu:{1,2}"), ("scratch", "/tmp/$(touch pwned)"),
     ("scratch", "/tmp/`touch pwned`")])
 def test_settings_cannot_bring_shell_into_a_satellites_script(field: str, value: str) -> None:
-    """[elastic] is rendered by the broker: what is not one word is refused at its start."""
+    """The broker renders [elastic] at its start and refuses values that are not one word."""
     satellite = {"name": "a", "cpus": 1}
     table: dict[str, object] = {"max_nodes": 1, "max_core_hours": 1, "satellites": [satellite]}
     (table if field == "scratch" else satellite)[field] = value  # type: ignore[index]

@@ -1,5 +1,5 @@
-"""What a person writes of allocations that grow and shrink: one line for each mistake, and the
-scripts that come of it."""
+"""Settings of allocations that grow and shrink: one line for each mistake, and the scripts that
+they give."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ GOOD = {"max_nodes": 4, "max_core_hours": 10,
     ({"min_nodes": 0}, "elastic.min_nodes"),
     ({"give_back": "some"}, "elastic.give_back"),
 ])
-def test_a_mistake_is_one_line(wrong: dict[str, Any], told: str) -> None:
+def test_a_wrong_elastic_setting_is_refused_in_one_line(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         elastic(GOOD | wrong)
     assert told in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_nothing_is_asked_for_unless_the_user_says_how_much() -> None:
+def test_no_satellite_is_allowed_by_default() -> None:
     policy = alloc_policy(elastic({}))
     assert policy.max_nodes == 0 and policy.max_core_ns == 0 and not policy.components
 
 
-def test_the_policy_is_what_was_written() -> None:
+def test_the_allocation_policy_has_the_values_of_the_settings() -> None:
     policy = alloc_policy(elastic(GOOD, {"max_nodes": 2, "idle_release_s": None}))
     assert (policy.max_nodes, policy.max_core_ns) == (2, 36_000 * 10**9)
     (shape,) = policy.shapes
@@ -51,7 +51,7 @@ def test_the_policy_is_what_was_written() -> None:
     assert policy.idle_ns == 120 * 10**9 and policy.shape("spot") == shape
 
 
-def test_the_scripts_are_whole() -> None:
+def test_satellite_scripts_have_no_placeholder_left() -> None:
     made = _scripts(elastic(GOOD), "77", {"TANGRAM_HOME": "/shared/t", "TANGRAM_JOB": "77"})
     text = made.scripts["spot"]
     assert left_open(text) == [] and 'TANGRAM_JOB="77"' in text
@@ -60,8 +60,8 @@ def test_the_scripts_are_whole() -> None:
     assert made.output == "/shared/t/jobs/77/%x-%j.out"
 
 
-def test_the_broker_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                       capsys: pytest.CaptureFixture) -> None:
+def test_a_broker_refuses_incomplete_elastic_settings(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tangram.toml").write_text("[elastic]\nmax_nodes = 2\n")
     assert main(["broker", "--job", "1", "--config", "tangram.toml"]) == 2
@@ -75,7 +75,7 @@ def test_the_page_names_every_key() -> None:
     assert missing == []
 
 
-def test_what_is_told_is_lines() -> None:
+def test_the_elastic_state_is_printed_as_lines() -> None:
     told = {
         "nodes": 1, "max_nodes": 4, "core_h": 0.5, "promised_core_h": 2.0, "max_core_h": 10.0,
         "idle_release_s": 120.0, "target_s": 60.0, "verdict": "enough", "trouble": "away",

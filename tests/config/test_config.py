@@ -1,4 +1,4 @@
-"""Settings: precedence, and one clear line for whatever is wrong."""
+"""Settings: precedence, and one clear line for each mistake."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tangram_hpc.protocol.message import WorkerWelcome
 from tangram_hpc.sandbox.manager.backends import Backends
 
 
-def test_precedence(tmp_path: Path) -> None:
+def test_command_line_beats_environment_beats_settings_file(tmp_path: Path) -> None:
     file = tmp_path / "tangram.toml"
     file.write_text('placer = "fcfs:2"\ngrace_s = 5\nsync = "batch"\n')
     environ = {"TANGRAM_GRACE_S": "7", "TANGRAM_HOME": "x", "TANGRAM_CONFIG": str(file)}
@@ -40,8 +40,8 @@ def test_precedence(tmp_path: Path) -> None:
         ("grace_s = ", {}, r"config file .*tangram.toml"),
     ],
 )
-def test_wrong_fields_are_one_line(tmp_path: Path, text: str, environ: dict[str, str], told: str
-                                   ) -> None:
+def test_a_wrong_setting_is_refused_in_one_line(
+        tmp_path: Path, text: str, environ: dict[str, str], told: str) -> None:
     file = tmp_path / "tangram.toml"
     file.write_text(text)
     with pytest.raises(InvalidInput, match=told) as error:
@@ -87,6 +87,6 @@ def test_settings_reach_the_node_and_its_sandboxes() -> None:
         Backends.probed(read_paths=["/"])
 
 
-def test_a_named_file_must_be_there(tmp_path: Path) -> None:
+def test_a_missing_named_settings_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="No such file"):
         load_config({"TANGRAM_CONFIG": str(tmp_path / "no.toml")})

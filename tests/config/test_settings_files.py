@@ -1,5 +1,6 @@
-"""Which settings files are read: a file of the current directory only when it is named, the user's
-and the site's only where nobody else can have written them; and what is said of the others."""
+"""Which settings files are read: a file in the current directory only when it is named, the user's
+and the site's only where nobody else can have written them; and what is said about files that are
+not read."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def run(home: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Python in the repository, as a user with that home and no other settings."""
+    """Runs Python in the repository, as a user with that home and no other settings."""
     kept = {k: v for k, v in os.environ.items()
             if not k.startswith(("TANGRAM_", "SLURM_", "XDG_"))}
     return subprocess.run([sys.executable, *words], cwd=home / "repository", text=True,
@@ -41,7 +42,7 @@ def run(home: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[
 
 
 def gpus(home: Path, **environ: str) -> tuple[str, str]:
-    """What an embedded cluster lends that is started in the repository, and what was said."""
+    """What an embedded cluster lends that is started in the repository, and its standard error."""
     told = run(home, "-c", GPUS, **environ)
     assert told.returncode == 0, told.stderr
     return told.stdout.strip(), told.stderr
@@ -62,8 +63,8 @@ def user_file(home: Path, text: str) -> Path:
     return path
 
 
-def test_a_file_of_the_current_directory_is_not_read_and_said_to_be_ignored(home: Path) -> None:
-    """A repository's settings reach neither broker nor worker; the remedy is in one line."""
+def test_a_settings_file_in_the_current_directory_is_ignored_with_a_warning(home: Path) -> None:
+    """A repository's settings reach neither broker nor worker; one line names the remedy."""
     lent, said = gpus(home)
     assert lent == "gpus 0"
     assert said.count("\n") == 1 and f"{home}/repository/tangram.toml is not read" in said
@@ -71,8 +72,8 @@ def test_a_file_of_the_current_directory_is_not_read_and_said_to_be_ignored(home
     assert str(home / ".config" / "tangram" / "tangram.toml") in said
 
 
-def test_a_named_file_is_read_without_a_word(home: Path) -> None:
-    """TANGRAM_CONFIG and --config, before and after the verb, read what they name."""
+def test_a_named_settings_file_is_read_without_a_warning(home: Path) -> None:
+    """TANGRAM_CONFIG and --config, before and after the verb, read the file that they name."""
     named = home / "repository" / "tangram.toml"
     assert gpus(home, TANGRAM_CONFIG="tangram.toml") == ("gpus 3", "")
     assert setting(home, "devices", TANGRAM_CONFIG=str(named)) == ("cpu:3", str(named))
@@ -85,8 +86,8 @@ def test_a_named_file_is_read_without_a_word(home: Path) -> None:
     assert told.returncode == 2 and "none.toml: No such file" in told.stderr
 
 
-def test_the_users_own_file_is_read(home: Path) -> None:
-    """~/.config/tangram/tangram.toml counts, XDG_CONFIG_HOME moves it, what is named wins."""
+def test_the_users_settings_file_is_read(home: Path) -> None:
+    """~/.config/tangram/tangram.toml is read, XDG_CONFIG_HOME moves it, and a named file wins."""
     own = user_file(home, 'devices = "cpu:2"\ngrace_s = 7\n')
     assert gpus(home)[0] == "gpus 2"
     assert setting(home, "grace_s") == (7.0, str(own))
@@ -114,9 +115,9 @@ def refused(home: Path) -> str:
     (".config/tangram/tangram.toml", 0o646, "others"),
     (".config/tangram", 0o775, "its group"), (".config", 0o777, "others"),
     ("", 0o770, "its group")])
-def test_a_users_file_that_others_can_write_to_is_refused(home: Path, name: str, mode: int,
-                                                          whose: str) -> None:
-    """The file and each folder up to the home; the line names the remedy, which then helps."""
+def test_a_settings_file_that_other_users_can_write_to_is_refused(
+        home: Path, name: str, mode: int, whose: str) -> None:
+    """The file and each folder up to the home are checked; the remedy in the message works."""
     user_file(home, "grace_s = 7\n")
     (home / name).chmod(mode)
     part = home / name
@@ -129,14 +130,14 @@ def test_a_users_file_that_others_can_write_to_is_refused(home: Path, name: str,
 @as_root
 @pytest.mark.parametrize("name", [".config/tangram/tangram.toml", ".config/tangram", ""])
 def test_a_users_file_of_another_account_is_refused(home: Path, name: str) -> None:
-    """Whoever owns the file, or a folder on the way, can write it whatever its mode says."""
+    """The owner of the file, or of a folder above it, can write it whatever its mode is."""
     user_file(home, "grace_s = 7\n")
     os.chown(home / name, ELSE, ELSE)
     assert f"since {home / name} belongs to user {ELSE}" in refused(home)
 
 
-def test_a_link_counts_as_a_folder_on_the_way(home: Path) -> None:
-    """A link to a file elsewhere is followed, and the folders of its target are looked at."""
+def test_the_folders_of_a_linked_settings_file_are_checked(home: Path) -> None:
+    """A link to a file elsewhere is followed, and the folders of its target are checked."""
     elsewhere = home / "dotfiles"
     elsewhere.mkdir()
     user_file(home, "grace_s = 7\n").rename(elsewhere / "t.toml")
@@ -152,8 +153,9 @@ def test_a_link_counts_as_a_folder_on_the_way(home: Path) -> None:
         assert f"belongs to user {ELSE}" in refused(home)
 
 
-def test_folders_are_not_judged_where_there_is_no_file(home: Path) -> None:
-    """A home that its group may write to, as some sites make them, misleads nobody by itself."""
+def test_folders_without_a_settings_file_are_not_checked(home: Path) -> None:
+    """A home that its group may write to, as some sites make them, is harmless without such a
+    file."""
     home.chmod(0o775)
     assert setting(home, "grace_s") == (30.0, "default")
     user_file(home, "grace_s = 7\n")
@@ -185,28 +187,29 @@ def as_somebody_else(environ: dict[str, str], folder: Path) -> str:
 
 
 @as_root
-def test_a_home_that_may_not_be_entered_holds_no_file(home: Path) -> None:
-    """`sudo -u other` leaves HOME at a home of mode 0700; all verbs go on with the defaults."""
+def test_an_unreadable_home_counts_as_without_settings(home: Path) -> None:
+    """`sudo -u other` keeps HOME at a home of mode 0700; all verbs then use the defaults."""
     user_file(home, "grace_s = 7\n")
     home.chmod(0o700)
     assert as_somebody_else({"HOME": str(home)}, Path("/")) == "30.0"
 
 
 @as_root
-def test_a_current_folder_that_may_not_be_searched_holds_no_file(home: Path) -> None:
-    """Whether `tangram.toml` lies in it cannot be found out, so nothing is said of it."""
+def test_an_unreadable_current_folder_counts_as_without_settings(home: Path) -> None:
+    """It is unknown whether the folder has a `tangram.toml`, so no warning is printed."""
     (home / "repository").chmod(0o700)
     assert as_somebody_else({"HOME": "/"}, home / "repository") == "30.0"
 
 
 @as_root
-def test_a_user_without_a_home_is_told_to_set_it() -> None:
+def test_a_user_without_HOME_is_told_to_set_it() -> None:
     """A user id without an entry in the password database, as in some containers."""
     assert as_somebody_else({}, Path("/")).startswith("InvalidInput: HOME is not set")
 
 
-def test_the_sites_file_lies_below_the_users(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """/etc/tangram is checked alike and read first; here it stands elsewhere."""
+def test_the_users_settings_override_the_sites_settings(
+        home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/etc/tangram is checked in the same way and read first; here it is in another place."""
     from tangram_hpc.config import settings as config
 
     site = home / "etc" / "tangram.toml"
@@ -224,8 +227,9 @@ def test_the_sites_file_lies_below_the_users(home: Path, monkeypatch: pytest.Mon
         config.load_config({"HOME": str(home)})
 
 
-def test_the_doctor_tells_what_is_read(home: Path) -> None:
-    """A line of its page: the files that are read, or that the folder's own is not."""
+def test_doctor_names_the_settings_files_that_are_read(home: Path) -> None:
+    """One check of doctor's page lists the files that are read, or says that the folder's own is
+    not."""
     code = ("from tangram_hpc.doctor import storage; import os, types\n"
             "found = storage.settings(types.SimpleNamespace(wrong='', environ=dict(os.environ)))\n"
             "print(found)")
@@ -236,9 +240,9 @@ def test_the_doctor_tells_what_is_read(home: Path) -> None:
     assert "warn" not in told and f"{own}; tangram.toml" in told
 
 
-def test_satellites_find_the_file_that_their_broker_read(home: Path,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name relative to the broker's folder would name nothing in a satellite's."""
+def test_satellites_get_the_absolute_path_of_the_brokers_settings_file(
+        home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path relative to the broker's folder would name nothing in a satellite's."""
     from tangram_hpc.config.allocations import elastic
 
     monkeypatch.chdir(home / "repository")

@@ -1,5 +1,5 @@
-"""The demo says under which conditions its ratios were taken: the default placer, the fair rule
-beside it, and the CPU time that other work took meanwhile."""
+"""The demo says under which conditions its ratios were measured: the default placer, FCFS beside
+it, and the CPU time that other work took meanwhile."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def figures(placer: str, step: float, busy: float = 0.0) -> report.PhaseMetrics:
         via="mpi", job=f"job-{placer}-{step:g}", other_load=OtherLoad(busy, 0.0))
 
 
-def test_only_the_cpus_that_may_be_used_are_summed() -> None:
-    """Idle and waiting time are not busy; steal is told apart."""
+def test_busy_time_counts_only_usable_cpus() -> None:
+    """Idle and I/O wait time are not busy time; steal time is counted separately."""
     tick = 100
     read = conditions.cpu_times({0, 2}, STAT, 0.0, 0.0)
     assert (read.busy * tick, read.steal * tick) == (500 + 20 + 60 + 5 + 15 + 100 + 20, 30)
@@ -48,8 +48,8 @@ def test_only_the_cpus_that_may_be_used_are_summed() -> None:
     assert (others.busy, others.steal) == (pytest.approx(5 / 20), pytest.approx(2 / 20))
 
 
-def test_other_work_is_told_from_ours() -> None:
-    """Two programs that spin: one is a child of this process, the other is not."""
+def test_cpu_time_of_other_work_is_distinguished_from_the_demos() -> None:
+    """Two programs use CPU time: one is a child of this process, the other is not."""
     cpus = affinity.usable()
     begin = conditions.now(cpus)
     mine = multiprocessing.get_context("fork").Process(target=spin, args=(1.0,))
@@ -73,8 +73,9 @@ def test_other_work_is_told_from_ours() -> None:
     assert conditions.between(begin, end, len(cpus)).busy > 0
 
 
-def test_a_line_says_which_run_other_work_slowed() -> None:
-    """Where it took more than a twentieth of the CPU time; else how little it took at most."""
+def test_the_demo_report_names_runs_slowed_by_other_work() -> None:
+    """A run is named where other work took more than a twentieth of the CPU time; otherwise the
+    report gives the upper bound."""
     quiet = [figures("elastic", 4.0, 0.01), figures("static:1", 60.0, 0.02), figures("fcfs:1", 4.5)]
     assert report.load_line(*quiet) == (
         "conditions: other work took at most 2% of the CPU time of any run")
@@ -84,8 +85,8 @@ def test_a_line_says_which_run_other_work_slowed() -> None:
     assert "elastic" not in line and "\n" not in line
 
 
-def test_the_fair_rule_stands_beside_the_default_placer() -> None:
-    """The table has a ratio for each, the summary too, and runs of one placer are a mean."""
+def test_the_demo_table_compares_the_default_placer_with_fcfs_and_static() -> None:
+    """Table and summary have a ratio for each, and several runs of one placer are averaged."""
     ours = report.mean([figures("elastic", 4.0, 0.3), figures("elastic", 5.0)])
     assert (ours.step, ours.spread, ours.runs, ours.other_load.busy) == (4.5, 1.0, 2, 0.3)
     static, plain = report.mean([figures("static:1", 45.0)]), report.mean([figures("fcfs:1", 9.0)])

@@ -1,6 +1,6 @@
 """The demo's material: problems, vetted variants, policy latencies, the policy and the advantages.
 
-What the table calls certain is run for real here, for a seeded sample of problems.
+Outcomes that the table calls certain are run for real here, for a seeded sample of problems.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def test_most_prompts_have_examples(everything: list[problems.Problem]) -> None:
     ("body", "examples", "tests"),
     [("return n + 1", 0, 0), ("return n + 2", 1, 1), ("return 2", 0, 0), ("exit = 1/0", 1, 1)],
 )
-def test_programs_judge(tmp_path: Path, body: str, examples: int, tests: int) -> None:
+def test_example_and_test_programs_judge_a_solution(
+        tmp_path: Path, body: str, examples: int, tests: int) -> None:
     problem = made_up('def add(n):\n    """\n    >>> add(1)\n    2\n    """\n')
     (tmp_path / harness.SOLUTION).write_text(problem.prompt + f"    {body}\n")
     (tmp_path / "e.py").write_text(harness.examples_program(problem))
@@ -201,7 +202,7 @@ def test_table_holds_no_problem_text(everything: list[problems.Problem]) -> None
     assert {"3.10", "3.11", "3.12", "3.13"} <= set(mutate.table()["pythons"])
 
 
-def test_another_text_is_not_the_vetted_one(
+def test_a_problem_whose_text_was_not_vetted_is_refused(
     everything: list[problems.Problem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = everything[0]
@@ -223,7 +224,7 @@ def test_another_text_is_not_the_vetted_one(
         mutate._known.cache_clear()
 
 
-def test_sampled_outcomes_are_as_the_table_says(
+def test_sampled_mutants_end_as_the_table_says(
     everything: list[problems.Problem], tmp_path: Path
 ) -> None:
     jobs = []
@@ -259,7 +260,8 @@ def test_sampled_outcomes_are_as_the_table_says(
         ("return [0] * 10**10", None),
     ],
 )
-def test_vetting_takes_only_what_is_sure(body: str, told: tuple[str, int] | None) -> None:
+def test_vetting_accepts_only_reproducible_outcomes(
+        body: str, told: tuple[str, int] | None) -> None:
     problem = made_up("def add(n):\n")
     outcome = vet.settled(
         [sys.executable], problem.prompt + f"    {body}\n", harness.tests_program(problem)
@@ -267,7 +269,7 @@ def test_vetting_takes_only_what_is_sure(body: str, told: tuple[str, int] | None
     assert (outcome and (outcome.error, outcome.code)) == told
 
 
-def test_vetting_does_not_wait_for_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vetting_does_not_wait_for_a_program_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vet, "DEADLINE_S", 0.3)
     problem = made_up("def add(n):\n    while n: pass\n")
     outcome = vet.run_program(
@@ -387,7 +389,7 @@ def test_reward_is_certain_on_either_branch(
         assert result.reward == result.expected == int(plan.final(passed).passes)
 
 
-def test_a_run_must_be_answered(everything: list[problems.Problem]) -> None:
+def test_a_run_step_without_an_exit_code_is_refused(everything: list[problems.Problem]) -> None:
     with pytest.raises(InvalidInput, match="exit code"):
         list(policy.steps(policy.trajectory_plan(everything[0], 0, 0)))
 

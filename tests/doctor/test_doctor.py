@@ -43,7 +43,7 @@ def where(tmp_path: Path, **environ: str) -> CheckContext:
 # ---- the page and severity ---------------------------------------------------------------------
 
 
-def test_the_page_has_a_group_a_subject_and_fits() -> None:
+def test_the_doctor_page_groups_checks_and_fits_100_columns() -> None:
     checks = [check("home", "ok"), check("scratch", "warn", remedy="word " * 60),
               check("tcp", "fail", "Network", "x" * 130, "mend it"),
               check("nodes", "skip", "Network")]
@@ -61,7 +61,7 @@ def test_the_page_has_a_group_a_subject_and_fits() -> None:
     assert coloured[-1].startswith("The main job would run here")
 
 
-def test_only_what_the_main_job_needs_stops_it() -> None:
+def test_only_failed_checks_that_the_main_job_needs_are_blockers() -> None:
     broken = [check("tcp", "fail"), check("locking", "fail"), check("home", "warn")]
     assert blockers("machine", broken) == []
     assert [line.split(":")[0] for line in blockers("job", broken)] == ["tcp"]
@@ -69,7 +69,7 @@ def test_only_what_the_main_job_needs_stops_it() -> None:
     assert blockers("job", [check(name, "warn") for name in NEEDS]) == []
 
 
-def test_what_severity_names_is_on_the_list() -> None:
+def test_every_check_named_by_the_severities_exists() -> None:
     names = [item.name for items in GROUPS.values() for item in items]
     assert len(names) == len(set(names))
     assert set(NEEDS) <= set(names)
@@ -105,7 +105,7 @@ def test_a_check_that_hangs_or_breaks_does_not_end_the_page(
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_a_large_answer_comes_whole() -> None:
+def test_a_check_with_a_large_answer_returns_it_completely() -> None:
     assert with_deadline(lambda: "x" * (1 << 20), str, 30.0) == "x" * (1 << 20)
 
 
@@ -135,7 +135,7 @@ def test_a_check_ends_with_its_parent() -> None:
 
 @pytest.fixture
 def frozen(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own on which every write hangs, unkillable, as on a dead server."""
+    """A file system on which every write hangs and cannot be killed, as on a dead file server."""
     lacking = [p for p in ("mkfs.ext4", "mount", "fsfreeze") if shutil.which(p) is None]
     if os.geteuid() or lacking:
         pytest.skip(f"needs root and {', '.join(lacking) or 'nothing else'}")
@@ -159,7 +159,7 @@ def frozen(tmp_path: Path) -> Iterator[Path]:
             time.sleep(0.1)
 
 
-def test_a_file_system_that_hangs_is_left(frozen: Path) -> None:
+def test_a_check_on_a_hanging_file_system_is_abandoned(frozen: Path) -> None:
     here = where(frozen)
     items = {"Files": (CheckSpec("home", storage.folder, 1.0, "ask the site"),
                        CheckSpec("well", lambda _: ok("goes on")))}
@@ -180,7 +180,7 @@ def test_commands_have_deadlines() -> None:
 # ---- single findings -----------------------------------------------------------------------------
 
 
-def test_releases_and_clocks_are_read() -> None:
+def test_slurm_releases_and_clock_skew_are_parsed() -> None:
     assert slurm.release("slurm-wlm 22.05.8") == (22, 5) and slurm.release("none") == (0, 0)
     text = "Configuration data as of 2026-11-21T17:12:39\n"
     low, high = slurm._skew(text, 1795281159.5, 1795281159.6)  # the same second, in UTC
@@ -195,7 +195,7 @@ def test_releases_and_clocks_are_read() -> None:
     assert "ahead by 4.0" in told(4.0, 5.1).found and "behind by 600.0" in told(-601, -600).found
 
 
-def test_a_further_step_does_not_inherit_a_shape() -> None:
+def test_a_further_job_step_does_not_inherit_the_size_of_the_first() -> None:
     given = {"SLURM_JOB_ID": "7", "SLURM_CONF": "/c", "SLURM_MEM_PER_CPU": "100", "PMI_RANK": "1",
              "SLURM_NTASKS_PER_NODE": "4", "SLURM_CPUS_PER_TASK": "2", "PATH": "/bin"}
     assert unsized(given) == {"SLURM_JOB_ID": "7", "SLURM_CONF": "/c", "PATH": "/bin"}
@@ -210,7 +210,7 @@ def test_the_nodes_of_a_job_are_counted_by_component() -> None:
         assert place is not None and place.nodes == nodes
 
 
-def test_worlds_of_one_rank_are_no_world() -> None:
+def test_doctor_reports_mpi_worlds_of_one_rank_as_a_failure() -> None:
     one = '{"size": 1, "seconds": 0.1, "threads": true}\n'
     assert "two worlds of one" in mpi._finding(CommandOutput(0, one * 2, "", 1.0), "srun").found
     assert mpi._finding(CommandOutput(0, one, "", 1.0), "srun").state == "fail"
@@ -221,7 +221,7 @@ def test_worlds_of_one_rank_are_no_world() -> None:
                        "srun").state == "warn"
 
 
-def test_a_node_that_cannot_reach_us_is_named() -> None:
+def test_doctor_names_a_node_that_cannot_connect_back() -> None:
     rows = [{"node": f"n{n}", "why": "", "ms": 1.0, "clock": 1000.0} for n in range(2)]
 
     def judged(*rows: dict[str, Any]) -> Finding:
@@ -236,8 +236,9 @@ def test_a_node_that_cannot_reach_us_is_named() -> None:
     assert "srun: error: a node" in judged(rows[0]).found
 
 
-def test_gpus_by_a_fake_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The words only: no GPU is behind, and what NVML itself answers is tested elsewhere."""
+def test_doctor_reports_gpus_mig_and_slurms_grant_from_a_fake_nvml(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests the messages only; no GPU is behind them, and NVML's answers are tested elsewhere."""
     def told(place: str = "", *gpus: fake.FakeGpu, **environ: str) -> dict[str, Check]:
         monkeypatch.setattr(gpu, "look", lambda: look(fake.FakeNvml(*gpus)))
         job = {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": place} if place else {}
@@ -257,7 +258,7 @@ def test_gpus_by_a_fake_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "by Slurm's word" in none["lent"].found and none["MIG"].state == "skip"
 
 
-def test_file_systems_are_told(tmp_path: Path) -> None:
+def test_doctor_tells_file_system_types_and_shared_ones(tmp_path: Path) -> None:
     assert storage.file_system(Path("/proc/self")) == "proc"
     assert storage.is_shared("nfs4") and storage.is_shared("lustre")
     assert not storage.is_shared("ext4") and not storage.is_shared("tmpfs")
@@ -279,7 +280,7 @@ def test_files_and_locks_are_really_tried(tmp_path: Path) -> None:
     assert found[0].state == "skip" and "no folder can be made" in found[0].found
 
 
-def test_the_broker_is_reached_with_its_handshake(tmp_path: Path) -> None:
+def test_doctor_connects_to_a_broker_with_the_real_handshake(tmp_path: Path) -> None:
     here = where(tmp_path)
     assert "handshake" in net.tcp(here).found and net.unix(here).state == "ok"
     elsewhere = CheckContext({}, Config.model_validate({}), "203.0.113.9", SlurmFacts())
@@ -290,7 +291,7 @@ def test_the_broker_is_reached_with_its_handshake(tmp_path: Path) -> None:
     assert "lo 127.0.0.1" in net.interfaces(here).found
 
 
-def test_what_workers_refuse_is_a_failure(tmp_path: Path) -> None:
+def test_settings_that_a_worker_refuses_fail_in_doctor(tmp_path: Path) -> None:
     here = where(tmp_path)
     refused = {"enforcement": "cgroup2", "read_paths": ("/proc",)}
     wrong = CheckContext(here.environ, Config.model_validate(refused), "", SlurmFacts())
@@ -301,8 +302,8 @@ def test_what_workers_refuse_is_a_failure(tmp_path: Path) -> None:
     assert limits.cores(many).state == "warn" and "counted" in limits.cores(many).found
 
 
-def test_what_serves_plain_commands_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-                                            ) -> None:
+def test_doctor_tells_whether_the_compiled_loop_serves_plain_commands(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = where(tmp_path)
     monkeypatch.setattr(isolation.fast_path, "_library", object())
     assert isolation.plain_commands(here) == ok("the compiled loop")
@@ -337,7 +338,7 @@ def by_name(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.timeout(300)
-def test_this_machine_runs_the_main_job(tmp_path: Path) -> None:
+def test_doctor_finds_that_this_machine_runs_the_main_job(tmp_path: Path) -> None:
     status, told = doctor(tmp_path)
     if told["place"] != "machine":
         pytest.skip("this machine has a Slurm of its own")
@@ -352,7 +353,7 @@ def test_this_machine_runs_the_main_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_machine_that_cannot_is_told_why(tmp_path: Path) -> None:
+def test_doctor_names_the_reasons_why_a_machine_cannot_run_the_main_job(tmp_path: Path) -> None:
     status, told = doctor(tmp_path, TANGRAM_CPUS="many", TMPDIR=str(tmp_path / "none"))
     found = by_name(told)
     assert status == 1 and not told["runs"]
@@ -363,8 +364,8 @@ def test_a_machine_that_cannot_is_told_why(tmp_path: Path) -> None:
         "broker" in found["embedded run"]["found"])
 
 
-def test_a_rehearsal_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    """A worker that does not start, as its settings forbid it: one line, and nothing is left."""
+def test_a_failed_rehearsal_of_doctor_leaves_nothing(tmp_path: Path) -> None:
+    """The worker's settings forbid it to start: the finding is one line, and nothing is left."""
     if not missing(RUNTIMES["enroot"]):
         pytest.skip("enroot is here, so that it may be asked for")
     given = {**os.environ, "TANGRAM_HOME": str(tmp_path / "home"), "TANGRAM_ISOLATION": "enroot",

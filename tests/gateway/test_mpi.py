@@ -1,6 +1,7 @@
-"""The MPI way: real worlds under mpiexec, what a wrong world says, and the gateway's driver alone.
+"""Connections over MPI: real worlds under mpiexec, the errors of a wrong world, and the gateway's
+driver alone.
 
-Law: no absolute times are asserted; a world that hangs fails by its timeout.
+No absolute times are asserted; a world that hangs fails by its timeout.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 def world(cluster: LocalCluster, trainer: str, ranks: int = 2, gateways: int = 1,
           **env: str) -> subprocess.CompletedProcess[str]:
-    """Trainers that run this text and gateways, as one world."""
+    """Runs trainers with this program and gateways as one MPI world."""
     exe = str(MPIEXEC) if MPIEXEC.exists() else "mpiexec"
     words = [exe, "-n", str(ranks), sys.executable, "-c", trainer]
     if gateways:
@@ -154,7 +155,7 @@ def test_large_payloads_both_ways_do_not_block(cluster: LocalCluster) -> None:
 
 
 @mpi
-def test_a_second_client_after_the_first(cluster: LocalCluster) -> None:
+def test_a_second_client_uses_the_socket_while_the_first_uses_mpi(cluster: LocalCluster) -> None:
     done = world(cluster, PARENT + """
     assert c.submit(["echo", "1"]).result(60).text == "1\\n"
     other = tangram_hpc.connect()  # one client owns MPI: another goes by the socket
@@ -168,7 +169,7 @@ with tangram_hpc.connect() as c:
 
 
 @mpi
-def test_a_client_left_open_at_the_end_hurts_nobody(cluster: LocalCluster) -> None:
+def test_a_client_left_open_at_exit_gives_no_error(cluster: LocalCluster) -> None:
     done = world(cluster, "import sys, tangram_hpc\nc = tangram_hpc.connect()\n"
                  "assert c.submit(['true']).result(60).exit_code == 0\nsys.exit(3)\n")
     assert done.returncode == 3, done.stderr
@@ -178,7 +179,7 @@ def test_a_client_left_open_at_the_end_hurts_nobody(cluster: LocalCluster) -> No
 @mpi
 @pytest.mark.parametrize("first", ["", "from mpi4py import MPI\n"], ids=["ours", "mpi4pys"])
 def test_processes_that_a_rank_starts_use_the_socket(cluster: LocalCluster, first: str) -> None:
-    """A child of a fork must not touch MPI, at its exit either, whoever finalises MPI; a program
+    """A forked child must not touch MPI, not even at its exit, whoever finalises MPI. A program
     that a rank starts is no rank."""
     done = world(cluster, first + PARENT + """
     import os, subprocess, sys
@@ -213,8 +214,8 @@ def test_processes_that_a_rank_starts_use_the_socket(cluster: LocalCluster, firs
     (2, 1, {"TANGRAM_ACCESS": "/nowhere/access.json", "TANGRAM_MPI_TIMEOUT_S": "10"},
      "the gateway: access file /nowhere/access.json"),
 ])
-def test_a_wrong_world_is_one_line(cluster: LocalCluster, ranks: int, gateways: int,
-                                   env: dict[str, str], said: str) -> None:
+def test_a_wrong_mpi_world_is_refused_in_one_line(
+        cluster: LocalCluster, ranks: int, gateways: int, env: dict[str, str], said: str) -> None:
     done = world(cluster, PARENT + "    pass\n", ranks, gateways, **env)
     told = lines_of_ours(done)
     assert done.returncode == 2 and len(told) == 1 and said in told[0], done.stderr
@@ -223,7 +224,7 @@ def test_a_wrong_world_is_one_line(cluster: LocalCluster, ranks: int, gateways: 
 @mpi
 @pytest.mark.parametrize("asked", ["", "0"])
 def test_ranks_that_share_a_core_sleep_while_they_wait(cluster: LocalCluster, asked: str) -> None:
-    """Two trainers and the gateway on one core; what the user has set for MPI stays."""
+    """Two trainers and the gateway share one core; a setting of the user for MPI is kept."""
     env = {"MPIR_CVAR_ENABLE_HEAVY_YIELD": asked} if asked else {}
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
@@ -251,7 +252,7 @@ with tangram_hpc.connect() as c:
 
 
 @mpi
-def test_a_rank_that_never_comes_is_one_line(cluster: LocalCluster) -> None:
+def test_a_rank_that_never_connects_is_reported_in_one_line(cluster: LocalCluster) -> None:
     trainer = ("import os, time\nif os.environ['PMI_RANK'] == '1': time.sleep(60)\n"
                "import tangram_hpc; tangram_hpc.connect()\n")
     done = world(cluster, trainer, TANGRAM_MPI_TIMEOUT_S="2")
@@ -260,7 +261,7 @@ def test_a_rank_that_never_comes_is_one_line(cluster: LocalCluster) -> None:
     assert all("TANGRAM_MPI_TIMEOUT_S says" in line for line in told), told
 
 
-def test_without_a_launcher_it_says_so() -> None:
+def test_a_gateway_world_without_a_launcher_is_refused_in_one_line() -> None:
     alone = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "SLURM", "OMPI"))}
     done = subprocess.run([sys.executable, "-c", PARENT + "    pass\n"], capture_output=True,
                           text=True, env={**alone, "TANGRAM_GATEWAY": "1"}, timeout=60, check=False)
@@ -271,7 +272,7 @@ def test_without_a_launcher_it_says_so() -> None:
 # ---- what the environment and the ranks say ----------------------------------------------------
 
 
-def test_the_launchers_word_on_the_size() -> None:
+def test_the_world_size_is_read_from_the_launchers_environment() -> None:
     slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "9", "SLURM_PROCID": "4"}
     with pytest.raises(WrongWorld, match="srun started 9 tasks with --mpi=none"):
         launch_of(slurm)
@@ -293,13 +294,14 @@ def test_the_launchers_word_on_the_size() -> None:
     ({**STEP, "SLURM_CPU_BIND_TYPE": "none"}, 1, True),
     ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "9", "SLURM_CPU_BIND_TYPE": "mask_cpu:"}, 1, True),
     ({**STEP, "SLURM_NODEID": "0", "MPI_LOCALNRANKS": "1"}, 1, False)])  # mpiexec in the step
-def test_an_oversubscribed_node(environ: dict[str, str], usable: int, is_shared: bool) -> None:
+def test_ranks_yield_while_waiting_on_an_oversubscribed_node(
+        environ: dict[str, str], usable: int, is_shared: bool) -> None:
     assert oversubscribed(environ, usable, 8) is is_shared
     assert wait_environment(environ, is_shared) == ({_HEAVY: "1"} if is_shared else {})
     assert wait_environment({_HEAVY: "0"}, True) == {}
 
 
-def test_what_ranks_complain_of() -> None:
+def test_inconsistent_rank_cards_give_the_right_error() -> None:
     trainer, gateway = RankCard("trainer", "1"), RankCard("gateway", "1")
     assert complaint([trainer, trainer, gateway]) is None
     assert isinstance(complaint([trainer, gateway, gateway]), WrongWorld)
@@ -312,7 +314,7 @@ def test_what_ranks_complain_of() -> None:
 
 
 class Ranks:
-    """Messages by hand; those to `stuck` ranks never leave."""
+    """MPI messages by hand; messages to `stuck` ranks are never delivered."""
 
     def __init__(self) -> None:
         self.come: deque[tuple[int, int, bytearray]] = deque()
@@ -335,7 +337,7 @@ class Ranks:
 
 
 class Pipes:
-    """A broker by hand."""
+    """Connections to a broker, played by hand."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
@@ -364,7 +366,7 @@ class Pipes:
 
 
 class Rig:
-    """A gateway whose time moves only while it waits, and by `later`."""
+    """A gateway whose time advances only while it waits, and by `later`."""
 
     def __init__(self, members: tuple[int, ...] = (0, 1)) -> None:
         self.ns = 10**9
@@ -388,7 +390,7 @@ class Rig:
         return [tag for to, tag, _ in self.ranks.said if to == rank]
 
 
-def test_bytes_pass_both_ways_unread() -> None:
+def test_the_gateway_relays_bytes_unread_both_ways() -> None:
     rig = Rig()
     rig.hear(0, relay.OPEN, b"\1\0\0\0")
     rig.hear(0, relay.DATA, b"abc")
@@ -398,7 +400,7 @@ def test_bytes_pass_both_ways_unread() -> None:
     assert rig.ranks.said == [(0, relay.OPEN, b"\1\0\0\0"), (0, relay.DATA, b"xyz")]
 
 
-def test_the_brokers_end_reaches_only_its_rank() -> None:
+def test_a_closed_broker_connection_is_reported_only_to_its_rank() -> None:
     rig = Rig()
     for rank in (0, 1):
         rig.hear(rank, relay.OPEN, b"\1\0\0\0")
@@ -408,7 +410,7 @@ def test_the_brokers_end_reaches_only_its_rank() -> None:
     assert relay.BROKER_CLOSED not in rig.to(1)
 
 
-def test_a_silent_rank_is_sent_nothing_and_may_come_back() -> None:
+def test_a_silent_rank_is_disconnected_and_told_so_when_it_returns() -> None:
     rig = Rig()
     rig.hear(0, relay.OPEN, b"\1\0\0\0")
     rig.later(relay.DEAF_S + 1)
@@ -421,7 +423,7 @@ def test_a_silent_rank_is_sent_nothing_and_may_come_back() -> None:
     assert rig.ranks.said[-1][1] == relay.BROKER_CLOSED
 
 
-def test_a_gateway_that_was_stopped_blames_nobody() -> None:
+def test_a_gateway_that_was_stopped_disconnects_no_rank() -> None:
     rig = Rig()
     rig.hear(0, relay.OPEN, b"\1\0\0\0")
     rig.ns += int(100e9)
@@ -429,7 +431,7 @@ def test_a_gateway_that_was_stopped_blames_nobody() -> None:
     assert ("close", 0) not in rig.pipes.calls[2:]
 
 
-def test_a_rank_that_does_not_take_is_held() -> None:
+def test_the_gateway_stops_reading_for_a_rank_that_does_not_receive() -> None:
     rig = Rig()
     rig.hear(0, relay.OPEN, b"\1\0\0\0")
     rig.ranks.stuck[0] = driver._HOLD
@@ -443,14 +445,14 @@ def test_a_rank_that_does_not_take_is_held() -> None:
 
 @pytest.mark.parametrize(("word", "orderly", "last"), [(b"", True, relay.PART),
                                                         (b"!", False, relay.END)])
-def test_all_leave(word: bytes, orderly: bool, last: int) -> None:
+def test_the_gateway_ends_when_all_ranks_have_left(word: bytes, orderly: bool, last: int) -> None:
     rig = Rig()
     rig.ranks.come += [(0, relay.LEAVE, bytearray()), (1, relay.LEAVE, bytearray(word))]
     assert rig.gateway.run() is orderly
     assert rig.to(0)[-1] == last
 
 
-def test_without_a_broker_it_ends() -> None:
+def test_the_gateway_ends_after_its_broker_is_gone() -> None:
     rig = Rig()
     rig.pipes.come = [(KEEL, b"", "the broker closed the connection")]
     assert rig.gateway.run() is False
@@ -458,7 +460,7 @@ def test_without_a_broker_it_ends() -> None:
     assert rig.pipes.waited_s > 30  # its ranks had time to see it for themselves
 
 
-def test_a_channel_drops_what_is_of_an_older_conversation() -> None:
+def test_an_mpi_channel_drops_messages_of_an_older_connection() -> None:
     ranks, box = Ranks(), Outbox()
     box.put(ms.Pong(7))
     frame = b"".join(box.take())
@@ -473,7 +475,8 @@ def test_a_channel_drops_what_is_of_an_older_conversation() -> None:
         list(channel.wait(1.0, True))
 
 
-def test_silence_is_death_and_ends_all_sending(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_mpi_channel_treats_silence_as_lost_and_stops_sending(
+        monkeypatch: pytest.MonkeyPatch) -> None:
     ranks, dead = Ranks(), []
     monkeypatch.setattr(relay, "SILENCE_S", 0.05)
     channel = MpiChannel(ranks, 2, 1, 0, dead.append)
@@ -484,13 +487,13 @@ def test_silence_is_death_and_ends_all_sending(monkeypatch: pytest.MonkeyPatch) 
     assert dead and len(ranks.said) == said
 
 
-def test_a_wake_ends_a_wait() -> None:
+def test_waking_an_mpi_channel_ends_its_wait() -> None:
     channel = MpiChannel(Ranks(), 2, 1, 0, lambda why: None)
     threading.Timer(0.05, channel.wake).start()
     assert list(channel.wait(4.0, False)) == []
 
 
-def test_a_stuck_gateway_is_ended() -> None:
+def test_a_gateway_that_hangs_is_ended_by_its_watchdog() -> None:
     text = ("import time; from tangram_hpc.gateway.watchdog import watch\n"
             "watch(lambda: 1, 0.2); time.sleep(30)")
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True,

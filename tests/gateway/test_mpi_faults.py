@@ -1,4 +1,5 @@
-"""kill -9 under mpiexec: the whole world dies with one rank, the broker and its sessions do not."""
+"""SIGKILL under mpiexec: the whole world dies with one rank, and the broker and its sessions
+survive."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("victim", ["a trainer rank", "the gateway"])
-def test_the_world_dies_and_the_broker_lives_on(tmp_path: Path, victim: str) -> None:
+def test_the_broker_survives_when_an_mpi_world_is_killed(tmp_path: Path, victim: str) -> None:
     if importlib.util.find_spec("mpi4py") is None or not MPIEXEC.exists():
         pytest.skip("mpi4py or mpiexec is not installed")
     with LocalCluster(cpus=4, home=tmp_path / "home", grace_s=4) as c:

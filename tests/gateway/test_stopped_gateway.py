@@ -1,5 +1,5 @@
-"""A gateway that is stopped, for a while or for good, holds no MPI step up: the step ends with its
-trainers, who go on over the broker's socket, and no trainer is ended before."""
+"""A gateway that is stopped, for a while or for good, does not block an MPI job step: the step ends
+with its trainers, which continue over the broker's socket, and no trainer is ended earlier."""
 
 from __future__ import annotations
 
@@ -56,9 +56,10 @@ def pid_of_the_gateway(note: str) -> int:
 @pytest.mark.parametrize("again", [
     pytest.param(True, id="stopped for a while"),
     pytest.param(False, id="stopped for good", marks=pytest.mark.long)])
-def test_under_mpiexec_all_trainers_finish_and_the_step_ends(tmp_path: Path, again: bool) -> None:
-    """`mpiexec` kills all ranks when one exits without finalising MPI, so the first trainer that is
-    done must not take the others down with it."""
+def test_trainers_finish_and_mpiexec_ends_when_the_gateway_is_stopped(
+        tmp_path: Path, again: bool) -> None:
+    """`mpiexec` kills all ranks when one exits without finalising MPI, so the first trainer that
+    finishes must not end the others."""
     if importlib.util.find_spec("mpi4py") is None or not MPIEXEC.exists():
         pytest.skip("mpi4py or mpiexec is not installed")
     note = str(tmp_path / "note")
@@ -88,8 +89,8 @@ def test_under_mpiexec_all_trainers_finish_and_the_step_ends(tmp_path: Path, aga
         assert world.returncode == 0
 
 
-def test_a_rank_that_does_not_answer_is_given_up() -> None:
-    """It took the gateway for dead while that was stopped, and left without a word."""
+def test_the_gateway_gives_up_a_rank_that_does_not_answer() -> None:
+    """The rank took the stopped gateway for dead and left without a message."""
     rig = Rig()
     for rank in (0, 1):
         rig.hear(rank, relay.OPEN, b"\1\0\0\0")
@@ -113,7 +114,7 @@ def test_a_rank_that_answers_by_closing_is_waited_for() -> None:
     assert rig.gateway._over()
 
 
-def test_a_process_that_is_stopped_for_good_is_ended_by_its_watcher() -> None:
+def test_a_process_that_stays_stopped_is_ended_by_its_watchdog() -> None:
     text = ("import os, time\n"
             "from tangram_hpc.transport.mpi.mpi_watchdog import end_if_stopped\n"
             "from tangram_hpc.gateway.watchdog import watch\n"
@@ -136,8 +137,9 @@ def test_a_process_that_is_stopped_for_good_is_ended_by_its_watcher() -> None:
 @pytest.mark.parametrize("again", [
     pytest.param(True, id="stopped for 8 s"),
     pytest.param(False, id="stopped for good", marks=pytest.mark.long)])
-def test_under_srun_the_step_ends(site: Site, again: bool) -> None:
-    """`srun --kill-on-bad-exit=0`, as the templates say it."""
+def test_trainers_finish_and_the_job_step_ends_when_the_gateway_is_stopped(
+        site: Site, again: bool) -> None:
+    """With `srun --kill-on-bad-exit=0`, as in the templates."""
     name = f"gwstop{int(again)}"
     go = site.cluster.home / f"{name}.go"
     job = site.sbatch(name, f"python trainer_faults.py 100 {go.name}", "trainer_faults.py",

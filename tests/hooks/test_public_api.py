@@ -1,4 +1,5 @@
-"""Hooks use the public API alone: what a hook of this package needs, a user's own trainer has."""
+"""Hooks use the public API only, so that a user's own trainer can do what a hook of this package
+does."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def reached(path: Path, text: str) -> Iterator[str]:
 
 
 def hidden(path: Path, text: str) -> list[str]:
-    """What of that is not public."""
+    """The imported names and attributes that are not public."""
     return [each for each in reached(path, text)
             if each.partition(":")[2] not in PUBLIC.get(each.partition(":")[0], ())]
 
@@ -56,7 +57,7 @@ def test_a_private_name_is_found(line: str) -> None:
     assert hidden(HOOKS / "reference" / "reference_rank.py", line) != []
 
 
-def test_each_public_name_is_there_and_documented() -> None:
+def test_each_public_name_exists_and_has_a_docstring() -> None:
     for name in tangram_hpc.__all__:
         assert name == "__version__" or (getattr(tangram_hpc, name).__doc__ or "").strip(), name
     for name in training.__all__:

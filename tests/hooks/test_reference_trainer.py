@@ -1,4 +1,4 @@
-"""The reference trainer: what of it needs torch, and that it learns, whatever helps it."""
+"""The reference trainer: its parts that need torch, and that it learns in every configuration."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ def needs_all(test: Any) -> Any:
 @pytest.mark.parametrize(("completion", "worth"), [
     ("3+4", 1.0), ("9-2", 1.0), ("7*1", 1.0), ("4+4", 0.45), ("9*9", 0.1), ("7", 0.0), ("", 0.0),
     ("=7", 0.0), ("+", 0.0), ("08+1", 0.0), ("3+", 0.0), ("2+5+", 0.0), ("1+2*3", 1.0)])
-def test_a_completion_is_worth_what_it_does(completion: str, worth: float) -> None:
+def test_the_reward_of_a_completion_is_what_its_program_computes(
+        completion: str, worth: float) -> None:
     ran = subprocess.run(task.check(completion), capture_output=True, check=False)
     assert task.reward("7=", task.value(ran.returncode, ran.stdout)) == pytest.approx(worth)
 
 
-def test_everybody_is_asked_the_same() -> None:
+def test_prompts_are_reproducible_by_seed() -> None:
     assert task.prompts(3, 8, 1) == task.prompts(3, 8, 1) != task.prompts(4, 8, 1)
 
 
@@ -54,7 +55,7 @@ def program(*words: str) -> subprocess.CompletedProcess[str]:
     (["--compare", "--slots", "1"], "slots: 1 must be at least 2"),
     (["--lend", "9:2"], "lend: from step 9 to 2 there is"),
     (["--device", "tpu"], "device: 'tpu'")])
-def test_a_wrong_word_is_one_line(words: list[str], why: str) -> None:
+def test_a_wrong_trainer_option_is_refused_in_one_line(words: list[str], why: str) -> None:
     assert program(*words).stderr.startswith(f"tangram: error: {why}")
 
 
@@ -64,7 +65,7 @@ def test_without_torch_one_line_says_what_to_install() -> None:
 
 
 @needs_all
-def test_a_gradient_is_a_sum_over_samples(tmp_path: Path) -> None:
+def test_the_gradient_of_a_batch_is_the_sum_over_its_parts(tmp_path: Path) -> None:
     from tangram_hpc.hooks.reference import reference_model as model
 
     policy = model.Policy(model.make_policy(tmp_path / "m", 3))
@@ -84,7 +85,7 @@ def test_a_gradient_is_a_sum_over_samples(tmp_path: Path) -> None:
 
 
 @needs_all
-def test_what_tools_returned_is_read_and_not_learnt(tmp_path: Path) -> None:
+def test_tool_output_is_context_and_contributes_no_gradient(tmp_path: Path) -> None:
     from tangram_hpc.hooks.reference import reference_model as model
 
     policy = model.Policy(model.make_policy(tmp_path / "m", 3))
@@ -114,7 +115,7 @@ def rising(told: dict[str, Any]) -> None:
 @needs_all
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_it_learns_with_pool_and_router_on_and_off() -> None:
+def test_the_reference_trainer_learns_with_pool_and_router_on_and_off() -> None:
     from tangram_hpc.hooks.reference.reference_compare import STEPS, compare, table
     from tangram_hpc.hooks.reference.reference_run import RunPlan
 
@@ -136,8 +137,8 @@ def test_it_learns_with_pool_and_router_on_and_off() -> None:
 @needs_all
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_planner_lends_nothing_to_a_training_that_rollouts_wait_for(tmp_path: Path) -> None:
-    """The split stays; what the planner foretells of a step comes to be what it takes."""
+def test_the_planner_lends_no_gpu_when_rollout_is_the_longer_stage(tmp_path: Path) -> None:
+    """The split stays, and the planner's prediction of a step approaches the measured time."""
     from tangram_hpc.hooks.reference.reference_run import RunPlan, run
 
     told = run(RunPlan(str(tmp_path), steps=12, planner=True))
@@ -152,8 +153,9 @@ def test_the_planner_lends_nothing_to_a_training_that_rollouts_wait_for(tmp_path
 @needs_all
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_its_replica_is_killed_and_the_training_goes_on(tmp_path: Path) -> None:
-    """The action ends with its process, its GPU serves rollouts again, and another life is lent."""
+def test_training_continues_when_a_lent_replica_is_killed(tmp_path: Path) -> None:
+    """The action ends with its process, its GPU serves rollouts again, and another incarnation is
+    lent."""
     from tangram_hpc.hooks.reference.reference_run import RunPlan, run
 
     named = tmp_path / "replica.pid"

@@ -1,4 +1,4 @@
-"""The reference trainer's trajectories without torch: turns, masks, credit, routes, plan."""
+"""The reference trainer's trajectories without torch: turns, masks, credit, routing and plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def words(text: str, end: bool = True) -> list[int]:
 
 
 def play(prompt: str, *said: tuple[str, int, bytes]) -> ArithmeticTrajectory:
-    """A trajectory whose programs end as told."""
+    """A trajectory whose programs end with the given exit codes and output."""
     one = ArithmeticTrajectory(prompt)
     for program, code, out in said:
         assert not one.over
@@ -47,13 +47,13 @@ def play(prompt: str, *said: tuple[str, int, bytes]) -> ArithmeticTrajectory:
     ([("+", 4, b"")] * 4, 4, 0.0),  # a program that does not run is mended to the end
     ([("+", 4, b""), ("3+3", 0, b"6\n"), ("-", 4, b""), ("3+4", 0, b"7\n")], 4, FADE**3),
     ([("", 0, b"")], 1, 0.0)])  # says nothing: gives up
-def test_what_tools_return_decides_how_it_goes_on(
+def test_tool_results_decide_how_a_trajectory_continues(
         said: list[tuple[str, int, bytes]], turns: int, reward: float) -> None:
     one = play("7=", *said)
     assert one.over and one.turns == turns and one.reward == pytest.approx(reward)
 
 
-def test_the_model_reads_what_the_tool_returned() -> None:
+def test_tool_output_is_appended_to_the_context_and_masked() -> None:
     one = play("7=", ("3+5", 0, b"8\n"))
     first, returned = words("3+5"), [*words("=8", False), 1, *words("7=", False)]
     assert one.tokens == [1, *words("7=", False), *first, *returned]
@@ -68,7 +68,7 @@ turn = st.tuples(st.lists(st.integers(0, 16), min_size=1, max_size=task.NEW_TOKE
 
 
 @given(st.integers(0, 9), st.lists(turn, min_size=TURNS, max_size=TURNS))
-def test_any_trajectory_ends_and_its_mask_is_what_the_model_wrote(
+def test_any_trajectory_ends_and_its_mask_covers_exactly_the_models_tokens(
         digit: int, turns: list[tuple[list[int], tuple[int, bytes]]]) -> None:
     one, wrote = ArithmeticTrajectory(f"{digit}="), list[int]()
     for n, (tokens, (code, out)) in enumerate(turns):
@@ -98,8 +98,8 @@ def test_each_turn_is_credited_with_its_own_program() -> None:
     assert not any(any(row) for row in credits([failed, failed]))  # all alike: nothing is learnt
 
 
-def test_the_tool_says_what_the_rules_are_made_of() -> None:
-    """Against the shell itself: the three kinds of return."""
+def test_the_shell_tool_distinguishes_right_wrong_and_broken_programs() -> None:
+    """The real shell gives each of the three kinds of result."""
     for program, kind in (("3+4", "right"), ("9*9", "wrong"), ("3+", "broken")):
         ran = subprocess.run(task.check(program), capture_output=True, check=False)
         one = play("7=", (program, ran.returncode, ran.stdout))
@@ -108,7 +108,7 @@ def test_the_tool_says_what_the_rules_are_made_of() -> None:
 
 
 def soon(result: Any) -> Any:
-    """A future that another thread ends."""
+    """A future that another thread completes."""
     answer: Any = Future()
     threading.Timer(0.01, answer.set_result, (result,)).start()
     return answer
@@ -181,7 +181,7 @@ class _FakeClient:
         return answer
 
 
-def test_the_least_loaded_service_is_asked() -> None:
+def test_a_request_goes_to_the_least_loaded_service() -> None:
     client = _FakeClient()
     client.held = []
     routes = LeastLoaded(client, {"small": 1, "large": 4})
@@ -206,7 +206,7 @@ def step_of(client: _FakeClient, router: bool) -> tuple[Batch, Routes]:
 
 
 @pytest.mark.parametrize("router", [False, True])
-def test_a_batch_is_whole_when_its_last_trajectory_is_over(router: bool) -> None:
+def test_a_batch_is_complete_when_its_last_trajectory_has_ended(router: bool) -> None:
     client = _FakeClient("1", "5+2", "0+1")  # does not run; is wrong; is right
     batch, ways = step_of(client, router)
     assert len(batch.lives) == 10 and batch.left == 0 and batch.oldest == 1
@@ -225,7 +225,7 @@ def test_a_batch_is_whole_when_its_last_trajectory_is_over(router: bool) -> None
     assert ways.tally() == {"rollout-1": 10, "rollout-2": 20, "judged": 20, "right": 10, "long": 10}
 
 
-def test_a_service_that_cannot_serve_ends_the_step_with_its_words() -> None:
+def test_the_error_of_a_failing_service_ends_the_training_step() -> None:
     client = _FakeClient("0+1")
     client.failure = TangramError("min_version: 1, and the newest weights are of version 0")
     with pytest.raises(TangramError, match="min_version"):
@@ -233,7 +233,8 @@ def test_a_service_that_cannot_serve_ends_the_step_with_its_words() -> None:
 
 
 def drive(train_s: float, rollout_s: float, steps: int = 24) -> Planned:
-    """A planner beside stages that take so long with no replica, and scale with their share."""
+    """A planner beside stages that take these seconds without a replica, and scale with their share
+    of the GPUs."""
     planned, dice = Planned(2, 3, 1, 96, 64), random.Random(7)
     for step in range(steps):
         helped = planned.lent
@@ -259,7 +260,7 @@ def test_the_planner_lends_when_training_is_the_longer_stage(
         assert told["off_last"][stage] < 1.2 and told["off_first"][stage] > 1.5, told
 
 
-def test_a_step_on_the_way_to_a_plan_teaches_nothing() -> None:
+def test_a_step_during_a_plan_change_is_not_learned() -> None:
     planned = drive(2.0, 0.6)
     before = planned.log[-1]["factors"]
     planned.step(24, 0, 9.0, 9.0, [Request(3, 4)] * 96)  # the replica is not there yet

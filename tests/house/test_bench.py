@@ -1,4 +1,5 @@
-"""Every bench runs tiny here, so that none rots; no figure is judged, so they run side by side."""
+"""Every bench runs with tiny parameters here, so that none breaks unnoticed; no figure is judged,
+so they run side by side."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ Told = subprocess.CompletedProcess[str]
 @pytest.fixture(scope="module")
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             ) -> Iterator[dict[Path, Future[Told]]]:
-    """Those that were asked for, three at a time: most of what they do is to start and to wait."""
+    """The selected benches, three at a time: most of their time is starting and waiting."""
     def run(path: Path) -> Told:
         return subprocess.run([sys.executable, str(path), "--tiny"], capture_output=True, text=True,
                               timeout=150, cwd=tmp_path_factory.mktemp(path.stem), check=False)

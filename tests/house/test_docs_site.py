@@ -42,7 +42,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(REPO).as_posix())
-def test_links_lead_somewhere(page: Path) -> None:
+def test_every_relative_link_and_anchor_exists(page: Path) -> None:
     broken = []
     for link in _LINK.findall(prose(page)):
         path, _, anchor = link.partition("#")
@@ -67,7 +67,7 @@ def test_every_decision_is_in_the_index() -> None:
     told = re.findall(r"^\| \[(\d{4})\]\((\1-[\w-]+\.md)\) \| \S", (
         DOCS / "decisions" / "README.md").read_text(), re.MULTILINE)
     records = sorted(p.name for p in (DOCS / "decisions").glob("[0-9]*.md"))
-    assert [name for _, name in told] == records, "a row for each record, in order"
+    assert [name for _, name in told] == records, "each record needs a row, in order"
 
 
 def test_every_public_name_is_in_the_reference() -> None:

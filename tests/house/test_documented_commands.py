@@ -1,5 +1,5 @@
 """Every command of README.md and of the documents is run as it is written, or its page says in its
-source why it is not. What Slurm is needed for: tests/house/test_documented_commands_slurm.py."""
+source why not. Commands that need Slurm are in tests/house/test_documented_commands_slurm.py."""
 
 from __future__ import annotations
 
@@ -96,16 +96,16 @@ def here(language: str, long: bool) -> list[Any]:
 # ---- what there is -----------------------------------------------------------------------------
 
 
-def test_every_block_is_run_or_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
-    """No fence without a language, no code without a fence, no mark without a reason; how many of
-    each there are is printed."""
+def test_every_command_block_is_run_or_names_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    """No fence lacks a language, no code lacks a fence, no mark lacks a reason; the counts are
+    printed."""
     nameless = [b.name for b in ALL if b.language not in documented.RUN | documented.NO_COMMANDS]
     assert nameless == [], "a block says what it is: bash, console, python, toml, text or mermaid"
     assert [line for page in documented.PAGES for line in documented.unfenced(page)] == []
     marked = [b for b in ALL if b.why_not]
     assert [b.name for b in marked if b.language not in documented.RUN] == []
     names = Counter(b.name for b in TO_RUN)
-    assert LONG | set(PRE) <= set(names), "a block that this file knows is there no more"
+    assert LONG | set(PRE) <= set(names), "a block named in this file is gone from its page"
     with capsys.disabled():
         count = Counter(b.language for b in TO_RUN)
         slurm = sum(b.needs_slurm for b in TO_RUN)
@@ -120,8 +120,8 @@ VERBS: dict[str, argparse.ArgumentParser] = next(
 
 
 @pytest.mark.parametrize("page", documented.PAGES, ids=lambda p: p.relative_to(REPO).as_posix())
-def test_verbs_and_options_in_the_text_are_there(page: Path) -> None:
-    """`tangram VERB --option` between backquotes: the verb is there and knows the options."""
+def test_verbs_and_options_named_in_documents_exist(page: Path) -> None:
+    """For `tangram VERB --option` in backquotes: the verb exists and knows the options."""
     wrong = []
     verbs = re.findall(r"(?<!`)`(?:srun [^`]*?)?tangram ([a-z][^`]*)`", page.read_text())
     for code in verbs:
@@ -157,27 +157,27 @@ def run_console(block: Block, tmp_path: Path, timeout: float) -> None:
 
 
 @pytest.mark.parametrize("block", here("bash", False))
-def test_commands_run_as_they_are_written(block: Block, tmp_path: Path) -> None:
-    """In a shell that ends at the first command that fails."""
+def test_documented_commands_run(block: Block, tmp_path: Path) -> None:
+    """Each block runs in a shell that ends at the first failing command."""
     run_bash(block, tmp_path, 120)
 
 
 @pytest.mark.parametrize("block", here("console", False))
-def test_commands_print_what_the_page_says(block: Block, tmp_path: Path) -> None:
-    """The output of a command, line by line."""
+def test_documented_commands_print_the_documented_output(block: Block, tmp_path: Path) -> None:
+    """The output of each command is compared line by line."""
     run_console(block, tmp_path, 120)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("block", [*here("bash", True), *here("console", True)])
-def test_long_commands_run_as_they_are_written(block: Block, tmp_path: Path) -> None:
-    """As the two above."""
+def test_long_documented_commands_run(block: Block, tmp_path: Path) -> None:
+    """Blocks of both kinds that take minutes."""
     (run_bash if block.language == "bash" else run_console)(block, tmp_path, 800)
 
 
 @pytest.mark.parametrize("block", here("toml", False))
-def test_settings_are_settings(block: Block, tmp_path: Path) -> None:
+def test_documented_settings_are_accepted(block: Block, tmp_path: Path) -> None:
     """A settings file with just these lines is accepted; tables are checked by their readers."""
     from tangram_hpc.config.allocations import elastic
     from tangram_hpc.config.endpoints import endpoint_spec
@@ -194,8 +194,8 @@ def test_settings_are_settings(block: Block, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", here("python", False))
-def test_examples_run_as_they_are_written(block: Block, tmp_path: Path) -> None:
-    """Python, with the names that the text supposes; top-level `await` as in a notebook."""
+def test_documented_python_examples_run(block: Block, tmp_path: Path) -> None:
+    """Python with the names that the text assumes; top-level `await` works as in a notebook."""
     text = filled(block.text, {**TABLE, "/shared/trees": str(tmp_path / "trees")})
     for real, fake in RM.items():
         text = text.replace(real, fake)

@@ -1,5 +1,6 @@
-"""Every block of commands of README.md and the documents that needs Slurm is run on a real one, as
-a user would: the words that a reader fills in come from the table below, all else is as written."""
+"""Every block of commands in README.md and the documents that needs Slurm is run on a real one, as
+a user would. The placeholders that a reader fills in come from the table below; all else is as
+written."""
 
 from __future__ import annotations
 
@@ -86,8 +87,8 @@ def reader(held: Held, text: str, timeout: float = 200) -> subprocess.CompletedP
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda b: b.name)
-def test_commands_run_as_they_are_written(block: Block, held: Held) -> None:
-    """Each command of the block ends well; a batch job that it submits starts and ends well."""
+def test_documented_commands_run_on_a_real_slurm(block: Block, held: Held) -> None:
+    """Each command of the block succeeds; a batch job that it submits starts and completes."""
     text = filled(block.text, WORDS)
     text = filled(text, {"JOB": held.job, "ACTION": held.action})
     before = set(queue(held.site))
@@ -110,7 +111,7 @@ def queue(site: Site) -> list[str]:
 
 
 def ended_well(site: Site, job: str) -> None:
-    """Waits for a job's end; it is COMPLETED, all its components are."""
+    """Waits for the end of a job; it and all its components must be COMPLETED."""
     def states() -> list[str]:
         told = site.cluster.run_as_user(["sacct", "-n", "-X", "-P", "-j", job, "-o", "State"])
         found = told.stdout.split()
@@ -126,8 +127,8 @@ def ended_well(site: Site, job: str) -> None:
 
 
 @pytest.mark.parametrize("block", DEVCLUSTER, ids=lambda b: b.name)
-def test_a_dev_cluster_boots_as_its_page_says(block: Block) -> None:
-    """From the checkout, as root; with a name of its own, as one may run here already."""
+def test_the_documented_dev_cluster_boots(block: Block) -> None:
+    """From the checkout, as root, with another name, as a dev cluster may run here already."""
     text = filled(block.text, {"devcluster up": "devcluster up --name doc",
                                "devcluster exec": "devcluster exec --name doc",
                                "devcluster down": "devcluster down --name doc"})

@@ -1,7 +1,8 @@
-"""One name, one thing: no public class and no module is called like another one.
+"""No public class and no module has the name of another one.
 
-Whoever reads a name in a message, in a traceback or at a call must not have to ask which of several
-it is. Modules of parallel packages that do the same job may share a stem; they are listed here.
+A reader of a name in a message, in a traceback or at a call must not have to ask which of several
+things it is. Modules of parallel packages that do the same job may share a stem; they are listed
+here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The direction of imports: a room imports only from rooms to its left; one door per package.
+"""The direction of imports: a room imports only from rooms to its left, and a foreign package is
+imported only in the places that `DOORS` lists.
 
 A room is a package of `tangram_hpc`, a part of one, or a module beside them. The order is read from
-the source by `ast`, so an import that is hidden in a function counts, and so does one under
-`TYPE_CHECKING`: a cycle of types is a cycle.
+the source by `ast`, so an import inside a function counts, and so does one under `TYPE_CHECKING`: a
+cycle of types is a cycle.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def may_import(room: str, target: str) -> bool:
 
 
 def faults(path: Path, text: str) -> list[str]:
-    """Every broken rule of one file."""
+    """Every rule that a file breaks."""
     where = path.relative_to(ROOT).as_posix()
     room = room_of(where.removesuffix(".py"))
     found = []
@@ -147,8 +148,9 @@ def faults(path: Path, text: str) -> list[str]:
     return found
 
 
-def test_every_file_has_a_room() -> None:
-    """A package that only holds rooms (`libra`) has none; its `__init__` imports nothing."""
+def test_every_module_belongs_to_a_room() -> None:
+    """A package that only holds rooms (`libra`) is no room itself; its `__init__` imports
+    nothing."""
     assert [where for where, path in names().items()
             if not room_of(where) and path.name != "__init__.py"] == []
     assert [room for room in PLACE if not (ROOT / room).is_dir()
@@ -156,7 +158,7 @@ def test_every_file_has_a_room() -> None:
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_imports_go_left(path: Path) -> None:
+def test_modules_import_only_from_rooms_to_their_left(path: Path) -> None:
     assert faults(path, path.read_text()) == []
 
 
@@ -260,7 +262,8 @@ def family(name: str, known: dict[str, ast.ClassDef]) -> list[str]:
 
 
 def lent_by_heirs(name: str, known: dict[str, ast.ClassDef]) -> set[str]:
-    """What a class uses of `self` and neither has nor inherits: a subclass must lend it."""
+    """The attributes of `self` that a class uses and neither has nor inherits, so that a subclass
+    must provide them."""
     used, has = set[str](), set[str]()
     for each in (known[one] for one in family(name, known) if one in known):
         fields = "dataclass" in ast.unparse(ast.List(each.decorator_list, ast.Load()))
@@ -305,7 +308,7 @@ def test_a_mixin_is_found(text: str, found: bool) -> None:
     assert bool(mixins(known)) == found
 
 
-def test_no_package_is_crowded() -> None:
+def test_no_package_has_more_than_20_modules() -> None:
     counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in sources()
                      if path.name != "__init__.py")
     assert {room: count for room, count in counts.items() if count > MODULES_MAX} == {}
@@ -313,9 +316,9 @@ def test_no_package_is_crowded() -> None:
 
 @pytest.mark.parametrize("path", [p for p in sources() if p.name == "__init__.py"],
                          ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_a_package_says_what_is_in_it(path: Path) -> None:
+def test_every_package_docstring_says_what_the_package_contains(path: Path) -> None:
     told = ast.get_docstring(ast.parse(path.read_text()))
-    assert told, "say what is in it and what is not"
+    assert told, "a package docstring says what the package contains"
     assert told.count(". ") + told.count(".\n") >= 1 or path.parent == ROOT, "two sentences or more"
 
 

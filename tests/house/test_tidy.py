@@ -1,4 +1,4 @@
-"""House style that a tool does not check: laws on top, short functions, no broad excepts."""
+"""House style that no tool checks: docstrings on top, short functions, no broad excepts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FUNCTION_MAX, FILE_MAX = 70, 800
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.relative_to(REPO).as_posix())
-def test_tidy(path: Path) -> None:
+def test_every_source_file_keeps_the_house_style(path: Path) -> None:
     text = path.read_text()
     if not text.strip():
         return
     tree = ast.parse(text)
-    assert ast.get_docstring(tree), "a module begins with its law"
+    assert ast.get_docstring(tree), "a module begins with a docstring"
     assert text.count("\n") <= FILE_MAX, "one subject per file"
     assert path.name == "reading.py" or not re.search(r"msgpack\.[Dd]ecode", text), (
         "protocol.reading's reader: msgspec's own decoders raise more than its DecodeError")
@@ -58,7 +58,7 @@ SKIPPED = {".git", ".venv", ".venv-torch", ".venv-gpu", ".venv-docs", ".vm", ".h
            "__pycache__", ".mypy_cache", ".ruff_cache"}
 
 
-def test_nothing_names_machines_or_registries() -> None:
+def test_no_file_names_machines_or_registries() -> None:
     # put together here so that this file does not name them either
     banned = ["/" + "work/", "/" + "root/", "py" + "pi.org", "files.python" + "hosted"]
     tracked = [p for p in REPO.rglob("*") if p.is_file() and p.suffix in

@@ -47,7 +47,8 @@ def test_the_stops_are_numbered_in_order() -> None:
 
 
 @pytest.mark.parametrize(("number", "visits", "text"), STOPS, ids=[str(n) for n, _, _ in STOPS])
-def test_a_stop_names_what_is_there(number: int, visits: list[tuple[str, str]], text: str) -> None:
+def test_every_stop_of_the_walk_names_files_and_names_that_exist(
+        number: int, visits: list[tuple[str, str]], text: str) -> None:
     """The names beside a file are defined in it; every other name occurs in a file of the stop."""
     files = [name for name in code(text) if re.fullmatch(r"[\w/]+\.(py|c)", name)]
     assert visits and [name for name in files if not (ROOT / name).is_file()] == []
@@ -63,4 +64,4 @@ def test_a_stop_names_what_is_there(number: int, visits: list[tuple[str, str]], 
 def test_a_file_is_visited_once_in_each_direction() -> None:
     for part in TEXT.split("\n## Back"):
         files = [file for _, head, _ in _STOP.findall(part) for file, _ in _VISIT.findall(head)]
-        assert len(files) == len(set(files)), "once outbound, at most once on return"
+        assert len(files) == len(set(files)), "a file is visited twice in one direction"

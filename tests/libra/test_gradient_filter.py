@@ -1,4 +1,4 @@
-"""Which gradient payloads a core adds, and who computes which samples."""
+"""Which gradient payloads a core rank adds, and which contributor computes which samples."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_a_payload_is_added_once() -> None:
     ("generation", 2), ("generation", 4), ("step", 8), ("step", 10), ("epoch", 3), ("version", 7),
     ("samples", 4), ("samples", 0), ("size", 11), ("dtype", "<f4"), ("replica", 1),
     ("replica", 5), ("replica", 99)])
-def test_what_was_computed_under_another_plan_is_told_apart(field: str, value: Any) -> None:
+def test_a_gradient_of_another_plan_is_refused_naming_the_field(field: str, value: Any) -> None:
     it = gradient_filter()
     assert it.refusal(msgspec.structs.replace(GOOD, **{field: value})) == field
     assert it.missing == [0, 2]
     assert it.refusal(GOOD) == ""  # and has spoilt nothing
 
 
-def test_of_one_who_was_evicted_nothing_is_added() -> None:
+def test_a_gradient_of_an_evicted_replica_is_refused() -> None:
     it = gradient_filter()
     it.evict(0, 2)  # another generation
     assert it.missing == [0, 2]
@@ -49,12 +49,12 @@ def test_of_one_who_was_evicted_nothing_is_added() -> None:
     assert it.missing == [2] and it.refusal(GOOD) == "again"
 
 
-def test_each_core_has_its_own_contributors() -> None:
+def test_each_core_rank_has_its_own_contributors() -> None:
     assert contributors(PLAN, 0) == [A, B] and contributors(PLAN, 1) == [ContributorId(1, 2, 1)]
 
 
 @given(st.integers(0, 1000), st.integers(1, 40))
-def test_every_sample_has_one_owner(samples: int, parts: int) -> None:
+def test_every_sample_is_computed_by_exactly_one_contributor(samples: int, parts: int) -> None:
     ranges = split(samples, parts)
     assert len(ranges) == parts
     assert [n for begin, end in ranges for n in range(begin, end)] == list(range(samples))

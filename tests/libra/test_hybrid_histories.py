@@ -209,7 +209,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(STEPS, max_size=120))
-def test_no_gpu_serves_and_trains_at_once_whatever_the_channels_do(steps: list[Any]) -> None:
+def test_no_gpu_serves_and_trains_at_once_under_delays_and_deaths(steps: list[Any]) -> None:
     rig = Rig.__new__(Rig)
     rig.pool = pool_of(up=False, retry_steps=0)
     rig.now, rig.step, rig.version, rig.orders, rig._seen = 0, -1, 0, [], 0

@@ -83,8 +83,7 @@ def mpiexec() -> str:
 
 
 def right(told: dict[str, Any], ranks: int, width: int = 1) -> None:
-    """Whatever happened, the parameters are those of plain accumulation, and no join is left open.
-    """
+    """Checks that the parameters are those of plain accumulation and that no join is left open."""
     assert rig.worst(told, ranks, width) < 1e-6
     assert rig.worst({**told, "steps": told["steps"] - 1}, ranks, width) > 1e-6  # it can differ
     assert sum(rank["added"] for rank in told["ranks"]) > 0  # some of it came over the channels
@@ -97,7 +96,7 @@ def right(told: dict[str, Any], ranks: int, width: int = 1) -> None:
 
 
 @pytest.mark.mpi
-def test_replicas_come_and_go_and_the_parameters_are_those_of_plain_accumulation(
+def test_parameters_equal_plain_accumulation_while_replicas_join_and_leave(
     tmp_path: Path, mpiexec: str
 ) -> None:
     told = rig.run(tmp_path, mpiexec, 2, mode="churn", replicas=[[10], [11], [12]])
@@ -129,8 +128,8 @@ core.close()
 
 
 @pytest.mark.mpi
-def test_a_step_that_had_begun_before_is_one_line_on_each_rank(tmp_path: Path, mpiexec: str
-                                                               ) -> None:
+def test_a_repeated_step_number_is_refused_in_one_line_on_each_rank(
+        tmp_path: Path, mpiexec: str) -> None:
     done = subprocess.run([mpiexec, "-n", "2", sys.executable, "-c", TWICE, str(tmp_path / "a")],
                           capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -146,7 +145,7 @@ def killed(told: dict[str, Any], states: list[str]) -> None:
 
 
 @pytest.mark.mpi
-def test_a_replica_is_killed_as_it_joins_and_while_its_gradient_is_awaited(
+def test_parameters_stay_right_when_a_replica_is_killed_joining_or_active(
     tmp_path: Path, mpiexec: str
 ) -> None:
     states = ["ZERO_SYNC", "in-step ACTIVE"]
@@ -158,7 +157,8 @@ def test_a_replica_is_killed_as_it_joins_and_while_its_gradient_is_awaited(
 @pytest.mark.mpi
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_a_replica_is_killed_in_every_state(tmp_path: Path, mpiexec: str) -> None:
+def test_parameters_stay_right_when_a_replica_is_killed_in_any_state(
+        tmp_path: Path, mpiexec: str) -> None:
     told = rig.run(tmp_path, mpiexec, 2, mode="kill", replicas=[[10]], slow_s=0.05,
                    kill_at=EVERY_STATE)
     right(told, 2)
@@ -168,8 +168,9 @@ def test_a_replica_is_killed_in_every_state(tmp_path: Path, mpiexec: str) -> Non
 @pytest.mark.mpi
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_of_a_replica_of_two_one_is_killed_in_every_state(tmp_path: Path, mpiexec: str) -> None:
-    """Its other half came through: nobody adds that alone."""
+def test_parameters_stay_right_when_one_of_a_replicas_two_members_is_killed(
+        tmp_path: Path, mpiexec: str) -> None:
+    """The gradient of the surviving member arrived; it must not be added alone."""
     told = rig.run(tmp_path, mpiexec, 4, mode="kill", width=2, replicas=[[10, 11]], slow_s=0.05,
                    kill_at=EVERY_STATE)
     right(told, 4, 2)
@@ -180,7 +181,8 @@ def test_of_a_replica_of_two_one_is_killed_in_every_state(tmp_path: Path, mpiexe
 @pytest.mark.mpi
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_one_that_hangs_is_waited_for_once_and_then_ended(tmp_path: Path, mpiexec: str) -> None:
+def test_a_member_that_hangs_is_awaited_for_one_step_and_then_killed(
+        tmp_path: Path, mpiexec: str) -> None:
     told = rig.run(tmp_path, mpiexec, 2, mode="hang", replicas=[[10]], slow_s=0.1, patience_s=1.0,
                    stage_s=3.0, kill_at=["in-step ACTIVE"])
     right(told, 2)
@@ -192,10 +194,10 @@ def test_one_that_hangs_is_waited_for_once_and_then_ended(tmp_path: Path, mpiexe
 @pytest.mark.mpi
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_a_replica_whose_gpu_the_broker_lends_is_killed_in_every_state(
+def test_a_killed_replica_on_a_leased_gpu_ends_its_action_and_gets_a_new_lease(
     tmp_path: Path, mpiexec: str
 ) -> None:
-    """Its action ends, its GPU is free, and the next incarnation of it is lent one again."""
+    """Its action ends, its GPU is free, and its next incarnation leases a GPU again."""
     with LocalCluster(2, devices="fake:2", mem_mib=2048, home=tmp_path / "home") as cluster:
         states = [state for state in EVERY_STATE if state != "REQUESTED"]  # no process is there yet
         told = rig.run(tmp_path, mpiexec, 2, mode="kill", replicas=[[10]], slow_s=0.05,
@@ -259,7 +261,7 @@ def entered(channel: GradientChannel, *replicas: int) -> None:
     raise AssertionError(f"{replicas} did not enter")
 
 
-def test_a_gradient_is_added_and_what_does_not_match_is_ignored_and_counted(
+def test_a_channel_adds_a_matching_gradient_and_counts_the_ignored_ones(
     channel: GradientChannel) -> None:
     member = MemberEnd(channel, 0, 3)
     entered(channel, 0)
@@ -288,7 +290,8 @@ def test_a_gradient_is_added_and_what_does_not_match_is_ignored_and_counted(
                             "size": 3, "dtype": 1, "again": 1}
 
 
-def test_one_who_follows_is_given_nothing_and_adds_nothing(channel: GradientChannel) -> None:
+def test_a_replica_that_only_follows_gets_no_samples_and_adds_no_gradient(
+        channel: GradientChannel) -> None:
     channel.begin(PLAN, PARAMS, ["a", "b", "c"])
     member = MemberEnd(channel, 4, 1)  # it comes in the middle of a step
     header, params, samples = member.work()
@@ -299,7 +302,7 @@ def test_one_who_follows_is_given_nothing_and_adds_nothing(channel: GradientChan
     assert member.say(header, np.zeros(6)) == "step" and channel.added == 0
 
 
-def test_one_who_is_gone_is_not_waited_for(channel: GradientChannel) -> None:
+def test_a_channel_does_not_wait_for_a_disconnected_replica(channel: GradientChannel) -> None:
     member = MemberEnd(channel, 0, 3)
     entered(channel, 0)
     channel.begin(PLAN, PARAMS, ["a", "b"])
@@ -310,7 +313,7 @@ def test_one_who_is_gone_is_not_waited_for(channel: GradientChannel) -> None:
     assert channel.collect(3600) == {}
 
 
-def test_an_older_generation_does_not_take_a_newer_one_s_place(channel: GradientChannel) -> None:
+def test_a_connection_of_an_older_generation_is_refused(channel: GradientChannel) -> None:
     new = MemberEnd(channel, 0, 3)
     entered(channel, 0)
     old = MemberEnd(channel, 0, 2)
@@ -319,8 +322,8 @@ def test_an_older_generation_does_not_take_a_newer_one_s_place(channel: Gradient
     assert new.work()[0].samples == 1
 
 
-def test_a_slow_one_delays_nobody(channel: GradientChannel) -> None:
-    """It does not read what it is sent, which is more than any buffer holds."""
+def test_a_member_that_does_not_read_does_not_delay_a_step(channel: GradientChannel) -> None:
+    """The member does not read the parameters, which are larger than any socket buffer."""
     member = MemberEnd(channel, 0, 3)
     entered(channel, 0)
     large = np.zeros(4 << 20)
@@ -330,7 +333,7 @@ def test_a_slow_one_delays_nobody(channel: GradientChannel) -> None:
     member.link.close()
 
 
-def test_nobody_enters_without_the_key(channel: GradientChannel) -> None:
+def test_a_channel_refuses_a_member_without_the_key(channel: GradientChannel) -> None:
     with pytest.raises(AccessError, match="key is wrong"):
         dial_bulk((channel.address,), b"x" * 32, JOB)
     with pytest.raises(AccessError):
@@ -340,7 +343,7 @@ def test_nobody_enters_without_the_key(channel: GradientChannel) -> None:
     assert first.receive() is None and not channel._members
 
 
-def test_what_is_no_message_ends_the_channel_and_its_payload_is_not_read(
+def test_an_unreadable_message_ends_the_members_connection_before_its_payload(
     channel: GradientChannel) -> None:
     one = MemberEnd(channel, 0, 3)
     entered(channel, 0)
@@ -389,7 +392,8 @@ def becomes(coordinator: Coordinator, role: Role, member: int = 6) -> None:
     raise AssertionError(f"member {member} is {coordinator.roles()[member]}, not {role}")
 
 
-def test_a_member_gets_orders_and_is_lost_with_its_conversation(coordinator: Coordinator) -> None:
+def test_a_member_gets_orders_and_is_lost_when_its_connection_ends(
+        coordinator: Coordinator) -> None:
     one = AtCoordinator(coordinator, 6, 5)
     becomes(coordinator, Role.HYBRID_ROLLOUT)
     coordinator.begin(0, 0)
@@ -405,7 +409,7 @@ def test_a_member_gets_orders_and_is_lost_with_its_conversation(coordinator: Coo
             and coordinator.ended_joins[-1].end is JoinOutcome.LOST)
 
 
-def test_a_newer_incarnation_takes_an_older_one_s_place_and_not_the_other_way(
+def test_a_newer_incarnation_replaces_an_older_one_and_never_the_reverse(
     coordinator: Coordinator
 ) -> None:
     old = AtCoordinator(coordinator, 6, 5)
@@ -419,7 +423,7 @@ def test_a_newer_incarnation_takes_an_older_one_s_place_and_not_the_other_way(
     assert new.order().order.incarnation == 9
 
 
-def test_who_speaks_for_another_is_hung_up_on(coordinator: Coordinator) -> None:
+def test_a_member_that_reports_for_another_is_disconnected(coordinator: Coordinator) -> None:
     one, other = AtCoordinator(coordinator, 6, 5), AtCoordinator(coordinator, 7, 5)
     becomes(coordinator, Role.HYBRID_ROLLOUT)
     becomes(coordinator, Role.HYBRID_ROLLOUT, 7)
@@ -430,11 +434,11 @@ def test_who_speaks_for_another_is_hung_up_on(coordinator: Coordinator) -> None:
     other.link.close()
 
 
-def test_a_member_nobody_knows_is_not_spoken_to(coordinator: Coordinator) -> None:
+def test_an_unknown_member_is_disconnected(coordinator: Coordinator) -> None:
     assert AtCoordinator(coordinator, 99, 5).link.receive() is None
 
 
-def test_one_that_is_silent_for_too_long_is_lost() -> None:
+def test_a_member_that_is_silent_too_long_is_lost() -> None:
     pool = HybridPool(PoolRules(), [[0]], [], [[6]])
     coordinator = Coordinator(pool, SystemClock(), [["x"]], "127.0.0.1", KEY, JOB, silence_s=0.5)
     quiet = AtCoordinator(coordinator, 6, 1)
@@ -444,7 +448,7 @@ def test_one_that_is_silent_for_too_long_is_lost() -> None:
 
 
 class _Stopped(SystemClock):
-    """A clock whose owner is stopped now and then: for it, time jumps."""
+    """A clock whose process is stopped now and then, so that its time jumps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -454,7 +458,7 @@ class _Stopped(SystemClock):
         return super().now_ns() + self.jumped_ns
 
 
-def test_a_coordinator_that_was_stopped_judges_nobody_by_that_time() -> None:
+def test_a_coordinator_does_not_count_the_time_in_which_it_was_stopped() -> None:
     clock, pool = _Stopped(), HybridPool(PoolRules(), [[0]], [1], [[6], [7]])
     coordinator = Coordinator(pool, clock, [["x"]], "127.0.0.1", KEY, JOB, silence_s=3.0)
     one, nap = AtCoordinator(coordinator, 6, 5), threading.Event()
@@ -489,7 +493,7 @@ class _Elsewhere:
         pass
 
 
-def test_an_older_incarnation_does_not_make_a_newer_one_silent(coordinator: Coordinator) -> None:
+def test_an_older_incarnations_silence_does_not_end_a_newer_one(coordinator: Coordinator) -> None:
     old = AtCoordinator(coordinator, 6, 1)
     becomes(coordinator, Role.HYBRID_ROLLOUT)
     coordinator.adopt(6, 2, _Elsewhere())
@@ -531,7 +535,7 @@ def test_a_lease_that_is_refused_does_not_stop_the_trainer(coordinator: Coordina
     assert coordinator.states()[0] is R.ROLLOUT
 
 
-def test_an_action_that_ends_by_itself_is_an_incarnation_and_another_is_lent(
+def test_a_leased_member_whose_action_ended_is_lost_and_leased_again(
     coordinator: Coordinator
 ) -> None:
     lives: list[tuple[int, Future[Any]]] = []
@@ -559,7 +563,8 @@ def test_an_action_that_ends_by_itself_is_an_incarnation_and_another_is_lent(
     becomes(coordinator, Role.HYBRID_ROLLOUT)
 
 
-def test_a_leased_member_that_has_not_begun_is_given_back(coordinator: Coordinator) -> None:
+def test_a_lease_that_has_not_begun_is_cancelled_when_rollout_needs_the_gpu(
+        coordinator: Coordinator) -> None:
     waiting: Future[Any] = Future()
     leased(coordinator, lambda number, incarnation: waiting)
     coordinator.signal(PipelineSignal(2, 0, 500, 1000, 900))
@@ -567,7 +572,7 @@ def test_a_leased_member_that_has_not_begun_is_given_back(coordinator: Coordinat
     assert waiting.cancelled()
 
 
-def test_old_names_work_for_one_release() -> None:
+def test_old_names_of_the_hybrid_api_work_for_one_release() -> None:
     access = Access("job", ("tcp:nowhere:1",), KEY, "", "here", 1)
     callbacks = rig.RigCallbacks.__new__(rig.RigCallbacks)
     old = Member(access, 6, life=3, skills=callbacks)
@@ -579,7 +584,7 @@ def test_old_names_work_for_one_release() -> None:
         Member(access, 6, 3)
 
 
-def test_a_wrong_size_of_the_core_is_named(tmp_path: Path) -> None:
+def test_a_core_that_does_not_match_the_communicator_is_refused(tmp_path: Path) -> None:
     class World:
         size, rank = 3, 0
 
@@ -604,9 +609,9 @@ channel.close()
 _HERE = [str(folder) for folder in Path(__file__).parents[:2]]  # this module, and its helpers
 
 
-def test_a_core_that_was_stopped_takes_what_came_meanwhile() -> None:
-    """The core is stopped for longer than it waits; the gradient lies in its socket when it wakes.
-    """
+def test_a_core_that_was_stopped_adds_the_gradients_that_arrived_meanwhile() -> None:
+    """The core is stopped for longer than its timeout; the gradient is in its socket when it
+    continues."""
     core = subprocess.Popen([sys.executable, "-c", _STOPPED], stdout=subprocess.PIPE, text=True,
                             env={**os.environ, "PYTHONPATH": os.pathsep.join(_HERE)})
     try:

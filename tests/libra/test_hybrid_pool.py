@@ -1,4 +1,5 @@
-"""The hybrid pool step by step: joining and leaving, failures, stale events, the signal."""
+"""The hybrid pool step by step: joining and leaving, failures, stale events, the pipeline
+signal."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from tangram_hpc.libra.hybrid.hybrid_signal import PoolRules, ReplicaTarget
 # one way in and out
 
 
-def test_a_replica_joins_as_a_whole_and_goes_back() -> None:
+def test_all_members_of_a_replica_join_together_and_return_to_rollout() -> None:
     rig = Rig(reserved_gpus=6)
     assert rig.begin() == StepPlan(0, 0, 0)
     assert rig.signal() == [StageOrder(6, 0, 0, 1, R.REQUESTED, 0),
@@ -59,7 +60,7 @@ def test_a_replica_joins_as_a_whole_and_goes_back() -> None:
     assert rig.pool.core_training == CORE
 
 
-def test_each_is_added_to_the_core_that_has_fewest() -> None:
+def test_a_replica_joins_the_core_with_the_fewest_contributors() -> None:
     rig = Rig()
     rig.begin()
     rig.signal()
@@ -71,7 +72,7 @@ def test_each_is_added_to_the_core_that_has_fewest() -> None:
 @pytest.mark.parametrize("state", [R.REQUESTED, R.FETCHING_STATE, R.ZERO_SYNC, R.ACTIVATING,
                                    R.ACTIVE, R.LEAVING])
 @pytest.mark.parametrize("how", ["lost", "failed", "late", "cancelled"])
-def test_whatever_goes_wrong_brings_all_of_it_back(state: R, how: str) -> None:
+def test_any_failure_of_one_member_returns_the_whole_replica_to_rollout(state: R, how: str) -> None:
     rig = Rig(reserved_gpus=6, boundary_timeout_ns=200 * S)
     rig.begin()
     rig.signal()
@@ -107,7 +108,7 @@ def test_whatever_goes_wrong_brings_all_of_it_back(state: R, how: str) -> None:
     assert rig.begin().counting == ()
 
 
-def test_one_that_does_not_come_back_is_ended_and_told_lost() -> None:
+def test_a_member_that_does_not_return_in_time_is_killed_and_lost() -> None:
     rig = Rig(reserved_gpus=6)
     rig.begin()
     rig.signal()
@@ -120,7 +121,7 @@ def test_one_that_does_not_come_back_is_ended_and_told_lost() -> None:
     assert rig.pool.roles()[7] is Role.LOST
 
 
-def test_a_failed_join_is_not_tried_again_at_once() -> None:
+def test_a_failed_join_is_retried_only_after_retry_steps() -> None:
     rig = Rig(reserved_gpus=6, retry_steps=3)
     rig.begin()
     rig.signal()
@@ -141,7 +142,7 @@ def test_a_failed_join_is_not_tried_again_at_once() -> None:
 
 @pytest.mark.parametrize("state", [R.REQUESTED, R.FETCHING_STATE, R.ZERO_SYNC, R.ACTIVATING,
                                    R.ACTIVE, R.LEAVING, R.RETURNING])
-def test_a_member_whose_new_incarnation_is_heard_of_before_its_death(state: R) -> None:
+def test_a_new_incarnation_may_be_reported_before_the_old_ones_death(state: R) -> None:
     rig = Rig(reserved_gpus=6)
     rig.begin()
     rig.signal()
@@ -156,7 +157,7 @@ def test_a_member_whose_new_incarnation_is_heard_of_before_its_death(state: R) -
     assert rig.pool.state(0) is R.ROLLOUT and rig.pool.roles()[7] is Role.HYBRID_ROLLOUT
 
 
-def test_one_that_was_cancelled_leaves_even_if_it_is_wanted() -> None:
+def test_a_cancelled_replica_leaves_although_training_wants_it() -> None:
     rig = Rig(retry_steps=0)
     for gpu in (8, 10):  # nobody else could join
         rig.tell(MemberLost(gpu, 0))
@@ -175,7 +176,7 @@ def test_one_that_was_cancelled_leaves_even_if_it_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("state", list(R))
-def test_a_stale_word_changes_nothing_in_any_state(state: R) -> None:
+def test_a_stale_event_changes_nothing_in_any_state(state: R) -> None:
     rig = Rig(retry_steps=0)
     for gpu in (8, 10):
         rig.tell(MemberLost(gpu, 0))
@@ -219,7 +220,7 @@ def wanted(*signals: tuple[int, PipelineSignal], spare: int = 3, **rules: Any) -
     return told
 
 
-def test_the_signal_is_the_reference_s() -> None:
+def test_the_pipeline_signal_gives_the_number_of_replicas_to_lend() -> None:
     def at(step: int, ratio: int, pressure: int = 0,
            planned: int = 0) -> tuple[int, PipelineSignal]:
         return step, PipelineSignal(step, step, ratio, 1000, pressure, planned)
@@ -235,7 +236,7 @@ def test_the_signal_is_the_reference_s() -> None:
     assert wanted(at(0, 1200), at(1, 800, 900), cooldown_steps=2) == [3, 0]
 
 
-def test_gpus_that_rollout_keeps_are_not_lent() -> None:
+def test_gpus_reserved_for_rollout_are_not_lent() -> None:
     for reserved, lent in ((0, 3), (2, 3), (3, 2), (4, 2), (6, 1), (7, 0), (99, 0)):
         rig = Rig(reserved_gpus=reserved)
         rig.begin()
@@ -243,7 +244,7 @@ def test_gpus_that_rollout_keeps_are_not_lent() -> None:
         assert [rig.pool.generation(n) for n in range(3)] == [1] * lent + [0] * (3 - lent)
 
 
-def test_full_queues_of_rollout_bring_all_back_those_on_their_way_first() -> None:
+def test_under_queue_pressure_joining_replicas_return_before_active_ones() -> None:
     rig = Rig()
     rig.begin()
     rig.signal()
@@ -256,7 +257,7 @@ def test_full_queues_of_rollout_bring_all_back_those_on_their_way_first() -> Non
     assert rig.pool.state(0) is R.RETURNING
 
 
-def test_one_that_was_about_to_leave_stays_when_it_is_wanted_after_all() -> None:
+def test_a_leaving_replica_stays_when_training_wants_it_again() -> None:
     rig = Rig(reserved_gpus=6, cooldown_steps=0)
     rig.begin()
     rig.signal()
@@ -270,7 +271,7 @@ def test_one_that_was_about_to_leave_stays_when_it_is_wanted_after_all() -> None
 @pytest.mark.parametrize(("told", "why"), [
     ({"ttl_steps": 0}, "ttl_steps"), ({"reserved_gpus": -1}, "reserved_gpus"),
     ({"join_permille": 900}, "come and go each step"), ({"stage_timeout_ns": 0}, "stage_timeout")])
-def test_a_wrong_rule_is_named(told: dict[str, int], why: str) -> None:
+def test_a_wrong_pool_rule_is_refused_by_name(told: dict[str, int], why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
         PoolRules(**told)
 
@@ -279,6 +280,7 @@ def test_a_wrong_rule_is_named(told: dict[str, int], why: str) -> None:
     (((0,), (0,)), (), (), "GPU 0 is named twice"), (((0,),), (1,), ((1,),), "GPU 1"),
     (((0, 1),), (), ((2,),), "a complete replica"), ((), (), (), "at least one core"),
     (((0, 1), (2,)), (), (), "the same number")])
-def test_a_gpu_has_one_place(core: Any, rollout: Any, replicas: Any, why: str) -> None:
+def test_a_gpu_named_in_two_roles_is_refused(
+        core: Any, rollout: Any, replicas: Any, why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
         HybridPool(PoolRules(), core, rollout, replicas)

@@ -46,7 +46,7 @@ from tangram_hpc.libra.planner.train_cost import TrainCost
 def rollout_s(model: ModelShape, hw: Hardware, rollout: Rollout, degree: int,
               requests: Sequence[Request], ahead: int = 0, train: float = 0.0) -> float:
     """Seconds of one instance for these requests, request by request; inf where it cannot run. With
-    `ahead` the least period that it keeps up with beside a training step of so long."""
+    `ahead`, the shortest period that it sustains beside a training step of that length."""
     if model.heads % degree or (model.ffn or model.expert_ffn) % degree or (
             model.kv_heads % degree and degree % model.kv_heads) or hw.gpus_per_node % degree:
         return math.inf
@@ -151,7 +151,7 @@ def held_bytes(model: ModelShape, t: Training, x: Layout) -> int:
 
 
 def flow_shop(times: Sequence[float], stages: int) -> float:
-    """When the last job leaves the last of so many alike machines, played job by job."""
+    """When the last job leaves the last of `stages` equal machines, simulated job by job."""
     free = [0.0] * stages
     for took in times:
         ready = 0.0
@@ -324,7 +324,7 @@ def random_model(r: random.Random, moe: bool) -> ModelShape:
 
 
 def random_costs(seed: int, moe: bool) -> tuple[AnalyticCosts, int, Search]:
-    """A small problem in which every bound of the search decides now and then."""
+    """A small problem in which every bound of the search matters now and then."""
     r = random.Random(seed)
     model = random_model(r, moe)
     hardware = Hardware("random", r.choice([2, 4, 8]), r.choice([300, 700, 2000, 9000]) << 20,
@@ -353,7 +353,8 @@ def random_costs(seed: int, moe: bool) -> tuple[AnalyticCosts, int, Search]:
 
 
 def as_good_as_brute_force(costs: AnalyticCosts, gpus: int, search: Search) -> SplitPlan | None:
-    """The plan, which is as short as can be; None where none can run, and it says so."""
+    """The plan, checked to be as short as possible; None where no plan is feasible and the planner
+    says so."""
     wanted = brute_force(costs, gpus, search)
     if math.isinf(wanted):
         with pytest.raises(InvalidInput, match=f"{gpus} GPUs: "):
@@ -369,13 +370,13 @@ def as_good_as_brute_force(costs: AnalyticCosts, gpus: int, search: Search) -> S
 def test_the_plan_is_as_good_as_brute_force(moe: bool) -> None:
     found = [as_good_as_brute_force(*random_costs(seed, moe)) for seed in range(250)]
     ran = sum(one is not None for one in found)
-    assert ran >= 120, "most cases must have an answer, or this shows little"
+    assert ran >= 120, "too few cases have a plan to test anything"
 
 
 @pytest.mark.parametrize("cases", [16, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
-def test_the_plan_of_batches_that_mix_is_as_good_as_brute_force(moe: bool, cases: int) -> None:
-    """Also where the router does not know lengths, or only roughly."""
+def test_the_plan_with_overlapping_batches_is_as_good_as_brute_force(moe: bool, cases: int) -> None:
+    """Also where the router does not know lengths, or knows them only roughly."""
     ran = 0
     for seed in range(cases):
         costs, gpus, search = random_costs(1_000 + seed, moe)
@@ -393,11 +394,11 @@ def test_the_plan_of_batches_that_mix_is_as_good_as_brute_force(moe: bool, cases
                          [one.degree for one in found.best.instances], search)
         assert again is not None and again.rollout_ns == found.best.rollout_ns
         ran += 1
-    assert ran >= 0.4 * cases, "most cases must have an answer, or this shows little"
+    assert ran >= 0.4 * cases, "too few cases have a plan to test anything"
 
 
-def test_every_prune_decides_somewhere() -> None:
-    """The cases above are no use for a prune that never cuts among them."""
+def test_every_pruning_rule_cuts_in_some_test_case() -> None:
+    """The cases above do not test a pruning rule that never cuts in them."""
     cuts = set()
     for seed in range(250):
         costs, gpus, search = random_costs(seed, moe=seed % 2 == 1)
@@ -406,7 +407,7 @@ def test_every_prune_decides_somewhere() -> None:
             told = plan(costs, gpus, search, nodes.append)
         except InvalidInput:
             continue
-        assert told == plan(costs, gpus, search), "who is told sees what is planned"
+        assert told == plan(costs, gpus, search), "the observer sees the nodes of the same plan"
         cuts |= {re.sub(r"[0-9.]+( [A-Z]iB)?", "#", node.cut) for node in nodes}
         best = {node.gpus: node.price.ns for node in nodes if node.price and not node.cut}
         assert best, "leaves that were not cut have prices"
@@ -419,20 +420,20 @@ def test_every_prune_decides_somewhere() -> None:
             "the pipeline idles # of the time, over #"} <= cuts
 
 
-def test_layouts_are_those_of_the_brute_force() -> None:
+def test_the_layout_tree_finds_the_layouts_of_the_brute_force() -> None:
     some = 0
     for seed in range(120):
         costs, gpus, search = random_costs(seed, moe=seed % 2 == 1)
         found = LayoutTree(costs, search).layouts(gpus)
         assert sorted(found) == sorted(all_layouts(costs, gpus, search)), seed
         noted = LayoutTree(costs, search, lambda node: None)
-        assert found == noted.layouts(gpus), "in another order"
+        assert found == noted.layouts(gpus), "the observer changes the order of layouts"
         some += len(found)
     assert some > 120
 
 
 @pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda m: m.name)
-def test_prices_are_those_counted_one_by_one(model: ModelShape) -> None:
+def test_training_prices_equal_a_count_per_request_and_micro_batch(model: ModelShape) -> None:
     r = random.Random(5)
     history = [Request(r.randint(100, 3000), int(r.lognormvariate(7, 1)) + 1, r.randint(0, 10**10))
                for _ in range(48)]
@@ -459,9 +460,10 @@ def test_prices_are_those_counted_one_by_one(model: ModelShape) -> None:
 
 
 def played_s(cost: RolloutCost, degree: int, requests: Sequence[Request]) -> float:
-    """Seconds of an engine with continuous batching: the longest waiting request begins as soon as
-    the batch has a place and the cache room for what it has so far; then all that run take a step.
-    When the cache is full the last that began goes back, and is read again from its beginning."""
+    """Seconds of an engine with continuous batching. The longest waiting request begins as soon as
+    the batch has a place and the cache has room for its present tokens; then all running requests
+    take a step. When the cache is full, the latest request is preempted and prefills again from its
+    beginning."""
     room, waiting = cost.kv_tokens(degree), [(r, 0.0) for r in sorted_requests(requests)]
     running: list[tuple[Request, float]] = []
     seconds = held = 0.0
@@ -486,9 +488,9 @@ def played_s(cost: RolloutCost, degree: int, requests: Sequence[Request]) -> flo
 
 
 @pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda m: m.name)
-def test_an_instance_takes_as_long_as_an_engine_played_step_by_step(model: ModelShape) -> None:
-    """Very nearly where all requests fit at once; where they take turns the engine is slower, as it
-    reserves room and ends with few."""
+def test_the_rollout_time_of_an_instance_matches_a_step_by_step_engine(model: ModelShape) -> None:
+    """The times nearly agree where all requests fit at once. Where requests queue, the engine is
+    slower, as it reserves room and ends with few requests."""
     cost = RolloutCost(model, HARDWARE, Rollout())
     for count, mean, crowded in ((1, 3000, False), (12, 20000, False), (64, 9000, False),
                                  (100, 1500, False), (250, 1500, False), (600, 4000, True),
@@ -519,10 +521,10 @@ def partitions(items: list[int]) -> Iterator[list[list[int]]]:
 
 @pytest.mark.parametrize(("at_once", "most", "mean"), [(1, 0.30, 0.08), (3, 0.15, 0.01),
                                                         (256, 0.03, 0.002)])
-def test_runs_of_lengths_are_nearly_as_good_as_any_assignment(at_once: int, most: float,
-                                                              mean: float) -> None:
-    """Instances get runs of the sorted requests, as a router by length can carry out. Against every
-    assignment at all this loses little where an engine runs requests side by side."""
+def test_assigning_runs_of_sorted_lengths_is_nearly_as_good_as_any_assignment(
+        at_once: int, most: float, mean: float) -> None:
+    """Instances get runs of the sorted requests, as a router by length can do. Compared with the
+    best of all assignments this loses little where an engine runs requests side by side."""
     lost, rollout = [], Rollout(max_batch=at_once)
     for seed in range(30):
         r = random.Random(seed)
@@ -545,7 +547,7 @@ def test_runs_of_lengths_are_nearly_as_good_as_any_assignment(at_once: int, most
                 best = min(best, max(seconds[d, tuple(g)]
                                      for d, g in zip(degrees, groups, strict=True)))
         lost.append(table.ns(gpus) / 1e9 / best - 1)
-    assert min(lost) >= -1e-7, "nothing is better than the best"
+    assert min(lost) >= -1e-7, "runs beat the best assignment"
     assert max(lost) < most and sum(lost) / len(lost) < mean, (max(lost), sum(lost) / len(lost))
 
 
@@ -583,8 +585,8 @@ def test_every_split_keeps_the_invariants(problem: tuple[AnalyticCosts, int]) ->
 
 @settings(max_examples=15, deadline=None)
 @given(problems(), st.sampled_from([0.0, 0.02, 0.3]))
-def test_a_roomy_split_costs_no_more_than_its_slack(problem: tuple[AnalyticCosts, int],
-                                                    slack: float) -> None:
+def test_a_split_with_more_rollout_gpus_costs_at_most_its_slack(
+        problem: tuple[AnalyticCosts, int], slack: float) -> None:
     found = planned(*problem)
     if found is None:
         return
@@ -598,7 +600,7 @@ def test_a_roomy_split_costs_no_more_than_its_slack(problem: tuple[AnalyticCosts
 
 @settings(max_examples=15, deadline=None)
 @given(problems(), st.integers(1, 4))
-def test_further_ahead_and_faster_training_are_never_worse(
+def test_more_overlap_or_faster_training_never_lengthens_rollout(
         problem: tuple[AnalyticCosts, int], ahead: int) -> None:
     costs, _ = problem
     strata = costs.strata(64)
@@ -620,8 +622,10 @@ def test_more_gpus_are_never_worse(problem: tuple[AnalyticCosts, int]) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(problems())
-def test_spare_gpus_are_spare(problem: tuple[AnalyticCosts, int]) -> None:
-    """Without the spare ones the same split takes as long; without one more it takes longer."""
+def test_a_step_takes_as_long_without_its_spare_gpus_and_longer_with_one_less(
+        problem: tuple[AnalyticCosts, int]) -> None:
+    """Without its spare GPUs the split takes as long as before; with one GPU less it takes
+    longer."""
     costs, gpus = problem
     found = planned(costs, gpus)
     if found is None:
@@ -638,7 +642,7 @@ def test_spare_gpus_are_spare(problem: tuple[AnalyticCosts, int]) -> None:
     assert step(best.spare + 1) > best.step_ns
 
 
-def test_spare_gpus_are_spare_where_cuts_count_as_longer() -> None:
+def test_a_step_takes_as_long_without_its_spare_gpus_with_a_routing_loss() -> None:
     r, search, spare = random.Random(1), Search(loss=0.08), 0
     history = [Request(500, int(r.lognormvariate(8, 0.6)) + 1) for _ in range(96)]
     for passes in range(4, 40, 3):
@@ -651,14 +655,14 @@ def test_spare_gpus_are_spare_where_cuts_count_as_longer() -> None:
             ways = [dealt_to(costs, d, left // d, 0, 0)[0] for d in costs.rollout.degrees]
             assert min(lossy(table.ns(left), search), *ways) <= split.step_ns
             spare += split.spare > split.idle
-    assert spare > 5, "some splits must have some, or this shows little"
+    assert spare > 5, "too few splits have spare GPUs to test anything"
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(REQUESTS, min_size=1, max_size=70), st.sampled_from([1, 2, 4, 8]),
        st.sampled_from([DENSE, MOE]), st.sampled_from([1, 16, 256]))
-def test_more_requests_never_take_less_time(history: list[Request], degree: int,
-                                            model: ModelShape, most: int) -> None:
+def test_more_requests_never_shorten_the_rollout(
+        history: list[Request], degree: int, model: ModelShape, most: int) -> None:
     cost = RolloutCost(model, HARDWARE, Rollout(max_batch=most))
     matrix = cost.matrix(degree, strata_of(history, 64)).tolist()
     n = len(matrix) - 1
@@ -671,7 +675,8 @@ def test_more_requests_never_take_less_time(history: list[Request], degree: int,
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=200), st.integers(1, 300))
-def test_a_batch_is_spread_as_its_history_is(history: list[Request], batch: int) -> None:
+def test_a_batch_has_the_length_distribution_of_its_history(
+        history: list[Request], batch: int) -> None:
     found = batch_of(history, batch)
     ordered = sorted_requests(history)
     assert len(found) == batch and found == sorted_requests(found)
@@ -683,7 +688,7 @@ def test_a_batch_is_spread_as_its_history_is(history: list[Request], batch: int)
 
 
 @given(st.lists(REQUESTS, min_size=1, max_size=200), st.integers(1, 80))
-def test_strata_lose_nothing(history: list[Request], most: int) -> None:
+def test_strata_conserve_requests_and_tokens(history: list[Request], most: int) -> None:
     strata = strata_of(history, most)
     assert len(strata) == min(most, len(history))
     assert int(strata.tokens.sum()) == sum(r.generated for r in history)
@@ -697,7 +702,7 @@ def test_strata_lose_nothing(history: list[Request], most: int) -> None:
 
 
 def test_many_short_requests_want_small_instances_and_few_long_ones_large() -> None:
-    """The trend that Libra measured, with 8 GPUs as one instance against 8 instances of one."""
+    """The trend that Libra measured: 8 GPUs as one instance against 8 instances of one GPU."""
     cost = RolloutCost(DENSE, HARDWARE, Rollout())
 
     def tokens_a_second(degree: int, a_gpu: int, low: int, high: int) -> float:
@@ -710,7 +715,7 @@ def test_many_short_requests_want_small_instances_and_few_long_ones_large() -> N
     assert tokens_a_second(8, 2, 16000, 32000) > 2 * tokens_a_second(1, 2, 16000, 32000)
 
 
-def test_nothing_can_run_says_why() -> None:
+def test_a_problem_without_a_feasible_plan_names_the_reason() -> None:
     small = replace(HARDWARE, mem_bytes=8 << 30)
     costs = AnalyticCosts(DENSE, small, Training(16), Rollout(), [Request(10, 100)])
     with pytest.raises(InvalidInput, match=r"4 GPUs: no training layout can run in any split; "
@@ -731,15 +736,15 @@ def test_nothing_can_run_says_why() -> None:
         plan(costs, 8, Search(granularity=8))
 
 
-def test_bounds_of_splits() -> None:
+def test_splits_keep_the_granularity_and_the_minimum_gpus() -> None:
     costs = AnalyticCosts(DENSE, HARDWARE, Training(96), Rollout(), [Request(500, 2000)])
     found = plan(costs, 48, Search(granularity=8, min_train=10, min_rollout=12))
     assert {s.train_gpus for s in found.splits} <= {16, 24, 32}
     assert all(s.rollout_gpus >= 12 for s in found.splits)
 
 
-def test_one_table_serves_all_splits() -> None:
-    """The table and its prices are made once, not once a split; and that is where the time goes."""
+def test_the_rollout_table_is_computed_once_for_all_splits() -> None:
+    """The table and its prices take most of the time; they are made once, not once per split."""
     class Counted(AnalyticCosts):
         asked = 0
 
@@ -769,8 +774,8 @@ def test_one_table_serves_all_splits() -> None:
 
 @given(st.integers(1, 1 << 22), st.sampled_from([64, 4096, 1 << 16]), st.sampled_from([DENSE, MOE]))
 @settings(max_examples=20, deadline=None)
-def test_sums_stay_within_their_bits(tokens: int, batch: int, model: ModelShape) -> None:
-    """As long as the longest requests are and as large as the largest batches may be."""
+def test_cost_sums_do_not_overflow_64_bits(tokens: int, batch: int, model: ModelShape) -> None:
+    """With the longest requests and the largest batches that are allowed."""
     costs = AnalyticCosts(model, HARDWARE, Training(batch), Rollout(), [Request(tokens, tokens)])
     layouts = [Layout(8, 1, 4, 16, 1), Layout(1, 1, 1, 1, 8)]
     for layout, price in zip(layouts, costs.train(layouts), strict=True):

@@ -1,4 +1,5 @@
-"""The planner beside a trainer: what it learns, when it plans, and what a switch must gain."""
+"""The online planner beside a trainer: what it learns, when it plans, and what a plan switch must
+gain."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from tangram_hpc.libra.planner.trigger import StepFacts, Trigger, Triggers, wort
 # ---- what is learned ----------------------------------------------------------------------------
 
 
-def test_a_factor_is_what_was_measured_over_what_was_said() -> None:
+def test_a_calibration_factor_is_measured_over_predicted_time() -> None:
     learned = Calibrator()
     assert learned.factors() == Factors()
     for degree, ratio in ((TRAIN, 1.3), (2, 0.5), (8, 2.0)):
@@ -52,7 +53,7 @@ def test_noise_moves_a_factor_slowly_and_a_change_fast() -> None:
     assert learned.observe(TRAIN, 10**6, 2 * 10**6, 9000.0), "other lengths are a change point"
 
 
-def test_without_a_past_nothing_is_a_change() -> None:
+def test_the_first_observations_are_no_change_point() -> None:
     learned = Calibrator(Learning(least=8))
     told = [learned.observe(TRAIN, 100, 100 * k, 10.0 * k) for k in range(1, 8)]
     assert told == [False] * 7
@@ -62,8 +63,8 @@ def test_without_a_past_nothing_is_a_change() -> None:
 @given(st.lists(st.tuples(st.sampled_from([TRAIN, 1, 4]), st.integers(1, 10**12),
                           st.integers(1, 10**12), st.floats(0, 1e5)), max_size=40),
        st.integers(0, 40))
-def test_what_is_saved_goes_on_as_before(samples: list[tuple[int, int, int, float]],
-                                         at: int) -> None:
+def test_a_saved_and_loaded_calibrator_continues_unchanged(
+        samples: list[tuple[int, int, int, float]], at: int) -> None:
     whole, first, second = Calibrator(), Calibrator(), Calibrator()
     told = [whole.observe(*s) for s in samples]
     again = [first.observe(*s) for s in samples[:at]]
@@ -72,7 +73,7 @@ def test_what_is_saved_goes_on_as_before(samples: list[tuple[int, int, int, floa
     assert second.factors() == whole.factors()
 
 
-def test_a_degree_that_was_never_measured_is_believed_to_be_like_its_nearest() -> None:
+def test_an_unmeasured_degree_uses_the_factor_of_the_nearest_degree() -> None:
     known = Factors(1.0, ((1, 1.5), (4, 2.0)))
     assert [known.of(d) for d in (1, 2, 4, 8)] == [1.5, 1.5, 2.0, 2.0]
     assert Factors().of(2) == 1.0
@@ -84,26 +85,26 @@ PLANS = st.lists(st.tuples(st.booleans(), st.integers(1, 10**12), st.integers(1,
                            st.floats(0, 1e5)), max_size=100)
 
 
-def test_what_mixtures_take_is_learned_beside_uniform_plans_and_not_as_a_degrees() -> None:
+def test_mixed_degree_plans_have_a_factor_of_their_own_relative_to_uniform_plans() -> None:
     learned = Calibrator()
     assert learned.mixed() == 1.0 and [learned.loss(x) for x in (0.0, 0.1)] == [0.0, 0.1]
     learned.observe_plan(True, 1000, 1300, 4000.0)
-    assert learned.mixed() == pytest.approx(1.3 ** 0.5), "one sample weighs as much as the belief"
+    assert learned.mixed() == pytest.approx(1.3 ** 0.5), "one sample weighs as much as the prior"
     for _ in range(60):
         learned.observe_plan(True, 1000, 1300, 4000.0)
-    assert learned.mixed() == pytest.approx(1.3, rel=0.01), "uniform ones are as said till told"
+    assert learned.mixed() == pytest.approx(1.3, rel=0.01), "uniform plans are as predicted"
     for _ in range(5):
         learned.observe_plan(False, 1000, 1300, 4000.0)
-    assert learned.mixed() == pytest.approx(1.0), "all are 1.3 times as long: none loses to others"
+    assert learned.mixed() == pytest.approx(1.0), "all plans are 1.3 times as slow"
     assert learned.factors() == Factors()
     fast = Calibrator()
     fast.observe_plan(True, 1000, 700, 4000.0)
-    assert fast.mixed() == 1.0, "what is fast may be so for all"
-    assert learned.loss(0.0) == 0.0, "where lengths are known nothing is learned of it"
+    assert fast.mixed() == 1.0, "all plans may be equally fast"
+    assert learned.loss(0.0) == 0.0, "known lengths need no routing loss"
 
 
 @given(st.floats(0.5, 3.0), st.floats(0.5, 3.0), st.floats(0.01, 1.0), st.integers(1, 30))
-def test_a_learned_loss_lies_between_what_was_believed_and_what_was_measured(
+def test_a_learned_routing_loss_lies_between_its_prior_and_the_measurement(
         uniform: float, mixed: float, routing: float, samples: int) -> None:
     learned = Calibrator()
     for _ in range(samples):
@@ -115,7 +116,7 @@ def test_a_learned_loss_lies_between_what_was_believed_and_what_was_measured(
     assert loss > 0 and loss == pytest.approx(max(said, 0.001), abs=1e-9)
 
 
-def test_mixtures_are_forgotten_when_they_are_old_or_uniform_plans_have_changed() -> None:
+def test_old_samples_of_mixed_degree_plans_and_those_before_a_change_are_dropped() -> None:
     old = Calibrator(Learning(window=5))
     old.observe_plan(True, 1000, 1500, 4000.0)
     for _ in range(4):
@@ -129,11 +130,12 @@ def test_mixtures_are_forgotten_when_they_are_old_or_uniform_plans_have_changed(
             changed.observe_plan(mixed, 1000, took, 4000.0)
         assert changed.mixed() > 1.2
         changed.observe_plan(False, 1000, ns, tokens)
-        assert changed.mixed() == 1.0, "other lengths, or another speed"
+        assert changed.mixed() == 1.0, "lengths or uniform plans have changed"
 
 
 @given(PLANS, st.integers(0, 100))
-def test_what_plans_took_is_saved_too(samples: list[tuple[bool, int, int, float]], at: int) -> None:
+def test_plan_time_samples_survive_saving_and_loading(
+        samples: list[tuple[bool, int, int, float]], at: int) -> None:
     whole, first, second = Calibrator(), Calibrator(), Calibrator()
     for one in samples:
         whole.observe_plan(*one)
@@ -152,7 +154,7 @@ def facts(step: int, train: int = 100, rollout: int = 100, **more: float) -> Ste
     return StepFacts(step, train, rollout, **more)  # type: ignore[arg-type]
 
 
-def test_reasons_to_plan() -> None:
+def test_the_trigger_names_each_reason_to_plan() -> None:
     trigger = Trigger(Triggers(interval=10, warmup=2, min_history=3, cooldown=2, rejected=8))
     assert trigger.due(facts(5, queue_pressure=1.0)) == "", "too little history"
     trigger.add([Request(1, 1)] * 3)
@@ -175,7 +177,7 @@ def test_reasons_to_plan() -> None:
     assert [r.generated for r in small.history] == [5, 6, 7, 8, 9]
 
 
-def test_a_switch_must_be_worth_its_cost() -> None:
+def test_a_plan_switch_must_gain_more_than_it_costs() -> None:
     rules = Triggers(switch_cost_ns=15 * 10**9, min_gain=0.05, horizon=10)
     s = 10**9
     assert worth(rules, 100 * s, 90 * s).switch
@@ -183,7 +185,7 @@ def test_a_switch_must_be_worth_its_cost() -> None:
     assert not worth(rules, 100 * s, 120 * s).switch
     assert "less than 5.0%" in worth(rules, 100 * s, 96 * s).why
     assert "costs 15.0 s" in worth(rules, 10 * s, 9 * s).why
-    assert not worth(rules, 15 * s, int(13.5 * s)).switch, "equal to the cost is not more"
+    assert not worth(rules, 15 * s, int(13.5 * s)).switch, "a gain equal to the cost is no gain"
     assert worth(rules, 16 * s, int(14.4 * s)).switch
     assert worth(rules, None, 10**15).switch
     assert worth(replace(rules, switch_cost_ns=0, min_gain=0.0), 2, 1).switch
@@ -194,9 +196,10 @@ def test_a_switch_must_be_worth_its_cost() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(problems(), st.randoms(use_true_random=False))
-def test_a_standing_plan_is_priced_as_what_it_is(problem: tuple[AnalyticCosts, int],
-                                                 r: random.Random) -> None:
-    """For its own batch as planned; for another never better than a new plan."""
+def test_repricing_the_current_plan_equals_its_planned_price(
+        problem: tuple[AnalyticCosts, int], r: random.Random) -> None:
+    """For its own batch the price is as planned; for another batch it is never better than a new
+    plan."""
     costs, gpus = problem
     try:
         best = plan(costs, gpus, Search()).best
@@ -214,7 +217,7 @@ def test_a_standing_plan_is_priced_as_what_it_is(problem: tuple[AnalyticCosts, i
         assert sum(one.requests for one in old.instances) == costs.training.batch
 
 
-def test_a_standing_plan_cuts_as_well_as_its_instances_allow() -> None:
+def test_repricing_divides_requests_optimally_among_the_given_instances() -> None:
     for seed in range(30):
         r = random.Random(seed)
         history = [Request(100, r.randint(1, 9000)) for _ in range(6)]
@@ -230,7 +233,7 @@ def test_a_standing_plan_cuts_as_well_as_its_instances_allow() -> None:
         assert found.rollout_ns == max(one.ns for one in found.instances)
 
 
-def test_a_standing_plan_that_cannot_run_is_none() -> None:
+def test_repricing_an_infeasible_plan_gives_none() -> None:
     costs = AnalyticCosts(DENSE, HARDWARE, Training(8), Rollout(), [Request(10, 400_000)])
     assert reprice(costs, 16, Layout(8, 1, 1, 1, 1), [1], Search()) is None  # the cache
     assert reprice(costs, 16, Layout(1, 1, 1, 1, 1), [8], Search()) is None  # memory
@@ -243,7 +246,7 @@ def test_a_standing_plan_that_cannot_run_is_none() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(problems())
-def test_blocks_lie_in_nodes_and_no_gpu_has_two_roles(
+def test_gpu_blocks_lie_within_nodes_and_no_gpu_has_two_roles(
         problem: tuple[AnalyticCosts, int]) -> None:
     costs, gpus = problem
     try:
@@ -272,7 +275,7 @@ def lengths(mean: int, seed: int, count: int = 96) -> list[Request]:
 
 
 class Truth:
-    """A world in which all takes so many times as long as the model says."""
+    """A world in which everything takes a constant factor longer than the model predicts."""
 
     def __init__(self, train: float, rollout: float) -> None:
         self._factors = Factors(train, ((1, rollout),))
@@ -295,7 +298,7 @@ def online(rules: Triggers) -> OnlinePlanner:
 
 
 def drive(planner: OnlinePlanner, truth: Truth, means: Sequence[int]) -> list[Advice]:
-    """Plays steps; what was advised."""
+    """Plays steps; returns the advice of each."""
     told = []
     for step, mean in enumerate(means, 1):
         batch = lengths(mean, step)
@@ -310,7 +313,7 @@ def drive(planner: OnlinePlanner, truth: Truth, means: Sequence[int]) -> list[Ad
     return told
 
 
-def test_it_learns_the_world_and_stays_when_nothing_changes() -> None:
+def test_the_online_planner_calibrates_itself_and_then_keeps_its_plan() -> None:
     planner = online(Triggers(history=192))
     planner.preflight(lengths(3000, 0))
     told = drive(planner, Truth(1.4, 0.7), [3000] * 25)
@@ -318,11 +321,12 @@ def test_it_learns_the_world_and_stays_when_nothing_changes() -> None:
     assert all(f == pytest.approx(0.7, rel=1e-6) for _, f in planner.calibrator.factors().rollout)
     assert len(told) >= 2 and planner.now is not None
     switches = [a for a in told if a.verdict.switch]
-    assert len(switches) <= 2, "at most until the world is known"
+    assert len(switches) <= 2, "it switches only until calibrated"
 
 
-def test_it_follows_a_drift_of_lengths() -> None:
-    """From 2.5 K to 11.5 K tokens rollouts become the slower side and get more GPUs."""
+def test_the_online_planner_follows_a_drift_of_lengths() -> None:
+    """As lengths grow from 2.5 K to 11.5 K tokens, rollout becomes the slower stage and gets more
+    GPUs."""
     planner = online(Triggers(history=192))
     first = planner.preflight(lengths(2500, 0)).best
     told = drive(planner, Truth(1.0, 1.0), [2500 + 300 * k for k in range(30)] + [11500] * 15)
@@ -336,7 +340,7 @@ def test_it_follows_a_drift_of_lengths() -> None:
     assert stayed and moved and moved.step_ns < 0.95 * stayed.step_ns
 
 
-def test_it_goes_on_after_a_restart_as_if_there_had_been_none() -> None:
+def test_a_restarted_online_planner_continues_unchanged() -> None:
     rules = Triggers(history=192)
     whole, first = online(rules), online(rules)
     for planner in (whole, first):
@@ -356,7 +360,7 @@ def test_it_goes_on_after_a_restart_as_if_there_had_been_none() -> None:
     assert online(rules).saved()["layout"] is None
 
 
-def test_no_switch_when_switching_costs_more_than_it_gains() -> None:
+def test_the_online_planner_keeps_its_plan_when_a_switch_costs_more_than_it_gains() -> None:
     planner = online(Triggers(history=192, switch_cost_ns=10**15))
     planner.preflight(lengths(2500, 0))
     first = planner.now
@@ -380,7 +384,7 @@ def test_a_mixture_of_experts_is_planned_online_too() -> None:
 
 
 def lossy(ahead: int = 0) -> OnlinePlanner:
-    """A planner that believes in a routing loss."""
+    """A planner that expects a routing loss."""
     def priced(history: Sequence[Request], factors: Factors) -> AnalyticCosts:
         return AnalyticCosts(DENSE, HARDWARE, Training(192), Rollout(), history, factors)
 
@@ -390,7 +394,7 @@ def lossy(ahead: int = 0) -> OnlinePlanner:
 
 
 def tailed() -> list[Request]:
-    """Many short ones, few that are long: mixtures are worth some hundredths."""
+    """Many short requests and a few long ones: plans of mixed degrees gain a few percent."""
     r = random.Random(0)
     return [Request(500, r.randint(4000, 12_000)) for _ in range(168)] + [
         Request(500, r.randint(15_000, 30_000)) for _ in range(24)]
@@ -398,8 +402,8 @@ def tailed() -> list[Request]:
 
 def dealt_by(planner: OnlinePlanner, mixtures: float, steps: int, of: int = 0, ahead: int = 0
              ) -> list[bool]:
-    """Plays steps in which all is as said and rollouts of mixtures so many times as long; whether
-    the plan in force after each is a mixture."""
+    """Plays steps in which all takes as long as predicted, except rollouts of mixed-degree plans,
+    which take `mixtures` times as long. Returns whether the plan after each step is mixed."""
     told = []
     for step in range(of + 1, of + steps + 1):
         batch, now = tailed(), planner.now
@@ -420,19 +424,19 @@ def dealt_by(planner: OnlinePlanner, mixtures: float, steps: int, of: int = 0, a
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_mixtures_that_take_longer_than_said_are_left_and_not_taken_again(ahead: int) -> None:
+def test_mixed_degree_plans_slower_than_predicted_are_left_for_uniform_ones(ahead: int) -> None:
     planner = lossy(ahead)
     planner.preflight(tailed())
-    assert planner.mixed, "it believes in one at first"
+    assert planner.mixed, "the first plan is mixed"
     told = dealt_by(planner, 1.3, 16, ahead=ahead)
     at = told.index(False)
-    assert at < 8 and not any(told[at:]), "left soon, and not taken again at once"
+    assert at < 8 and not any(told[at:]), "mixed plans are left soon and not retried at once"
     rest = dealt_by(planner, 1.3, 16 * (1 + ahead), 16, ahead)
-    assert 0 < sum(rest) <= 8 and not rest[-1], "tried again when what was believed is old"
+    assert 0 < sum(rest) <= 8 and not rest[-1], "mixed plans are retried when samples are old"
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_mixtures_that_are_as_said_stay(ahead: int) -> None:
+def test_mixed_degree_plans_as_fast_as_predicted_are_kept(ahead: int) -> None:
     planner = lossy(ahead)
     planner.preflight(tailed())
     assert all(dealt_by(planner, 1.0, 16, ahead=ahead))
@@ -441,7 +445,7 @@ def test_mixtures_that_are_as_said_stay(ahead: int) -> None:
                for _, f in planner.calibrator.factors().rollout), "the loss is not a degree's"
 
 
-def test_a_plan_is_measured_before_another_is_looked_for_unless_it_cannot_run() -> None:
+def test_a_new_plan_is_measured_before_the_next_one_is_sought() -> None:
     planner = lossy()
     planner.preflight(tailed())
     told = dealt_by(planner, 1.3, 8)
@@ -453,4 +457,4 @@ def test_a_plan_is_measured_before_another_is_looked_for_unless_it_cannot_run() 
     long = [Request(500, 20_000)] * 192
     silent = [again.step(StepFacts(at + k, 10**9, 10**9, queue_pressure=1.0), long, {})
               for k in (1, 2)]
-    assert silent[0] is None and silent[1] is not None, "one step began before, one is measured"
+    assert silent[0] is None and silent[1] is not None, "only the second step is measured"

@@ -51,7 +51,7 @@ def played(small: Scenario) -> dict[str, Played]:
 
 
 def run_down(engine: SimulatedEngine) -> list[tuple[int, int]]:
-    """(request, when) of all that it serves."""
+    """(request, end time) of all that an engine serves."""
     ends = []
     while (due := engine.due()) is not None:
         if (request := engine.finish(due)) is not None:
@@ -60,7 +60,7 @@ def run_down(engine: SimulatedEngine) -> list[tuple[int, int]]:
 
 
 def small_room(tokens: int) -> RolloutCost:
-    """Engines of one GPU with a cache of so many tokens."""
+    """Engines of one GPU with a cache of this many tokens."""
     per_token = WHOLE.model.kv_bytes / (1 - WHOLE.rollout.kv_loss)
     weights = WHOLE.model.params * WHOLE.model.value_bytes
     space = int(per_token * (tokens + 0.5)) + weights + WHOLE.hardware.workspace_bytes
@@ -69,7 +69,7 @@ def small_room(tokens: int) -> RolloutCost:
     return cost
 
 
-def test_an_engine_alone_takes_what_the_cost_model_says() -> None:
+def test_a_request_alone_on_an_engine_takes_the_time_of_the_cost_model() -> None:
     for degree in (1, 8):
         engine = SimulatedEngine(COST, degree, 256)
         engine.add(0, DecodeWork(1, 1_000, 5_000))
@@ -78,7 +78,7 @@ def test_an_engine_alone_takes_what_the_cost_model_says() -> None:
         assert ended / SECOND == pytest.approx(float(said), rel=0.01)
 
 
-def test_who_comes_later_slows_who_is_there_and_neither_is_lost() -> None:
+def test_later_requests_slow_a_running_request_and_all_are_served() -> None:
     alone, shared = SimulatedEngine(COST, 2, 256), SimulatedEngine(COST, 2, 256)
     for engine in (alone, shared):
         engine.add(0, DecodeWork(1, 2_000, 3_000, brought=2_000))
@@ -91,7 +91,8 @@ def test_who_comes_later_slows_who_is_there_and_neither_is_lost() -> None:
 
 
 class Served:
-    """An engine whose invariants are checked after each change, and what it has served."""
+    """An engine whose invariants are checked after each change, and the requests that it has
+    served."""
 
     def __init__(self, room: int, at_once: int) -> None:
         self.engine, self.at_once = SimulatedEngine(small_room(room), 1, at_once), at_once
@@ -101,10 +102,10 @@ class Served:
     def look(self) -> None:
         e = self.engine
         assert e.running <= self.at_once and e.held + e.cached <= e.room
-        assert e.load == 0 or e.running, "somebody runs, or nobody ever would"
+        assert e.load == 0 or e.running, "no request runs although some wait"
 
     def until(self, now: int | None) -> None:
-        """All that happens till then; None: to the end."""
+        """Plays all events up to this time; None: to the end."""
         while (due := self.engine.due()) is not None and (now is None or due <= now):
             assert due >= self.now, "time does not go back"
             self.now = due
@@ -123,7 +124,8 @@ turns = st.lists(st.tuples(st.integers(0, 3 * SECOND), st.integers(1, 400), st.i
 @settings(max_examples=60, deadline=None)
 def test_every_turn_ends_once_and_the_cache_never_overflows(asked: list, room: int,
                                                             at_once: int) -> None:
-    """Whatever does not fit together: who goes back comes again, and nobody is forgotten."""
+    """Also where not all requests fit together: a preempted request runs again and none is
+    forgotten."""
     served, taken = Served(room, at_once), []
     for request, (pause, tokens, context, off) in enumerate(asked):
         served.until(served.now + pause)
@@ -143,7 +145,7 @@ def test_every_turn_ends_once_and_the_cache_never_overflows(asked: list, room: i
 
 @given(turns, st.sampled_from([6_000, 40_000]))
 @settings(max_examples=30, deadline=None)
-def test_the_same_turns_are_served_the_same(asked: list, room: int) -> None:
+def test_an_engine_serves_the_same_turns_reproducibly(asked: list, room: int) -> None:
     runs = []
     for _ in range(2):
         served = Served(room, 8)
@@ -155,7 +157,7 @@ def test_the_same_turns_are_served_the_same(asked: list, room: int) -> None:
     assert runs[0] == runs[1]
 
 
-def test_the_oldest_is_never_set_back_and_the_latest_reads_again() -> None:
+def test_a_full_cache_preempts_the_latest_request_which_prefills_again() -> None:
     engine = SimulatedEngine(small_room(10_000), 1, 256)
     for i in range(3):
         engine.add(0, DecodeWork(i, 3_000, 2_000))
@@ -171,7 +173,7 @@ def test_the_oldest_is_never_set_back_and_the_latest_reads_again() -> None:
     assert (roomy.read, roomy.preempted) == (9_000, 0)
 
 
-def test_who_was_set_back_stands_before_those_who_never_ran() -> None:
+def test_a_preempted_request_resumes_before_requests_that_never_ran() -> None:
     engine = SimulatedEngine(small_room(10_000), 1, 256)
     for request, tokens in enumerate((1_500, 2_000, 2_000, 2_000)):
         engine.add(0, DecodeWork(request, 3_000, tokens))
@@ -186,7 +188,7 @@ def test_who_was_set_back_stands_before_those_who_never_ran() -> None:
     assert [request for request, _ in run_down(engine)] == [1, 2, 3]
 
 
-def test_keys_stay_while_nobody_needs_the_room_and_the_oldest_go_first() -> None:
+def test_kv_entries_are_evicted_oldest_first_and_only_when_room_is_needed() -> None:
     engine = SimulatedEngine(small_room(10_000), 1, 256)
     now = 0
     for request in (1, 2):
@@ -202,15 +204,15 @@ def test_keys_stay_while_nobody_needs_the_room_and_the_oldest_go_first() -> None
     assert engine.read - before == 200
     [(_, now)] = run_down(engine)
     engine.add(now, DecodeWork(1, 4_200, 10))
-    assert engine.read - before == 200 + 4_200 - 790, "two more have taken of what it had"
+    assert engine.read - before == 200 + 4_200 - 790, "two requests have taken of its room"
     [(_, now)] = run_down(engine)
     before = engine.read
     engine.add(now, DecodeWork(4, 3_000, 10, brought=2_500))
     assert engine.read - before == 500
 
 
-def test_a_short_cache_costs_small_instances_more_than_a_long_one() -> None:
-    """Turns that come back after others took the room: all is read at each of them."""
+def test_a_short_kv_cache_makes_multi_turn_requests_much_slower() -> None:
+    """A turn whose KV entries were evicted meanwhile prefills its whole context again."""
     def tokens_a_second(room: int) -> float:
         engine, now = SimulatedEngine(small_room(room), 1, 256), 0
         for turn in range(8):
@@ -269,8 +271,8 @@ def test_the_same_seed_plays_the_same_run(small: Scenario, played: dict[str, Pla
     assert Pipeline(other, system("+ elastic")).play().steps != again.steps
 
 
-def test_helpers_shorten_training(small: Scenario) -> None:
-    """One node trains for long; what others do not need to roll out with is lent."""
+def test_gpus_lent_to_training_shorten_it(small: Scenario) -> None:
+    """Training on one node takes long; GPUs that rollout does not need are lent to it."""
     slow = replace(small, training=replace(small.training, forward_passes=60))
     slow = with_run(slow, replace(slow.run, train_steps=3, slack=99.0, pool_slack=99.0))
     lent, kept = (Pipeline(slow, replace(system("+ elastic"), elastic=e)).play()
@@ -293,7 +295,7 @@ def test_trajectories_of_the_next_batch_start_while_the_longest_still_run(
 
 
 @pytest.mark.parametrize("staleness", [1, 3])
-def test_no_batch_starts_before_so_many_are_trained(small: Scenario, staleness: int) -> None:
+def test_no_batch_starts_beyond_the_staleness_limit(small: Scenario, staleness: int) -> None:
     class Watched(Pipeline):
         lag = 0
 
@@ -328,8 +330,8 @@ class Checked(Pipeline):
                  back_s=st.sampled_from([1.0, 30.0, 200.0]), step=st.sampled_from([0.0, 0.3]),
                  tool=st.sampled_from([0.0, 0.05])))
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
-def test_invariants_hold_whatever_fails(name: str, pipeline: str, seed: int, faults: Faults
-                                        ) -> None:
+def test_pipeline_invariants_hold_under_any_faults(
+        name: str, pipeline: str, seed: int, faults: Faults) -> None:
     invariants_hold(name, pipeline, seed, faults, iterations=3)
 
 
@@ -347,7 +349,7 @@ def invariants_hold(name: str, pipeline: str, seed: int, faults: Faults, iterati
     return played
 
 
-def test_faults_come_and_cost_time_and_the_same_seed_has_the_same_ones() -> None:
+def test_faults_cost_time_and_are_reproducible_by_seed() -> None:
     faults = Faults(node_s=200, engine_s=150, back_s=20, step=0.3, tool=0.05)
     calm, hit, again = (invariants_hold("+ elastic", "trajectories", 3, f, iterations=3)
                         for f in (Faults(), faults, faults))
@@ -363,14 +365,15 @@ def test_faults_come_and_cost_time_and_the_same_seed_has_the_same_ones() -> None
     ("static-uniform", Faults(engine_s=1, node_s=50, back_s=120), "engine_s`: 1: 10000 faults"),
     ("static-uniform", Faults(node_s=1, back_s=1e9), "node_s`: 1: .* no batch was trained"),
     ("static-uniform", Faults(step=0.99999), "step`: 0.99999: .* no batch was trained; lower it")])
-def test_faults_that_let_no_batch_end_are_one_line(name: str, faults: Faults, told: str) -> None:
+def test_faults_that_let_no_batch_end_are_reported_in_one_line(
+        name: str, faults: Faults, told: str) -> None:
     run = replace(WHOLE.run, iterations=3, prompts=3, samples=8, train_steps=1)
     with pytest.raises(InvalidInput, match=rf"^scenario: field `faults\.{told}") as found:
         Pipeline(with_run(replace(WHOLE, faults=faults), run), system(name)).play()
     assert "\n" not in str(found.value)
 
 
-def test_for_a_dead_node_none_is_lent_that_rollout_needs() -> None:
+def test_a_dead_rollout_node_is_not_replaced_by_one_that_rollout_needs() -> None:
     run = Pipeline(MANY, system("+ elastic"))
     run._install(0)
     lending, router = run._lending, run._rollouts.router
@@ -378,13 +381,13 @@ def test_for_a_dead_node_none_is_lent_that_rollout_needs() -> None:
     first = next(iter(lending._engines))
     lending.dies(0, first)
     lending.boundary(0, sum(router.easy(one.id) for one in router.instances))
-    assert not lending.out, "all that live are needed"
+    assert not lending.out, "rollout needs all live nodes"
     lending.boundary(0, 1)
     assert lending.out
 
 
-def test_for_a_node_that_may_not_join_yet_none_is_lent_that_rollout_needs() -> None:
-    """The first to be lent holds half as much as the others, and has died while it joined."""
+def test_a_lent_node_that_died_joining_is_not_replaced_by_one_rollout_needs() -> None:
+    """The first lent node holds half as much as the others, and dies while it joins."""
     run = Pipeline(WHOLE, system("+ elastic"))
     run._install(0)
     lending, router, place = run._lending, run._rollouts.router, run._rollouts.place
@@ -403,14 +406,14 @@ def test_for_a_node_that_may_not_join_yet_none_is_lent_that_rollout_needs() -> N
     lending.returns(now, first)
     for _ in range(WHOLE.pool.retry_steps - 1):
         lending.boundary(now, needed)
-        assert not lending.out, "another one is lent in its place"
+        assert not lending.out, "another node is lent in its place"
     for _ in range(2):
         lending.boundary(now, needed)
     assert lending.out and not lending._engines[first]
 
 
-def test_who_waits_for_a_node_that_dies_goes_on_at_once() -> None:
-    """Another split waits until all are home; one that dies on its way is not waited for."""
+def test_a_split_change_does_not_wait_for_a_lent_node_that_died() -> None:
+    """A new split waits until all lent nodes are back, but not for a node that died on its way."""
     run = Pipeline(MANY, system("+ elastic"))
     run._install(0)
     lending = run._lending
@@ -428,15 +431,15 @@ def test_who_waits_for_a_node_that_dies_goes_on_at_once() -> None:
     assert run._stopped, "the split is changed"
 
 
-def test_a_colocated_system_takes_its_pauses_whatever_fails(small: Scenario) -> None:
+def test_a_colocated_system_has_its_pauses_under_faults(small: Scenario) -> None:
     often = replace(small, faults=Faults(engine_s=3, back_s=1))
     steps = Pipeline(often, system("colocated")).play().steps
     test_a_step_takes_the_longer_stage_and_colocated_the_sum(
         {"colocated": Played(system("colocated"), steps)}, often)
 
 
-def test_other_systems_draw_the_same_faults() -> None:
-    """Whoever plays: deaths come at the same times, however many may die and whether one can."""
+def test_all_systems_draw_the_same_faults() -> None:
+    """Deaths come at the same times in every system, however many nodes may die in it."""
     faults = Faults(node_s=50, engine_s=20, step=0.5)
     one, other = Fate(faults, 3), Fate(faults, 3)
     times: list[list[int | None]] = [[], []]
@@ -457,8 +460,8 @@ def test_other_systems_draw_the_same_faults() -> None:
                  back_s=st.sampled_from([1.0, 15.0, 100.0, 400.0]),
                  step=st.sampled_from([0.0, 0.1, 0.5]), tool=st.sampled_from([0.0, 0.05, 0.5])))
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-def test_invariants_hold_in_many_histories(name: str, pipeline: str, seed: int, faults: Faults
-                                           ) -> None:
+def test_pipeline_invariants_hold_under_many_fault_histories(
+        name: str, pipeline: str, seed: int, faults: Faults) -> None:
     invariants_hold(name, pipeline, seed, faults, iterations=5)
 
 
@@ -479,8 +482,8 @@ REACHED = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("pipeline", ["batches", "trajectories"])
-def test_all_of_it_beats_the_baselines_and_the_tail_is_long(pipeline: str) -> None:
-    """The shipped scenario as a whole; a minute or two each."""
+def test_the_complete_system_beats_the_baselines_on_the_shipped_scenario(pipeline: str) -> None:
+    """The whole shipped scenario; it takes a minute or two for each pipeline."""
     whole = with_run(WHOLE, replace(WHOLE.run, pipeline=pipeline))
     runs = {one.name: Pipeline(whole, one).play() for one in SYSTEMS}
     uniform = runs["static-uniform"].steps
@@ -520,7 +523,8 @@ def test_all_of_it_beats_the_baselines_and_the_tail_is_long(pipeline: str) -> No
     ("granularity = 8", "granularity = 4", "field `planner.granularity`"),
     ('model = "qwen3-14b"', 'model = "nobody"', "model 'nobody'"),
     ("[run]", "[run", "scenario")])
-def test_a_bad_scenario_is_one_clear_line(was: str, now: str, told: str, tmp_path: Path) -> None:
+def test_a_wrong_rl_scenario_is_refused_in_one_line(
+        was: str, now: str, told: str, tmp_path: Path) -> None:
     text = (EXAMPLES / "rl-48.toml").read_text()
     assert was in text
     (tmp_path / "rl-a800.toml").write_text((EXAMPLES / "rl-a800.toml").read_text())
@@ -531,7 +535,7 @@ def test_a_bad_scenario_is_one_clear_line(was: str, now: str, told: str, tmp_pat
     assert "\n" not in str(error.value)
 
 
-def test_the_command_prints_figures_a_picture_and_that_it_is_simulated(
+def test_tangram_sim_rl_prints_simulated_figures_and_draws_a_picture(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "rl.svg"
     text = (EXAMPLES / "rl-48.toml").read_text()
@@ -555,7 +559,7 @@ def test_the_command_prints_figures_a_picture_and_that_it_is_simulated(
     assert main(["sim", "rl", "no-such"]) == 2
 
 
-def test_panels_have_a_line_a_system(played: dict[str, Played]) -> None:
+def test_each_panel_has_one_line_per_system(played: dict[str, Played]) -> None:
     for panel in panels(list(played.values()), "small"):
         assert [line.name for line in panel.lines] == [s.name for s in SYSTEMS]
     assert {s.name for s in ABLATION} <= set(played)

@@ -1,4 +1,4 @@
-"""Whatever a holder of the job's key says, the broker refuses it or takes it, and goes on serving
+"""Whatever a peer with the job's key sends, the broker accepts or refuses it and keeps serving
 everybody else."""
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def test_a_worker_that_lends_a_core_twice_is_refused() -> None:
     ({"profile": Profile(-1)}, "profile"), ({"session": mint(9, 9)}, "session"),
     ({"id": mint(7, 1)}, "id"), ({"id": 0}, "id"), ({"id": (1 << 64) - 1}, "id")])
 @pytest.mark.parametrize("joined", [True, False], ids=["nodes are there", "nodes are awaited"])
-def test_an_action_is_refused_by_the_name_of_its_field(fields: dict[str, Any], field: str,
-                                                       joined: bool) -> None:
+def test_a_wrong_action_is_refused_naming_its_field(
+        fields: dict[str, Any], field: str, joined: bool) -> None:
     rig = BrokerRig(nodes=1 if joined else 2)
     worker, client, other = rig.worker(), rig.client(), rig.client("other")
     action = Action(**{"id": mint(1, 1), "name": "x", **fields})
@@ -87,7 +87,8 @@ def test_an_action_is_refused_by_the_name_of_its_field(fields: dict[str, Any], f
     (ms.Attached(0, SessionSpec(mint(1, 2))), "Attached: a client does not say it"),
     (ms.DeclareService(0, ServiceSpec("")), "DeclareService: name"),
     (ms.Submit(Action(mint(1, 9), "x"), n=0), "without its payload")])
-def test_a_refused_message_of_a_client_costs_it_nothing_else(message: Any, said: str) -> None:
+def test_a_client_keeps_its_sessions_and_actions_when_a_message_is_refused(
+        message: Any, said: str) -> None:
     rig = BrokerRig()
     worker, client = rig.worker(), rig.client()
     client.say(ms.RequestSession(SessionSpec(mint(1, 2), "s", 1)))
@@ -105,7 +106,7 @@ def test_a_refused_message_of_a_client_costs_it_nothing_else(message: Any, said:
     assert serves(rig, client, worker, 3)
 
 
-def test_a_client_logs_what_was_refused_and_keeps_its_futures(
+def test_a_client_logs_a_refused_message_and_keeps_its_futures(
         tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with LocalCluster(cpus=2, home=tmp_path) as cluster:
         _say_and_go_on(cluster, caplog)
@@ -125,7 +126,7 @@ def _say_and_go_on(cluster: LocalCluster, caplog: pytest.LogCaptureFixture) -> N
         cluster.trajectory_ended("p", "t", 1 << 33)
 
 
-def test_a_client_acknowledges_only_its_own_results() -> None:
+def test_a_client_can_acknowledge_only_its_own_results() -> None:
     rig = BrokerRig()
     worker, victim, thief = rig.worker(), rig.client(), rig.client("thief")
     action = action_of(victim, 1)
@@ -138,7 +139,7 @@ def test_a_client_acknowledges_only_its_own_results() -> None:
     assert [m.action for m in back.all(ms.ActionResult)] == [action.id]
 
 
-def test_an_end_that_is_none_is_a_failure_that_says_so() -> None:
+def test_a_finished_action_without_an_end_state_fails_naming_the_state() -> None:
     rig = BrokerRig()
     worker, client = rig.worker(), rig.client()
     client.say(ms.Submit(action_of(client, 1)), b"call")
@@ -229,7 +230,7 @@ STEPS = st.lists(st.tuples(
 
 
 class Absurd:
-    """A client and a worker that say what they are given; who is shut out comes anew."""
+    """A client and a worker that send given messages, and reconnect when the broker closes them."""
 
     def __init__(self, rig: BrokerRig, complete: bool) -> None:
         self.rig = rig
@@ -252,7 +253,7 @@ class Absurd:
           suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(steps=STEPS, complete=st.booleans(), placer=st.sampled_from(["elastic", "first-fit",
                                                                     "static:2"]))
-def test_the_broker_serves_on_whatever_is_said(
+def test_the_broker_keeps_serving_under_any_sequence_of_messages(
         tmp_path_factory: pytest.TempPathFactory, steps: list[Any], complete: bool, placer: str
         ) -> None:
     spool = FileSpool(tmp_path_factory.mktemp("spool"), 1 << 20)

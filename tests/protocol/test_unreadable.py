@@ -1,6 +1,5 @@
-"""Bytes of another process, or of a file, that are no message: whoever reads them says so and goes
-on; nothing dies of them but the conversation that they came by.
-"""
+"""Unreadable bytes from another process or from a file: the reader reports them and goes on; only
+the connection that carried them ends."""
 
 from __future__ import annotations
 
@@ -72,20 +71,20 @@ DEEP = b"\x91" * 5000 + b"\x90"  # arrays in arrays
 
 
 def broken(data: bytes) -> bytes:
-    """These bytes with a word that is not UTF-8 where `WORD` stands."""
+    """These bytes with invalid UTF-8 in the place of `WORD`."""
     assert len(BROKEN) == len(WORD) and data.count(WORD) == 1
     return data.replace(WORD, BROKEN)
 
 
 def deeper(body: bytes) -> bytes:
-    """A short array of msgpack with one thing more, which is nested deep."""
+    """A short msgpack array with one more element, which is deeply nested."""
     assert 0x90 <= body[0] < 0x9F
     return bytes((body[0] + 1,)) + body[1:] + DEEP
 
 
 def framed(message: ms.Message, payload: bytes | None = None,
            harm: Callable[[bytes], bytes] = broken) -> bytes:
-    """A frame with one message that is harmed."""
+    """A frame with one message that was made unreadable."""
     body = harm(msgspec.msgpack.encode(message))
     meta = b"\x92\x91" + body + (b"\x90" if payload is None else
                                 b"\x91\xce" + len(payload).to_bytes(4, "big"))
@@ -119,7 +118,7 @@ TREES = st.recursive(LEAVES, lambda below: st.lists(below, max_size=9) | st.tupl
 @settings(deadline=None)
 @given(st.binary(max_size=60) | TREES.map(
     lambda tree: msgspec.msgpack.encode(tree).replace(WORD, BROKEN)), st.booleans())
-def test_any_bytes_are_a_message_or_an_error_of_their_reader(body: bytes, deep: bool) -> None:
+def test_any_bytes_decode_to_a_message_or_raise_a_decode_error(body: bytes, deep: bool) -> None:
     if deep and body and 0x90 <= body[0] < 0x9F:
         body = deeper(body)
     for read in READERS:
@@ -140,7 +139,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def spoken(cluster: LocalCluster, *data: bytes) -> list[ms.Message]:
-    """What the broker answers to these bytes, until it ends the conversation."""
+    """What the broker answers to these bytes, until it closes the connection."""
     known = read_access(cluster.access)
     with dial(known.addresses, known.key, known.job) as sock:
         sock.settimeout(30)
@@ -161,7 +160,8 @@ def outgoing(message: ms.Message) -> bytes:
 
 
 @HARMS
-def test_of_a_client_only_its_conversation_ends(cluster: LocalCluster, harm: Any) -> None:
+def test_an_unreadable_message_of_a_client_ends_only_its_connection(
+        cluster: LocalCluster, harm: Any) -> None:
     job = read_access(cluster.access).job
     word = WORD.decode()
     assert spoken(cluster, framed(ms.ClientHello(ms.PROTOCOL_VERSION, job, word), harm=harm)) == []
@@ -173,7 +173,8 @@ def test_of_a_client_only_its_conversation_ends(cluster: LocalCluster, harm: Any
 
 
 @HARMS
-def test_of_a_worker_too(cluster: LocalCluster, harm: Any) -> None:
+def test_an_unreadable_hello_of_a_worker_ends_only_its_connection(
+        cluster: LocalCluster, harm: Any) -> None:
     job, word = read_access(cluster.access).job, WORD.decode()
     hello = ms.WorkerHello(ms.PROTOCOL_VERSION, job, NodeSpec(word, "h", (0,), 1))
     assert spoken(cluster, framed(hello, harm=harm)) == []
@@ -181,8 +182,8 @@ def test_of_a_worker_too(cluster: LocalCluster, harm: Any) -> None:
 
 
 @HARMS
-def test_of_a_broker_a_client_and_a_worker_lose_their_conversation(harm: Any) -> None:
-    """Both read with `Inbox`; a client by a channel of its own."""
+def test_an_unreadable_broker_message_ends_the_readers_connection(harm: Any) -> None:
+    """Clients and workers read with `Inbox`; a client also reads from a channel of its own."""
     data = framed(ms.PeerRefused(WORD.decode()), harm=harm)
     with pytest.raises(ProtocolError, match="not in the protocol"):
         list(Inbox().feed(data))
@@ -196,7 +197,7 @@ def test_of_a_broker_a_client_and_a_worker_lose_their_conversation(harm: Any) ->
 
 
 def liar() -> Callable[..., None]:
-    """A function that says to its worker, as if it were the runner, that it returned this."""
+    """A function that sends this return value to its worker as if it were the runner."""
     def lie(payload: bytes, **said: int) -> None:
         import os
         import sys
@@ -218,8 +219,7 @@ def liar() -> Callable[..., None]:
     b"\x93\x0c\xc4\x03\xa2" + BROKEN[:2] + b"\xc2",  # a ValueReturn whose value is broken
     encode(Stored("no\0path", 1)), encode(Stored("/etc/passwd", 1)),
 ], ids=["none", "text", "depth", "value", "digest", "path"])
-def test_a_result_that_is_none_is_told_to_its_future_alone(cluster: LocalCluster, payload: bytes
-                                                           ) -> None:
+def test_an_unreadable_result_fails_only_its_future(cluster: LocalCluster, payload: bytes) -> None:
     lost = cluster.submit(liar(), payload)
     with pytest.raises(TangramError, match=r"not in the protocol|no payload"):
         lost.result(30)
@@ -227,15 +227,15 @@ def test_a_result_that_is_none_is_told_to_its_future_alone(cluster: LocalCluster
 
 
 @pytest.mark.parametrize("profile", [Profile(-1 << 63), Profile(1, -1), Profile(1, 1_000_001)])
-def test_a_profile_that_cannot_be_is_refused(cluster: LocalCluster, profile: Profile) -> None:
+def test_an_impossible_profile_is_refused(cluster: LocalCluster, profile: Profile) -> None:
     with pytest.raises(InfeasibleRequest, match="profile: work_ns must be"):
         cluster.submit(pow, 2, 2, profile=profile).result(30)
     assert cluster.submit(pow, 2, 7).result(30) == 128
 
 
 @pytest.mark.parametrize("number", [(1 << 64) - 1, -(1 << 63)])
-def test_whatever_a_runner_says_of_a_call_the_broker_goes_on(cluster: LocalCluster, number: int
-                                                             ) -> None:
+def test_absurd_numbers_from_a_runner_do_not_stop_the_broker(
+        cluster: LocalCluster, number: int) -> None:
     lie = liar()
     numbers = [name for name, kind in Outcome.__annotations__.items() if kind == "int"]
     assert "restore_ns" in numbers
@@ -246,7 +246,7 @@ def test_whatever_a_runner_says_of_a_call_the_broker_goes_on(cluster: LocalClust
 
 
 def teller() -> Callable[..., None]:
-    """A function that has its runner say this to its worker, however large."""
+    """A function that makes its runner send this frame to its worker, whatever its size."""
     def tell(message: process_frames.ProcessFrame) -> None:
         import sys
 
@@ -259,9 +259,9 @@ def teller() -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("state", list(ActionState))
-def test_whatever_state_a_runner_says_its_action_ends_once(cluster: LocalCluster, state: Any
-                                                           ) -> None:
-    """PREEMPTED would have it run again for ever, NODE_FAIL as if its node were lost."""
+def test_an_absurd_end_state_from_a_runner_ends_its_action_once(
+        cluster: LocalCluster, state: Any) -> None:
+    """PREEMPTED would run the action again for ever, and NODE_FAIL as if its node were lost."""
     said = process_frames.Ended(0, Outcome(state), None, True)
     lied = cluster.submit(teller(), said, trusted=True, retries=5)
     with suppress(TangramError, CancelledError):
@@ -270,8 +270,8 @@ def test_whatever_state_a_runner_says_its_action_ends_once(cluster: LocalCluster
     assert cluster.submit(pow, 2, 2).result(30) == 4
 
 
-def test_of_a_runners_texts_the_first_of_them_is_told(cluster: LocalCluster) -> None:
-    """More than a frame to the broker carries would end its worker."""
+def test_long_texts_from_a_runner_are_truncated_to_4096_characters(cluster: LocalCluster) -> None:
+    """A text larger than a frame to the broker would end the worker."""
     long = Outcome(ActionState.FAILED, reason="r" * 10**6, isolation="i" * 10**6,
                    enforcement="e" * 10**6)
     lied = cluster.submit(teller(), process_frames.Ended(0, long, None, True), trusted=True)
@@ -280,7 +280,7 @@ def test_of_a_runners_texts_the_first_of_them_is_told(cluster: LocalCluster) -> 
     assert lied.details.isolation == "i" * 4096 and lied.details.enforcement == "e" * 4096
 
 
-def test_a_runner_prints_nothing(cluster: LocalCluster) -> None:
+def test_output_frames_from_a_function_runner_are_ignored(cluster: LocalCluster) -> None:
     def tell(size: int) -> int:
         tell_it(process_frames.OutputChunk(0, 1, bytes(size)))
         return 7
@@ -292,7 +292,8 @@ def test_a_runner_prints_nothing(cluster: LocalCluster) -> None:
 @pytest.mark.parametrize("options", [
     {"name": "\udcff"}, {"timeout": 1e12}, {"mem": "1" + "0" * 15 + "t"},
 ], ids=lambda given: next(iter(given)))
-def test_what_cannot_be_sent_is_its_callers_fault(cluster: LocalCluster, options: Any) -> None:
+def test_an_option_that_cannot_be_encoded_raises_invalid_input(
+        cluster: LocalCluster, options: Any) -> None:
     with pytest.raises(InvalidInput, match=next(iter(options))):
         cluster.submit(pow, 2, 2, **options)
     with pytest.raises(InvalidInput, match="image"):
@@ -311,8 +312,8 @@ def test_what_cannot_be_sent_is_its_callers_fault(cluster: LocalCluster, options
     ("once", lambda c: c.submit("true", once="\udcff")),
     ("trajectory", lambda c: c.submit("true", trajectory="\udcff")),
 ])
-def test_a_text_that_cannot_be_sent_names_its_field(cluster: LocalCluster, field: str, ask: Any
-                                                    ) -> None:
+def test_a_text_that_is_not_utf8_is_refused_naming_its_field(
+        cluster: LocalCluster, field: str, ask: Any) -> None:
     with pytest.raises(InvalidInput, match=field):
         ask(cluster)
 
@@ -321,7 +322,7 @@ def test_a_text_that_cannot_be_sent_names_its_field(cluster: LocalCluster, field
     ("int('x')", "ValueError: invalid literal"), ("exit(3)", "SystemExit: 3"),
     ("exec('class E(Exception):\\n def __str__(self): return 1 / 0\\nraise E')", "E$"),
 ], ids=["error", "exit", "text"])
-def test_a_pickle_that_cannot_be_opened_is_told_to_its_future_alone(
+def test_a_result_that_cannot_be_unpickled_fails_only_its_future(
         cluster: LocalCluster, code: str, said: str) -> None:
     def odd() -> object:
         class Odd:
@@ -365,7 +366,7 @@ def given_raw(rig: Rig, payload: bytes, kind: Kind) -> Any:
 ], ids=["exec text", "exec depth", "function text", "function depth", "stored text",
         "stored depth", "stored digest", "function digest"])
 @pytest.mark.parametrize("kind", [Kind.EXEC, Kind.FUNCTION])
-def test_an_order_that_is_none_fails_alone(rig: Rig, payload: bytes, kind: Kind) -> None:
+def test_an_unreadable_payload_fails_only_its_attempt(rig: Rig, payload: bytes, kind: Kind) -> None:
     outcome = given_raw(rig, payload, kind)
     assert outcome.state is ActionState.FAILED, outcome
     assert outcome.reason.startswith(("payload:", "store ")), outcome
@@ -374,7 +375,7 @@ def test_an_order_that_is_none_fails_alone(rig: Rig, payload: bytes, kind: Kind)
 
 
 @HARMS
-def test_a_runner_that_babbles_ends_alone(rig: Rig, harm: Any) -> None:
+def test_a_runner_that_sends_unreadable_frames_ends_alone(rig: Rig, harm: Any) -> None:
     def babble(data: bytes) -> None:
         import os
         os.write(3, data)
@@ -385,8 +386,8 @@ def test_a_runner_that_babbles_ends_alone(rig: Rig, harm: Any) -> None:
     assert rig.value(pow, 2, 3) == 8
 
 
-def test_names_that_are_no_text_are_told_as_such(rig: Rig) -> None:
-    """A file's name is any bytes, and so is a str that Python made of it."""
+def test_file_names_and_errors_that_are_not_utf8_are_reported(rig: Rig) -> None:
+    """File names are arbitrary bytes, and so are strings that Python decodes from them."""
     def find() -> str:
         import os
         return os.fsdecode(b"a\xffb")
@@ -410,8 +411,8 @@ def test_names_that_are_no_text_are_told_as_such(rig: Rig) -> None:
     assert rig.value(os.getpid) == pid
 
 
-def test_a_listing_is_whole_or_refused(rig: Rig) -> None:
-    """A walk holds open what it has gone through, and has so many descriptors only."""
+def test_a_file_listing_is_complete_or_refused(rig: Rig) -> None:
+    """A directory walk keeps each directory on its path open, and descriptors are limited."""
     def listed() -> tuple[str, list[str]]:
         call = rig.begin(FileCall("", op="list"), Kind.FILE, session=1, cores=())
         outcome, told = rig.end(call)[:2]
@@ -428,15 +429,15 @@ def test_a_listing_is_whole_or_refused(rig: Rig) -> None:
 
 
 @HARMS
-def test_what_a_host_reads(harm: Any) -> None:
+def test_an_unreadable_frame_to_a_sandbox_process_is_a_protocol_error(harm: Any) -> None:
     body = harm(msgspec.msgpack.encode(process_frames.LoadFunction(WORD.decode(), b"", "")))
     with pytest.raises(ProtocolError, match="not in the protocol"):
         list(process_frames.ProcessInbox().feed(len(body).to_bytes(4, "little") + body))
 
 
 @pytest.mark.parametrize("cut", range(1, 5))
-def test_a_frame_that_is_too_large_is_told_at_once(cut: int) -> None:
-    """However its length arrives: nobody keeps what follows of it."""
+def test_a_frame_above_the_size_limit_is_refused_before_its_body(cut: int) -> None:
+    """However the length arrives in pieces, nothing of the body is stored."""
     size = (process_frames.FRAME_MAX + 1).to_bytes(4, "little") + b"x"
     inbox = process_frames.WorkerInbox()
     with pytest.raises(ProtocolError, match="a frame of"):
@@ -451,7 +452,7 @@ def test_a_frame_that_is_too_large_is_told_at_once(cut: int) -> None:
     broken(encode(ServiceCall(WORD.decode(), b""))), deeper(encode(ServiceCall("echo", b""))),
     encode(Stored("no\0path", 1)), encode(Stored("0" * 64, 1)),
 ], ids=["text", "depth", "digest", "unknown"])
-def test_a_call_that_is_none_fails_alone(payload: bytes, tmp_path: Path) -> None:
+def test_an_unreadable_service_call_fails_alone(payload: bytes, tmp_path: Path) -> None:
     async def scene(rig: ServiceRig) -> None:
         rig.store = rig.executor._store = FolderStore(tmp_path)  # type: ignore[assignment]
         rig.declare("a")
@@ -473,7 +474,7 @@ VALUES = pytest.mark.parametrize("value", [
 
 
 @VALUES
-def test_arguments_that_are_none_are_told_to_their_call(value: bytes) -> None:
+def test_unreadable_call_arguments_are_reported_to_the_call(value: bytes) -> None:
     request = ServiceRequest("score", value)
     with pytest.raises(msgspec.DecodeError):
         decode_value(value)
@@ -495,15 +496,16 @@ HUGE = 10 ** 5000  # Python refuses to write it
     ("generate", {"prompts": ["a"], "temperature": -HUGE}, "temperature"),
     ("generate", {"prompts": ["a"], "seed": HUGE}, "seed"),
 ])
-def test_a_number_that_cannot_be_told_is_its_calls_fault(method: str, arguments: Any, field: str
-                                                         ) -> None:
+def test_a_call_argument_beyond_64_bits_is_refused_by_engines(
+        method: str, arguments: Any, field: str) -> None:
     with pytest.raises(engine_request.InvalidCall, match=f"^{method}: {field}: must be"):
         engine_request.read_request(ServiceRequest(method, encode_value(arguments)))
 
 
 @pytest.mark.parametrize("value", [HUGE, -HUGE], ids=["above", "below"])
 @pytest.mark.parametrize("field", ["max_new_tokens", "temperature", "seed", "min_version"])
-def test_a_model_of_our_own_tells_it_too(field: str, value: int) -> None:
+def test_a_call_argument_beyond_64_bits_is_refused_by_the_torch_backend(
+        field: str, value: int) -> None:
     pytest.importorskip("torch")
     from tangram_hpc.services.torch.torch_methods import Sample
 
@@ -515,20 +517,20 @@ def test_a_model_of_our_own_tells_it_too(field: str, value: int) -> None:
         asks.read(encode_value({"prompts": [[1]], field: value}))
 
 
-def test_a_models_field_that_is_none_is_named_in_short() -> None:
+def test_an_unknown_call_field_is_named_in_40_characters() -> None:
     for key, said in ((HUGE, "a int"), ("x" * 10**6, "x" * 40)):
         body = b"\x82" + encode_value("texts") + b"\x90" + encode_value(key) + b"\xc0"
         with pytest.raises(InvalidRequest, match=f"^{said}: is not one of texts$"):
             Reader(None, 1, 1).fields(body, ("texts",))
 
 
-def test_a_field_that_cannot_be_told_either() -> None:
+def test_a_call_field_whose_name_is_a_number_is_refused() -> None:
     with pytest.raises(engine_request.InvalidCall, match="arguments: a int where texts belong"):
         engine_request.read_request(ServiceRequest("score", b"\x81" + encode_value(HUGE) + b"\xc0"))
 
 
 @pytest.mark.parametrize("length", [HUGE, -HUGE, -1, 1 << 31, "x"], ids=range(5))
-def test_a_fake_that_is_asked_for_too_much_says_so(length: Any, tmp_path: Path) -> None:
+def test_the_fake_backend_refuses_a_length_beyond_its_limit(length: Any, tmp_path: Path) -> None:
     async def life() -> None:
         copy = make_backend(service_spec("it", {"backend": "fake", "token_s": 0.1}),
                             ServicePlace((0,), "cpu", str(tmp_path)))
@@ -540,8 +542,8 @@ def test_a_fake_that_is_asked_for_too_much_says_so(length: Any, tmp_path: Path) 
     asyncio.run(life())
 
 
-def test_arguments_that_nest_deeper_than_json_may_are_told() -> None:
-    """Both limits are Python's own, counted from where each begins."""
+def test_call_arguments_nested_deeper_than_json_allows_are_refused() -> None:
+    """Both limits are Python's own, counted from different starting points."""
     for depth in range(900, 1000):
         reply = asyncio.run(_plainly(b"\x91" * depth + b"\x90"))
         assert "what JSON holds" in reply.error if reply.error else reply.value == b"sent"
@@ -558,7 +560,7 @@ async def _plainly(value: bytes) -> Any:
     return reply
 
 
-def test_half_a_character_in_an_answer_is_no_answer() -> None:
+def test_an_http_answer_with_a_lone_surrogate_counts_as_unreadable() -> None:
     assert HttpResponse(200,
                         r'{"a": "\ud83d\ude00 \\\\ud800"}').json() == {"a": "\U0001f600 \\\\ud800"}
     for text in (r'{"a": "\ud800"}', r'{"\uDfff": 1}'):
@@ -569,7 +571,7 @@ def test_half_a_character_in_an_answer_is_no_answer() -> None:
 
 
 @HARMS
-def test_what_a_runner_of_a_service_reads_and_says(harm: Any) -> None:
+def test_unreadable_service_process_frames_are_protocol_errors(harm: Any) -> None:
     word = WORD.decode()
     with pytest.raises(ProtocolError, match="an order is not in the protocol"):
         frames.order(harm(msgspec.msgpack.encode(frames.LoadModel(word, "", "", 1, "", 1))))
@@ -581,7 +583,7 @@ def test_what_a_runner_of_a_service_reads_and_says(harm: Any) -> None:
 
 
 @HARMS
-def test_what_a_member_or_its_core_reads(harm: Any) -> None:
+def test_an_unreadable_gradient_message_is_a_protocol_error(harm: Any) -> None:
     body = harm(msgspec.msgpack.encode(gradient_messages.GradientReceipt(_header(), WORD.decode())))
     here, there = socket.socketpair()
     with here, there:
@@ -601,7 +603,7 @@ def _header() -> Any:
 
 
 @HARMS
-def test_a_journal_is_one_line(tmp_path: Path, harm: Any) -> None:
+def test_an_unreadable_journal_record_is_an_error_in_one_line(tmp_path: Path, harm: Any) -> None:
     path = tmp_path / "journal"
     FileJournal(path, "none", lambda call: call()).close()
     body = harm(msgspec.msgpack.encode(ev.ActionSubmitted(1, Action(1, WORD.decode()))))
@@ -611,7 +613,7 @@ def test_a_journal_is_one_line(tmp_path: Path, harm: Any) -> None:
 
 
 @HARMS
-def test_a_spool_is_one_line(tmp_path: Path, harm: Any) -> None:
+def test_an_unreadable_spool_record_is_an_error_in_one_line(tmp_path: Path, harm: Any) -> None:
     body = harm(msgspec.msgpack.encode((1, WORD.decode(), None, None)))
     (tmp_path / "0").write_bytes(spool.MAGIC + record_file.framed(body))
     with pytest.raises(InvalidInput, match="move the folder away"):

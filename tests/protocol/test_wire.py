@@ -1,4 +1,4 @@
-"""Frames, payloads and the challenge: what goes in comes out, and what is wrong is told."""
+"""Frames, payloads and the challenge: messages survive encoding, and wrong input is an error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def frame(*parcels: tuple[ms.Message, bytes | None]) -> bytes:
     return b"".join(outbox.take())
 
 
-def test_any_cut_of_the_stream_gives_the_same_messages() -> None:
+def test_any_split_of_the_stream_gives_the_same_messages() -> None:
     rng = random.Random(7)
     sizes = [0, 3, 70_000]
     sent = [(ms.Submit(Action(i + 1, "x", degrees=(1, 2))), rng.randbytes(rng.choice(sizes)))
@@ -51,7 +51,7 @@ def test_an_empty_outbox_gives_nothing_and_payloads_are_not_copied() -> None:
 
 
 @pytest.mark.parametrize("bad", [b"\xff" * 64, frame((ms.Ping(1), None))[:8] + b"\xc1" * 8])
-def test_what_is_no_frame_is_a_protocol_error(bad: bytes) -> None:
+def test_an_unreadable_frame_is_a_protocol_error(bad: bytes) -> None:
     with pytest.raises(ProtocolError):
         list(Inbox().feed(bad))
 
@@ -65,7 +65,7 @@ def test_a_missing_payload_is_a_protocol_error() -> None:
         list(Inbox().feed(cut))
 
 
-def test_every_field_survives() -> None:
+def test_every_message_field_survives_encoding() -> None:
     action = Action(9, "n", degrees=(1, 4), mem_mib=3, session=8, timeout_ns=5, attempts_max=2,
                     resizable=False, component="gpu", profile=Profile(10, 20))
     result = ms.ActionResult(9, Outcome(ActionState.TIMEOUT, 1, 9, 2, 3, 4, "r", "i", "e"), "n1",
@@ -92,7 +92,7 @@ def test_values_keep_their_types_and_arrays_their_bits() -> None:
         encode_value(object())
 
 
-def test_a_proof_is_of_one_role_one_job_and_both_nonces() -> None:
+def test_a_proof_is_valid_only_for_its_role_job_and_nonces() -> None:
     key, ours, theirs = b"k" * 32, b"a" * 32, b"b" * 32
     given = auth.proof(key, "peer", ours, theirs, "7")
     assert auth.proven(given, key, "peer", ours, theirs, "7")

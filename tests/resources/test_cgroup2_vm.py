@@ -1,5 +1,5 @@
-"""What needs cgroup v2 alone, on a Debian kernel under qemu: the enforcement suite, as root in the
-machine's first cgroup and as another user in one that was delegated; and Slurm with its plugin."""
+"""Tests that need cgroup v2 alone, on a Debian kernel under qemu: the enforcement suite, as root in
+the machine's root cgroup and as a plain user in a delegated one; and Slurm with its plugin."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 SUITE = "tests/resources/test_enforce.py"
 RAN = re.compile(r"^(\S+::\S+?)(?:\[(\S+)\])? (PASSED|FAILED|ERROR|SKIPPED)", re.MULTILINE)
-NOT_AS_USER = {"test_another_user_gets_what_needs_no_root"}
+NOT_AS_USER = {"test_a_plain_user_gets_enforcement_that_needs_no_root"}
 
 
 def in_vm(*, user: bool) -> list[tuple[str, str, str]]:
-    """Runs the suite; returns (test, parameters, word) of each."""
+    """Runs the suite; returns (test, parameters, outcome) of each test."""
     argv = [sys.executable, "-m", "pytest", "-v", "-rs", "--tb=short", "-p", "no:cacheprovider",
             "--color=no", "--basetemp=/run/home/pytest", SUITE]
     try:
@@ -47,7 +47,8 @@ def test_the_enforcement_suite_passes_on_cgroup_v2(user: bool) -> None:
 
 
 def test_slurm_and_its_plugin_on_cgroup_v2(tmp_path: Path) -> None:
-    """A user's step has cgroups with the plugin and none without; Slurm ends what was moved."""
+    """A user's job step has cgroups with the plugin and none without; Slurm ends processes that
+    were moved."""
     if reason := reason_to_skip():
         pytest.skip(reason)
     assert devcluster("install", timeout=900).returncode == 0
@@ -64,7 +65,7 @@ def test_slurm_and_its_plugin_on_cgroup_v2(tmp_path: Path) -> None:
         "again", "left 0 idle"]
 
 
-def test_a_command_that_fails_is_told() -> None:
+def test_the_vm_reports_the_status_of_a_failing_command() -> None:
     try:
         boot.install()
     except boot.Unavailable as error:

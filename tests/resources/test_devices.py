@@ -24,7 +24,7 @@ A, B = "GPU-aaaa1111-0", "GPU-aabb2222-0"
 
 
 def found(lib: fake.FakeNvml | None = None, setting: str = "", **environ: str) -> Devices:
-    """What a worker with this environment lends."""
+    """The devices that a worker with this environment lends."""
     place = slurm_place(environ)
     seen = look(lib) if lib is not None else Seen((), "no NVIDIA driver here")
     return find_devices(environ, setting, place.gpus if place else None, lambda: seen)
@@ -41,7 +41,7 @@ def four(first: int = 0) -> fake.FakeNvml:
 # ---- outside Slurm -----------------------------------------------------------------------------
 
 
-def test_all_that_is_there_by_nvmls_numbers() -> None:
+def test_all_gpus_are_lent_under_their_nvml_numbers() -> None:
     devices = found(fake.two())
     assert told(devices) == {0: A, 1: B} and devices.kind == "cuda" and not devices.why
     assert devices.summary() == "2 x Fake H200 140 GiB (cuda)"
@@ -68,7 +68,7 @@ def test_all_that_is_there_by_nvmls_numbers() -> None:
     (f"1,{B}", {}, "names a device twice"),
     ("MIG-11", {}, "'MIG-11' is no device here"),
 ])
-def test_a_mask_is_read_as_cuda_reads_it(mask: str, lent: dict[int, str], why: str) -> None:
+def test_a_device_mask_is_read_as_cuda_reads_it(mask: str, lent: dict[int, str], why: str) -> None:
     devices = found(fake.two(), CUDA_VISIBLE_DEVICES=mask)
     assert told(devices) == lent and why in devices.why and bool(why) == bool(devices.why)
     assert devices.kind == ("cuda" if lent else "") and "\n" not in devices.summary()
@@ -79,7 +79,7 @@ def test_a_mask_is_read_as_cuda_reads_it(mask: str, lent: dict[int, str], why: s
     ("1", [B]), ("MIG-33", ["MIG-33"]), ("MIG-3", ["MIG-33"]), ("MIG-", []),
     (f"MIG-{A}/3/0", ["MIG-33"]), (f"MIG-{A}/2/0", []), (f"{B},MIG-11", [B, "MIG-11"]),
 ])
-def test_slices_are_devices_of_their_own(mask: str | None, lent: list[str]) -> None:
+def test_mig_slices_are_separate_devices(mask: str | None, lent: list[str]) -> None:
     environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
     devices = found(fake.sliced(), **environ)
     assert sorted(told(devices).values()) == sorted(lent)
@@ -89,7 +89,7 @@ def test_slices_are_devices_of_their_own(mask: str | None, lent: list[str]) -> N
                                      "54 GiB, 1 x Fake H200 140 GiB (cuda)")
 
 
-def test_no_driver_is_an_answer() -> None:
+def test_a_node_without_a_driver_lends_no_gpu_and_says_so() -> None:
     devices = found()
     assert (devices.devices, devices.kind) == ((), "")
     assert devices.summary() == "none (no NVIDIA driver here)"
@@ -99,22 +99,22 @@ def test_no_driver_is_an_answer() -> None:
 # ---- in a Slurm step ---------------------------------------------------------------------------
 
 
-def test_cgroups_renumber_and_the_numbers_lent_stay_slurms() -> None:
-    """ConstrainDevices: CUDA and NVML count the step's own GPUs from 0."""
+def test_lent_gpu_numbers_stay_slurms_when_cgroups_renumber_devices() -> None:
+    """With ConstrainDevices, CUDA and NVML count the job step's own GPUs from 0."""
     devices = found(four(4), SLURM_JOB_ID="7", SLURM_STEP_GPUS="4,5,6,7",
                     CUDA_VISIBLE_DEVICES="0,1,2,3")
     assert told(devices) == {4: "GPU-44", 5: "GPU-55", 6: "GPU-66", 7: "GPU-77"}
     assert devices.mask((6, 7)) == "GPU-66,GPU-77"
 
 
-def test_without_cgroups_the_mask_has_slurms_numbers() -> None:
+def test_a_mask_without_cgroups_has_slurms_gpu_numbers() -> None:
     devices = found(four(), SLURM_JOB_ID="7", SLURM_STEP_GPUS="2,3", CUDA_VISIBLE_DEVICES="2,3")
     assert told(devices) == {2: "GPU-22", 3: "GPU-33"}
     swapped = found(four(), SLURM_JOB_ID="7", SLURM_STEP_GPUS="2,3", CUDA_VISIBLE_DEVICES="3,2")
     assert told(swapped) == {2: "GPU-22", 3: "GPU-33"}
 
 
-def test_a_mask_of_uuids_keeps_slurms_numbers() -> None:
+def test_a_mask_of_uuids_keeps_slurms_gpu_numbers() -> None:
     devices = found(four(), SLURM_JOB_ID="7", SLURM_STEP_GPUS="2-3",
                     CUDA_VISIBLE_DEVICES="GPU-22,GPU-33")
     assert told(devices) == {2: "GPU-22", 3: "GPU-33"}
@@ -123,7 +123,7 @@ def test_a_mask_of_uuids_keeps_slurms_numbers() -> None:
     assert told(sliced) == {4: "MIG-11", 6: "MIG-33"}
 
 
-def test_slurm_without_a_mask() -> None:
+def test_gpus_granted_by_slurm_without_a_mask_are_lent() -> None:
     other = found(four(), SLURM_JOB_ID="7", SLURM_JOB_GPUS="1,3")
     assert told(other) == {1: "GPU-11", 3: "GPU-33"}
     hidden = found(four(4), SLURM_JOB_ID="7", SLURM_JOB_GPUS="4-7")
@@ -134,17 +134,17 @@ def test_slurm_without_a_mask() -> None:
     {}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"},
     {"CUDA_VISIBLE_DEVICES": "", "SLURM_JOB_GPUS": "0,1"},
     {"SLURM_STEP_ID": "2", "SLURM_JOB_GPUS": "0,1"}])
-def test_what_slurm_did_not_give_is_not_lent(environ: dict[str, str]) -> None:
+def test_gpus_that_slurm_did_not_grant_are_not_lent(environ: dict[str, str]) -> None:
     devices = found(fake.two(), SLURM_JOB_ID="7", **environ)
     assert devices.devices == () and "--gres=gpu:N" in devices.why
 
 
-def test_a_list_of_the_whole_job_is_not_the_steps() -> None:
+def test_the_mask_of_a_job_step_overrides_the_jobs_gpu_list() -> None:
     devices = found(four(), SLURM_JOB_ID="7", SLURM_JOB_GPUS="0,1,2,3", CUDA_VISIBLE_DEVICES="3")
     assert told(devices) == {3: "GPU-33"}
 
 
-def test_slurms_word_is_enough_without_nvml() -> None:
+def test_gpus_granted_by_slurm_are_lent_without_nvml() -> None:
     devices = found(SLURM_JOB_ID="7", SLURM_STEP_GPUS="2,3", CUDA_VISIBLE_DEVICES="0,1")
     assert told(devices) == {2: "0", 3: "1"}
     assert devices.summary() == ("2 x GPU (cuda); known by Slurm's word only: no NVIDIA driver "
@@ -162,15 +162,15 @@ def test_slurms_word_is_enough_without_nvml() -> None:
     ("none", (), 'none (the setting `devices` is "none")'),
     ("cpu:1", (0,), "1 slot of CPU (cpu)"), ("cpu:3", (0, 1, 2), "3 slots of CPU (cpu)"),
     ("fake:4", (0, 1, 2, 3), "4 fake GPUs (fake)")])
-def test_stand_ins_say_so_and_show_no_gpu(setting: str, lent: tuple[int, ...], summary: str
-                                          ) -> None:
+def test_fake_and_cpu_devices_are_marked_and_show_no_gpu(
+        setting: str, lent: tuple[int, ...], summary: str) -> None:
     devices = found(fake.two(), setting)
     assert (devices.indices, devices.summary()) == (lent, summary)
     assert devices.visible(lent) == {"CUDA_VISIBLE_DEVICES": ""}
     assert {d.kind for d in devices.devices} <= {setting.partition(":")[0]}
 
 
-def test_stand_ins_for_what_slurm_gave() -> None:
+def test_fake_and_cpu_devices_can_follow_slurms_grant() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "2,3"}
     assert found(None, "fake", **environ).indices == (2, 3)
     assert found(None, "cpu", **environ).summary() == "2 slots of CPU (cpu)"
@@ -178,7 +178,7 @@ def test_stand_ins_for_what_slurm_gave() -> None:
         assert nothing.devices == () and "Slurm gave, and it gave none" in nothing.why
 
 
-def test_services_that_cannot_run_on_them_are_refused(tmp_path: Path) -> None:
+def test_services_that_cannot_run_on_fake_or_mig_devices_are_refused(tmp_path: Path) -> None:
     assert "say devices = \"cpu:N\"" in found(None, "fake:2").refusal("torch")
     assert "one MIG slice" in found(fake.sliced()).refusal("torch")
     for fine in (found(fake.two()), found(None, "cpu:2"), found(None, "none"),
@@ -192,7 +192,7 @@ def test_services_that_cannot_run_on_them_are_refused(tmp_path: Path) -> None:
         make(ServiceSpec("judge", backend="torch"), 1)
 
 
-def test_a_node_lends_them() -> None:
+def test_a_node_spec_lists_its_devices() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1"}
     spec = node_spec(load_config({}, {"devices": "fake"}), environ, Backends((), ()))
     assert (spec.gpus, spec.devices) == ((2, 3), "2 fake GPUs (fake)")
@@ -200,8 +200,8 @@ def test_a_node_lends_them() -> None:
     assert (spec.gpus, spec.devices) == ((0, 1), "2 x Fake H200 140 GiB (cuda)")
 
 
-def test_actions_get_names_not_numbers(tmp_path: Path) -> None:
-    """Behind a mask or a cgroup a lent number is some other GPU to the process, or none."""
+def test_actions_get_gpu_uuids_and_not_numbers(tmp_path: Path) -> None:
+    """Behind a mask or a cgroup, a lent number is some other GPU to the process, or none."""
     devices = found(four(4), SLURM_JOB_ID="7", SLURM_STEP_GPUS="4,5,6,7",
                     CUDA_VISIBLE_DEVICES="0,1,2,3")
     rig = Rig(tmp_path, devices=devices)
@@ -221,8 +221,9 @@ def test_actions_get_names_not_numbers(tmp_path: Path) -> None:
         rig.close()
 
 
-def test_info_says_what_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tangram_info_describes_the_devices(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch) -> None:
     from tangram_hpc.cli import main
 
     with LocalCluster(cpus=1, home=tmp_path, devices="fake:2") as cluster:

@@ -1,6 +1,6 @@
-"""Each kind of enforcement that this machine has keeps the same promises, or says that it cannot.
+"""Each kind of enforcement on this machine keeps the same promises, or says that it cannot.
 
-A process here is what it is in a worker: a process that starts others and adopts their orphans.
+A process here is what a sandbox process is in a worker: it starts others and adopts their orphans.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def until(true: Callable[[], object], what: str) -> None:
 
 
 class Process:
-    """A process, and a line to it."""
+    """A process, and a connection to control it."""
 
     def __init__(self) -> None:
         self.popen = subprocess.Popen(python(PROGRAM), stdin=subprocess.PIPE,
@@ -116,7 +116,7 @@ class Process:
         return code, output
 
     def beneath(self) -> list[int]:
-        """The living ones."""
+        """The live descendants."""
         return [pid for pid in process_tree.descendants(self.pid) if cgroupfs.started(pid)]
 
     def tasks(self) -> list[int]:
@@ -137,7 +137,7 @@ class Process:
 
 
 def cgroups_of(pid: int) -> set[str]:
-    """Every cgroup that a worker has, with those beneath, and every leaf to step aside into."""
+    """Every cgroup that a worker has, with all cgroups beneath."""
     paths = (f"{here}/{name}" for mount in cgroupfs.mounts()
              for here, folders, _ in os.walk(mount.point) for name in folders)
     return {path for path in paths if f"/tangram-{pid}-" in path or path.endswith(cgroupfs.LEAF)}
@@ -212,7 +212,7 @@ def test_a_command_sees_the_cores_that_were_bound(group: Group, process: Process
 
 
 @two_cores
-def test_a_running_tree_is_moved_whole_both_ways(group: Group, process: Process) -> None:
+def test_a_running_process_tree_is_rebound_completely(group: Group, process: Process) -> None:
     group.bind(CORES[:1], 1)
     process.start(python(TREE))
     until(lambda: len(process.tasks()) == TREE_TASKS, "the tree stands")
@@ -241,8 +241,8 @@ def test_a_core_that_is_not_there_is_not_bound(group: Group, process: Process) -
 
 
 @two_cores
-def test_without_cores_a_cgroup_gives_back_all(enforcer: Enforcer, group: Group,
-                                               process: Process) -> None:
+def test_binding_no_cores_gives_a_cgroup_all_cores(
+        enforcer: Enforcer, group: Group, process: Process) -> None:
     needs(enforcer, "cores")
     group.bind(CORES[:1], 1)
     assert group.bind((), 0)
@@ -258,7 +258,8 @@ def test_cpu_time_is_limited_where_cores_are_not(enforcer: Enforcer, group: Grou
         process.start(python(BUSY))
 
     def round_of(units: int) -> tuple[float, int]:
-        """Cores' worth of CPU time in a third of a second or more; how often it was held back."""
+        """CPU time in cores over a third of a second or more, and how often the group was
+        throttled."""
         assert group.rebind((), units)
         time.sleep(0.1)  # the period in which it changed
         held, before, began = throttled(group), group.usage().cpu_ns, time.monotonic_ns()
@@ -279,7 +280,8 @@ def test_cpu_time_is_limited_where_cores_are_not(enforcer: Enforcer, group: Grou
 
 
 def before_others(group: Group) -> None:
-    """Gives it nearly all of the machine, however busy that is: what is limited shows then."""
+    """Gives the group nearly all CPU time of the machine, so that its limit shows on a busy
+    machine."""
     assert isinstance(group, CgroupGroup)
     for folder in map(os.path.dirname, group.folders):
         for name, most in (("cpu.shares", "262144"), ("cpu.weight", "10000")):
@@ -288,13 +290,13 @@ def before_others(group: Group) -> None:
 
 
 def throttled(group: Group) -> int:
-    """How often the kernel says that it has held a group back."""
+    """How often the kernel has throttled a group."""
     assert isinstance(group, CgroupGroup)
     told = [cgroupfs.flat_keyed(f"{folder}/cpu.stat", "nr_throttled") for folder in group.folders]
     return next(n for n in told if n is not None)
 
 
-def test_what_has_not_changed_costs_little(enforcer: Enforcer, group: Group) -> None:
+def test_repeating_an_unchanged_binding_is_cheap(enforcer: Enforcer, group: Group) -> None:
     needs(enforcer, "cores")
 
     def median_ns(cores: list[tuple[int, ...]]) -> float:
@@ -318,7 +320,7 @@ def test_a_binding_of_a_dead_process_is_refused(enforcer: Enforcer, processes: C
         enter(enforcer, 1, dead)
 
 
-def test_a_process_joins_by_itself(enforcer: Enforcer) -> None:
+def test_a_process_can_join_its_group_by_itself(enforcer: Enforcer) -> None:
     group = enforcer.group(1, os.getpid())
     folders = {os.path.dirname(path) for path in group.joins}
     pid = os.fork()
@@ -337,8 +339,8 @@ def test_a_process_joins_by_itself(enforcer: Enforcer) -> None:
 HOG = "x = bytearray({} << 20); import time; time.sleep({})"
 
 
-def test_memory_kills_the_offender_alone(enforcer: Enforcer, processes: Callable[[],
-                                         Process]) -> None:
+def test_exceeding_a_memory_limit_kills_only_the_offender(
+        enforcer: Enforcer, processes: Callable[[], Process]) -> None:
     needs(enforcer, "memory")
     bad, good = processes(), processes()
     groups = [enter(enforcer, n, one) for n, one in enumerate((bad, good))]
@@ -357,10 +359,10 @@ def test_memory_kills_the_offender_alone(enforcer: Enforcer, processes: Callable
     assert bad.run(python(HOG.format(400, 0)))[0] == 0
 
 
-def test_less_memory_than_is_in_use_is_no_error(enforcer: Enforcer, group: Group, process: Process
-                                                ) -> None:
-    """Version 1 refuses such a limit. Then nothing more is given, until it can be set; version 2
-    ends who holds it."""
+def test_a_memory_limit_below_the_current_use_is_no_error(
+        enforcer: Enforcer, group: Group, process: Process) -> None:
+    """Version 1 refuses such a limit; the group then gets no further memory until the limit can be
+    set. Version 2 kills the process that holds the memory."""
     needs(enforcer, "memory")
     holder = process.start(python("x = bytearray(100 << 20); import os; os.kill(os.getpid(), 19)"))
     until(lambda: cgroupfs.read(f"/proc/{holder}/stat").split()[2] == "T", "it holds 100 MiB")
@@ -400,8 +402,8 @@ print(n)
 """
 
 
-def test_processes_are_limited_in_one_group_only(enforcer: Enforcer,
-                                                 processes: Callable[[], Process]) -> None:
+def test_a_process_limit_applies_to_its_group_only(
+        enforcer: Enforcer, processes: Callable[[], Process]) -> None:
     needs(enforcer, "pids")
     bad, good = processes(), processes()
     groups = [enter(enforcer, n, one) for n, one in enumerate((bad, good))]
@@ -411,7 +413,8 @@ def test_processes_are_limited_in_one_group_only(enforcer: Enforcer,
     assert groups[1].usage().tasks is not None
 
 
-def test_usage_is_told(enforcer: Enforcer, group: Group, process: Process) -> None:
+def test_a_group_reports_tasks_peak_memory_and_cpu_time(
+        enforcer: Enforcer, group: Group, process: Process) -> None:
     process.start(python("x = bytearray(80 << 20)\n" + BUSY))
     tasks = group.usage().tasks
     assert tasks is not None and tasks >= 2
@@ -430,8 +433,8 @@ def test_usage_is_told(enforcer: Enforcer, group: Group, process: Process) -> No
 
 @pytest.mark.parametrize(("program", "copies"), [(TREE, 1), (RUNAWAY, 6)],
                          ids=["tree", "runaways"])
-def test_a_kill_leaves_none_but_the_spared(enforcer: Enforcer, group: Group, process: Process,
-                                           program: str, copies: int) -> None:
+def test_killing_a_group_leaves_only_the_spared_process(
+        enforcer: Enforcer, group: Group, process: Process, program: str, copies: int) -> None:
     def start() -> None:
         if program is RUNAWAY:
             process.start(python(CROWD))
@@ -456,7 +459,8 @@ def test_a_kill_leaves_none_but_the_spared(enforcer: Enforcer, group: Group, pro
     until(lambda: process.popen.poll() is not None, "the process is dead too")
 
 
-def test_what_is_frozen_stands_still(enforcer: Enforcer, group: Group, process: Process) -> None:
+def test_a_frozen_group_uses_no_cpu_time(
+        enforcer: Enforcer, group: Group, process: Process) -> None:
     process.start(python(BUSY))
     if enforcer.name == "affinity":
         assert not group.freeze(True)
@@ -508,7 +512,8 @@ def test_many_groups_hold_no_descriptors(enforcer: Enforcer, process: Process) -
     assert process.run(["echo", "alive"]) == (0, "alive\n")
 
 
-def test_two_enforcers_do_not_meet(enforcer: Enforcer, processes: Callable[[], Process]) -> None:
+def test_two_enforcers_do_not_affect_each_other(
+        enforcer: Enforcer, processes: Callable[[], Process]) -> None:
     other = enforce.probe(True, enforcer.name)
     mine, its = processes(), processes()
     group, theirs = enter(enforcer, 1, mine), enter(other, 1, its)
@@ -545,7 +550,8 @@ def worker(name: str) -> tuple[subprocess.Popen[str], int]:
     return one, int(one.stdout.readline())
 
 
-def test_a_killed_workers_groups_are_swept_and_a_living_ones_never(enforcer: Enforcer) -> None:
+def test_groups_of_a_killed_worker_are_swept_and_those_of_a_live_one_kept(
+        enforcer: Enforcer) -> None:
     dead, orphan = worker(enforcer.name)
     alive, child = worker(enforcer.name)
     makes = enforcer.name != "affinity"
@@ -578,7 +584,7 @@ def groups_of(one: subprocess.Popen[str]) -> set[str]:
     return {path for path in cgroups_of(one.pid) if not path.endswith(cgroupfs.LEAF)}
 
 
-def test_the_best_that_works_is_taken() -> None:
+def test_the_best_working_enforcement_is_chosen() -> None:
     best = enforce.probe(True)
     try:
         for name in enforce.NAMES[: enforce.NAMES.index(best.name)]:
@@ -593,7 +599,7 @@ def test_the_best_that_works_is_taken() -> None:
         best.close()
 
 
-def test_units_that_are_no_cores_are_counted() -> None:
+def test_units_that_are_no_cores_are_only_counted() -> None:
     with pytest.raises(InvalidInput, match="enforcement: affinity needs units that are cores"):
         enforce.probe(False, "affinity")
     with pytest.raises(InvalidInput, match="enforcement: 'best' is none of"):
@@ -604,7 +610,7 @@ def test_units_that_are_no_cores_are_counted() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_gets_what_needs_no_root() -> None:
+def test_a_plain_user_gets_enforcement_that_needs_no_root() -> None:
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""The meter of GPUs: the sums over made-up readings, and the thread that takes them."""
+"""The GPU meter: its sums over given readings, and the thread that reads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reading(joules: int, watts: int = 100, util: int = 50, mib: int = 10) -> Rea
 # ---- the sums ----------------------------------------------------------------------------------
 
 
-def test_a_lease_alone_gets_what_the_counter_says() -> None:
+def test_a_lease_alone_on_a_gpu_gets_the_energy_of_the_counter() -> None:
     tally = GpuTally("a")
     tally.renew({"a": reading(1000, watts=100)}, S)
     tally.begin(1, "a", S)
@@ -44,7 +44,7 @@ def test_a_lease_alone_gets_what_the_counter_says() -> None:
     assert tally.end(1, 4 * S) == GpuUsage()
 
 
-def test_leases_at_once_have_equal_parts_and_idle_time_is_nobodys() -> None:
+def test_concurrent_leases_share_gpu_energy_equally_without_idle_energy() -> None:
     tally = GpuTally("a")
     tally.renew({"a": reading(0)}, 0)
     tally.renew({"a": reading(1000)}, 10 * S)  # idle so far: 100 W
@@ -55,7 +55,7 @@ def test_leases_at_once_have_equal_parts_and_idle_time_is_nobodys() -> None:
     assert (first.util_pct, first.max_mem_mib) == (-1, -1)  # nobody looked meanwhile
 
 
-def test_a_block_is_the_sum_of_its_gpus() -> None:
+def test_gpu_usage_of_a_block_is_the_sum_over_its_gpus() -> None:
     tally = GpuTally("ab")
     tally.begin(1, "ab", S)
     tally.renew({"a": reading(0, util=100), "b": reading(0, watts=50, util=0)}, 2 * S)
@@ -63,7 +63,7 @@ def test_a_block_is_the_sum_of_its_gpus() -> None:
     assert tally.end(1, 3 * S) == GpuUsage(50, 40, 150_000)
 
 
-def test_what_a_gpu_does_not_say_stays_unknown() -> None:
+def test_figures_that_a_gpu_does_not_report_stay_unknown() -> None:
     tally = GpuTally("a")
     tally.begin(1, "a", 0)
     tally.renew({"a": Reading(used_mib=7)}, S)
@@ -76,7 +76,7 @@ def test_what_a_gpu_does_not_say_stays_unknown() -> None:
 
 @pytest.mark.parametrize("say", [
     lambda joules: Reading(energy_mj=joules * 1000), lambda joules: Reading(power_mw=100_000)])
-def test_either_the_counter_or_the_power_is_enough(say) -> None:
+def test_energy_is_measured_from_the_counter_or_from_power(say) -> None:
     tally = GpuTally("a")
     for second in range(5):
         tally.renew({"a": say(second * 100)}, second * S)
@@ -87,7 +87,8 @@ def test_either_the_counter_or_the_power_is_enough(say) -> None:
 
 
 def test_the_parts_of_many_leases_add_up_to_the_counter() -> None:
-    """Power swings between readings; whoever holds the device, nothing is lost or made."""
+    """Power varies between readings; whichever leases hold the device, no energy is lost or
+    added."""
     tally, joules, parts = GpuTally("a"), 0, 0
     tally.renew({"a": reading(0, watts=100)}, 0)
     tally.begin(0, "a", 0)  # holds it all the time
@@ -112,7 +113,7 @@ def meter_threads() -> list[str]:
 @pytest.mark.parametrize("devices", [
     lent("none"), lent("cpu:2"), lent("fake:2"),
     find_devices({"CUDA_VISIBLE_DEVICES": "0"}, "", (0,), lambda: look(fake.FakeNvml()))])
-def test_without_gpus_nothing_is_read_and_no_thread_runs(devices: Devices) -> None:
+def test_the_gpu_meter_runs_no_thread_without_gpus(devices: Devices) -> None:
     def never(uuid: str) -> Reading:
         raise AssertionError("nothing to read")
 
@@ -122,7 +123,7 @@ def test_without_gpus_nothing_is_read_and_no_thread_runs(devices: Devices) -> No
     meter.close()
 
 
-def test_the_thread_reads_while_leases_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_meter_thread_reads_only_while_leases_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metering, "EVERY_S", 0.01)
     monkeypatch.setattr(metering, "_LINGER_NS", 50_000_000)
     lib = fake.two()
@@ -156,7 +157,7 @@ def test_the_thread_reads_while_leases_run(monkeypatch: pytest.MonkeyPatch) -> N
     assert not meter_threads() and meter.begin((0,)) == 0
 
 
-def test_a_gpu_that_dies_meanwhile_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_lost_during_a_lease_does_not_end_the_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metering, "EVERY_S", 0.01)
     lib = fake.two()
     nvml, _ = open_nvml(lib)
@@ -200,7 +201,7 @@ def columns(outcome: Outcome | None) -> tuple[list[str], list[int | None]]:
             [told["gpu_util_pct"], told["gpu_max_mem_mib"], told["energy_estimated_mj"]])
 
 
-def test_columns_of_acct_say_what_is_known_and_mark_the_estimate() -> None:
+def test_tangram_acct_gpu_columns_leave_unknowns_empty_and_mark_estimates() -> None:
     done = ActionState.COMPLETED
     for unknown in (None, Outcome(done)):
         assert columns(unknown) == (["", "", ""], [None, None, None])

@@ -73,7 +73,7 @@ def bare(uuid: str) -> str:
     return re.sub(r"^(GPU|MIG)-|-", "", uuid)
 
 
-def test_nvml_says_what_nvidia_smi_says() -> None:
+def test_nvml_agrees_with_nvidia_smi() -> None:
     rows = [[word.strip() for word in row.split(",")] for row in smi(
         "--query-gpu=uuid,name,memory.total,driver_version",
         "--format=csv,noheader,nounits").strip().splitlines()]
@@ -82,14 +82,14 @@ def test_nvml_says_what_nvidia_smi_says() -> None:
     assert [s.uuid for g in SEEN.gpus for s in g.slices] == slices
 
 
-def test_each_device_lent_is_the_one_that_a_process_gets() -> None:
+def test_a_process_gets_exactly_the_lent_device() -> None:
     for device in DEVICES.devices:
         assert cuda_sees(DEVICES.mask([device.index])) == [bare(device.uuid)]
     assert cuda_sees("") == []
 
 
 @pytest.mark.skipif(any(g.mig for g in SEEN.gpus), reason="CUDA shows one slice at a time")
-def test_masks_mean_here_what_they_mean_to_cuda() -> None:
+def test_device_masks_are_read_as_cuda_reads_them() -> None:
     last, uuids = len(SEEN.gpus) - 1, [g.uuid for g in SEEN.gpus]
     for mask in ["0", f"{last},0,99" if last else "0,99", "-1", "0,-1", "99", "99,0", "NoDevFiles",
                  uuids[0], uuids[last], f"{uuids[0]},-1", uuids[0][:-1], "0,0",
@@ -136,7 +136,7 @@ def test_actions_and_info_name_the_device(tmp_path: Path) -> None:
 
 
 @needs_torch
-def test_the_bench_of_parking_measures(tmp_path: Path) -> None:
+def test_the_parking_bench_prints_its_figures(tmp_path: Path) -> None:
     bench = Path(__file__).resolve().parents[2] / "bench" / "bench_gpu_park.py"
     told = subprocess.run([sys.executable, str(bench), "--tiny"], capture_output=True, text=True,
                           cwd=tmp_path, check=False)

@@ -1,4 +1,4 @@
-"""NVML's door: what it sees, and that nothing which NVML refuses gets through as an exception."""
+"""The NVML adapter: what it reads, and that no error of NVML becomes an exception."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tangram_hpc.resources.gpu.mps import mps_serves
 from tangram_hpc.resources.gpu.nvml import Reading, look, open_nvml
 
 
-def test_two_gpus() -> None:
+def test_two_gpus_are_seen_with_readings_and_processes() -> None:
     lib = fake.two()
     lib.gpus[1].processes = [(4711, 3 * fake.GIB), (4712, None)]
     seen = look(lib)
@@ -49,18 +49,18 @@ def test_mig_slices_are_seen_with_their_own_uuids_and_memory() -> None:
     (fake.NVMLError_DriverNotLoaded(), "the NVIDIA driver is not loaded"),
     (fake.NVMLError_Unknown(), "NVML does not start (Unknown Error)"),
 ])
-def test_what_does_not_start_is_an_answer(error: fake.NVMLError, why: str) -> None:
+def test_an_nvml_that_does_not_start_gives_the_reason(error: fake.NVMLError, why: str) -> None:
     seen = look(fake.FakeNvml(fails={"nvmlInit": error}))
     assert (seen.gpus, seen.why) == ((), why)
 
 
-def test_a_driver_without_gpus() -> None:
+def test_a_driver_without_accessible_gpus_gives_the_reason() -> None:
     assert look(fake.FakeNvml()).why == "the NVIDIA driver has no GPU that this process may open"
     hidden = fake.FakeNvml(fake.FakeGpu("GPU-0", hidden=True))
     assert look(hidden).why == "the NVIDIA driver has no GPU that this process may open"
 
 
-def test_what_a_cgroup_hides_is_not_counted() -> None:
+def test_gpus_hidden_by_a_cgroup_are_not_counted() -> None:
     lib = fake.FakeNvml(*(fake.FakeGpu(f"GPU-{n}", hidden=n in (0, 2)) for n in range(4)))
     seen = look(lib)
     assert [(g.index, g.uuid) for g in seen.gpus] == [(0, "GPU-1"), (1, "GPU-3")] and not seen.why
@@ -79,7 +79,7 @@ CALLS = sorted(name for name in dir(fake.FakeNvml) if name.startswith("nvml"))
 @pytest.mark.parametrize("error", [fake.NVMLError_NotSupported, fake.NVMLError_GpuIsLost,
                                    fake.NVMLError_NoPermission, fake.NVMLError_Unknown])
 @pytest.mark.parametrize("call", CALLS)
-def test_an_error_in_any_call_is_an_answer(call: str, error: type[fake.NVMLError]) -> None:
+def test_an_error_in_any_nvml_call_is_no_exception(call: str, error: type[fake.NVMLError]) -> None:
     whole = look(fake.sliced())
     lib = fake.sliced()
     lib.fails = {call: error()}
@@ -95,7 +95,7 @@ def test_an_error_in_any_call_is_an_answer(call: str, error: type[fake.NVMLError
         nvml.close()
 
 
-def test_the_fake_has_the_shape_of_the_real_module() -> None:
+def test_the_fake_nvml_matches_the_real_module() -> None:
     pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py (extra `gpu`) is not installed")
     for call in CALLS:
         assert callable(getattr(pynvml, call)), call
@@ -106,8 +106,8 @@ def test_the_fake_has_the_shape_of_the_real_module() -> None:
             assert text == str(getattr(fake, name)()), name
 
 
-def test_no_library_is_an_answer_and_imports_nothing() -> None:
-    """In a process of its own, on whatever machine this is; with a driver there is no reason."""
+def test_a_missing_nvml_library_is_reported_without_importing_pynvml() -> None:
+    """In a separate process, on any machine; with a driver there is no reason to report."""
     text = ("import sys; from tangram_hpc.resources.gpu.nvml import look; seen = look()\n"
             "assert seen.gpus or seen.why\n"
             "print('pynvml' in sys.modules, seen.why)")
@@ -119,7 +119,7 @@ def test_no_library_is_an_answer_and_imports_nothing() -> None:
 # ---- MPS ---------------------------------------------------------------------------------------
 
 
-def test_mps_is_there_when_somebody_answers(tmp_path: Path) -> None:
+def test_mps_is_detected_when_its_daemon_answers(tmp_path: Path) -> None:
     environ = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
     assert not mps_serves(environ)
     path = tmp_path / "control"
@@ -139,7 +139,7 @@ def test_mps_is_there_when_somebody_answers(tmp_path: Path) -> None:
     assert not mps_serves(environ)
 
 
-def test_mps_with_a_named_pipe(tmp_path: Path) -> None:
+def test_mps_is_detected_behind_a_named_pipe(tmp_path: Path) -> None:
     environ = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
     os.mkfifo(tmp_path / "control")
     assert not mps_serves(environ)

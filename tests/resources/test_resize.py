@@ -1,9 +1,10 @@
-"""A program of two busy processes is moved between one core and two while it runs in a session: by
-the scheduler, through every wall and enforcement that works here, and the record adds up.
+"""A program of two busy processes is resized between one core and two while it runs in a session:
+by the scheduler, through every isolation and enforcement that works here, and the record adds up.
 
-What holds whatever else this machine does is judged always: which cores its processes may use, that
-they get no more than one core's time on one, that grants and record agree. The gain must come near
-the bare pair's once; never is a failure where nobody else disturbed two of the rounds.
+Some checks hold on any busy machine: which cores the processes may use, that they get no more than
+one core's time on one core, and that grants and record agree. The speedup must come near that of
+the bare pair once; never reaching it is a failure only where nobody else disturbed two of the
+rounds.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def record_of(cluster: LocalCluster, action: str) -> ActionRecord:
-    """As `tangram acct` has it."""
+    """The record that `tangram acct` prints."""
     records = fold(read_journal(cluster.folder / "journal")).records
     return next(r for r in records.values() if show(r.action.id) == action)
 
@@ -53,7 +54,7 @@ def judge_always(cluster: LocalCluster, phases: list[dict[str, Any]], pair: Any,
     assert tuple(p["units"] for p in phases) == sizes
     for phase in phases:
         allowed = {tuple(cores) for cores in phase["cores"]}
-        assert len(allowed) == 1, "the whole tree is moved"
+        assert len(allowed) == 1, "the whole process tree has the new cores"
         assert len(allowed.pop()) == phase["units"]
         assert phase["cpu"] <= phase["units"] + TICKS
     details = pair.details
@@ -66,8 +67,8 @@ def judge_always(cluster: LocalCluster, phases: list[dict[str, Any]], pair: Any,
 
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 1)], ids=["grows", "shrinks"])
 @pytest.mark.parametrize("backend", ["process", "bwrap"])
-def test_a_moved_pair_goes_as_fast_as_its_cores(cluster: LocalCluster, backend: str,
-                                               sizes: tuple[int, int]) -> None:
+def test_a_resized_program_runs_at_the_speed_of_its_cores(
+        cluster: LocalCluster, backend: str, sizes: tuple[int, int]) -> None:
     node = cluster.ask("nodes")["nodes"][0]
     if backend not in node["untrusted"]:
         pytest.skip(f"{backend} does not work here")

@@ -1,6 +1,5 @@
-"""Calls given ahead to a busy copy of their service: who, how many, how they begin and end;
-and what is known of services.
-"""
+"""Service calls that are prefetched to a busy copy of their service: which calls, how many, how
+they begin and end; and what the ledger knows of services."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ def end(w: World, action: int, batch: int = 1, exec_ns: int = 1, restore_ns: int
 
 
 @pytest.mark.parametrize("placer", ["elastic", "paper", "first-fit", "fcfs:1"])
-def test_calls_of_a_service_follow_on_its_busy_copy_in_their_order(placer: str) -> None:
+def test_calls_are_prefetched_to_a_busy_copy_in_order_and_share_its_gpu_time(placer: str) -> None:
     w = world(placer)
     a, b, c = call(w, "a"), call(w, "a"), call(w, "a")
     assert orders(w.plan()) == [(a, 0), (b, 1), (c, 2)]
@@ -76,14 +75,14 @@ def test_a_copy_gets_two_batches_at_most() -> None:
     assert len(started(w.plan())) == 1
 
 
-def test_nothing_follows_where_calls_run_one_by_one_or_the_worker_takes_none_ahead() -> None:
+def test_calls_are_not_prefetched_with_batch_1_or_to_a_worker_without_prefetch() -> None:
     for ahead, batch in ((0, 4), (8, 1)):
         w = world(ahead=ahead, batch=batch)
         call(w, "a"), call(w, "a")
         assert len(started(w.plan())) == 1
 
 
-def test_another_services_call_does_not_follow_and_an_overdue_one_is_not_passed() -> None:
+def test_only_calls_of_the_same_service_are_prefetched_and_none_before_a_starving_call() -> None:
     w = world("fcfs:1")
     a, b = call(w, "a"), call(w, "b")
     c = call(w, "a")
@@ -97,7 +96,7 @@ def test_another_services_call_does_not_follow_and_an_overdue_one_is_not_passed(
     assert w.ledger.actions[b].lease and not w.ledger.actions[d].lease
 
 
-def test_calls_are_dealt_evenly_to_the_busy_copies() -> None:
+def test_calls_are_spread_evenly_over_busy_copies() -> None:
     w = world("fcfs:1", gpus=2, batch=8)
     first = [call(w, "a"), call(w, "a")]
     w.plan()
@@ -108,7 +107,7 @@ def test_calls_are_dealt_evenly_to_the_busy_copies() -> None:
     assert sorted(len(lease.lease_queue) for lease in w.ledger.leases.values()) == [4] * 8
 
 
-def test_those_behind_a_lost_node_wait_again_and_a_cancelled_one_ends() -> None:
+def test_a_lost_node_requeues_its_prefetched_calls_and_a_cancelled_call_ends() -> None:
     w = world()
     a, b, c = (call(w, "a", attempts=2) for _ in range(3))
     w.plan()
@@ -120,7 +119,7 @@ def test_those_behind_a_lost_node_wait_again_and_a_cancelled_one_ends() -> None:
     assert not w.ledger.batching and not w.ledger.leases
 
 
-def test_what_a_restore_took_is_learned_and_a_batch_is_shared() -> None:
+def test_a_measured_restore_time_moves_the_estimate_of_its_service() -> None:
     w = world()
     a = call(w, "a")
     w.plan()
@@ -128,7 +127,7 @@ def test_what_a_restore_took_is_learned_and_a_batch_is_shared() -> None:
     assert w.ledger.services["a"].restore_ns == S + (3 * S - S) // 4
 
 
-def test_a_service_stays_as_long_as_it_was_promised() -> None:
+def test_a_service_copy_keeps_its_gpus_for_its_minimum_residency() -> None:
     w = world(stay_ns=5 * S)
     end_of_stay = w.now
     a = call(w, "a")
@@ -142,7 +141,7 @@ def test_a_service_stays_as_long_as_it_was_promised() -> None:
     assert started(w.plan()) == [b]
 
 
-def test_a_node_is_told_of_services_whichever_came_first() -> None:
+def test_a_gpu_node_learns_all_services_whether_it_joins_before_or_after_them() -> None:
     w = world(services="a")
     made = w.happen(ev.ServiceDeclared(1, ServiceSpec("c", backend="fake", weights_mib=100)))
     assert [(d.node, d.spec.name) for d in made] == [(1, "c")]
@@ -153,7 +152,7 @@ def test_a_node_is_told_of_services_whichever_came_first() -> None:
     assert [n.room_mib for n in w.ledger.nodes.values()] == [900, 900, 1000]
 
 
-def test_too_many_services_are_refused_by_name_and_shared_weights_count_once() -> None:
+def test_a_service_whose_weights_do_not_fit_is_refused_and_shared_weights_count_once() -> None:
     w = world(services="")
     for name, shares in (("a", "x"), ("b", "x"), ("c", "")):
         spec = ServiceSpec(name, backend="fake", weights_mib=400, shares=shares)
@@ -168,7 +167,7 @@ def test_too_many_services_are_refused_by_name_and_shared_weights_count_once() -
 
 
 @pytest.mark.parametrize("placer", ["elastic", "paper", "first-fit", "fcfs:1"])
-def test_an_engine_is_called_only_on_the_gpus_it_has(placer: str) -> None:
+def test_calls_of_an_engine_run_only_on_its_own_gpus(placer: str) -> None:
     w = world(placer, gpus=4, services="a")
     spec = ServiceSpec("vllm", S, backend="vllm", degrees=(2,), node="n1", gpus=(2, 3))
     assert refusal_of_service(w.ledger, w.scheduler.state.placer, spec) == ""
@@ -188,8 +187,8 @@ def test_an_engine_is_called_only_on_the_gpus_it_has(placer: str) -> None:
         assert why.startswith("degrees: no node has")
 
 
-def test_a_forecast_ends_beside_a_batch() -> None:
-    """It takes back what was given behind others, and gives nothing so again."""
+def test_a_forecast_finishes_while_calls_are_prefetched_to_a_batch() -> None:
+    """A forecast takes back prefetched calls and does not prefetch them again."""
     w = world(services="a")
     calls = [call(w, "a") for _ in range(3)]
     w.plan()

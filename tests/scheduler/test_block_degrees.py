@@ -41,7 +41,7 @@ def judged(placer: str, nodes: list[int], spec: ServiceSpec) -> World:
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(PLACERS), st.lists(st.sampled_from([0, 1, 2, 4, 8]), min_size=1, max_size=3),
        st.lists(st.sampled_from(DEGREES), min_size=1, max_size=4), st.data())
-def test_a_call_is_refused_at_once_or_starts(
+def test_a_service_call_is_either_refused_at_submission_or_starts(
         placer: str, nodes: list[int], calls: list[tuple[int, ...]], data: st.DataObject) -> None:
     where = data.draw(st.sampled_from([("", ()), ("n1", ()), ("n1", (0, 1)), ("", (2, 3))]))
     bound = ServiceSpec("judge", 10**9, degrees=calls[0], node=where[0], gpus=where[1])
@@ -69,7 +69,7 @@ def test_a_call_is_refused_at_once_or_starts(
     assert set(granted) == set(begun) and set(granted.values()) == ended
 
 
-def test_static_leaves_what_it_never_grants_and_says_it_when_all_nodes_are_there() -> None:
+def test_static_cancels_calls_on_several_gpus_once_all_nodes_have_joined() -> None:
     w = World("static")
     w.happen(ev.ServiceDeclared(0, ServiceSpec("judge")))
     w.node(gpus=2, complete=False)
@@ -98,7 +98,7 @@ def test_a_broker_with_static_refuses_wide_services_and_serves_on() -> None:
             and len(worker.last(ms.StartAttempt).gpus) == 1)
 
 
-def test_static_deals_turns_only_to_services_on_one_gpu() -> None:
+def test_static_routes_turns_only_to_services_on_one_gpu() -> None:
     w = World("static")
     for name, degree in (("one", 1), ("two", 2)):
         w.happen(ev.ServiceDeclared(0, ServiceSpec(name, degrees=(degree,))))
@@ -113,7 +113,7 @@ def test_static_deals_turns_only_to_services_on_one_gpu() -> None:
     assert why["both"] == "" and "'wide' calls two on 2 GPUs, but placer static:1" in why["wide"]
 
 
-def test_a_replay_goes_by_the_placer_that_wrote_the_journal() -> None:
+def test_a_replay_uses_the_block_limit_of_the_placer_that_wrote_the_journal() -> None:
     w = World("elastic")
     block_max = w.scheduler.state.placer.block_max
     w.happen(ev.BrokerStarted(0, "j", "elastic", "none", block_max=block_max))
@@ -140,8 +140,8 @@ def test_a_call_of_an_unknown_service_is_refused_while_nodes_join(placer: str) -
 
 
 @pytest.mark.parametrize("degrees", [[2], [2, 4], [8]])
-def test_the_simulator_says_it_in_one_line(degrees: list[int], tmp_path: Path,
-                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_simulator_reports_a_call_that_static_never_starts_in_one_line(
+        degrees: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     work, cluster = tmp_path / "w.jsonl", tmp_path / "c.json"
     call = {"name": "x", "resource": "service:j", "work_s": 1, "degrees": degrees}
     work.write_text('{"format": "tangram-workload/1", "name": "w"}\n' + json.dumps(

@@ -24,7 +24,7 @@ MS = 1_000_000
 
 def learn(estimator: Estimator, name: str, ns: int, times: int = 1,
           degrees: tuple[int, ...] = (1,)) -> Action:
-    """Actions of a name that ran so long on one unit."""
+    """Tells the estimator of actions of one name that ran `ns` on one unit."""
     action = Action(1, name, degrees=degrees)
     for _ in range(times):
         estimator.began(action)
@@ -33,12 +33,12 @@ def learn(estimator: Estimator, name: str, ns: int, times: int = 1,
 
 
 def word(n: int) -> str:
-    """A name without digits, another for each number."""
+    """A name without digits, a different one for each number."""
     return "".join(chr(ord("a") + n // 26 ** k % 26) for k in range(5))
 
 
 @pytest.mark.parametrize("name", [word, "run_{}.py".format], ids=["words", "numbers"])
-def test_the_memory_of_names_is_bounded(name) -> None:
+def test_the_estimator_uses_bounded_memory_for_thousands_of_names(name) -> None:
     estimator = Estimator()
     tracemalloc.start()
     try:
@@ -51,7 +51,7 @@ def test_the_memory_of_names_is_bounded(name) -> None:
 
 
 def calls_for_decisions(placer: str, names: int, waiting: int = 6000) -> float:
-    """Python calls of `plan` and `handle` for each grant, on a queue of so many names."""
+    """Python calls of `plan` and `handle` per grant, on a queue with this many names."""
     w = Scheduler(make_placer(placer))
     w.handle(ev.ClientJoined(0, 1, "uid", "test", 0, 1, "socket"))
     world = World(placer)
@@ -91,7 +91,7 @@ def test_a_decision_costs_no_more_with_thousands_of_names(placer: str) -> None:
     assert many <= 1.5 * few, (few, many)
 
 
-def test_names_that_differ_in_numbers_become_one_class_with_all_they_learned() -> None:
+def test_many_names_that_differ_in_digits_merge_into_one_class() -> None:
     estimator = Estimator()
     for n in range(40):
         learn(estimator, f"run_{n}.py", 10 * MS, 25)
@@ -101,13 +101,13 @@ def test_names_that_differ_in_numbers_become_one_class_with_all_they_learned() -
     assert estimator.estimate(new)[1] < 100 * MS < estimator.estimate(Action(2, "new"))[1]
 
 
-def test_a_few_names_that_differ_in_numbers_stay_apart() -> None:
+def test_few_names_that_differ_in_digits_stay_separate_classes() -> None:
     estimator = Estimator()
     short, long = learn(estimator, "judge-7b", MS, 50), learn(estimator, "judge-70b", 900 * MS, 50)
     assert estimator.estimate(short)[1] * 5 < estimator.estimate(long)[1]
 
 
-def test_what_was_forgotten_is_believed_as_its_parent_and_what_is_used_is_kept() -> None:
+def test_a_forgotten_class_is_estimated_as_its_parent_and_a_used_class_is_kept() -> None:
     estimator = Estimator()
     kept, forgotten = learn(estimator, "kept", MS, 50), learn(estimator, "gone", MS, 50)
     for n in range(3000):
@@ -118,7 +118,7 @@ def test_what_was_forgotten_is_believed_as_its_parent_and_what_is_used_is_kept()
     assert estimator.estimate(kept)[1] < 100 * MS
 
 
-def test_a_class_of_which_one_runs_is_never_forgotten() -> None:
+def test_a_class_with_a_running_action_is_never_forgotten() -> None:
     estimator = Estimator()
     running = learn(estimator, "running", MS, 50)
     estimator.began(running)
@@ -128,7 +128,7 @@ def test_a_class_of_which_one_runs_is_never_forgotten() -> None:
     estimator.ended(running, [(1, MS)], True)
 
 
-def test_a_replay_of_more_names_than_are_kept_learns_the_same() -> None:
+def test_a_replay_with_more_names_than_are_kept_gives_the_same_estimates() -> None:
     w = World("first-fit")
     w.node(cpus=4)
     rng = random.Random(5)
@@ -173,12 +173,13 @@ def test_a_replay_of_more_names_than_are_kept_learns_the_same() -> None:
     (["/bin/true"], "true"), (["env", "A=1", "python3", "-m", "http.server"], "http"),
     (["bash", "-c", "cd x && pytest"], "pytest"), (["A=1"], "A=1"), ([""], ""),
 ])
-def test_a_command_is_named_for_what_it_does(command: str | list[str], name: str) -> None:
+def test_the_class_of_a_command_is_the_program_that_it_runs(
+        command: str | list[str], name: str) -> None:
     assert exec_call(command)[1] == name
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_command_line_is_too_strange_for_a_name(seed: int) -> None:
+def test_every_command_line_gets_a_class_name(seed: int) -> None:
     rng = random.Random(seed)
     parts = ["'", '"', "\\", "$(", ")", "bash -c ", "env ", "A=", "&&", ";", "\n", "<<", ">",
              "2>&1", "python -m", " ", "x", "7", "timeout 5 ", "\u00e9", "-", "--", "{", "}",

@@ -1,4 +1,5 @@
-"""C-MLFQ: what it believes, when it moves, that trees merge and are kept, how often it is right."""
+"""C-MLFQ: its estimates, when it moves a request, how trees merge and are saved, and how often its
+prediction is right."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def told(tree: CausalTree) -> str:
 
 @given(st.lists(st.integers(0, 60_000), min_size=1, max_size=60))
 @settings(max_examples=60, deadline=None)
-def test_a_tally_knows_mean_and_p90_of_its_lengths(lengths: list[int]) -> None:
+def test_a_length_histogram_gives_the_mean_and_nearly_the_p90(lengths: list[int]) -> None:
     tally = LengthHistogram()
     for length in lengths:
         tally.add(length)
@@ -77,7 +78,7 @@ def test_a_tally_knows_mean_and_p90_of_its_lengths(lengths: list[int]) -> None:
     assert exact * 8 // 9 - 8 <= p90 <= exact * 9 // 8 + 8  # a cell is an eighth wide
 
 
-def test_what_was_generated_since_the_known_prefix_is_taken_off() -> None:
+def test_an_estimate_subtracts_tokens_generated_after_the_known_prefix() -> None:
     tree = CausalTree(TreeLimits(least=4))
     long = ToolSignal("search", 2, SUCCESS)
     for _ in range(20):
@@ -92,7 +93,7 @@ def test_what_was_generated_since_the_known_prefix_is_taken_off() -> None:
     assert old is not None and old.mean == 20_000
 
 
-def test_the_deepest_prefix_wins_and_the_prompts_own_at_equal_depth() -> None:
+def test_the_deepest_prefix_wins_and_at_equal_depth_that_of_the_same_prompt() -> None:
     tree = CausalTree(TreeLimits(least=4))
     a, b = SIGNALS[:2]
     for _ in range(4):
@@ -106,7 +107,7 @@ def test_the_deepest_prefix_wins_and_the_prompts_own_at_equal_depth() -> None:
     assert CausalTree().estimate(3, [b], [10]) is None
 
 
-def test_a_request_starts_small_and_moves_as_far_as_mean_and_p90_both_ask_for() -> None:
+def test_a_request_starts_in_bucket_0_and_moves_where_mean_and_p90_both_reach() -> None:
     sure, torn = SIGNALS[:2]
     tree = CausalTree(TreeLimits(least=4))
     for length in (20_000,) * 20:
@@ -132,7 +133,7 @@ def test_a_request_starts_small_and_moves_as_far_as_mean_and_p90_both_ask_for() 
     assert queues.under_way == 0 and tree.root.visits == 41
 
 
-def test_other_edges_move_who_is_under_way() -> None:
+def test_new_bucket_edges_apply_to_running_requests() -> None:
     tree = CausalTree(TreeLimits(least=1))
     tree.learn(0, 0, [SIGNALS[0]], [0], 9_000)
     queues = Cmlfq(tree, EDGES)
@@ -145,7 +146,7 @@ def test_other_edges_move_who_is_under_way() -> None:
         queues.rebucket((5, 5))
 
 
-def test_drift_is_followed_within_an_epoch_that_has_enough() -> None:
+def test_an_epoch_with_enough_samples_replaces_older_lengths() -> None:
     tree = CausalTree(TreeLimits(enough=50))
     for epoch, length in enumerate((1_000, 3_000, 9_000)):
         for _ in range(60):
@@ -159,8 +160,8 @@ def test_drift_is_followed_within_an_epoch_that_has_enough() -> None:
 
 @given(histories, histories, histories)
 @settings(max_examples=40, deadline=None)
-def test_merging_commutes_and_associates_and_equals_learning_all(a: list, b: list, c: list
-                                                                  ) -> None:
+def test_merging_trees_commutes_associates_and_equals_learning_all_histories(
+        a: list, b: list, c: list) -> None:
     shape = TreeLimits(epochs=3)
     x, y, z = (grown(h, shape) for h in (a, b, c))
     assert told(x.merged(y)) == told(y.merged(x))
@@ -173,7 +174,7 @@ def test_merging_commutes_and_associates_and_equals_learning_all(a: list, b: lis
 
 @given(histories)
 @settings(max_examples=60, deadline=None)
-def test_memory_is_bounded_whatever_is_learned(history: list) -> None:
+def test_a_tree_stays_within_its_node_limit_for_any_history(history: list) -> None:
     shape = TreeLimits(nodes_max=16, epochs=2)
     tree = grown(history, shape)
     tree.check()
@@ -184,7 +185,7 @@ def test_memory_is_bounded_whatever_is_learned(history: list) -> None:
 
 @given(histories)
 @settings(max_examples=40, deadline=None)
-def test_saved_is_loaded(history: list) -> None:
+def test_a_tree_survives_saving_and_loading(history: list) -> None:
     tree = grown(history, TreeLimits(epochs=4))
     back = CausalTree.from_plain(json.loads(told(tree)))
     assert told(back) == told(tree) and back.nodes == tree.nodes
@@ -193,7 +194,7 @@ def test_saved_is_loaded(history: list) -> None:
     assert told(back) == told(tree)  # and it learns on as the other
 
 
-def test_pruning_keeps_what_is_new_and_often_seen() -> None:
+def test_pruning_keeps_new_and_frequent_prefixes() -> None:
     tree = CausalTree(TreeLimits(nodes_max=40))
     for i in range(40):
         tree.learn(1_000 + i, 0, [ToolSignal("rare", 0, i % 3)], [1], 10)
@@ -234,7 +235,7 @@ def test_trees_of_ranks_are_kept_and_merged(trees: list[CausalTree], tmp_path: P
                                   '"newest": Infinity, "nodes": []}',
                                   '{"format": "tangram-cmlfq/1", "shape": {}, "newest": 0, '
                                   '"nodes": [[false, 0, [["a"]], []]]}'])
-def test_a_bad_file_is_one_clear_line(text: str, tmp_path: Path) -> None:
+def test_a_damaged_tree_file_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "0.cmlfq.json"
     path.write_text(text)
     with pytest.raises(InvalidInput, match=r"0\.cmlfq\.json.*remove it") as error:
@@ -242,7 +243,7 @@ def test_a_bad_file_is_one_clear_line(text: str, tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_bad_settings_and_folders_are_one_clear_line(tmp_path: Path) -> None:
+def test_bad_tree_limits_and_folders_are_refused_in_one_line(tmp_path: Path) -> None:
     for wrong in ({"payload_edges": (5, 1)}, {"payload_edges": (1, 2, 3)}, {"depth": 0},
                   {"nodes_max": 3}):
         with pytest.raises(InvalidInput, match=f"cmlfq: {next(iter(wrong))}"):
@@ -262,7 +263,7 @@ def blind(ones: list[TrajectoryLengths]) -> list[TrajectoryLengths]:
                                      for t in one.turns)) for one in ones]
 
 
-def test_it_is_right_nine_times_in_ten_and_no_better_than_blind_when_shuffled() -> None:
+def test_cmlfq_predicts_90_percent_of_buckets_and_no_more_than_blind_if_shuffled() -> None:
     source = Source(three_phases(0.06, 64), 7)
     train = [source.trajectory(p, s, 0.5) for s in range(16) for p in range(64)]
     test = [source.trajectory(p, s, 0.5) for s in range(16, 20) for p in range(64)]
@@ -283,7 +284,7 @@ def test_it_is_right_nine_times_in_ten_and_no_better_than_blind_when_shuffled() 
     assert right(ours, shuffled(train, 1), shuffled(test, 2)) < without + 0.05 < accuracy - 0.15
 
 
-def test_the_generator_is_its_seeds_and_shuffling_keeps_lengths() -> None:
+def test_the_trajectory_generator_is_seeded_and_shuffling_keeps_lengths() -> None:
     source, again = (Source(three_phases(0.1, 8), 5) for _ in range(2))
     ones = [source.trajectory(p, s, 0.3) for p in range(8) for s in range(3)]
     assert ones == [again.trajectory(p, s, 0.3) for p in range(8) for s in range(3)]

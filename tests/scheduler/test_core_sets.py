@@ -1,4 +1,5 @@
-"""Which cores are lent: together, where they were before, and large holes stay."""
+"""Which cores a lease gets: cores that are close to each other, the session's last cores, and large
+free groups are kept whole."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def free(*units: int) -> int:
 ALL = free(*UNITS)
 
 
-def test_without_groups_the_lowest_are_taken() -> None:
+def test_without_cache_groups_the_lowest_cores_are_taken() -> None:
     assert CoreSet(UNITS).choose(3, ALL) == ((100, 101, 102), ALL & ~0b111)
 
 
@@ -41,14 +42,14 @@ def test_without_groups_the_lowest_are_taken() -> None:
     (1, ALL, (999,), (100,)),  # of another node
     (0, ALL, (), ()),
 ])
-def test_what_is_taken_together_lies_together(n: int, mask: int, near: tuple[int, ...],
-                                              wanted: tuple[int, ...]) -> None:
+def test_cores_of_one_lease_share_the_fullest_group_with_room(
+        n: int, mask: int, near: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     cores, left = CoreSet(UNITS, GROUPS).choose(n, mask, near)
     assert cores == wanted and left == mask & ~free(*wanted)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_any_choice_is_free_and_within_the_smallest_group_that_has_room(seed: int) -> None:
+def test_every_choice_is_free_and_within_the_smallest_group_with_room(seed: int) -> None:
     rng = random.Random(seed)
     whole = CoreSet(UNITS, GROUPS)
     for _ in range(50):
@@ -66,18 +67,18 @@ def test_any_choice_is_free_and_within_the_smallest_group_that_has_room(seed: in
                 break
 
 
-def test_a_level_that_does_not_add_up_is_left_out() -> None:
+def test_a_topology_level_with_wrong_group_sizes_is_ignored() -> None:
     for groups in (((4, 4), (8, 8)), ((16, 0), (8, 8))):
         cores, _ = CoreSet(UNITS, groups).choose(5, ALL & ~free(100, 101, 102, 103))
         assert cores == (108, 109, 110, 111, 112)
 
 
-def test_too_many_break_the_law() -> None:
+def test_taking_more_cores_than_are_free_raises() -> None:
     with pytest.raises(AssertionError, match="3 units wanted, 2 are free"):
         CoreSet(UNITS, GROUPS).choose(3, 0b11)
 
 
-def test_this_machine_says_which_of_its_cores_are_neighbours() -> None:
+def test_the_topology_of_this_machine_covers_all_usable_cores() -> None:
     cores = affinity.usable()
     levels = affinity.neighbours(cores)
     assert [sum(sizes) for sizes in levels] == [len(cores)] * 2
@@ -105,7 +106,7 @@ def opened(w: World, count: int) -> list[int]:
     return sessions
 
 
-def test_a_session_runs_where_it_ran_last_while_that_is_free() -> None:
+def test_a_session_runs_on_its_last_cores_while_they_are_free() -> None:
     w = world()
     one, two = opened(w, 2)
     first, second = w.submit(session=one), w.submit(session=two)
@@ -122,7 +123,7 @@ def test_a_session_runs_where_it_ran_last_while_that_is_free() -> None:
     assert cores_of(w, first) == (100, 101, 102, 103)
 
 
-def test_a_session_is_given_ahead_behind_the_unit_where_it_ran_last() -> None:
+def test_a_session_action_is_prefetched_on_the_core_where_the_session_ran_last() -> None:
     w = world(ahead=8)
     sessions = opened(w, 24)
     short = Profile(1000)
@@ -136,7 +137,7 @@ def test_a_session_is_given_ahead_behind_the_unit_where_it_ran_last() -> None:
             action = running[(7 * round_ + len(waiting)) % len(running)]
             session = w.ledger.actions[action].action.session
             cores = cores_of(w, action)
-            assert round_ == 0 or cores == where[session], "it went elsewhere"
+            assert round_ == 0 or cores == where[session], "the action left its core"
             where[session] = cores
             w.finish(action)
             waiting.remove(action)
@@ -145,7 +146,7 @@ def test_a_session_is_given_ahead_behind_the_unit_where_it_ran_last() -> None:
     assert len({*where.values()}) == 8
 
 
-def test_who_never_ran_or_whose_unit_is_busy_goes_where_there_is_room() -> None:
+def test_a_new_session_or_one_whose_last_core_is_full_goes_to_another_core() -> None:
     w = world(ahead=2)
     sessions = opened(w, 30)
     short = Profile(1000)
@@ -157,8 +158,8 @@ def test_who_never_ran_or_whose_unit_is_busy_goes_where_there_is_room() -> None:
     assert set(started(w.plan())) == {*actions[24:], *again}
 
 
-def test_a_session_is_drawn_to_where_it_ran_and_not_to_where_it_was_only_to_run() -> None:
-    """What was given ahead and then back has left nothing in a cache."""
+def test_a_returned_prefetched_lease_does_not_change_a_sessions_last_cores() -> None:
+    """A lease that was prefetched and returned has left nothing in a cache."""
     w = world(ahead=2)
     sessions = opened(w, 10)
     first = [w.submit(session=s, profile=Profile(1000)) for s in sessions]
@@ -180,8 +181,8 @@ def test_a_session_is_drawn_to_where_it_ran_and_not_to_where_it_was_only_to_run(
     ((108, 109, 110, 111), (114, 115)),  # a lease that grows
     ((), (114, 115)),  # the fullest
 ])
-def test_who_finds_no_room_in_a_cache_stays_in_its_numa_domain(near: tuple[int, ...],
-                                                              wanted: tuple[int, ...]) -> None:
-    """Where its memory is."""
+def test_a_lease_without_room_in_its_cache_group_stays_in_its_numa_domain(
+        near: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    """The NUMA domain holds the session's memory."""
     mask = free(104, 105, 106, 107, 114, 115)
     assert CoreSet(UNITS, GROUPS).choose(2, mask, near)[0] == wanted

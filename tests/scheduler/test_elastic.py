@@ -1,4 +1,4 @@
-"""`elastic`, `paper` and what they believe: exact arithmetic, bounds, and figures."""
+"""The placers `elastic` and `paper` and their estimates: exact arithmetic, bounds, and figures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "workloads"
 # ---- the dynamic program -----------------------------------------------------------------------
 
 
-def test_the_program_equals_brute_force() -> None:
+def test_the_dynamic_program_for_degrees_equals_brute_force() -> None:
     rng = random.Random(1)
     for _ in range(3000):
         n, free = rng.randrange(1, 7), rng.randrange(1, 20)
@@ -78,7 +78,7 @@ def test_the_greedy_starts_a_prefix_that_fits() -> None:
 
 
 @pytest.mark.parametrize("seed", range(400))
-def test_a_division_makes_and_loses_no_unit(seed: int) -> None:
+def test_dividing_units_among_leases_conserves_units(seed: int) -> None:
     rng = random.Random(seed)
 
     def value() -> tuple[int, int]:
@@ -120,7 +120,7 @@ def test_speed_is_amdahls() -> None:
 
 
 @pytest.mark.parametrize("long", [(1,), (4,), (1, 2, 4)])
-def test_a_long_action_is_overtaken_at_most_so_often(long: tuple[int, ...]) -> None:
+def test_a_long_action_is_overtaken_a_bounded_number_of_times(long: tuple[int, ...]) -> None:
     w = World("elastic")
     w.node(4)
     busy = [w.submit(1, profile=Profile(10**6)) for _ in range(4)]
@@ -135,10 +135,10 @@ def test_a_long_action_is_overtaken_at_most_so_often(long: tuple[int, ...]) -> N
         before += done not in busy
         w.now += RESIZE_GAP_NS
         w.plan()
-        assert before <= BYPASS + 4 and w.now < OVERDUE_NS, "it is overtaken again and again"
+        assert before <= BYPASS + 4 and w.now < OVERDUE_NS, "the action is overtaken without end"
 
 
-def test_whoever_waited_long_enough_is_next() -> None:
+def test_an_action_that_waited_past_the_limit_starts_next() -> None:
     w = World("elastic")
     w.node(1)
     w.submit(1)
@@ -151,7 +151,7 @@ def test_whoever_waited_long_enough_is_next() -> None:
     assert next(iter(w.ledger.leases.values())).action == victim
 
 
-def test_one_that_lacks_gpus_holds_back_no_cpu_action_and_is_not_starved() -> None:
+def test_an_action_without_free_gpus_blocks_no_cpu_action_and_is_not_starved() -> None:
     w = World("elastic")
     w.node(8, gpus=2)
     w.happen(ev.ServiceDeclared(0, ServiceSpec("judge", 10**9)))
@@ -174,7 +174,7 @@ def test_one_that_lacks_gpus_holds_back_no_cpu_action_and_is_not_starved() -> No
 # ---- beliefs -----------------------------------------------------------------------------------
 
 
-def test_it_learns_classes_and_leans_on_their_parents() -> None:
+def test_the_estimator_learns_classes_and_uses_their_parent_for_new_ones() -> None:
     e = Estimator()
     short, long, new = (Action(i, n) for i, n in ((1, "ls"), (2, "make"), (3, "new")))
     assert e.estimate(new) == (0, UNKNOWN_NS)
@@ -190,7 +190,7 @@ def test_it_learns_classes_and_leans_on_their_parents() -> None:
     assert e.used == {"profile": 0, "learned": 200}
 
 
-def test_what_was_killed_only_says_that_it_is_longer() -> None:
+def test_a_killed_action_counts_as_longer_than_its_run_time() -> None:
     whole, killed = Estimator(), Estimator()
     action = Action(1, "x")
     for i in range(40):
@@ -202,7 +202,7 @@ def test_what_was_killed_only_says_that_it_is_longer() -> None:
 
 
 @pytest.mark.parametrize("serial", [10, 450])
-def test_it_learns_how_serial_a_class_is(serial: int) -> None:
+def test_the_estimator_learns_the_serial_fraction_of_a_class(serial: int) -> None:
     rng, e = random.Random(serial), Estimator()
     action = Action(1, "x", degrees=(1, 2, 4, 8, 16))
     assert e.serial(action) == PRIOR
@@ -213,7 +213,7 @@ def test_it_learns_how_serial_a_class_is(serial: int) -> None:
     assert e.serial(action) < PRIOR if serial < PRIOR else e.serial(action) > 3 * PRIOR
 
 
-def test_a_replay_learns_the_same() -> None:
+def test_a_replay_gives_the_same_estimates() -> None:
     w = World("elastic")
     w.node(2)
     for n in range(20):
@@ -238,7 +238,7 @@ def test_a_replay_learns_the_same() -> None:
 
 @pytest.mark.parametrize("policy", ["paper", "elastic"])
 @pytest.mark.parametrize("seed", range(10, 22))
-def test_learned_durations_break_no_law(seed: int, policy: str) -> None:
+def test_learned_durations_violate_no_invariant(seed: int, policy: str) -> None:
     work = workload(seed, 16, ("cpu", "cpu", "service:judge", "service:teacher",
                                "endpoint:search"))
     cluster = Cluster.model_validate(CLUSTER)
@@ -249,7 +249,7 @@ def test_learned_durations_break_no_law(seed: int, policy: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_elastic_behind_drivers_and_a_network_breaks_no_law(seed: int) -> None:
+def test_elastic_violates_no_invariant_behind_drivers_and_a_network(seed: int) -> None:
     work, cluster = workload(seed, 12), Cluster.model_validate(CLUSTER)
     alone = simulate(work, cluster, make_placer("elastic")).figures()
     wired = simulate(work, cluster, make_placer("elastic"), latency_us=0, check=True)
@@ -262,7 +262,8 @@ def test_elastic_behind_drivers_and_a_network_breaks_no_law(seed: int) -> None:
     ("coding-200", "0.5x", "oracle", 1.72), ("coding-200", "0.29x", "oracle", 2.55),
     ("coding-200", "0.5x", "learned", 1.80), ("coding-200", "0.29x", "learned", 2.65),
     ("mopd-512", "0.5x", "oracle", 1.6), ("mopd-512", "0.29x", "oracle", 2.4)])
-def test_mean_completion_times(work: str, size: str, durations: str, at_most: float) -> None:
+def test_mean_act_of_elastic_stays_below_the_recorded_bounds(
+        work: str, size: str, durations: str, at_most: float) -> None:
     workload_, cluster = (read_workload(SHARED / f"{work}.jsonl"),
                           read_cluster(SHARED / f"cluster-{work}-{size}.json"))
     elastic = simulate(workload_, cluster, make_placer("elastic"), durations).figures()
@@ -290,7 +291,7 @@ def test_many_idle_nodes_are_filled_in_bounded_passes() -> None:
     assert all(n.cores.free == 0 for n in w.ledger.up_nodes())
 
 
-def test_what_a_fresh_host_took_to_start_teaches_nothing_of_its_first_action() -> None:
+def test_the_start_time_of_a_sandbox_process_is_not_learned_as_action_time() -> None:
     w = World("elastic")
     w.node(2)
     first = w.submit(1)
@@ -306,9 +307,10 @@ def test_what_a_fresh_host_took_to_start_teaches_nothing_of_its_first_action() -
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_clock_that_its_action_turned_teaches_no_more_than_there_was_time_for(place: int) -> None:
-    """Whether it began at once or was given ahead: else all that nobody knows would be believed to
-    take years, and to fit in no allocation."""
+def test_an_action_that_moved_the_clock_is_learned_with_at_most_the_elapsed_time(
+        place: int) -> None:
+    """Holds for actions that began at once and for prefetched ones. Otherwise the scheduler would
+    expect all unknown actions to take years and to fit into no allocation."""
     w = World("elastic")
     w.happen(ev.NodeJoined(0, 1, NodeSpec("n", "h", (0,), 64, ahead=8, untrusted=("model",))))
     w.happen(ev.NodesComplete(0, 1))

@@ -1,7 +1,7 @@
-"""Allocations that grow and shrink: the laws of `scheduler/autoscale/elastic_allocs.py`, by hand
-and on any history.
+"""Allocations that grow and shrink: the invariants of `scheduler/autoscale/elastic_allocs.py`, on
+examples by hand and on any history.
 
-Law: time is handed in; what is asserted of a decision is read from the events, never from a clock.
+Time is handed in. What is asserted of a decision is read from the events, never from a clock.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Elastic(World):
         return number
 
     def to(self, seconds: float) -> list[ev.Event]:
-        """Looks once a second until then; what was decided of allocations."""
+        """Plans once a second until `seconds`; returns the allocation events."""
         before, until = len(self.events), round(seconds * S)
         while self.now < until:
             self.now = min(self.now + S, until)
@@ -90,7 +90,7 @@ class Elastic(World):
         return made
 
     def proof(self, event: ev.Event) -> None:
-        """What must be so when a decision is made, whatever the history."""
+        """Checks what must hold when a decision is made, on any history."""
         ledger, allocs = self.ledger, self.ledger.allocs
         match event:
             case ev.AllocationAsked(shape=shape):
@@ -111,19 +111,19 @@ class Elastic(World):
                     assert ledger.nodes[node_id].state is NodeState.DRAINED
 
     def taken(self, alloc: int) -> str:
-        """Slurm takes a request."""
+        """Slurm accepts a request."""
         self.asked.remove(alloc)
         self.jobs += 1
         self.happen(ev.AllocationQueued(self.now, alloc, str(self.jobs)))
         return str(self.jobs)
 
     def comes(self, alloc: int) -> int:
-        """Its worker joins."""
+        """The worker of a satellite joins."""
         shape = self.ledger.allocs.entries[alloc].shape
         return self.join(self.taken(alloc), shape.cpus, shape.mem_mib)
 
     def gone(self, alloc: int) -> None:
-        """What was told to end has ended."""
+        """A satellite that was told to end has ended."""
         for node in list(self.ledger.allocs.entries[alloc].nodes):
             self.happen(ev.NodeLost(self.now, node, "given back"))
         self.happen(ev.AllocationEnded(self.now, alloc, ""))
@@ -145,7 +145,7 @@ def asks(events: list[ev.Event]) -> list[str]:
     return [e.shape.name for e in events if isinstance(e, ev.AllocationAsked)]
 
 
-def test_a_burst_asks_for_what_it_needs_once() -> None:
+def test_a_burst_requests_the_satellites_it_needs_once() -> None:
     w = Elastic()
     w.burst(100)  # 1000 s of work on 4 CPUs
     assert w.to(4) == []  # not yet for long enough
@@ -157,21 +157,21 @@ def test_a_burst_asks_for_what_it_needs_once() -> None:
     assert w.to(60) == []  # covered, and the bounds are reached
 
 
-def test_a_queue_that_drains_in_time_asks_for_nothing() -> None:
+def test_a_queue_that_drains_in_time_requests_no_satellite() -> None:
     w = Elastic()
     w.burst(8)  # 80 s of work on 4 CPUs, 20 s are aimed at, and a node takes 10 s
     assert w.to(60) == []
     assert w.scheduler.state.elastic.verdict == "the units that are held and on their way suffice"
 
 
-def test_a_small_shortage_asks_for_one() -> None:
+def test_a_small_shortage_requests_one_satellite() -> None:
     w = Elastic()
     w.burst(16)  # 160 s on 4 CPUs: 120 s are left when a node comes, 2 CPUs are missing
     assert asks(w.to(30)) == ["cpu8"]
 
 
-def test_bound_work_is_no_reason() -> None:
-    """Actions of sessions that have a home can start nowhere else."""
+def test_actions_of_placed_sessions_request_no_satellite() -> None:
+    """Actions of a session with a home node cannot start on another node."""
     w = Elastic()
     session = w.session(10, parallel=True)
     w.plan()
@@ -185,7 +185,7 @@ GPU1 = SatelliteShape("gpu1", "gpu", cpus=2, mem_mib=1000, gpus=1, time_ns=600 *
 
 
 class Rollouts(Elastic):
-    """One GPU, and a pool of one service that runs and queues so many turns."""
+    """One GPU, and a rollout pool of one service with limits on running and queued turns."""
 
     def __init__(self, node: str = "", running: int = 1, queue: int = 1) -> None:
         super().__init__(policy=msgspec.structs.replace(POLICY, shapes=(GPU1,)))
@@ -213,7 +213,7 @@ class Rollouts(Elastic):
         return loads(self.ledger, self.now)["gpu", ""]
 
 
-def test_turns_in_the_line_of_a_pool_are_demand() -> None:
+def test_turns_queued_in_a_rollout_pool_request_satellites() -> None:
     w = Rollouts()
     w.turns(20)  # 2 are dealt: some 6 s of work, and some 60 s in the line
     made = w.to(w.now / S + 20)
@@ -222,7 +222,7 @@ def test_turns_in_the_line_of_a_pool_are_demand() -> None:
     assert (w.gpus().waiting, w.gpus().bound) == (1, 18)  # as a second copy has one to run
 
 
-def test_turns_whose_service_stands_nowhere_now_are_demand() -> None:
+def test_turns_whose_service_has_no_undrained_node_request_satellites() -> None:
     w = Rollouts(running=4, queue=4)
     w.happen(ev.NodeDraining(w.now, 2, "its end is near"))
     w.turns(20)
@@ -231,7 +231,7 @@ def test_turns_whose_service_stands_nowhere_now_are_demand() -> None:
 
 
 @pytest.mark.parametrize("turns", [True, False])
-def test_calls_of_a_service_with_a_node_are_no_reason(turns: bool) -> None:
+def test_calls_of_a_service_bound_to_its_node_request_no_satellite(turns: bool) -> None:
     w = Rollouts(node="n2")
     if turns:
         w.turns(60)
@@ -242,13 +242,13 @@ def test_calls_of_a_service_with_a_node_are_no_reason(turns: bool) -> None:
     assert load.work_ns > 60 * S and load.bound == 59 and not load.waiting
 
 
-def test_a_full_pool_that_queues_nobody_asks_for_nothing() -> None:
+def test_a_full_pool_without_a_queue_requests_no_satellite() -> None:
     w = Rollouts(queue=0)
     w.turns(60)
     assert asks(w.to(w.now / S + 60)) == [] and w.gpus().bound == 59
 
 
-def test_sessions_without_memory_are_a_reason() -> None:
+def test_sessions_that_wait_for_memory_request_satellites() -> None:
     w = Elastic()
     for _ in range(5):
         w.session(500)
@@ -258,7 +258,7 @@ def test_sessions_without_memory_are_a_reason() -> None:
 
 
 def test_work_is_counted_although_a_session_waits_for_memory() -> None:
-    """What a new session lacks is memory, what the queue lacks is CPUs: each in its own measure."""
+    """A new session lacks memory and the queue lacks CPUs; each shortage is measured by itself."""
     w = Elastic()
     w.session(900)
     w.plan()
@@ -268,7 +268,7 @@ def test_work_is_counted_although_a_session_waits_for_memory() -> None:
     assert asks(made) == ["cpu8"] * 4 and "actions wait" in made[0].reason
 
 
-def test_idle_satellites_go_and_busy_ones_stay() -> None:
+def test_idle_satellites_are_released_and_busy_ones_kept() -> None:
     w = Elastic()
     w.burst(100)
     w.to(8)
@@ -286,7 +286,7 @@ def test_idle_satellites_go_and_busy_ones_stay() -> None:
     assert any("idle for 3" in why and "limit 30 s" in why for why in told), told
 
 
-def test_the_last_nodes_stay() -> None:
+def test_min_nodes_are_kept_although_idle() -> None:
     policy = AllocPolicy(idle_ns=30 * S, components=True, min_nodes=2)
     w = Elastic(policy=policy)
     w.join("7+1")
@@ -305,13 +305,13 @@ def test_a_component_that_a_service_needs_stays() -> None:
     assert gone == ["7+2"]
 
 
-def test_components_stay_unless_the_user_says_so() -> None:
+def test_components_are_kept_unless_the_user_allows_their_release() -> None:
     w = Elastic()
     w.join("7+1")
     assert w.to(200) == []
 
 
-def test_rejection_tells_why_and_backs_off() -> None:
+def test_a_rejected_request_names_the_reason_and_backs_off() -> None:
     w = Elastic()
     w.burst(100)
     w.to(8)
@@ -333,7 +333,7 @@ def test_rejection_tells_why_and_backs_off() -> None:
     assert 30 <= gaps[0] < 40 and 60 <= gaps[1] < 70 and 120 <= gaps[2] < 130, gaps
 
 
-def test_the_next_shape_is_taken_when_one_is_refused() -> None:
+def test_the_next_shape_is_requested_when_slurm_refuses_one() -> None:
     w = Elastic(policy=policy_with(shapes=(SPOT, CPU8)))
     w.burst(16)
     assert asks(w.to(10)) == ["spot"]
@@ -353,7 +353,7 @@ def test_a_request_that_waits_is_withdrawn_for_another_shape() -> None:
     assert asks(made) == ["cpu8"] and "waited" in made[0].reason
 
 
-def test_a_request_alone_in_its_kind_keeps_its_place() -> None:
+def test_a_pending_request_without_another_shape_is_kept() -> None:
     w = Elastic()
     w.burst(16)
     w.to(8)
@@ -361,7 +361,7 @@ def test_a_request_alone_in_its_kind_keeps_its_place() -> None:
     assert w.to(400) == []
 
 
-def test_a_request_nobody_needs_is_withdrawn() -> None:
+def test_a_pending_request_is_withdrawn_when_its_work_is_done() -> None:
     w = Elastic()
     w.burst(16)
     w.to(8)
@@ -373,7 +373,7 @@ def test_a_request_nobody_needs_is_withdrawn() -> None:
     assert w.ended == [alloc]
 
 
-def test_a_satellite_without_worker_is_given_up_and_its_shape_left_alone() -> None:
+def test_a_satellite_whose_worker_never_joins_is_released_and_its_shape_backs_off() -> None:
     w = Elastic()
     w.burst(100)
     w.to(8)
@@ -387,7 +387,7 @@ def test_a_satellite_without_worker_is_given_up_and_its_shape_left_alone() -> No
     assert asks(w.to(70)) == [] and asks(w.to(120)) == ["cpu8"]
 
 
-def test_a_worker_faster_than_sbatch() -> None:
+def test_a_worker_that_joins_before_sbatch_returns_is_matched_to_its_request() -> None:
     w = Elastic()
     w.burst(16)
     w.to(8)
@@ -399,14 +399,14 @@ def test_a_worker_faster_than_sbatch() -> None:
     assert len(w.ledger.allocs.entries) == 2  # the broker's own, and this
 
 
-def test_a_round_of_requests_begins_the_wait_for_the_next() -> None:
+def test_rounds_of_requests_are_at_least_the_grow_time_apart() -> None:
     w = Elastic(policy=policy_with(asks_max=1))
     w.burst(100)
     at = [e.at for e in w.to(40) if isinstance(e, ev.AllocationAsked)]
     assert len(at) == 4 and all(b - a >= 5 * S for a, b in pairwise(at)), at
 
 
-def test_nothing_goes_soon_after_something_was_asked_for() -> None:
+def test_no_node_is_released_soon_after_a_request() -> None:
     other = SatelliteShape("other", cpus=8, mem_mib=1000, component="other")
     w = Elastic(policy=policy_with(shapes=(CPU8, other), components=True))
     w.join("9", 8)  # it idles from now on
@@ -423,7 +423,7 @@ def test_nothing_goes_soon_after_something_was_asked_for() -> None:
     assert drained.at - made[0].at >= 30 * S
 
 
-def test_a_shape_that_slurm_never_took_is_tried_with_one() -> None:
+def test_an_untried_shape_is_requested_once_until_slurm_accepts_it() -> None:
     w = Elastic(tried=False)
     w.burst(100)
     assert asks(w.to(60)) == ["cpu8"]
@@ -432,9 +432,9 @@ def test_a_shape_that_slurm_never_took_is_tried_with_one() -> None:
     assert asks(w.to(70)) == ["cpu8"] * 3
 
 
-def test_light_work_that_goes_around_keeps_one_only() -> None:
-    """Each node is used now and then, all together hardly: they are drained one by one, and an
-    action that runs on one that is drained ends there."""
+def test_light_work_that_moves_between_nodes_keeps_one_satellite() -> None:
+    """Each node is used now and then, and all nodes together are used little. The nodes are drained
+    one by one, and an action on a drained node ends there."""
     w = Elastic(policy=policy_with(idle_ns=20 * S))
     w.burst(100)
     w.to(8)
@@ -453,7 +453,7 @@ def test_light_work_that_goes_around_keeps_one_only() -> None:
     assert all(e.state is AllocState.ENDING for e in w.ledger.allocs.satellites())
 
 
-def test_core_hours_count_what_was_used_when_one_ends() -> None:
+def test_core_hours_of_an_ended_satellite_count_what_was_used() -> None:
     w = Elastic(policy=policy_with(max_core_ns=2 * CPU8.core_ns))
     w.burst(100)
     assert asks(w.to(8)) == ["cpu8"] * 2
@@ -486,7 +486,7 @@ POLICIES = st.builds(
 
 
 class History(Elastic):
-    """Whatever may happen to a broker, in any order."""
+    """Any event that may happen to a broker, in any order."""
 
     def step(self, what: str, n: int) -> None:
         ledger, entries = self.ledger, self.ledger.allocs.entries
@@ -526,7 +526,8 @@ class History(Elastic):
 
 @settings(max_examples=120, deadline=None)
 @given(POLICIES, STEPS)
-def test_the_laws_hold_on_any_history(policy: AllocPolicy, steps: list[tuple[str, int]]) -> None:
+def test_the_allocation_invariants_hold_on_any_history(
+        policy: AllocPolicy, steps: list[tuple[str, int]]) -> None:
     w = History(policy=policy, tried=False)
     for what, n in steps:
         w.step(what, n)
@@ -535,7 +536,7 @@ def test_the_laws_hold_on_any_history(policy: AllocPolicy, steps: list[tuple[str
     again = Scheduler(make_placer("elastic"))
     for event in w.events:
         again.handle(event)
-    assert again.ledger.allocs == w.ledger.allocs, "a replay decides nothing and knows the same"
+    assert again.ledger.allocs == w.ledger.allocs, "a replay differs"
     twice = History(policy=policy, tried=False)
     for what, n in steps:
         twice.step(what, n)
@@ -559,8 +560,9 @@ def _never_flaps(policy: AllocPolicy, decided: list[ev.Event]) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 400), st.integers(1, 30), st.integers(1, 4))
-def test_nothing_is_asked_for_that_is_on_its_way(count: int, seconds: int, more: int) -> None:
-    """However large a burst: one round of requests covers it or reaches the bounds."""
+def test_satellites_on_their_way_are_not_requested_again(
+        count: int, seconds: int, more: int) -> None:
+    """For a burst of any size, one round of requests covers it or reaches the bounds."""
     policy = policy_with(asks_max=99, max_nodes=99, max_core_ns=10**18)
     w = Elastic(policy=policy)
     w.burst(count, seconds)
@@ -568,7 +570,7 @@ def test_nothing_is_asked_for_that_is_on_its_way(count: int, seconds: int, more:
     held = 4 + 8 * len(first)
     left = count * seconds - 4 * 10
     waits = max(0, count - 4)
-    assert left - 4 * 8 <= 20 * held or 8 * len(first) >= min(waits, waits * seconds // 20), "few"
+    assert left - 4 * 8 <= 20 * held or 8 * len(first) >= min(waits, waits * seconds // 20), "too few"
     if first:
-        assert left > 20 * (held - 8), "many"
+        assert left > 20 * (held - 8), "too many"
     assert asks(w.to(8 + 10 * more)) == []

@@ -1,4 +1,5 @@
-"""The end of allocations, and a broker that begins again: the core, by hand."""
+"""The end of allocations, and a broker that is restarted: the scheduler alone, on examples by
+hand."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def at(w: World, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("placer", PLACERS)
-def test_nothing_starts_that_its_timeout_does_not_let_end(placer: str) -> None:
+def test_an_action_whose_timeout_exceeds_the_allocation_waits_for_another_node(placer: str) -> None:
     w = ending_world(placer)
     at(w, 50)
     late, short = w.submit(timeout_ns=60 * SECOND), w.submit(timeout_ns=20 * SECOND)
@@ -57,7 +58,7 @@ def test_nothing_starts_that_its_timeout_does_not_let_end(placer: str) -> None:
 
 
 @pytest.mark.parametrize("placer", PLACERS)
-def test_a_profile_and_what_was_learned_come_before_the_timeout(placer: str) -> None:
+def test_a_profile_or_learned_run_time_overrides_the_timeout(placer: str) -> None:
     w = ending_world(placer)
     long = w.submit(profile=Profile(95 * SECOND))
     assert started(w.plan()) == []
@@ -76,7 +77,7 @@ def test_a_profile_and_what_was_learned_come_before_the_timeout(placer: str) -> 
     assert started(w.plan()) == [known]
 
 
-def test_a_timeout_longer_than_the_allocation_says_nothing() -> None:
+def test_an_action_with_a_timeout_longer_than_any_allocation_starts() -> None:
     w = ending_world()
     endless = w.submit(timeout_ns=3600 * SECOND)
     assert started(w.plan()) == [endless]
@@ -116,7 +117,7 @@ def test_a_node_is_drained_at_the_margin(placer: str) -> None:
     assert w.ledger.actions[late].state is ActionState.PENDING  # not "never"
 
 
-def test_nothing_is_granted_ahead_on_a_drained_node() -> None:
+def test_no_lease_is_prefetched_on_a_drained_node() -> None:
     w = World("elastic")
     w.ledger.margin_ns = 10 * SECOND
     join(w, 100, cpus=1, ahead=64)
@@ -153,7 +154,7 @@ def again(w: World) -> None:
     w.happen(ev.BrokerStarted(w.now, "j", w.placer, "none"))
 
 
-def test_what_has_a_name_waits_again_and_all_else_ends() -> None:
+def test_after_a_broker_restart_named_actions_wait_again_and_all_others_end() -> None:
     w = begun()
     w.node(cpus=3)
     session = w.session()
@@ -180,7 +181,7 @@ def test_what_has_a_name_waits_again_and_all_else_ends() -> None:
     assert w.ledger.actions == {} and w.ledger.clients == {}  # nobody is left who owns them
 
 
-def test_a_name_outlives_its_client_and_can_be_cancelled() -> None:
+def test_a_named_action_outlives_its_client_and_can_be_cancelled() -> None:
     w = begun("first-fit")
     first, second = once(w, "a"), once(w, "b")
     w.happen(ev.ClientLeft(w.now, 1, True, w.now))
@@ -193,7 +194,7 @@ def test_a_name_outlives_its_client_and_can_be_cancelled() -> None:
     assert w.ledger.actions == {} and w.ledger.clients == {}
 
 
-def test_a_replay_with_starts_in_it_comes_to_the_same() -> None:
+def test_a_replay_across_broker_restarts_gives_the_same_state() -> None:
     w = begun()
     for round_ in range(3):
         w.node(cpus=2)
@@ -219,7 +220,7 @@ def test_a_replay_with_starts_in_it_comes_to_the_same() -> None:
     assert w.ledger.once == {}
 
 
-def test_an_outcome_of_the_first_life_does_not_end_the_second() -> None:
+def test_a_result_from_before_a_broker_restart_does_not_end_the_new_attempt() -> None:
     w = begun()
     w.node()
     name = once(w, "a")

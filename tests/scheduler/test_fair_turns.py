@@ -39,7 +39,7 @@ def two_clients(placer: str, cpus: int = 4, gpus: int = 0) -> World:
 
 
 def ends_before(w: World, action: int, most: int) -> int:
-    """How many leases end, oldest first, before an action has started; at most `most`."""
+    """How many leases end, oldest first, before an action starts; at most `most`."""
     for ended in range(most):
         w.plan()
         if w.ledger.actions[action].state is not ActionState.PENDING:
@@ -50,7 +50,7 @@ def ends_before(w: World, action: int, most: int) -> int:
 
 @pytest.mark.parametrize("placer", PLACERS)
 @pytest.mark.parametrize("known", [False, True])
-def test_a_flood_of_one_client_does_not_stand_before_another(placer: str, known: bool) -> None:
+def test_a_flood_of_actions_does_not_delay_another_client(placer: str, known: bool) -> None:
     w = two_clients(placer)
     short, long = (Profile(SECOND), Profile(100 * SECOND)) if known else (None, None)
     for _ in range(200):
@@ -64,7 +64,7 @@ def test_a_flood_of_one_client_does_not_stand_before_another(placer: str, known:
 @pytest.mark.parametrize("fields", [
     {"key": "service:judge"}, {"key": "endpoint:search"}, {"mem_mib": 50_000},
     {"gpus": 1}])
-def test_clients_take_turns_for_whatever_they_wait_for(placer: str, fields: dict) -> None:
+def test_clients_share_every_resource_by_turns(placer: str, fields: dict) -> None:
     w = two_clients(placer, gpus=2)
     for _ in range(150):
         w.submit(1, **fields)
@@ -90,8 +90,8 @@ def test_two_floods_are_served_by_turns(placer: str) -> None:
 @pytest.mark.parametrize(("how", "placer"), [
     *(("label", placer) for placer in PLACERS),
     *(("session", placer) for placer in PLACERS[:4])])  # static: a session has its own cores
-def test_a_trajectory_with_many_actions_does_not_stand_before_the_others(how: str, placer: str,
-                                                                         ) -> None:
+def test_a_trajectory_with_many_actions_does_not_delay_other_trajectories(
+        how: str, placer: str) -> None:
     w = two_clients(placer, cpus=8)
 
     def trajectory(name: str) -> dict[str, object]:
@@ -110,8 +110,7 @@ def test_a_trajectory_with_many_actions_does_not_stand_before_the_others(how: st
 
 
 @pytest.mark.parametrize("placer", ["elastic", "first-fit", "fcfs:2"])
-def test_single_actions_and_trajectories_of_one_client_do_not_shut_each_other_out(placer: str,
-                                                                                  ) -> None:
+def test_single_actions_and_trajectories_of_one_client_are_both_served(placer: str,) -> None:
     w = two_clients(placer)
     for _ in range(300):
         w.submit(1)
@@ -128,7 +127,7 @@ def test_single_actions_and_trajectories_of_one_client_do_not_shut_each_other_ou
     assert min(served.values()) >= 70, served
 
 
-def test_trajectories_with_a_few_actions_each_are_served_as_they_came() -> None:
+def test_trajectories_with_few_actions_each_are_served_in_order_of_arrival() -> None:
     w = two_clients("fcfs:1", cpus=1)
     order = [w.submit(1, trajectory=f"t{n % 5}") for n in range(60)]
     seen: list[int] = []
@@ -138,7 +137,7 @@ def test_trajectories_with_a_few_actions_each_are_served_as_they_came() -> None:
     assert seen == order
 
 
-def test_leases_ahead_are_given_by_turns() -> None:
+def test_prefetched_leases_are_shared_between_clients_by_turns() -> None:
     w = World("elastic")
     w.happen(ev.ClientJoined(0, 2, "uid-2", "other", 0, 1, "socket"))
     w.happen(ev.NodeJoined(0, 1, NodeSpec("n", "h", (0,), 64, ahead=64, untrusted=("model",))))
@@ -151,8 +150,8 @@ def test_leases_ahead_are_given_by_turns() -> None:
 
 
 def crowd_of_two(first: str = "") -> World:
-    """A node of one CPU that takes leases ahead, and two clients with 600 short actions each. Those
-    of client 1 are of a trajectory `first`, or of none."""
+    """A node of one CPU with prefetching, and two clients with 600 short actions each. The actions
+    of client 1 belong to trajectory `first`, or to none."""
     w = World("elastic")
     w.happen(ev.ClientJoined(0, 2, "uid-2", "other", 0, 1, "socket"))
     w.happen(ev.NodeJoined(0, 1, NodeSpec("n", "h", (0,), 64, ahead=64, untrusted=("model",))))
@@ -181,7 +180,7 @@ def ended_of(w: World, some: set[int], turns: int, back: int) -> int:
 
 
 @pytest.mark.parametrize("first", ["", "t"])
-def test_a_lease_that_comes_back_unbegun_is_counted_once(first: str) -> None:
+def test_a_returned_lease_is_counted_once_between_clients(first: str) -> None:
     w = crowd_of_two(first)
     ones = {a for a in w.ledger.actions if client_of(a) == 1}
     w.client = 2
@@ -198,7 +197,7 @@ def test_a_returned_lease_is_counted_once_between_the_groups_of_a_client() -> No
     assert 190 <= ended_of(w, ones, 400, back=5) <= 210
 
 
-def test_an_action_whose_pool_was_empty_meanwhile_is_counted_anew() -> None:
+def test_a_returned_action_is_counted_anew_if_its_group_was_empty_meanwhile() -> None:
     pool = PoolShares()
     one, _ = pool.of(1), pool.of(2)
     counted = one.served(0, 1, 7)
@@ -212,7 +211,7 @@ def test_an_action_whose_pool_was_empty_meanwhile_is_counted_anew() -> None:
     assert one.tag == 1 and pool.time == 0
 
 
-def test_an_attempt_that_had_units_is_a_turn_of_its_own() -> None:
+def test_a_second_attempt_after_a_node_failure_counts_as_another_turn() -> None:
     w = two_clients("fcfs:1", cpus=1)
     for _ in range(3):
         for w.client in (1, 2):
@@ -225,7 +224,7 @@ def test_an_attempt_that_had_units_is_a_turn_of_its_own() -> None:
     assert [client_of(action) for action in served] == [1, 2, 1, 2, 1, 2]
 
 
-def test_a_client_that_could_not_be_served_saves_up_no_turns() -> None:
+def test_a_client_blocked_on_a_gpu_accumulates_no_turns() -> None:
     w = two_clients("first-fit", gpus=1)
     w.client = 2
     w.submit(1, gpus=1)
@@ -250,7 +249,7 @@ def test_a_client_that_could_not_be_served_saves_up_no_turns() -> None:
 
 
 @pytest.mark.parametrize("placer", PLACERS)
-def test_a_flood_of_sessions_does_not_stand_before_another_clients(placer: str) -> None:
+def test_a_flood_of_sessions_does_not_delay_another_clients_session(placer: str) -> None:
     w = two_clients(placer, cpus=64)
     many = [w.session(mem=10_000) for _ in range(200)]  # ten fit at a time
     w.plan()
@@ -282,7 +281,7 @@ def test_two_clients_sessions_open_by_turns_and_in_order() -> None:
                                                                        strict=True))
 
 
-def test_a_large_session_waits_for_one_of_each_other_client_at_most() -> None:
+def test_a_large_session_waits_for_at_most_one_session_of_each_other_client() -> None:
     w = two_clients("first-fit")
     held = [w.session(mem=10_000) for _ in range(10)]
     w.plan()
@@ -296,7 +295,7 @@ def test_a_large_session_waits_for_one_of_each_other_client_at_most() -> None:
     assert w.ledger.sessions[large].state is SessionState.OPENING and len(opened) <= 1
 
 
-def test_a_copy_of_the_waiting_sessions_has_their_order() -> None:
+def test_a_copied_or_replayed_session_queue_keeps_its_order() -> None:
     w = two_clients("first-fit")
     for n in range(40):
         w.client = 1 + (n % 3 == 0)
@@ -312,7 +311,7 @@ def test_a_copy_of_the_waiting_sessions_has_their_order() -> None:
     assert all(session in waiting for session in order)
 
 
-def test_a_replay_takes_the_same_turns() -> None:
+def test_a_replayed_scheduler_grants_in_the_same_order() -> None:
     w = two_clients("elastic")
     for n in range(200):
         w.client = 1 + (n % 3 == 0)
@@ -338,7 +337,7 @@ def test_a_replay_takes_the_same_turns() -> None:
     assert order(again) == order(w.scheduler) and len(order(again)) > 100
 
 
-def test_a_link_that_says_much_lets_the_others_speak() -> None:
+def test_a_link_with_many_messages_does_not_starve_a_quiet_link() -> None:
     async def heard() -> list[str]:
         loop, found = asyncio.get_running_loop(), list[str]()
         pairs = {name: socket.socketpair() for name in ("loud", "quiet")}
@@ -364,8 +363,8 @@ def test_a_link_that_says_much_lets_the_others_speak() -> None:
     assert asyncio.run(heard()).index("quiet") <= 512
 
 
-def test_what_was_read_of_a_peer_that_is_gone_is_handed_on() -> None:
-    """A write between two turns finds out that the peer is gone."""
+def test_messages_read_before_a_peer_was_lost_are_delivered() -> None:
+    """A write between two reads finds out that the peer is gone."""
     async def heard() -> list[int]:
         ours, theirs = socket.socketpair()
         link, found = SocketLink(ours, asyncio.get_running_loop()), list[int]()

@@ -1,4 +1,5 @@
-"""Sessions that move off a drained node: the core by hand and at random, and their files."""
+"""Sessions that move off a drained node: the scheduler by hand and on random histories, and the
+sessions' files."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def state(scheduler: Scheduler) -> object:
 
 
 @pytest.mark.parametrize("placer", PLACERS)
-def test_it_goes_with_its_files_and_its_actions(placer: str) -> None:
+def test_a_session_moves_off_a_drained_node_with_its_files_and_actions(placer: str) -> None:
     w = World(placer)
     first = w.node()
     s = open_one(w)
@@ -100,7 +101,7 @@ def test_it_goes_with_its_files_and_its_actions(placer: str) -> None:
     assert state(replayed(w)) == state(w.scheduler)
 
 
-def test_who_cannot_move_is_closed_with_the_reason_as_before() -> None:
+def test_a_session_that_cannot_move_is_closed_with_the_reason_of_the_drain() -> None:
     w = World()
     first = w.node(mem=1024)
     big, plain = open_one(w, mem=500), w.session()
@@ -113,7 +114,7 @@ def test_who_cannot_move_is_closed_with_the_reason_as_before() -> None:
     assert w.ledger.sessions[big].closing == "node n1: it ends"
 
 
-def test_it_moves_only_to_a_node_that_lends_for_longer() -> None:
+def test_a_session_moves_only_to_a_node_whose_allocation_ends_later() -> None:
     for ends_s, moves in ((100, False), (105, False), (500, True)):
         w = World("elastic")
         w.ledger.margin_ns = 10 * SECOND
@@ -134,7 +135,7 @@ def test_it_moves_only_to_a_node_that_lends_for_longer() -> None:
 
 
 def moving(w: World) -> tuple[int, int, int]:
-    """(session, an action that waits in it, the node that it leaves)."""
+    """Returns (session, an action that waits in it, the node that the session leaves)."""
     first = w.node()
     s = open_one(w)
     w.node()
@@ -143,7 +144,7 @@ def moving(w: World) -> tuple[int, int, int]:
     return s, w.submit(session=s), first
 
 
-def test_a_failed_pack_and_a_lost_node_end_it() -> None:
+def test_a_failed_pack_or_a_lost_node_ends_a_moving_session() -> None:
     w = World()
     s, waits, _ = moving(w)
     assert replies(w.happen(ev.SessionClosed(w.now, s, "move: too much"))) == {
@@ -162,7 +163,7 @@ def test_a_failed_pack_and_a_lost_node_end_it() -> None:
     assert replies(w.happen(ev.NodeLost(w.now, 2, "gone"))) == {waits: ActionState.CANCELLED}
 
 
-def test_its_client_may_close_it_on_its_way() -> None:
+def test_a_client_can_close_a_moving_session() -> None:
     w = World()
     s, waits, first = moving(w)
     made = w.happen(ev.SessionClosing(w.now, s, ""))
@@ -176,7 +177,7 @@ def test_its_client_may_close_it_on_its_way() -> None:
     assert s not in w.ledger.sessions and not w.ledger.session_queue
 
 
-def test_it_does_not_die_under_what_waits_in_it_while_nobody_has_room() -> None:
+def test_a_moving_session_with_a_waiting_action_outlives_its_clients_grace() -> None:
     w = World()
     s, waits, _ = moving(w)
     w.session(mem=1020)
@@ -190,7 +191,7 @@ def test_it_does_not_die_under_what_waits_in_it_while_nobody_has_room() -> None:
     assert explain(w.scheduler, w.now, show(waits))["reason"] == "SessionMemory"
 
 
-def test_a_fork_waits_for_its_origin_on_the_other_node_and_moves_too() -> None:
+def test_a_fork_waits_for_its_moving_origin_and_can_move_itself() -> None:
     w = World()
     s, waits, _ = moving(w)
     fork = w.session(origin=s, movable=True)
@@ -219,7 +220,7 @@ def report(w: World, node: int, said: SandboxReport) -> None:
         w.happen(event)
 
 
-def test_a_word_counts_only_from_its_home() -> None:
+def test_sandbox_reports_count_only_from_the_home_node() -> None:
     w = World()
     s, waits, first = moving(w)
     entry = w.ledger.sessions[s]
@@ -240,7 +241,7 @@ def test_a_word_counts_only_from_its_home() -> None:
     assert s not in w.ledger.sessions
 
 
-def test_only_the_broker_names_files() -> None:
+def test_a_client_that_sets_the_files_of_a_session_is_refused() -> None:
     w = World()
     w.node()
     assert refusal_of_session(w.ledger, w.scheduler.state.placer,
@@ -249,9 +250,9 @@ def test_only_the_broker_names_files() -> None:
 
 @pytest.mark.parametrize("placer", PLACERS)
 @pytest.mark.parametrize("seed", range(8))
-def test_laws_of_moving_in_any_history(placer: str, seed: int) -> None:
-    """One home at a time, told by the orders alone; nothing runs outside it; nothing is lost
-    without a word; a replay is the same."""
+def test_the_invariants_of_session_migration_hold_on_any_history(placer: str, seed: int) -> None:
+    """A session has one home node at a time, by the orders alone; nothing runs outside it; nothing
+    is lost without a message; a replay gives the same state."""
     rng, w = random.Random(seed), World(placer)
     home: dict[int, int] = {}  # session -> the node on which a sandbox of it may stand
     ended: dict[int, ActionState] = {}
@@ -344,7 +345,7 @@ def sleepers(rig: Rig) -> list[int]:
                                                        or b"")]
 
 
-def test_a_session_goes_on_from_what_was_packed(rig: Rig) -> None:
+def test_a_migrated_session_has_the_packed_files_with_their_modes_and_links(rig: Rig) -> None:
     rig.open(1)
     made = rig.shell("mkdir -p d/e; echo text > d/e/f; chmod 750 d; ln -s /etc/passwd link; "
                      "ln d/e/f hard; truncate -s 3M holes; mkfifo pipe; echo tmp > $TMPDIR/t; "
@@ -365,7 +366,8 @@ def test_a_session_goes_on_from_what_was_packed(rig: Rig) -> None:
                           for folder, names, _ in os.walk(rig.scratch)) == 1)
 
 
-def test_what_cannot_be_moved_says_why(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_cannot_be_packed_or_unpacked_names_the_reason(
+        rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.loop.call_soon(rig.executor.open_session, SessionSpec(8, trusted=True, files="0" * 64))
     rig.until(lambda: 8 in rig.down)
     assert "no payload 000000000000" in rig.down[8]
@@ -382,8 +384,8 @@ def test_what_cannot_be_moved_says_why(rig: Rig, monkeypatch: pytest.MonkeyPatch
     assert rig.down[2] == "" and not rig.packed
 
 
-def test_a_parcel_leads_nowhere_else(tmp_path: Path) -> None:
-    """Links out of it are kept as links; nothing outside is read or written."""
+def test_a_session_archive_reads_and_writes_nothing_outside_the_session(tmp_path: Path) -> None:
+    """Links to outside are kept as links; nothing outside is read or written."""
     store, outside = FolderStore(tmp_path / "store"), tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_text("secret")

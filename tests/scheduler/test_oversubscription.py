@@ -1,5 +1,5 @@
-"""What the scheduler believes of programs that start their largest degree's workers and live with
-fewer cores: a cost of that is learned as a greater worth of the cores it lacks."""
+"""What the scheduler learns of programs that always start as many workers as their largest degree,
+whatever cores they have: the cost of oversubscription makes further cores worth more."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def learned(serial: float, cost: Callable[[int], float]) -> int:
 
 
 @pytest.mark.parametrize("serial", [0.02, 0.1, 0.3])
-def test_the_cost_of_too_many_workers_is_learned(serial: float) -> None:
+def test_the_cost_of_oversubscription_lowers_the_learned_serial_fraction(serial: float) -> None:
     free = learned(serial, lambda units: 1.0)
     dear = learned(serial, lambda units: (TOP / units) ** 0.5)
     assert dear < free

@@ -1,4 +1,5 @@
-"""Leases given ahead: who gets one, what it holds, how it begins, ends or is given back."""
+"""Prefetched leases: which actions get one, what it holds, and how it begins, ends or is
+returned."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def orders(made: list[de.Decision]) -> list[tuple[int, int]]:
     return [(d.action, d.after) for d in made if isinstance(d, de.StartLease)]
 
 
-def test_short_ones_are_given_ahead_in_order_and_begin_when_the_one_before_is_gone() -> None:
+def test_short_actions_are_prefetched_in_order_and_begin_when_the_unit_is_free() -> None:
     w = world()
     a, b, c = (w.submit(profile=SHORT) for _ in range(3))
     assert orders(w.plan()) == [(a, 0), (b, 1), (c, 2)]
@@ -50,7 +51,7 @@ def test_short_ones_are_given_ahead_in_order_and_begin_when_the_one_before_is_go
     assert rows[b].cpu_held_ns == 20
 
 
-def test_what_is_long_wants_more_or_came_later_than_such_a_one_is_not_given_ahead() -> None:
+def test_long_or_demanding_actions_and_those_behind_them_are_not_prefetched() -> None:
     for wants in ({"profile": LONG}, {"mem_mib": 1, "profile": SHORT}, {"profile": None},
                   {"cpus": (1, 2), "profile": SHORT}, {"component": "x", "profile": SHORT}):
         w = world("fcfs:2")
@@ -61,7 +62,7 @@ def test_what_is_long_wants_more_or_came_later_than_such_a_one_is_not_given_ahea
         assert orders(w.plan()) == [], wants
 
 
-def test_nothing_is_given_behind_a_long_one_or_to_a_worker_that_takes_none() -> None:
+def test_no_lease_is_prefetched_behind_a_long_action_or_to_a_worker_without_prefetch() -> None:
     for ahead, first in ((8, LONG), (0, SHORT)):
         w = world(ahead=ahead)
         w.submit(profile=first)
@@ -70,14 +71,14 @@ def test_nothing_is_given_behind_a_long_one_or_to_a_worker_that_takes_none() -> 
         assert started(w.plan()) == []
 
 
-def test_what_is_ahead_on_a_unit_is_bounded_by_time() -> None:
+def test_the_prefetched_work_on_a_unit_is_bounded_by_time() -> None:
     w = world(ahead=1000)
     for _ in range(100):
         w.submit(profile=Profile(PREFETCH_NS // 10))
     assert len(started(w.plan())) == 1 + 10
 
 
-def test_a_lease_given_back_waits_at_its_old_turn_and_no_attempt_is_counted() -> None:
+def test_a_returned_action_keeps_its_place_and_counts_no_attempt() -> None:
     w = world("fcfs:1")
     a, b, c = (w.submit(profile=SHORT) for _ in range(3))
     w.plan()
@@ -89,7 +90,7 @@ def test_a_lease_given_back_waits_at_its_old_turn_and_no_attempt_is_counted() ->
     assert w.ledger.actions[b].attempt == 1
 
 
-def test_a_cancelled_one_ends_whether_its_worker_kills_it_or_gives_it_back() -> None:
+def test_a_cancelled_prefetched_action_ends_whether_killed_or_returned() -> None:
     for given_back in (False, True):
         w = world()
         _, b = w.submit(profile=SHORT), w.submit(profile=SHORT)
@@ -102,7 +103,7 @@ def test_a_cancelled_one_ends_whether_its_worker_kills_it_or_gives_it_back() -> 
         assert replies(made) == {b: ActionState.CANCELLED}
 
 
-def test_with_their_node_those_ahead_are_given_back_and_only_what_ran_fails() -> None:
+def test_a_lost_node_fails_its_running_action_and_requeues_its_prefetched_ones() -> None:
     w = world()
     a, b = w.submit(profile=SHORT), w.submit(profile=SHORT)
     w.plan()
@@ -111,7 +112,7 @@ def test_with_their_node_those_ahead_are_given_back_and_only_what_ran_fails() ->
     assert w.ledger.actions[b].attempt == 0
 
 
-def test_a_session_whose_action_is_ahead_is_busy_until_it_is_given_back() -> None:
+def test_a_session_with_a_prefetched_action_is_busy_until_the_lease_is_returned() -> None:
     w = world()
     s = w.session()
     w.plan()
@@ -128,7 +129,7 @@ def test_a_session_whose_action_is_ahead_is_busy_until_it_is_given_back() -> Non
 
 @pytest.mark.parametrize("placer", ["elastic", "first-fit", "fcfs:1", "paper"])
 @pytest.mark.parametrize("seed", range(6))
-def test_random_histories_keep_the_laws_and_lose_nothing(placer: str, seed: int) -> None:
+def test_random_histories_of_prefetched_leases_violate_no_invariant(placer: str, seed: int) -> None:
     rng = random.Random(seed)
     w = world(placer, cpus=2, ahead=4)
     sessions = [w.session(mem=1) for _ in range(3)]
@@ -178,7 +179,7 @@ def test_random_histories_keep_the_laws_and_lose_nothing(placer: str, seed: int)
                for x in ids)
 
 
-def test_a_lease_that_is_gone_lets_the_next_one_begin_or_move_up() -> None:
+def test_removing_a_lease_from_a_queue_moves_up_the_next_lease() -> None:
     queues = LeaseQueues[str]()
     for lease in (2, 3, 4):
         queues.add(lease, lease - 1, f"item {lease}")

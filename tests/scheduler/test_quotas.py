@@ -1,4 +1,5 @@
-"""Endpoints in the core: buckets and shares under any history, grants that clients hold."""
+"""Endpoints in the scheduler: token buckets and shares on any history, and grants that clients
+hold."""
 
 from __future__ import annotations
 
@@ -37,9 +38,10 @@ STEPS = st.lists(st.tuples(st.integers(0, 3 * SECOND // 2),
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(SPECS, STEPS)
-def test_no_window_ever_sees_more_than_the_rate_and_the_burst(spec: EndpointSpec, steps) -> None:
-    """And never more inside than declared, whatever the endpoint says meanwhile; the share stays
-    within its bounds, and while it is closed nobody starts."""
+def test_an_endpoint_never_exceeds_rate_burst_and_concurrency_in_any_window(
+        spec: EndpointSpec, steps) -> None:
+    """Concurrency never exceeds the declared limit, whatever the endpoint answers. The share stays
+    within its bounds, and no call starts while the endpoint is closed."""
     entry, now = rl.full(spec, 0), 0
     inside: list[int] = []
     starts: list[int] = []
@@ -79,7 +81,7 @@ def test_no_window_ever_sees_more_than_the_rate_and_the_burst(spec: EndpointSpec
             assert (last - first + 1) * rl.TOKEN <= most
 
 
-def test_one_episode_is_one_cut_and_success_brings_all_back() -> None:
+def test_push_back_of_concurrent_calls_cuts_the_share_once_and_success_restores_it() -> None:
     entry = rl.full(EndpointSpec("x", 64, 50 * MICRO, 5 * MICRO), 0)
     for _ in range(5):
         entry.draw(0)
@@ -100,7 +102,7 @@ def test_one_episode_is_one_cut_and_success_brings_all_back() -> None:
     assert entry.rate_micro == 50 * MICRO
 
 
-def test_without_a_rate_concurrency_is_what_is_cut() -> None:
+def test_push_back_on_an_endpoint_without_a_rate_cuts_its_concurrency() -> None:
     entry = rl.full(EndpointSpec("x", 8), 0)
     entry.draw(5)
     entry.done()
@@ -111,7 +113,8 @@ def test_without_a_rate_concurrency_is_what_is_cut() -> None:
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.integers(1, 2000 * MICRO), st.integers(MICRO, 20 * MICRO),
        st.lists(st.integers(0, SECOND), max_size=150))
-def test_starts_keep_the_bucket_whenever_grants_are_seen(rate: int, burst: int, steps) -> None:
+def test_call_starts_keep_to_the_token_bucket_whenever_grants_arrive(
+        rate: int, burst: int, steps) -> None:
     pace, now, starts = ClientRateLimit(), 0, []
     gap = -(-SECOND * MICRO // rate)
     for step in steps:
@@ -126,7 +129,7 @@ def test_starts_keep_the_bucket_whenever_grants_are_seen(rate: int, burst: int, 
             assert (last - first + 1) * rl.TOKEN <= room
 
 
-def test_many_grants_that_are_seen_at_once_never_start_together() -> None:
+def test_grants_that_arrive_together_start_at_the_endpoint_rate() -> None:
     limit = ClientRateLimit()  # 600 calls a second, one at once: 1.67 ms between two
     starts = [limit.start_at(0, 600 * MICRO, MICRO) for _ in range(9)]
     assert starts == [0, 1_666_667, 3_333_334] + [-1] * 6
@@ -144,7 +147,7 @@ def test_a_rate_that_rises_is_used_at_once(rates: tuple[int, int], burst: int) -
     assert all(later - kept[0] >= (n - burst) * SECOND // high for n, later in enumerate(kept))
 
 
-def test_what_a_process_finds_after_it_stood_still_is_mostly_given_back() -> None:
+def test_a_process_that_was_stopped_returns_the_grants_it_cannot_start_soon() -> None:
     pace = ClientRateLimit()
     starts = [pace.start_at(7 * SECOND, 50 * MICRO, 3 * MICRO) for _ in range(20)]
     assert starts == [7 * SECOND] * 3 + [7 * SECOND + 20 * MS] + [-1] * 16
@@ -180,7 +183,7 @@ def say(w: World, action: int, state: ActionState, *, lease: int | None = None, 
 
 
 @pytest.mark.parametrize("placer", ["first-fit", "fcfs:4", "static:2", "paper", "elastic"])
-def test_grants_need_no_node_and_come_back(placer: str) -> None:
+def test_an_endpoint_grant_needs_no_node_and_frees_its_slot_at_its_end(placer: str) -> None:
     w = quota(placer=placer)
     calls = [ask(w) for _ in range(4)]
     assert started(w.plan()) == calls[:2]
@@ -194,7 +197,7 @@ def test_grants_need_no_node_and_come_back(placer: str) -> None:
     assert say(w, calls[1], ActionState.COMPLETED, lease=99) == []  # fenced
 
 
-def test_what_was_sent_back_waits_at_its_old_turn_until_the_endpoint_opens() -> None:
+def test_a_call_that_was_pushed_back_keeps_its_place_until_the_endpoint_opens() -> None:
     w = quota()
     first, second, third = (ask(w) for _ in range(3))
     w.plan()
@@ -215,7 +218,7 @@ def test_what_was_sent_back_waits_at_its_old_turn_until_the_endpoint_opens() -> 
     assert started(w.plan()) == [third]
 
 
-def test_a_call_given_up_ends_granted_or_not() -> None:
+def test_a_timed_out_or_cancelled_call_ends_with_or_without_its_grant() -> None:
     w = quota()
     granted, crossed, waiting, cancelled = (ask(w) for _ in range(4))
     w.plan()
@@ -245,7 +248,7 @@ def test_a_lost_client_gives_its_slots_back(bye: bool) -> None:
     assert not set(calls) & set(w.ledger.actions) and 1 not in w.ledger.clients
 
 
-def test_who_is_away_is_granted_nothing_until_it_is_back() -> None:
+def test_a_client_whose_link_is_lost_gets_no_grant_until_it_reconnects() -> None:
     w = quota()
     mine = [ask(w), ask(w)]
     w.happen(ev.ClientLeft(w.now, 1, False, w.now + SECOND))
@@ -257,7 +260,7 @@ def test_who_is_away_is_granted_nothing_until_it_is_back() -> None:
     assert started(w.plan()) == mine[:1]
 
 
-def test_never_and_in_use_are_one_line() -> None:
+def test_an_infeasible_grant_or_a_changed_endpoint_in_use_is_refused_in_one_line() -> None:
     w = quota()
     grant = Action(1, "x", Kind.GRANT, key="endpoint:poet")
     assert "register_endpoint" in refusal(w.ledger, w.scheduler.state.placer, grant)
@@ -286,14 +289,14 @@ def test_a_wrong_quota_names_its_field(fields, told: str) -> None:
         endpoint_spec("search", fields)
 
 
-def test_the_bucket_held_here_is_smaller_by_the_jitter() -> None:
+def test_the_brokers_token_bucket_is_reduced_by_the_jitter() -> None:
     assert endpoint_spec("x", {"rate": 50, "burst": 5, "jitter_ms": 40}).burst_micro == 3 * MICRO
     assert endpoint_spec("x", {"rate": 50, "jitter_ms": 0}).burst_micro == 50 * MICRO
     assert endpoint_spec("x", {"rate": 50, "burst": 1}).burst_micro == MICRO
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_pushback_breaks_no_law_and_replays(seed: int) -> None:
+def test_random_push_back_violates_no_invariant_and_replays(seed: int) -> None:
     rng, w = random.Random(seed), quota(EndpointSpec("search", 5, 30 * MICRO, 4 * MICRO))
     w.node(cpus=2)
     submitted: list[int] = []

@@ -1,7 +1,7 @@
-"""A broker that is cut off at any instant and begins again: nothing named is lost or done twice.
+"""A broker that is killed at any instant and restarted: no named action is lost or done twice.
 
-The rig drives the real broker over its real journal and spool files; its worker and its trainer are
-played by hand, so that an instant is the size of two files.
+The rig drives the real broker over its real journal and spool files. Its worker and its trainer are
+played by hand, so that an instant is given by the sizes of the two files.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Rig:
             self.due.append(call)
 
     def turn(self) -> None:
-        """All that is due, and what it sent."""
+        """Runs all timers that are due and delivers what was sent."""
         while self.due:
             self.due.pop(0)()
         for peer, _ in self.workers if hasattr(self, "workers") else ():
@@ -126,7 +126,7 @@ class Rig:
         self.broker.receive(self.peer, message, payload)
 
     def finish(self, state: ActionState = ActionState.COMPLETED) -> None:
-        """One that runs ends, any of them."""
+        """One running action ends, chosen at random."""
         start, payload, peer = self.runs.pop(self.rng.randrange(len(self.runs)))
         accepted = next(t for p, t in self.workers if p is peer)
         said = payload + b"/%d" % self.ran[start.action.once]
@@ -154,7 +154,8 @@ Instant = tuple[Sizes, dict[str, tuple[str, str]]]  # what is written, what the 
 
 
 def life(folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Instant], Rig]:
-    """A first life: the sizes of its files after each write, and what the trainer knew then."""
+    """A first start of the broker: the sizes of its files after each write, and the results that
+    the trainer knew then."""
     rig, rng, write = Rig(folder, 1, seed), random.Random(seed), os.write
     seen: list[Instant] = [((0, 0), {}), (rig.sizes(), {})]
 
@@ -182,7 +183,7 @@ def life(folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list
 
 
 def cuts(seen: list[Instant], rng: random.Random) -> list[Instant]:
-    """Every instant between two writes, and some within each."""
+    """Every instant between two writes, and some instants within each write."""
     found = []
     for ((s0, j0), known), ((s1, j1), _) in pairwise(seen):
         assert s0 == s1 or j0 == j1 or (s0, j0) == (0, 0)
@@ -193,8 +194,8 @@ def cuts(seen: list[Instant], rng: random.Random) -> list[Instant]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_cut_off_at_any_instant(tmp_path: Path, seed: int,
-                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_killed_at_any_instant_loses_and_repeats_no_named_action(
+        tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     first = tmp_path / "first"
     first.mkdir()
     seen, rig = life(first, seed, monkeypatch)
@@ -230,8 +231,8 @@ def test_cut_off_at_any_instant(tmp_path: Path, seed: int,
         assert all(r.end_ns for r in rows)
 
 
-def test_many_starts_in_a_row(tmp_path: Path) -> None:
-    """Cut off again and again; each time a little gets done."""
+def test_named_results_survive_many_broker_restarts_in_a_row(tmp_path: Path) -> None:
+    """The broker is killed again and again, and some actions finish each time."""
     rng, told = random.Random(5), dict[str, tuple[str, str]]()
     for start in range(1, 30):
         rig = Rig(tmp_path, start, start, segment=200)
@@ -252,7 +253,7 @@ def test_many_starts_in_a_row(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("journal*"))) == start
 
 
-def test_a_name_is_waited_for_by_all_who_submit_it(tmp_path: Path) -> None:
+def test_all_submitters_of_one_idempotency_key_get_its_result(tmp_path: Path) -> None:
     rig = Rig(tmp_path, 1)
     first, second = rig.submit("a"), rig.submit("a")
     rig.turn()
@@ -269,14 +270,14 @@ def test_a_name_is_waited_for_by_all_who_submit_it(tmp_path: Path) -> None:
 
 
 def command(rig: Rig, line: str, once: str, **options) -> Action:
-    """The action for a shell line as the client makes it."""
+    """The action for a shell line, as the client makes it."""
     rig.counter += 1
     _, what = exec_call(line)
     return make_action(mint(rig.client, rig.counter), Kind.EXEC, Options(once=once, **options), 0,
                        what)
 
 
-def test_a_command_whose_class_an_older_release_derived_otherwise_is_the_same_work(
+def test_a_named_command_is_the_same_work_although_an_older_release_guessed_its_class(
         tmp_path: Path) -> None:
     rig = Rig(tmp_path, 1)
     older = msgspec.structs.replace(command(rig, "cd x && make -j", "a"), name="cd")
@@ -299,8 +300,8 @@ def test_a_command_whose_class_an_older_release_derived_otherwise_is_the_same_wo
 @pytest.mark.parametrize(("first", "second", "same"), [
     ({}, {}, False), ({"name": "build"}, {"name": "build"}, True), ({"name": "build"}, {}, False),
     ({"name": "build"}, {"name": "test"}, False)])
-def test_classes_are_compared_where_one_broker_sees_both(tmp_path: Path, first: dict, second: dict,
-                                                         same: bool) -> None:
+def test_submissions_with_one_idempotency_key_and_different_classes_are_refused(
+        tmp_path: Path, first: dict, second: dict, same: bool) -> None:
     rig = Rig(tmp_path, 1)
     actions = [command(rig, "make", "a", **first), command(rig, "ninja", "a", **second)]
     for action in actions:
@@ -313,7 +314,7 @@ def test_classes_are_compared_where_one_broker_sees_both(tmp_path: Path, first: 
     rig.close()
 
 
-def test_what_did_not_end_by_itself_may_be_submitted_again(tmp_path: Path) -> None:
+def test_a_cancelled_named_action_can_be_submitted_again(tmp_path: Path) -> None:
     rig = Rig(tmp_path, 1)
     first = rig.submit("a")
     follower = rig.submit("a")
@@ -329,7 +330,7 @@ def test_what_did_not_end_by_itself_may_be_submitted_again(tmp_path: Path) -> No
     rig.close()
 
 
-def test_forgetting_frees_room(tmp_path: Path) -> None:
+def test_forgetting_named_results_frees_room_in_the_spool(tmp_path: Path) -> None:
     rig = Rig(tmp_path, 1, limit=2000, segment=300)
     n = 0
     while not (refused := [m for m, _ in rig.trainer.heard if isinstance(m, ms.Rejected)]):
@@ -356,7 +357,7 @@ def test_forgetting_frees_room(tmp_path: Path) -> None:
     assert not (tmp_path / "once").exists()
 
 
-def test_a_spool_of_another_release_is_one_line_and_strangers_files_stay(tmp_path: Path) -> None:
+def test_a_spool_of_another_release_is_refused_and_foreign_files_are_kept(tmp_path: Path) -> None:
     spool = FileSpool(tmp_path, 1 << 20)
     (tmp_path / "notes").write_text("a user's")
     spool.close(remove=True)
@@ -370,7 +371,7 @@ def test_a_spool_of_another_release_is_one_line_and_strangers_files_stay(tmp_pat
 
 @pytest.mark.parametrize("drained", [False, True])
 def test_a_broker_that_is_drained_asks_for_no_more_nodes(tmp_path: Path, drained: bool) -> None:
-    """Nothing is lent any more, so all that waits would be a reason to."""
+    """A drained broker lends nothing, so all waiting work would look like demand."""
     rig = Rig(tmp_path, 1, policy=AllocPolicy(
         max_nodes=4, max_core_ns=10**18, shapes=(SatelliteShape("spare", cpus=4),)))
     for n in range(1000):

@@ -1,6 +1,5 @@
-"""Rollout pools within the scheduler: any history of turns, tools, losses and restarts serves every
-turn once and leaves the books right; what tools returned decides the bucket.
-"""
+"""Rollout pools within the scheduler: on any history of turns, tools, losses and restarts every
+turn is served once and the pool's counts stay consistent; tool results decide the bucket."""
 
 from __future__ import annotations
 
@@ -51,10 +50,10 @@ ENDS = [ActionState.COMPLETED, ActionState.FAILED, ActionState.TIMEOUT, ActionSt
 
 
 class Site(World):
-    """A world with three services, each on one node, and a pool over them."""
+    """A world with three services, each on one node, and a rollout pool over them."""
 
     def gpu_node(self, gpus: int) -> None:
-        """A node that takes leases ahead, so that calls run as one."""
+        """A node with prefetching, so that calls run in batches."""
         number = self.ledger.next_node
         spec = NodeSpec(f"n{number}", "host", (0, 1, 2, 3), 1024, tuple(range(gpus)), ahead=4,
                         backends=("model",), untrusted=("model",))
@@ -100,7 +99,7 @@ class Site(World):
         return route.service if route is not None else ""
 
     def serve(self, action: int) -> str:
-        """Lets a turn run to its end; where it did."""
+        """Lets a turn run to its end; returns the service on which it ran."""
         self.plan()
         service = self.service(action)
         self.finish(action)
@@ -115,7 +114,8 @@ def site(**fields: object) -> Site:
 
 
 def teach(world: Site, told: bool) -> None:
-    """Trajectories that end soon when their tests pass, and go on for long when they fail."""
+    """Plays trajectories that end soon when their tests pass, and continue for long when they
+    fail."""
     for n in range(8):
         name, long = f"old-{n}", n % 2 == 1
         world.serve(world.turn(name))
@@ -141,8 +141,8 @@ def test_a_failing_tool_moves_a_trajectory_to_the_larger_bucket(told: bool) -> N
     assert told_of["waiting"] == 0 and told_of["trajectories"] == 2
 
 
-def test_a_pool_decides_and_learns_what_cmlfq_alone_does() -> None:
-    """Over whole trajectories of the generator of `bench/bench_routing.py`."""
+def test_a_rollout_pool_decides_and_learns_as_cmlfq_alone_does() -> None:
+    """Plays whole trajectories of the generator of `bench/bench_routing.py`."""
     world = site(least=4, payload_edges=(1_000, 12_000), enough=8 * 24)  # 24 end in an epoch
     pool = world.pool
     alone = Cmlfq(CausalTree(shape_of(pool.spec)), pool.spec.edges)
@@ -175,7 +175,7 @@ def test_a_pool_decides_and_learns_what_cmlfq_alone_does() -> None:
     pool.check()
 
 
-def test_a_cancelled_tool_and_one_before_the_first_turn_say_nothing() -> None:
+def test_a_cancelled_tool_or_a_tool_before_the_first_turn_moves_no_trajectory() -> None:
     world = site()
     teach(world, True)
     world.tool("x", "tests", state=ActionState.FAILED)  # nothing was generated yet
@@ -188,7 +188,7 @@ def test_a_cancelled_tool_and_one_before_the_first_turn_say_nothing() -> None:
     assert world.serve(world.turn("x", generated=200)) == "big"
 
 
-def test_queues_are_bounded_and_who_waits_is_told_why() -> None:
+def test_queues_of_services_are_bounded_and_explain_says_why_a_turn_waits() -> None:
     world = site()
     turns = [world.turn(n) for n in range(8)]
     world.plan()
@@ -209,7 +209,7 @@ def test_queues_are_bounded_and_who_waits_is_told_why() -> None:
         explain(world.scheduler, world.now, show(turns[6])))[0]
 
 
-def test_what_info_says_of_a_pool_names_what_was_counted() -> None:
+def test_tangram_info_shows_pool_rates_with_their_counts() -> None:
     world = site()
 
     def said() -> list[str]:
@@ -228,7 +228,7 @@ def test_what_info_says_of_a_pool_names_what_was_counted() -> None:
     assert len({line.index(" degree") for line in services}) == 1  # a column
 
 
-def test_a_forecast_deals_on_a_copy() -> None:
+def test_a_forecast_of_a_turn_does_not_change_the_pool() -> None:
     world = site()
     old = [world.turn(f"old-{n}") for n in range(6)]
     world.plan()
@@ -243,7 +243,7 @@ def test_a_forecast_deals_on_a_copy() -> None:
     world.ledger.check()
 
 
-def test_what_can_never_be_served_is_said_in_one_line() -> None:
+def test_an_infeasible_turn_is_refused_in_one_line() -> None:
     world, base = site(), Turn("p", "t", 1, 100, 0)
     for turn, text in ((Turn("q", "t", 1, 1, 0), "pool: no rollout pool 'q' is declared"),
                        (Turn("p", "", 1, 1, 0), "trajectory: '' is not a name"),
@@ -257,8 +257,8 @@ def test_what_can_never_be_served_is_said_in_one_line() -> None:
         "turn: must be a call")
 
 
-def test_turns_whose_services_can_never_stand_fail_and_do_not_wait() -> None:
-    """As calls of such a service do, before all nodes have joined and afterwards."""
+def test_turns_whose_services_can_never_be_resident_fail_and_do_not_wait() -> None:
+    """Calls of such a service do the same, before and after all nodes have joined."""
     world = Site()
     world.node(gpus=2, complete=False)
     world.happen(ev.ServiceDeclared(0, ServiceSpec("s0", node="n1")))
@@ -295,7 +295,7 @@ def test_turns_whose_services_can_never_stand_fail_and_do_not_wait() -> None:
         "block for it: s0 needs 1 GPU of n1, big needs 4 GPUs; ")
 
 
-def test_a_turn_that_only_a_service_takes_that_does_not_stand_says_so() -> None:
+def test_a_turn_that_only_a_nonresident_service_takes_shows_ReqNodeNotAvail() -> None:
     world = site()
     world.pool.close("big", world.now, world.now + 10**9)
     world.pool.set_callable("big", False)
@@ -309,8 +309,8 @@ def test_a_turn_that_only_a_service_takes_that_does_not_stand_says_so() -> None:
     ({"component": "gpu"}, "component: a turn runs where the services of its pool are"),
     ({"key": "service:s0"}, "key, degrees: a turn needs the key rollouts:POOL"),
     ({"degrees": ()}, "key, degrees: a turn needs the key rollouts:POOL")])
-def test_a_turn_of_another_shape_than_a_clients_is_refused(fields: dict[str, object],
-                                                           text: str) -> None:
+def test_a_turn_with_fields_that_no_client_sends_is_refused(
+        fields: dict[str, object], text: str) -> None:
     world = site()
     world.happen(ev.EndpointDeclared(0, EndpointSpec("web", 1, 0, 10**6)))
     turn = Action(world.id(), "x", Kind.CALL, (1,), "rollouts:p", turn=Turn("p", "t", 1, 100, 0))
@@ -322,7 +322,7 @@ def test_a_turn_of_another_shape_than_a_clients_is_refused(fields: dict[str, obj
 @pytest.mark.parametrize("name", ["running_max", "context_max", "step_ns", "request_ns",
                                   "prefill_ns", "idle_ns", "nodes_max", "kv_far_ns"])
 def test_a_pool_with_numbers_out_of_bounds_is_refused(name: str) -> None:
-    """As no client of this package sends one; in the journal it would end every start."""
+    """No client of this package sends such a pool; in the journal it would end every start."""
     world, good = site(), rollouts_spec("q", POOL)
     for number in (-1, 1 << 62):
         if name in RolloutsSpec.__struct_fields__:
@@ -340,13 +340,14 @@ def test_a_pool_with_numbers_out_of_bounds_is_refused(name: str) -> None:
     ({"nodes_max": 1 << 70}, "rollouts q: nodes_max: "),
     ({"payload_edges": (1, 1 << 70)}, "rollouts q: payload_edges: "),
     ({"tree": "trees"}, "rollouts q: tree: 'trees' must be an absolute path")])
-def test_what_could_not_be_sent_names_its_field(fields: dict[str, object], text: str) -> None:
+def test_a_pool_setting_too_large_for_the_wire_names_its_field(
+        fields: dict[str, object], text: str) -> None:
     with pytest.raises(InvalidInput) as told:
         rollouts_spec("q", {**POOL, **fields})
     assert str(told.value).startswith(text) and "\n" not in str(told.value)
 
 
-def test_a_pool_that_is_wrong_is_refused_and_the_same_again_is_nothing() -> None:
+def test_a_wrong_pool_is_refused_and_an_equal_declaration_changes_nothing() -> None:
     world = site()
     same = rollouts_spec("p", POOL)
     assert declaration_of_rollouts(world.ledger, same, 0) == ([], "")
@@ -364,7 +365,7 @@ def test_a_pool_that_is_wrong_is_refused_and_the_same_again_is_nothing() -> None
     assert "declared already" in declaration_of_rollouts(world.ledger, other, 0)[1]
 
 
-def test_turns_of_a_service_that_is_gone_are_asked_for_again() -> None:
+def test_turns_of_a_service_on_a_lost_node_are_routed_again() -> None:
     world = site()
     second = world.node(gpus=1)
     turns = [world.turn(n) for n in range(6)]
@@ -382,7 +383,7 @@ def test_turns_of_a_service_that_is_gone_are_asked_for_again() -> None:
     assert world.ledger.nodes[second].state.value == "UP" and world.pool.open_turns == {}
 
 
-def test_a_turn_that_a_drained_node_gives_back_goes_elsewhere() -> None:
+def test_a_turn_that_a_drained_node_returns_is_routed_elsewhere() -> None:
     world = Site()
     world.gpu_node(2)
     world.declare()
@@ -401,7 +402,7 @@ def test_a_turn_that_a_drained_node_gives_back_goes_elsewhere() -> None:
     assert world.pool.open_turns == {} and world.pool.load("big") == 0
 
 
-def test_a_turn_that_is_dealt_again_is_counted_once() -> None:
+def test_a_turn_that_is_routed_again_is_counted_once() -> None:
     world = site()
     world.serve(world.turn("t"))
     turn = world.turn("t", generated=50, context=200)
@@ -420,7 +421,7 @@ def test_a_turn_that_is_dealt_again_is_counted_once() -> None:
     assert (counts.turns, counts.judged, counts.right) == (3, 3, 3)
 
 
-def test_a_service_that_fails_is_left_alone_for_a_while() -> None:
+def test_a_failing_service_gets_no_turns_for_a_while() -> None:
     world = site()
     turns = [world.turn(n, attempts=2) for n in range(6)]
     world.plan()
@@ -450,7 +451,7 @@ def test_a_service_that_fails_is_left_alone_for_a_while() -> None:
     assert world.serve(world.turn("later")) == "s0" and world.pool.pause_ns("s0") == 10 * 10**9
 
 
-def test_a_service_that_fails_is_left_alone_by_turns_without_retries_too() -> None:
+def test_a_failing_service_is_also_avoided_by_turns_without_retries() -> None:
     world = site()
     fails = Outcome(ActionState.FAILED, reason="its copies die on their way", pushed=FALTERED)
     first = world.turn(0, attempts=1)
@@ -464,7 +465,7 @@ def test_a_service_that_fails_is_left_alone_by_turns_without_retries_too() -> No
     world.pool.check()
 
 
-def test_a_service_that_fails_is_not_left_alone_when_the_others_are_gone() -> None:
+def test_a_failing_service_gets_turns_when_no_other_service_is_left() -> None:
     world = Site()
     for name in ("n1", "n2"):
         world.node(gpus=1)
@@ -484,7 +485,7 @@ def test_a_service_that_fails_is_not_left_alone_when_the_others_are_gone() -> No
     assert world.pool.closed("n1") and world.serve(world.turn(1)) == "n2"
     world.happen(ev.NodeLost(world.now, 2, "gone"))
     world.plan()
-    assert world.pool.closed("n1"), "nobody waits for it"
+    assert world.pool.closed("n1"), "no turn waits for it, so it stays closed"
     last = world.turn(2)
     world.plan()
     assert world.service(last) == "n1" and not world.pool.closed("n1")
@@ -492,7 +493,7 @@ def test_a_service_that_fails_is_not_left_alone_when_the_others_are_gone() -> No
     assert world.ledger.actions[last].state is ActionState.FAILED
 
 
-def test_a_turn_that_ended_in_the_line_is_explained() -> None:
+def test_explain_tells_of_a_turn_that_was_cancelled_before_routing() -> None:
     world = site()
     turns = [world.turn(n) for n in range(7)]
     world.plan()
@@ -501,7 +502,7 @@ def test_a_turn_that_ended_in_the_line_is_explained() -> None:
     assert told["state"] == "CANCELLED" and "has not been routed" in lines(told)[0]
 
 
-def test_a_result_says_where_a_turn_went_though_its_client_is_gone() -> None:
+def test_the_result_of_a_named_turn_names_its_service_after_its_client_left() -> None:
     world = site()
     turn = world.turn("t", once="work")  # who submits it again gets this result
     world.plan()
@@ -512,7 +513,7 @@ def test_a_result_says_where_a_turn_went_though_its_client_is_gone() -> None:
     assert [reply.route.service for reply in told] == ["s0"] and turn not in world.ledger.actions
 
 
-def test_a_turn_that_comes_to_a_full_pool_wakes_nobody_else() -> None:
+def test_a_turn_submitted_to_a_full_pool_does_not_rescan_the_queue() -> None:
     world = site()
     for n in range(6):
         world.turn(n)
@@ -528,7 +529,7 @@ def test_a_turn_that_comes_to_a_full_pool_wakes_nobody_else() -> None:
     assert router.waiting == 0
 
 
-def test_a_pool_that_the_next_start_declares_otherwise_goes_on_with_named_turns() -> None:
+def test_named_turns_continue_when_a_restarted_broker_redeclares_their_pool() -> None:
     world, start = Site(), ev.BrokerStarted(1, "job", "first-fit", "none")
     world.happen(start)
     world.node(gpus=4)
@@ -552,7 +553,7 @@ def test_a_pool_that_the_next_start_declares_otherwise_goes_on_with_named_turns(
     assert world.pool.open_turns == {} and world.pool.load("big") == 0
 
 
-def test_a_word_with_a_status_that_is_none_says_nothing() -> None:
+def test_a_tool_report_with_an_unknown_status_is_refused() -> None:
     world = site(tree="/trees")
     world.serve(world.turn("t"))
     registration = Saves(world).registration
@@ -565,8 +566,8 @@ def test_a_word_with_a_status_that_is_none_says_nothing() -> None:
 
 
 class Saves:
-    """A broker's registration with a pool that keeps its trees in `/trees`; a timer, a clock and a
-    folder that belong to the test."""
+    """A broker's registration with a pool that saves its trees in `/trees`; timer, clock and folder
+    belong to the test."""
 
     def __init__(self, world: Site) -> None:
         self.now, self.takes_s, self.due_s, self.saved = 0, 0.0, 0.0, list[int]()
@@ -591,7 +592,7 @@ class Saves:
         self.saved.append(tree.root.visits)
 
 
-def test_what_was_learned_is_saved_soon_and_takes_a_hundredth_of_the_time() -> None:
+def test_learned_trees_are_saved_soon_and_use_a_hundredth_of_the_time() -> None:
     world = site(tree="/trees")
     saves = Saves(world)
     assert 0 < saves.due_s <= 10  # so much a kill may cost
@@ -605,7 +606,7 @@ def test_what_was_learned_is_saved_soon_and_takes_a_hundredth_of_the_time() -> N
     assert len(saves.saved) == 3  # nothing new
 
 
-def test_resting_trajectories_and_those_of_lost_clients_are_dropped() -> None:
+def test_idle_trajectories_and_trajectories_of_lost_clients_are_dropped() -> None:
     world = site(idle_s=1.0)
     world.serve(world.turn("old"))
     world.now += 10**9
@@ -618,7 +619,8 @@ def test_resting_trajectories_and_those_of_lost_clients_are_dropped() -> None:
     world.pool.check()
 
 
-def test_trajectories_that_nobody_ends_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_trajectories_without_an_end_is_bounded(
+        monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_pools, "TRAJECTORIES_MAX", 3)
     world = site()
     held = [world.turn(f"held-{n}") for n in range(2)]  # older than all, and never dropped
@@ -631,7 +633,7 @@ def test_trajectories_that_nobody_ends_are_bounded(monkeypatch: pytest.MonkeyPat
     assert world.pool.counts.again == 1
 
 
-def test_a_new_trainers_epochs_go_on_from_those_of_the_tree() -> None:
+def test_the_epochs_of_a_new_trainer_continue_those_of_the_loaded_tree() -> None:
     world = site()
     teach(world, True)
     tree = world.pool.queues.tree
@@ -650,8 +652,8 @@ def test_a_new_trainers_epochs_go_on_from_those_of_the_tree() -> None:
     [n % 3 for n in range(300)],  # ranks that are not at the same step
     [*range(60), 1_763_000_000, *range(60, 299)],  # one wrong word
     [*range(150), *range(150)]])  # another trainer, that counts anew
-def test_whatever_steps_are_named_what_was_learned_lasts(steps: list[int]) -> None:
-    """Those that are kept are as many as are believed, and the newest are among them."""
+def test_a_pool_keeps_enough_lengths_for_any_numbering_of_steps(steps: list[int]) -> None:
+    """The pool keeps as many lengths as its estimates use, and the newest are among them."""
     world = site()
     for n, step in enumerate(steps):
         world.serve(world.turn(n))
@@ -743,7 +745,7 @@ class History(Site):
             self.plan()
 
     def settle(self) -> None:
-        """All that is open ends, on a node that has every service."""
+        """Ends all that is open, on a node that has every service."""
         for node in self.ledger.up_nodes():
             self.happen(ev.NodeLost(self.now, node.node, "gone"))
         self.ledger.next_node = max(self.ledger.next_node, 1)
@@ -763,20 +765,21 @@ class History(Site):
 
 @settings(max_examples=25, deadline=None)
 @given(OPS)
-def test_every_turn_is_served_once_and_the_books_stay_right(ops: list[tuple[str, int, int]]
-                                                            ) -> None:
+def test_every_turn_is_served_once_and_the_pool_counts_stay_consistent(
+        ops: list[tuple[str, int, int]]) -> None:
     check_history(ops)
 
 
 @pytest.mark.long
 @settings(max_examples=3000, deadline=None)
 @given(OPS)
-def test_the_same_over_many_histories(ops: list[tuple[str, int, int]]) -> None:
+def test_every_turn_is_served_once_in_many_histories(ops: list[tuple[str, int, int]]) -> None:
     check_history(ops)
 
 
 def check_history(ops: list[tuple[str, int, int]]) -> None:
-    """Plays a history (`SimulationWorld.happen` checks all laws after each event) to its end."""
+    """Plays a history to its end (`SimulationWorld.happen` checks all invariants after each
+    event)."""
     world = History()
     world.events.clear()
     world.scheduler = Scheduler(make_placer("first-fit"))
@@ -804,7 +807,7 @@ def check_history(ops: list[tuple[str, int, int]]) -> None:
 
 
 def wisdom(spec: RolloutsSpec) -> CausalTree:
-    """A tree that knows that all is long, whatever returns."""
+    """A tree that expects long trajectories after any tool result."""
     tree = CausalTree(shape_of(spec))
     for n in range(8):
         tree.learn(1, n, [ToolSignal(f"tool{n % 4}", 0, n % 3)], [0], 20_000)
@@ -812,7 +815,7 @@ def wisdom(spec: RolloutsSpec) -> CausalTree:
 
 
 def shown(scheduler: Scheduler) -> tuple[object, object]:
-    """What of a state must be the same after a replay, and what also is if it believes the same."""
+    """The parts of a state that a replay must restore, estimates included."""
     pool = scheduler.ledger.rollouts["p"]
     actions = {a: (e.state, e.action.key, e.route) for a, e in scheduler.ledger.actions.items()
                if e.state not in ENDED or client_of(a)}
@@ -821,7 +824,7 @@ def shown(scheduler: Scheduler) -> tuple[object, object]:
 
 
 class Kept(Saves):
-    """As `Saves`, with trees in the folder that were learned before."""
+    """As `Saves`, with trees in the folder that were saved by an earlier broker."""
 
     def __init__(self, world: Site, tree: CausalTree) -> None:
         self._tree = tree
@@ -831,7 +834,7 @@ class Kept(Saves):
         return self._tree, self._tree
 
 
-def test_a_replay_begins_with_the_trees_that_the_broker_read() -> None:
+def test_a_replay_begins_with_the_trees_that_the_broker_loaded() -> None:
     teacher = site()
     teach(teacher, True)
     learned = teacher.pool.queues.tree
@@ -851,7 +854,7 @@ def test_a_replay_begins_with_the_trees_that_the_broker_read() -> None:
     assert pool.lesson.plain() == world.pool.lesson.plain()
 
 
-def test_trees_that_have_learned_nothing_are_an_event_without_them() -> None:
+def test_loading_empty_trees_is_journaled_without_their_bytes() -> None:
     world = site(tree="/trees")
     Saves(world)
     assert world.events[-1] == ev.RolloutPriorLoaded(0, "p", b"", b"")

@@ -1,4 +1,5 @@
-"""The router: everybody is served once, bounds hold, KV is worth staying with."""
+"""The rollout router: every request is served once, bounds hold, and requests stay where their KV
+cache is when that is cheaper."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def router(*instances: RolloutInstance, rules: KvCost = PLAIN) -> Router:
     return made
 
 
-def test_least_loaded_inside_the_bucket_then_outwards_larger_first() -> None:
+def test_a_request_goes_to_the_least_loaded_instance_of_its_bucket_then_a_larger() -> None:
     r = router(instance(1), instance(2), instance(3, 1, running=1, queue=0), instance(4, 2))
     went = [r.ask(RouteRequest(i, 0, 100, 1_000)) for i in range(6)]
     assert [w.instance for w in went if w] == [1, 2, 1, 2, 1, 2]  # queues fill evenly
@@ -49,7 +50,7 @@ def test_least_loaded_inside_the_bucket_then_outwards_larger_first() -> None:
     assert up is not None and up.instance == 3
 
 
-def test_kv_stays_moves_or_is_computed_again() -> None:
+def test_the_kv_cache_is_reused_transferred_or_recomputed_by_cost() -> None:
     r = router(instance(1), instance(2), instance(3, 1), instance(4, 1, node="n1"))
     first = r.ask(RouteRequest(9, 0, 1_000, 5_000))
     assert first == Route(9, 1, PREFILL, 100_000_000)
@@ -65,7 +66,7 @@ def test_kv_stays_moves_or_is_computed_again() -> None:
     assert again == Route(8, 3, PREFILL, 50 * 50_000)
 
 
-def test_a_move_that_costs_more_than_it_is_worth_is_not_made() -> None:
+def test_a_request_stays_when_moving_its_kv_costs_more_than_it_gains() -> None:
     r = router(instance(1), instance(2, 1))
     r.ask(RouteRequest(1, 0, 30_000, 1_000))
     r.left(1)
@@ -75,7 +76,7 @@ def test_a_move_that_costs_more_than_it_is_worth_is_not_made() -> None:
     assert gone is not None and gone.instance == 2
 
 
-def test_a_larger_degree_that_idles_helps_and_a_crowded_one_does_not() -> None:
+def test_an_idle_larger_degree_takes_requests_and_a_crowded_one_does_not() -> None:
     # one request lengthens a step of bucket 0 by 1/200
     rules = KvCost(idle=10, crowded=15)
     r = router(instance(1, running=50), instance(2, 1, running=50), rules=rules)
@@ -87,7 +88,7 @@ def test_a_larger_degree_that_idles_helps_and_a_crowded_one_does_not() -> None:
     r.check()
 
 
-def test_a_larger_degree_keeps_whose_keys_it_has() -> None:
+def test_a_larger_degree_keeps_the_requests_whose_kv_it_holds() -> None:
     r = router(instance(1), instance(2, 1, running=4))
     r.ask(RouteRequest(1, 1, 20_000, 20_000))
     r.left(1)
@@ -96,7 +97,7 @@ def test_a_larger_degree_keeps_whose_keys_it_has() -> None:
     assert r.ask(RouteRequest(1, 0, 21_000, 3_000)) == Route(1, 2, STAY, 0)
 
 
-def test_never_and_not_now_are_different_answers() -> None:
+def test_the_router_raises_for_infeasible_requests_and_queues_the_others() -> None:
     r = router(instance(1, context=1_000, running=1, queue=0))
     with pytest.raises(InfeasibleRequest, match="larger degree"):
         r.ask(RouteRequest(1, 0, 1_001, 5))
@@ -110,7 +111,7 @@ def test_never_and_not_now_are_different_answers() -> None:
         r.add(instance(2, running=0))
 
 
-def test_what_ran_on_an_instance_that_goes_is_told() -> None:
+def test_removing_an_instance_returns_the_requests_that_ran_on_it() -> None:
     r = router(instance(1), instance(2, queue=0, running=1))
     for i in range(4):
         r.ask(RouteRequest(i, 0, 10, 10))
@@ -128,7 +129,7 @@ steps = st.lists(st.tuples(st.sampled_from(["ask", "leave", "end", "add", "remov
 
 @given(steps)
 @settings(max_examples=80, deadline=None)
-def test_every_request_is_served_once_whatever_happens(moves: list) -> None:
+def test_the_router_serves_every_request_once_on_any_history(moves: list) -> None:
     r = router(instance(0), instance(1, 1, queue=0))
     state: dict[int, str] = {}  # request -> waits, runs, idle
     served: dict[int, int] = {}

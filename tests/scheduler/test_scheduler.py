@@ -1,4 +1,4 @@
-"""The scheduler by stimulus and decision: laws of leases, sessions, nodes and clients."""
+"""The scheduler by stimulus and decision: invariants of leases, sessions, nodes and clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_lease_holds_its_cores_until_it_is_released() -> None:
     assert started(w.plan()) == [b]
 
 
-def test_an_idle_plan_is_empty_and_a_late_word_is_ignored() -> None:
+def test_a_late_report_on_a_released_lease_is_ignored() -> None:
     w = World()
     w.node()
     a = w.submit()
@@ -42,7 +42,7 @@ def test_an_idle_plan_is_empty_and_a_late_word_is_ignored() -> None:
     assert w.plan() == []
 
 
-def test_fcfs_head_holds_everybody_back_first_fit_does_not() -> None:
+def test_the_first_waiting_action_blocks_others_with_fcfs_and_not_with_first_fit() -> None:
     for placer, expected in (("fcfs:4", []), ("first-fit", [2])):
         w = World(placer)
         w.node(cpus=4)
@@ -64,7 +64,7 @@ def test_fcfs_takes_the_largest_degree_up_to_k() -> None:
     assert sizes == [4, 3, 8]
 
 
-def test_session_runs_one_at_a_time_in_order_and_holds_memory_not_cores() -> None:
+def test_a_session_runs_one_action_at_a_time_and_holds_memory_but_no_cores() -> None:
     w = World()
     node = w.node(cpus=4, mem=100)
     s = w.session(mem=60)
@@ -137,7 +137,7 @@ def test_gpus_and_memory_are_lent_and_come_back() -> None:
     assert w.ledger.nodes[node].gpus.free == 2 and w.ledger.nodes[node].free_mem_mib == 100
 
 
-def test_component_is_respected() -> None:
+def test_an_action_runs_in_the_component_that_it_names() -> None:
     w = World()
     w.node(component="cpu")
     gpu = w.node(component="gpu")
@@ -165,7 +165,7 @@ def test_lost_node_ends_or_repeats_its_actions_and_loses_its_sessions() -> None:
     assert w.ledger.actions[again].attempt == 2
 
 
-def test_cancel_ends_a_waiting_one_at_once_and_kills_a_running_one() -> None:
+def test_cancelling_ends_a_pending_action_at_once_and_kills_a_running_one() -> None:
     w = World()
     w.node(cpus=1)
     running, waiting = w.submit(attempts=3), w.submit()
@@ -204,7 +204,7 @@ def test_a_lost_client_keeps_everything_for_its_grace() -> None:
     assert not w.ledger.clients and not w.ledger.actions and not w.ledger.sessions
 
 
-def test_an_expiry_in_the_same_beat_loses_no_plan() -> None:
+def test_a_client_that_expires_at_the_same_time_does_not_stop_a_placement() -> None:
     w = World()
     w.node()
     w.happen(ev.ClientJoined(w.now, 2, "uid-2", "other", 0, 1, "socket"))
@@ -213,7 +213,7 @@ def test_an_expiry_in_the_same_beat_loses_no_plan() -> None:
     assert started(w.plan()) == [a]
 
 
-def test_closing_a_session_cancels_what_waits_in_it() -> None:
+def test_closing_a_session_cancels_its_pending_actions() -> None:
     w = World()
     w.node()
     s = w.session()
@@ -224,7 +224,7 @@ def test_closing_a_session_cancels_what_waits_in_it() -> None:
     assert refusal(w.ledger, placer, Action(5, "x", session=s)).startswith("session:")
 
 
-def test_a_file_action_needs_no_unit_and_waits_for_nobody() -> None:
+def test_a_file_action_needs_no_unit_and_starts_at_once() -> None:
     w = World("fcfs:1")
     w.node(cpus=1)
     s = w.session()
@@ -242,14 +242,14 @@ def test_a_file_action_needs_no_unit_and_waits_for_nobody() -> None:
      ({"component": "moon"}, "component"), ({"degrees": (2, 1)}, "cpus"), ({"degrees": ()}, "cpus"),
      ({"mem_mib": -1}, "negative")],
 )
-def test_never_is_said_at_once_and_names_the_field(fields, named) -> None:
+def test_an_infeasible_action_is_refused_at_once_naming_the_field(fields, named) -> None:
     w = World()
     w.node()
     assert named in refusal(w.ledger, w.scheduler.state.placer, Action(1, "x", **fields))
     assert refusal(w.ledger, w.scheduler.state.placer, Action(1, "x")) == ""
 
 
-def test_never_is_not_known_before_all_nodes_joined() -> None:
+def test_an_infeasible_action_waits_until_all_nodes_have_joined() -> None:
     w = World()
     w.node(complete=False)
     wait, fits = w.submit(9), w.submit(1)
@@ -261,13 +261,13 @@ def test_never_is_not_known_before_all_nodes_joined() -> None:
 
 
 @pytest.mark.parametrize("name", ["fcfs", "fcfs:0", "static:x", "best", "first-fit:2"])
-def test_a_wrong_placer_is_one_clear_line(name: str) -> None:
+def test_a_wrong_placer_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidInput, match="placer"):
         make_placer(name)
 
 
 class Chaos:
-    """A random history: every law is checked after every event, and nothing may be lost."""
+    """A random history: every invariant is checked after every event, and no action may be lost."""
 
     def __init__(self, seed: int, placer: str) -> None:
         self.rng, self.w = random.Random(seed), World(placer)
@@ -345,7 +345,7 @@ class Chaos:
 @pytest.mark.parametrize("placer", ["first-fit", "fcfs:2", "fcfs:4", "static:2", "paper",
                                     "elastic"])
 @pytest.mark.parametrize("seed", range(6))
-def test_chaos_breaks_no_law_and_loses_nothing(seed: int, placer: str) -> None:
+def test_random_histories_violate_no_invariant_and_lose_no_action(seed: int, placer: str) -> None:
     chaos = Chaos(seed, placer)
     for _ in range(400):
         chaos.step()

@@ -1,4 +1,5 @@
-"""What isolation a session needs: never is said at once, with the remedy; else who can gets it."""
+"""Which isolation a session needs: an infeasible session is refused at once with the remedy; a
+feasible one opens on a node that has the isolation."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def action_refusal(w: World, **fields) -> str:
     return refusal(w.ledger, w.scheduler.state.placer, Action(w.id(), "x", **fields))
 
 
-def test_untrusted_code_is_refused_where_nothing_keeps_it_from_its_users_files() -> None:
+def test_untrusted_code_is_refused_where_no_backend_isolates_the_users_files() -> None:
     w = World()
     w.node(**BARE)
     for why in (session_refusal(w), action_refusal(w)):
@@ -56,7 +57,8 @@ def test_untrusted_code_is_refused_where_nothing_keeps_it_from_its_users_files()
      ({"backend": "", "image": "debian:12"}, "^$"), ({"backend": "bwrap", "image": "a:1"}, "^$"),
      ({"backend": "process", "trusted": True}, "^$"), ({"background": "share"}, "^$")],
 )
-def test_never_names_the_field_and_the_remedy(fields, told: str) -> None:
+def test_an_infeasible_session_is_refused_naming_the_field_and_the_remedy(
+        fields, told: str) -> None:
     import re
 
     w = World()
@@ -65,13 +67,13 @@ def test_never_names_the_field_and_the_remedy(fields, told: str) -> None:
     assert re.search(told, why) and "\n" not in why
 
 
-def test_an_image_needs_a_backend_that_takes_one() -> None:
+def test_a_session_with_an_image_needs_a_backend_that_takes_images() -> None:
     w = World()
     w.node(backends=("process",), untrusted=("process",))
     assert "image: no node has a backend that takes 'x'" in session_refusal(w, image="x")
 
 
-def test_nobody_knows_before_all_nodes_joined_and_then_all_is_told() -> None:
+def test_infeasible_sessions_wait_until_all_nodes_have_joined_and_then_end() -> None:
     w = World()
     w.node(complete=False, **BARE)
     assert session_refusal(w) == "" == action_refusal(w)
@@ -88,7 +90,7 @@ def test_nobody_knows_before_all_nodes_joined_and_then_all_is_told() -> None:
 
 
 @pytest.mark.parametrize("placer", ["first-fit", "fcfs:2", "paper", "elastic", "static:1"])
-def test_each_goes_where_its_isolation_is(placer: str) -> None:
+def test_sessions_open_on_nodes_that_offer_their_isolation(placer: str) -> None:
     w = World(placer)
     bare, full = w.node(cpus=8, **BARE), w.node(cpus=2, **FULL)
     homes = {}
@@ -116,7 +118,7 @@ def test_each_goes_where_its_isolation_is(placer: str) -> None:
             and e.action in guarded} == {full}
 
 
-def test_one_more_than_memory_allows_waits_with_the_reason() -> None:
+def test_a_session_without_free_memory_waits_with_reason_Memory() -> None:
     w = World()
     w.node(mem=100)
     first, second, third = w.session(mem=60), w.session(mem=60), w.session(mem=10)
@@ -145,7 +147,7 @@ def test_one_more_than_memory_allows_waits_with_the_reason() -> None:
     assert pending(reserving.scheduler, "j", 0)["pending_sessions"][0]["reason"] == "Resources"
 
 
-def test_the_best_backend_that_can_is_chosen() -> None:
+def test_a_session_gets_the_best_backend_that_fits_its_spec() -> None:
     node = NodeSpec("n", "h", (0,), 1, **FULL)
     assert backend_for(node, SessionSpec(1)) == "bwrap"
     assert backend_for(node, SessionSpec(1, image="debian:12")) == "bwrap"

@@ -1,4 +1,5 @@
-"""How sessions begin and end: forks, idle time, grace, and what each waits for."""
+"""How sessions begin and end: forks, idle timeouts, grace periods, and what each of them waits
+for."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def ended(made: list[de.Decision]) -> dict[int, str]:
 # ---- closing -----------------------------------------------------------------------------------
 
 
-def test_a_session_is_closed_while_what_its_last_action_left_is_still_being_killed() -> None:
+def test_a_session_closes_while_leftovers_of_its_last_action_are_being_killed() -> None:
     w = World()
     node = w.node()
     s = opened(w)
@@ -54,7 +55,7 @@ def test_a_session_is_closed_while_what_its_last_action_left_is_still_being_kill
 # ---- idle --------------------------------------------------------------------------------------
 
 
-def test_an_idle_session_closes_when_its_time_is_over_and_work_or_renewal_starts_it_again() -> None:
+def test_an_idle_session_closes_at_its_timeout_which_work_or_renewal_restarts() -> None:
     w = World()
     w.node()
     other, s = opened(w), opened(w, idle_ns=100)
@@ -80,7 +81,7 @@ def test_an_idle_session_closes_when_its_time_is_over_and_work_or_renewal_starts
     assert w.scheduler.next_deadline() == 0 and list(w.ledger.sessions) == [other]
 
 
-def test_an_unclean_end_is_still_work_and_a_cancelled_wait_is_none() -> None:
+def test_the_idle_time_starts_at_a_lease_release_or_the_end_of_a_cancelled_wait() -> None:
     w = World()
     w.node(cpus=1)
     s = opened(w, idle_ns=100)
@@ -101,7 +102,7 @@ def test_an_unclean_end_is_still_work_and_a_cancelled_wait_is_none() -> None:
     assert w.scheduler.next_deadline() == 650 and w.ledger.actions[blocker].lease
 
 
-def test_sessions_of_different_patience_end_in_their_own_time() -> None:
+def test_sessions_with_different_idle_timeouts_close_at_their_own_deadlines() -> None:
     w = World()
     w.node()
     slow, quick, third = opened(w, idle_ns=900), opened(w, idle_ns=50), opened(w, idle_ns=50)
@@ -118,7 +119,7 @@ def test_sessions_of_different_patience_end_in_their_own_time() -> None:
 # ---- a client that is away ---------------------------------------------------------------------
 
 
-def test_a_sandbox_never_dies_under_its_reward() -> None:
+def test_after_the_grace_of_a_lost_client_only_sessions_without_work_close() -> None:
     w = World()
     w.node(cpus=1)
     idle, works, never = opened(w), opened(w), w.session(mem=2000)
@@ -143,7 +144,7 @@ def test_a_sandbox_never_dies_under_its_reward() -> None:
     assert not w.ledger.clients and not w.ledger.actions and not w.ledger.sessions
 
 
-def test_a_client_that_comes_back_in_time_to_its_working_session_keeps_it() -> None:
+def test_a_client_that_reconnects_keeps_its_session_that_is_still_busy() -> None:
     w = World()
     w.node()
     s = opened(w)
@@ -157,7 +158,7 @@ def test_a_client_that_comes_back_in_time_to_its_working_session_keeps_it() -> N
     assert closing(w.plan()) == [] and w.ledger.sessions[s].state is SessionState.IDLE
 
 
-def test_a_session_has_its_own_grace_and_goodbye_gives_none() -> None:
+def test_each_session_has_its_own_grace_period_and_a_clean_leave_has_none() -> None:
     w = World()
     w.node()
     short, plain, long = opened(w, grace_ns=10), opened(w), opened(w, grace_ns=1000)
@@ -183,7 +184,7 @@ def test_a_session_has_its_own_grace_and_goodbye_gives_none() -> None:
 # ---- forks -------------------------------------------------------------------------------------
 
 
-def test_a_fork_begins_beside_its_origin_between_two_of_its_actions() -> None:
+def test_a_fork_opens_on_its_origins_node_between_two_actions_of_the_origin() -> None:
     w = World()
     home = w.node(cpus=4)
     w.node(cpus=64)  # emptier, but the files are not there
@@ -206,7 +207,7 @@ def test_a_fork_begins_beside_its_origin_between_two_of_its_actions() -> None:
     assert started(w.happen(ev.SessionReady(w.now, f)) + w.plan()) == [after]
 
 
-def test_a_fork_waits_for_its_origins_node_and_holds_nobody_elsewhere() -> None:
+def test_a_fork_waits_for_its_origins_node_and_blocks_no_session_elsewhere() -> None:
     w = World()
     home, away = w.node(mem=100), w.node(mem=100)
     s = opened(w, mem=60)
@@ -225,7 +226,7 @@ def test_a_fork_waits_for_its_origins_node_and_holds_nobody_elsewhere() -> None:
     assert f in told and "origin" in told[f]
 
 
-def test_a_fork_of_what_is_gone_is_refused_and_a_lost_node_ends_those_that_wait() -> None:
+def test_a_fork_of_an_unknown_session_is_refused_and_a_lost_node_ends_waiting_forks() -> None:
     w = World()
     node = w.node(mem=100)
     s = opened(w, mem=60)
@@ -248,9 +249,11 @@ def test_a_fork_of_what_is_gone_is_refused_and_a_lost_node_ends_those_that_wait(
 
 @pytest.mark.parametrize("placer", ["elastic", "first-fit", "static:2"])
 @pytest.mark.parametrize("seed", range(8))
-def test_no_history_breaks_a_law_or_keeps_what_is_over(seed: int, placer: str) -> None:
-    """Forks, renewals, idle ends and clients that come and go, at random; every law is checked
-    after every event, nothing works unseen, and the journal alone gives the same state."""
+def test_random_session_histories_violate_no_invariant_and_leave_nothing(
+        seed: int, placer: str) -> None:
+    """Forks, renewals, idle ends and clients that come and go, at random. Every invariant is
+    checked after every event, no action runs in an unknown session, and the journal alone gives the
+    same state."""
     rng, w = random.Random(seed), World(placer)
     w.node(cpus=4, mem=300), w.node(cpus=4, mem=300)
     here = True
@@ -291,7 +294,7 @@ def test_no_history_breaks_a_law_or_keeps_what_is_over(seed: int, placer: str) -
                 here = True
         w.plan()
         deadline = w.scheduler.next_deadline()
-        assert not deadline or deadline > w.now, "what is due was not done: the timer would spin"
+        assert not deadline or deadline > w.now, "a deadline passed unused: the timer would spin"
     if here:
         w.happen(ev.ClientLeft(w.now, w.client, True, w.now))
     for _ in range(50):

@@ -17,12 +17,12 @@ DRAW = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(DRAW)
 
 
-def test_the_page_is_what_the_tables_say() -> None:
+def test_the_states_page_matches_the_transition_tables() -> None:
     page = (REPO / "docs" / "STATES.md").read_text()
     assert page == DRAW.states_page(), "run: python docs/pictures/draw.py"
 
 
-def test_the_pictures_are_as_drawn() -> None:
+def test_the_state_pictures_are_up_to_date() -> None:
     stale = [name for name, text in DRAW.pictures().items()
              if (REPO / "docs" / "pictures" / name).read_text() != text]
     assert stale == [], "run: python docs/pictures/draw.py"
@@ -30,7 +30,7 @@ def test_the_pictures_are_as_drawn() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_measured_picture_is_as_drawn() -> None:
+def test_the_measured_picture_of_the_readme_is_up_to_date() -> None:
     """The README's figure, by `tangram size`: simulated, so the same on every machine."""
     picture = (REPO / "docs" / "pictures" / "act-coding-200.svg").read_text()
     assert picture == DRAW.act(DRAW.measure()), "run: python docs/pictures/draw.py --act"

@@ -1,6 +1,5 @@
-"""CPU time, memory and starts of an action are what it really used, or say that they are lower
-bounds.
-"""
+"""CPU time, memory and starts of an action are what it really used, or are marked as lower
+bounds."""
 
 from __future__ import annotations
 
@@ -62,8 +61,9 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     made.close()
 
 
-def test_what_children_of_a_killed_command_used_is_counted(rig: Rig) -> None:
-    """The shell waits for none of them: one dies with it, one is in a session of its own."""
+def test_cpu_time_of_children_of_a_killed_command_is_counted(rig: Rig) -> None:
+    """The shell waits for neither child: one dies with it, one is in a process session of its
+    own."""
     call = ExecCall(shell="python3 -c \"$SPIN\" one & setsid python3 -c \"$SPIN\" two & wait",
                     env={"SPIN": SPIN})
     lease = rig.begin(call, Kind.EXEC, session=1, timeout_ns=1_500_000_000)
@@ -73,7 +73,7 @@ def test_what_children_of_a_killed_command_used_is_counted(rig: Rig) -> None:
     for name in ("one", "two"):
         text = rig.file(name)[1]
         used += float(text.data) if text is not None else 0.0
-    assert used > 0.2, "they did not get to run"
+    assert used > 0.2, "the children got no CPU time"
     # what /proc tells is in ticks of 10 ms, for user and system time each
     assert outcome.cpu_ns / SECOND > used - 0.1, (outcome, used)
     assert outcome.cpu_ns < 2.5 * outcome.exec_ns
@@ -84,7 +84,7 @@ def test_what_children_of_a_killed_command_used_is_counted(rig: Rig) -> None:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A program of less than 2 MiB that first lives for a while, if it is told to."""
+    """A program of less than 2 MiB that can be told to live for a while first."""
     if COMPILER is None:
         pytest.skip("no C compiler here")
     folder = tmp_path_factory.mktemp("tiny")
@@ -103,9 +103,9 @@ def test_the_memory_of_a_small_program_is_not_that_of_its_sandbox(
     outcome, _ = rig.exec("./tiny", ms, session=1)
     assert outcome.state is ActionState.COMPLETED
     assert 0 < outcome.maxrss_kib < 4000, outcome
-    assert "maxrss" in outcome.lower_bounds, "the kernel does not tell it"
+    assert "maxrss" in outcome.lower_bounds, "the kernel does not report it"
     if ms != "0":
-        assert outcome.maxrss_kib > 300, "it was there long enough to be looked at"
+        assert outcome.maxrss_kib > 300, "it lived long enough to be measured"
 
 
 def test_the_memory_of_a_large_program_is_exact(rig: Rig) -> None:
@@ -125,7 +125,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     made.close()
 
 
-def test_what_children_of_a_function_used_is_counted_when_they_are_ended_with_it(
+def test_cpu_time_of_children_that_outlive_a_function_is_counted(
         runner: Rig) -> None:
     def leaves_one() -> float:
         import os
@@ -144,7 +144,7 @@ def test_what_children_of_a_function_used_is_counted_when_they_are_ended_with_it
     assert outcome.cpu_ns > 0.29 * SECOND and "cpu" not in outcome.lower_bounds, outcome
 
 
-def test_what_a_killed_function_used_is_counted(runner: Rig) -> None:
+def test_cpu_time_and_memory_of_a_killed_function_are_counted(runner: Rig) -> None:
     def spins() -> None:
         import os
 
@@ -159,7 +159,7 @@ def test_what_a_killed_function_used_is_counted(runner: Rig) -> None:
     assert outcome.lower_bounds == ("cpu", "maxrss") and outcome.maxrss_kib > 5000
 
 
-def test_a_function_does_not_inherit_the_memory_of_the_one_before(runner: Rig) -> None:
+def test_maxrss_of_a_function_excludes_the_previous_function(runner: Rig) -> None:
     large = runner.function(lambda: len(bytearray(b"x") * (96 << 20)))[0]
     small = runner.function(lambda: 1)[0]
     assert large.maxrss_kib > 96 << 10
@@ -183,8 +183,8 @@ def test_a_lower_bound_is_marked_in_the_records() -> None:
     assert as_json(record)["lower_bounds"] == ["cpu", "maxrss"]
 
 
-def test_an_action_that_a_lost_node_may_have_started_says_so() -> None:
-    """A lease that was given ahead is not counted as a start, unless its node cannot be asked."""
+def test_restarts_of_an_action_on_a_lost_node_are_marked_as_uncertain() -> None:
+    """A prefetched lease counts as no start, unless its node cannot be asked."""
     w = world("fcfs:1")
     first, second, third = (w.submit(profile=SHORT, attempts=3) for _ in range(3))
     w.plan()

@@ -1,6 +1,7 @@
-"""Every adapter of `ServiceBackend` keeps the port's promises: in order, in trouble, at its end.
+"""Every adapter of `ServiceBackend` keeps the port's promises: in order, under failures, and at its
+end.
 
-Law: one suite for all of them (`backend_rig.ADAPTERS`); what is one adapter's own stands below it.
+One suite tests all adapters (`backend_rig.ADAPTERS`); tests of one adapter alone stand below it.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def scratch(tmp_path: Path) -> Path:
 
 def through(adapter: BackendCase, home: Path, scratch: Path,
             steps: Callable[[ServiceBackend], Awaitable[None]], tight: str = "") -> None:
-    """Takes a copy through `steps` and closes it; nothing of it may be left."""
+    """Takes a copy through `steps` and closes it; checks that nothing of it is left."""
     async def life() -> None:
         copy = adapter.make(home, scratch, tight)
         with nothing_left(scratch):
@@ -86,7 +87,8 @@ def orders_of(copy: ServiceBackend, adapter: BackendCase
 
 
 @EVERY
-def test_load_wake_call_park(adapter: BackendCase, home: Path, scratch: Path) -> None:
+def test_a_backend_loads_wakes_answers_calls_and_parks(
+        adapter: BackendCase, home: Path, scratch: Path) -> None:
     async def steps(copy: ServiceBackend) -> None:
         assert await copy.load() > 0
         await copy.wake((0,))
@@ -101,7 +103,8 @@ def test_load_wake_call_park(adapter: BackendCase, home: Path, scratch: Path) ->
 
 
 @EVERY
-def test_ten_parks(adapter: BackendCase, home: Path, scratch: Path) -> None:
+def test_answers_are_identical_after_ten_parks(
+        adapter: BackendCase, home: Path, scratch: Path) -> None:
     async def steps(copy: ServiceBackend) -> None:
         await copy.load()
         answers = []
@@ -115,8 +118,8 @@ def test_ten_parks(adapter: BackendCase, home: Path, scratch: Path) -> None:
 
 
 @EVERY
-def test_a_wrong_request_is_told_to_its_caller_alone(adapter: BackendCase, home: Path, scratch: Path
-                                                     ) -> None:
+def test_a_wrong_request_fails_alone_in_its_batch(
+        adapter: BackendCase, home: Path, scratch: Path) -> None:
     async def steps(copy: ServiceBackend) -> None:
         await copy.load()
         await copy.wake((0,))
@@ -138,7 +141,8 @@ def test_a_wrong_request_is_told_to_its_caller_alone(adapter: BackendCase, home:
 
 @EVERY
 @pytest.mark.parametrize("state", list(BEFORE))
-def test_a_crash(adapter: BackendCase, home: Path, scratch: Path, state: str) -> None:
+def test_a_crash_in_any_state_raises_ServiceDied_in_one_line(
+        adapter: BackendCase, home: Path, scratch: Path, state: str) -> None:
     async def steps(copy: ServiceBackend) -> None:
         orders = orders_of(copy, adapter)
         for order in BEFORE[state]:
@@ -162,7 +166,8 @@ def test_a_crash(adapter: BackendCase, home: Path, scratch: Path, state: str) ->
 
 @EVERY
 @pytest.mark.parametrize("order", ["load", "wake", "call", "park"])
-def test_kill_ends_what_hangs(adapter: BackendCase, home: Path, scratch: Path, order: str) -> None:
+def test_killing_a_copy_ends_an_order_that_hangs(
+        adapter: BackendCase, home: Path, scratch: Path, order: str) -> None:
     async def steps(copy: ServiceBackend) -> None:
         orders = orders_of(copy, adapter)
         for before in BEFORE[order]:
@@ -182,7 +187,8 @@ def test_kill_ends_what_hangs(adapter: BackendCase, home: Path, scratch: Path, o
 
 
 @EVERY
-def test_no_room_to_wake(adapter: BackendCase, home: Path, scratch: Path) -> None:
+def test_waking_without_device_memory_raises_OutOfDeviceMemory(
+        adapter: BackendCase, home: Path, scratch: Path) -> None:
     async def steps(copy: ServiceBackend) -> None:
         await copy.load()
         with pytest.raises(OutOfDeviceMemory) as told:
@@ -193,7 +199,8 @@ def test_no_room_to_wake(adapter: BackendCase, home: Path, scratch: Path) -> Non
 
 
 @EVERY
-def test_no_room_for_a_batch(adapter: BackendCase, home: Path, scratch: Path) -> None:
+def test_a_batch_without_device_memory_leaves_the_copy_working(
+        adapter: BackendCase, home: Path, scratch: Path) -> None:
     async def steps(copy: ServiceBackend) -> None:
         await copy.load()
         await copy.wake((0,))
@@ -211,7 +218,8 @@ def test_no_room_for_a_batch(adapter: BackendCase, home: Path, scratch: Path) ->
 
 @EVERY
 @pytest.mark.parametrize("orders", [0, 1, 2])
-def test_close_in_every_state(adapter: BackendCase, home: Path, scratch: Path, orders: int) -> None:
+def test_a_copy_can_be_closed_in_every_state(
+        adapter: BackendCase, home: Path, scratch: Path, orders: int) -> None:
     async def steps(copy: ServiceBackend) -> None:
         for order in (copy.load, lambda: copy.wake((0,)))[:orders]:
             await order()
@@ -227,7 +235,7 @@ def test_close_in_every_state(adapter: BackendCase, home: Path, scratch: Path, o
 # ---- the fake's own ----------------------------------------------------------------------------
 
 
-def test_a_fake_says_so_and_takes_its_time(scratch: Path) -> None:
+def test_the_fake_backend_marks_its_answers_and_takes_the_configured_time(scratch: Path) -> None:
     async def life() -> None:
         copy = FakeBackend(FakeService(backend="fake", call_s=0.02, token_s=0.01))
         loop = asyncio.get_running_loop()
@@ -247,7 +255,8 @@ def test_a_fake_says_so_and_takes_its_time(scratch: Path) -> None:
 # ---- the registry and the frames ---------------------------------------------------------------
 
 
-def test_without_torch_the_remedy_is_told(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_torch_backend_names_its_extra_where_torch_is_missing(
+        scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tangram_hpc.services.backend_registry.find_spec", lambda name: None)
     spec = service_spec("it", {"backend": "torch", "model": "/nowhere"})
     with pytest.raises(ServiceRefused, match=r"pip install '.*\[torch\]'"):
@@ -261,7 +270,7 @@ def test_options_of_another_version_are_refused(scratch: Path) -> None:
         make_backend(broken, ServicePlace((0,), "cpu", str(scratch)))
 
 
-def test_frames() -> None:
+def test_service_process_frames_survive_encoding() -> None:
     messages = [frames.LoadModel("m", "causal", "float32", 8, "cpu", 1), frames.Wake(),
                 frames.Park(), frames.CallBatch((("score", b"x"),)), frames.ExitRunner()]
     for message in messages:
@@ -293,7 +302,8 @@ async def _refused(scratch: Path, **fields: Any) -> str:
 class TestRunner:
     pytestmark = NEEDS_TORCH
 
-    def test_what_can_never_be_is_refused(self, home: Path, scratch: Path, tmp_path: Path) -> None:
+    def test_a_model_that_cannot_be_served_is_refused(
+            self, home: Path, scratch: Path, tmp_path: Path) -> None:
         causal = tiny(home, "causal")
         broken = tmp_path / "broken"
         broken.mkdir()
@@ -310,7 +320,7 @@ class TestRunner:
 
         asyncio.run(life())
 
-    def test_loading_may_take_too_long(self, home: Path, scratch: Path) -> None:
+    def test_loading_beyond_load_s_raises_ServiceDied(self, home: Path, scratch: Path) -> None:
         async def life() -> None:
             copy = _torch(scratch, model=str(tiny(home, "causal")), load_s=0.05)
             with nothing_left(scratch), pytest.raises(ServiceDied, match="load_s"):
@@ -318,8 +328,8 @@ class TestRunner:
 
         asyncio.run(life())
 
-    def test_whoever_is_cancelled_ends_it(self, home: Path, scratch: Path) -> None:
-        """Its answer would be taken for the next order's."""
+    def test_cancelling_an_order_ends_the_service_process(self, home: Path, scratch: Path) -> None:
+        """Its late answer would be taken for the answer to the next order."""
         adapter = Torch("causal")
 
         async def steps(copy: ServiceBackend) -> None:
@@ -335,7 +345,7 @@ class TestRunner:
 
         through(adapter, home, scratch, steps)
 
-    def test_it_ends_with_its_worker(self, home: Path, scratch: Path) -> None:
+    def test_a_service_process_ends_with_its_worker(self, home: Path, scratch: Path) -> None:
         program = (
             "import asyncio, sys, time\n"
             "from tangram_hpc.services.processes.process import ProcessBackend\n"
@@ -362,8 +372,9 @@ class TestRunner:
 
         asyncio.run(gone())
 
-    def test_parking_frees_and_files_are_shared(self, home: Path, scratch: Path) -> None:
-        """What stands on the "device" is private memory; what is parked is the files' own pages."""
+    def test_parking_frees_private_memory_and_copies_share_file_pages(
+            self, home: Path, scratch: Path) -> None:
+        """Weights on the "device" are private memory; parked weights are the files' own pages."""
         model = tiny(home, "causal", hidden=512, layers=8)
         weights = sum(f.stat().st_size for f in model.glob("*.safetensors"))
 
@@ -392,8 +403,8 @@ def _private(pid: int) -> int:
 
 
 def _mapped(pid: int, folder: Path) -> tuple[int, int]:
-    """Of the pages of this folder's files that a process has mapped, in bytes: those that are its
-    own by having been written, and those in the page cache."""
+    """Bytes of this folder's files that a process has mapped: pages of its own, because they were
+    written, and pages in the page cache."""
     own = shared = 0
     ours = False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():

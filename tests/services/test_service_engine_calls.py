@@ -1,5 +1,5 @@
-"""What vLLM, SGLang and plain HTTP are asked, and what each needs of its own; what is right is
-counted from the fakes' own tokens."""
+"""The requests that vLLM, SGLang and plain HTTP get, and what is special to each. The right answers
+are computed from the fakes' own tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def following(prompt: str | list[int], completion: str | list[int]) -> list[floa
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_logprobs_are_those_of_the_completions_own_tokens(kind: str) -> None:
+def test_logprobs_cover_exactly_the_tokens_of_the_completion(kind: str) -> None:
     pairs: list[tuple[Any, Any]] = [
         ("the ca", "t in"), ("bat", "her"), ("", "an"), ("x", ""), ([BOS, 9], [5, 6, 7])]
     assert tokens("bather", True) != tokens("bat", True) + tokens("her", False)
@@ -55,7 +55,7 @@ def test_logprobs_are_those_of_the_completions_own_tokens(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_generate_and_its_seed(kind: str) -> None:
+def test_generation_is_reproducible_by_seed(kind: str) -> None:
     with engine_factory(kind, {"deterministic": True}) as (backend, _):
         async def life() -> None:
             await backend.load()
@@ -75,7 +75,7 @@ def test_generate_and_its_seed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_calls_that_are_alike_are_one_request(kind: str) -> None:
+def test_equal_kinds_of_calls_are_sent_as_one_request(kind: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
             await backend.load()
@@ -97,7 +97,7 @@ def test_calls_that_are_alike_are_one_request(kind: str) -> None:
         run(life)
 
 
-def test_a_seed_that_sglang_would_not_heed_is_told() -> None:
+def test_a_seed_that_sglang_would_ignore_is_refused() -> None:
     with engine_factory("sglang") as (backend, _):
         async def life() -> None:
             await backend.load()
@@ -112,7 +112,7 @@ def test_a_seed_that_sglang_would_not_heed_is_told() -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_more_classes_are_a_list_for_each_text(kind: str) -> None:
+def test_scores_of_several_classes_are_a_list_per_text(kind: str) -> None:
     with engine_factory(kind, {"classes": 3}) as (backend, _):
         async def life() -> None:
             await backend.load()
@@ -140,7 +140,7 @@ def test_more_classes_are_a_list_for_each_text(kind: str) -> None:
     ("generate", {"prompts": ["a"], "seed": -1}, "generate: seed"),
     ("embed", {}, "method: 'embed' is not one of score, logprobs, generate"),
 ])
-def test_what_is_wrong_with_a_call_is_named(method: str, arguments: Any, told: str) -> None:
+def test_a_wrong_engine_call_names_the_argument(method: str, arguments: Any, told: str) -> None:
     with engine_factory("vllm") as (backend, control):
         async def life() -> None:
             await backend.load()
@@ -156,7 +156,7 @@ def test_what_is_wrong_with_a_call_is_named(method: str, arguments: Any, told: s
 # ---- each engine's own ---------------------------------------------------------------------------
 
 
-def test_a_sleep_of_level_two_reads_the_weights_again() -> None:
+def test_waking_from_sleep_level_2_reloads_the_weights() -> None:
     with engine_factory("vllm", sleep_level=2) as (backend, control):
         async def life() -> None:
             assert await backend.load() == 0
@@ -193,7 +193,7 @@ def test_an_engine_that_cannot_be_parked_is_refused(
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_another_model_is_refused(kind: str) -> None:
+def test_an_engine_that_serves_another_model_is_refused(kind: str) -> None:
     with engine_factory(kind, model="other") as (backend, control):
         async def life() -> None:
             with pytest.raises(ServiceRefused, match=f"model: .* serves {MODEL}, not other"):
@@ -204,7 +204,7 @@ def test_another_model_is_refused(kind: str) -> None:
         assert not control.asleep
 
 
-def test_older_paths_of_sglang_are_found_and_its_version_comes_back() -> None:
+def test_older_sglang_paths_work_and_the_weight_version_is_restored() -> None:
     with engine_factory("sglang", {"old": True}) as (backend, control):
         async def life() -> None:
             control.version = "step-7"
@@ -221,7 +221,7 @@ def test_older_paths_of_sglang_are_found_and_its_version_comes_back() -> None:
         run(life)
 
 
-def test_plain_http_carries_what_json_holds() -> None:
+def test_plain_http_refuses_values_that_json_cannot_hold() -> None:
     numpy = pytest.importorskip("numpy")
     with engine_factory("http") as (backend, _):
         async def life() -> None:
@@ -239,7 +239,7 @@ def test_plain_http_carries_what_json_holds() -> None:
         run(life)
 
 
-def test_a_host_that_is_none_is_dead() -> None:
+def test_an_invalid_engine_host_raises_ServiceDied() -> None:
     spec = service_spec("judge", {"backend": "http", "url": "http://☃..x:1"})
     backend = make_engine(spec, ServicePlace((0,), "cuda", ""))
 
@@ -252,7 +252,7 @@ def test_a_host_that_is_none_is_dead() -> None:
     run(life)
 
 
-def test_plain_http_without_paths_stays_where_it_is() -> None:
+def test_plain_http_without_wake_and_park_paths_sends_only_calls() -> None:
     with engine_factory("http", wake_path="", park_path="", health_path="") as (backend, control):
         async def life() -> None:
             await backend.load()
@@ -273,7 +273,7 @@ def test_plain_http_without_paths_stays_where_it_is() -> None:
     "localhost:8000", "ftp://host", "http://two hosts:1", "http://host:80{gpu}",
     "http://", "http://host:99999", "http://u:secret@host:1",
     "http://host:1/?key=secret"])
-def test_a_wrong_url_is_named_without_its_secret(kind: str, url: str) -> None:
+def test_a_wrong_engine_url_is_refused_without_printing_its_secret(kind: str, url: str) -> None:
     own = {} if kind == "http" else {"model": MODEL}
     with pytest.raises(InvalidInput, match="judge: url: must") as wrong:
         service_spec("judge", {"backend": kind, "url": url, **own})
@@ -287,6 +287,6 @@ def test_a_missing_httpx_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> Non
             pass
 
 
-def test_other_backends_are_not_ours() -> None:
+def test_a_backend_that_is_no_engine_is_refused() -> None:
     with pytest.raises(ServiceRefused, match="backend: 'fake' is no engine"):
         make_engine(service_spec("judge", {"backend": "fake"}), ServicePlace((), "cpu", ""))

@@ -1,5 +1,5 @@
 """Engines behind HTTP as copies of a service, against fakes that speak their protocols over TCP:
-every state of a copy's life, and every way in which an engine fails in it. What ends a real engine
+every state of a copy, and every way in which an engine fails in it. What ends a real engine also
 ends its fake."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOKEN = "sesame-1234"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_parked_by_load_and_lives_through_many_rounds(kind: str) -> None:
+def test_an_engine_is_parked_by_load_and_survives_many_wake_park_rounds(kind: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
             assert not control.asleep
@@ -52,7 +52,7 @@ def test_it_is_parked_by_load_and_lives_through_many_rounds(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_engine_that_was_left_parked_is_taken_over(kind: str) -> None:
+def test_an_engine_left_parked_by_a_killed_copy_is_taken_over(kind: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
             await backend.load()
@@ -70,7 +70,7 @@ def test_an_engine_that_was_left_parked_is_taken_over(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_is_answered_in_its_order_and_a_wrong_call_is_wrong_alone(kind: str) -> None:
+def test_a_batch_is_answered_in_order_and_a_wrong_call_fails_alone(kind: str) -> None:
     with engine_factory(kind) as (backend, _):
         async def life() -> None:
             await backend.load()
@@ -93,7 +93,8 @@ def test_a_batch_is_answered_in_its_order_and_a_wrong_call_is_wrong_alone(kind: 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["die", "500"])
 @pytest.mark.parametrize("phase", ["load", "wake", "park"])
-def test_an_engine_that_dies_says_so_in_one_line(kind: str, phase: str, how: str) -> None:
+def test_an_engine_that_dies_raises_ServiceDied_in_one_line(
+        kind: str, phase: str, how: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
             steps = {"load": backend.load, "wake": lambda: backend.wake((0,)),
@@ -112,7 +113,7 @@ def test_an_engine_that_dies_says_so_in_one_line(kind: str, phase: str, how: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_death_in_a_call_a_dead_port_and_a_new_life(kind: str) -> None:
+def test_an_engine_that_died_in_a_call_serves_again_after_its_restart(kind: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
             await backend.load()
@@ -133,7 +134,7 @@ def test_a_death_in_a_call_a_dead_port_and_a_new_life(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_failed_call_is_its_own_while_the_health_check_answers(kind: str) -> None:
+def test_a_failed_call_fails_alone_while_the_health_check_answers(kind: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
             await backend.load()
@@ -152,7 +153,7 @@ def test_a_failed_call_is_its_own_while_the_health_check_answers(kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_out_of_memory_leaves_it_as_it_was(kind: str) -> None:
+def test_running_out_of_memory_leaves_the_engine_in_its_state(kind: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
             await backend.load()
@@ -181,7 +182,7 @@ def test_out_of_memory_leaves_it_as_it_was(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_text_that_speaks_of_memory_is_not_out_of_memory(kind: str) -> None:
+def test_an_error_that_quotes_out_of_memory_is_not_taken_for_it(kind: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
             await backend.load()
@@ -197,7 +198,8 @@ def test_a_text_that_speaks_of_memory_is_not_out_of_memory(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("phase", ["load", "wake", "call", "park"])
-def test_kill_ends_what_is_awaited_and_the_engine_serves_on(kind: str, phase: str) -> None:
+def test_killing_a_copy_ends_the_awaited_request_and_the_engine_serves_on(
+        kind: str, phase: str) -> None:
     with engine_factory(kind) as (backend, control):
         async def life() -> None:
             if phase != "load":
@@ -238,7 +240,7 @@ async def drained(control: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_left_open_and_a_cancelled_caller_stays_cancelled(kind: str) -> None:
+def test_a_cancelled_call_stays_cancelled_and_no_connection_is_left(kind: str) -> None:
     with engine_factory(kind, timeout_s=600) as (backend, control):
         async def life() -> None:
             others = asyncio.all_tasks()
@@ -277,7 +279,7 @@ def test_an_engine_that_does_not_answer_in_time_is_dead(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_token_is_sent_and_never_told(
+def test_the_engine_token_is_sent_and_never_printed(
         kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("JUDGE_KEY", TOKEN)

@@ -1,4 +1,5 @@
-"""A node's services: batches, who stands where, and that no call is lost whatever dies."""
+"""The services of a node: batches, which copy is on which block, and that no call is lost whatever
+process dies."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tangram_hpc.ports import OutOfDeviceMemory, ServiceDied
 DONE, FAILED = ActionState.COMPLETED, ActionState.FAILED
 
 
-def test_calls_that_come_together_run_as_one_and_each_gets_its_own_answer() -> None:
+def test_concurrent_calls_run_as_one_batch_with_separate_answers() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a")
         leases = [rig.call("a", n) for n in range(6)]
@@ -28,7 +29,7 @@ def test_calls_that_come_together_run_as_one_and_each_gets_its_own_answer() -> N
     play(scene)
 
 
-def test_a_batch_keeps_its_budget_of_tokens_and_one_by_one_means_so() -> None:
+def test_a_batch_keeps_its_token_budget_and_batch_1_runs_calls_singly() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a", batch_tokens=10)
         rig.declare("b", batch=1)
@@ -41,7 +42,7 @@ def test_a_batch_keeps_its_budget_of_tokens_and_one_by_one_means_so() -> None:
     play(scene)
 
 
-def test_a_service_is_parked_when_another_needs_its_block_and_comes_back_without_loading() -> None:
+def test_a_parked_service_returns_to_its_block_without_loading_again() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a")
         rig.declare("b")
@@ -54,7 +55,7 @@ def test_a_service_is_parked_when_another_needs_its_block_and_comes_back_without
     play(scene)
 
 
-def test_overlapping_blocks_park_all_that_stands_there_and_a_second_copy_is_loaded() -> None:
+def test_a_call_on_a_larger_block_parks_all_overlapping_copies() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a", degrees=(1,))
         rig.declare("big", degrees=(2,))
@@ -67,20 +68,20 @@ def test_overlapping_blocks_park_all_that_stands_there_and_a_second_copy_is_load
     play(scene)
 
 
-def test_nobody_waits_for_another_copy_to_load_while_one_can_serve() -> None:
+def test_a_resident_copy_serves_while_another_copy_is_loading() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a", batch=1)
         rig.call_s, rig.load_s = 0.05, 3600.0
         first, second = rig.call("a"), rig.call("a", gpus=(1,))
         await rig.all(first, second)
-        assert rig.copies[1].state == "new", "it is still being loaded"
+        assert rig.copies[1].state == "new", "the second copy is still loading"
         assert rig.of("wake")[-1][1:] == (1, "wake", (1,))  # the first copy moved
         waited, restored = rig.ends[first].exec_ns, rig.ends[second].restore_ns
         assert 0 < restored < waited, "waiting for a copy is no restore"
     play(scene)
 
 
-def test_a_copy_that_is_never_idle_still_serves_other_blocks_in_turn() -> None:
+def test_a_copy_that_is_never_idle_still_moves_to_serve_other_blocks() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a", batch=1)
         rig.call_s, rig.load_s = 0.002, 3600.0
@@ -93,7 +94,7 @@ def test_a_copy_that_is_never_idle_still_serves_other_blocks_in_turn() -> None:
     play(scene)
 
 
-def test_another_copy_that_is_loaded_serves_at_the_same_time() -> None:
+def test_two_loaded_copies_serve_at_the_same_time() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a", batch=1)
         await rig.all(rig.call("a"), rig.call("a", gpus=(1,)))
@@ -110,7 +111,7 @@ def test_another_copy_that_is_loaded_serves_at_the_same_time() -> None:
     play(scene)
 
 
-def test_as_many_copies_are_loaded_in_advance_as_said_and_as_fit_the_first_of_each_first() -> None:
+def test_declared_copies_are_preloaded_round_robin_as_memory_allows() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a", copies=3)
         rig.declare("b", copies=3)
@@ -132,7 +133,7 @@ def test_no_more_copies_are_loaded_than_there_is_memory_for() -> None:
     play(scene, mem_mib=2)
 
 
-def test_a_service_of_which_another_copy_cannot_be_loaded_is_served_by_the_first() -> None:
+def test_the_first_copy_serves_all_blocks_when_a_second_cannot_be_loaded() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a")
         await rig.all(rig.call("a"))
@@ -144,7 +145,7 @@ def test_a_service_of_which_another_copy_cannot_be_loaded_is_served_by_the_first
     play(scene)
 
 
-def test_what_a_copy_dies_under_runs_again_and_only_the_bad_one_fails() -> None:
+def test_calls_of_a_batch_that_killed_its_copy_rerun_and_only_the_bad_one_fails() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a")
         leases = [rig.call("a", n, method="die" if n == 1 else "echo") for n in range(4)]
@@ -155,7 +156,7 @@ def test_what_a_copy_dies_under_runs_again_and_only_the_bad_one_fails() -> None:
     play(scene)
 
 
-def test_a_copy_that_dies_while_it_wakes_loses_no_call() -> None:
+def test_a_copy_that_dies_while_waking_loses_no_call() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a")
         rig.trouble["wake", "a"] = ServiceDied("killed by somebody")
@@ -165,7 +166,7 @@ def test_a_copy_that_dies_while_it_wakes_loses_no_call() -> None:
     play(scene)
 
 
-def test_what_does_not_fit_as_one_runs_as_less_and_what_never_fits_says_so() -> None:
+def test_a_batch_too_large_for_memory_is_split_and_a_too_large_call_fails() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a")
         leases = [rig.call("a", n, method=m) for n, m in enumerate(("echo", "too-big", "echo"))]
@@ -179,7 +180,7 @@ def test_what_does_not_fit_as_one_runs_as_less_and_what_never_fits_says_so() -> 
     play(scene)
 
 
-def test_a_copy_that_does_not_fit_onto_its_gpus_is_out_of_memory_and_stays_parked() -> None:
+def test_a_copy_that_does_not_fit_on_its_gpus_fails_its_calls_and_stays_parked() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a")
         rig.trouble["wake", "a"] = OutOfDeviceMemory("80 GiB of 8")
@@ -191,7 +192,7 @@ def test_a_copy_that_does_not_fit_onto_its_gpus_is_out_of_memory_and_stays_parke
     play(scene)
 
 
-def test_a_call_that_takes_too_long_times_out_and_those_with_it_run_again() -> None:
+def test_a_call_that_times_out_fails_and_the_others_of_its_batch_rerun() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a")
         slow = rig.call("a", 1, method="hang", timeout_s=0.05)
@@ -203,7 +204,7 @@ def test_a_call_that_takes_too_long_times_out_and_those_with_it_run_again() -> N
     play(scene)
 
 
-def test_a_cancelled_call_ends_at_once_and_its_block_is_free_when_the_batch_is() -> None:
+def test_a_cancelled_call_ends_at_once_and_frees_its_block_with_the_batch() -> None:
     async def scene(rig: Rig) -> None:
         rig.call_s = 0.05
         rig.declare("a", batch=2)
@@ -220,7 +221,7 @@ def test_a_cancelled_call_ends_at_once_and_its_block_is_free_when_the_batch_is()
     play(scene)
 
 
-def test_a_call_that_has_not_begun_is_taken_back() -> None:
+def test_a_call_that_has_not_begun_can_be_taken_back() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a", batch=1)
         first, second = rig.call("a"), rig.call("a")
@@ -230,7 +231,7 @@ def test_a_call_that_has_not_begun_is_taken_back() -> None:
     play(scene)
 
 
-def test_a_service_that_cannot_be_served_says_why_for_every_call() -> None:
+def test_every_call_of_a_service_that_cannot_be_loaded_names_the_reason() -> None:
     async def scene(rig: Rig) -> None:
         rig.trouble["load", "a"] = REFUSED
         rig.declare("a")
@@ -241,7 +242,7 @@ def test_a_service_that_cannot_be_served_says_why_for_every_call() -> None:
     play(scene)
 
 
-def test_one_that_dies_while_it_is_loaded_is_tried_again_and_then_refused() -> None:
+def test_a_copy_that_dies_while_loading_is_loaded_again() -> None:
     async def scene(rig: Rig) -> None:
         rig.trouble["load", "a"] = ServiceDied("killed")
         rig.declare("a")
@@ -250,7 +251,7 @@ def test_one_that_dies_while_it_is_loaded_is_tried_again_and_then_refused() -> N
     play(scene)
 
 
-def test_a_wrong_call_is_refused_alone_and_large_answers_go_through_the_store() -> None:
+def test_a_wrong_call_fails_alone_and_large_answers_use_the_store() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a")
         wrong, large = rig.call("a", method="wrong"), rig.call("a", "x" * 200_000)
@@ -260,7 +261,7 @@ def test_a_wrong_call_is_refused_alone_and_large_answers_go_through_the_store() 
     play(scene)
 
 
-def test_closing_ends_what_runs_and_leaves_nothing() -> None:
+def test_closing_the_service_executor_cancels_calls_and_leaves_nothing() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a", batch=1)
         leases = [rig.call("a", method="hang"), rig.call("a")]
@@ -276,7 +277,7 @@ async def rig_turn() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_comes_and_dies_each_call_ends_once_and_rightly(seed: int) -> None:
+def test_every_service_call_ends_once_under_random_failures(seed: int) -> None:
     async def scene(rig: Rig) -> None:
         draw = random.Random(seed)
         rig.call_s = 0.001

@@ -1,5 +1,5 @@
-"""Newer weights of a model that is served: taken up between batches, by every copy, on the device
-or parked; and rollouts that say which weights drew them."""
+"""Newer weights of a served model: every copy takes them up between batches, resident or parked,
+and rollouts say which weights generated them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_each_batch_runs_on_the_newest_weights(tmp_path: Path) -> None:
     asyncio.run(life())
 
 
-def test_a_sample_is_as_likely_as_logprobs_says(tmp_path: Path) -> None:
+def test_sampled_logprobs_equal_those_of_a_logprobs_call(tmp_path: Path) -> None:
     async def life() -> None:
         copy = backend(tmp_path, tmp_path / "none")
         await copy.load()
@@ -102,7 +102,7 @@ def test_a_sample_is_as_likely_as_logprobs_says(tmp_path: Path) -> None:
     asyncio.run(life())
 
 
-def test_a_version_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_published_weights_are_complete_or_absent(tmp_path: Path) -> None:
     some = weights(tmp_path, 1.0)
     assert torch_fresh.newest(tmp_path / "fresh", -1) is None
     for version in range(1, 8):

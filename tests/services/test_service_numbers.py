@@ -1,6 +1,5 @@
-"""What the runner answers is right: held against numpy in float64, alone and in company, before and
-after parking.
-"""
+"""The answers of the service process are right: compared with numpy in float64, alone and in
+batches, before and after parking."""
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ def tokenizer(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_logprobs(kind: str, home: Path, tmp_path: Path) -> None:
+def test_logprobs_match_a_float64_reference(kind: str, home: Path, tmp_path: Path) -> None:
     folder = tiny(home, "causal", kind=kind)
     truth, tokens = reference(folder), tokenizer(folder)
     ids = [[tokens(text)["input_ids"] for text in texts] for texts in (PROMPTS, COMPLETIONS)]
@@ -100,7 +99,7 @@ def test_logprobs(kind: str, home: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_scores(kind: str, home: Path, tmp_path: Path) -> None:
+def test_scores_match_a_float64_reference(kind: str, home: Path, tmp_path: Path) -> None:
     folder = tiny(home, "classifier", kind=kind)
     truth, tokens = reference(folder), tokenizer(folder)
     ids = [tokens(text)["input_ids"] for text in PROMPTS]
@@ -117,8 +116,8 @@ def test_scores(kind: str, home: Path, tmp_path: Path) -> None:
         assert it.ask("score", texts=ids) == first  # to the last bit
 
 
-def test_generate(home: Path, tmp_path: Path) -> None:
-    """In float64 rounding does not turn the likeliest token into another."""
+def test_greedy_generation_matches_a_float64_reference(home: Path, tmp_path: Path) -> None:
+    """In float64, rounding does not change which token is likeliest."""
     folder = tiny(home, "causal", kind="llama")
     truth, tokens = reference(folder), tokenizer(folder)
     right = [tokens.decode(truth.greedy(tokens(text)["input_ids"], 12, END),
@@ -137,8 +136,8 @@ def test_generate(home: Path, tmp_path: Path) -> None:
         assert len(others) == 5
 
 
-def test_draws_follow_the_model(home: Path, tmp_path: Path) -> None:
-    """How often a token is drawn is how likely the model says it is."""
+def test_sampled_tokens_follow_the_probabilities_of_the_model(home: Path, tmp_path: Path) -> None:
+    """A token is drawn as often as the model's probability says."""
     folder = tiny(home, "causal", kind="llama")
     truth, tokens = reference(folder), tokenizer(folder)
     prompt, many = tokens("x")["input_ids"], 2000
@@ -153,8 +152,8 @@ def test_draws_follow_the_model(home: Path, tmp_path: Path) -> None:
         assert abs(told.count(text) / many - chance) < 5 * spread
 
 
-def test_logits_that_a_model_changes_after_its_head(tmp_path: Path) -> None:
-    """Gemma 2 bends them: the head cannot be used by itself."""
+def test_logprobs_are_right_for_models_that_soft_cap_their_logits(tmp_path: Path) -> None:
+    """Gemma 2 soft-caps its logits, so its head cannot be used by itself."""
     import torch
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
@@ -178,8 +177,8 @@ def test_logits_that_a_model_changes_after_its_head(tmp_path: Path) -> None:
         assert np.abs(mine - true).max() < 1e-3
 
 
-def test_an_encoder_scores(tmp_path: Path) -> None:
-    """BERT has a head of its own kind."""
+def test_an_encoder_classifier_gives_scores(tmp_path: Path) -> None:
+    """BERT has another kind of head than decoders."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -200,8 +199,9 @@ def test_an_encoder_scores(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_the_bytes(dtype: str, home: Path, tmp_path: Path) -> None:
-    """Converted weights park and wake as the files' own do."""
+def test_half_precision_weights_are_right_and_survive_parking(
+        dtype: str, home: Path, tmp_path: Path) -> None:
+    """Converted weights can be parked and woken like those of the files."""
     folder = tiny(home, "causal", kind="llama")
     truth = reference(folder)
     prompt, completion = [60, 70, 80], [90, 91, 92]

@@ -1,4 +1,4 @@
-"""Services through a real broker and worker: whatever dies in the middle of it, no call is lost."""
+"""Services through a real broker and worker: whatever process dies, no call is lost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bench(tmp_path: Path, *words: str) -> dict[str, Any]:
     return figures
 
 
-def test_the_live_bench_plays_both_sides_with_fake_services_and_says_that_they_are(
+def test_the_live_bench_runs_with_fake_services_and_reports_them_as_fake(
         tmp_path: Path) -> None:
     assert bench(tmp_path, "--backend", "fake")["backend"] == "fake"
 
@@ -53,7 +53,7 @@ def test_the_live_bench_gives_the_same_logprobs_on_both_sides(tmp_path: Path) ->
     assert figures["backend"] == "torch on CPU" and 0 < figures["largest_difference"] < 1e-3
 
 
-def test_copies_that_crash_under_calls_of_others_lose_none(tmp_path: Path) -> None:
+def test_crashing_service_copies_lose_no_call_of_others(tmp_path: Path) -> None:
     with LocalCluster(3, devices="cpu:3", mem_mib=4096, home=tmp_path) as cluster:
         for name in SERVICES:
             cluster.register_service(name, {"backend": "fake", "wake_s": 0.002, "call_s": 0.004,
@@ -74,7 +74,7 @@ def test_copies_that_crash_under_calls_of_others_lose_none(tmp_path: Path) -> No
 
 
 def runners() -> list[int]:
-    """The processes of this test's copies."""
+    """The service processes of this test."""
     found = []
     for pid in process_tree.descendants(os.getpid()):
         try:
@@ -87,7 +87,7 @@ def runners() -> list[int]:
 
 
 @torch_marks
-def test_runners_that_are_killed_in_the_middle_lose_no_call(tmp_path: Path) -> None:
+def test_killed_service_processes_lose_no_call(tmp_path: Path) -> None:
     texts = [f"text {n} of many, and no two of them are alike" for n in range(60)]
     with LocalCluster(2, devices="cpu:2", mem_mib=8192, home=tmp_path / "home") as cluster:
         for name in SERVICES:

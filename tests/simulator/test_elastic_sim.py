@@ -1,4 +1,4 @@
-"""Satellites through the real drivers and a modelled Slurm, and what accounting makes of them."""
+"""Satellites through the real drivers and a modelled Slurm, and what accounting says of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POLICY = AllocPolicy(max_nodes=3, max_core_ns=10**15, target_ns=2 * S, grow_afte
 
 
 def crowd(seed: int, gap_s: float = 0.0) -> Workload:
-    """Two bursts of trajectories, the second so much later."""
+    """Two bursts of trajectories, the second one `gap_s` later."""
     parts = [workload(seed, 18), workload(seed + 1, 18)]
     found = [t.model_copy(update={"trajectory": f"{part}.{t.trajectory}",
                                   "start_s": t.start_s + part * gap_s})
@@ -58,7 +58,7 @@ def run(work: Workload, policy: AllocPolicy = POLICY, queue: SlurmQueueModel = A
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_bursts_are_met_and_what_idles_goes(seed: int) -> None:
+def test_satellites_are_requested_for_each_burst_and_released_when_idle(seed: int) -> None:
     work = crowd(seed, 60.0)
     alone = MessageWorld(work, SMALL, make_placer("elastic"), False)
     slow = alone.run().step_ns
@@ -67,12 +67,12 @@ def test_bursts_are_met_and_what_idles_goes(seed: int) -> None:
     released = [e.at for e in world.kept if isinstance(e, ev.AllocationReleased)]
     ended = [e.at for e in world.kept if isinstance(e, ev.AllocationEnded)]
     assert world.client is not None and world.client.step_ns < slow
-    assert min(asked) < 30 * S and max(asked) > 60 * S, "each burst asks"
-    assert any(max(asked[:1]) < at < 60 * S for at in released), "between them it lets go"
+    assert min(asked) < 30 * S and max(asked) > 60 * S, "each burst requests satellites"
+    assert any(max(asked[:1]) < at < 60 * S for at in released), "satellites leave between bursts"
     assert len(ended) >= 1
 
 
-def test_a_replay_decides_nothing_and_knows_the_same() -> None:
+def test_a_replay_gives_the_same_allocations_without_deciding_anew() -> None:
     world = run(crowd(2, 40.0))
     again = Scheduler(make_placer("elastic"))
     for event in world.kept:
@@ -81,9 +81,9 @@ def test_a_replay_decides_nothing_and_knows_the_same() -> None:
     assert run(crowd(2, 40.0)).kept == world.kept
 
 
-def test_ours_is_slurms_account() -> None:
-    """Core-hours held by our journal are those that the modelled Slurm counts, and what was used
-    of them is what all actions held."""
+def test_the_core_hours_of_the_journal_match_those_of_the_modelled_slurm() -> None:
+    """Core-hours held by our journal equal those that the modelled Slurm counts; used core-hours
+    equal those that all actions held."""
     world = run(crowd(4, 40.0))
     rows = held(world.kept)
     by_job = {r.job: r for r in rows if r.name}
@@ -96,7 +96,7 @@ def test_ours_is_slurms_account() -> None:
     assert used_ns == usage.lent_ns and used_ns <= held_ns
 
 
-def test_a_partition_that_is_not_there_is_told_and_the_work_goes_on() -> None:
+def test_a_missing_partition_is_reported_and_another_shape_is_requested() -> None:
     policy = AllocPolicy(**{f: getattr(POLICY, f) for f in POLICY.__struct_fields__}
                          | {"shapes": (SatelliteShape("odd", "nowhere", cpus=8, mem_mib=600),
                                        SHAPE)})
@@ -106,7 +106,7 @@ def test_a_partition_that_is_not_there_is_told_and_the_work_goes_on() -> None:
     assert any(what.startswith("asked for spare") for what in told), told
 
 
-def test_a_full_cluster_is_waited_for_and_let_go() -> None:
+def test_on_a_full_cluster_one_satellite_runs_and_the_work_ends() -> None:
     world = run(crowd(6), queue=SlurmQueueModel(S, nodes=1), check=True)
     assert world.slurm is not None
     assert len(world.slurm.jobs_run()) >= 1
@@ -115,7 +115,8 @@ def test_a_full_cluster_is_waited_for_and_let_go() -> None:
     assert len(running) <= 1
 
 
-def test_the_verb_prints_three_ways(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_tangram_sim_compares_elastic_with_static_and_with_no_satellites(
+        tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     work, cluster, scenario = (tmp_path / name for name in ("w.jsonl", "c.json", "s.toml"))
     work.write_text("\n".join([
         '{"format": "tangram-workload/1", "name": "w"}',

@@ -58,7 +58,7 @@ def mean_s(run: RunRecords) -> float:
 @pytest.mark.parametrize("durations", ["oracle", "learned"])
 @pytest.mark.parametrize(("services", "gpus", "restore_s"), [
     (4, 4, 10.0), (8, 8, 6.0), (4, 4, 30.0)])
-def test_as_many_services_as_gpus_end_about_as_soon_as_on_fixed_shares(
+def test_with_as_many_services_as_gpus_elastic_is_about_as_fast_as_static(
         services: int, gpus: int, restore_s: float, durations: str) -> None:
     """The fixed shares have every service on its GPU from the start; `elastic` is allowed the first
     restore of each service beside."""
@@ -69,7 +69,7 @@ def test_as_many_services_as_gpus_end_about_as_soon_as_on_fixed_shares(
     assert mean_s(run) <= SHARE * (fixed + restore_s)
 
 
-def test_a_short_queue_takes_no_gpu_from_a_service_that_will_be_called_again() -> None:
+def test_a_short_queue_does_not_evict_a_service_that_will_be_called_again() -> None:
     """At this load one copy of each service is enough: a second one would be brought in for a few
     calls, and the service that it replaced would have to be brought in again."""
     work, where = steady(1, 8, 8, 480, load=0.4), cluster(8, 8, 6.0)
@@ -79,7 +79,7 @@ def test_a_short_queue_takes_no_gpu_from_a_service_that_will_be_called_again() -
     assert sum(1 for r in run.records if r.restore) <= 5 * 8
 
 
-def test_the_first_copy_is_not_wide_before_the_load_is_known() -> None:
+def test_the_first_service_copy_does_not_take_all_gpus_before_the_load_is_known() -> None:
     """If the first call took all GPUs as one block, the calls that follow would overload it."""
     rng, span_s = random.Random(5), 400 * RUN_S / (0.8 * 8)
     drawn = [(rng.uniform(0, span_s), RUN_S * rng.lognormvariate(-.245, .7)) for _ in range(400)]
@@ -94,19 +94,19 @@ def test_the_first_copy_is_not_wide_before_the_load_is_known() -> None:
 
 @pytest.mark.parametrize("restore_s", [3.0, 10.0, 30.0])
 @pytest.mark.parametrize(("services", "gpus"), [(6, 4), (12, 4)])
-def test_more_services_than_gpus_spend_their_gpus_on_calls(services: int, gpus: int,
-                                                           restore_s: float) -> None:
+def test_with_more_services_than_gpus_most_gpu_time_is_spent_on_calls(
+        services: int, gpus: int, restore_s: float) -> None:
     work, where = steady(5, services, gpus, 60 * gpus), cluster(services, gpus, restore_s)
     run = simulate(work, where, make_placer("elastic"))
     assert faults(run, work, where) == []
     restoring = sum(r.restore for r in run.records)
     computing = sum(r.end - r.start - r.restore for r in run.records)
-    assert restoring <= 1.5 * computing, "most GPU time went to bringing services in"
+    assert restoring <= 1.5 * computing, "most GPU time was spent on restores"
     assert run.step_ns <= 4 * S * max(t.start_s for t in work.trajectories)
 
 
 @pytest.mark.parametrize("restore_s", [0.3, 6.0])
-def test_a_wide_call_is_served_although_narrow_calls_never_cease(restore_s: float) -> None:
+def test_a_call_on_8_gpus_is_served_under_endless_calls_on_one_gpu(restore_s: float) -> None:
     rng, span_s = random.Random(9), 400.0
     count = round(1.1 * 8 * span_s / RUN_S)  # more than the GPUs can serve
     narrow = [one_call(i, rng.uniform(0, span_s), f"s{i % 8}", RUN_S, (1,)) for i in range(count)]
@@ -115,7 +115,7 @@ def test_a_wide_call_is_served_although_narrow_calls_never_cease(restore_s: floa
     run = simulate(work, where, make_placer("elastic"))
     assert faults(run, work, where) == []
     first = min(r.start for r in run.records if r.action.degrees == (8,))
-    assert first < span_s * S, "it waited until the narrow calls had ceased"
+    assert first < span_s * S, "it waited for the end of the narrow calls"
 
 
 # ---- the rule, call by call ---------------------------------------------------------------------
@@ -140,14 +140,14 @@ def call(w: World, service: str) -> int:
 
 
 def end(w: World, action: int, after_s: float) -> list[int]:
-    """Ends a call so much later; says which calls start then."""
+    """Ends a call `after_s` later; returns the calls that start then."""
     w.now += round(after_s * S)
     w.happen(ev.LeaseFinished(w.now, w.lease_of(action), Outcome(
         ActionState.COMPLETED, exec_ns=S), True))
     return started(w.plan())
 
 
-def test_a_restored_copy_serves_before_an_overdue_call_takes_its_gpu() -> None:
+def test_a_restored_copy_serves_calls_before_a_starving_call_takes_its_gpu() -> None:
     w = world()
     mine = [call(w, "a")]
     assert started(w.plan()) == mine
@@ -160,11 +160,11 @@ def test_a_restored_copy_serves_before_an_overdue_call_takes_its_gpu() -> None:
         served += 1
         assert running in mine
     waited = (w.now - began) / S
-    assert served >= 15, "its restore of 10 s was for a few calls only"
+    assert served >= 15, "a restore of 10 s served only a few calls"
     assert waited <= 10 + 8 * 10 * 2 + 10, "the other service was starved"
 
 
-def test_an_overdue_call_waits_for_its_own_copy_and_parks_nobody_who_is_called() -> None:
+def test_a_starving_call_with_a_resident_copy_evicts_no_other_service() -> None:
     w = world(gpus=2)
     first = {s: call(w, s) for s in "ab"}
     w.plan()
@@ -179,16 +179,16 @@ def test_an_overdue_call_waits_for_its_own_copy_and_parks_nobody_who_is_called()
             more[s].remove(running)
             end(w, running, 0)
     brought = [d for d in w.decisions if isinstance(d, de.StartLease) and d.restore_ns]
-    assert len(brought) == 2, "each service was brought in once"
+    assert len(brought) == 2, "each service was restored once"
 
 
-def test_batches_go_on_while_another_services_call_is_overdue_until_the_term_is_over() -> None:
+def test_batches_continue_beside_a_starving_call_until_the_minimum_residency_ends() -> None:
     w = world(batch=4)
     a, b = call(w, "a"), call(w, "b")
     w.plan()
     w.now += 30 * S  # a's restore took 10 s; its term lasts for 30 s more at least
     late = call(w, "a")
-    assert started(w.plan()) == [late], "it follows on the busy copy of its service"
+    assert started(w.plan()) == [late], "it is prefetched to the busy copy of its service"
     w.now += 200 * S
     later = call(w, "a")
     assert started(w.plan()) == []

@@ -55,7 +55,7 @@ MARGIN = 60
 
 class Limits:
     """A Slurm port that knows when allocations end: `ends` by `JOB` or `JOB+N`, in seconds. It
-    answers after `late_s` (None: never), and keeps when it was asked."""
+    answers after `late_s` (None: never), and notes when it was queried."""
 
     def __init__(self, event_queue: EventQueue, ends: dict[str, float]) -> None:
         self.event_queue, self.ends, self.asked = event_queue, ends, list[float]()
@@ -171,7 +171,8 @@ class Job:
 
 
 def test_a_limit_that_was_extended_drains_nothing() -> None:
-    """Actions of an open session go on past the end that the worker had said, up to the new one."""
+    """Actions of an open session continue past the end that the worker had reported, up to the new
+    end."""
     job = Job({"7": 1000})
     session = job.session()
     job.until(400)
@@ -187,8 +188,8 @@ def test_a_limit_that_was_extended_drains_nothing() -> None:
     assert len(job.drained()) == 1 and 2000 - MARGIN <= job.drained()[0] < 2000 - MARGIN + 2
 
 
-def test_an_extension_in_the_last_seconds_before_the_drain_is_seen() -> None:
-    """The drain waits for the answer to the last question, so no idle session is closed in vain."""
+def test_an_extension_in_the_last_seconds_before_the_drain_prevents_it() -> None:
+    """The drain waits for the answer to the last query, so no idle session is closed in vain."""
     job = Job({"7": 1000})
     job.slurm.late_s = 9.0
     session = job.session()
@@ -202,15 +203,16 @@ def test_an_extension_in_the_last_seconds_before_the_drain_is_seen() -> None:
 
 
 @pytest.mark.parametrize("late_s", [None, 40.0])
-def test_a_slurm_that_does_not_answer_holds_a_drain_for_seconds_only(late_s: float | None) -> None:
+def test_a_drain_is_delayed_only_for_seconds_when_slurm_does_not_answer(
+        late_s: float | None) -> None:
     job = Job({"7": 1000})
     job.slurm.late_s = late_s
     job.until(990)
     assert len(job.drained()) == 1 and 1000 - MARGIN <= job.drained()[0] <= 1000 - MARGIN / 2
 
 
-def test_a_drain_is_taken_back_when_the_end_moves_during_it() -> None:
-    """What ran goes on, what waits starts here again, and the session that works is kept."""
+def test_a_drain_is_undone_when_the_time_limit_is_extended_during_it() -> None:
+    """Running actions continue, waiting actions start here again, and the busy session is kept."""
     job = Job({"7": 1000})
     job.work_s = 200.0
     idle, busy = job.session(), job.session()
@@ -229,7 +231,8 @@ def test_a_drain_is_taken_back_when_the_end_moves_during_it() -> None:
 
 
 def test_a_limit_that_was_shortened_drains_in_time() -> None:
-    """An hour's job cut to 40 minutes at its 10th: known at the half, drained at the new margin."""
+    """A job of an hour is cut to 40 minutes in its 10th minute. The broker learns this at half time
+    and drains at the new margin."""
     job = Job({"7": 3600})
     job.until(600)
     job.slurm.ends["7"] = 2400
@@ -246,8 +249,8 @@ def test_a_limit_cut_to_less_than_the_margin_drains_at_once() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(600, 7), (3600, 10), (86400, 33)])
-def test_a_job_asks_a_handful_of_times(seconds: int, most: int) -> None:
-    """Never two within the budget, once just before the margin, and none per action."""
+def test_a_job_queries_its_time_limit_a_handful_of_times(seconds: int, most: int) -> None:
+    """Never two queries within the budget, one just before the margin, and none per action."""
     job = Job({"7": seconds})
     for _ in range(50):
         job.submit()
@@ -258,8 +261,8 @@ def test_a_job_asks_a_handful_of_times(seconds: int, most: int) -> None:
     assert any(seconds - MARGIN - 6 <= at < seconds - MARGIN for at in asked), asked
 
 
-def test_each_allocation_has_its_own_end() -> None:
-    """Satellites, and components of a het job; one question for all of them."""
+def test_each_allocation_drains_at_its_own_time_limit() -> None:
+    """Satellites and components of a heterogeneous job share one query."""
     job = Job({"7+0": 1000, "7+1": 1000, "12": 1000})
     job.until(100)
     job.slurm.ends |= {"7+1": 3000, "12": 2000}
@@ -270,8 +273,8 @@ def test_each_allocation_has_its_own_end() -> None:
     assert len(job.slurm.asked) <= 30
 
 
-def test_an_end_that_its_user_named_is_not_slurms_to_move() -> None:
-    """`tangram worker --end`."""
+def test_an_end_given_by_tangram_worker_end_is_not_replaced_by_slurms() -> None:
+    """The end is given by `tangram worker --end`."""
     job = Job({})
     job.slurm.ends["7"] = 5000
     job.join("7", 1000, end_by_user=True)
@@ -279,8 +282,8 @@ def test_an_end_that_its_user_named_is_not_slurms_to_move() -> None:
     assert job.states() == [NodeState.DRAINED] and job.slurm.asked == []
 
 
-def test_a_second_reason_for_a_drain_stays() -> None:
-    """The broker was told to drain while nodes drained for their end: a later end is no matter."""
+def test_a_drain_of_the_whole_broker_outlasts_an_extended_time_limit() -> None:
+    """The broker was told to drain while its nodes drained for their time limit."""
     job = Job({"7": 1000})
     job.until(960)
     assert job.states() == [NodeState.DRAINED]
@@ -290,7 +293,7 @@ def test_a_second_reason_for_a_drain_stays() -> None:
     assert job.states() == [NodeState.DRAINED]
 
 
-def test_a_worker_that_joins_again_says_the_old_end_and_the_new_one_holds() -> None:
+def test_a_worker_that_rejoins_with_its_old_end_keeps_the_extended_one() -> None:
     job = Job({"7": 1000})
     job.slurm.ends["7"] = 3000
     job.until(600)
@@ -302,14 +305,14 @@ def test_a_worker_that_joins_again_says_the_old_end_and_the_new_one_holds() -> N
     assert job.ledger.nodes[3].spec.ends_at_ns == 5000 * S
 
 
-def test_a_slurm_that_is_away_changes_nothing() -> None:
+def test_a_node_drains_at_its_known_end_when_slurm_is_unreachable() -> None:
     job = Job({"7": 1000})
     job.slurm.away = True
     job.until(990)
     assert len(job.drained()) == 1 and 1000 - MARGIN <= job.drained()[0] <= 1000 - MARGIN / 2
 
 
-def test_a_move_that_has_begun_goes_on_when_the_drain_is_taken_back() -> None:
+def test_a_session_migration_continues_when_the_drain_is_undone() -> None:
     w = World("elastic")
     w.ledger.margin_ns = 10 * S
     for number, end in ((1, 100), (2, 1000)):
@@ -334,7 +337,7 @@ def test_a_move_that_has_begun_goes_on_when_the_drain_is_taken_back() -> None:
     assert started(w.plan()) == [waits]
 
 
-def test_a_replay_of_moved_ends_comes_to_the_same() -> None:
+def test_a_replay_of_changed_time_limits_gives_the_same_nodes() -> None:
     job = Job({"7": 1000})
     job.until(960)
     job.slurm.ends["7"] = 3000
@@ -350,8 +353,8 @@ def test_a_replay_of_moved_ends_comes_to_the_same() -> None:
     assert replayed.ledger.told_ends == {}  # a requeued job has another end
 
 
-def test_journals_of_the_version_before_are_read(tmp_path: Path) -> None:
-    """They lack the events of moved ends; of other versions nothing is read."""
+def test_journals_of_older_supported_versions_are_read(tmp_path: Path) -> None:
+    """Version 5 lacks the events of changed time limits; unsupported versions are refused."""
     path = tmp_path / "journal"
     facts = [ev.BrokerStarted(1, "7", "elastic", "none"), ev.NodeDraining(2, 1, "it ends")]
     body = msgspec.msgpack.encode(facts)
@@ -365,8 +368,8 @@ def test_journals_of_the_version_before_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit_s", [3600, 30])
-def test_satellites_limits_move_in_the_simulator_too(limit_s: int) -> None:
-    """A simulation whose satellites' limit of 200 s becomes another one while they run."""
+def test_satellites_follow_changed_time_limits_in_the_simulator(limit_s: int) -> None:
+    """The satellites' time limit of 200 s is changed while they run."""
     shape = SatelliteShape("spare", "cpu", cpus=8, mem_mib=600, time_ns=200 * S)
     policy = AllocPolicy(**{f: getattr(POLICY, f) for f in POLICY.__struct_fields__}
                          | {"shapes": (shape,), "idle_ns": 0})

@@ -62,9 +62,10 @@ def cases(draw: Any) -> tuple[Workload, Cluster]:
 @settings(max_examples=100, deadline=None, derandomize=True,
           suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(case=cases(), durations=st.sampled_from(["oracle", "learned"]))
-def test_every_law_holds(placer: str, case: tuple[Workload, Cluster], durations: str) -> None:
-    """Complete, in order, within every capacity, aligned, at home, resized no more than allowed;
-    and the same input gives the same records to the byte."""
+def test_every_invariant_holds_on_any_workload_and_cluster(
+        placer: str, case: tuple[Workload, Cluster], durations: str) -> None:
+    """Records are complete, in order, within every capacity, aligned, on the home node and resized
+    no more than allowed; the same input gives the same records to the byte."""
     work, cluster = case
     run = simulate(work, cluster, make_placer(placer), durations, check=True)
     assert faults(run, work, cluster) == []

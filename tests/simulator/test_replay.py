@@ -26,7 +26,7 @@ CLUSTER = {"nodes": [{"name": "v", "cpus": 12, "mem_mib": 4000}]}
 
 
 def trajectories(seed: int, size: int) -> list[dict[str, Any]]:
-    """Shells and builds of a coding step, small."""
+    """Shell commands and builds of a small coding step."""
     rng = random.Random(seed)
 
     def act() -> dict[str, Any]:
@@ -50,7 +50,7 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> tuple[Path, Path]:
 
 
 def lawful(run: RunRecords, work: Workload, cpus: int) -> None:
-    """Order, completeness and capacity of a live run."""
+    """Checks order, completeness and capacity of a live run."""
     wanted = [(i, j, k, 0) for i, t in enumerate(work.trajectories)
               for j, turn in enumerate(t.turns) for k in range(len(turn.actions))]
     assert [r.order for r in run.records] == wanted
@@ -81,8 +81,8 @@ def known(policy: str) -> bool:
 
 
 @pytest.mark.parametrize("policy", [*filter(known, ["fcfs:4", "static:4", "elastic"])])
-def test_a_live_run_is_what_the_simulator_says(policy: str, tmp_path: Path,
-                                               capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_live_replay_matches_the_simulation(
+        policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     work, cluster = write(tmp_path, trajectories(7, 6))
     records = tmp_path / "r.jsonl"
     words = ["replay", str(work), "--cluster", str(cluster), "--scale", "0.2", "--policy", policy,
@@ -99,7 +99,7 @@ def test_a_live_run_is_what_the_simulator_says(policy: str, tmp_path: Path,
         assert done.returncode == 0, done.stderr
 
 
-def test_invariants_on_two_nodes() -> None:
+def test_a_live_replay_on_two_nodes_violates_no_invariant() -> None:
     work = Workload(name="two", trajectories=tuple(
         WorkloadTrajectory.model_validate(t) for t in trajectories(3, 5)))
     cluster = Cluster.model_validate(
@@ -109,8 +109,8 @@ def test_invariants_on_two_nodes() -> None:
     lawful(run.live, work, 8)
 
 
-def test_a_countdown_follows_its_file(tmp_path: Path) -> None:
-    """40 s of work: a moment on 4 units, a moment suspended, the rest on 400."""
+def test_a_replayed_action_runs_at_the_speed_of_its_cpus_file(tmp_path: Path) -> None:
+    """40 s of work: a moment on 4 units, a moment suspended, the rest on 400 units."""
     file = tmp_path / "cpus"
 
     def say(units: int) -> None:
@@ -134,8 +134,8 @@ def test_a_countdown_follows_its_file(tmp_path: Path) -> None:
     assert took > least - 10 * POLL_S
 
 
-def test_what_cannot_be_replayed_is_one_line(tmp_path: Path,
-                                             capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_workload_that_cannot_be_replayed_is_refused_in_one_line(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = trajectories(1, 2)
     rows[1]["turns"][0]["actions"][0]["resource"] = "service:judge"
     work, cluster = write(tmp_path, rows)

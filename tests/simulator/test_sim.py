@@ -59,7 +59,7 @@ def write(work: Workload, cluster: dict, folder: Path) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize(("cpus", "k"), [(8, 4), (8, 1), (13, 3), (20, 8)])
-def test_fcfs_is_what_its_words_say(seed: int, cpus: int, k: int) -> None:
+def test_fcfs_equals_an_independent_reference(seed: int, cpus: int, k: int) -> None:
     work = workload(seed)
     run = simulate(work, one_node(cpus), make_placer(f"fcfs:{k}"), check=seed < 4)
     assert times(run) == reference_fcfs(work, cpus, k)
@@ -67,7 +67,7 @@ def test_fcfs_is_what_its_words_say(seed: int, cpus: int, k: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize(("cpus", "k"), [(8, 4), (13, 3), (9, 2)])
-def test_static_is_what_its_words_say(seed: int, cpus: int, k: int) -> None:
+def test_static_equals_an_independent_reference(seed: int, cpus: int, k: int) -> None:
     work = workload(seed)
     run = simulate(work, one_node(cpus), make_placer(f"static:{k}"), check=seed < 4)
     assert times(run) == reference_static(work, cpus, k)
@@ -78,7 +78,7 @@ def test_static_is_what_its_words_say(seed: int, cpus: int, k: int) -> None:
     ("static:4", 800, 2.265112346538), ("static:4", 400, 4.443578979897),
     ("static:4", 232, 7.819026828756), ("fcfs:4", 400, 2.265112346538),
     ("fcfs:4", 232, 2.617639402244), ("fcfs:4", 128, 5.645592574974)])
-def test_baselines_to_the_last_digit(policy: str, cpus: int, mean_act_s: float) -> None:
+def test_baseline_figures_are_exact(policy: str, cpus: int, mean_act_s: float) -> None:
     cluster = Cluster.model_validate({"nodes": [{"name": "c", "cpus": cpus, "mem_mib": 4194304}]})
     run = simulate(read_workload(SHARED / "coding-200.jsonl"), cluster, make_placer(policy))
     assert run.figures()["mean_act_s"] == pytest.approx(mean_act_s, abs=1e-6)
@@ -90,7 +90,8 @@ def test_baselines_to_the_last_digit(policy: str, cpus: int, mean_act_s: float) 
     ("mopd-512", "fcfs:1"), ("deepsearch-256", "fcfs:2"), ("mixed-300", "first-fit"),
     ("mixed-300", "static:4"), ("coding-1280", "fcfs:4")])
 @pytest.mark.parametrize("share", ["1", "0.29"])
-def test_shared_workloads_break_no_rule(name: str, policy: str, share: str, tmp_path: Path) -> None:
+def test_shared_workloads_pass_the_independent_checker(
+        name: str, policy: str, share: str, tmp_path: Path) -> None:
     work, cluster = SHARED / f"{name}.jsonl", SHARED / f"cluster-{name}-{share}x.json"
     run = simulate(read_workload(work), read_cluster(cluster), make_placer(policy))
     run.write(tmp_path / "r.jsonl")
@@ -99,7 +100,8 @@ def test_shared_workloads_break_no_rule(name: str, policy: str, share: str, tmp_
 
 
 class Restless:
-    """A placer that resizes leases at random and starts them at any size: for the invariants."""
+    """A placer that resizes leases at random and starts them at any size, to test the
+    invariants."""
 
     reserve, block_max = 0, 8
     name = "restless"
@@ -142,7 +144,7 @@ class Restless:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_resizing_at_random_breaks_no_law(seed: int, tmp_path: Path) -> None:
+def test_random_resizing_violates_no_invariant(seed: int, tmp_path: Path) -> None:
     work, cluster = workload(seed, 14, ("cpu", "cpu", "service:judge")), Cluster.model_validate(
         CLUSTER)
     run = simulate(work, cluster, Restless(seed), check=True)
@@ -158,7 +160,8 @@ def test_resizing_at_random_breaks_no_law(seed: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", ["first-fit", "fcfs:4", "fcfs:1", "static:4", "paper",
                                     "elastic"])
 @pytest.mark.parametrize("seed", range(6))
-def test_random_mixtures_break_no_law(seed: int, policy: str, tmp_path: Path) -> None:
+def test_random_mixed_workloads_violate_no_invariant(
+        seed: int, policy: str, tmp_path: Path) -> None:
     work = workload(seed, 16, ALL)
     if policy == "static:4":  # which deals single GPUs
         rows = [json.loads(t.model_dump_json().replace('"degrees":[2],', '"degrees":[1,2],'))
@@ -183,11 +186,11 @@ def example(out: Path, policy: str, hash_seed: str) -> bytes:
 
 
 @pytest.mark.parametrize("policy", ["first-fit", "fcfs:4", "static:2", "paper", "elastic"])
-def test_same_seed_same_bytes_whatever_the_hash_seed(policy: str, tmp_path: Path) -> None:
+def test_one_seed_gives_the_same_records_for_any_hash_seed(policy: str, tmp_path: Path) -> None:
     assert len({example(tmp_path / "r", policy, seed) for seed in ("0", "1", "77")}) == 1
 
 
-def test_the_verb_prints_figures(capsys: pytest.CaptureFixture) -> None:
+def test_tangram_sim_prints_figures_as_json_and_text(capsys: pytest.CaptureFixture) -> None:
     files = [str(EXAMPLES / "mixed-24.jsonl"), "--cluster", str(EXAMPLES / "cluster-24.json")]
     assert main(["sim", *files, "--policy", "fcfs:4", "--json", "--durations", "learned"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -204,7 +207,7 @@ def test_the_verb_prints_figures(capsys: pytest.CaptureFixture) -> None:
     ('{"trajectory": "a", "start_s": 0, "turns": [{"think_s": 0, "actions": [{"name": "x", '
      '"resource": "cpu", "work_s": 1, "degrees": [2, 1]}]}]}', "degrees: .*ascending"),
     ("{", "line 2: .*JSON")])
-def test_a_wrong_workload_is_one_line(line: str, told: str, tmp_path: Path) -> None:
+def test_a_wrong_workload_is_refused_in_one_line(line: str, told: str, tmp_path: Path) -> None:
     path = tmp_path / "w.jsonl"
     path.write_text('{"format": "tangram-workload/1", "name": "w"}\n' + line + "\n")
     with pytest.raises(InvalidInput, match=told) as error:
@@ -212,7 +215,7 @@ def test_a_wrong_workload_is_one_line(line: str, told: str, tmp_path: Path) -> N
     assert "\n" not in str(error.value)
 
 
-def test_other_wrong_input_is_one_line(tmp_path: Path) -> None:
+def test_other_wrong_simulator_input_is_refused_in_one_line(tmp_path: Path) -> None:
     work, cluster = write(workload(1, 3, ALL), CLUSTER, tmp_path)
     with pytest.raises(InvalidInput, match="No such file"):
         read_workload(tmp_path / "none")
@@ -242,7 +245,7 @@ def test_drivers_and_frames_without_delay_change_nothing(seed: int, policy: str)
 
 
 @pytest.mark.parametrize("policy", ["first-fit", "fcfs:4", "static:4", "paper", "elastic"])
-def test_a_slow_network_costs_what_it_takes(policy: str, tmp_path: Path) -> None:
+def test_a_slow_network_changes_the_act_reproducibly(policy: str, tmp_path: Path) -> None:
     work, cluster = workload(5, 12), Cluster.model_validate(CLUSTER)
     runs = [simulate(work, cluster, make_placer(policy), latency_us=us, seed=9, check=True)
             for us in (100, 100, 2000)]
@@ -255,7 +258,7 @@ def test_a_slow_network_costs_what_it_takes(policy: str, tmp_path: Path) -> None
         check_records(w, c, tmp_path / "r.jsonl", "--live")
 
 
-def test_the_checkers_find_what_is_broken() -> None:
+def test_the_checker_finds_each_kind_of_broken_record() -> None:
     work, cluster = workload(3, 10, ALL), Cluster.model_validate(CLUSTER)
 
     def broken(change) -> str:
@@ -332,7 +335,7 @@ class Waiting:
 
 
 @pytest.mark.parametrize("latency_us", [None, 0])
-def test_a_policy_that_never_ends_is_said(latency_us: int | None) -> None:
+def test_a_simulation_that_cannot_end_is_reported(latency_us: int | None) -> None:
     placer = Waiting() if latency_us is None else make_placer("fcfs:4")
     failures = [] if latency_us is None else [Failure("c", 10**8)]
     with pytest.raises(InvalidInput, match="3 trajectories never end"):
@@ -341,7 +344,7 @@ def test_a_policy_that_never_ends_is_said(latency_us: int | None) -> None:
         simulate(workload(1, 3), one_node(8), make_placer("fcfs:4"), failures=[Failure("x", 1)])
 
 
-def test_a_long_run_is_not_taken_for_none() -> None:
+def test_a_simulation_of_30_hours_ends() -> None:
     rows = [{"trajectory": "t", "start_s": 9000, "turns": [{"think_s": 9000, "actions": [
         {"name": "x", "resource": "cpu", "work_s": 90000, "degrees": [1]}]}]}]
     work = Workload.model_validate({"name": "long", "trajectories": rows})

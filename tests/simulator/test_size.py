@@ -1,4 +1,5 @@
-"""`tangram size`: the search on known curves, clusters of other sizes, the picture, the verb."""
+"""`tangram size`: the search on known curves, clusters of other sizes, the picture, and the
+command."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def scale(cpus: int, gpus: int = 0, times: int = 8) -> Scale:
 
 
 def curve(act: Callable[[Holding], float | None], over: Scale, target: Target) -> Curve:
-    """A search over a known function of what is held."""
+    """Searches over a known function of the held resources."""
     asked: list[Holding] = []
 
     def measure(policy: str, held: Holding) -> RunFigures | None:
@@ -69,12 +70,12 @@ def test_the_threshold_of_a_monotone_curve_is_found(true: int) -> None:
     assert found.answer.figures.mean_act_s == 1.0
 
 
-def test_both_means_have_to_be_reached() -> None:
+def test_both_targets_must_be_reached() -> None:
     found = curve(lambda h: 100 / h.cpus, scale(400), Target(act_s=1.0, step_s=5.0))
     assert found.answer is not None and found.answer.held == Holding(200, 0)
 
 
-def test_an_answer_holds_for_its_neighbours() -> None:
+def test_the_answer_of_the_search_holds_for_the_next_larger_sizes() -> None:
     reach = {40, *range(71, 101)}
     assert threshold(lambda n: n in reach, 0, 100) == 71
     reach = {*range(68, 71), *range(72, 101)}  # bisection lands above the hole
@@ -86,21 +87,21 @@ def test_an_answer_holds_for_its_neighbours() -> None:
         assert set(range(best, min(best + 2, 200) + 1)) <= noisy
 
 
-def test_what_is_never_reached_says_the_best() -> None:
+def test_an_unreachable_target_gives_the_best_measured_size() -> None:
     found = curve(lambda h: max(2.0, 200 / h.cpus), scale(50), Target(act_s=1.5))
     assert found.answer is not None and found.answer.held is None
     assert found.answer.figures.mean_act_s == 2.0
-    assert found.answer.at == Holding(100, 0), "the smallest of the best that were measured"
+    assert found.answer.at == Holding(100, 0), "the smallest size with the best result"
     assert curve(lambda h: None, scale(50), Target(act_s=1.5)).answer is None
 
 
-def test_sizes_at_which_nothing_runs_are_below_the_answer() -> None:
+def test_sizes_at_which_the_workload_cannot_run_are_too_small() -> None:
     found = curve(lambda h: None if h.cpus < 37 else 1.0, scale(100), Target(act_s=1.5))
     assert found.answer is not None and found.answer.held == Holding(37, 0)
     assert next(p.figures for p in found.shown()) is None
 
 
-def test_two_amounts_are_trimmed_each() -> None:
+def test_cpus_and_gpus_are_reduced_separately() -> None:
     found = curve(lambda h: max(300 / h.cpus, 2 / h.gpus), scale(800, 40), Target(act_s=1.0))
     assert found.answer is not None and found.answer.held == Holding(300, 2)
     assert found.scale.holding(found.answer.level) == Holding(300, 15)
@@ -116,7 +117,7 @@ def test_a_curve_has_its_grid_and_its_answer() -> None:
 # ---- clusters of another size -------------------------------------------------------------------
 
 
-def test_a_cluster_of_another_size() -> None:
+def test_resizing_a_cluster_keeps_its_node_proportions() -> None:
     cluster = Cluster.model_validate({"nodes": [
         {"name": "c", "count": 3, "cpus": 10, "mem_mib": 100},
         {"name": "g", "count": 2, "cpus": 5, "gpus": 8, "mem_mib": 50}]})
@@ -135,7 +136,7 @@ def test_a_cluster_of_another_size() -> None:
         shape(cpus, cpus % 20)
 
 
-def test_only_what_a_workload_uses_is_searched() -> None:
+def test_only_resources_that_the_workload_uses_are_searched() -> None:
     cluster = read_cluster(CLUSTER)
     found = scale_of(read_workload(WORK), cluster)
     assert found.cpus and found.gpus and found.holding(found.levels) == (20, 4)
@@ -145,7 +146,7 @@ def test_only_what_a_workload_uses_is_searched() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fcfs:2", "static:2"])
-def test_it_agrees_with_the_simulator_at_every_size(policy: str) -> None:
+def test_the_search_agrees_with_the_simulator_at_every_size(policy: str) -> None:
     work, cluster = random_workload(5, 10), one_node(24)
 
     def measure(name: str, held: Holding) -> RunFigures | None:
@@ -163,7 +164,7 @@ def test_it_agrees_with_the_simulator_at_every_size(policy: str) -> None:
 # ---- the picture --------------------------------------------------------------------------------
 
 
-def test_the_picture_is_xml_with_a_line_a_policy() -> None:
+def test_the_svg_picture_has_one_line_per_policy() -> None:
     lines = [PolicyCurve(f"p{i} <&>", f"p{i} <&>: 3 CPUs", [(1, 9), (10, 3), (800, 1)], (10, 3))
              for i in range(9)]
     lines.append(PolicyCurve("none", "none: not reached", []))
@@ -182,7 +183,7 @@ def test_the_picture_is_xml_with_a_line_a_policy() -> None:
 
 @pytest.mark.parametrize("ends", [(1, 1), (99, 101), (100, 800), (1, 10**6), (0.001, 40),
                                   (2.2, 18)])
-def test_ticks_are_few_round_and_in_reach(ends: tuple[float, float]) -> None:
+def test_axis_ticks_are_few_and_within_the_axis(ends: tuple[float, float]) -> None:
     axis = Axis(ends, 0, 400, 8)
     ticks = axis.ticks()
     assert 1 <= len(ticks) <= 8 and all(axis.low <= t <= axis.high for t in ticks)
@@ -192,7 +193,8 @@ def test_ticks_are_few_round_and_in_reach(ends: tuple[float, float]) -> None:
 # ---- the verb -----------------------------------------------------------------------------------
 
 
-def test_the_verb_answers_as_json_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_tangram_size_prints_json_and_draws_a_picture(
+        tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     out = tmp_path / "c.svg"
     assert main([*SIZE, "--like", "static:4", "--policies", "fcfs:4,static:4,fcfs:4", "--json",
                  "--plot", str(out)]) == 0
@@ -207,7 +209,7 @@ def test_the_verb_answers_as_json_and_draws(tmp_path: Path, capsys: pytest.Captu
     assert len(ET.fromstring(out.read_text()).findall(f"{SVG}polyline")) == 4
 
 
-def test_the_verb_prints_a_table_and_answers(capsys: pytest.CaptureFixture) -> None:
+def test_tangram_size_prints_a_table_and_the_answer(capsys: pytest.CaptureFixture) -> None:
     assert main([*SIZE, "--target-act", "1.8", "--durations", "learned"]) == 0
     out = capsys.readouterr().out
     assert "mean ACT s" in out and "<- reaches the target" in out and "durations learned" in out
@@ -228,16 +230,16 @@ def test_the_verb_prints_a_table_and_answers(capsys: pytest.CaptureFixture) -> N
     (["--target-act", "2", "--plot", "c.pdf"], "must end in .svg or .png"),
     (["--target-step", "60", "--policies", "fcfs:4", "--plot", "/none/c.svg"], "No such file"),
 ])
-def test_wrong_input_is_one_line(words: list[str], told: str,
-                                 capsys: pytest.CaptureFixture) -> None:
+def test_wrong_input_of_tangram_size_is_refused_in_one_line(
+        words: list[str], told: str, capsys: pytest.CaptureFixture) -> None:
     assert main([*SIZE, *words]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert re.search(told, error), error
 
 
-def test_a_workload_without_units_has_nothing_to_size(tmp_path: Path,
-                                                      capsys: pytest.CaptureFixture) -> None:
+def test_a_workload_without_actions_is_refused_by_tangram_size(
+        tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     work = tmp_path / "w.jsonl"
     work.write_text('{"format": "tangram-workload/1", "name": "w"}\n')
     assert main(["size", str(work), "--cluster", str(CLUSTER), "--target-act", "1"]) == 2

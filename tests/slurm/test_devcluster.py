@@ -62,7 +62,7 @@ def live_processes(needle: str, uid: int) -> list[str]:
 
 
 def eventually(what, seconds: float = 20):
-    """The first truthy answer of `what`, or its last one when the time is over."""
+    """The first true answer of `what`, or its last answer when the time is over."""
     end = time.monotonic() + seconds
     while not (answer := what()) and time.monotonic() < end:
         time.sleep(0.2)
@@ -96,7 +96,7 @@ def test_het_job_spans_three_partitions_and_is_accounted(cluster: RunningCluster
 
 @needs_slurm
 @pytest.mark.slurm
-def test_partitions_and_mpi(cluster: RunningCluster) -> None:
+def test_the_dev_cluster_has_its_partitions_gpus_and_pmi2(cluster: RunningCluster) -> None:
     n = cluster.name
     rows = cluster.run_as_user("sinfo -h -N -o '%P %N %G'").stdout.split("\n")
     assert sorted({r.strip() for r in rows if r}) == sorted([
@@ -112,7 +112,8 @@ def test_partitions_and_mpi(cluster: RunningCluster) -> None:
 
 @needs_slurm
 @pytest.mark.slurm
-def test_exec_is_clean_and_passes_the_exit_code(cluster: RunningCluster) -> None:
+def test_devcluster_exec_has_a_clean_environment_and_passes_the_exit_code(
+        cluster: RunningCluster) -> None:
     at = ["--prefix", str(cluster.prefix)]
     done = devcluster("exec", *at, "--setenv", "A=1 2", "--", "bash", "-c", "env; pwd; exit 7")
     assert done.returncode == 7
@@ -129,7 +130,7 @@ def test_exec_is_clean_and_passes_the_exit_code(cluster: RunningCluster) -> None
 
 @needs_slurm
 @pytest.mark.slurm
-def test_two_side_by_side_and_down_leaves_nothing(
+def test_two_dev_clusters_run_side_by_side_and_down_leaves_nothing(
     cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     small = {"cpu_nodes": 1, "gpu_nodes": 0, "trainer_nodes": 0, "no_dbd": True}
@@ -159,7 +160,7 @@ def test_two_side_by_side_and_down_leaves_nothing(
 
 @needs_slurm
 @pytest.mark.slurm
-def test_a_daemon_that_fails_is_named_and_all_is_taken_down(cluster: RunningCluster) -> None:
+def test_a_failing_daemon_is_named_and_the_dev_cluster_is_removed(cluster: RunningCluster) -> None:
     name = f"t{os.getpid()}z"
     done = devcluster("up", "--name", name, "--no-dbd", "--conf-line", "NoSuchKey=1")
     assert done.returncode == 1 and done.stdout == ""
@@ -207,7 +208,7 @@ def test_a_busy_port_and_a_foreign_prefix_are_refused(
         ["up", "--cgroups", "--cpus-per-node", "1000"],
     ],
 )
-def test_wrong_use_is_one_clear_line(args: list[str]) -> None:
+def test_wrong_devcluster_arguments_are_refused_in_one_line(args: list[str]) -> None:
     done = devcluster(*args)
     assert done.returncode == 2 and done.stdout == ""
     assert "Traceback" not in done.stderr and "error: " in done.stderr.splitlines()[-1]
@@ -215,7 +216,7 @@ def test_wrong_use_is_one_clear_line(args: list[str]) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.parametrize("verb", ["up", "down"])
-def test_not_root_is_refused(verb: str, tmp_path: Path) -> None:
+def test_devcluster_refuses_users_other_than_root(verb: str, tmp_path: Path) -> None:
     python = "/usr/bin/python3"
     if not os.access(python, os.X_OK):
         pytest.skip("no system python that another user may run")

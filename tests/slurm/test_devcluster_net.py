@@ -1,5 +1,5 @@
-"""slurm/devcluster with nodes as network namespaces and more than one user: what it promises, and
-that nothing of it is left."""
+"""slurm/devcluster with nodes as network namespaces and several users: what it promises, and that
+it leaves nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def node(cluster: RunningCluster, fate: str, name: str) -> None:
 
 
 def where(cluster: RunningCluster) -> dict[str, str]:
-    """Nodes' addresses, by their own word."""
+    """The addresses of the nodes, as reported by each node."""
     told = cluster.run_as_user("srun -p cpu -N2 bash -c 'echo $(hostname) $(hostname -i)'")
     return dict(line.split() for line in told.stdout.splitlines())
 
@@ -62,7 +62,7 @@ def runs_on(cluster: RunningCluster, name: str, seconds: float = 60) -> bool:
     return False
 
 
-def test_each_node_is_a_machine_of_its_own(cluster: RunningCluster) -> None:
+def test_each_netns_node_has_its_own_address_tmp_and_shared_memory(cluster: RunningCluster) -> None:
     found = where(cluster)
     assert sorted(found) == cluster.cpu_nodes and len(set(found.values())) == 2
     told = cluster.run_as_user("srun -p cpu -N2 bash -c 'touch /tmp/of-$(hostname); sleep 0.5; "
@@ -70,7 +70,7 @@ def test_each_node_is_a_machine_of_its_own(cluster: RunningCluster) -> None:
     assert sorted(told) == ["/dev/shm/*"] * 2 + [f"/tmp/of-{n}" for n in cluster.cpu_nodes]
 
 
-def test_a_second_user_submits_as_himself(cluster: RunningCluster) -> None:
+def test_a_second_user_submits_under_the_second_account(cluster: RunningCluster) -> None:
     first, second = cluster.users
     for user in (first, second):
         done = cluster.of(user).run_as_user("srun -n1 bash -c 'id -un; pwd'")
@@ -81,7 +81,7 @@ def test_a_second_user_submits_as_himself(cluster: RunningCluster) -> None:
     assert told.returncode == 2 and "this cluster has" in told.stderr
 
 
-def test_a_cable_is_pulled_and_put_back(cluster: RunningCluster) -> None:
+def test_a_node_is_cut_off_the_network_and_rejoins(cluster: RunningCluster) -> None:
     name = cluster.cpu_nodes[1]
     address, port = where(cluster)[name], slurmd_port(cluster, name)
     assert answers(address, port)
@@ -97,7 +97,8 @@ def slurmd_port(cluster: RunningCluster, name: str) -> int:
     return int(line.partition("Port=")[2].split()[0])
 
 
-def test_a_node_loses_its_power_and_comes_back(cluster: RunningCluster) -> None:
+def test_a_killed_node_loses_all_processes_and_can_be_started_again(
+        cluster: RunningCluster) -> None:
     name = cluster.cpu_nodes[1]
     cluster.run_as_user(["sbatch", "-w", name, "-o", "/dev/null", "--wrap",
                          "setsid sleep 8642 & srun --overlap sleep 8642"], check=True)
@@ -120,13 +121,15 @@ def sleepers() -> list[str]:
 @pytest.mark.parametrize(("words", "said"), [
     (["node", "cut", "nosuch"], "is not known"), (["up", "--users", "0"], "--users is 1 to 9"),
     (["up", "--netns", "--plugin", "/tmp/x.so"], "put the plugin elsewhere")])
-def test_wrong_use_is_one_line(cluster: RunningCluster, words: list[str], said: str) -> None:
+def test_wrong_devcluster_node_arguments_are_refused_in_one_line(
+        cluster: RunningCluster, words: list[str], said: str) -> None:
     where = ["--prefix", str(cluster.prefix)] if words[0] == "node" else ["--name", "nope"]
     done = devcluster(words[0], *where, *words[1:])
     assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def test_without_netns_a_node_has_no_fate(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_node_faults_are_refused_on_a_cluster_without_netns(
+        tmp_path_factory: pytest.TempPathFactory) -> None:
     if reason := reason_to_skip():
         pytest.skip(reason)
     with running_cluster(tmp_path_factory, cpu_nodes=1, gpu_nodes=0, trainer_nodes=0,

@@ -1,5 +1,5 @@
-"""The epilog for administrators removes what a killed worker of the job that ends left, and nothing
-else: run as root, and by a real slurmd."""
+"""The epilog for administrators removes what a killed worker of the ending job left, and nothing
+else. It is run as root, and by a real slurmd."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="an epilog is run by ro
 
 @pytest.fixture
 def base(tmp_path: Path) -> Iterator[Path]:
-    """A scratch folder as /tmp is."""
+    """A scratch folder with the mode of /tmp."""
     place = Path("/tmp") / f"epilog-test-{os.getpid()}"
     place.mkdir()
     place.chmod(0o1777)
@@ -43,7 +43,7 @@ def base(tmp_path: Path) -> Iterator[Path]:
 
 
 def epilog(base: Path, **environ: str) -> None:
-    """As slurmd does: root, a small environment."""
+    """Runs the epilog as slurmd does: as root, with a small environment."""
     done = subprocess.run([str(EPILOG)], env={"TANGRAM_EPILOG_DIRS": f"/nowhere {base}", **environ},
                           capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -65,7 +65,7 @@ def folder(base: Path, name: str, uid: int = USER) -> Path:
 
 
 def maker(base: Path, job: str) -> tuple[subprocess.Popen[str], Path]:
-    """A process that lives and has made its folder as workers do."""
+    """A live process that has made its folder as workers do."""
     run = subprocess.Popen([sys.executable, "-c", MAKER, str(REPO), job, str(base)], text=True,
                            stdout=subprocess.PIPE)
     assert run.stdout is not None
@@ -73,7 +73,7 @@ def maker(base: Path, job: str) -> tuple[subprocess.Popen[str], Path]:
 
 
 @root_only
-def test_of_this_job_and_user_only(base: Path) -> None:
+def test_the_epilog_removes_folders_of_its_job_and_user_only(base: Path) -> None:
     gone = [folder(base, f"tangram-worker-job{JOB}-a"), folder(base, f"tangram-broker-job{JOB}-b")]
     stay = [folder(base, f"tangram-worker-job{FOREIGN}-a"), folder(base, "tangram-worker-x"),
             folder(base, f"tangram-worker-job{JOB}-c", OTHER), folder(base, f"other-job{JOB}-a"),
@@ -87,7 +87,7 @@ def test_of_this_job_and_user_only(base: Path) -> None:
 
 
 @root_only
-def test_a_job_id_that_is_none_removes_nothing(base: Path) -> None:
+def test_the_epilog_removes_nothing_for_a_malformed_job_id(base: Path) -> None:
     stay = folder(base, f"tangram-worker-job{JOB}-a")
     for environ in ({}, {"SLURM_JOB_ID": JOB}, {"SLURM_JOB_UID": str(USER)}, of_job("*"),
                     {**of_job(), "SLURM_JOB_UID": f"{USER} 0"}, {**of_job(),
@@ -97,8 +97,8 @@ def test_a_job_id_that_is_none_removes_nothing(base: Path) -> None:
 
 
 @root_only
-def test_the_dead_go_and_the_living_stay(base: Path) -> None:
-    """A killed worker's own folder; another of the same job number that lives keeps its own."""
+def test_the_epilog_removes_folders_of_dead_workers_and_spares_live_ones(base: Path) -> None:
+    """A live worker with the same job number keeps its folder."""
     dead, left = maker(base, JOB)
     alive, kept = maker(base, JOB)
     try:
@@ -123,7 +123,7 @@ def test_the_dead_go_and_the_living_stay(base: Path) -> None:
 
 
 @root_only
-def test_what_hostile_code_left_is_removed_and_leads_nowhere(base: Path) -> None:
+def test_the_epilog_removes_hostile_content_without_touching_other_files(base: Path) -> None:
     left = folder(base, f"tangram-worker-job{JOB}-a")
     victim = base / "victim"
     victim.mkdir()
@@ -160,7 +160,7 @@ def pids_cgroup() -> Path | None:
 
 
 @root_only
-def test_cgroups_beneath_this_jobs_go_with_what_lives_in_them() -> None:
+def test_the_epilog_removes_the_jobs_cgroups_with_their_processes() -> None:
     top = pids_cgroup()
     if top is None:
         pytest.skip("no cgroup can be made here")
@@ -186,8 +186,8 @@ def test_cgroups_beneath_this_jobs_go_with_what_lives_in_them() -> None:
 
 
 @root_only
-def test_what_the_plugin_made_for_a_step_goes_by_its_job() -> None:
-    """Where Slurm has no cgroups of its own, beneath whatever slurmd stands in."""
+def test_the_epilog_removes_cgroups_that_the_plugin_made_for_the_job() -> None:
+    """Slurm has no cgroups of its own here, so the plugin's are beneath slurmd's."""
     top = pids_cgroup()
     if top is None:
         pytest.skip("no cgroup can be made here")
@@ -211,8 +211,9 @@ def test_what_the_plugin_made_for_a_step_goes_by_its_job() -> None:
 
 
 @pytest.mark.slurm
-def test_a_real_slurmd_runs_it(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """By the numbers that Slurm itself gives, in a plain job and in both parts of a het job."""
+def test_a_real_slurmd_runs_the_epilog(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With the ids that Slurm gives, in a plain job and in both components of a heterogeneous
+    job."""
     with running_cluster(tmp_path_factory, cpu_nodes=1, gpu_nodes=1, trainer_nodes=1, no_dbd=True,
                          conf_line=[f"Epilog={EPILOG}"]) as cluster:
         leave = ("d=$(mktemp -d /tmp/tangram-worker-job$SLURM_JOB_ID-XXXX)\n"
@@ -236,7 +237,7 @@ def test_a_real_slurmd_runs_it(tmp_path_factory: pytest.TempPathFactory) -> None
 
 
 def wait_for(out: Path, count: int) -> list[str]:
-    """The words of a job's output, once there are so many."""
+    """The words of a job's output, once there are `count` of them."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         if out.exists() and len(words := out.read_text().split()) >= count:

@@ -1,5 +1,5 @@
-"""Nodes that lose their power or their cable, for each layout: what survives, what is run again,
-what is lost, and that the trainer is told of every action (docs/FAULTS.md)."""
+"""Nodes that lose their power or their network, for each layout: what survives, what runs again,
+what is lost, and that the trainer learns the end of every action (docs/FAULTS.md)."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def report(trial: Trial, what: str, told: dict) -> None:
 
 
 def worker_node(trial: Trial) -> str:
-    """A node that lends, and has neither broker nor trainer."""
+    """A node with a worker and neither broker nor trainer."""
     return next(n for n in reversed(trial.nodes("UP")) if n != trial.leader()
                 and n not in trial.site.cluster.trainer_nodes)
 
 
 def flows(trial: Trial, seconds: float = 30) -> bool:
-    """Whether actions still end well."""
+    """Whether actions still complete."""
     ran = len(trial.ended())
     end = time.monotonic() + seconds
     while (more := len(trial.ended())) <= ran and time.monotonic() < end:
@@ -83,8 +83,8 @@ def told_by_slurm(trial: Trial, node: str) -> str:
     return f"{node} is {trial.node_state(node)}, jobs {trial.states()}"
 
 
-def test_a_worker_node_loses_its_power(trial: Trial) -> None:
-    """Its actions run again elsewhere, its sessions are lost and their trainer is told."""
+def test_actions_run_again_and_sessions_are_lost_when_a_worker_node_dies(trial: Trial) -> None:
+    """Its actions run again elsewhere; its sessions are lost, and their trainer learns that."""
     node = worker_node(trial)
     trial.fate("kill", node)
     trial.site.until(lambda: node not in trial.nodes("UP"), "the broker to know", 90)
@@ -131,9 +131,9 @@ def ends_with_its_node(trial: Trial, node: str) -> None:
     assert {r["state"] for r in rows} <= {"COMPLETED", "NODE_FAIL", "CANCELLED"}
 
 
-def test_a_worker_node_is_cut_off_and_comes_back(trial: Trial) -> None:
-    """For less long than Slurm's patience, for longer than the broker's: the job does not change,
-    the node is lost to the broker and comes back as a new one."""
+def test_a_worker_node_that_was_cut_off_rejoins_as_a_new_node(trial: Trial) -> None:
+    """The node is cut off for less than Slurm's timeout and more than the broker's. The job does
+    not change; the node is lost to the broker and joins as a new one."""
     node = worker_node(trial)
     trial.fate("cut", node)
     until = time.monotonic() + CUT_S
@@ -159,9 +159,9 @@ def test_a_worker_node_is_cut_off_and_comes_back(trial: Trial) -> None:
     assert tally(ledger)["plain"]["ends"].keys() == {"result COMPLETED"}
 
 
-def test_the_leader_node_loses_its_power(trial: Trial) -> None:
-    """The broker is gone: a trainer elsewhere is told of every action; Slurm ends the job and
-    starts it again."""
+def test_the_trainer_learns_every_end_and_slurm_requeues_when_the_leader_dies(trial: Trial) -> None:
+    """The broker dies with its node. A trainer elsewhere learns the end of every action; Slurm ends
+    the job and starts it again."""
     node, lenders = trial.leader(), trial.nodes("UP")
     trial.fate("kill", node)
     ledger = trial.ledger(150) if trial.layout == "hetjob" else None

@@ -19,7 +19,7 @@ PROGRAMS = {"tcl": os.environ.get("MODULES_CMD", "/usr/lib/x86_64-linux-gnu/modu
 @pytest.mark.long
 @pytest.mark.skipif(not (shutil.which("dpkg-deb") and Path("/usr/include/slurm/spank.h").exists()),
                     reason="no dpkg-deb or no libslurm-dev")
-def test_the_debian_package_is_of_one_release(tmp_path: Path) -> None:
+def test_the_debian_package_depends_on_one_slurm_release(tmp_path: Path) -> None:
     built = subprocess.run([str(SLURM / "packaging" / "build-deb"), "1.2.3", str(tmp_path)],
                            capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
@@ -76,7 +76,8 @@ def test_a_module_is_loaded_and_unloaded(module: list[str], tmp_path: Path) -> N
     assert told.stdout.split() == ["/my/own", "/my/own"], told
 
 
-def test_a_module_without_its_folder_says_so(module: list[str], tmp_path: Path) -> None:
+def test_the_environment_module_reports_a_missing_installation(
+        module: list[str], tmp_path: Path) -> None:
     told = shell(module, tmp_path, "module load tangram/1.2.3; echo ${TANGRAM_HPC_ROOT-none}",
                  TANGRAM_MODULE_BASE="/nowhere")
     assert told.stdout == "none\n", told

@@ -1,4 +1,4 @@
-"""How often a broker may ask Slurm, and who is told what; the adapter here is a fake."""
+"""How often a broker may call Slurm, and which answer each caller gets; the adapter is a fake."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ S = 10**9
 
 
 @given(st.lists(st.integers(0, 40 * S), min_size=1, max_size=200))
-def test_other_calls_are_a_burst_and_then_one_in_thirty_seconds(gaps: list[int]) -> None:
+def test_slurm_calls_other_than_queries_are_a_burst_and_then_one_per_30_seconds(
+        gaps: list[int]) -> None:
     budget, now, made = Budget(0), 1_000 * S, []
     for gap in gaps:
         now += gap
@@ -48,7 +49,7 @@ def test_queries_are_thirty_seconds_apart() -> None:
     assert budget.may_query_at(6 * S) == 35 * S and budget.may_act_at(6 * S) <= 6 * S
 
 
-def test_pauses_double_up_to_a_limit_and_differ_between_brokers() -> None:
+def test_pauses_after_slurm_failures_double_up_to_a_limit_with_jitter() -> None:
     def pauses(seed: int) -> list[int]:
         budget, found = Budget(seed), []
         for n in range(12):
@@ -75,7 +76,7 @@ def test_pauses_double_up_to_a_limit_and_differ_between_brokers() -> None:
 
 
 class FakeAdapter:
-    """A Slurm that knows jobs 1 to 9, and answers when it is told to."""
+    """A Slurm that knows jobs 1 to 9, and answers when the test says so."""
 
     name = "fake"
 
@@ -89,7 +90,7 @@ class FakeAdapter:
     async def _call(self, what: str, argument: Any) -> None:
         self.made.append((what, argument, time.monotonic_ns()))
         self.inside += 1
-        assert self.inside == 1, "one call at a time"
+        assert self.inside == 1, "two calls run at once"
         try:
             await asyncio.sleep(0)
             await self.gate.wait()
@@ -121,7 +122,7 @@ FAST = RpcLimits(query_ns=S // 20, burst=4, refill_ns=S // 20, first_ns=S // 20,
 
 
 async def told(ask: Callable[[Callable[[Any], None]], None]) -> Any:
-    """What `then` gets; never before the call has returned."""
+    """The answer that `then` gets, which never comes before the call has returned."""
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     ask(answer.set_result)
     assert not answer.done()
@@ -129,7 +130,7 @@ async def told(ask: Callable[[Callable[[Any], None]], None]) -> Any:
 
 
 class WatchedBudget(Budget):
-    """Keeps when each query was counted: the adapter hears of it whenever the machine has time."""
+    """Notes when each query was counted; the adapter gets it later on a busy machine."""
 
     def __init__(self, seed: int, limits: RpcLimits) -> None:
         super().__init__(seed, limits)
@@ -153,7 +154,7 @@ def play(scene: Callable[[BudgetedSlurm, FakeAdapter], Any], limits: RpcLimits =
     return asyncio.run(go())
 
 
-def test_each_call_is_answered() -> None:
+def test_every_slurm_call_gets_its_answer() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         assert await told(lambda then: slurm.submit(JobOrder("s"), then)) == 7
         assert await told(lambda then: slurm.cancel([JobRef(1, 2)], then)) is None
@@ -170,7 +171,7 @@ def test_each_call_is_answered() -> None:
     play(scene)
 
 
-def test_ten_thousand_questions_are_a_few_calls() -> None:
+def test_ten_thousand_job_queries_are_merged_into_a_few_calls() -> None:
     budget = WatchedBudget(3, FAST)
 
     async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
@@ -188,7 +189,7 @@ def test_ten_thousand_questions_are_a_few_calls() -> None:
     play(scene, budget=budget)
 
 
-def test_more_than_the_budget_is_not_now_and_says_when() -> None:
+def test_a_call_beyond_the_budget_is_transient_with_the_time_to_retry() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         answers = await asyncio.gather(*(
             told(lambda then: slurm.submit(JobOrder("s"), then)) for _ in range(6)))
@@ -201,7 +202,7 @@ def test_more_than_the_budget_is_not_now_and_says_when() -> None:
     play(scene, slow)
 
 
-def test_after_a_failure_nobody_calls_for_a_while() -> None:
+def test_after_a_failure_slurm_is_not_called_for_a_while() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         fake.fails = SlurmTransient("no answer", unsure=True)
         first = RpcLimits(first_ns=10 * S).first_ns
@@ -224,7 +225,7 @@ def test_after_a_failure_nobody_calls_for_a_while() -> None:
     play(scene, RpcLimits(first_ns=10 * S))
 
 
-def test_it_comes_back_after_the_pause() -> None:
+def test_slurm_is_called_again_after_the_pause() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         fake.fails = SlurmTransient("away")
         assert isinstance(await told(lambda then: slurm.query([1], then)), SlurmTransient)
@@ -236,7 +237,7 @@ def test_it_comes_back_after_the_pause() -> None:
     play(scene)
 
 
-def test_a_refusal_begins_no_pause() -> None:
+def test_a_refusal_by_slurm_starts_no_pause() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         fake.fails = SlurmRejected("Invalid partition name specified")
         never = await told(lambda then: slurm.submit(JobOrder("s"), then))
@@ -248,7 +249,7 @@ def test_a_refusal_begins_no_pause() -> None:
     play(scene)
 
 
-def test_at_the_end_all_are_answered() -> None:
+def test_closing_the_slurm_port_answers_all_open_calls() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         fake.gate.clear()
         asked = [asyncio.ensure_future(told(ask)) for ask in (
@@ -263,7 +264,7 @@ def test_at_the_end_all_are_answered() -> None:
     play(scene)
 
 
-def test_a_broken_law_is_the_loops() -> None:
+def test_a_failed_assertion_in_an_adapter_is_raised_in_the_event_loop() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         broken: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().set_exception_handler(

@@ -1,6 +1,6 @@
-"""The program that speaks for pyslurm, with a fake pyslurm beneath it: what it says, and what
-becomes of it when it hangs, crashes or cannot begin. The real one keeps the contract in
-test_slurm_port.py where it fits the site's Slurm."""
+"""The child process that calls pyslurm, with a fake pyslurm beneath it: what it answers, and what
+happens when it hangs, crashes or cannot start. The real one is tested in test_slurm_port.py where
+pyslurm fits the site's Slurm."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ask(work: Callable[[Pyslurm], Awaitable[T]], role: str = "") -> T:
     return asyncio.run(go())
 
 
-def test_it_answers_in_the_ports_words(where: Path) -> None:
+def test_the_pyslurm_child_answers_with_the_types_of_the_port(where: Path) -> None:
     async def work(adapter: Pyslurm) -> None:
         rows = await adapter.query([1, 2, 5], ["nobody"])
         assert [(r.job, r.component) for r in rows] == [(1, -1), (5, 0), (5, 1)]
@@ -83,7 +83,7 @@ def test_a_job_is_submitted_with_its_options(where: Path) -> None:
 @pytest.mark.parametrize("order", [
     JobOrder(SCRIPT + "#SBATCH hetjob\n"), JobOrder(SCRIPT + "#SBATCH -p cpu\n"),
     JobOrder(SCRIPT, (("exclusive", ""),)), JobOrder(SCRIPT, (("gpus-per-task", "1"),))])
-def test_what_it_has_no_word_for_goes_to_sbatch(where: Path, order: JobOrder) -> None:
+def test_a_job_with_options_unknown_to_pyslurm_goes_to_sbatch(where: Path, order: JobOrder) -> None:
     (where / "sbatch").write_text("#!/bin/sh\ncat > script; echo \"$@\" > words; echo '42;here'\n")
     (where / "sbatch").chmod(0o755)
 
@@ -99,8 +99,8 @@ def test_what_it_has_no_word_for_goes_to_sbatch(where: Path, order: JobOrder) ->
 
 
 @pytest.mark.parametrize(("role", "said"), [("hang", "no answer in 0.5 s"), ("crash", "-11")])
-def test_one_that_hangs_or_crashes_is_ended_and_begun_anew(where: Path, role: str, said: str
-                                                           ) -> None:
+def test_a_pyslurm_child_that_hangs_or_crashes_is_restarted(
+        where: Path, role: str, said: str) -> None:
     async def work(adapter: Pyslurm) -> None:
         await adapter.cancel([JobRef(1)])
         first, adapter._child.deadline_s = adapter.pid, 0.5 if role == "hang" else 60.0
@@ -114,7 +114,7 @@ def test_one_that_hangs_or_crashes_is_ended_and_begun_anew(where: Path, role: st
     ask(work, role)
 
 
-def test_the_loop_goes_on_while_it_hangs(where: Path) -> None:
+def test_the_event_loop_runs_on_while_the_pyslurm_child_hangs(where: Path) -> None:
     async def work(adapter: Pyslurm) -> None:
         await adapter.cancel([JobRef(1)])
         adapter._child.deadline_s = 0.5
@@ -126,7 +126,7 @@ def test_the_loop_goes_on_while_it_hangs(where: Path) -> None:
     ask(work, "hang")
 
 
-def test_an_error_of_slurms_is_no_death(where: Path) -> None:
+def test_an_error_reported_by_slurm_does_not_end_the_pyslurm_child(where: Path) -> None:
     async def work(adapter: Pyslurm) -> None:
         with pytest.raises(SlurmTransient, match="Unable to contact"):
             await adapter.query([1], [])
@@ -134,7 +134,7 @@ def test_an_error_of_slurms_is_no_death(where: Path) -> None:
     ask(work, "away")
 
 
-def test_one_that_cannot_begin_says_why_and_the_commands_go_on(where: Path) -> None:
+def test_auto_falls_back_to_commands_when_the_pyslurm_child_cannot_start(where: Path) -> None:
     with pytest.raises(PyslurmUnusable, match="fake: fatal: Could not establish"):
         ask(lambda adapter: adapter.query([1], []), "exit")
     (where / "squeue").write_text("#!/bin/sh\n")
@@ -151,7 +151,7 @@ def test_one_that_cannot_begin_says_why_and_the_commands_go_on(where: Path) -> N
     asyncio.run(both())
 
 
-def test_whoever_is_cancelled_leaves_no_child(where: Path) -> None:
+def test_a_cancelled_query_leaves_no_pyslurm_child(where: Path) -> None:
     async def work() -> int:
         adapter = Pyslurm(environ("hang"))
         task = asyncio.ensure_future(adapter.query([1], []))
@@ -170,7 +170,7 @@ def test_whoever_is_cancelled_leaves_no_child(where: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pyslurm") is not None, reason="pyslurm is there")
-def test_the_extra_is_named_where_it_lacks() -> None:
+def test_the_pyslurm_adapter_names_its_extra_where_it_is_missing() -> None:
     with pytest.raises(MissingExtra, match=r"pip install .*\[pyslurm\]"):
         make_adapter("pyslurm", {})
     assert make_adapter("auto", {}).name == "cli"

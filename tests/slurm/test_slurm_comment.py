@@ -1,4 +1,4 @@
-"""A job's summary in its Comment, and what Slurm's words mean: nothing here asks Slurm."""
+"""A job's summary in its Comment, and the meaning of Slurm's words. Nothing here calls Slurm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tangram_hpc.slurm.job_environment import slurm_command_environment
 HOUR = 3600 * 10**9
 
 
-def test_a_summary() -> None:
+def test_a_job_summary_counts_actions_act_and_cpu_hours() -> None:
     w = World("static:2")
     w.node(cpus=4)
     one, two, waits = (w.submit(2) for _ in range(3))
@@ -38,11 +38,11 @@ def test_a_summary() -> None:
         "completed=1 failed=1 cancelled=1")
 
 
-def test_a_summary_of_nothing() -> None:
+def test_the_summary_of_a_job_without_actions_is_short() -> None:
     assert summary(Fold()) == "actions=0 cpu_held=0.00h"
 
 
-def test_a_summary_is_never_too_long() -> None:
+def test_a_job_summary_fits_into_the_comment_with_any_values() -> None:
     folded = Fold()
     w = World()
     for n, state in enumerate(ActionState):
@@ -61,7 +61,7 @@ def test_a_summary_is_never_too_long() -> None:
     ("", "tangram: a=1"), ("grant 7", "grant 7; tangram: a=1"),
     ("tangram: a=0 b=2", "tangram: a=1"), ("grant 7; tangram: a=0", "grant 7; tangram: a=1"),
     ("grant 7;  ", "grant 7; tangram: a=1")])
-def test_others_words_stay(old: str, new: str) -> None:
+def test_the_rest_of_a_job_comment_is_kept(old: str, new: str) -> None:
     assert with_job_comment(old, "a=1") == new
     assert with_job_comment(new, "a=1") == new
 
@@ -70,19 +70,19 @@ def test_others_words_stay(old: str, new: str) -> None:
     ("", ()), ("c1", ("c1",)), ("c[1-3,7],g1", ("c1", "c2", "c3", "c7", "g1")),
     ("n[008-011]", ("n008", "n009", "n010", "n011")),
     ("r[1-2]n[1-2]x", ("r1n1x", "r1n2x", "r2n1x", "r2n2x")), ("a, b", ("a", "b"))])
-def test_a_hostlist(text: str, names: tuple[str, ...]) -> None:
+def test_a_hostlist_is_expanded_into_node_names(text: str, names: tuple[str, ...]) -> None:
     assert expand(text) == names
 
 
 @pytest.mark.parametrize("text", ["c[1-", "c]1[", "c[a-b]", "c[1--2]", "c[1-99999999]",
                                   "c[1-999]d[1-999]", "c[]"])
-def test_what_is_no_hostlist(text: str) -> None:
+def test_a_malformed_hostlist_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         expand(text)
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=50), st.integers(1, 7))
-def test_a_hostlist_of_any_numbers(numbers: list[int], width: int) -> None:
+def test_a_hostlist_of_any_numbers_is_expanded(numbers: list[int], width: int) -> None:
     inside = ",".join(str(n).zfill(width) for n in numbers)
     assert expand(f"node[{inside}]") == tuple(f"node{str(n).zfill(width)}" for n in numbers)
 
@@ -101,7 +101,8 @@ def test_a_hostlist_of_any_numbers(numbers: list[int], width: int) -> None:
     ("slurm_load_jobs error: Slurm backup controller in standby mode", SlurmTransient, False),
     ("Munge encode failed: Failed to access \"/run/munge/munge.socket.2\"", SlurmTransient, False),
     ("something that no release says yet", SlurmRejected, None)])
-def test_what_a_message_means(text: str, kind: type, unsure: bool | None) -> None:
+def test_slurm_error_messages_are_classified_as_rejected_transient_or_unsure(
+        text: str, kind: type, unsure: bool | None) -> None:
     told = failure(text)
     assert type(told) is kind and str(told) == text
     assert getattr(told, "unsure", None) == unsure
@@ -111,12 +112,12 @@ def test_what_a_message_means(text: str, kind: type, unsure: bool | None) -> Non
     ("PENDING", "waits"), ("REQUEUE_HOLD", "waits"), ("RUNNING", "holds"), ("COMPLETING", "holds"),
     ("CONFIGURING", "holds"), ("SUSPENDED", "holds"), ("COMPLETED", "over"), ("TIMEOUT", "over"),
     ("NODE_FAIL", "over")])
-def test_a_jobs_state_is_one_of_three(state: str, word: str) -> None:
+def test_each_slurm_job_state_counts_as_waiting_holding_or_over(state: str, word: str) -> None:
     view = JobView(1, -1, state)
     assert [w for w in ("waits", "holds", "over") if getattr(view, w)] == [word]
 
 
-def test_commands_see_nothing_of_our_own_job() -> None:
+def test_slurm_commands_get_no_environment_of_the_own_job() -> None:
     environ = {"PATH": "/bin", "HOME": "/h", "SLURM_CONF": "/etc/slurm.conf", "SLURM_JWT": "x",
                "SLURM_JOB_ID": "1", "SBATCH_QOS": "x", "SQUEUE_FORMAT": "x", "SACCT_FORMAT": "x",
                "SCANCEL_STATE": "x", "PMI_RANK": "0", "TANGRAM_JOB": "1", "SLURM_CLUSTERS": "x"}

@@ -1,4 +1,4 @@
-"""Devices under a real Slurm, whose GPUs here are fake: numbers, words and what is lent."""
+"""Devices under a real Slurm with fake GPUs: their numbers, the messages, and what is lent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ env >batch.env
 """
 
 
-def test_the_numbers_of_real_steps(site: Site) -> None:
+def test_two_concurrent_job_steps_have_disjoint_gpu_numbers(site: Site) -> None:
     """Two steps at once have GPUs of their own, and no number is in both."""
     home = site.cluster.home
     (home / "steps.sh").write_text(TWO_STEPS)
@@ -40,7 +40,7 @@ def test_the_numbers_of_real_steps(site: Site) -> None:
     assert (len(one), len(two)) == (1, 2) and not one & two and one | two <= gpus("batch")
 
 
-def test_fake_gpus_are_lent_where_slurm_gave_some(site: Site) -> None:
+def test_fake_gpus_are_lent_on_nodes_where_slurm_granted_gpus(site: Site) -> None:
     setup = f"source {site.venv}/bin/activate; export TANGRAM_DEVICES=fake"
     with site.held("devices", setup=setup) as job:
         nodes = {n["name"]: n for n in site.info(job)["nodes"]}

@@ -1,4 +1,4 @@
-"""`tangram doctor` beside a real Slurm, and inside a job of it: what it says is true, and it
+"""`tangram doctor` on the login side of a real Slurm and inside a job: what it says is true, and it
 submits nothing and leaves nothing."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def by_name(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {c["name"]: c for c in told["checks"]}
 
 
-def test_beside_the_cluster(site: Site) -> None:
+def test_doctor_on_the_login_side_reports_the_cluster_as_configured(site: Site) -> None:
     before = config_of(site)
     told = site.tangram("doctor", "--json", timeout=170)
     page = json.loads(told.stdout)
@@ -58,8 +58,8 @@ def test_beside_the_cluster(site: Site) -> None:
     assert site.left_behind() == []
 
 
-def test_a_controller_that_is_not_there(site: Site) -> None:
-    """The same cluster by a configuration that names another port."""
+def test_doctor_reports_an_unreachable_controller(site: Site) -> None:
+    """The configuration of the same cluster, with another port."""
     text = site.cluster.conf.read_text()
     port = config_of(site)["SlurmctldPort"]
     conf = site.cluster.home / "wrong.conf"
@@ -75,7 +75,7 @@ def test_a_controller_that_is_not_there(site: Site) -> None:
         assert by_name(page)["partitions"]["state"] == "skip"
 
 
-def test_inside_a_het_job(site: Site) -> None:
+def test_doctor_inside_a_het_job_checks_its_components(site: Site) -> None:
     home, cluster = site.cluster.home, site.cluster
     (home / "doctor.sh").write_text(HET.format(venv=site.venv))
     told = cluster.run_as_user(["sbatch", "--parsable", "doctor.sh"])

@@ -1,5 +1,6 @@
-"""A real job that grows and shrinks: a burst brings satellites, idle nodes go, and what was held is
-told the same by Slurm's accounting and by ours. As the cluster's non-root user, for minutes."""
+"""A real job that grows and shrinks: a burst starts satellites, idle nodes are released, and
+Slurm's accounting and ours agree on what was held. It runs for minutes as the cluster's plain
+user."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def start(site: Site, name: str, elastic: str) -> str:
 
 
 def figures(site: Site, name: str, job: str, others: list[str]) -> dict[str, Any]:
-    """Held and used by our accounting, held by sacct of the same allocations, and the burst."""
+    """Held and used core-hours by our accounting, held ones by sacct, and the time of the burst."""
     told = site.tangram("acct", "-j", job, "--held", "--json")
     assert told.returncode == 0, told.stderr
     ours = json.loads(told.stdout)
@@ -105,7 +106,7 @@ def satellites(cluster: RunningCluster, job: str) -> list[str]:
     return [row for row in queue(cluster) if f"tangram-{job}-s" in row]
 
 
-def test_a_job_grows_and_shrinks(grows: Site) -> None:
+def test_a_job_gets_satellites_for_a_burst_and_releases_idle_nodes(grows: Site) -> None:
     site, told = grows, {}
     told["static"] = _static(site)
     job = start(site, "alone", "")
@@ -123,7 +124,7 @@ def test_a_job_grows_and_shrinks(grows: Site) -> None:
 
 
 def _static(site: Site) -> dict[str, Any]:
-    """As many nodes as the elastic job may have, by hand, from start to end."""
+    """A job with as many nodes as the elastic job may have, from start to end."""
     job = start(site, "static", "")
     others = [site.submit("satellite", f"hand{i}", broker=job, partition="cpu", cpus="8",
                           mem="400", time="10") for i in range(3)]

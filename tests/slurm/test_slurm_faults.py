@@ -1,4 +1,5 @@
-"""kill -9 in the middle of a step: what lives on, for how long, and who finishes."""
+"""Processes are killed by SIGKILL during a training step: what survives, for how long, and which
+ranks finish."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ def start(site: Site, name: str, ranks: int, steps: int, grace_s: int) -> tuple[
     return job, go
 
 
-def test_the_gateway_is_killed(site: Site) -> None:
-    """Ranks go on over the socket: nothing is lost, nothing runs twice."""
+def test_ranks_continue_over_the_socket_when_the_gateway_is_killed(site: Site) -> None:
+    """No action is lost and none runs twice."""
     job, go = start(site, "gwdies", ranks=2, steps=150, grace_s=30)
     (gateway,) = site.pids("bin/tangram gateway")
     os.kill(gateway, signal.SIGKILL)
@@ -37,8 +38,9 @@ def test_the_gateway_is_killed(site: Site) -> None:
     assert len(rows) == 300 and {(r["state"], r["attempt"]) for r in rows} == {("COMPLETED", 1)}
 
 
-def test_a_trainer_rank_is_killed(site: Site) -> None:
-    """The broker and its sessions live on for the grace; the others and a second trainer finish."""
+def test_the_other_ranks_finish_and_sessions_keep_their_grace_when_a_rank_dies(site: Site) -> None:
+    """The broker and its sessions survive for the grace period; the other ranks and a second
+    trainer finish."""
     job, go = start(site, "rankdies", ranks=3, steps=100, grace_s=20)
     victim = int((site.cluster.home / f"faults.{job}.1.pid").read_text())
     os.kill(victim, signal.SIGKILL)

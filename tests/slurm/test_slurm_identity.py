@@ -1,5 +1,5 @@
-"""Guards: on a real Slurm a requeued job resumes its own journal, and a job of a rebuilt controller
-that has the same id does not resume the old one's, whether or not it was itself requeued."""
+"""On a real Slurm a requeued job resumes its own journal. A job of a rebuilt controller that has
+the same id does not resume the old one's, whether or not it was requeued itself."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def home() -> Iterator[Path]:
 
 
 def submit(site: Site, home: Path, tag: str, begins: int) -> str:
-    """A job whose starts before number `begins` never come to a broker."""
+    """A job whose starts before number `begins` never reach a broker."""
     subprocess.run(["chown", "-R", site.cluster.user, home], check=True)  # the user is a new one
     script = JOB
     for key, value in (("venv", site.venv), ("home", home), ("tag", tag), ("from", begins)):
@@ -89,7 +89,7 @@ def test_a_requeued_job_resumes_and_a_job_of_a_rebuilt_controller_does_not(
         cluster.run_as_user(["scancel", job], check=True)
     with running_cluster(tmp_path_factory, **options) as cluster:
         site = Site(cluster, install_for(cluster, ("{tree}",)))
-        assert submit(site, home, "second", 2) == job, "the rebuilt controller counts anew"
+        assert submit(site, home, "second", 2) == job, "the rebuilt controller must count from 1"
         for start in (0, 1):
             over(site, "second", start)
             cluster.run_as_user(["scontrol", "requeue", job], check=True)

@@ -12,8 +12,8 @@ from helpers.slurm_site import Site
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 
-def test_the_main_job(site: Site) -> None:
-    """The RL step over coding tasks, by the template; rewards as the mutations make certain."""
+def test_the_hetjob_template_runs_the_main_job(site: Site) -> None:
+    """The RL step over coding tasks by the template; the mutations make each reward certain."""
     job = site.sbatch("main", "python -m tangram_hpc.demo.demo_rank --problems 12 --seed 0 "
                       "--scale 0.01 --out main.json")
     said = site.finish("main", job)
@@ -31,7 +31,7 @@ def test_the_main_job(site: Site) -> None:
     assert (told.returncode, told.stderr.count("\n")) == (2, 1) and "has ended" in told.stderr
 
 
-def test_two_thousand_actions_are_a_handful_of_steps(site: Site) -> None:
+def test_two_thousand_actions_take_a_handful_of_job_steps(site: Site) -> None:
     job = site.sbatch("many", "python trainer_actions.py 2000", "trainer_actions.py", ranks=4)
     said = site.finish("many", job)
     assert f"job {job}: 2000 of 2000 ok on 4 ranks by mpi" in said, said
@@ -45,15 +45,15 @@ def test_two_thousand_actions_are_a_handful_of_steps(site: Site) -> None:
 
 
 @pytest.mark.parametrize("count", [2000, pytest.param(10_000, marks=pytest.mark.long)])
-def test_mpi_in_earnest(site: Site, count: int) -> None:
-    """8 trainer ranks, 64 KiB each way, all answers right."""
+def test_eight_ranks_get_all_64_kib_answers_over_mpi(site: Site, count: int) -> None:
+    """Payloads are 64 KiB in each direction."""
     job = site.sbatch("echo", f"python trainer_echo.py {count}", "trainer_echo.py", ranks=8)
     said = site.finish("echo", job)
     assert f"echo: {count} right, 0 wrong, 8 ranks by mpi" in said, said
     assert len([r for r in site.acct(job) if r["name"] == "flip"]) == count
 
 
-def test_scancel_in_mid_step_leaves_nothing(site: Site) -> None:
+def test_scancel_during_a_training_step_leaves_nothing_behind(site: Site) -> None:
     with site.held("cancel") as job:
         assert len(site.pids("bin/tangram worker")) == 4
         child = subprocess.Popen(
@@ -72,8 +72,9 @@ def test_scancel_in_mid_step_leaves_nothing(site: Site) -> None:
     assert (told.returncode, told.stderr.count("\n")) == (2, 1) and "ended" in told.stderr
 
 
-def test_a_warning_before_the_limit_ends_it_in_order(site: Site) -> None:
-    """What `--signal=B:TERM@120` sends: the ranks hear SIGTERM, and their status is the job's."""
+def test_a_signal_before_the_time_limit_ends_the_job_in_order(site: Site) -> None:
+    """`--signal=B:TERM@120` sends the same. The ranks get SIGTERM, and their status is the
+    job's."""
     job = site.sbatch("warned", "python trainer_warned.py", "trainer_warned.py")
     site.until(lambda: site.output("warned", job).count("up") == 2, "both ranks to be up", 90,
                lambda: site.output("warned", job))
@@ -88,7 +89,8 @@ def test_a_warning_before_the_limit_ends_it_in_order(site: Site) -> None:
 @pytest.mark.parametrize(("key", "value", "said"), [
     ("placer", "fastest", "config field `placer`"), ("setup", "true", "`setup`"),
     ("trainer", "<TRAINER>", "<TRAINER>")])
-def test_a_job_that_cannot_begin_says_why(site: Site, key: str, value: str, said: str) -> None:
+def test_a_job_that_cannot_start_names_the_reason(
+        site: Site, key: str, value: str, said: str) -> None:
     keys = {"trainer": "true", key: value}
     job = site.sbatch(f"bad_{key}", keys.pop("trainer"), strict=False, **keys)
     lines = [line for line in site.finish(f"bad_{key}", job).splitlines() if "tangram" in line]

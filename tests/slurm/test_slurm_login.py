@@ -1,4 +1,5 @@
-"""From the login side of a running job: `tangram run` is like srun; bad input is one line."""
+"""From the login side of a running job: `tangram run` behaves like srun, and bad input gives one
+line."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def test_run_pytest_as_in_the_readme(site: Site, job: str) -> None:
     assert told.returncode == 0 and "1 passed" in told.stdout, told
 
 
-def test_run_gives_signals_and_takes_interrupts(site: Site, job: str) -> None:
+def test_tangram_run_reports_signals_and_cancels_on_ctrl_c(site: Site, job: str) -> None:
     assert site.tangram("run", "-j", job, "--", "sh", "-c", "kill -9 $$").returncode == 137
     child = subprocess.Popen([str(site.venv / "bin/tangram"), "run", "-j", job, "--", "sleep",
                               "4321"], stderr=subprocess.PIPE, text=True, **site.cluster.as_user())
@@ -58,7 +59,7 @@ def test_run_gives_signals_and_takes_interrupts(site: Site, job: str) -> None:
     assert child.returncode == 130 and not site.pids("^sleep 4321")
 
 
-def test_bad_input_is_one_line_and_status_2(site: Site, job: str) -> None:
+def test_bad_login_side_input_is_refused_in_one_line_with_status_2(site: Site, job: str) -> None:
     access = site.cluster.home / f".tangram/jobs/{job}/access.json"
     copy = site.cluster.home / "copy.json"
     for change, words in (("chmod 644 copy.json", "0644"),
@@ -83,7 +84,7 @@ def test_bad_input_is_one_line_and_status_2(site: Site, job: str) -> None:
 
 
 def test_a_template_with_placeholders_left_stops_at_once(site: Site) -> None:
-    """Slurm's own fields are filled in, the trainer is not: the script itself says so."""
+    """Slurm's own fields are filled in, the trainer is not, and the script itself reports it."""
     told = site.tangram("template", "render", "hetjob", "--output", "left.sbatch",
                         "-o", "job_name=left", "-o", "partition_cpu=cpu", "-o",
                         "partition_gpu=gpu", "-o", "partition_trainer=trainer", "-o", "time=1")
@@ -104,7 +105,7 @@ def ours(told: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in told.stderr.splitlines() if "tangram" in line]
 
 
-def test_a_wrong_mpi_or_size_is_one_line(site: Site, job: str) -> None:
+def test_a_wrong_mpi_launcher_or_world_size_is_refused_in_one_line(site: Site, job: str) -> None:
     told = srun(site, "-p", "scav", "-n3", "--mpi=none")
     lines = ours(told)
     assert told.returncode == 2 and len(lines) == 1, told.stderr

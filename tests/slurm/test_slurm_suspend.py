@@ -1,5 +1,5 @@
-"""`scontrol suspend` and `scontrol resume` of a running job: all of its processes stop on all nodes
-and go on again, at moments that differ from node to node, and nothing that was open is lost."""
+"""`scontrol suspend` and `scontrol resume` of a running job: all its processes stop on all nodes
+and continue, at moments that differ from node to node, and no session or action is lost."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def stopped(pids: list[int]) -> bool:
     pytest.param(2.0, id="for a moment"),
     pytest.param(SILENCE_S + 6, id="for longer than a worker may be silent",
                  marks=pytest.mark.long)])
-def test_sessions_and_actions_outlive_it(site: Site, away_s: float) -> None:
-    """Those of the trainers, which are suspended too, and those of a client on the login side,
-    which is not and hears nothing meanwhile."""
+def test_sessions_and_actions_survive_a_suspended_job(site: Site, away_s: float) -> None:
+    """Sessions of the trainers, which are suspended too, and of a client on the login side, which
+    is not suspended and gets no answer meanwhile."""
     name = f"suspend{away_s:.0f}"
     go, goes_first = (site.cluster.home / f"{name}.{end}" for end in ("go", "first"))
     job = site.sbatch(name, f"python trainer_suspended.py {go.name}", "trainer_suspended.py",

@@ -1,5 +1,5 @@
-"""Every template but `hetjob` (see test_slurm_job) submitted to a real Slurm as the non-root user:
-run to the end, its records beside sacct's, and what Slurm was asked for it."""
+"""Every template except `hetjob` (see test_slurm_job) on a real Slurm as the plain user: run to the
+end, records compared with sacct's, and the Slurm calls counted."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def starts(site: Site, job: str) -> list[str]:
 
 
 def steps(rows: list[dict[str, str]], name: str = "") -> list[dict[str, str]]:
-    """Those that srun made; those of this name."""
+    """The job steps made by srun; with `name`, only those of this name."""
     return [r for r in rows if re.search(r"\.\d+$", r["JobID"]) and name in ("", r["JobName"])]
 
 
@@ -98,8 +98,9 @@ def check_against_sacct(actions: list[dict[str, Any]], lends: list[dict[str, str
 # ---- the light one -----------------------------------------------------------------------------
 
 
-def test_a_torchrun_style_trainer_on_one_node(site: Site) -> None:
-    """`single-node` without MPI: ranks meet where `tangram rank` tells them, by the socket."""
+def test_the_single_node_template_runs_a_torchrun_style_trainer(site: Site) -> None:
+    """`single-node` without MPI: ranks meet at the address that `tangram rank` gives, and use the
+    socket."""
     job = site.sbatch("torchlike", "TRAINER_STATUS=6 python trainer_torch.py", "trainer_torch.py",
                       template="single-node", ranks=3, gateway="off", mpi="none",
                       partition="scav", cpus_lent="2")
@@ -121,8 +122,8 @@ def test_a_torchrun_style_trainer_on_one_node(site: Site) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("template", LAYOUTS)
-def test_the_main_job(site: Site, template: str) -> None:
-    """The RL step over coding tasks: rewards as the mutations make certain, records as sacct's."""
+def test_each_template_layout_runs_the_main_job(site: Site, template: str) -> None:
+    """The RL step over coding tasks; each reward is certain, and records agree with sacct's."""
     name = "main" + template.replace("-", "")
     job = site.sbatch(name, MAIN.format(name), template=template, **LAYOUTS[template])
     others = [site.submit("satellite", f"{name}{n}", broker=job, time="10", **keys)
@@ -149,8 +150,8 @@ def test_the_main_job(site: Site, template: str) -> None:
 
 
 @pytest.mark.long
-def test_replay(site: Site) -> None:
-    """The bench's job: one step, and the figures of the live run beside the simulated one's."""
+def test_the_replay_template_runs_and_compares_with_the_simulation(site: Site) -> None:
+    """One job step, and the figures of the live run beside those of the simulation."""
     rng = random.Random(0)
     lines = [{"format": "tangram-workload/1", "name": "small"}] + [
         {"trajectory": f"t{n}", "start_s": 0.0, "session": {"mem_mib": 100}, "turns": [
@@ -176,7 +177,8 @@ def test_replay(site: Site) -> None:
 
 @pytest.mark.long
 def test_a_satellite_that_is_cancelled_loses_no_action(site: Site) -> None:
-    """What ran on it starts again on the other one, and ends once; its node is told as left."""
+    """Its actions start again on the other satellite and end once; its node is recorded as having
+    left."""
     job = site.sbatch("moves", "python trainer_moves.py 8 6", "trainer_moves.py",
                       template="satellites", **LAYOUTS["satellites"])
     first, second = (site.submit("satellite", f"moves{n}", broker=job, time="10", **keys)
@@ -198,9 +200,9 @@ def test_a_satellite_that_is_cancelled_loses_no_action(site: Site) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_preempted_satellite_leaves_and_comes_back(site: Site) -> None:
-    """With a grace time, in which Slurm tells its steps and not its script: its node goes with a
-    word, and joins again when it starts again."""
+def test_a_preempted_satellite_leaves_and_joins_again(site: Site) -> None:
+    """During its grace time Slurm signals the job steps and not the script: the worker says that it
+    leaves, and joins again when the job restarts."""
     stop = site.cluster.home / "preempted.stop"
     job = site.sbatch("preempted", f"until [ -e {stop} ]; do sleep 0.5; done",
                       template="satellites", partition="trainer", ranks=1, gateway="off",
@@ -233,9 +235,9 @@ def test_a_preempted_satellite_leaves_and_comes_back(site: Site) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_at_its_limit_it_saves_and_starts_again(site: Site) -> None:
-    """Two minutes for more than that of work: warned (by Slurm, up to a minute early), saved,
-    requeued, gone on with, finished; each start has its log."""
+def test_a_job_at_its_time_limit_saves_and_is_requeued(site: Site) -> None:
+    """The work takes longer than the limit of two minutes. The job is warned (by Slurm, up to a
+    minute early), saved, requeued, continued and finished; each start has its log."""
     (site.cluster.home / "limit.state").unlink(missing_ok=True)
     job = site.sbatch("limit", "python trainer_resumes.py 120 1 limit.state", "trainer_resumes.py",
                       template="single-node", time="2", warn="20", requeues="5", partition="cpu",
@@ -268,9 +270,9 @@ def rpcs_of_user(site: Site) -> int:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_slurm_is_asked_as_much_for_100_actions_as_for_10000(site: Site) -> None:
-    """Steps and RPCs of a whole job from sbatch to its end; the test itself asks nothing between
-    (the broker's tombstone says when it is over)."""
+def test_a_whole_job_makes_as_many_steps_and_rpcs_for_10000_actions_as_for_100(site: Site) -> None:
+    """Job steps and RPCs from sbatch to the end. The test itself calls Slurm only afterwards (the
+    broker's access file says when the job is over)."""
     counts = {}
     for actions in (100, 10_000):
         name = f"asks{actions}"

@@ -1,5 +1,6 @@
-"""The SPANK plugin on a real Slurm, as a plain user: the way to a broker, cgroups of one's own, and
-nothing for whoever does not ask; where Slurm tracks by cgroups and where it does not."""
+"""The SPANK plugin on a real Slurm, as a plain user: it gives a job step the access to a broker and
+cgroups of its own, and nothing to a step that does not ask; where Slurm tracks by cgroups and where
+it does not."""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ def plugin() -> Iterator[Path]:
 @pytest.fixture(scope="module", params=["linuxproc", "cgroup"])
 def cluster(request: pytest.FixtureRequest, plugin: Path, tmp_path_factory: pytest.TempPathFactory
             ) -> Iterator[RunningCluster]:
-    """Tracked by process trees, and by cgroups: there Slurm has cgroups of its own."""
+    """A cluster that tracks by process trees, and one by cgroups, in which Slurm has its own."""
     with running_cluster(tmp_path_factory, cpu_nodes=2, gpu_nodes=0, trainer_nodes=0, no_dbd=True,
                          cpus_per_node=min(2, os.cpu_count() or 1), plugin=str(plugin),
                          cgroups=request.param == "cgroup") as up:
@@ -131,14 +132,14 @@ def access(cluster: RunningCluster, job: str, age_s: int = 0, **fields: object) 
 
 @pytest.fixture
 def brokers(cluster: RunningCluster) -> Iterator[dict[str, Path]]:
-    """The newest has ended, the next runs, an older one as well."""
+    """The newest broker has ended, the next one runs, and an older one runs as well."""
     yield {"new": access(cluster, "local-new"), "old": access(cluster, "local-old", 60),
            "ended": access(cluster, "local-ended", -60, ended="2020-01-01T00:00:00")}
     shutil.rmtree(cluster.home / ".tangram")
 
 
 def told(cluster: RunningCluster, words: str, **environ: str) -> dict[str, str]:
-    """The TANGRAM_* that a step sees."""
+    """The TANGRAM_* variables that a job step sees."""
     done = cluster.run_as_user(f"srun {words} /usr/bin/env", env=environ)
     assert done.returncode == 0, done.stderr
     pairs = (line.partition("=") for line in done.stdout.splitlines())
@@ -152,20 +153,24 @@ def names(path: Path) -> dict[str, str]:
 # ---- the way to a broker -----------------------------------------------------------------------
 
 
-def test_auto_finds_the_newest_that_runs(cluster: RunningCluster, brokers: dict[str, Path]) -> None:
+def test_tangram_auto_finds_the_newest_running_broker(
+        cluster: RunningCluster, brokers: dict[str, Path]) -> None:
     for words in ("--tangram", "--tangram=auto", "--tangram --export=NONE", "--tangram -N2"):
         assert told(cluster, words) == names(brokers["new"]), words
 
 
-def test_who_does_not_ask_gets_nothing(cluster: RunningCluster, brokers: dict[str, Path]) -> None:
+def test_a_job_step_without_the_tangram_option_gets_nothing(
+        cluster: RunningCluster, brokers: dict[str, Path]) -> None:
     assert told(cluster, "") == told(cluster, "--tangram=off") == {}
 
 
-def test_one_job_can_be_named(cluster: RunningCluster, brokers: dict[str, Path]) -> None:
+def test_the_tangram_option_can_name_a_job(
+        cluster: RunningCluster, brokers: dict[str, Path]) -> None:
     assert told(cluster, "--tangram=local-old") == names(brokers["old"])
 
 
-def test_what_the_caller_has_said_stays(cluster: RunningCluster, brokers: dict[str, Path]) -> None:
+def test_tangram_variables_set_by_the_caller_are_kept(
+        cluster: RunningCluster, brokers: dict[str, Path]) -> None:
     assert told(cluster, "--tangram", TANGRAM_ACCESS="/a/file") == {"TANGRAM_ACCESS": "/a/file"}
     assert told(cluster, "--tangram", TANGRAM_JOB="7") == {"TANGRAM_JOB": "7"}
     assert told(cluster, "--tangram", TANGRAM_JOB="local-old") == names(brokers["old"])
@@ -176,7 +181,7 @@ def test_what_the_caller_has_said_stays(cluster: RunningCluster, brokers: dict[s
     ("999", "there is none"), ("local-ended", "has ended"), ("../up", "not a job id"),
     ("local-open", "only you can read"), ("local-link", "only you can read"),
     ("local-fifo", "only you can read"), ("local-root", "only you can read")])  # fmt: skip
-def test_a_job_without_a_broker_is_one_clear_line(
+def test_naming_a_job_without_a_usable_broker_is_one_line(
         cluster: RunningCluster, brokers: dict[str, Path], word: str, why: str) -> None:
     access(cluster, "local-open").chmod(0o644)
     link = access(cluster, "local-link")
@@ -194,13 +199,14 @@ def test_a_job_without_a_broker_is_one_clear_line(
     assert told(cluster, "--tangram") == names(brokers["new"])  # nor is it taken by itself
 
 
-def test_no_broker_is_said_once_and_the_step_runs(cluster: RunningCluster) -> None:
+def test_without_a_broker_the_job_step_runs_with_one_warning(cluster: RunningCluster) -> None:
     done = cluster.run_as_user(["srun", "-n2", "-N2", "--tangram", "echo", "ran"])
     assert (done.returncode, done.stdout) == (0, "ran\nran\n")
     assert done.stderr.count("no broker of yours is running") == 1
 
 
-def test_a_batch_jobs_steps_inherit_it(cluster: RunningCluster, brokers: dict[str, Path]) -> None:
+def test_job_steps_inherit_the_tangram_option_of_their_batch_job(
+        cluster: RunningCluster, brokers: dict[str, Path]) -> None:
     tell = "bash -c 'echo $TANGRAM_JOB'"
     script = (f"#!/bin/bash\n#SBATCH --tangram=local-old\n{tell}\nsrun {tell}\n"
               f"srun --tangram=local-new {tell}\n")
@@ -238,7 +244,7 @@ def test_a_step_can_make_and_bind_cgroups(cluster: RunningCluster) -> None:
 
 
 @needs_v1
-def test_slurm_still_ends_it_and_all_that_it_left(cluster: RunningCluster) -> None:
+def test_slurm_still_ends_a_job_step_with_all_its_processes(cluster: RunningCluster) -> None:
     def living(what: str) -> bool:
         found = subprocess.run(["pgrep", "-u", cluster.user, "-f", what], capture_output=True,
                                check=False)
@@ -274,8 +280,8 @@ done
 
 
 @needs_v1
-def test_what_a_user_left_in_them_goes_as_well(cluster: RunningCluster) -> None:
-    """Cgroups, what lives in them, frozen or not. Slurm's own freezer cgroup is not handed over."""
+def test_cgroups_with_leftover_and_frozen_processes_are_removed(cluster: RunningCluster) -> None:
+    """Slurm's own freezer cgroup is not handed over to the user."""
     (cluster.home / "crowded.sh").write_text(CROWDED)
     done = cluster.run_as_user("srun --tangram -n1 bash crowded.sh")
     assert done.returncode == 0, done.stderr
@@ -294,10 +300,10 @@ os.execvp("unshare", ["unshare", "-m", "sh", "-c", sealed, "sh", sys.executable,
 
 
 @needs_v1
-def test_where_no_cgroup_can_be_made_jobs_run_as_ever(
+def test_job_steps_run_normally_where_no_cgroup_can_be_made(
         plugin: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory,
         monkeypatch: pytest.MonkeyPatch) -> None:
-    """slurmd sees the cgroups read-only."""
+    """slurmd sees the cgroup file system read-only."""
     wrapper = tmp_path / "sealed"
     wrapper.write_text(WRAPPER.format(real=str(DEVCLUSTER)))
     monkeypatch.setattr(devcluster_fixture, "DEVCLUSTER", wrapper)
@@ -317,7 +323,7 @@ def test_where_no_cgroup_can_be_made_jobs_run_as_ever(
 
 @needs_v1
 def test_a_worker_can_enforce_by_cgroups(cluster: RunningCluster) -> None:
-    """What a worker finds out when it starts, as a plain user; less without."""
+    """The enforcement that a worker of a plain user finds, with and without the plugin."""
     copy = cluster.home / "lib"
     shutil.copytree(REPO / "tangram_hpc", copy / "tangram_hpc", dirs_exist_ok=True,
                     ignore=shutil.ignore_patterns("__pycache__"))
@@ -340,8 +346,9 @@ def venv(cluster: RunningCluster) -> Path:
 
 
 @pytest.mark.parametrize("cluster", ["cgroup"], indirect=True)
-def test_a_step_reaches_the_broker_that_runs(cluster: RunningCluster, venv: Path) -> None:
-    """A real one: the step's programs find it without a word, and are told when it has ended."""
+def test_a_job_step_reaches_the_running_broker(cluster: RunningCluster, venv: Path) -> None:
+    """With a real broker: the step's programs find it without options, and learn when it has
+    ended."""
     (cluster.home / "holds.py").write_text(HOLDS)
     broker = subprocess.Popen([str(venv / "bin/python"), "holds.py"], stdin=subprocess.PIPE,
                               stdout=subprocess.PIPE, text=True, **cluster.as_user())
@@ -364,8 +371,9 @@ def test_a_step_reaches_the_broker_that_runs(cluster: RunningCluster, venv: Path
 @needs_v1
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core only: nothing can be moved")
 @pytest.mark.parametrize("cluster", ["cgroup"], indirect=True)
-def test_a_resize_moves_cores_for_real(cluster: RunningCluster, venv: Path) -> None:
-    """The whole way in a step of a plain user: broker, worker, a session, one core and then two."""
+def test_a_resize_in_a_job_step_changes_the_bound_cores(
+        cluster: RunningCluster, venv: Path) -> None:
+    """Broker, worker and session of a plain user in one job step, with one core and then two."""
     shutil.copy(REPO / "bench" / "resize.py", cluster.home / "resize.py")
     (cluster.home / "moves.py").write_text(MOVES)
     done = cluster.run_as_user(f"srun --tangram -n1 -c2 --mem=2000 {venv}/bin/python moves.py",

@@ -1,5 +1,5 @@
-"""Two users' brokers on the same nodes at once: nothing is shared, neither reads or steers the
-other's, and both main jobs run to their end meanwhile."""
+"""Brokers of two users on the same nodes at once: they share nothing, neither user reads or steers
+the other's job, and both main jobs run to their end."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def written(pids: list[int]) -> set[str]:
 
 @contextmanager
 def keeper(side: Side) -> Iterator[None]:
-    """A session of this side with a secret in it and a command that runs; both as they were, at
-    the end."""
+    """A session of this side with a secret file and a running command; checks at the end that both
+    are unchanged."""
     (side.site.cluster.home / "keeps_secret.py").write_text((DATA / "keeps_secret.py").read_text())
     run = subprocess.Popen([str(side.site.venv / "bin/python"), "keeps_secret.py", SECRET],
                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -138,7 +138,7 @@ def attack(attacker: Side, victim: Side, *before: str) -> dict[str, Any]:
 
 @contextmanager
 def squatting(side: Side) -> Iterator[None]:
-    """All names in /tmp that could be guessed of the next jobs are taken by this user."""
+    """This user takes all names in /tmp that can be guessed for the next jobs."""
     nodes = [*side.site.cluster.cpu_nodes, *side.site.cluster.gpu_nodes]
     folders = [f"/tmp/tangram-{what}{job}{end}" for what in ("", "job", "node-job", "worker-job")
                for job in range(1, 200) for end in ("", *(f"-{node}" for node in nodes))]
@@ -151,7 +151,7 @@ def squatting(side: Side) -> Iterator[None]:
 
 @contextmanager
 def two_sides(site: Site, **keys: str) -> Iterator[tuple[Side, Side]]:
-    """Two users with a main job each on the same nodes, which waits for its GO."""
+    """Two users with one main job each on the same nodes, which wait for GO."""
     first, second = site.cluster.users
     two = (Side(site, "first"), Side(Site(site.cluster.of(second), site.venv), "second"))
     assert first == site.cluster.user
@@ -174,7 +174,7 @@ def sides(site: Site) -> Iterator[tuple[Side, Side]]:
         yield two
 
 
-def test_nothing_is_shared(sides: tuple[Side, Side]) -> None:
+def test_two_users_on_one_cluster_share_no_keys_ports_or_files(sides: tuple[Side, Side]) -> None:
     one, two = sides
     nodes = [{n["name"] for n in side.site.info(side.job)["nodes"]} for side in sides]
     assert nodes[0] == nodes[1] and len(nodes[0]) == 4
@@ -193,8 +193,9 @@ def _closed_above(path: Path) -> bool:
     return any(not above.stat().st_mode & 0o077 for above in path.parents)
 
 
-def test_a_hostile_user_gets_nothing(sides: tuple[Side, Side]) -> None:
-    """Files, processes, memory, listeners; from outside and from a step on the shared nodes."""
+def test_a_hostile_user_reads_and_steers_nothing_of_another_user(sides: tuple[Side, Side]) -> None:
+    """Files, processes, memory and listeners; from outside and from a job step on the shared
+    nodes."""
     one, two = sides
     with keeper(one):
         told = attack(two, one)
@@ -218,8 +219,8 @@ TO_A_BROKER = ("info", "explain 1.1", "run -- true", "shutdown")
 AT_A_PLACE = ("info", "explain 1.1", "run -- true", "shutdown", "acct")
 
 
-def test_every_verb_with_the_others_job_is_one_clear_line(sides: tuple[Side, Side]) -> None:
-    """By the job's number, by its owner's folder, by its access file."""
+def test_every_verb_on_another_users_job_is_refused_in_one_line(sides: tuple[Side, Side]) -> None:
+    """The job is named by its number, its owner's folder or its access file."""
     one, two = sides
     home = {"TANGRAM_HOME": str(one.site.cluster.home / ".tangram")}
     file = {"TANGRAM_ACCESS": str(one.folder / "access.json")}
@@ -235,7 +236,7 @@ def test_every_verb_with_the_others_job_is_one_clear_line(sides: tuple[Side, Sid
     assert one.site.tangram("run", "-j", one.job, "--", "true").returncode == 0
 
 
-def test_a_wrong_key_is_no_key(sides: tuple[Side, Side]) -> None:
+def test_a_client_or_worker_with_a_wrong_key_is_refused(sides: tuple[Side, Side]) -> None:
     """As client and as worker, with the attacker's own key and with none."""
     one, two = sides
     before = one.site.info(one.job)
@@ -261,7 +262,7 @@ def refused(by: Side, asked: list[tuple[list[str], dict[str, str]]], *said: str)
         assert err.startswith("tangram: error: ") and all(s in err for s in said), (words, err)
 
 
-def test_slurm_itself_keeps_them_apart(sides: tuple[Side, Side]) -> None:
+def test_slurm_refuses_commands_on_another_users_job(sides: tuple[Side, Side]) -> None:
     one, two = sides
     for command in (f"scancel {one.job}", f"scancel --signal=KILL --full {one.job}",
                     f"scontrol update jobid={one.job} timelimit=1",
@@ -272,12 +273,13 @@ def test_slurm_itself_keeps_them_apart(sides: tuple[Side, Side]) -> None:
     assert one.site.state(one.job) == "RUNNING"
 
 
-def test_both_main_jobs_run_to_their_end_on_the_same_nodes(sides: tuple[Side, Side]) -> None:
+def test_main_jobs_of_two_users_run_to_their_end_on_the_same_nodes(
+        sides: tuple[Side, Side]) -> None:
     run_to_the_end(sides)
 
 
 def run_to_the_end(sides: tuple[Side, Side]) -> None:
-    """The main job's workload for both at once, with the rewards that are certain."""
+    """Runs the main job's workload for both at once and checks the certain rewards."""
     for side in sides:
         side.go()
     for side in sides:
@@ -317,7 +319,7 @@ def cgroups(pids: list[int]) -> set[str]:
 @pytest.mark.skipif(not Path("/sys/fs/cgroup/cpuset/cpuset.cpus").exists(),
                     reason="no cgroup version 1 cpuset here")
 def test_no_cgroup_is_shared(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Cores are halved: each user's worker has one of the two on every node."""
+    """Each user's worker has one of the two cores of every node."""
     built = Path(f"/tmp/two-users-{os.getpid()}")
     built.mkdir(mode=0o755)
     subprocess.run(["make", "-C", str(REPO / "slurm" / "spank"), f"OUT={built}"], check=True,

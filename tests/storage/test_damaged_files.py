@@ -1,7 +1,7 @@
-"""Guards: a damaged journal or spool is told loudly, and only a torn end is dropped without a word.
+"""A damaged journal or spool is reported, and only a torn end is dropped silently.
 
-A flipped bit anywhere must not lose a promised event or a kept result silently; a file that was cut
-off, as a crash leaves it, must still give everything that was written whole.
+A flipped bit anywhere must not lose a committed event or a kept result silently. A file that was
+cut off, as a crash leaves it, must still give everything that was written completely.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def write_journal(path: Path) -> bytes:
 
 
 def write_spool(folder: Path) -> bytes:
-    """Kept results, each committed by itself; what the one segment holds."""
+    """Writes kept results, each with a commit of its own; returns the bytes of the one segment."""
     spool = FileSpool(folder, 1 << 20)
     for name, payload in KEPT.items():
         spool.keep_result(name, RESULT, payload)
@@ -72,7 +72,7 @@ def found_in(folder: Path) -> dict[str, bytes | None]:
 
 
 def flips(path: Path) -> Iterator[int]:
-    """The number of each bit of a file, which is flipped in the file just then."""
+    """Flips each bit of a file in turn, and yields its number while it is flipped."""
     data = path.read_bytes()
     fd = os.open(path, os.O_WRONLY)
     for bit in range(8 * len(data)):
@@ -83,8 +83,9 @@ def flips(path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def test_no_flipped_bit_of_a_journal_is_silent(tmp_path: Path) -> None:
-    """Every single bit, lengths and the last record included: all events, or a loud error."""
+def test_any_flipped_bit_of_a_journal_is_an_error(tmp_path: Path) -> None:
+    """Every single bit, lengths and the last record included: all events are read, or an error is
+    raised."""
     path = tmp_path / "journal"
     silent = []
     write_journal(path)
@@ -97,8 +98,8 @@ def test_no_flipped_bit_of_a_journal_is_silent(tmp_path: Path) -> None:
     assert silent == [], f"{len(silent)} flips lost events without a word, such as {silent[:5]}"
 
 
-def test_no_flipped_bit_of_a_torn_journal_is_silent(tmp_path: Path) -> None:
-    """A torn end does not hide damage in front of it."""
+def test_any_flipped_bit_of_a_torn_journal_is_an_error(tmp_path: Path) -> None:
+    """A torn end does not hide damage before it."""
     path = tmp_path / "journal"
     torn = write_journal(path)[:-5]
     path.write_bytes(torn)
@@ -115,8 +116,8 @@ def test_no_flipped_bit_of_a_torn_journal_is_silent(tmp_path: Path) -> None:
     assert silent == []
 
 
-def test_a_journal_cut_off_anywhere_gives_all_that_was_written_whole(tmp_path: Path) -> None:
-    """What a crash leaves is no damage: a cut gives the commits in front of it, without error."""
+def test_a_journal_cut_off_anywhere_gives_every_whole_commit(tmp_path: Path) -> None:
+    """What a crash leaves is no damage: the commits before the cut are read without an error."""
     path = tmp_path / "journal"
     whole = write_journal(path)
     wholes = [[e for batch in BATCHES[:n] for e in batch] for n in range(len(BATCHES) + 1)]
@@ -128,7 +129,7 @@ def test_a_journal_cut_off_anywhere_gives_all_that_was_written_whole(tmp_path: P
     assert seen[-1] == len(BATCHES) and seen[-2] == len(BATCHES) - 1
 
 
-def test_an_end_that_a_power_loss_left_as_zeros_is_torn(tmp_path: Path) -> None:
+def test_a_journal_end_of_zeros_counts_as_torn(tmp_path: Path) -> None:
     """Some file systems grow a file before they write its last blocks."""
     path = tmp_path / "journal"
     whole = write_journal(path)
@@ -141,8 +142,8 @@ def test_an_end_that_a_power_loss_left_as_zeros_is_torn(tmp_path: Path) -> None:
         assert list(read_journal(path)) == found
 
 
-def test_no_flipped_bit_of_a_spool_is_silent(tmp_path: Path) -> None:
-    """Every single bit: all kept results as they were, or a loud error."""
+def test_any_flipped_bit_of_a_spool_is_an_error(tmp_path: Path) -> None:
+    """Every single bit: all kept results are unchanged, or an error is raised."""
     folder, silent = tmp_path / "once", []
     write_spool(folder)
     for bit in flips(folder / "0"):
@@ -154,8 +155,8 @@ def test_no_flipped_bit_of_a_spool_is_silent(tmp_path: Path) -> None:
     assert silent == [], f"{len(silent)} flips lost results without a word, such as {silent[:5]}"
 
 
-def test_a_spool_cut_off_anywhere_gives_all_that_was_written_whole(tmp_path: Path) -> None:
-    """Each cut gives the results in front of it, without error."""
+def test_a_spool_cut_off_anywhere_gives_every_whole_result(tmp_path: Path) -> None:
+    """The results before the cut are read without an error."""
     folder = tmp_path / "once"
     whole, names, seen = write_spool(folder), list(KEPT), []
     for cut in range(len(whole) + 1):
@@ -165,8 +166,8 @@ def test_a_spool_cut_off_anywhere_gives_all_that_was_written_whole(tmp_path: Pat
     assert seen == sorted(seen) and set(seen) == set(range(len(KEPT) + 1))
 
 
-def test_a_result_that_is_damaged_after_the_start_is_not_given_out(tmp_path: Path) -> None:
-    """The file is read again when a name is asked for; its checksum is looked at then, too."""
+def test_a_spool_result_damaged_after_the_start_is_refused(tmp_path: Path) -> None:
+    """The file is read again when a name is asked for, and the checksum is verified again."""
     write_spool(tmp_path)
     spool = FileSpool(tmp_path, 1 << 20)
     data = (tmp_path / "0").read_bytes()
@@ -178,11 +179,11 @@ def test_a_result_that_is_damaged_after_the_start_is_not_given_out(tmp_path: Pat
 
 
 def unguarded(body: bytes) -> bytes:
-    """A record as journals of version 5, and spools of that time, have them."""
+    """A record without a checksum, as in journals of version 5 and spools of that time."""
     return len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body
 
 
-def test_files_of_the_format_before_are_still_read(tmp_path: Path) -> None:
+def test_journals_and_spools_of_the_previous_format_are_still_read(tmp_path: Path) -> None:
     """A journal of version 5 and a spool without magic, torn ends included."""
     journal = b"TGJRNL\x05\0" + b"".join(unguarded(msgspec.msgpack.encode(b)) for b in BATCHES)
     for cut, batches in ((0, BATCHES), (3, BATCHES[:-1])):
@@ -201,8 +202,10 @@ def broker(home: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("what", ["journal", "once/0"])
-def test_a_broker_refuses_damage_in_one_line_whose_remedy_works(tmp_path: Path, what: str) -> None:
-    """A flipped length; then the command of the line is run as it is printed, and work goes on."""
+def test_a_broker_refuses_a_damaged_file_in_one_line_with_a_working_remedy(
+        tmp_path: Path, what: str) -> None:
+    """One bit of a length is flipped. The command that the message names is then run as printed,
+    and the broker starts."""
     first = LocalCluster(cpus=1, mem_mib=512, home=tmp_path, job="hurt").start()
     try:
         for n in range(3):

@@ -1,4 +1,4 @@
-"""The journal: what was committed is read back; torn ends are ignored, damage is told."""
+"""The journal: committed events are read back, torn ends are ignored, and damage is an error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write(path: Path, batches: list[list[ev.Event]], mode: str = "none") -> None
 
 
 @pytest.mark.parametrize("mode", ["none", "always"])
-def test_round_trip_and_append(tmp_path: Path, mode: str) -> None:
+def test_a_journal_is_read_back_and_can_be_appended_to(tmp_path: Path, mode: str) -> None:
     path = tmp_path / "journal"
     write(path, [events(3), [], events(2, 3)], mode)
     write(path, [events(1, 5)], mode)
@@ -41,7 +41,7 @@ def test_round_trip_and_append(tmp_path: Path, mode: str) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_torn_end_loses_only_what_was_not_committed(tmp_path: Path) -> None:
+def test_a_torn_journal_end_loses_only_uncommitted_events(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     write(path, [events(3), events(3, 3)])
     whole = path.read_bytes()
@@ -51,7 +51,7 @@ def test_a_torn_end_loses_only_what_was_not_committed(tmp_path: Path) -> None:
         assert list(read_journal(path)) in (events(3), events(6)[:3])
 
 
-def test_damage_in_the_middle_is_told(tmp_path: Path) -> None:
+def test_a_damaged_foreign_or_missing_journal_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     write(path, [events(3), events(3, 3)])
     data = bytearray(path.read_bytes())
@@ -66,7 +66,7 @@ def test_damage_in_the_middle_is_told(tmp_path: Path) -> None:
         list(read_journal(tmp_path / "none"))
 
 
-def test_an_event_that_nobody_knows_is_one_line(tmp_path: Path) -> None:
+def test_an_unknown_journal_event_is_an_error_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     write(path, [events(1)])
     body = msgspec.msgpack.encode([["SomethingNew", 7]])
@@ -75,7 +75,7 @@ def test_an_event_that_nobody_knows_is_one_line(tmp_path: Path) -> None:
         list(read_journal(path))
 
 
-def test_batch_promises_only_after_the_sync_and_in_order(tmp_path: Path) -> None:
+def test_batch_mode_confirms_commits_in_order_after_the_sync(tmp_path: Path) -> None:
     woken: list = []
     arrived = threading.Semaphore(0)
 
@@ -100,8 +100,8 @@ def test_batch_promises_only_after_the_sync_and_in_order(tmp_path: Path) -> None
     assert list(read_journal(tmp_path / "journal")) == events(2)
 
 
-def test_events_of_an_older_version_read_as_what_they_meant() -> None:
-    """Fields that came later have the meaning that was the only one before."""
+def test_events_of_an_older_version_get_the_defaults_of_new_fields() -> None:
+    """The default of a later field is the only meaning that older events had."""
     def read(*fields: object) -> ev.Event:
         return msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=ev.AnyEvent)
 
@@ -114,8 +114,8 @@ def test_events_of_an_older_version_read_as_what_they_meant() -> None:
     assert not read("action-submitted", 4, [7, "x", "exec", [1]]).action.trusted
 
 
-def test_a_sync_that_fails_is_the_loops_to_know(tmp_path: Path) -> None:
-    """Else whoever waits for it would wait for ever."""
+def test_a_failed_sync_is_raised_in_the_event_loop(tmp_path: Path) -> None:
+    """Otherwise a commit that waits for the sync would wait for ever."""
     woken: list = []
     arrived = threading.Semaphore(0)
 
@@ -136,8 +136,8 @@ def test_a_sync_that_fails_is_the_loops_to_know(tmp_path: Path) -> None:
     assert done == []
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
-    """/dev/full takes nothing, as a disk without room."""
+def test_a_full_disk_ends_the_broker_with_one_line(tmp_path: Path) -> None:
+    """/dev/full accepts no byte, like a full disk."""
     full = tmp_path / "journal"
     full.symlink_to("/dev/full")
     text = ("import asyncio, sys\n"

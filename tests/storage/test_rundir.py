@@ -1,5 +1,5 @@
-"""Scratch folders: the next one who makes his own removes those of this user whose makers are dead,
-whatever lies in them, and no other."""
+"""Scratch folders: the next worker or broker removes folders of the same user whose makers are
+dead, whatever they contain, and no others."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_folder_is_private_and_named_by_its_job(tmp_path: Path) -> None:
         make_scratch({}, str(tmp_path / "none"), "worker")
 
 
-def test_the_folder_of_a_killed_worker_goes_with_the_next_and_a_living_ones_stays(
+def test_the_next_worker_removes_scratch_of_killed_workers_and_spares_live_ones(
         tmp_path: Path) -> None:
     dead, gone = maker(tmp_path)
     alive, kept = maker(tmp_path)
@@ -78,14 +78,14 @@ def test_the_folder_of_a_killed_worker_goes_with_the_next_and_a_living_ones_stay
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root can give a folder to another user")
-def test_another_users_stays(tmp_path: Path) -> None:
+def test_scratch_of_another_user_is_not_removed(tmp_path: Path) -> None:
     foreign = left(tmp_path)
     os.chown(foreign, 64321, 64321)
     assert sweep_scratch(tmp_path) == [] and (foreign / "file").exists()
 
 
-def test_what_is_not_ours_stays(tmp_path: Path) -> None:
-    """Links, files, other people's names, and folders too young to have their lock yet."""
+def test_links_files_foreign_names_and_young_folders_are_not_removed(tmp_path: Path) -> None:
+    """A young folder may not have its lock yet."""
     target = left(tmp_path, "precious")
     (tmp_path / "tangram-worker-link").symlink_to(target)
     (tmp_path / "tangram-worker-file").touch()
@@ -99,16 +99,16 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_worker_that_died_before_it_had_a_lock_is_known_by_its_age(tmp_path: Path) -> None:
+def test_an_old_scratch_folder_without_a_lock_is_removed(tmp_path: Path) -> None:
     folder = tmp_path / "tangram-worker-old"
     folder.mkdir()
     os.utime(folder, (LONG_AGO, LONG_AGO))
     assert sweep_scratch(tmp_path) == [folder] and not folder.exists()
 
 
-def test_what_a_template_made_for_a_worker_goes_with_it(tmp_path: Path) -> None:
-    """Of jobs whose epilog never ran, by the worker of the next; never one in which somebody lives,
-    or is about to."""
+def test_node_folders_of_a_job_template_are_removed_unless_in_use_or_young(tmp_path: Path) -> None:
+    """Folders of jobs whose epilog never ran are removed by the next job's worker, but never a
+    folder in which a process lives or is about to."""
     dead, young, used, mine = (tmp_path / f"tangram-node-job{n}-x-n1" for n in (1, 2, 3, 4))
     for folder in (dead, young, used, mine):
         folder.mkdir(mode=0o700)
@@ -125,7 +125,7 @@ def test_what_a_template_made_for_a_worker_goes_with_it(tmp_path: Path) -> None:
         alive.wait()
 
 
-def test_hostile_content_is_removed_and_leads_nowhere(tmp_path: Path) -> None:
+def test_hostile_scratch_content_is_removed_without_touching_other_files(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "precious").write_text("x")
@@ -147,8 +147,9 @@ def test_hostile_content_is_removed_and_leads_nowhere(tmp_path: Path) -> None:
     assert (victim / "precious").stat().st_mode == mode
 
 
-def test_a_lock_that_is_a_link_or_a_pipe_harms_nobody(tmp_path: Path) -> None:
-    """A link is not followed; on a pipe nobody is waited for. The others are swept all the same."""
+def test_a_scratch_lock_that_is_a_link_or_a_pipe_is_neither_followed_nor_awaited(
+        tmp_path: Path) -> None:
+    """All other folders are swept nevertheless."""
     made = tmp_path / "made-by-a-lock"
     linked, piped, good = (left(tmp_path, f"tangram-worker-{n}") for n in "abc")
     for folder in (linked, piped):

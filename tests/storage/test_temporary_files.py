@@ -1,4 +1,4 @@
-"""Two writers with one process number, in different containers, never share a temporary file."""
+"""Two writers with the same pid, in different containers, never share a temporary file."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ NAMES = ("access.json", "identity.json", "rank0", "7")
 
 
 @pytest.mark.parametrize("write", WRITERS)
-def test_another_s_temporary_file_with_our_number_is_left_alone(write: Callable[[Path], object],
-                                                       tmp_path: Path) -> None:
+def test_a_temporary_file_of_another_process_with_the_same_pid_is_kept(
+        write: Callable[[Path], object], tmp_path: Path) -> None:
     others = [tmp_path / f".{name}.{os.getpid()}" for name in NAMES]
     for other in others:
         other.write_text("half of what another wri")
@@ -34,14 +34,14 @@ def test_another_s_temporary_file_with_our_number_is_left_alone(write: Callable[
     assert len(list(tmp_path.iterdir())) == len(others) + 1
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_an_access_file_and_the_starts_are_read_back(tmp_path: Path) -> None:
     access = Access("7", ("unix:x",), b"k", "s")
     write_access(tmp_path / "a", access)
     write_starts(tmp_path, [START])
     assert read_access(tmp_path / "a") == access and read_starts(tmp_path) == [START]
 
 
-def test_a_failure_leaves_no_temporary_file_and_the_old_file(tmp_path: Path) -> None:
+def test_a_failed_replacement_leaves_the_old_file_and_no_temporary_file(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     with pytest.raises(OSError):
         replace_file(tmp_path / "there", "text")

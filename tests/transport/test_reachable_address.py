@@ -1,6 +1,6 @@
-"""What brokers and ranks tell other nodes as their address: one that these can reach, or an error
-that names `bind`. The real commands in two network namespaces with a cable between them, whose
-hosts files give a host's own name 127.0.1.1, as Debian's and Ubuntu's installers write it."""
+"""The address that brokers and ranks publish is one that other nodes can reach, or an error names
+`bind`. The real commands run in two network namespaces with a link between them, whose hosts files
+give the host's own name 127.0.1.1, as the installers of Debian and Ubuntu do."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ dial([a for a in access.addresses if a.startswith("tcp:")], access.key, access.j
 
 
 def hosts_file(own: int) -> str:
-    """A node's own name is loopback to itself; the other one's is not."""
+    """Resolves the node's own name to loopback, and the other node's name to its address."""
     lines = ["127.0.0.1 localhost", f"127.0.1.1 {NAMES[own]}",
              f"{CABLE}.{2 - own} {NAMES[1 - own]}"]
     return "\n".join(lines) + "\n"
 
 
 class Pair:
-    """Two hosts: of their own are network, host name and hosts file; the files are common."""
+    """Two hosts with separate networks, host names and hosts files, and common files."""
 
     def __init__(self, folder: Path, plugged: bool = True) -> None:
         self.folder = folder
@@ -78,7 +78,7 @@ class Pair:
         return ["nsenter", "--target", str(self.holders[own].pid), "--net", "--uts", "--mount"]
 
     def environ(self, own: int, others: bool = True, **more: str) -> dict[str, str]:
-        """As Slurm would set it on a node of a job of two, or of one."""
+        """The environment of a node in a job of two nodes, or of one."""
         nodes = "tangram[1-2]" if others else NAMES[own]
         return {"PATH": os.environ["PATH"], "HOME": str(self.folder), "SLURM_JOB_ID": "77",
                 "TANGRAM_HOME": str(self.folder / "home"), "SLURMD_NODENAME": NAMES[own],
@@ -98,7 +98,7 @@ class Pair:
 
     @contextlib.contextmanager
     def broker(self, *, others: bool = True, **more: str) -> Iterator[list[str]]:
-        """A broker on the first host; yields the TCP addresses that it tells."""
+        """Runs a broker on the first host; yields the TCP addresses that it publishes."""
         child = self.tangram(0, "broker", "--nodes", "1", others=others, **more)
         try:
             while not (self.access.exists() and self.access.stat().st_size):
@@ -111,7 +111,7 @@ class Pair:
             child.communicate(timeout=60)
 
     def dialled(self) -> subprocess.CompletedProcess[str]:
-        """The second host shakes hands with the broker, over TCP alone."""
+        """The second host connects to the broker over TCP only."""
         return subprocess.run([*self.enter(1), sys.executable, "-c", DIAL, str(self.access)],
                               env=self.environ(1), capture_output=True, text=True, timeout=60,
                               cwd=REPO, check=False)
@@ -139,12 +139,12 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 @pytest.fixture
 def apart(tmp_path: Path) -> Iterator[Pair]:
-    """Hosts that have loopback only."""
+    """Two hosts that have loopback only."""
     yield from made(tmp_path, False)
 
 
 @pytest.mark.parametrize("bind", ["", "0.0.0.0", "fast0", f"{CABLE}.0/24"])
-def test_a_broker_tells_what_the_other_node_reaches(pair: Pair, bind: str) -> None:
+def test_a_broker_publishes_an_address_that_other_nodes_reach(pair: Pair, bind: str) -> None:
     with pair.broker(TANGRAM_BIND=bind) as told:
         assert [a.rpartition(":")[0] for a in told] == [f"tcp:{CABLE}.1"]
         done = pair.dialled()
@@ -152,12 +152,13 @@ def test_a_broker_tells_what_the_other_node_reaches(pair: Pair, bind: str) -> No
 
 
 def errors_of(told: str) -> list[str]:
-    """The lines on standard error, less the one that says that there is no Slurm to ask here."""
+    """The lines on standard error, without the line that says that no Slurm can be asked here."""
     return [line for line in told.splitlines() if "Slurm does not tell when job" not in line]
 
 
 @pytest.mark.parametrize("bind", ["", "0.0.0.0", "lo"])
-def test_an_address_that_nobody_reaches_is_an_error_that_names_bind(apart: Pair, bind: str) -> None:
+def test_an_address_that_other_nodes_cannot_reach_is_an_error_naming_bind(
+        apart: Pair, bind: str) -> None:
     child = apart.tangram(0, "broker", "--nodes", "1", TANGRAM_BIND=bind)
     deadline = time.monotonic() + 60
     while child.poll() is None and not apart.access.exists() and time.monotonic() < deadline:
@@ -174,19 +175,20 @@ def test_an_address_that_nobody_reaches_is_an_error_that_names_bind(apart: Pair,
 @pytest.mark.parametrize(("bind", "said"), [
     ("fast9", "'fast9' is no interface or address of this host"),
     ("10.99.0.0/16", "no address in 10.99.0.0/16")])
-def test_a_bind_that_fits_nothing_says_what_there_is(pair: Pair, bind: str, said: str) -> None:
+def test_a_bind_setting_that_matches_nothing_lists_the_interfaces(
+        pair: Pair, bind: str, said: str) -> None:
     child = pair.tangram(0, "broker", "--nodes", "1", TANGRAM_BIND=bind)
     _, err = child.communicate(timeout=60)
     assert child.returncode == 2 and len(errors_of(err)) == 1 and said in err, err
     assert f"fast0 {CABLE}.1" in err, err
 
 
-def test_a_job_of_one_node_may_keep_loopback(apart: Pair) -> None:
+def test_a_job_of_one_node_may_use_loopback(apart: Pair) -> None:
     with apart.broker(others=False) as told:
         assert [a.startswith("tcp:127.0.") for a in told] == [True]
 
 
-def test_a_local_cluster_needs_no_network_whatever_job_it_is_in(apart: Pair) -> None:
+def test_a_local_cluster_needs_no_network_even_inside_a_job(apart: Pair) -> None:
     code = ("from tangram_hpc import LocalCluster\n"
             "with LocalCluster(cpus=1) as cluster:\n"
             "    assert cluster.client.submit(['true'], trusted=True).result(60).ok\n")
@@ -196,8 +198,8 @@ def test_a_local_cluster_needs_no_network_whatever_job_it_is_in(apart: Pair) -> 
 
 
 @pytest.mark.parametrize("bind", ["", f"{CABLE}.2"])
-def test_master_addr_is_rank_0_by_the_same_rule(pair: Pair, bind: str) -> None:
-    """`bind` may be the address of the broker's node, which is another one than rank 0's."""
+def test_master_addr_is_an_address_of_rank_0_that_other_nodes_reach(pair: Pair, bind: str) -> None:
+    """`bind` may be an address of the broker's node, which is not that of rank 0."""
     step = {"SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2",
             "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "tangram[1-2]"}
     with pair.broker():
@@ -207,7 +209,7 @@ def test_master_addr_is_rank_0_by_the_same_rule(pair: Pair, bind: str) -> None:
     assert (child.returncode, out) == (0, f"{CABLE}.1\n"), err
 
 
-def test_the_other_nodes_of_a_job_are_known_from_its_environment() -> None:
+def test_other_nodes_of_a_job_are_read_from_its_environment() -> None:
     other_nodes = slurm_environ.other_nodes
     plain: dict[str, Any] = {"SLURMD_NODENAME": "n2", "SLURM_JOB_NODELIST": "n[1-3]"}
     assert other_nodes(plain) == ("n1", "n3")
@@ -219,7 +221,7 @@ def test_the_other_nodes_of_a_job_are_known_from_its_environment() -> None:
     assert other_nodes({}) == ()
 
 
-def test_a_channel_of_the_hybrid_pool_tells_no_wildcard() -> None:
+def test_a_hybrid_pool_channel_publishes_no_wildcard_address() -> None:
     listener = BulkListener("0.0.0.0", b"k" * 32, "job", lambda link: None)
     try:
         assert not listener.address.startswith("tcp:0.0.0.0"), listener.address

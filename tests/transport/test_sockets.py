@@ -1,4 +1,5 @@
-"""Listeners: nothing is said to whom has not proven the key; TCP and Unix serve alike."""
+"""Listeners send nothing to a peer that has not proven the key; TCP and Unix sockets behave
+alike."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def tcp(cluster: LocalCluster) -> tuple[str, int]:
 
 
 def knock(cluster: LocalCluster, answer: bytes) -> bytes:
-    """What a peer hears after the greeting when it answers so."""
+    """The bytes that a peer gets after the greeting when it sends this answer."""
     with socket.create_connection(tcp(cluster), timeout=30) as sock:
         greeting = sock.recv(auth.GREETING)
         assert greeting.startswith(auth.MAGIC) and len(greeting) == auth.GREETING
@@ -56,7 +57,7 @@ def knock(cluster: LocalCluster, answer: bytes) -> bytes:
             heard += more
 
 
-def test_an_explicit_address_over_tcp(cluster: LocalCluster) -> None:
+def test_a_client_connects_to_an_explicit_tcp_address(cluster: LocalCluster) -> None:
     host, port = tcp(cluster)
     with tangram_hpc.connect(cluster.access, address=f"tcp:{host}:{port}") as client:
         assert client.submit(pow, 2, 5).result(30) == 32
@@ -68,7 +69,7 @@ def test_an_explicit_address_over_tcp(cluster: LocalCluster) -> None:
         tangram_hpc.connect(cluster.access, address="tcp:127.0.0.1:1")
 
 
-def test_who_has_not_the_key_hears_nothing(cluster: LocalCluster) -> None:
+def test_a_peer_without_the_key_gets_no_message(cluster: LocalCluster) -> None:
     known = read_access(cluster.access)
     ours = os.urandom(auth.NONCE)
     hello = Outbox()
@@ -87,8 +88,8 @@ def test_a_silent_peer_is_dropped(cluster: LocalCluster) -> None:
 
 
 def _crowd(port: int, door: str) -> None:
-    """Three may be on their way: of five that say nothing the oldest two go, and who has the key
-    gets in at once."""
+    """Three unproven connections are allowed: of five silent ones the oldest two are closed, and a
+    peer with the key gets in at once."""
     crowd = []
     for _ in range(5):
         crowd.append(socket.create_connection(("127.0.0.1", port), timeout=30))
@@ -101,7 +102,7 @@ def _crowd(port: int, door: str) -> None:
         peer.close()
 
 
-def test_who_has_no_key_takes_no_room_from_who_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unproven_peers_do_not_block_a_peer_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncsock, "unproven_max", lambda: 3)
 
     async def serve() -> None:
@@ -121,7 +122,8 @@ async def _until(true: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_nor_at_a_bulk_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unproven_peers_do_not_block_a_peer_at_a_bulk_listener(
+        monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk_socket, "unproven_max", lambda: 3)
     let_in = threading.Event()
     listener = bulk_socket.BulkListener("127.0.0.1", b"k" * 32, "job", lambda link: let_in.set())
@@ -130,8 +132,9 @@ def test_nor_at_a_bulk_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     listener.close()
 
 
-def test_without_descriptors_it_waits_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listener that cannot accept would be woken again and again."""
+def test_a_listener_without_descriptors_waits_and_accepts_later(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener that cannot accept would otherwise be woken again and again."""
     full_until = time.monotonic() + 0.3
 
     class Full(socket.socket):
@@ -186,7 +189,7 @@ def _anybodys_python() -> str:
     pytest.skip("no Python that every user may run")
 
 
-def test_another_version_or_job_is_told_so(cluster: LocalCluster) -> None:
+def test_a_peer_of_another_version_or_job_is_refused_with_the_reason(cluster: LocalCluster) -> None:
     from tangram_hpc.protocol.frame import Inbox
     from tangram_hpc.transport.socket.dial import dial
 
@@ -204,7 +207,7 @@ def test_another_version_or_job_is_told_so(cluster: LocalCluster) -> None:
         sock.close()
 
 
-def test_a_submit_without_its_payload_is_refused_and_that_conversation_goes_on(
+def test_a_submit_without_its_payload_is_refused_and_the_connection_continues(
         cluster: LocalCluster) -> None:
     from tangram_hpc.domain.action import Action
     from tangram_hpc.domain.ids import mint

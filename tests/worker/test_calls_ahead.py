@@ -1,4 +1,5 @@
-"""Calls that wait in a runner: nothing of them is lost, run twice or blamed for another's end."""
+"""Calls that are prefetched to a runner: none is lost, run twice or blamed for the end of another
+call."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tangram_hpc.protocol.payload import FunctionCall, encode
 
 
 class Ahead(Rig):
-    """Gives calls ahead."""
+    """A rig that prefetches calls."""
 
     def __init__(self, folder: Path) -> None:
         self.back: list[int] = []
@@ -33,7 +34,8 @@ class Ahead(Rig):
         self.back.append(lease)
 
     def chain(self, function: Any, *arguments: tuple[Any, ...]) -> list[int]:
-        """One call after the other of a function that the runner knows; the leases."""
+        """Calls of a function that the runner knows, each prefetched behind the one before; returns
+        the leases."""
         digest, leases, took = self.store.put(cloudpickle.dumps(function)), [], []
 
         async def give() -> None:
@@ -62,7 +64,7 @@ def rig(tmp_path: Path) -> Iterator[Ahead]:
     rig.close()
 
 
-def test_they_run_in_order_in_one_process(rig: Ahead, tmp_path: Path) -> None:
+def test_prefetched_function_calls_run_in_order_in_one_runner(rig: Ahead, tmp_path: Path) -> None:
     def note(n: int) -> int:
         with open(tmp_path / "notes", "a") as file:
             file.write(f"{n} ")
@@ -77,7 +79,7 @@ def test_they_run_in_order_in_one_process(rig: Ahead, tmp_path: Path) -> None:
     assert [e[1] for e in rig.events if e[0] == "started" and e[1] in leases] == leases
 
 
-def test_a_dead_runner_fails_only_the_call_that_it_was_at(rig: Ahead) -> None:
+def test_a_runner_that_dies_fails_only_its_running_call(rig: Ahead) -> None:
     def may_die(die: bool) -> int:
         return os._exit(9) if die else 1
 
@@ -89,15 +91,15 @@ def test_a_dead_runner_fails_only_the_call_that_it_was_at(rig: Ahead) -> None:
     assert rig.value(lambda: 2) == 2
 
 
-def test_what_waits_behind_a_long_call_is_given_back_and_never_runs(rig: Ahead, tmp_path: Path
-                                                                   ) -> None:
+def test_calls_prefetched_behind_a_long_call_are_returned_and_never_run(
+        rig: Ahead, tmp_path: Path) -> None:
     def write(n: int, s: float) -> None:
         (tmp_path / str(n)).touch()
         time.sleep(s)
 
     leases = rig.chain(write, (0, 0.01), (1, 0.4), (2, 0), (3, 0))
     rig.until(lambda: len(rig.back) == 2)
-    assert leases[1] not in rig.done, "before the long one ends"
+    assert leases[1] not in rig.done, "they are returned before the long call ends"
     assert sorted(rig.back) == leases[2:]
     rig.end(leases[1])
     assert rig.value(lambda: 4) == 4  # what it is given next is not taken for one of these
@@ -106,7 +108,7 @@ def test_what_waits_behind_a_long_call_is_given_back_and_never_runs(rig: Ahead, 
     assert all(rig.end(lease)[0].state is ActionState.COMPLETED for lease in again)
 
 
-def test_one_that_waits_is_ended_without_harm_to_the_one_that_runs(rig: Ahead) -> None:
+def test_a_prefetched_call_can_be_taken_back_without_harm_to_the_running_one(rig: Ahead) -> None:
     leases = rig.chain(time.sleep, (0.02,), (0,), (0,))
 
     async def take() -> bool:
@@ -118,7 +120,7 @@ def test_one_that_waits_is_ended_without_harm_to_the_one_that_runs(rig: Ahead) -
     assert leases[1] not in rig.done
 
 
-def test_live_nothing_is_lost_or_run_twice_although_runners_die(tmp_path: Path) -> None:
+def test_no_call_of_a_cluster_is_lost_or_run_twice_when_runners_die(tmp_path: Path) -> None:
     def work(n: int) -> int:
         with open(tmp_path / "log", "a") as file:
             file.write(f"{n}\n")

@@ -1,4 +1,5 @@
-"""The worker's driver: messages become orders, reports become messages, one frame a turn."""
+"""The worker's driver: messages become orders to the executor, reports become messages, and each
+loop turn sends one frame."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ DONE = Outcome(ActionState.COMPLETED)
 
 
 class Wire:
-    """The far end of a link: what arrived, frame by frame."""
+    """The far end of a link; keeps what arrived, frame by frame."""
 
     def __init__(self) -> None:
         self.queued: list[tuple[Any, Any]] = []
@@ -54,7 +55,7 @@ class Wire:
 
 
 class Hand:
-    """A timer turned by hand."""
+    """A timer that the test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -100,7 +101,7 @@ class Rig:
         self.driver.receive(ms.StartAttempt(lease, Action(lease, "a"), (0,)), memoryview(b"p"))
 
 
-def test_orders_go_down_once() -> None:
+def test_the_worker_driver_passes_each_order_to_the_executor_once() -> None:
     rig = Rig()
     assert rig.wire.said() == [ms.WorkerHello(ms.PROTOCOL_VERSION, "7", SPEC)]
     rig.start(1)
@@ -120,7 +121,7 @@ def test_orders_go_down_once() -> None:
     rig.driver.released(1)
 
 
-def test_one_turn_is_one_frame() -> None:
+def test_reports_of_one_loop_turn_are_sent_in_one_frame() -> None:
     rig = Rig()
     before = len(rig.wire.frames)
     for lease in range(5):
@@ -139,7 +140,7 @@ def test_one_turn_is_one_frame() -> None:
                                          ms.Output(3, 1)]
 
 
-def test_started_is_told_of_what_still_runs_on_the_beat() -> None:
+def test_attempts_still_running_at_the_report_interval_are_reported_started() -> None:
     rig = Rig()
     for lease in (1, 2, 3):
         rig.start(lease)
@@ -151,7 +152,7 @@ def test_started_is_told_of_what_still_runs_on_the_beat() -> None:
             if isinstance(m, ms.AttemptsStarted)] == [ms.AttemptsStarted((1, 3))]
 
 
-def test_silence_is_broken_by_pings() -> None:
+def test_a_silent_worker_sends_pings_and_answers_them() -> None:
     rig = Rig()
     rig.hand.turn(3 * PING_S)
     assert rig.wire.said().count(ms.Ping()) == 2
@@ -162,7 +163,7 @@ def test_silence_is_broken_by_pings() -> None:
 
 
 @pytest.mark.parametrize("last", [ms.Shutdown("done"), ms.PeerRefused("done"), None])
-def test_the_end(last: ms.Message | None) -> None:
+def test_a_shutdown_refusal_or_lost_link_closes_the_worker_once(last: ms.Message | None) -> None:
     rig = Rig()
     rig.start(1)
     if last is None:
@@ -177,8 +178,10 @@ def test_the_end(last: ms.Message | None) -> None:
 
 
 @pytest.mark.parametrize("how", [{"signal": 15}, {"exit_code": 143}, {}])
-def test_slurm_ends_the_commands_first_and_then_the_worker(how: dict[str, int]) -> None:
-    """As scancel, a preemption and a time limit do: what they ended is not told as its own end."""
+def test_commands_that_slurm_ends_before_the_worker_leaves_are_not_reported(
+        how: dict[str, int]) -> None:
+    """scancel, a preemption and a time limit end the commands first. Their ends must not be
+    reported as ends of the commands' own making."""
     rig = Rig()
     for lease in (1, 2):
         rig.start(lease)
@@ -193,7 +196,7 @@ def test_slurm_ends_the_commands_first_and_then_the_worker(how: dict[str, int]) 
     assert rig.ended == ["it left: SIGTERM"]
 
 
-def test_a_command_that_sigterm_ends_by_itself_is_told_soon() -> None:
+def test_a_command_ended_by_sigterm_alone_is_reported_after_a_short_wait() -> None:
     rig = Rig()
     for lease in (1, 2, 3):
         rig.start(lease)
@@ -214,8 +217,7 @@ def test_a_command_that_sigterm_ends_by_itself_is_told_soon() -> None:
 
 
 @pytest.mark.parametrize("soon", [True, False])
-def test_who_waited_for_units_begins_when_the_executor_is_in_the_middle_of_nothing(soon: bool
-                                                                                  ) -> None:
+def test_a_queued_attempt_starts_once_the_executor_has_settled(soon: bool) -> None:
     rig = Rig()
     rig.start(1)
     follow = rig.orders.got
@@ -233,14 +235,14 @@ def test_who_waited_for_units_begins_when_the_executor_is_in_the_middle_of_nothi
     assert [(one[0], one[1].lease) for one in follow] == [("start", 1), ("start", 2)]
     rig.driver.settled()
     rig.hand.turn()
-    assert len(follow) == 2, "the third waits for the second"
+    assert len(follow) == 2, "the third attempt waits for the second"
     rig.driver.finished(2, DONE, None, True)
     rig.driver.settled()  # told without a promise, and yet settled: it begins, once
     rig.hand.turn()
     assert [one[1].lease for one in follow] == [1, 2, 3]
 
 
-def test_what_is_not_for_a_worker_is_an_error() -> None:
+def test_a_message_not_meant_for_a_worker_is_a_protocol_error() -> None:
     rig = Rig()
     with pytest.raises(ProtocolError, match="Bye"):
         rig.driver.receive(ms.Bye(), None)
@@ -250,7 +252,7 @@ def test_what_is_not_for_a_worker_is_an_error() -> None:
         early.receive(ms.StartAttempt(1, Action(1, "a"), (0,)), None)
 
 
-def test_with_the_real_executor(tmp_path: Path) -> None:
+def test_the_worker_driver_runs_a_command_with_the_real_executor(tmp_path: Path) -> None:
     async def main() -> list[tuple[Any, Any]]:
         loop, wire, ended = asyncio.get_running_loop(), Wire(), asyncio.Event()
 

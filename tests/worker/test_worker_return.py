@@ -1,5 +1,5 @@
-"""A worker that loses the way to its broker, not the broker, comes back as a new node; one whose
-broker is gone leaves."""
+"""A worker that loses the link to a live broker rejoins as a new node; a worker whose broker has
+ended exits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tangram_hpc.transport.socket.asyncsock import tune
 
 
 class Relay:
-    """A way to a broker that can be shut: all that goes over it breaks at once."""
+    """A relay to a broker that can be cut: all connections over it break at once."""
 
     def __init__(self, host: str, port: int) -> None:
         self._to = (host, port)
@@ -61,7 +61,7 @@ class Relay:
                     sock.close()
 
     def shut(self) -> None:
-        """Breaks what is open; who comes anew is let in."""
+        """Breaks all open connections; new ones are accepted."""
         for pair in self._pairs:
             for sock in pair:
                 try:
@@ -96,7 +96,7 @@ def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         run.communicate()
 
 
-def test_it_comes_back_when_the_way_opens_and_leaves_when_nobody_is_there(
+def test_a_worker_rejoins_after_a_lost_link_and_exits_when_its_broker_ended(
         started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     broker = started("broker", "--job", "local-way", "--bind", "127.0.0.1")
     path = tmp_path / "t" / "jobs" / "local-way" / "access.json"
@@ -128,7 +128,8 @@ def test_it_comes_back_when_the_way_opens_and_leaves_when_nobody_is_there(
     assert "it can be reached again" in said[0] and "the broker is gone" in said[-1], said
 
 
-def test_a_dial_tells_nobody_there_from_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dialling_distinguishes_a_refused_connection_from_no_answer(
+        monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialling, "HANDSHAKE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
@@ -140,7 +141,7 @@ def test_a_dial_tells_nobody_there_from_no_answer(monkeypatch: pytest.MonkeyPatc
     assert told.value.refused
 
 
-def test_a_host_that_is_gone_is_not_waited_for_by_the_quarter_of_an_hour() -> None:
+def test_tcp_connections_detect_a_dead_host_within_30_seconds() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         with socket.create_connection(listener.getsockname()) as sock:
             tune(sock)

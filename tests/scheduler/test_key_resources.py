@@ -1,4 +1,5 @@
-"""The core beyond CPUs: lines of the queue, GPU blocks, quotas, resizes, parallel sessions."""
+"""Key resources other than CPUs: the ready queue, GPU blocks, endpoint quotas, resizes and parallel
+sessions."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def keyed(placer: str = "first-fit", gpus: int = 8, nodes: int = 1) -> World:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_turns_walk_in_order_whatever_was_dropped(seed: int) -> None:
+def test_a_tag_heap_walks_in_order_after_any_removal(seed: int) -> None:
     rng, turns, model = random.Random(seed), TagHeap[int](), dict[int, int]()
     for _ in range(3000):
         if model and rng.random() < 0.48:
@@ -52,7 +53,7 @@ def test_turns_walk_in_order_whatever_was_dropped(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_walk_is_in_order_of_turn_and_skips_whole_shapes(seed: int) -> None:
+def test_a_walk_of_the_ready_queue_is_in_order_and_can_skip_whole_shapes(seed: int) -> None:
     rng, queue = random.Random(seed), ReadyQueue()
     waiting: dict[int, tuple[int, object]] = {}
     for number in range(1, 400):
@@ -80,7 +81,7 @@ def test_a_walk_is_in_order_of_turn_and_skips_whole_shapes(seed: int) -> None:
     assert len(queue) == 0 and not queue.pools
 
 
-def test_pools_do_not_wait_for_each_other() -> None:
+def test_a_full_gpu_pool_does_not_block_cpu_actions_or_endpoint_calls() -> None:
     w = keyed("fcfs:8")
     holder = w.submit((8,), key="service:judge")
     assert started(w.plan()) == [holder]
@@ -96,7 +97,7 @@ def test_pools_do_not_wait_for_each_other() -> None:
     assert started(w.plan()) == [file.id]
 
 
-def test_a_service_stays_until_its_gpus_are_wanted() -> None:
+def test_a_service_copy_stays_resident_until_its_gpus_are_needed() -> None:
     w = keyed(gpus=4)
     restored = []
 
@@ -123,7 +124,7 @@ def test_a_service_stays_until_its_gpus_are_wanted() -> None:
     assert w.ledger.nodes[1].gpus.resident == {}  # a block is parked whole
 
 
-def test_blocks_are_aligned_by_the_gpus_that_are_lent() -> None:
+def test_blocks_are_aligned_by_gpu_number_and_consist_of_free_gpus() -> None:
     gpus = GpuSet((2, 3, 4, 5, 6))
     assert gpus.free_blocks(2) == [(2, 3), (4, 5)] and gpus.free_blocks(4) == []
     gpus.take((3,))
@@ -131,7 +132,7 @@ def test_blocks_are_aligned_by_the_gpus_that_are_lent() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_bucket_never_gives_what_it_does_not_have(seed: int) -> None:
+def test_a_token_bucket_never_exceeds_its_rate_and_burst(seed: int) -> None:
     rng = random.Random(seed)
     rate, burst = rng.randrange(1, 40 * MICRO), rng.randrange(MICRO, 5 * MICRO)
     entry, now, level = full(EndpointSpec("x", 10**6, rate, burst), 0), 0, Fraction(burst, MICRO)
@@ -147,7 +148,7 @@ def test_a_bucket_never_gives_what_it_does_not_have(seed: int) -> None:
             level -= 1
 
 
-def test_a_token_that_comes_is_a_deadline() -> None:
+def test_the_next_endpoint_token_is_a_scheduler_deadline() -> None:
     w = keyed()
     calls = [w.submit(1, key="endpoint:search") for _ in range(5)]
     assert started(w.plan()) == calls[:2]  # two at once
@@ -165,7 +166,7 @@ def test_a_token_that_comes_is_a_deadline() -> None:
 
 
 class Resizer:
-    """Answers what it was told to."""
+    """A placer that returns the placement that the test has set."""
 
     name, reserve, block_max = "resizer", 0, 8
 
@@ -177,7 +178,7 @@ class Resizer:
         return placement
 
 
-def test_what_shrinks_feeds_what_grows_and_starts_in_one_placement() -> None:
+def test_units_of_a_shrunk_lease_serve_growth_and_starts_in_the_same_placement() -> None:
     w = World("first-fit")
     w.node(cpus=8)
     a, b = w.submit((1, 2, 4)), w.submit((1, 2, 4))
@@ -205,7 +206,7 @@ def test_what_shrinks_feeds_what_grows_and_starts_in_one_placement() -> None:
     assert w.ledger.leases[la].units == 1 and w.scheduler.next_deadline() == 0
 
 
-def test_a_parallel_session_runs_beside_itself_and_waits_count_from_the_submission() -> None:
+def test_a_parallel_session_runs_several_actions_and_waits_count_from_submission() -> None:
     w = World("fcfs:4")
     w.node(cpus=2)
     spec = SessionSpec(w.id(), "s", 10, parallel=True)
@@ -227,7 +228,7 @@ def test_a_parallel_session_runs_beside_itself_and_waits_count_from_the_submissi
     assert started(w.plan()) == [later]
 
 
-def test_a_lost_node_takes_its_services_and_quota_with_it() -> None:
+def test_a_lost_node_frees_the_endpoint_slots_and_service_calls_on_it() -> None:
     w = keyed(nodes=2)
     a = w.submit((8,), key="service:judge", attempts=2)
     b = w.submit(1, key="endpoint:search")
@@ -247,13 +248,13 @@ def test_a_lost_node_takes_its_services_and_quota_with_it() -> None:
     ({"key": "service:judge", "degrees": (8,)}, "aligned block of 8"),
     ({"key": "endpoint:search", "degrees": (2,)}, "degrees"),
     ({"key": "service:judge", "gpus": 1}, "gpus")])
-def test_never_names_the_key(fields, named) -> None:
+def test_an_infeasible_request_names_the_resource_it_lacks(fields, named) -> None:
     w = keyed(gpus=4)
     assert named in refusal(w.ledger, w.scheduler.state.placer, Action(1, "x", **fields))
     assert refusal(w.ledger, w.scheduler.state.placer, Action(1, "x", key="service:judge")) == ""
 
 
-def test_gpus_are_dealt_by_calls_for_each_gpu() -> None:
+def test_gpus_are_assigned_to_services_in_proportion_to_their_calls() -> None:
     services = [ServiceSpec("a", calls=10), ServiceSpec("b", calls=40), ServiceSpec("c", calls=0)]
     assigned = assign_gpus(services, [(1, g) for g in range(7)])
     assert {name: len(gpus) for name, gpus in assigned.items()} == {"a": 2, "b": 4, "c": 1}
@@ -261,7 +262,7 @@ def test_gpus_are_dealt_by_calls_for_each_gpu() -> None:
 
 @pytest.mark.parametrize("placer", ["first-fit", "fcfs:4", "static:2", "paper", "elastic"])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_keys_break_no_law_and_replay(seed: int, placer: str) -> None:
+def test_random_key_resources_violate_no_invariant_and_replay(seed: int, placer: str) -> None:
     rng, w = random.Random(seed), keyed(placer, gpus=4, nodes=2)
     submitted: list[int] = []
     for _ in range(300):
