@@ -570,7 +570,8 @@ def test_satellites_on_their_way_are_not_requested_again(
     held = 4 + 8 * len(first)
     left = count * seconds - 4 * 10
     waits = max(0, count - 4)
-    assert left - 4 * 8 <= 20 * held or 8 * len(first) >= min(waits, waits * seconds // 20), "too few"
+    assert (left - 4 * 8 <= 20 * held
+            or 8 * len(first) >= min(waits, waits * seconds // 20)), "too few"
     if first:
         assert left > 20 * (held - 8), "too many"
     assert asks(w.to(8 + 10 * more)) == []
