@@ -29,7 +29,7 @@ from tangram_hpc.simulator.workload import WorkAction
 S = 10**9
 
 
-def happens(world: World, works: dict[int, WorkAction]) -> dict[int, int]:
+def play_out(world: World, works: dict[int, WorkAction]) -> dict[int, int]:
     """Plays all actions to their end on modelled machines; returns action -> start time."""
     starts: dict[int, int] = {}
     runs: dict[int, SimulatedAttempt] = {}
@@ -55,7 +55,7 @@ def happens(world: World, works: dict[int, WorkAction]) -> dict[int, int]:
             world.happen(ev.LeaseFinished(world.now, lease, Outcome(ActionState.COMPLETED), True))
 
 
-def known(policy: str) -> bool:
+def is_policy(policy: str) -> bool:
     try:
         make_placer(policy)
     except InvalidInput:
@@ -64,7 +64,7 @@ def known(policy: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "placer", [*filter(known, ["fcfs:4", "fcfs:2", "first-fit", "paper", "elastic"])])
+    "placer", [*filter(is_policy, ["fcfs:4", "fcfs:2", "first-fit", "paper", "elastic"])])
 def test_a_forecast_equals_the_start_times_that_follow(placer: str) -> None:
     world = World(placer)
     world.node(4)
@@ -77,7 +77,7 @@ def test_a_forecast_equals_the_start_times_that_follow(placer: str) -> None:
         works[world.submit(degrees, profile=profile)] = work
     told = {a: forecast(world.scheduler, a, world.now).at for a in works}
     assert len(world.ledger.ready) == 24, "a forecast changes nothing"
-    assert happens(world, works) == pytest.approx(told, abs=1000)  # sums of spans are rounded
+    assert play_out(world, works) == pytest.approx(told, abs=1000)  # sums of spans are rounded
 
 
 def test_a_forecast_uses_learned_run_times_of_actions_without_a_profile() -> None:

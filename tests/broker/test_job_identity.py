@@ -65,7 +65,7 @@ def environ(home: Path, cluster: str) -> dict[str, str]:
 
 
 @contextmanager
-def life(home: Path, submitted: int, restarts: int = 0, *, cluster: str = "alpha",
+def broker_start(home: Path, submitted: int, restarts: int = 0, *, cluster: str = "alpha",
          accounted: tuple[int, ...] = ()) -> Iterator[Life]:
     """One start of job 7; at the end its broker is killed, as by a lost node."""
     env = environ(home, cluster) | {"PRETEND_SUBMITTED": str(submitted),
@@ -101,7 +101,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home in which job 7 of cluster alpha, submitted at 1000, left the result of a named
     action."""
     home = tmp_path_factory.mktemp("home")
-    with life(home, 1000) as one:
+    with broker_start(home, 1000) as one:
         worker = subprocess.Popen([sys.executable, "-m", "tangram_hpc", "worker", "--cpus", "1",
                                    "--access", str(one.access)], stdout=subprocess.DEVNULL)
         try:
@@ -125,26 +125,26 @@ def test_a_requeued_job_resumes_its_folder(home: Path) -> None:
     """Slurm gives the job a new submit time and a higher restart count each time."""
     for restarts, submitted in ((1, 2000), (2, 3000), (4, 5000)):
         starts = tuple(range(1000, submitted, 1000))
-        with life(home, submitted, restarts, accounted=starts) as again:
+        with broker_start(home, submitted, restarts, accounted=starts) as again:
             assert again.kept() == "mine\n"
 
 
 def test_a_requeued_job_resumes_its_folder_without_slurm_accounting(home: Path) -> None:
     """The broker knows only the restart count and the submit time."""
-    with life(home, 2000, 1) as again:
+    with broker_start(home, 2000, 1) as again:
         assert again.kept() == "mine\n"
 
 
 def test_a_broker_restarted_within_one_job_start_resumes_the_folder(home: Path) -> None:
     """Submit time and restart count are unchanged."""
-    with life(home, 1000) as again:
+    with broker_start(home, 1000) as again:
         assert again.kept() == "mine\n"
 
 
 def test_a_new_job_with_the_same_id_does_not_resume_the_old_jobs_folder(home: Path) -> None:
     """The controller was rebuilt, or job ids wrapped around. The old folder is moved, and the log
     says so."""
-    with life(home, 90_000) as stranger:
+    with broker_start(home, 90_000) as stranger:
         assert stranger.kept() is None
         told = stranger.log.read_text()
         assert told.count("\n") == 1 and "is not this job's" in told, told
@@ -158,10 +158,10 @@ def test_a_requeued_new_job_with_the_same_id_does_not_resume_the_old_jobs_folder
         home: Path) -> None:
     """The new job's first start never reached a broker, so its restart count seems to continue the
     old job's."""
-    with life(home, 90_000, 1, accounted=(1000, 80_000)) as stranger:
+    with broker_start(home, 90_000, 1, accounted=(1000, 80_000)) as stranger:
         assert stranger.kept() is None
         assert "is not this job's" in stranger.log.read_text()
-    with life(home, 95_000, 2, accounted=(1000, 80_000, 90_000)) as again:
+    with broker_start(home, 95_000, 2, accounted=(1000, 80_000, 90_000)) as again:
         assert again.kept() is None  # it waits since the start before, in its own journal
         assert again.log.read_text() == ""
         assert len(list(read_journals(again.access.parent))) > 2
@@ -169,7 +169,7 @@ def test_a_requeued_new_job_with_the_same_id_does_not_resume_the_old_jobs_folder
 
 def test_jobs_with_one_id_on_two_clusters_have_separate_folders(home: Path) -> None:
     """Two clusters share a home. Each job has its own folder and is found from its own nodes."""
-    with life(home, 2000, 1) as ours, life(home, 1500, cluster="beta") as theirs:
+    with broker_start(home, 2000, 1) as ours, broker_start(home, 1500, cluster="beta") as theirs:
         assert theirs.kept() is None and ours.kept() == "mine\n"
         assert ours.access != theirs.access
         for cluster, one in (("alpha", ours), ("beta", theirs)):
@@ -183,8 +183,8 @@ def test_jobs_with_one_id_on_two_clusters_have_separate_folders(home: Path) -> N
 def test_a_job_id_without_a_cluster_name_finds_the_running_job(home: Path) -> None:
     """Without a cluster in the environment the running job is found, whichever started last."""
     outside = {"TANGRAM_HOME": str(home)}
-    with life(home, 2000, 1) as ours:
-        with life(home, 1500, cluster="beta") as theirs:
+    with broker_start(home, 2000, 1) as ours:
+        with broker_start(home, 1500, cluster="beta") as theirs:
             theirs.client.shutdown_broker("it is over")
             theirs.broker.wait(60)
         assert find_access(outside, "7").resolve() == ours.access
@@ -199,7 +199,7 @@ def test_a_folder_without_an_identity_record_is_not_resumed_and_stays_readable(h
         found.rename(home / "jobs/7")
     told = acct(home, "7")
     assert [row["once"] for row in told["actions"]] == [NAME]
-    with life(home, 2000, 1) as again:
+    with broker_start(home, 2000, 1) as again:
         assert again.kept() is None
         said = again.log.read_text()
     assert "jobs/7~1" in said and said.count("\n") == 1

@@ -105,7 +105,7 @@ def test_tool_output_is_context_and_contributes_no_gradient(tmp_path: Path) -> N
     assert np.abs(mine - gradient(learnt=[n in (3, 4, 5) for n in range(12)])).max() > 1e-4
 
 
-def rising(told: dict[str, Any]) -> None:
+def check_learning(told: dict[str, Any]) -> None:
     assert told["reward_last"] > 2 * told["reward_first"] + 0.05, told["rewards"]
     assert told["turns_last"] < told["turns_first"]  # it is right sooner
     assert told["stale_max"] <= 2
@@ -124,7 +124,7 @@ def test_the_reference_trainer_learns_with_pool_and_router_on_and_off() -> None:
     assert [(one["pool"], one["routed"]) for one in told["runs"]] == [
         (False, False), (True, False), (False, True), (True, True)]
     for one in told["runs"]:
-        rising(one)
+        check_learning(one)
         helped = one["steps_with_a_replica"]
         assert (helped >= 1 and one["joined"] >= 1 and one["added"] >= 1) if one["pool"] else (
             helped == one["added"] == 0)
@@ -142,7 +142,7 @@ def test_the_planner_lends_no_gpu_when_rollout_is_the_longer_stage(tmp_path: Pat
     from tangram_hpc.hooks.reference.reference_run import RunPlan, run
 
     told = run(RunPlan(str(tmp_path), steps=12, planner=True))
-    rising(told)
+    check_learning(told)
     plan = told["plan"]
     assert plan["plans"] >= 2 and plan["lent_at_end"] == 0
     # no such machine was described; what trajectories waited for their tools is told, not modelled
@@ -171,5 +171,5 @@ def test_training_continues_when_a_lent_replica_is_killed(tmp_path: Path) -> Non
 
     threading.Thread(target=kill, daemon=True).start()
     told = run(RunPlan(str(tmp_path), steps=16, lend=(1, 16)))
-    rising(told)
+    check_learning(told)
     assert killed and "LOST" in [end for _, end, _ in told["news"]], told["news"]

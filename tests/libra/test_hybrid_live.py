@@ -82,7 +82,7 @@ def mpiexec() -> str:
 # ---- real processes ------------------------------------------------------------------------------
 
 
-def right(told: dict[str, Any], ranks: int, width: int = 1) -> None:
+def check_parameters(told: dict[str, Any], ranks: int, width: int = 1) -> None:
     """Checks that the parameters are those of plain accumulation and that no join is left open."""
     assert rig.worst(told, ranks, width) < 1e-6
     assert rig.worst({**told, "steps": told["steps"] - 1}, ranks, width) > 1e-6  # it can differ
@@ -100,7 +100,7 @@ def test_parameters_equal_plain_accumulation_while_replicas_join_and_leave(
     tmp_path: Path, mpiexec: str
 ) -> None:
     told = rig.run(tmp_path, mpiexec, 2, mode="churn", replicas=[[10], [11], [12]])
-    right(told, 2)
+    check_parameters(told, 2)
     ends = [end for _, _, end, _ in told["news"]]
     assert ends.count("JOINED") >= 6 and ends.count("LEFT") >= 4 and told["epochs"] >= 5
     assert told["ended"] == [0, 0, 0]
@@ -137,7 +137,7 @@ def test_a_repeated_step_number_is_refused_in_one_line_on_each_rank(
         f"{rank} step: {step} must be above the last one (5)" for rank in (0, 1) for step in (4, 5)]
 
 
-def killed(told: dict[str, Any], states: list[str]) -> None:
+def check_killed(told: dict[str, Any], states: list[str]) -> None:
     assert told["killed"] == states
     assert told["ended"] == [-9] * len(states) + [0]  # each time it rose again
     assert [end for _, _, end, _ in told["news"]].count("LOST") == len(states)
@@ -150,8 +150,8 @@ def test_parameters_stay_right_when_a_replica_is_killed_joining_or_active(
 ) -> None:
     states = ["ZERO_SYNC", "in-step ACTIVE"]
     told = rig.run(tmp_path, mpiexec, 2, mode="kill", replicas=[[10]], slow_s=0.05, kill_at=states)
-    right(told, 2)
-    killed(told, states)
+    check_parameters(told, 2)
+    check_killed(told, states)
 
 
 @pytest.mark.mpi
@@ -161,8 +161,8 @@ def test_parameters_stay_right_when_a_replica_is_killed_in_any_state(
         tmp_path: Path, mpiexec: str) -> None:
     told = rig.run(tmp_path, mpiexec, 2, mode="kill", replicas=[[10]], slow_s=0.05,
                    kill_at=EVERY_STATE)
-    right(told, 2)
-    killed(told, EVERY_STATE)
+    check_parameters(told, 2)
+    check_killed(told, EVERY_STATE)
 
 
 @pytest.mark.mpi
@@ -173,7 +173,7 @@ def test_parameters_stay_right_when_one_of_a_replicas_two_members_is_killed(
     """The gradient of the surviving member arrived; it must not be added alone."""
     told = rig.run(tmp_path, mpiexec, 4, mode="kill", width=2, replicas=[[10, 11]], slow_s=0.05,
                    kill_at=EVERY_STATE)
-    right(told, 4, 2)
+    check_parameters(told, 4, 2)
     assert told["killed"] == EVERY_STATE and told["states"] == ["ACTIVE"]
     assert sorted(told["ended"]) == [-9] * len(EVERY_STATE) + [0, 0]
 
@@ -185,8 +185,8 @@ def test_a_member_that_hangs_is_awaited_for_one_step_and_then_killed(
         tmp_path: Path, mpiexec: str) -> None:
     told = rig.run(tmp_path, mpiexec, 2, mode="hang", replicas=[[10]], slow_s=0.1, patience_s=1.0,
                    stage_s=3.0, kill_at=["in-step ACTIVE"])
-    right(told, 2)
-    killed(told, ["in-step ACTIVE"])
+    check_parameters(told, 2)
+    check_killed(told, ["in-step ACTIVE"])
     assert told["heard"] == [10]  # the pool had it killed
     assert any("its gradient did not arrive" in why for _, _, _, why in told["news"])
 
@@ -202,7 +202,7 @@ def test_a_killed_replica_on_a_leased_gpu_ends_its_action_and_gets_a_new_lease(
         states = [state for state in EVERY_STATE if state != "REQUESTED"]  # no process is there yet
         told = rig.run(tmp_path, mpiexec, 2, mode="kill", replicas=[[10]], slow_s=0.05,
                        kill_at=states, cluster=str(cluster.access))
-        right(told, 2)
+        check_parameters(told, 2)
         assert told["killed"] == states and told["states"] == ["ACTIVE"]
         ends = {generation: end for _, generation, end, _ in told["news"]}  # the last of each
         # who had joined may be missed, or be on its way home, before its death is heard of
@@ -251,7 +251,7 @@ def channel() -> Iterator[GradientChannel]:
     one.close()
 
 
-def entered(channel: GradientChannel, *replicas: int) -> None:
+def wait_until_entered(channel: GradientChannel, *replicas: int) -> None:
     """Waits until these replicas are connected to the channel."""
     done = threading.Event()
     for _ in range(2000):
@@ -264,7 +264,7 @@ def entered(channel: GradientChannel, *replicas: int) -> None:
 def test_a_channel_adds_a_matching_gradient_and_counts_the_ignored_ones(
     channel: GradientChannel) -> None:
     member = MemberEnd(channel, 0, 3)
-    entered(channel, 0)
+    wait_until_entered(channel, 0)
     own, theirs = channel.begin(PLAN, PARAMS, ["a", "b", "c"])
     assert (own, theirs) == ((0, 2), {0: (2, 3)})
     header, params, samples = member.work()
@@ -304,7 +304,7 @@ def test_a_replica_that_only_follows_gets_no_samples_and_adds_no_gradient(
 
 def test_a_channel_does_not_wait_for_a_disconnected_replica(channel: GradientChannel) -> None:
     member = MemberEnd(channel, 0, 3)
-    entered(channel, 0)
+    wait_until_entered(channel, 0)
     channel.begin(PLAN, PARAMS, ["a", "b"])
     member.work()
     member.link.close()
@@ -315,7 +315,7 @@ def test_a_channel_does_not_wait_for_a_disconnected_replica(channel: GradientCha
 
 def test_a_connection_of_an_older_generation_is_refused(channel: GradientChannel) -> None:
     new = MemberEnd(channel, 0, 3)
-    entered(channel, 0)
+    wait_until_entered(channel, 0)
     old = MemberEnd(channel, 0, 2)
     assert old.link.receive() is None and channel.ignored == {"entrance": 1}
     channel.begin(PLAN, PARAMS, ["a", "b"])
@@ -325,7 +325,7 @@ def test_a_connection_of_an_older_generation_is_refused(channel: GradientChannel
 def test_a_member_that_does_not_read_does_not_delay_a_step(channel: GradientChannel) -> None:
     """The member does not read the parameters, which are larger than any socket buffer."""
     member = MemberEnd(channel, 0, 3)
-    entered(channel, 0)
+    wait_until_entered(channel, 0)
     large = np.zeros(4 << 20)
     for step in range(3):
         channel.begin(msgspec.structs.replace(PLAN, step=step), large, ["a", "b"])
@@ -346,7 +346,7 @@ def test_a_channel_refuses_a_member_without_the_key(channel: GradientChannel) ->
 def test_an_unreadable_message_ends_the_members_connection_before_its_payload(
     channel: GradientChannel) -> None:
     one = MemberEnd(channel, 0, 3)
-    entered(channel, 0)
+    wait_until_entered(channel, 0)
     channel.begin(PLAN, PARAMS, [])
     one.work()  # from here on a payload is allowed
     one.link._sock.sendall(HEAD.pack(2, PARAMS.nbytes) + b"\xc1\xc1")
@@ -382,7 +382,7 @@ def coordinator() -> Iterator[Coordinator]:
     one.close()
 
 
-def becomes(coordinator: Coordinator, role: Role, member: int = 6) -> None:
+def wait_for_role(coordinator: Coordinator, role: Role, member: int = 6) -> None:
     """Waits until a member has this role."""
     nap = threading.Event()
     for _ in range(3000):
@@ -395,7 +395,7 @@ def becomes(coordinator: Coordinator, role: Role, member: int = 6) -> None:
 def test_a_member_gets_orders_and_is_lost_when_its_connection_ends(
         coordinator: Coordinator) -> None:
     one = AtCoordinator(coordinator, 6, 5)
-    becomes(coordinator, Role.HYBRID_ROLLOUT)
+    wait_for_role(coordinator, Role.HYBRID_ROLLOUT)
     coordinator.begin(0, 0)
     coordinator.signal(PipelineSignal(1, 0, 2000, 1000))
     told = one.order()
@@ -404,7 +404,7 @@ def test_a_member_gets_orders_and_is_lost_when_its_connection_ends(
     told = one.order()
     assert told.order.stage is R.FETCHING_STATE and told.channel == ("tcp:nowhere:1",)
     one.link.close()
-    becomes(coordinator, Role.LOST)
+    wait_for_role(coordinator, Role.LOST)
     assert (coordinator.states() == [R.LOST, R.LOST]
             and coordinator.ended_joins[-1].end is JoinOutcome.LOST)
 
@@ -413,7 +413,7 @@ def test_a_newer_incarnation_replaces_an_older_one_and_never_the_reverse(
     coordinator: Coordinator
 ) -> None:
     old = AtCoordinator(coordinator, 6, 5)
-    becomes(coordinator, Role.HYBRID_ROLLOUT)
+    wait_for_role(coordinator, Role.HYBRID_ROLLOUT)
     new = AtCoordinator(coordinator, 6, 9)
     assert old.link.receive() is None  # hung up
     late = AtCoordinator(coordinator, 6, 7)
@@ -425,11 +425,11 @@ def test_a_newer_incarnation_replaces_an_older_one_and_never_the_reverse(
 
 def test_a_member_that_reports_for_another_is_disconnected(coordinator: Coordinator) -> None:
     one, other = AtCoordinator(coordinator, 6, 5), AtCoordinator(coordinator, 7, 5)
-    becomes(coordinator, Role.HYBRID_ROLLOUT)
-    becomes(coordinator, Role.HYBRID_ROLLOUT, 7)
+    wait_for_role(coordinator, Role.HYBRID_ROLLOUT)
+    wait_for_role(coordinator, Role.HYBRID_ROLLOUT, 7)
     one.say(MemberFailed(7, 5, 1, "not mine to say"))
     assert one.link.receive() is None
-    becomes(coordinator, Role.LOST)
+    wait_for_role(coordinator, Role.LOST)
     assert coordinator.roles()[7] is Role.HYBRID_ROLLOUT
     other.link.close()
 
@@ -443,7 +443,7 @@ def test_a_member_that_is_silent_too_long_is_lost() -> None:
     coordinator = Coordinator(pool, SystemClock(), [["x"]], "127.0.0.1", KEY, JOB, silence_s=0.5)
     quiet = AtCoordinator(coordinator, 6, 1)
     assert quiet.link.receive() is None
-    becomes(coordinator, Role.LOST)
+    wait_for_role(coordinator, Role.LOST)
     coordinator.close()
 
 
@@ -462,7 +462,7 @@ def test_a_coordinator_does_not_count_the_time_in_which_it_was_stopped() -> None
     clock, pool = _Stopped(), HybridPool(PoolRules(), [[0]], [1], [[6], [7]])
     coordinator = Coordinator(pool, clock, [["x"]], "127.0.0.1", KEY, JOB, silence_s=3.0)
     one, nap = AtCoordinator(coordinator, 6, 5), threading.Event()
-    becomes(coordinator, Role.HYBRID_ROLLOUT)
+    wait_for_role(coordinator, Role.HYBRID_ROLLOUT)
     coordinator.begin(0, 0)
     coordinator.signal(PipelineSignal(1, 0, 2000, 1000))
     told = one.order()
@@ -473,7 +473,7 @@ def test_a_coordinator_does_not_count_the_time_in_which_it_was_stopped() -> None
         assert coordinator.states()[0] is R.REQUESTED
     one.say(MemberDone(6, 5, told.order.generation, R.REQUESTED))
     assert one.order().order.stage is R.FETCHING_STATE
-    becomes(coordinator, Role.LOST)  # a real silence is one still
+    wait_for_role(coordinator, Role.LOST)  # a real silence is one still
     coordinator.close()
 
 
@@ -495,7 +495,7 @@ class _Elsewhere:
 
 def test_an_older_incarnations_silence_does_not_end_a_newer_one(coordinator: Coordinator) -> None:
     old = AtCoordinator(coordinator, 6, 1)
-    becomes(coordinator, Role.HYBRID_ROLLOUT)
+    wait_for_role(coordinator, Role.HYBRID_ROLLOUT)
     coordinator.adopt(6, 2, _Elsewhere())
     far = time.monotonic_ns() + 3600 * 10**9
     assert coordinator._liveness.silent(far) == []
@@ -508,14 +508,14 @@ def test_an_older_incarnations_silence_does_not_end_a_newer_one(coordinator: Coo
 # -----------------------------------------------
 
 
-def leased(coordinator: Coordinator, start: Any) -> None:
+def join_with_lease(coordinator: Coordinator, start: Any) -> None:
     """Registers member 6 as a leased member and asks it to join."""
     add_leased_member(coordinator, 6, 0, start)
     coordinator.begin(0, 0)
     coordinator.signal(PipelineSignal(1, 0, 2000, 1000))
 
 
-def ended(coordinator: Coordinator, end: JoinOutcome) -> str:
+def wait_for_join_end(coordinator: Coordinator, end: JoinOutcome) -> str:
     """Waits until the first join has ended in this way; returns the reason."""
     nap = threading.Event()
     for _ in range(3000):
@@ -530,8 +530,8 @@ def test_a_lease_that_is_refused_does_not_stop_the_trainer(coordinator: Coordina
     def refuse(number: int, incarnation: int) -> Future[Any]:
         raise InvalidInput("gpus: no")
 
-    leased(coordinator, refuse)
-    assert ended(coordinator, JoinOutcome.ROLLED_BACK) == "member 6: gpus: no"
+    join_with_lease(coordinator, refuse)
+    assert wait_for_join_end(coordinator, JoinOutcome.ROLLED_BACK) == "member 6: gpus: no"
     assert coordinator.states()[0] is R.ROLLOUT
 
 
@@ -544,10 +544,10 @@ def test_a_leased_member_whose_action_ended_is_lost_and_leased_again(
         lives.append((incarnation, Future()))
         return lives[-1][1]
 
-    leased(coordinator, start)
+    join_with_lease(coordinator, start)
     lives[0][1].set_exception(InvalidInput("its node is gone"))
-    assert "its node is gone" in ended(coordinator, JoinOutcome.LOST)
-    becomes(coordinator, Role.HYBRID_ROLLOUT)
+    assert "its node is gone" in wait_for_join_end(coordinator, JoinOutcome.LOST)
+    wait_for_role(coordinator, Role.HYBRID_ROLLOUT)
     for step in range(1, 8):  # asked again after `retry_steps`
         coordinator.begin(step, step)
     assert [incarnation for incarnation, _ in lives] == [0, 1]
@@ -560,15 +560,15 @@ def test_a_leased_member_whose_action_ended_is_lost_and_leased_again(
     coordinator.signal(PipelineSignal(2, 7, 500, 1000))
     assert process.link.receive() is None and coordinator.states()[0] is R.RETURNING
     lives[1][1].set_result(None)
-    becomes(coordinator, Role.HYBRID_ROLLOUT)
+    wait_for_role(coordinator, Role.HYBRID_ROLLOUT)
 
 
 def test_a_lease_that_has_not_begun_is_cancelled_when_rollout_needs_the_gpu(
         coordinator: Coordinator) -> None:
     waiting: Future[Any] = Future()
-    leased(coordinator, lambda number, incarnation: waiting)
+    join_with_lease(coordinator, lambda number, incarnation: waiting)
     coordinator.signal(PipelineSignal(2, 0, 500, 1000, 900))
-    ended(coordinator, JoinOutcome.ROLLED_BACK)
+    wait_for_join_end(coordinator, JoinOutcome.ROLLED_BACK)
     assert waiting.cancelled()
 
 
@@ -595,10 +595,10 @@ def test_a_core_that_does_not_match_the_communicator_is_refused(tmp_path: Path) 
 
 _STOPPED = '''
 import numpy as np
-from test_hybrid_live import JOB, KEY, PLAN, GradientChannel, entered
+from test_hybrid_live import JOB, KEY, PLAN, GradientChannel, wait_until_entered
 channel = GradientChannel(1, "127.0.0.1", KEY, JOB)
 print(channel.address, flush=True)
-entered(channel, 0)
+wait_until_entered(channel, 0)
 channel.begin(PLAN, np.zeros(1 << 20), ["a", "b"])
 print("begun", flush=True)
 print(sorted(channel.collect(3)), flush=True)

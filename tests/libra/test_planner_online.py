@@ -297,7 +297,7 @@ def online(rules: Triggers) -> OnlinePlanner:
     return OnlinePlanner(priced, 48, Search(), rules, Learning())
 
 
-def drive(planner: OnlinePlanner, truth: Truth, means: Sequence[int]) -> list[Advice]:
+def play_steps(planner: OnlinePlanner, truth: Truth, means: Sequence[int]) -> list[Advice]:
     """Plays steps; returns the advice of each."""
     told = []
     for step, mean in enumerate(means, 1):
@@ -316,7 +316,7 @@ def drive(planner: OnlinePlanner, truth: Truth, means: Sequence[int]) -> list[Ad
 def test_the_online_planner_calibrates_itself_and_then_keeps_its_plan() -> None:
     planner = online(Triggers(history=192))
     planner.preflight(lengths(3000, 0))
-    told = drive(planner, Truth(1.4, 0.7), [3000] * 25)
+    told = play_steps(planner, Truth(1.4, 0.7), [3000] * 25)
     assert planner.calibrator.factors().train == pytest.approx(1.4, rel=1e-6)
     assert all(f == pytest.approx(0.7, rel=1e-6) for _, f in planner.calibrator.factors().rollout)
     assert len(told) >= 2 and planner.now is not None
@@ -329,7 +329,7 @@ def test_the_online_planner_follows_a_drift_of_lengths() -> None:
     GPUs."""
     planner = online(Triggers(history=192))
     first = planner.preflight(lengths(2500, 0)).best
-    told = drive(planner, Truth(1.0, 1.0), [2500 + 300 * k for k in range(30)] + [11500] * 15)
+    told = play_steps(planner, Truth(1.0, 1.0), [2500 + 300 * k for k in range(30)] + [11500] * 15)
     assert planner.now is not None
     assert any(a.verdict.switch for a in told)
     batch = lengths(11500, 99)
@@ -346,8 +346,8 @@ def test_a_restarted_online_planner_continues_unchanged() -> None:
     for planner in (whole, first):
         planner.preflight(lengths(2500, 0))
     means, truth = [2500 + 900 * k for k in range(14)], Truth(1.1, 1.3)
-    drive(whole, truth, means)
-    drive(first, truth, means)
+    play_steps(whole, truth, means)
+    play_steps(first, truth, means)
     second = online(rules)
     second.load(json.loads(json.dumps(first.saved())))
     assert second.saved() == first.saved() == whole.saved()
@@ -364,7 +364,7 @@ def test_the_online_planner_keeps_its_plan_when_a_switch_costs_more_than_it_gain
     planner = online(Triggers(history=192, switch_cost_ns=10**15))
     planner.preflight(lengths(2500, 0))
     first = planner.now
-    told = drive(planner, Truth(1.0, 1.0), [2500, 4000, 6000, 8000, 11000, 11000, 11000, 11000])
+    told = play_steps(planner, Truth(1.0, 1.0), [2500, 4000, 6000, 8000, *[11000] * 4])
     assert told and not any(a.verdict.switch for a in told)
     assert planner.now == first
 
@@ -383,7 +383,7 @@ def test_a_mixture_of_experts_is_planned_online_too() -> None:
 # ---- mixtures that a router deals badly or well -------------------------------------------------
 
 
-def lossy(ahead: int = 0) -> OnlinePlanner:
+def planner_with_loss(ahead: int = 0) -> OnlinePlanner:
     """A planner that expects a routing loss."""
     def priced(history: Sequence[Request], factors: Factors) -> AnalyticCosts:
         return AnalyticCosts(DENSE, HARDWARE, Training(192), Rollout(), history, factors)
@@ -393,20 +393,20 @@ def lossy(ahead: int = 0) -> OnlinePlanner:
                          Learning(window=16))
 
 
-def tailed() -> list[Request]:
+def long_tailed_lengths() -> list[Request]:
     """Many short requests and a few long ones: plans of mixed degrees gain a few percent."""
     r = random.Random(0)
     return [Request(500, r.randint(4000, 12_000)) for _ in range(168)] + [
         Request(500, r.randint(15_000, 30_000)) for _ in range(24)]
 
 
-def dealt_by(planner: OnlinePlanner, mixtures: float, steps: int, of: int = 0, ahead: int = 0
-             ) -> list[bool]:
+def play_with_mixtures(planner: OnlinePlanner, mixtures: float, steps: int, of: int = 0,
+                       ahead: int = 0) -> list[bool]:
     """Plays steps in which all takes as long as predicted, except rollouts of mixed-degree plans,
     which take `mixtures` times as long. Returns whether the plan after each step is mixed."""
     told = []
     for step in range(of + 1, of + steps + 1):
-        batch, now = tailed(), planner.now
+        batch, now = long_tailed_lengths(), planner.now
         assert now is not None
         costs = AnalyticCosts(DENSE, HARDWARE, Training(192), Rollout(), batch)
         degrees = [x.degree for x in now.instances]
@@ -425,34 +425,34 @@ def dealt_by(planner: OnlinePlanner, mixtures: float, steps: int, of: int = 0, a
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_mixed_degree_plans_slower_than_predicted_are_left_for_uniform_ones(ahead: int) -> None:
-    planner = lossy(ahead)
-    planner.preflight(tailed())
+    planner = planner_with_loss(ahead)
+    planner.preflight(long_tailed_lengths())
     assert planner.mixed, "the first plan is mixed"
-    told = dealt_by(planner, 1.3, 16, ahead=ahead)
+    told = play_with_mixtures(planner, 1.3, 16, ahead=ahead)
     at = told.index(False)
     assert at < 8 and not any(told[at:]), "mixed plans are left soon and not retried at once"
-    rest = dealt_by(planner, 1.3, 16 * (1 + ahead), 16, ahead)
+    rest = play_with_mixtures(planner, 1.3, 16 * (1 + ahead), 16, ahead)
     assert 0 < sum(rest) <= 8 and not rest[-1], "mixed plans are retried when samples are old"
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_mixed_degree_plans_as_fast_as_predicted_are_kept(ahead: int) -> None:
-    planner = lossy(ahead)
-    planner.preflight(tailed())
-    assert all(dealt_by(planner, 1.0, 16, ahead=ahead))
+    planner = planner_with_loss(ahead)
+    planner.preflight(long_tailed_lengths())
+    assert all(play_with_mixtures(planner, 1.0, 16, ahead=ahead))
     assert planner.calibrator.mixed() == pytest.approx(1.0, abs=1e-6)
     assert all(f == pytest.approx(1.0, abs=1e-6)
                for _, f in planner.calibrator.factors().rollout), "the loss is not a degree's"
 
 
 def test_a_new_plan_is_measured_before_the_next_one_is_sought() -> None:
-    planner = lossy()
-    planner.preflight(tailed())
-    told = dealt_by(planner, 1.3, 8)
+    planner = planner_with_loss()
+    planner.preflight(long_tailed_lengths())
+    told = play_with_mixtures(planner, 1.3, 8)
     at = told.index(False) + 1
-    again = lossy()
-    again.preflight(tailed())
-    dealt_by(again, 1.3, at)
+    again = planner_with_loss()
+    again.preflight(long_tailed_lengths())
+    play_with_mixtures(again, 1.3, at)
     assert not again.mixed and not again.settled
     long = [Request(500, 20_000)] * 192
     silent = [again.step(StepFacts(at + k, 10**9, 10**9, queue_pressure=1.0), long, {})

@@ -50,7 +50,7 @@ def played(small: Scenario) -> dict[str, Played]:
 # ---- the engine ----------------------------------------------------------------------------------
 
 
-def run_down(engine: SimulatedEngine) -> list[tuple[int, int]]:
+def run_to_the_end(engine: SimulatedEngine) -> list[tuple[int, int]]:
     """(request, end time) of all that an engine serves."""
     ends = []
     while (due := engine.due()) is not None:
@@ -59,7 +59,7 @@ def run_down(engine: SimulatedEngine) -> list[tuple[int, int]]:
     return ends
 
 
-def small_room(tokens: int) -> RolloutCost:
+def cost_with_cache(tokens: int) -> RolloutCost:
     """Engines of one GPU with a cache of this many tokens."""
     per_token = WHOLE.model.kv_bytes / (1 - WHOLE.rollout.kv_loss)
     weights = WHOLE.model.params * WHOLE.model.value_bytes
@@ -74,7 +74,7 @@ def test_a_request_alone_on_an_engine_takes_the_time_of_the_cost_model() -> None
         engine = SimulatedEngine(COST, degree, 256)
         engine.add(0, DecodeWork(1, 1_000, 5_000))
         said = COST.alone_s(degree, 1_000, 5_000)
-        [(_, ended)] = run_down(engine)
+        [(_, ended)] = run_to_the_end(engine)
         assert ended / SECOND == pytest.approx(float(said), rel=0.01)
 
 
@@ -84,8 +84,8 @@ def test_later_requests_slow_a_running_request_and_all_are_served() -> None:
         engine.add(0, DecodeWork(1, 2_000, 3_000, brought=2_000))
     for i in range(2, 30):
         shared.add(SECOND, DecodeWork(i, 2_000, 3_000))
-    [(_, first)] = run_down(alone)
-    ends = dict(run_down(shared))
+    [(_, first)] = run_to_the_end(alone)
+    ends = dict(run_to_the_end(shared))
     assert sorted(ends) == list(range(1, 30)) and ends[1] > first * 1.2
     assert shared.load == 0
 
@@ -95,7 +95,7 @@ class Served:
     served."""
 
     def __init__(self, room: int, at_once: int) -> None:
-        self.engine, self.at_once = SimulatedEngine(small_room(room), 1, at_once), at_once
+        self.engine, self.at_once = SimulatedEngine(cost_with_cache(room), 1, at_once), at_once
         self.now, self.tokens = 0, 0
         self.ended: list[int] = []
 
@@ -158,23 +158,23 @@ def test_an_engine_serves_the_same_turns_reproducibly(asked: list, room: int) ->
 
 
 def test_a_full_cache_preempts_the_latest_request_which_prefills_again() -> None:
-    engine = SimulatedEngine(small_room(10_000), 1, 256)
+    engine = SimulatedEngine(cost_with_cache(10_000), 1, 256)
     for i in range(3):
         engine.add(0, DecodeWork(i, 3_000, 2_000))
     assert engine.running == 3 and engine.read == 9_000  # by what they have, not by what they get
-    assert [request for request, _ in run_down(engine)] == [0, 1, 2]
+    assert [request for request, _ in run_to_the_end(engine)] == [0, 1, 2]
     # the last had 333 tokens more when all was full; the others took the room of all its keys
     assert (engine.preempted, engine.read) == (1, 9_000 + 3_333)
     assert engine.kept(2) == 5_000  # what it had decoded before is not decoded again
-    roomy = SimulatedEngine(small_room(15_000), 1, 256)
+    roomy = SimulatedEngine(cost_with_cache(15_000), 1, 256)
     for i in range(3):
         roomy.add(0, DecodeWork(i, 3_000, 2_000))
-    run_down(roomy)
+    run_to_the_end(roomy)
     assert (roomy.read, roomy.preempted) == (9_000, 0)
 
 
 def test_a_preempted_request_resumes_before_requests_that_never_ran() -> None:
-    engine = SimulatedEngine(small_room(10_000), 1, 256)
+    engine = SimulatedEngine(cost_with_cache(10_000), 1, 256)
     for request, tokens in enumerate((1_500, 2_000, 2_000, 2_000)):
         engine.add(0, DecodeWork(request, 3_000, tokens))
     ends = []
@@ -185,27 +185,27 @@ def test_a_preempted_request_resumes_before_requests_that_never_ran() -> None:
     assert ends == [0] and engine.running == 2
     # by 2, of whose keys the others' growth has left 1000; 3 has read nothing yet
     assert engine.read == 9_000 + 3_333 - 1_000
-    assert [request for request, _ in run_down(engine)] == [1, 2, 3]
+    assert [request for request, _ in run_to_the_end(engine)] == [1, 2, 3]
 
 
 def test_kv_entries_are_evicted_oldest_first_and_only_when_room_is_needed() -> None:
-    engine = SimulatedEngine(small_room(10_000), 1, 256)
+    engine = SimulatedEngine(cost_with_cache(10_000), 1, 256)
     now = 0
     for request in (1, 2):
         engine.add(now, DecodeWork(request, 3_900, 100))
-        [(_, now)] = run_down(engine)
+        [(_, now)] = run_to_the_end(engine)
     assert (engine.kept(1), engine.kept(2), engine.cached) == (4_000, 4_000, 8_000)
     engine.add(now, DecodeWork(3, 4_900, 100))
     assert (engine.kept(1), engine.kept(2)) == (1_100, 4_000)  # its first tokens are left
-    [(_, now)] = run_down(engine)
+    [(_, now)] = run_to_the_end(engine)
     assert engine.kept(1) == 1_000
     before = engine.read
     engine.add(now, DecodeWork(2, 4_200, 10))  # its tool returned 200 tokens
     assert engine.read - before == 200
-    [(_, now)] = run_down(engine)
+    [(_, now)] = run_to_the_end(engine)
     engine.add(now, DecodeWork(1, 4_200, 10))
     assert engine.read - before == 200 + 4_200 - 790, "two requests have taken of its room"
-    [(_, now)] = run_down(engine)
+    [(_, now)] = run_to_the_end(engine)
     before = engine.read
     engine.add(now, DecodeWork(4, 3_000, 10, brought=2_500))
     assert engine.read - before == 500
@@ -214,11 +214,11 @@ def test_kv_entries_are_evicted_oldest_first_and_only_when_room_is_needed() -> N
 def test_a_short_kv_cache_makes_multi_turn_requests_much_slower() -> None:
     """A turn whose KV entries were evicted meanwhile prefills its whole context again."""
     def tokens_a_second(room: int) -> float:
-        engine, now = SimulatedEngine(small_room(room), 1, 256), 0
+        engine, now = SimulatedEngine(cost_with_cache(room), 1, 256), 0
         for turn in range(8):
             for request in range(20):
                 engine.add(now, DecodeWork(request, 1_000 + 500 * turn, 400))
-            now = run_down(engine)[-1][1]
+            now = run_to_the_end(engine)[-1][1]
         return 20 * 8 * 400 / (now / SECOND)
 
     short, enough = tokens_a_second(30_000), tokens_a_second(200_000)

@@ -70,20 +70,20 @@ WORD, BROKEN = b"a-word-to-break", b"\xff\xfe\x80 is not text"
 DEEP = b"\x91" * 5000 + b"\x90"  # arrays in arrays
 
 
-def broken(data: bytes) -> bytes:
+def not_utf8(data: bytes) -> bytes:
     """These bytes with invalid UTF-8 in the place of `WORD`."""
     assert len(BROKEN) == len(WORD) and data.count(WORD) == 1
     return data.replace(WORD, BROKEN)
 
 
-def deeper(body: bytes) -> bytes:
+def nested(body: bytes) -> bytes:
     """A short msgpack array with one more element, which is deeply nested."""
     assert 0x90 <= body[0] < 0x9F
     return bytes((body[0] + 1,)) + body[1:] + DEEP
 
 
 def framed(message: ms.Message, payload: bytes | None = None,
-           harm: Callable[[bytes], bytes] = broken) -> bytes:
+           harm: Callable[[bytes], bytes] = not_utf8) -> bytes:
     """A frame with one message that was made unreadable."""
     body = harm(msgspec.msgpack.encode(message))
     meta = b"\x92\x91" + body + (b"\x90" if payload is None else
@@ -93,7 +93,7 @@ def framed(message: ms.Message, payload: bytes | None = None,
 
 
 def undeep(body: bytes) -> bytes:
-    return deeper(body.replace(WORD, b"0" * len(WORD)))
+    return nested(body.replace(WORD, b"0" * len(WORD)))
 
 
 # ---- any bytes ---------------------------------------------------------------------------------
@@ -120,13 +120,13 @@ TREES = st.recursive(LEAVES, lambda below: st.lists(below, max_size=9) | st.tupl
     lambda tree: msgspec.msgpack.encode(tree).replace(WORD, BROKEN)), st.booleans())
 def test_any_bytes_decode_to_a_message_or_raise_a_decode_error(body: bytes, deep: bool) -> None:
     if deep and body and 0x90 <= body[0] < 0x9F:
-        body = deeper(body)
+        body = nested(body)
     for read in READERS:
         with suppress(ProtocolError, msgspec.DecodeError):
             read(body)
 
 
-HARMS = pytest.mark.parametrize("harm", [broken, undeep], ids=["text", "depth"])
+HARMS = pytest.mark.parametrize("harm", [not_utf8, undeep], ids=["text", "depth"])
 
 
 # ---- broker, worker and client -----------------------------------------------------------------
@@ -138,7 +138,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield c
 
 
-def spoken(cluster: LocalCluster, *data: bytes) -> list[ms.Message]:
+def answers_to(cluster: LocalCluster, *data: bytes) -> list[ms.Message]:
     """What the broker answers to these bytes, until it closes the connection."""
     known = read_access(cluster.access)
     with dial(known.addresses, known.key, known.job) as sock:
@@ -164,9 +164,10 @@ def test_an_unreadable_message_of_a_client_ends_only_its_connection(
         cluster: LocalCluster, harm: Any) -> None:
     job = read_access(cluster.access).job
     word = WORD.decode()
-    assert spoken(cluster, framed(ms.ClientHello(ms.PROTOCOL_VERSION, job, word), harm=harm)) == []
+    hello = framed(ms.ClientHello(ms.PROTOCOL_VERSION, job, word), harm=harm)
+    assert answers_to(cluster, hello) == []
     hello = outgoing(ms.ClientHello(ms.PROTOCOL_VERSION, job, "u"))
-    (welcome,) = spoken(cluster, hello, framed(
+    (welcome,) = answers_to(cluster, hello, framed(
         ms.Submit(Action(mint(1, 1), word), n=1), b"x", harm))
     assert isinstance(welcome, ms.Welcome)
     assert cluster.submit(pow, 2, 2).result(30) == 4
@@ -177,7 +178,7 @@ def test_an_unreadable_hello_of_a_worker_ends_only_its_connection(
         cluster: LocalCluster, harm: Any) -> None:
     job, word = read_access(cluster.access).job, WORD.decode()
     hello = ms.WorkerHello(ms.PROTOCOL_VERSION, job, NodeSpec(word, "h", (0,), 1))
-    assert spoken(cluster, framed(hello, harm=harm)) == []
+    assert answers_to(cluster, framed(hello, harm=harm)) == []
     assert cluster.submit(pow, 2, 3).result(30) == 8
 
 
@@ -196,7 +197,7 @@ def test_an_unreadable_broker_message_ends_the_readers_connection(harm: Any) -> 
         channel.close()
 
 
-def liar() -> Callable[..., None]:
+def fake_return() -> Callable[..., None]:
     """A function that sends this return value to its worker as if it were the runner."""
     def lie(payload: bytes, **said: int) -> None:
         import os
@@ -215,12 +216,12 @@ def liar() -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("payload", [
-    b"\xc1", broken(encode(Stored(WORD.decode(), 1))), deeper(encode(ServiceCall("m", b"", 1))),
+    b"\xc1", not_utf8(encode(Stored(WORD.decode(), 1))), nested(encode(ServiceCall("m", b"", 1))),
     b"\x93\x0c\xc4\x03\xa2" + BROKEN[:2] + b"\xc2",  # a ValueReturn whose value is broken
     encode(Stored("no\0path", 1)), encode(Stored("/etc/passwd", 1)),
 ], ids=["none", "text", "depth", "value", "digest", "path"])
 def test_an_unreadable_result_fails_only_its_future(cluster: LocalCluster, payload: bytes) -> None:
-    lost = cluster.submit(liar(), payload)
+    lost = cluster.submit(fake_return(), payload)
     with pytest.raises(TangramError, match=r"not in the protocol|no payload"):
         lost.result(30)
     assert cluster.submit(pow, 2, 5).result(30) == 32
@@ -236,7 +237,7 @@ def test_an_impossible_profile_is_refused(cluster: LocalCluster, profile: Profil
 @pytest.mark.parametrize("number", [(1 << 64) - 1, -(1 << 63)])
 def test_absurd_numbers_from_a_runner_do_not_stop_the_broker(
         cluster: LocalCluster, number: int) -> None:
-    lie = liar()
+    lie = fake_return()
     numbers = [name for name, kind in Outcome.__annotations__.items() if kind == "int"]
     assert "restore_ns" in numbers
     for name in numbers:
@@ -245,7 +246,7 @@ def test_absurd_numbers_from_a_runner_do_not_stop_the_broker(
         assert cluster.submit(pow, 2, 7).result(30) == 128
 
 
-def teller() -> Callable[..., None]:
+def frame_sender() -> Callable[..., None]:
     """A function that makes its runner send this frame to its worker, whatever its size."""
     def tell(message: process_frames.ProcessFrame) -> None:
         import sys
@@ -263,7 +264,7 @@ def test_an_absurd_end_state_from_a_runner_ends_its_action_once(
         cluster: LocalCluster, state: Any) -> None:
     """PREEMPTED would run the action again for ever, and NODE_FAIL as if its node were lost."""
     said = process_frames.Ended(0, Outcome(state), None, True)
-    lied = cluster.submit(teller(), said, trusted=True, retries=5)
+    lied = cluster.submit(frame_sender(), said, trusted=True, retries=5)
     with suppress(TangramError, CancelledError):
         lied.result(30)
     assert lied.details.attempt == 1
@@ -274,7 +275,7 @@ def test_long_texts_from_a_runner_are_truncated_to_4096_characters(cluster: Loca
     """A text larger than a frame to the broker would end the worker."""
     long = Outcome(ActionState.FAILED, reason="r" * 10**6, isolation="i" * 10**6,
                    enforcement="e" * 10**6)
-    lied = cluster.submit(teller(), process_frames.Ended(0, long, None, True), trusted=True)
+    lied = cluster.submit(frame_sender(), process_frames.Ended(0, long, None, True), trusted=True)
     with pytest.raises(ActionFailed, match=r"r{4096}$"):
         lied.result(30)
     assert lied.details.isolation == "i" * 4096 and lied.details.enforcement == "e" * 4096
@@ -284,7 +285,7 @@ def test_output_frames_from_a_function_runner_are_ignored(cluster: LocalCluster)
     def tell(size: int) -> int:
         tell_it(process_frames.OutputChunk(0, 1, bytes(size)))
         return 7
-    tell_it = teller()
+    tell_it = frame_sender()
     assert cluster.submit(tell, FRAME_MAX + 1).result(60) == 7
     assert cluster.submit(pow, 2, 2).result(30) == 4
 
@@ -359,9 +360,9 @@ def given_raw(rig: Rig, payload: bytes, kind: Kind) -> Any:
 
 
 @pytest.mark.parametrize("payload", [
-    broken(encode(ExecCall(shell=WORD.decode()))), deeper(encode(ExecCall(shell="true"))),
-    broken(encode(FunctionCall(WORD.decode(), b""))), deeper(encode(FunctionCall("d", b""))),
-    broken(encode(Stored(WORD.decode(), 1))), deeper(encode(Stored("d", 1))),
+    not_utf8(encode(ExecCall(shell=WORD.decode()))), nested(encode(ExecCall(shell="true"))),
+    not_utf8(encode(FunctionCall(WORD.decode(), b""))), nested(encode(FunctionCall("d", b""))),
+    not_utf8(encode(Stored(WORD.decode(), 1))), nested(encode(Stored("d", 1))),
     encode(Stored("no\0path", 1)), encode(FunctionCall("no\0path", b"")),
 ], ids=["exec text", "exec depth", "function text", "function depth", "stored text",
         "stored depth", "stored digest", "function digest"])
@@ -449,7 +450,7 @@ def test_a_frame_above_the_size_limit_is_refused_before_its_body(cut: int) -> No
 
 
 @pytest.mark.parametrize("payload", [
-    broken(encode(ServiceCall(WORD.decode(), b""))), deeper(encode(ServiceCall("echo", b""))),
+    not_utf8(encode(ServiceCall(WORD.decode(), b""))), nested(encode(ServiceCall("echo", b""))),
     encode(Stored("no\0path", 1)), encode(Stored("0" * 64, 1)),
 ], ids=["text", "depth", "digest", "unknown"])
 def test_an_unreadable_service_call_fails_alone(payload: bytes, tmp_path: Path) -> None:

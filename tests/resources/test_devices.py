@@ -23,7 +23,7 @@ from tangram_hpc.slurm.job_environment import slurm_place
 A, B = "GPU-aaaa1111-0", "GPU-aabb2222-0"
 
 
-def found(lib: fake.FakeNvml | None = None, setting: str = "", **environ: str) -> Devices:
+def lent_by(lib: fake.FakeNvml | None = None, setting: str = "", **environ: str) -> Devices:
     """The devices that a worker with this environment lends."""
     place = slurm_place(environ)
     seen = look(lib) if lib is not None else Seen((), "no NVIDIA driver here")
@@ -42,7 +42,7 @@ def four(first: int = 0) -> fake.FakeNvml:
 
 
 def test_all_gpus_are_lent_under_their_nvml_numbers() -> None:
-    devices = found(fake.two())
+    devices = lent_by(fake.two())
     assert told(devices) == {0: A, 1: B} and devices.kind == "cuda" and not devices.why
     assert devices.summary() == "2 x Fake H200 140 GiB (cuda)"
     assert devices.visible((0, 1)) == {"CUDA_VISIBLE_DEVICES": f"{A},{B}"}
@@ -69,7 +69,7 @@ def test_all_gpus_are_lent_under_their_nvml_numbers() -> None:
     ("MIG-11", {}, "'MIG-11' is no device here"),
 ])
 def test_a_device_mask_is_read_as_cuda_reads_it(mask: str, lent: dict[int, str], why: str) -> None:
-    devices = found(fake.two(), CUDA_VISIBLE_DEVICES=mask)
+    devices = lent_by(fake.two(), CUDA_VISIBLE_DEVICES=mask)
     assert told(devices) == lent and why in devices.why and bool(why) == bool(devices.why)
     assert devices.kind == ("cuda" if lent else "") and "\n" not in devices.summary()
 
@@ -81,7 +81,7 @@ def test_a_device_mask_is_read_as_cuda_reads_it(mask: str, lent: dict[int, str],
 ])
 def test_mig_slices_are_separate_devices(mask: str | None, lent: list[str]) -> None:
     environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
-    devices = found(fake.sliced(), **environ)
+    devices = lent_by(fake.sliced(), **environ)
     assert sorted(told(devices).values()) == sorted(lent)
     assert [d.uuid for d in devices.devices] == lent
     if mask is None:
@@ -90,10 +90,10 @@ def test_mig_slices_are_separate_devices(mask: str | None, lent: list[str]) -> N
 
 
 def test_a_node_without_a_driver_lends_no_gpu_and_says_so() -> None:
-    devices = found()
+    devices = lent_by()
     assert (devices.devices, devices.kind) == ((), "")
     assert devices.summary() == "none (no NVIDIA driver here)"
-    assert found(CUDA_VISIBLE_DEVICES="0,1").devices == ()
+    assert lent_by(CUDA_VISIBLE_DEVICES="0,1").devices == ()
 
 
 # ---- in a Slurm step ---------------------------------------------------------------------------
@@ -101,32 +101,32 @@ def test_a_node_without_a_driver_lends_no_gpu_and_says_so() -> None:
 
 def test_lent_gpu_numbers_stay_slurms_when_cgroups_renumber_devices() -> None:
     """With ConstrainDevices, CUDA and NVML count the job step's own GPUs from 0."""
-    devices = found(four(4), SLURM_JOB_ID="7", SLURM_STEP_GPUS="4,5,6,7",
+    devices = lent_by(four(4), SLURM_JOB_ID="7", SLURM_STEP_GPUS="4,5,6,7",
                     CUDA_VISIBLE_DEVICES="0,1,2,3")
     assert told(devices) == {4: "GPU-44", 5: "GPU-55", 6: "GPU-66", 7: "GPU-77"}
     assert devices.mask((6, 7)) == "GPU-66,GPU-77"
 
 
 def test_a_mask_without_cgroups_has_slurms_gpu_numbers() -> None:
-    devices = found(four(), SLURM_JOB_ID="7", SLURM_STEP_GPUS="2,3", CUDA_VISIBLE_DEVICES="2,3")
+    devices = lent_by(four(), SLURM_JOB_ID="7", SLURM_STEP_GPUS="2,3", CUDA_VISIBLE_DEVICES="2,3")
     assert told(devices) == {2: "GPU-22", 3: "GPU-33"}
-    swapped = found(four(), SLURM_JOB_ID="7", SLURM_STEP_GPUS="2,3", CUDA_VISIBLE_DEVICES="3,2")
+    swapped = lent_by(four(), SLURM_JOB_ID="7", SLURM_STEP_GPUS="2,3", CUDA_VISIBLE_DEVICES="3,2")
     assert told(swapped) == {2: "GPU-22", 3: "GPU-33"}
 
 
 def test_a_mask_of_uuids_keeps_slurms_gpu_numbers() -> None:
-    devices = found(four(), SLURM_JOB_ID="7", SLURM_STEP_GPUS="2-3",
+    devices = lent_by(four(), SLURM_JOB_ID="7", SLURM_STEP_GPUS="2-3",
                     CUDA_VISIBLE_DEVICES="GPU-22,GPU-33")
     assert told(devices) == {2: "GPU-22", 3: "GPU-33"}
-    sliced = found(fake.sliced(), SLURM_JOB_ID="7", SLURM_STEP_GPUS="4,6",
+    sliced = lent_by(fake.sliced(), SLURM_JOB_ID="7", SLURM_STEP_GPUS="4,6",
                    CUDA_VISIBLE_DEVICES=f"MIG-{A}/1/0,MIG-33")
     assert told(sliced) == {4: "MIG-11", 6: "MIG-33"}
 
 
 def test_gpus_granted_by_slurm_without_a_mask_are_lent() -> None:
-    other = found(four(), SLURM_JOB_ID="7", SLURM_JOB_GPUS="1,3")
+    other = lent_by(four(), SLURM_JOB_ID="7", SLURM_JOB_GPUS="1,3")
     assert told(other) == {1: "GPU-11", 3: "GPU-33"}
-    hidden = found(four(4), SLURM_JOB_ID="7", SLURM_JOB_GPUS="4-7")
+    hidden = lent_by(four(4), SLURM_JOB_ID="7", SLURM_JOB_GPUS="4-7")
     assert told(hidden) == {4: "GPU-44", 5: "GPU-55", 6: "GPU-66", 7: "GPU-77"}
 
 
@@ -135,23 +135,23 @@ def test_gpus_granted_by_slurm_without_a_mask_are_lent() -> None:
     {"CUDA_VISIBLE_DEVICES": "", "SLURM_JOB_GPUS": "0,1"},
     {"SLURM_STEP_ID": "2", "SLURM_JOB_GPUS": "0,1"}])
 def test_gpus_that_slurm_did_not_grant_are_not_lent(environ: dict[str, str]) -> None:
-    devices = found(fake.two(), SLURM_JOB_ID="7", **environ)
+    devices = lent_by(fake.two(), SLURM_JOB_ID="7", **environ)
     assert devices.devices == () and "--gres=gpu:N" in devices.why
 
 
 def test_the_mask_of_a_job_step_overrides_the_jobs_gpu_list() -> None:
-    devices = found(four(), SLURM_JOB_ID="7", SLURM_JOB_GPUS="0,1,2,3", CUDA_VISIBLE_DEVICES="3")
+    devices = lent_by(four(), SLURM_JOB_ID="7", SLURM_JOB_GPUS="0,1,2,3", CUDA_VISIBLE_DEVICES="3")
     assert told(devices) == {3: "GPU-33"}
 
 
 def test_gpus_granted_by_slurm_are_lent_without_nvml() -> None:
-    devices = found(SLURM_JOB_ID="7", SLURM_STEP_GPUS="2,3", CUDA_VISIBLE_DEVICES="0,1")
+    devices = lent_by(SLURM_JOB_ID="7", SLURM_STEP_GPUS="2,3", CUDA_VISIBLE_DEVICES="0,1")
     assert told(devices) == {2: "0", 3: "1"}
     assert devices.summary() == ("2 x GPU (cuda); known by Slurm's word only: no NVIDIA driver "
                                  "here")
-    swapped = found(SLURM_JOB_ID="7", SLURM_STEP_GPUS="2,3", CUDA_VISIBLE_DEVICES="3,2")
+    swapped = lent_by(SLURM_JOB_ID="7", SLURM_STEP_GPUS="2,3", CUDA_VISIBLE_DEVICES="3,2")
     assert told(swapped) == {2: "2", 3: "3"}
-    named = found(SLURM_JOB_ID="7", SLURM_STEP_GPUS="2", CUDA_VISIBLE_DEVICES="GPU-22")
+    named = lent_by(SLURM_JOB_ID="7", SLURM_STEP_GPUS="2", CUDA_VISIBLE_DEVICES="GPU-22")
     assert [(d.index, d.uuid, d.selector) for d in named.devices] == [(2, "GPU-22", "GPU-22")]
 
 
@@ -164,7 +164,7 @@ def test_gpus_granted_by_slurm_are_lent_without_nvml() -> None:
     ("fake:4", (0, 1, 2, 3), "4 fake GPUs (fake)")])
 def test_fake_and_cpu_devices_are_marked_and_show_no_gpu(
         setting: str, lent: tuple[int, ...], summary: str) -> None:
-    devices = found(fake.two(), setting)
+    devices = lent_by(fake.two(), setting)
     assert (devices.indices, devices.summary()) == (lent, summary)
     assert devices.visible(lent) == {"CUDA_VISIBLE_DEVICES": ""}
     assert {d.kind for d in devices.devices} <= {setting.partition(":")[0]}
@@ -172,22 +172,22 @@ def test_fake_and_cpu_devices_are_marked_and_show_no_gpu(
 
 def test_fake_and_cpu_devices_can_follow_slurms_grant() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "2,3"}
-    assert found(None, "fake", **environ).indices == (2, 3)
-    assert found(None, "cpu", **environ).summary() == "2 slots of CPU (cpu)"
-    for nothing in (found(None, "fake"), found(None, "cpu", SLURM_JOB_ID="7")):
+    assert lent_by(None, "fake", **environ).indices == (2, 3)
+    assert lent_by(None, "cpu", **environ).summary() == "2 slots of CPU (cpu)"
+    for nothing in (lent_by(None, "fake"), lent_by(None, "cpu", SLURM_JOB_ID="7")):
         assert nothing.devices == () and "Slurm gave, and it gave none" in nothing.why
 
 
 def test_services_that_cannot_run_on_fake_or_mig_devices_are_refused(tmp_path: Path) -> None:
-    assert "say devices = \"cpu:N\"" in found(None, "fake:2").refusal("torch")
-    assert "one MIG slice" in found(fake.sliced()).refusal("torch")
-    for fine in (found(fake.two()), found(None, "cpu:2"), found(None, "none"),
-                 found(fake.sliced(), CUDA_VISIBLE_DEVICES="MIG-11")):
+    assert "say devices = \"cpu:N\"" in lent_by(None, "fake:2").refusal("torch")
+    assert "one MIG slice" in lent_by(fake.sliced()).refusal("torch")
+    for fine in (lent_by(fake.two()), lent_by(None, "cpu:2"), lent_by(None, "none"),
+                 lent_by(fake.sliced(), CUDA_VISIBLE_DEVICES="MIG-11")):
         assert fine.refusal("torch") == ""
     for backend in ("fake", "http", "vllm", "sglang"):
-        assert found(None, "fake:2").refusal(backend) == ""
+        assert lent_by(None, "fake:2").refusal(backend) == ""
     spec = node_spec(load_config({}, {"devices": "fake:2"}), {}, Backends((), ()))
-    make = service_maker(spec, found(None, "fake:2"), tmp_path)
+    make = service_maker(spec, lent_by(None, "fake:2"), tmp_path)
     with pytest.raises(ServiceRefused, match="service judge: backend: torch does not run on fake"):
         make(ServiceSpec("judge", backend="torch"), 1)
 
@@ -196,13 +196,13 @@ def test_a_node_spec_lists_its_devices() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1"}
     spec = node_spec(load_config({}, {"devices": "fake"}), environ, Backends((), ()))
     assert (spec.gpus, spec.devices) == ((2, 3), "2 fake GPUs (fake)")
-    spec = node_spec(load_config({}), environ, Backends((), ()), devices=found(fake.two()))
+    spec = node_spec(load_config({}), environ, Backends((), ()), devices=lent_by(fake.two()))
     assert (spec.gpus, spec.devices) == ((0, 1), "2 x Fake H200 140 GiB (cuda)")
 
 
 def test_actions_get_gpu_uuids_and_not_numbers(tmp_path: Path) -> None:
     """Behind a mask or a cgroup, a lent number is some other GPU to the process, or none."""
-    devices = found(four(4), SLURM_JOB_ID="7", SLURM_STEP_GPUS="4,5,6,7",
+    devices = lent_by(four(4), SLURM_JOB_ID="7", SLURM_STEP_GPUS="4,5,6,7",
                     CUDA_VISIBLE_DEVICES="0,1,2,3")
     rig = Rig(tmp_path, devices=devices)
     try:

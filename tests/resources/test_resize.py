@@ -72,11 +72,11 @@ def test_a_resized_program_runs_at_the_speed_of_its_cores(
     node = cluster.ask("nodes")["nodes"][0]
     if backend not in node["untrusted"]:
         pytest.skip(f"{backend} does not work here")
-    quiet, last = 0, alone(sizes)
+    quiet, last = 0, bare_speedup(sizes)
     for _ in range(ROUNDS):
         phases, pair = through_session(cluster.client, *sizes, SPAN_S, backend=backend)
         judge_always(cluster, phases, pair, sizes)
-        before, last = last, alone(sizes)
+        before, last = last, bare_speedup(sizes)
         if speedup(phases) >= NEAR * before:
             return
         quiet += min(before, last) >= TWO_CORES  # nobody else was there, before and after
@@ -91,6 +91,6 @@ def speedup(phases: list[dict[str, Any]]) -> float:
     return two["rate"] / one["rate"] if two["cpu"] > 1 + 2 * TICKS else 0.0
 
 
-def alone(sizes: tuple[int, int]) -> float:
+def bare_speedup(sizes: tuple[int, int]) -> float:
     """The same of the bare pair; less than TWO_CORES when others kept it from one."""
     return max(TWO_CORES / 1.2, min(2.0, speedup(bare(*sizes, CORES, SPAN_S))))

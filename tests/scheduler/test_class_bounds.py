@@ -32,12 +32,12 @@ def learn(estimator: Estimator, name: str, ns: int, times: int = 1,
     return action
 
 
-def word(n: int) -> str:
+def plain_name(n: int) -> str:
     """A name without digits, a different one for each number."""
     return "".join(chr(ord("a") + n // 26 ** k % 26) for k in range(5))
 
 
-@pytest.mark.parametrize("name", [word, "run_{}.py".format], ids=["words", "numbers"])
+@pytest.mark.parametrize("name", [plain_name, "run_{}.py".format], ids=["words", "numbers"])
 def test_the_estimator_uses_bounded_memory_for_thousands_of_names(name) -> None:
     estimator = Estimator()
     tracemalloc.start()
@@ -60,9 +60,10 @@ def calls_for_decisions(placer: str, names: int, waiting: int = 6000) -> float:
     world.node(cpus=16)
     rng, now = random.Random(1), 1
     for n in range(names):  # some of each class have ended, so that it is known
-        learn(w.ledger.estimator, word(n), rng.randrange(1, 400) * MS)
+        learn(w.ledger.estimator, plain_name(n), rng.randrange(1, 400) * MS)
     for n in range(waiting):
-        w.handle(ev.ActionSubmitted(now, Action(mint(1, n + 1), word(n % names), attempts_max=1)))
+        w.handle(ev.ActionSubmitted(now, Action(
+            mint(1, n + 1), plain_name(n % names), attempts_max=1)))
     made, grants = 0, 0
 
     def count(frame: object, event: str, arg: object) -> None:
@@ -111,7 +112,7 @@ def test_a_forgotten_class_is_estimated_as_its_parent_and_a_used_class_is_kept()
     estimator = Estimator()
     kept, forgotten = learn(estimator, "kept", MS, 50), learn(estimator, "gone", MS, 50)
     for n in range(3000):
-        learn(estimator, word(n), 1000 * MS)
+        learn(estimator, plain_name(n), 1000 * MS)
         learn(estimator, "kept", MS)
     assert not estimator.seen(forgotten) and estimator.seen(kept)
     assert estimator.estimate(forgotten) == estimator.estimate(Action(9, "unheard-of"))
@@ -123,7 +124,7 @@ def test_a_class_with_a_running_action_is_never_forgotten() -> None:
     running = learn(estimator, "running", MS, 50)
     estimator.began(running)
     for n in range(3000):
-        learn(estimator, word(n), 1000 * MS)
+        learn(estimator, plain_name(n), 1000 * MS)
     assert estimator.seen(running)
     estimator.ended(running, [(1, MS)], True)
 
@@ -134,7 +135,7 @@ def test_a_replay_with_more_names_than_are_kept_gives_the_same_estimates() -> No
     rng = random.Random(5)
     for n in range(2500):
         w.now += 1
-        name = word(n) if n % 2 else f"run_{n}"
+        name = plain_name(n) if n % 2 else f"run_{n}"
         action = Action(w.id(), name, attempts_max=1)
         for fact in (ev.ActionSubmitted(w.now, action),):
             w.events.append(fact)
@@ -151,7 +152,7 @@ def test_a_replay_with_more_names_than_are_kept_gives_the_same_estimates() -> No
     again = Scheduler(make_placer("first-fit"))
     for event in w.events:
         again.handle(event)
-    asked = [Action(1, name) for name in ("run_9", word(2499), word(7), "x")]
+    asked = [Action(1, name) for name in ("run_9", plain_name(2499), plain_name(7), "x")]
     assert [again.ledger.estimator.estimate(a) for a in asked] == [
         w.ledger.estimator.estimate(a) for a in asked]
     again.ledger.check()

@@ -46,7 +46,7 @@ ends = st.tuples(st.integers(0, 3), st.integers(0, 5), returns, st.integers(1, 3
 histories = st.lists(ends, max_size=30)
 
 
-def grown(history: list, shape: TreeLimits) -> CausalTree:
+def tree_of(history: list, shape: TreeLimits) -> CausalTree:
     """A tree that learned these (prompt, epoch, returns, tokens after the last)."""
     tree = CausalTree(shape)
     for prompt, epoch, turns, last in history:
@@ -59,7 +59,7 @@ def grown(history: list, shape: TreeLimits) -> CausalTree:
     return tree
 
 
-def told(tree: CausalTree) -> str:
+def serialized(tree: CausalTree) -> str:
     return json.dumps(tree.plain())
 
 
@@ -163,35 +163,35 @@ def test_an_epoch_with_enough_samples_replaces_older_lengths() -> None:
 def test_merging_trees_commutes_associates_and_equals_learning_all_histories(
         a: list, b: list, c: list) -> None:
     shape = TreeLimits(epochs=3)
-    x, y, z = (grown(h, shape) for h in (a, b, c))
-    assert told(x.merged(y)) == told(y.merged(x))
-    assert told(x.merged(y).merged(z)) == told(x.merged(y.merged(z)))
+    x, y, z = (tree_of(h, shape) for h in (a, b, c))
+    assert serialized(x.merged(y)) == serialized(y.merged(x))
+    assert serialized(x.merged(y).merged(z)) == serialized(x.merged(y.merged(z)))
     # forgotten epochs are forgotten wherever they were learned
-    assert told(x.merged(y)) == told(grown([*a, *b], shape))
+    assert serialized(x.merged(y)) == serialized(tree_of([*a, *b], shape))
     x.merged(y).check()
-    assert told(x) == told(grown(a, shape))  # neither was changed
+    assert serialized(x) == serialized(tree_of(a, shape))  # neither was changed
 
 
 @given(histories)
 @settings(max_examples=60, deadline=None)
 def test_a_tree_stays_within_its_node_limit_for_any_history(history: list) -> None:
     shape = TreeLimits(nodes_max=16, epochs=2)
-    tree = grown(history, shape)
+    tree = tree_of(history, shape)
     tree.check()
-    other = grown(history[::2], shape)
+    other = tree_of(history[::2], shape)
     tree.merged(other).check()
-    assert told(tree.merged(other)) == told(other.merged(tree))
+    assert serialized(tree.merged(other)) == serialized(other.merged(tree))
 
 
 @given(histories)
 @settings(max_examples=40, deadline=None)
 def test_a_tree_survives_saving_and_loading(history: list) -> None:
-    tree = grown(history, TreeLimits(epochs=4))
-    back = CausalTree.from_plain(json.loads(told(tree)))
-    assert told(back) == told(tree) and back.nodes == tree.nodes
+    tree = tree_of(history, TreeLimits(epochs=4))
+    back = CausalTree.from_plain(json.loads(serialized(tree)))
+    assert serialized(back) == serialized(tree) and back.nodes == tree.nodes
     tree.learn(0, 5, SIGNALS[:2], [5, 6], 100)
     back.learn(0, 5, SIGNALS[:2], [5, 6], 100)
-    assert told(back) == told(tree)  # and it learns on as the other
+    assert serialized(back) == serialized(tree)  # and it learns on as the other
 
 
 def test_pruning_keeps_new_and_frequent_prefixes() -> None:
@@ -222,10 +222,10 @@ def test_trees_of_ranks_are_kept_and_merged(trees: list[CausalTree], tmp_path: P
     folder = tmp_path / "trees"
     assert load_all(folder) is None
     for rank, tree in enumerate(trees):
-        assert told(load(save(folder, rank, tree))) == told(tree)
+        assert serialized(load(save(folder, rank, tree))) == serialized(tree)
     merged = load_all(folder)
     assert merged is not None
-    assert told(merged) == told(trees[0].merged(trees[1]).merged(trees[2]))
+    assert serialized(merged) == serialized(trees[0].merged(trees[1]).merged(trees[2]))
     save(folder, 1, trees[0])  # replaced in one step, nothing else left
     assert sorted(os.listdir(folder)) == [f"{r}.cmlfq.json" for r in range(3)]
 

@@ -141,7 +141,7 @@ class Elastic(World):
 KINDS = (ev.AllocationAsked, ev.AllocationReleased, ev.AllocationRefused, ev.NodeDraining)
 
 
-def asks(events: list[ev.Event]) -> list[str]:
+def requested(events: list[ev.Event]) -> list[str]:
     return [e.shape.name for e in events if isinstance(e, ev.AllocationAsked)]
 
 
@@ -151,7 +151,7 @@ def test_a_burst_requests_the_satellites_it_needs_once() -> None:
     assert w.to(4) == []  # not yet for long enough
     made = w.to(20)
     # (1000 - 4 * 10) / 20 - 4 = 44 CPUs are missing: 6 nodes, 4 are allowed
-    assert asks(made) == ["cpu8"] * 4
+    assert requested(made) == ["cpu8"] * 4
     assert "100 actions wait" not in made[0].reason  # 4 run
     assert "96 actions wait" in made[0].reason and "4 CPUs held" in made[0].reason
     assert w.to(60) == []  # covered, and the bounds are reached
@@ -167,7 +167,7 @@ def test_a_queue_that_drains_in_time_requests_no_satellite() -> None:
 def test_a_small_shortage_requests_one_satellite() -> None:
     w = Elastic()
     w.burst(16)  # 160 s on 4 CPUs: 120 s are left when a node comes, 2 CPUs are missing
-    assert asks(w.to(30)) == ["cpu8"]
+    assert requested(w.to(30)) == ["cpu8"]
 
 
 def test_actions_of_placed_sessions_request_no_satellite() -> None:
@@ -218,7 +218,7 @@ def test_turns_queued_in_a_rollout_pool_request_satellites() -> None:
     w.turns(20)  # 2 are dealt: some 6 s of work, and some 60 s in the line
     made = w.to(w.now / S + 20)
     assert w.ledger.rollouts["p"].router.waiting == 18
-    assert asks(made) == ["gpu1"] and "18 more cannot start on new nodes" in made[0].reason
+    assert requested(made) == ["gpu1"] and "18 more cannot start on new nodes" in made[0].reason
     assert (w.gpus().waiting, w.gpus().bound) == (1, 18)  # as a second copy has one to run
 
 
@@ -226,7 +226,7 @@ def test_turns_whose_service_has_no_undrained_node_request_satellites() -> None:
     w = Rollouts(running=4, queue=4)
     w.happen(ev.NodeDraining(w.now, 2, "its end is near"))
     w.turns(20)
-    assert asks(w.to(w.now / S + 20)) == ["gpu1"] * 4  # all that is allowed
+    assert requested(w.to(w.now / S + 20)) == ["gpu1"] * 4  # all that is allowed
     assert (w.gpus().waiting, w.gpus().bound, w.gpus().units) == (8, 12, 8)
 
 
@@ -237,7 +237,7 @@ def test_calls_of_a_service_bound_to_its_node_request_no_satellite(turns: bool) 
         w.turns(60)
     for _ in range(0 if turns else 60):
         w.submit(1, key="service:alone", profile=Profile(10 * S))
-    assert asks(w.to(w.now / S + 60)) == []
+    assert requested(w.to(w.now / S + 60)) == []
     load = w.gpus()
     assert load.work_ns > 60 * S and load.bound == 59 and not load.waiting
 
@@ -245,7 +245,7 @@ def test_calls_of_a_service_bound_to_its_node_request_no_satellite(turns: bool) 
 def test_a_full_pool_without_a_queue_requests_no_satellite() -> None:
     w = Rollouts(queue=0)
     w.turns(60)
-    assert asks(w.to(w.now / S + 60)) == [] and w.gpus().bound == 59
+    assert requested(w.to(w.now / S + 60)) == [] and w.gpus().bound == 59
 
 
 def test_sessions_that_wait_for_memory_request_satellites() -> None:
@@ -253,7 +253,7 @@ def test_sessions_that_wait_for_memory_request_satellites() -> None:
     for _ in range(5):
         w.session(500)
     made = w.to(60)
-    assert asks(made) == ["cpu8", "cpu8"]  # 2 of 5 sessions fit; 1500 MiB wait, 1000 a node
+    assert requested(made) == ["cpu8", "cpu8"]  # 2 of 5 sessions fit; 1500 MiB wait, 1000 a node
     assert "sessions wait for 1500 MiB" in made[0].reason
 
 
@@ -265,7 +265,7 @@ def test_work_is_counted_although_a_session_waits_for_memory() -> None:
     w.session(900)
     w.burst(100)
     made = w.to(8)
-    assert asks(made) == ["cpu8"] * 4 and "actions wait" in made[0].reason
+    assert requested(made) == ["cpu8"] * 4 and "actions wait" in made[0].reason
 
 
 def test_idle_satellites_are_released_and_busy_ones_kept() -> None:
@@ -336,10 +336,10 @@ def test_a_rejected_request_names_the_reason_and_backs_off() -> None:
 def test_the_next_shape_is_requested_when_slurm_refuses_one() -> None:
     w = Elastic(policy=policy_with(shapes=(SPOT, CPU8)))
     w.burst(16)
-    assert asks(w.to(10)) == ["spot"]
+    assert requested(w.to(10)) == ["spot"]
     w.asked.clear()
     w.happen(ev.AllocationRefused(w.now, 2, "no such QOS", w.now + 100 * S))
-    assert asks(w.to(30)) == ["cpu8"]
+    assert requested(w.to(30)) == ["cpu8"]
 
 
 def test_a_request_that_waits_is_withdrawn_for_another_shape() -> None:
@@ -350,7 +350,7 @@ def test_a_request_that_waits_is_withdrawn_for_another_shape() -> None:
     w.taken(alloc)
     made = w.to(100)
     assert [type(e) for e in made] == [ev.AllocationReleased, ev.AllocationAsked]
-    assert asks(made) == ["cpu8"] and "waited" in made[0].reason
+    assert requested(made) == ["cpu8"] and "waited" in made[0].reason
 
 
 def test_a_pending_request_without_another_shape_is_kept() -> None:
@@ -384,7 +384,7 @@ def test_a_satellite_whose_worker_never_joins_is_released_and_its_shape_backs_of
     made = w.to(60)
     assert [e.alloc for e in made if isinstance(e, ev.AllocationReleased)] == [first]
     w.happen(ev.AllocationEnded(w.now, first, ""))
-    assert asks(w.to(70)) == [] and asks(w.to(120)) == ["cpu8"]
+    assert requested(w.to(70)) == [] and requested(w.to(120)) == ["cpu8"]
 
 
 def test_a_worker_that_joins_before_sbatch_returns_is_matched_to_its_request() -> None:
@@ -415,7 +415,7 @@ def test_no_node_is_released_soon_after_a_request() -> None:
     for _ in range(40):
         w.submit(1, component="other", profile=Profile(10 * S))
     made = w.to(28)
-    assert asks(made) == ["other"] * 3
+    assert requested(made) == ["other"] * 3
     for alloc in w.asked:
         w.happen(ev.AllocationRefused(w.now, alloc, "no", w.now + 999 * S))
     w.finish_all()
@@ -426,10 +426,10 @@ def test_no_node_is_released_soon_after_a_request() -> None:
 def test_an_untried_shape_is_requested_once_until_slurm_accepts_it() -> None:
     w = Elastic(tried=False)
     w.burst(100)
-    assert asks(w.to(60)) == ["cpu8"]
+    assert requested(w.to(60)) == ["cpu8"]
     assert "not answered yet" in w.scheduler.state.elastic.verdict
     w.taken(w.asked[0])
-    assert asks(w.to(70)) == ["cpu8"] * 3
+    assert requested(w.to(70)) == ["cpu8"] * 3
 
 
 def test_light_work_that_moves_between_nodes_keeps_one_satellite() -> None:
@@ -456,17 +456,17 @@ def test_light_work_that_moves_between_nodes_keeps_one_satellite() -> None:
 def test_core_hours_of_an_ended_satellite_count_what_was_used() -> None:
     w = Elastic(policy=policy_with(max_core_ns=2 * CPU8.core_ns))
     w.burst(100)
-    assert asks(w.to(8)) == ["cpu8"] * 2
+    assert requested(w.to(8)) == ["cpu8"] * 2
     for alloc in list(w.asked):
         w.comes(alloc)
         w.happen(ev.AllocationHeld(w.now, alloc, w.now))
     since = w.now
-    assert asks(w.to(50)) == []
+    assert requested(w.to(50)) == []
     assert "core-hours used or promised" in w.scheduler.state.elastic.verdict
     for alloc in list(w.ledger.allocs.entries)[1:]:
         w.gone(alloc)
     assert w.ledger.allocs.ended_core_ns == 2 * 8 * (w.now - since)
-    assert asks(w.to(200)) == ["cpu8"]  # what is left is enough for one
+    assert requested(w.to(200)) == ["cpu8"]  # what is left is enough for one
 
 
 def policy_with(**changes) -> AllocPolicy:
@@ -566,12 +566,12 @@ def test_satellites_on_their_way_are_not_requested_again(
     policy = policy_with(asks_max=99, max_nodes=99, max_core_ns=10**18)
     w = Elastic(policy=policy)
     w.burst(count, seconds)
-    first = asks(w.to(8))
+    first = requested(w.to(8))
     held = 4 + 8 * len(first)
     left = count * seconds - 4 * 10
     waits = max(0, count - 4)
-    assert (left - 4 * 8 <= 20 * held
-            or 8 * len(first) >= min(waits, waits * seconds // 20)), "too few"
+    least = min(waits, waits * seconds // 20)
+    assert left - 4 * 8 <= 20 * held or 8 * len(first) >= least, "too few CPUs"
     if first:
-        assert left > 20 * (held - 8), "too many"
-    assert asks(w.to(8 + 10 * more)) == []
+        assert left > 20 * (held - 8), "too many CPUs"
+    assert requested(w.to(8 + 10 * more)) == []

@@ -39,14 +39,14 @@ def join(w: World, ends_s: float, cpus: int = 4, ahead: int = 0) -> int:
     return number
 
 
-def at(w: World, seconds: float) -> None:
+def advance_to(w: World, seconds: float) -> None:
     w.now = round(seconds * SECOND)
 
 
 @pytest.mark.parametrize("placer", PLACERS)
 def test_an_action_whose_timeout_exceeds_the_allocation_waits_for_another_node(placer: str) -> None:
     w = ending_world(placer)
-    at(w, 50)
+    advance_to(w, 50)
     late, short = w.submit(timeout_ns=60 * SECOND), w.submit(timeout_ns=20 * SECOND)
     assert set(started(w.plan())) >= ({short} if placer != "fcfs:4" else set())
     assert w.ledger.actions[late].state is ActionState.PENDING
@@ -65,14 +65,14 @@ def test_a_profile_or_learned_run_time_overrides_the_timeout(placer: str) -> Non
     w.happen(ev.ActionCancelled(w.now, long, ""))
     first = w.submit(timeout_ns=80 * SECOND)  # nobody has seen its class
     assert started(w.plan()) == [first]
-    at(w, 1)
+    advance_to(w, 1)
     w.finish(first)
     for _ in range(20):
         known = w.submit(timeout_ns=80 * SECOND)
         assert started(w.plan()) == [known]
-        at(w, w.now / SECOND + 1)
+        advance_to(w, w.now / SECOND + 1)
         w.finish(known)
-    at(w, 60)
+    advance_to(w, 60)
     known = w.submit(timeout_ns=80 * SECOND)  # its class takes about a second
     assert started(w.plan()) == [known]
 
@@ -93,10 +93,10 @@ def test_a_node_is_drained_at_the_margin(placer: str) -> None:
     runs, waits = w.submit(session=busy), w.submit(session=busy)
     assert started(w.plan()) == [runs]
     assert w.scheduler.next_deadline() <= 90 * SECOND
-    at(w, 89.9)
+    advance_to(w, 89.9)
     w.plan()
     assert w.ledger.nodes[1].state is NodeState.UP
-    at(w, 90)
+    advance_to(w, 90)
     w.plan()
     node = w.ledger.nodes[1]
     assert node.state is NodeState.DRAINING and "its allocation ends in 10 s" in node.draining
@@ -128,7 +128,7 @@ def test_no_lease_is_prefetched_on_a_drained_node() -> None:
         w.finish(short)
     runs, follows = w.submit(), w.submit()
     assert started(w.plan()) == [runs, follows]
-    at(w, 91)
+    advance_to(w, 91)
     w.plan()
     w.submit()
     assert started(w.plan()) == []
@@ -137,34 +137,34 @@ def test_no_lease_is_prefetched_on_a_drained_node() -> None:
 # ---- a broker that begins again ------------------------------------------------------------------
 
 
-def once(w: World, name: str, session: int = 0, kind: Kind = Kind.EXEC) -> int:
+def submit_named(w: World, name: str, session: int = 0, kind: Kind = Kind.EXEC) -> int:
     action = Action(w.id(), "x", kind, session=session, once=name)
     w.happen(ev.ActionSubmitted(w.now, action))
     return action.id
 
 
-def begun(placer: str = "elastic") -> World:
+def started_world(placer: str = "elastic") -> World:
     w = World(placer)
     w.happen(ev.BrokerStarted(0, "j", placer, "none"))
     return w
 
 
-def again(w: World) -> None:
+def restart_broker(w: World) -> None:
     w.now += 1
     w.happen(ev.BrokerStarted(w.now, "j", w.placer, "none"))
 
 
 def test_after_a_broker_restart_named_actions_wait_again_and_all_others_end() -> None:
-    w = begun()
+    w = started_world()
     w.node(cpus=3)
     session = w.session()
     w.plan()
     w.happen(ev.SessionReady(w.now, session))
-    runs, plain = once(w, "a"), w.submit(attempts=3)
-    inside = once(w, "s", session)
+    runs, plain = submit_named(w, "a"), w.submit(attempts=3)
+    inside = submit_named(w, "s", session)
     assert started(w.plan()) == [runs, plain, inside]
-    waits, unnamed, behind = once(w, "b"), w.submit(), once(w, "t", session)
-    again(w)
+    waits, unnamed, behind = submit_named(w, "b"), w.submit(), submit_named(w, "t", session)
+    restart_broker(w)
     ends = {a: e.outcome.state for a, e in w.ledger.actions.items() if e.outcome is not None}
     assert ends == {} and set(w.ledger.actions) == {runs, waits}  # nobody can ask for the others
     told = replies(w.decisions)
@@ -182,8 +182,8 @@ def test_after_a_broker_restart_named_actions_wait_again_and_all_others_end() ->
 
 
 def test_a_named_action_outlives_its_client_and_can_be_cancelled() -> None:
-    w = begun("first-fit")
-    first, second = once(w, "a"), once(w, "b")
+    w = started_world("first-fit")
+    first, second = submit_named(w, "a"), submit_named(w, "b")
     w.happen(ev.ClientLeft(w.now, 1, True, w.now))
     w.plan()
     assert w.ledger.by_uid == {} and set(w.ledger.actions) == {first, second}
@@ -195,15 +195,15 @@ def test_a_named_action_outlives_its_client_and_can_be_cancelled() -> None:
 
 
 def test_a_replay_across_broker_restarts_gives_the_same_state() -> None:
-    w = begun()
+    w = started_world()
     for round_ in range(3):
         w.node(cpus=2)
         for n in range(4):
-            once(w, f"{round_}.{n}")
+            submit_named(w, f"{round_}.{n}")
             w.submit()
         w.plan()
         w.drain() if round_ == 1 else None
-        again(w)
+        restart_broker(w)
         w.client = w.ledger.next_client
         w.counter = 0
         w.happen(ev.ClientJoined(w.now, w.client, f"uid{round_}", "t", 0, 1, "socket"))
@@ -221,11 +221,11 @@ def test_a_replay_across_broker_restarts_gives_the_same_state() -> None:
 
 
 def test_a_result_from_before_a_broker_restart_does_not_end_the_new_attempt() -> None:
-    w = begun()
+    w = started_world()
     w.node()
-    name = once(w, "a")
+    name = submit_named(w, "a")
     w.plan()
     lease = w.lease_of(name)
-    again(w)
+    restart_broker(w)
     w.happen(ev.LeaseFinished(w.now, lease, Outcome(ActionState.COMPLETED), True))
     assert w.ledger.once == {"a": name}

@@ -38,7 +38,7 @@ def two_clients(placer: str, cpus: int = 4, gpus: int = 0) -> World:
     return w
 
 
-def ends_before(w: World, action: int, most: int) -> int:
+def leases_ended_before(w: World, action: int, most: int) -> int:
     """How many leases end, oldest first, before an action starts; at most `most`."""
     for ended in range(most):
         w.plan()
@@ -57,7 +57,7 @@ def test_a_flood_of_actions_does_not_delay_another_client(placer: str, known: bo
         w.submit(1, profile=short)
     w.plan()
     w.client = 2
-    assert ends_before(w, w.submit(1, profile=long), 100) <= 5
+    assert leases_ended_before(w, w.submit(1, profile=long), 100) <= 5
 
 
 @pytest.mark.parametrize("placer", PLACERS[:4])
@@ -70,7 +70,7 @@ def test_clients_share_every_resource_by_turns(placer: str, fields: dict) -> Non
         w.submit(1, **fields)
     w.plan()
     w.client = 2
-    assert ends_before(w, w.submit(1, **fields), 100) <= 5
+    assert leases_ended_before(w, w.submit(1, **fields), 100) <= 5
 
 
 @pytest.mark.parametrize("placer", PLACERS)
@@ -106,7 +106,7 @@ def test_a_trajectory_with_many_actions_does_not_delay_other_trajectories(
     for _ in range(300):
         w.submit(1, **big)
     w.plan()
-    assert ends_before(w, w.submit(1, **small), 200) <= 20
+    assert leases_ended_before(w, w.submit(1, **small), 200) <= 20
 
 
 @pytest.mark.parametrize("placer", ["elastic", "first-fit", "fcfs:2"])
@@ -149,7 +149,7 @@ def test_prefetched_leases_are_shared_between_clients_by_turns() -> None:
     assert other in started(w.plan())[:4]
 
 
-def crowd_of_two(first: str = "") -> World:
+def two_floods(first: str = "") -> World:
     """A node of one CPU with prefetching, and two clients with 600 short actions each. The actions
     of client 1 belong to trajectory `first`, or to none."""
     w = World("elastic")
@@ -162,7 +162,7 @@ def crowd_of_two(first: str = "") -> World:
     return w
 
 
-def ended_of(w: World, some: set[int], turns: int, back: int) -> int:
+def count_ended(w: World, some: set[int], turns: int, back: int) -> int:
     """How many of `some` are among the next actions that end, one after the other. Every tenth
     time, at most `back` leases of `some` that have not begun are returned."""
     found = 0
@@ -181,20 +181,20 @@ def ended_of(w: World, some: set[int], turns: int, back: int) -> int:
 
 @pytest.mark.parametrize("first", ["", "t"])
 def test_a_returned_lease_is_counted_once_between_clients(first: str) -> None:
-    w = crowd_of_two(first)
+    w = two_floods(first)
     ones = {a for a in w.ledger.actions if client_of(a) == 1}
     w.client = 2
-    assert 195 <= ended_of(w, ones, 400, back=5) <= 205
+    assert 195 <= count_ended(w, ones, 400, back=5) <= 205
 
 
 def test_a_returned_lease_is_counted_once_between_the_groups_of_a_client() -> None:
-    w = crowd_of_two()
+    w = two_floods()
     for action in [a for a in w.ledger.actions if client_of(a) == 2]:
         w.happen(ev.ActionCancelled(w.now, action, "not wanted"))
     w.client = 1
     ones = {w.submit(1, profile=Profile(1000), trajectory=f"t{n}") for n in range(600)}
     # a group may be BURST turns ahead before the other comes first
-    assert 190 <= ended_of(w, ones, 400, back=5) <= 210
+    assert 190 <= count_ended(w, ones, 400, back=5) <= 210
 
 
 def test_a_returned_action_is_counted_anew_if_its_group_was_empty_meanwhile() -> None:

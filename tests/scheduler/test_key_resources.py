@@ -24,7 +24,7 @@ from tangram_hpc.scheduler.state.rate_limit import full
 SECOND = 10**9
 
 
-def keyed(placer: str = "first-fit", gpus: int = 8, nodes: int = 1) -> World:
+def world_with_services(placer: str = "first-fit", gpus: int = 8, nodes: int = 1) -> World:
     """A world with two services and an endpoint."""
     w = World(placer)
     for name in ("judge", "teacher"):
@@ -82,7 +82,7 @@ def test_a_walk_of_the_ready_queue_is_in_order_and_can_skip_whole_shapes(seed: i
 
 
 def test_a_full_gpu_pool_does_not_block_cpu_actions_or_endpoint_calls() -> None:
-    w = keyed("fcfs:8")
+    w = world_with_services("fcfs:8")
     holder = w.submit((8,), key="service:judge")
     assert started(w.plan()) == [holder]
     gpu, cpu, call = w.submit((8,), key="service:judge"), w.submit(1), w.submit(
@@ -98,7 +98,7 @@ def test_a_full_gpu_pool_does_not_block_cpu_actions_or_endpoint_calls() -> None:
 
 
 def test_a_service_copy_stays_resident_until_its_gpus_are_needed() -> None:
-    w = keyed(gpus=4)
+    w = world_with_services(gpus=4)
     restored = []
 
     def call(service: str, size: int) -> tuple[int, ...]:
@@ -149,7 +149,7 @@ def test_a_token_bucket_never_exceeds_its_rate_and_burst(seed: int) -> None:
 
 
 def test_the_next_endpoint_token_is_a_scheduler_deadline() -> None:
-    w = keyed()
+    w = world_with_services()
     calls = [w.submit(1, key="endpoint:search") for _ in range(5)]
     assert started(w.plan()) == calls[:2]  # two at once
     w.finish(calls[0])
@@ -229,7 +229,7 @@ def test_a_parallel_session_runs_several_actions_and_waits_count_from_submission
 
 
 def test_a_lost_node_frees_the_endpoint_slots_and_service_calls_on_it() -> None:
-    w = keyed(nodes=2)
+    w = world_with_services(nodes=2)
     a = w.submit((8,), key="service:judge", attempts=2)
     b = w.submit(1, key="endpoint:search")
     w.plan()
@@ -249,7 +249,7 @@ def test_a_lost_node_frees_the_endpoint_slots_and_service_calls_on_it() -> None:
     ({"key": "endpoint:search", "degrees": (2,)}, "degrees"),
     ({"key": "service:judge", "gpus": 1}, "gpus")])
 def test_an_infeasible_request_names_the_resource_it_lacks(fields, named) -> None:
-    w = keyed(gpus=4)
+    w = world_with_services(gpus=4)
     assert named in refusal(w.ledger, w.scheduler.state.placer, Action(1, "x", **fields))
     assert refusal(w.ledger, w.scheduler.state.placer, Action(1, "x", key="service:judge")) == ""
 
@@ -263,7 +263,7 @@ def test_gpus_are_assigned_to_services_in_proportion_to_their_calls() -> None:
 @pytest.mark.parametrize("placer", ["first-fit", "fcfs:4", "static:2", "paper", "elastic"])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_key_resources_violate_no_invariant_and_replay(seed: int, placer: str) -> None:
-    rng, w = random.Random(seed), keyed(placer, gpus=4, nodes=2)
+    rng, w = random.Random(seed), world_with_services(placer, gpus=4, nodes=2)
     submitted: list[int] = []
     for _ in range(300):
         key = rng.choice(["cpu", "service:judge", "service:teacher", "endpoint:search"])

@@ -49,7 +49,7 @@ def drain(w: World, node: int) -> list[de.Decision]:
     return w.plan()
 
 
-def of(made: list[de.Decision], kind: type) -> list[de.Decision]:
+def decisions_of(made: list[de.Decision], kind: type) -> list[de.Decision]:
     return [d for d in made if isinstance(d, kind)]
 
 
@@ -75,12 +75,12 @@ def test_a_session_moves_off_a_drained_node_with_its_files_and_actions(placer: s
     second = w.node()
     runs, waits = w.submit(session=s), w.submit(session=s)
     assert started(w.plan()) == [runs]
-    assert of(drain(w, first), de.PackSession) == []  # not while an action runs
+    assert decisions_of(drain(w, first), de.PackSession) == []  # not while an action runs
     assert replies(w.finish(runs)) == {runs: ActionState.COMPLETED}
     made = w.plan()
-    assert of(made, de.PackSession) == [de.PackSession(first, s)] and not started(made)
+    assert decisions_of(made, de.PackSession) == [de.PackSession(first, s)] and not started(made)
     entry = w.ledger.sessions[s]
-    assert entry.state is SessionState.MOVING and not of(made, de.CloseSession)
+    assert entry.state is SessionState.MOVING and not decisions_of(made, de.CloseSession)
     assert explain(w.scheduler, w.now, show(waits))["reason"] == "SessionMoving"
     later = w.submit(session=s)
     ahead = forecast(w.scheduler, waits, w.now)
@@ -89,10 +89,10 @@ def test_a_session_moves_off_a_drained_node_with_its_files_and_actions(placer: s
     assert w.ledger.nodes[first].state is NodeState.DRAINED
     assert w.ledger.nodes[first].free_mem_mib == 1024 and not w.ledger.nodes[first].sessions
     made = w.plan()
-    (opened,) = of(made, de.OpenSession)
+    (opened,) = decisions_of(made, de.OpenSession)
     assert (opened.node, opened.spec.files, entry.node) == (second, "abc", second)
     assert not started(made)
-    assert of(w.happen(ev.SessionReady(w.now, s)), de.AnnounceSession)
+    assert decisions_of(w.happen(ev.SessionReady(w.now, s)), de.AnnounceSession)
     assert started(w.plan()) == [waits]
     w.finish(waits)
     assert started(w.plan()) == [later]
@@ -109,8 +109,8 @@ def test_a_session_that_cannot_move_is_closed_with_the_reason_of_the_drain() -> 
     w.happen(ev.SessionReady(w.now, plain))
     w.node(mem=100)  # too small for the big one, ever
     made = drain(w, first)
-    assert not of(made, de.PackSession)
-    assert [d.session for d in of(made, de.CloseSession)] == [big, plain]
+    assert not decisions_of(made, de.PackSession)
+    assert [d.session for d in decisions_of(made, de.CloseSession)] == [big, plain]
     assert w.ledger.sessions[big].closing == "node n1: it ends"
 
 
@@ -128,13 +128,13 @@ def test_a_session_moves_only_to_a_node_whose_allocation_ends_later() -> None:
                 s = open_one(w)
         w.now = 90 * SECOND
         made = w.plan()
-        assert bool(of(made, de.PackSession)) is moves, ends_s
-        assert bool(of(made, de.CloseSession)) is not moves
+        assert bool(decisions_of(made, de.PackSession)) is moves, ends_s
+        assert bool(decisions_of(made, de.CloseSession)) is not moves
         assert w.ledger.sessions[s].state is (
             SessionState.MOVING if moves else SessionState.CLOSING)
 
 
-def moving(w: World) -> tuple[int, int, int]:
+def start_a_move(w: World) -> tuple[int, int, int]:
     """Returns (session, an action that waits in it, the node that the session leaves)."""
     first = w.node()
     s = open_one(w)
@@ -146,17 +146,18 @@ def moving(w: World) -> tuple[int, int, int]:
 
 def test_a_failed_pack_or_a_lost_node_ends_a_moving_session() -> None:
     w = World()
-    s, waits, _ = moving(w)
+    s, waits, _ = start_a_move(w)
     assert replies(w.happen(ev.SessionClosed(w.now, s, "move: too much"))) == {
         waits: ActionState.CANCELLED}
     assert s not in w.ledger.sessions
     w = World()
-    s, waits, first = moving(w)
+    s, waits, first = start_a_move(w)
     made = w.happen(ev.NodeLost(w.now, first, "gone"))
     assert replies(made) == {waits: ActionState.CANCELLED}
-    assert of(made, de.AnnounceSessionEnd) == [de.AnnounceSessionEnd(s, "node n1: gone", False)]
+    assert decisions_of(made, de.AnnounceSessionEnd) == [
+        de.AnnounceSessionEnd(s, "node n1: gone", False)]
     w = World()
-    s, waits, _ = moving(w)
+    s, waits, _ = start_a_move(w)
     w.happen(ev.SessionPacked(w.now, s, "abc"))
     w.plan()
     assert w.ledger.sessions[s].state is SessionState.OPENING
@@ -165,13 +166,13 @@ def test_a_failed_pack_or_a_lost_node_ends_a_moving_session() -> None:
 
 def test_a_client_can_close_a_moving_session() -> None:
     w = World()
-    s, waits, first = moving(w)
+    s, waits, first = start_a_move(w)
     made = w.happen(ev.SessionClosing(w.now, s, ""))
-    assert of(made, de.CloseSession) == [de.CloseSession(first, s)]
+    assert decisions_of(made, de.CloseSession) == [de.CloseSession(first, s)]
     assert replies(made) == {waits: ActionState.CANCELLED}
     w.happen(ev.SessionClosed(w.now, s, ""))
     w = World()
-    s, _, _ = moving(w)
+    s, _, _ = start_a_move(w)
     w.happen(ev.SessionPacked(w.now, s, "abc"))
     w.happen(ev.SessionClosing(w.now, s, ""))
     assert s not in w.ledger.sessions and not w.ledger.session_queue
@@ -179,7 +180,7 @@ def test_a_client_can_close_a_moving_session() -> None:
 
 def test_a_moving_session_with_a_waiting_action_outlives_its_clients_grace() -> None:
     w = World()
-    s, waits, _ = moving(w)
+    s, waits, _ = start_a_move(w)
     w.session(mem=1020)
     w.plan()  # takes all of the other node
     w.happen(ev.SessionPacked(w.now, s, "abc"))
@@ -193,7 +194,7 @@ def test_a_moving_session_with_a_waiting_action_outlives_its_clients_grace() -> 
 
 def test_a_fork_waits_for_its_moving_origin_and_can_move_itself() -> None:
     w = World()
-    s, waits, _ = moving(w)
+    s, waits, _ = start_a_move(w)
     fork = w.session(origin=s, movable=True)
     w.plan()
     w.happen(ev.SessionPacked(w.now, s, "abc"))
@@ -204,9 +205,9 @@ def test_a_fork_waits_for_its_moving_origin_and_can_move_itself() -> None:
     w.plan()
     assert w.ledger.sessions[fork].node == 2
     third = w.node()
-    assert not of(drain(w, 2), de.PackSession)  # the fork is being copied
+    assert not decisions_of(drain(w, 2), de.PackSession)  # the fork is being copied
     w.happen(ev.SessionReady(w.now, fork))
-    assert {d.session for d in of(w.plan(), de.PackSession)} == {s, fork}
+    assert {d.session for d in decisions_of(w.plan(), de.PackSession)} == {s, fork}
     for each in (s, fork):
         w.happen(ev.SessionPacked(w.now, each, "abc"))
     w.plan()
@@ -222,7 +223,7 @@ def report(w: World, node: int, said: SandboxReport) -> None:
 
 def test_sandbox_reports_count_only_from_the_home_node() -> None:
     w = World()
-    s, waits, first = moving(w)
+    s, waits, first = start_a_move(w)
     entry = w.ledger.sessions[s]
     report(w, 2, ms.SandboxPacked(s, "other"))
     assert entry.state is SessionState.MOVING
@@ -235,7 +236,7 @@ def test_sandbox_reports_count_only_from_the_home_node() -> None:
     report(w, 2, ms.SandboxUp(s))
     assert started(w.plan()) == [waits]
     w = World()
-    s, _, first = moving(w)
+    s, _, first = start_a_move(w)
     w.happen(ev.SessionClosing(w.now, s, ""))
     report(w, first, ms.SandboxPacked(s, "abc"))  # packed when it was to be closed
     assert s not in w.ledger.sessions

@@ -158,20 +158,20 @@ def test_a_process_that_was_stopped_returns_the_grants_it_cannot_start_soon() ->
 # ---- grants ------------------------------------------------------------------------------------
 
 
-def quota(spec: EndpointSpec = SPEC, placer: str = "elastic") -> World:
+def world_with_endpoint(spec: EndpointSpec = SPEC, placer: str = "elastic") -> World:
     w = World(placer)
     w.happen(ev.EndpointDeclared(0, spec))
     return w
 
 
-def ask(w: World, name: str = "search") -> int:
+def ask_grant(w: World, name: str = "search") -> int:
     w.now += 1
     action = Action(w.id(), name, Kind.GRANT, key="endpoint:" + name)
     w.happen(ev.ActionSubmitted(w.now, action))
     return action.id
 
 
-def say(w: World, action: int, state: ActionState, *, lease: int | None = None, pushed: int = 0,
+def end(w: World, action: int, state: ActionState, *, lease: int | None = None, pushed: int = 0,
         wait_ns: int = 0, client: int = 1) -> list[de.Decision]:
     lease = w.lease_of(action) if lease is None else lease
     w.now += 1
@@ -184,26 +184,26 @@ def say(w: World, action: int, state: ActionState, *, lease: int | None = None, 
 
 @pytest.mark.parametrize("placer", ["first-fit", "fcfs:4", "static:2", "paper", "elastic"])
 def test_an_endpoint_grant_needs_no_node_and_frees_its_slot_at_its_end(placer: str) -> None:
-    w = quota(placer=placer)
-    calls = [ask(w) for _ in range(4)]
+    w = world_with_endpoint(placer=placer)
+    calls = [ask_grant(w) for _ in range(4)]
     assert started(w.plan()) == calls[:2]
     assert {d.node for d in w.decisions if isinstance(d, de.StartLease)} == {0}
-    assert replies(say(w, calls[0], ActionState.COMPLETED)) == {calls[0]: ActionState.COMPLETED}
+    assert replies(end(w, calls[0], ActionState.COMPLETED)) == {calls[0]: ActionState.COMPLETED}
     assert started(w.plan()) == [calls[2]]
     entry = w.ledger.endpoints["search"]
     assert (entry.busy, entry.calls, entry.cost_micro) == (2, 1, 7)
-    assert say(w, calls[0], ActionState.COMPLETED, lease=1) == []  # said twice
-    assert say(w, calls[1], ActionState.COMPLETED, client=2) == []  # not its own
-    assert say(w, calls[1], ActionState.COMPLETED, lease=99) == []  # fenced
+    assert end(w, calls[0], ActionState.COMPLETED, lease=1) == []  # said twice
+    assert end(w, calls[1], ActionState.COMPLETED, client=2) == []  # not its own
+    assert end(w, calls[1], ActionState.COMPLETED, lease=99) == []  # fenced
 
 
 def test_a_call_that_was_pushed_back_keeps_its_place_until_the_endpoint_opens() -> None:
-    w = quota()
-    first, second, third = (ask(w) for _ in range(3))
+    w = world_with_endpoint()
+    first, second, third = (ask_grant(w) for _ in range(3))
     w.plan()
     until = w.now + 1 + SECOND
-    assert say(w, first, ActionState.PREEMPTED, pushed=THROTTLED, wait_ns=SECOND) == []
-    assert replies(say(w, second, ActionState.COMPLETED)) and started(w.plan()) == []
+    assert end(w, first, ActionState.PREEMPTED, pushed=THROTTLED, wait_ns=SECOND) == []
+    assert replies(end(w, second, ActionState.COMPLETED)) and started(w.plan()) == []
     entry = w.ledger.endpoints["search"]
     assert entry.closed_until == until and entry.share == rl.WHOLE // 2
     assert w.scheduler.next_deadline() == until + 200 * MS  # its bucket begins empty, at 5/s
@@ -214,16 +214,16 @@ def test_a_call_that_was_pushed_back_keeps_its_place_until_the_endpoint_opens() 
     assert w.ledger.actions[first].attempt == 2
     w.now += 200 * MS
     assert started(w.plan()) == []  # half the slots: one
-    say(w, first, ActionState.COMPLETED)
+    end(w, first, ActionState.COMPLETED)
     assert started(w.plan()) == [third]
 
 
 def test_a_timed_out_or_cancelled_call_ends_with_or_without_its_grant() -> None:
-    w = quota()
-    granted, crossed, waiting, cancelled = (ask(w) for _ in range(4))
+    w = world_with_endpoint()
+    granted, crossed, waiting, cancelled = (ask_grant(w) for _ in range(4))
     w.plan()
-    assert replies(say(w, waiting, ActionState.TIMEOUT, lease=0)) == {waiting: ActionState.TIMEOUT}
-    assert replies(say(w, crossed, ActionState.TIMEOUT, lease=0)) == {crossed: ActionState.TIMEOUT}
+    assert replies(end(w, waiting, ActionState.TIMEOUT, lease=0)) == {waiting: ActionState.TIMEOUT}
+    assert replies(end(w, crossed, ActionState.TIMEOUT, lease=0)) == {crossed: ActionState.TIMEOUT}
     assert w.ledger.endpoints["search"].busy == 1
     assert replies(w.happen(ev.ActionCancelled(w.now, granted, "by its client"))) == {
         granted: ActionState.CANCELLED}
@@ -234,12 +234,12 @@ def test_a_timed_out_or_cancelled_call_ends_with_or_without_its_grant() -> None:
 
 @pytest.mark.parametrize("bye", [True, False])
 def test_a_lost_client_gives_its_slots_back(bye: bool) -> None:
-    w = quota()
-    calls = [ask(w) for _ in range(3)]
+    w = world_with_endpoint()
+    calls = [ask_grant(w) for _ in range(3)]
     w.plan()
     w.happen(ev.ClientJoined(w.now, 2, "uid-2", "other", 0, 1, "socket"))
     w.client = 2
-    other = ask(w)
+    other = ask_grant(w)
     w.happen(ev.ClientLeft(w.now, 1, bye, w.now if bye else w.now + SECOND))
     if not bye:
         assert started(w.plan()) == []  # it may come back
@@ -249,30 +249,30 @@ def test_a_lost_client_gives_its_slots_back(bye: bool) -> None:
 
 
 def test_a_client_whose_link_is_lost_gets_no_grant_until_it_reconnects() -> None:
-    w = quota()
-    mine = [ask(w), ask(w)]
+    w = world_with_endpoint()
+    mine = [ask_grant(w), ask_grant(w)]
     w.happen(ev.ClientLeft(w.now, 1, False, w.now + SECOND))
     w.happen(ev.ClientJoined(w.now, 2, "uid-2", "other", 0, 1, "socket"))
     w.client = 2
-    other = ask(w)
+    other = ask_grant(w)
     assert started(w.plan()) == [other]
     w.happen(ev.ClientJoined(w.now, 1, "uid-1", "test", 0, 1, "socket"))
     assert started(w.plan()) == mine[:1]
 
 
 def test_an_infeasible_grant_or_a_changed_endpoint_in_use_is_refused_in_one_line() -> None:
-    w = quota()
+    w = world_with_endpoint()
     grant = Action(1, "x", Kind.GRANT, key="endpoint:poet")
     assert "register_endpoint" in refusal(w.ledger, w.scheduler.state.placer, grant)
     odd = Action(1, "x", Kind.GRANT, key="endpoint:search", mem_mib=5)
     assert "holds none" in refusal(w.ledger, w.scheduler.state.placer, odd)
     assert declaration_of_endpoint(w.ledger, SPEC, w.now) == ([], "")
     other = EndpointSpec("search", 4, 10 * MICRO, 3 * MICRO)
-    call = ask(w)
+    call = ask_grant(w)
     w.plan()
     facts, why = declaration_of_endpoint(w.ledger, other, w.now)
     assert facts == [] and "in use with concurrency 2, rate 10/s" in why
-    say(w, call, ActionState.COMPLETED)
+    end(w, call, ActionState.COMPLETED)
     facts, why = declaration_of_endpoint(w.ledger, other, w.now)
     assert why == "" and len(facts) == 1
     before = w.ledger.endpoints["search"].level_at(w.now)
@@ -297,12 +297,13 @@ def test_the_brokers_token_bucket_is_reduced_by_the_jitter() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_push_back_violates_no_invariant_and_replays(seed: int) -> None:
-    rng, w = random.Random(seed), quota(EndpointSpec("search", 5, 30 * MICRO, 4 * MICRO))
+    rng = random.Random(seed)
+    w = world_with_endpoint(EndpointSpec("search", 5, 30 * MICRO, 4 * MICRO))
     w.node(cpus=2)
     submitted: list[int] = []
     for _ in range(400):
         grant = rng.random() < 0.8
-        submitted.append(ask(w) if grant else w.submit(1, key="endpoint:search"))
+        submitted.append(ask_grant(w) if grant else w.submit(1, key="endpoint:search"))
         w.now += rng.randrange(SECOND // 10)
         held = list(w.ledger.leases.values())
         if held and rng.random() < 0.9:
@@ -310,7 +311,7 @@ def test_random_push_back_violates_no_invariant_and_replays(seed: int) -> None:
             if lease.node:
                 w.finish(lease.action)
             else:
-                say(w, lease.action, rng.choice([ActionState.COMPLETED, ActionState.PREEMPTED,
+                end(w, lease.action, rng.choice([ActionState.COMPLETED, ActionState.PREEMPTED,
                                                  ActionState.FAILED]),
                     lease=rng.choice([lease.lease] * 5 + [0]),
                     pushed=rng.choice([0, 0, FALTERED, THROTTLED]),

@@ -153,7 +153,8 @@ NAMES = [f"w{n}" for n in range(9)]
 Instant = tuple[Sizes, dict[str, tuple[str, str]]]  # what is written, what the trainer knows
 
 
-def life(folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Instant], Rig]:
+def first_start(folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+                ) -> tuple[list[Instant], Rig]:
     """A first start of the broker: the sizes of its files after each write, and the results that
     the trainer knew then."""
     rig, rng, write = Rig(folder, 1, seed), random.Random(seed), os.write
@@ -182,7 +183,7 @@ def life(folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list
     return [*seen, (rig.sizes(), dict(rig.told))], rig
 
 
-def cuts(seen: list[Instant], rng: random.Random) -> list[Instant]:
+def instants_of(seen: list[Instant], rng: random.Random) -> list[Instant]:
     """Every instant between two writes, and some instants within each write."""
     found = []
     for ((s0, j0), known), ((s1, j1), _) in pairwise(seen):
@@ -198,11 +199,11 @@ def test_a_broker_killed_at_any_instant_loses_and_repeats_no_named_action(
         tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     first = tmp_path / "first"
     first.mkdir()
-    seen, rig = life(first, seed, monkeypatch)
+    seen, rig = first_start(first, seed, monkeypatch)
     spool = (first / "once" / "0").read_bytes()
     journal = (first / "journal").read_bytes()
     rig.close()
-    for number, ((s, j), known) in enumerate(cuts(seen, random.Random(seed))):
+    for number, ((s, j), known) in enumerate(instants_of(seen, random.Random(seed))):
         folder = tmp_path / str(number)
         (folder / "once").mkdir(parents=True)
         (folder / "once" / "0").write_bytes(spool[:s])

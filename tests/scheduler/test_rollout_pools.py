@@ -236,10 +236,10 @@ def test_a_forecast_of_a_turn_does_not_change_the_pool() -> None:
         world.finish(action)
     turns = [world.turn(n) for n in range(7)]
     world.plan()
-    before = shown(world.scheduler)
+    before = state_of(world.scheduler)
     found = forecast(world.scheduler, turns[6], world.now)
     assert found.at is not None and found.node == 1
-    assert shown(world.scheduler) == before and world.service(turns[6]) == ""
+    assert state_of(world.scheduler) == before and world.service(turns[6]) == ""
     world.ledger.check()
 
 
@@ -801,12 +801,13 @@ def check_history(ops: list[tuple[str, int, int]]) -> None:
             replay.ledger.check()
             if wise and isinstance(event, ev.RolloutsDeclared):
                 pool = replay.ledger.rollouts["p"]
-                pool.adopt_prior(wisdom(pool.spec), CausalTree(shape_of(pool.spec)))
-        same, there = shown(replay), shown(world.scheduler)
+                prior = tree_of_long_trajectories(pool.spec)
+                pool.adopt_prior(prior, CausalTree(shape_of(pool.spec)))
+        same, there = state_of(replay), state_of(world.scheduler)
         assert same[0] == there[0] and (wise or same[1] == there[1])
 
 
-def wisdom(spec: RolloutsSpec) -> CausalTree:
+def tree_of_long_trajectories(spec: RolloutsSpec) -> CausalTree:
     """A tree that expects long trajectories after any tool result."""
     tree = CausalTree(shape_of(spec))
     for n in range(8):
@@ -814,7 +815,7 @@ def wisdom(spec: RolloutsSpec) -> CausalTree:
     return tree
 
 
-def shown(scheduler: Scheduler) -> tuple[object, object]:
+def state_of(scheduler: Scheduler) -> tuple[object, object]:
     """The parts of a state that a replay must restore, estimates included."""
     pool = scheduler.ledger.rollouts["p"]
     actions = {a: (e.state, e.action.key, e.route) for a, e in scheduler.ledger.actions.items()

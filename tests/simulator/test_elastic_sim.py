@@ -28,7 +28,7 @@ POLICY = AllocPolicy(max_nodes=3, max_core_ns=10**15, target_ns=2 * S, grow_afte
                      shapes=(SHAPE,))
 
 
-def crowd(seed: int, gap_s: float = 0.0) -> Workload:
+def two_bursts(seed: int, gap_s: float = 0.0) -> Workload:
     """Two bursts of trajectories, the second one `gap_s` later."""
     parts = [workload(seed, 18), workload(seed + 1, 18)]
     found = [t.model_copy(update={"trajectory": f"{part}.{t.trajectory}",
@@ -59,7 +59,7 @@ def run(work: Workload, policy: AllocPolicy = POLICY, queue: SlurmQueueModel = A
 
 @pytest.mark.parametrize("seed", range(2))
 def test_satellites_are_requested_for_each_burst_and_released_when_idle(seed: int) -> None:
-    work = crowd(seed, 60.0)
+    work = two_bursts(seed, 60.0)
     alone = MessageWorld(work, SMALL, make_placer("elastic"), False)
     slow = alone.run().step_ns
     world = run(work, seed=seed)
@@ -73,18 +73,18 @@ def test_satellites_are_requested_for_each_burst_and_released_when_idle(seed: in
 
 
 def test_a_replay_gives_the_same_allocations_without_deciding_anew() -> None:
-    world = run(crowd(2, 40.0))
+    world = run(two_bursts(2, 40.0))
     again = Scheduler(make_placer("elastic"))
     for event in world.kept:
         again.handle(event)
     assert again.ledger.allocs == world.scheduler.ledger.allocs
-    assert run(crowd(2, 40.0)).kept == world.kept
+    assert run(two_bursts(2, 40.0)).kept == world.kept
 
 
 def test_the_core_hours_of_the_journal_match_those_of_the_modelled_slurm() -> None:
     """Core-hours held by our journal equal those that the modelled Slurm counts; used core-hours
     equal those that all actions held."""
-    world = run(crowd(4, 40.0))
+    world = run(two_bursts(4, 40.0))
     rows = held(world.kept)
     by_job = {r.job: r for r in rows if r.name}
     slurm = world.slurm
@@ -100,14 +100,14 @@ def test_a_missing_partition_is_reported_and_another_shape_is_requested() -> Non
     policy = AllocPolicy(**{f: getattr(POLICY, f) for f in POLICY.__struct_fields__}
                          | {"shapes": (SatelliteShape("odd", "nowhere", cpus=8, mem_mib=600),
                                        SHAPE)})
-    world = run(crowd(5), policy, SlurmQueueModel(S, partitions=("cpu",)))
+    world = run(two_bursts(5), policy, SlurmQueueModel(S, partitions=("cpu",)))
     told = [what for _, what in world.scheduler.ledger.allocs.told]
     assert any("odd) was refused: invalid partition" in what for what in told), told
     assert any(what.startswith("asked for spare") for what in told), told
 
 
 def test_on_a_full_cluster_one_satellite_runs_and_the_work_ends() -> None:
-    world = run(crowd(6), queue=SlurmQueueModel(S, nodes=1), check=True)
+    world = run(two_bursts(6), queue=SlurmQueueModel(S, nodes=1), check=True)
     assert world.slurm is not None
     assert len(world.slurm.jobs_run()) >= 1
     allocs = world.scheduler.ledger.allocs
@@ -120,7 +120,7 @@ def test_tangram_sim_compares_elastic_with_static_and_with_no_satellites(
     work, cluster, scenario = (tmp_path / name for name in ("w.jsonl", "c.json", "s.toml"))
     work.write_text("\n".join([
         '{"format": "tangram-workload/1", "name": "w"}',
-        *(t.model_dump_json() for t in crowd(1).trajectories)]))
+        *(t.model_dump_json() for t in two_bursts(1).trajectories)]))
     cluster.write_text(SMALL.model_dump_json())
     scenario.write_text("""
         [elastic]

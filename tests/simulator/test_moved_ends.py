@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from helpers.builders import World, started
-from test_elastic_sim import AT_ONCE, POLICY, Kept, crowd
+from test_elastic_sim import AT_ONCE, POLICY, Kept, two_bursts
 from test_elastic_sim import SMALL as BASE
 
 from tangram_hpc.broker.broker_settings import Settings
@@ -373,7 +373,7 @@ def test_satellites_follow_changed_time_limits_in_the_simulator(limit_s: int) ->
     shape = SatelliteShape("spare", "cpu", cpus=8, mem_mib=600, time_ns=200 * S)
     policy = AllocPolicy(**{f: getattr(POLICY, f) for f in POLICY.__struct_fields__}
                          | {"shapes": (shape,), "idle_ns": 0})
-    world = Kept(crowd(3, 300.0), BASE, make_placer("elastic"), False, seed=1, check=True,
+    world = Kept(two_bursts(3, 300.0), BASE, make_placer("elastic"), False, seed=1, check=True,
                  growth=Growth(policy, AT_ONCE))
     slurm = world.slurm
     assert slurm is not None

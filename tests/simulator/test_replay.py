@@ -49,7 +49,7 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> tuple[Path, Path]:
     return work, cluster
 
 
-def lawful(run: RunRecords, work: Workload, cpus: int) -> None:
+def check_live_run(run: RunRecords, work: Workload, cpus: int) -> None:
     """Checks order, completeness and capacity of a live run."""
     wanted = [(i, j, k, 0) for i, t in enumerate(work.trajectories)
               for j, turn in enumerate(t.turns) for k in range(len(turn.actions))]
@@ -72,7 +72,7 @@ def lawful(run: RunRecords, work: Workload, cpus: int) -> None:
         assert (i, j - 1) not in by_turn or by_turn[i, j - 1].end <= r.submit
 
 
-def known(policy: str) -> bool:
+def is_policy(policy: str) -> bool:
     try:
         make_placer(policy)
     except InvalidInput:
@@ -80,7 +80,7 @@ def known(policy: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("policy", [*filter(known, ["fcfs:4", "static:4", "elastic"])])
+@pytest.mark.parametrize("policy", [*filter(is_policy, ["fcfs:4", "static:4", "elastic"])])
 def test_a_live_replay_matches_the_simulation(
         policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     work, cluster = write(tmp_path, trajectories(7, 6))
@@ -106,7 +106,7 @@ def test_a_live_replay_on_two_nodes_violates_no_invariant() -> None:
         {"nodes": [{"name": "v", "count": 2, "cpus": 8, "mem_mib": 2000}]})
     run = replay(work, cluster, "fcfs:4", 0.1)
     assert {r.node for r in run.live.records} == {"v0", "v1"}
-    lawful(run.live, work, 8)
+    check_live_run(run.live, work, 8)
 
 
 def test_a_replayed_action_runs_at_the_speed_of_its_cpus_file(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ class FakeAdapter:
 FAST = RpcLimits(query_ns=S // 20, burst=4, refill_ns=S // 20, first_ns=S // 20, most_ns=S)
 
 
-async def told(ask: Callable[[Callable[[Any], None]], None]) -> Any:
+async def reply(ask: Callable[[Callable[[Any], None]], None]) -> Any:
     """The answer that `then` gets, which never comes before the call has returned."""
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     ask(answer.set_result)
@@ -156,13 +156,13 @@ def play(scene: Callable[[BudgetedSlurm, FakeAdapter], Any], limits: RpcLimits =
 
 def test_every_slurm_call_gets_its_answer() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
-        assert await told(lambda then: slurm.submit(JobOrder("s"), then)) == 7
-        assert await told(lambda then: slurm.cancel([JobRef(1, 2)], then)) is None
-        assert await told(lambda then: slurm.comment(1, "c", then)) is None
-        rows = await told(lambda then: slurm.query([2, 44], then, ["j5"]))
+        assert await reply(lambda then: slurm.submit(JobOrder("s"), then)) == 7
+        assert await reply(lambda then: slurm.cancel([JobRef(1, 2)], then)) is None
+        assert await reply(lambda then: slurm.comment(1, "c", then)) is None
+        rows = await reply(lambda then: slurm.query([2, 44], then, ["j5"]))
         assert [r.job for r in rows] == [2, 5]
-        assert await told(lambda then: slurm.query([], then)) == ()
-        assert await told(lambda then: slurm.cancel([], then)) is None
+        assert await reply(lambda then: slurm.query([], then)) == ()
+        assert await reply(lambda then: slurm.cancel([], then)) is None
         assert [what for what, _, _ in fake.made] == ["submit", "cancel", "comment", "query"]
         calls = slurm.calls()
         assert (calls.adapter, calls.submits, calls.queries, calls.cancels, calls.comments) == (
@@ -177,7 +177,7 @@ def test_ten_thousand_job_queries_are_merged_into_a_few_calls() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         began, answers = time.monotonic_ns(), []
         for _ in range(5):
-            asks = [told(lambda then, n=n: slurm.query([n % 9 + 1], then)) for n in range(2000)]
+            asks = [reply(lambda then, n=n: slurm.query([n % 9 + 1], then)) for n in range(2000)]
             answers += await asyncio.gather(*asks)
         assert all(len(rows) == 1 and rows[0].job == n % 2000 % 9 + 1
                    for n, rows in enumerate(answers))
@@ -192,7 +192,7 @@ def test_ten_thousand_job_queries_are_merged_into_a_few_calls() -> None:
 def test_a_call_beyond_the_budget_is_transient_with_the_time_to_retry() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         answers = await asyncio.gather(*(
-            told(lambda then: slurm.submit(JobOrder("s"), then)) for _ in range(6)))
+            reply(lambda then: slurm.submit(JobOrder("s"), then)) for _ in range(6)))
         late = [a for a in answers if isinstance(a, SlurmTransient)]
         assert answers.count(7) == 4 and len(late) == 2 and len(fake.made) == 4
         now = SystemClock().now_ns()
@@ -208,9 +208,9 @@ def test_after_a_failure_slurm_is_not_called_for_a_while() -> None:
         first = RpcLimits(first_ns=10 * S).first_ns
         fake.gate.clear()
         asked = [asyncio.ensure_future(each) for each in (
-            told(lambda then: slurm.submit(JobOrder("s"), then)),
-            told(lambda then: slurm.cancel([JobRef(1)], then)),
-            told(lambda then: slurm.query([1], then)))]
+            reply(lambda then: slurm.submit(JobOrder("s"), then)),
+            reply(lambda then: slurm.cancel([JobRef(1)], then)),
+            reply(lambda then: slurm.query([1], then)))]
         await asyncio.sleep(0.01)
         fake.gate.set()
         answers = await asyncio.gather(*asked)
@@ -219,7 +219,7 @@ def test_after_a_failure_slurm_is_not_called_for_a_while() -> None:
         again = {a.again_ns for a in answers}
         assert len(again) == 1 and again == {slurm.calls().closed_until_ns}
         assert 0 < again.pop() - SystemClock().now_ns() <= 1.25 * first
-        more = await told(lambda then: slurm.query([1], then))
+        more = await reply(lambda then: slurm.query([1], then))
         assert isinstance(more, SlurmTransient) and "no answer" in str(more) and len(fake.made) == 1
         assert (slurm.calls().failed, slurm.calls().held_back) == (1, 3)
     play(scene, RpcLimits(first_ns=10 * S))
@@ -228,9 +228,9 @@ def test_after_a_failure_slurm_is_not_called_for_a_while() -> None:
 def test_slurm_is_called_again_after_the_pause() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         fake.fails = SlurmTransient("away")
-        assert isinstance(await told(lambda then: slurm.query([1], then)), SlurmTransient)
+        assert isinstance(await reply(lambda then: slurm.query([1], then)), SlurmTransient)
         fake.fails = None
-        while isinstance(rows := await told(lambda then: slurm.query([1], then)), SlurmTransient):
+        while isinstance(rows := await reply(lambda then: slurm.query([1], then)), SlurmTransient):
             await asyncio.sleep(0.01)
         assert [r.job for r in rows] == [1] and slurm.calls().closed_until_ns == 0
         assert fake.made[-1][2] - fake.made[0][2] >= 0.75 * FAST.first_ns
@@ -240,10 +240,10 @@ def test_slurm_is_called_again_after_the_pause() -> None:
 def test_a_refusal_by_slurm_starts_no_pause() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         fake.fails = SlurmRejected("Invalid partition name specified")
-        never = await told(lambda then: slurm.submit(JobOrder("s"), then))
+        never = await reply(lambda then: slurm.submit(JobOrder("s"), then))
         assert isinstance(never, SlurmRejected)
         fake.fails = None
-        assert await told(lambda then: slurm.submit(JobOrder("s"), then)) == 7
+        assert await reply(lambda then: slurm.submit(JobOrder("s"), then)) == 7
         assert (slurm.calls().refused, slurm.calls().failed) == (1, 0)
         assert slurm.calls().last_error == "Invalid partition name specified"
     play(scene)
@@ -252,7 +252,7 @@ def test_a_refusal_by_slurm_starts_no_pause() -> None:
 def test_closing_the_slurm_port_answers_all_open_calls() -> None:
     async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         fake.gate.clear()
-        asked = [asyncio.ensure_future(told(ask)) for ask in (
+        asked = [asyncio.ensure_future(reply(ask)) for ask in (
             lambda then: slurm.submit(JobOrder("s"), then),
             lambda then: slurm.cancel([JobRef(1)], then), lambda then: slurm.query([1], then))]
         await asyncio.sleep(0.01)
@@ -260,7 +260,7 @@ def test_closing_the_slurm_port_answers_all_open_calls() -> None:
         answers = await asyncio.gather(*asked)
         assert [(type(a), a.unsure) for a in answers] == [
             (SlurmTransient, True), (SlurmTransient, False), (SlurmTransient, False)]
-        assert isinstance(await told(lambda then: slurm.query([1], then)), SlurmTransient)
+        assert isinstance(await reply(lambda then: slurm.query([1], then)), SlurmTransient)
     play(scene)
 
 

@@ -67,7 +67,7 @@ python3 -m pytest -v -p no:cacheprovider -rs tests/slurm/test_spank.py \\
 """
 
 
-def there(script: str) -> str:
+def run_on_newer_slurm(script: str) -> str:
     """The output of a script in an environment with a newer Slurm; the script must succeed."""
     try:
         done = newer_slurm.run(script, 1200)
@@ -79,7 +79,7 @@ def there(script: str) -> str:
 
 
 def test_the_commands_adapter_keeps_the_contract_on_a_newer_slurm() -> None:
-    said = there(CONTRACT)
+    said = run_on_newer_slurm(CONTRACT)
     release = re.search(r"^slurm(?:-wlm)? (\d+)\.(\d+)", said, re.MULTILINE)
     assert release and (int(release[1]), int(release[2])) >= (24, 11), said
     assert re.search(r"\d+ passed in", said) and "skipped" not in said
@@ -87,13 +87,13 @@ def test_the_commands_adapter_keeps_the_contract_on_a_newer_slurm() -> None:
 
 def test_the_hetjob_template_runs_to_its_end() -> None:
     """Workers on two kinds of nodes, two MPI ranks and the gateway; its summary in sacct."""
-    said = there(HETJOB)
+    said = run_on_newer_slurm(HETJOB)
     assert "200 of 200 ok on 2 ranks by mpi" in said
     assert re.search(r"^COMPLETED\|tangram: actions=\d+ act_mean=", said, re.MULTILINE), said
     assert "=200=true|COMPLETED" in said
 
 
 def test_the_plugin_is_built_and_works() -> None:
-    said = there(PLUGIN)
+    said = run_on_newer_slurm(PLUGIN)
     ran = re.findall(r"^tests/\S+::(\w+)\S* (PASSED|SKIPPED)", said, re.MULTILINE)
     assert sum(word == "PASSED" for _, word in ran) >= 6, said

@@ -138,7 +138,7 @@ def brokers(cluster: RunningCluster) -> Iterator[dict[str, Path]]:
     shutil.rmtree(cluster.home / ".tangram")
 
 
-def told(cluster: RunningCluster, words: str, **environ: str) -> dict[str, str]:
+def tangram_env(cluster: RunningCluster, words: str, **environ: str) -> dict[str, str]:
     """The TANGRAM_* variables that a job step sees."""
     done = cluster.run_as_user(f"srun {words} /usr/bin/env", env=environ)
     assert done.returncode == 0, done.stderr
@@ -156,25 +156,27 @@ def names(path: Path) -> dict[str, str]:
 def test_tangram_auto_finds_the_newest_running_broker(
         cluster: RunningCluster, brokers: dict[str, Path]) -> None:
     for words in ("--tangram", "--tangram=auto", "--tangram --export=NONE", "--tangram -N2"):
-        assert told(cluster, words) == names(brokers["new"]), words
+        assert tangram_env(cluster, words) == names(brokers["new"]), words
 
 
 def test_a_job_step_without_the_tangram_option_gets_nothing(
         cluster: RunningCluster, brokers: dict[str, Path]) -> None:
-    assert told(cluster, "") == told(cluster, "--tangram=off") == {}
+    assert tangram_env(cluster, "") == tangram_env(cluster, "--tangram=off") == {}
 
 
 def test_the_tangram_option_can_name_a_job(
         cluster: RunningCluster, brokers: dict[str, Path]) -> None:
-    assert told(cluster, "--tangram=local-old") == names(brokers["old"])
+    assert tangram_env(cluster, "--tangram=local-old") == names(brokers["old"])
 
 
 def test_tangram_variables_set_by_the_caller_are_kept(
         cluster: RunningCluster, brokers: dict[str, Path]) -> None:
-    assert told(cluster, "--tangram", TANGRAM_ACCESS="/a/file") == {"TANGRAM_ACCESS": "/a/file"}
-    assert told(cluster, "--tangram", TANGRAM_JOB="7") == {"TANGRAM_JOB": "7"}
-    assert told(cluster, "--tangram", TANGRAM_JOB="local-old") == names(brokers["old"])
-    assert told(cluster, "--tangram=local-new", TANGRAM_JOB="local-old") == names(brokers["new"])
+    assert tangram_env(cluster, "--tangram", TANGRAM_ACCESS="/a/file") == {
+        "TANGRAM_ACCESS": "/a/file"}
+    assert tangram_env(cluster, "--tangram", TANGRAM_JOB="7") == {"TANGRAM_JOB": "7"}
+    assert tangram_env(cluster, "--tangram", TANGRAM_JOB="local-old") == names(brokers["old"])
+    assert tangram_env(cluster, "--tangram=local-new", TANGRAM_JOB="local-old") == names(
+        brokers["new"])
 
 
 @pytest.mark.parametrize("word, why", [
@@ -196,7 +198,7 @@ def test_naming_a_job_without_a_usable_broker_is_one_line(
     mine = [line for line in done.stderr.splitlines() if line.startswith("tangram: ")]
     assert done.returncode != 0 and done.stdout == ""
     assert len(mine) == 1 and word in mine[0] and why in mine[0], done.stderr
-    assert told(cluster, "--tangram") == names(brokers["new"])  # nor is it taken by itself
+    assert tangram_env(cluster, "--tangram") == names(brokers["new"])  # nor is it taken by itself
 
 
 def test_without_a_broker_the_job_step_runs_with_one_warning(cluster: RunningCluster) -> None:
@@ -355,7 +357,7 @@ def test_a_job_step_reaches_the_running_broker(cluster: RunningCluster, venv: Pa
     assert broker.stdin is not None and broker.stdout is not None
     try:
         job = broker.stdout.readline().strip()
-        found = told(cluster, "--tangram=auto")
+        found = tangram_env(cluster, "--tangram=auto")
         path = cluster.home / ".tangram" / "jobs" / job / "access.json"
         assert found == names(path)
         done = cluster.run_as_user(f"srun --tangram {venv}/bin/tangram run -- echo ran")

@@ -178,18 +178,18 @@ def test_a_spool_result_damaged_after_the_start_is_refused(tmp_path: Path) -> No
     assert kept is not None and kept[1] == b"kept 4"
 
 
-def unguarded(body: bytes) -> bytes:
+def no_checksum(body: bytes) -> bytes:
     """A record without a checksum, as in journals of version 5 and spools of that time."""
     return len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body
 
 
 def test_journals_and_spools_of_the_previous_format_are_still_read(tmp_path: Path) -> None:
     """A journal of version 5 and a spool without magic, torn ends included."""
-    journal = b"TGJRNL\x05\0" + b"".join(unguarded(msgspec.msgpack.encode(b)) for b in BATCHES)
+    journal = b"TGJRNL\x05\0" + b"".join(no_checksum(msgspec.msgpack.encode(b)) for b in BATCHES)
     for cut, batches in ((0, BATCHES), (3, BATCHES[:-1])):
         (tmp_path / "journal").write_bytes(journal[: len(journal) - cut])
         assert list(read_journal(tmp_path / "journal")) == [e for b in batches for e in b]
-    spool = b"".join(unguarded(msgspec.msgpack.encode((2, name, RESULT, payload)))
+    spool = b"".join(no_checksum(msgspec.msgpack.encode((2, name, RESULT, payload)))
                      for name, payload in KEPT.items())
     assert read_spool(tmp_path / "once", spool) == KEPT
     assert len(read_spool(tmp_path / "once", spool[:-3])) == len(KEPT) - 1

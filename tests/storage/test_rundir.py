@@ -40,7 +40,7 @@ def maker(base: Path) -> tuple[subprocess.Popen[str], Path]:
     return run, folder
 
 
-def left(base: Path, name: str = "tangram-worker-dead") -> Path:
+def dead_workers_folder(base: Path, name: str = "tangram-worker-dead") -> Path:
     """A dead worker's folder: its lock is held by nobody."""
     folder = base / name
     folder.mkdir(mode=0o700)
@@ -79,14 +79,14 @@ def test_the_next_worker_removes_scratch_of_killed_workers_and_spares_live_ones(
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root can give a folder to another user")
 def test_scratch_of_another_user_is_not_removed(tmp_path: Path) -> None:
-    foreign = left(tmp_path)
+    foreign = dead_workers_folder(tmp_path)
     os.chown(foreign, 64321, 64321)
     assert sweep_scratch(tmp_path) == [] and (foreign / "file").exists()
 
 
 def test_links_files_foreign_names_and_young_folders_are_not_removed(tmp_path: Path) -> None:
     """A young folder may not have its lock yet."""
-    target = left(tmp_path, "precious")
+    target = dead_workers_folder(tmp_path, "precious")
     (tmp_path / "tangram-worker-link").symlink_to(target)
     (tmp_path / "tangram-worker-file").touch()
     (tmp_path / "tangram-x").mkdir()
@@ -112,7 +112,7 @@ def test_node_folders_of_a_job_template_are_removed_unless_in_use_or_young(tmp_p
     dead, young, used, mine = (tmp_path / f"tangram-node-job{n}-x-n1" for n in (1, 2, 3, 4))
     for folder in (dead, young, used, mine):
         folder.mkdir(mode=0o700)
-    left(dead)
+    dead_workers_folder(dead)
     alive, kept = maker(used)
     for folder in (dead, used):
         os.utime(folder, (LONG_AGO, LONG_AGO))
@@ -130,7 +130,7 @@ def test_hostile_scratch_content_is_removed_without_touching_other_files(tmp_pat
     victim.mkdir()
     (victim / "precious").write_text("x")
     mode = (victim / "precious").stat().st_mode
-    folder = left(tmp_path)
+    folder = dead_workers_folder(tmp_path)
     (folder / "out").symlink_to(victim)
     os.link(victim / "precious", folder / "hard")
     os.mkfifo(folder / "fifo")
@@ -151,7 +151,7 @@ def test_a_scratch_lock_that_is_a_link_or_a_pipe_is_neither_followed_nor_awaited
         tmp_path: Path) -> None:
     """All other folders are swept nevertheless."""
     made = tmp_path / "made-by-a-lock"
-    linked, piped, good = (left(tmp_path, f"tangram-worker-{n}") for n in "abc")
+    linked, piped, good = (dead_workers_folder(tmp_path, f"tangram-worker-{n}") for n in "abc")
     for folder in (linked, piped):
         (folder / ".alive").unlink()
     (linked / ".alive").symlink_to(made)
