@@ -143,14 +143,14 @@ class BatchWorld(SimulationWorld):
         self.batch = batch
         self._blocks: dict[tuple[int, tuple[int, ...]], _Block] = {}
 
-    def _happen(self, fact: ev.Event) -> None:
+    def _record_event(self, fact: ev.Event) -> None:
         if isinstance(fact, ev.NodeJoined) and self.batch > 1:
             spec = msgspec.structs.replace(fact.spec, ahead=4 * self.batch)
             fact = msgspec.structs.replace(fact, spec=spec)
         elif isinstance(fact, ev.ServiceDeclared):
             declared = msgspec.structs.replace(fact.spec, batch=self.batch)
             fact = msgspec.structs.replace(fact, spec=declared)
-        super()._happen(fact)
+        super()._record_event(fact)
 
     def _perform(self, order: de.Decision) -> None:
         if self.batch > 1 and isinstance(order, de.StartLease):
@@ -184,12 +184,12 @@ class BatchWorld(SimulationWorld):
             entry = self.scheduler.ledger.leases[one]
             del self._runs[one]
             took = now - entry.granted_at
-            self._happen(ev.LeaseFinished(now, one, Outcome(
+            self._record_event(ev.LeaseFinished(now, one, Outcome(
                 ActionState.COMPLETED, exec_ns=took, batch=len(ran)), True))
         ended, self._ended = self._ended, []
         for action in ended:
             self.client.ended(action)
-            self._happen(ev.ActionAcknowledged(now, (action,)))
+            self._record_event(ev.ActionAcknowledged(now, (action,)))
         if block.behind:
             self._start(node, gpus)
 

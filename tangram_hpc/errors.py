@@ -122,13 +122,13 @@ class FileFailed(ActionFailed, OSError):
     """A file operation of a session failed. It is an `OSError` too.
 
     The kinds that callers most often tell apart have a subclass that is Python's own exception as
-    well: `except FileNotFoundError` catches a `FileMissing`.
+    well: `except FileNotFoundError` catches a `FileMissing`. As in every `OSError`, `errno` is the
+    number that this node's system gives the error.
 
     Attributes:
         code: the symbolic name of the error, as `errno` spells it: "ENOENT", "EISDIR", "EACCES",
             "ENOTDIR", "EEXIST", "ENOTEMPTY", "EBUSY", "ELOOP", "EFBIG", "ENOSPC", "EAGAIN" (the
             file changed while it was read or written), "EILSEQ" (a name is not UTF-8), "EINVAL".
-        errno: the number that this node's system gives the error.
     """
 
     code = ""

@@ -23,7 +23,7 @@ from .forked import end_copy
 from .session_record import SessionRecord
 
 _read_context = reader(pl.SessionContext)
-Answer = concurrent.futures.Future[SessionRecord]
+AttachAnswer = concurrent.futures.Future[SessionRecord]
 Records = dict[int, SessionRecord]  # by session id
 _LEFT_MAX = 1024  # detachments that are repeated after a reconnect
 
@@ -32,15 +32,17 @@ class Attachments:
     """The requests to attach of one client, and the end of its attachments."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, tuple[ms.AttachSession, Answer]] = {}  # by number of the request
+        # requests that are under way, by number
+        self._asked: dict[int, tuple[ms.AttachSession, AttachAnswer]] = {}
         self._left: dict[int, None] = {}  # sessions that were left last; the oldest comes first
+        self._unwanted: dict[int, None] = {}  # attached sessions whose callers had given up
 
     def __bool__(self) -> bool:
         return bool(self._asked)
 
-    def ask(self, message: ms.AttachSession) -> Answer:
+    def ask(self, message: ms.AttachSession) -> AttachAnswer:
         """Notes a request; its future ends with the record of the session."""
-        answer: Answer = concurrent.futures.Future()
+        answer: AttachAnswer = concurrent.futures.Future()
         self._asked[message.request] = message, answer
         return answer
 
@@ -50,8 +52,8 @@ class Attachments:
         number = told.spec.id
         asked = self._asked.pop(told.request, None)
         if asked is None:  # nobody waits for it any more, or it was repeated after a reconnect
-            known = number in records
-            return self.settle(records) if known else [ms.DetachSession(number)]
+            self._unwanted[number] = None
+            return self.settle(records)
         message, answer = asked
         self._left.pop(number, None)
         record = records.get(number)
@@ -86,7 +88,10 @@ class Attachments:
         left = [n for n, record in records.items() if not record.owned and record.attachments < 1]
         for number in left:
             records.pop(number).on_down("this client detached from it")
-            self._left[number] = None
+        left += [number for number in self._unwanted if number not in records
+                 and number not in left]
+        self._unwanted.clear()
+        self._left.update(dict.fromkeys(left))
         while len(self._left) > _LEFT_MAX:
             del self._left[next(iter(self._left))]
         return [ms.DetachSession(number) for number in left]

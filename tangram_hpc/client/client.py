@@ -112,16 +112,14 @@ class Client:
             timeout: the longest run time, in seconds; waiting does not count. None for no limit.
             name: the class of the action in accounting and run time estimates; guessed if empty.
             retries: how often the action is started again after a node failure. None means 2, but 0
-                in a session (whose state is lost with the node) and with an endpoint (which may
-                have been called already).
+                in a session (whose state is lost) and with an endpoint (it may have been called).
             resizable: whether its number of CPUs may change while it runs.
             component: the het component or partition on which it must run; empty for any.
             profile: its run time, if you know it; otherwise it is learned.
             trusted: for a command without a session: the command is your own and may see your
                 files. For a function: its result may be unpickled here; do not say so for a
                 function that runs a model's code, which could forge such a result.
-            endpoint: an endpoint that the action calls. It then holds a slot of the endpoint and no
-                CPU.
+            endpoint: an endpoint that the action calls; it then holds a slot of it and no CPU.
             cwd, env, stdin, files: for commands. `files` (path -> content) are written first.
             on_output: called by the client's thread with (1 or 2, bytes) for each piece of stdout
                 or stderr. If it raises, the error is logged, and it is not called again.
@@ -134,11 +132,11 @@ class Client:
             output_max: for commands: how many bytes of stdout and of stderr are kept, at most the
                 site's `output_bound` (64 MiB unless it says otherwise). 0 for the site's
                 `output_max` (1 MiB).
-            keep: for commands: which bytes of longer output are kept: the first ("head"), the last
-                ("tail"), or the first and the last half of them ("both").
-            user: the user that a command of a session with an image runs as, a name or a number;
-                empty for the session's. HOME, USER and LOGNAME become that user's. The number stays
-                0, as root is the only user of such a session.
+            keep: for commands: which bytes of longer output are kept: "head", "tail" or "both"
+                (half of them from each end).
+            user: the user of a command in a session with an image, a name or a number; empty for
+                the session's. HOME, USER and LOGNAME become that user's; the number stays 0, as
+                root is the only user of such a session.
             real_user: whether the command fails instead, where it could not have that number.
 
         Returns:
@@ -241,8 +239,7 @@ class Client:
 
         Args:
             mem: memory that the session holds from open to close, in MiB or as "2G".
-            disk: the most space that its files may take, in MiB or as "2G"; 0 for the site's
-                default.
+            disk: the most space that its files may take, likewise; 0 for the site's default.
             backend: "process", "bwrap", "podman", "apptainer" or "enroot"; empty for the best that
                 the node has.
             image: the image of its file system: "[registry/]name[:tag][@sha256:...]", or the path
@@ -271,17 +268,15 @@ class Client:
             outlives: whether it stays open when this client goes away, until `ttl_s` or `idle_s` is
                 over or somebody closes it; needs `shared`, and one of these two.
             ttl_s: it is closed so many seconds after it opened, whatever runs in it; 0 for never.
-            secrets: names of secrets of this job (`keep_secrets`) that its commands have as
-                environment variables: a list, or a mapping of variables to names. Only names are
-                sent and recorded.
+            secrets: names of secrets (`keep_secrets`) that its commands have as environment
+                variables: a list, or a mapping of variables to names.
             background_cpus: with `background="run"`, the CPUs that may be leased for its background
                 processes at a time: a number, or a pair (min, max) between which they follow the
                 load as an action's do; None for 1.
-            writable: whether it may write the root of its image; what it changes is its own, and
-                its commands are user 0 there. False: the root is read-only. Without an image it
-                means nothing.
-            user: the user of its commands, a name or a number of its image; each command's own
-                goes before. See docs/SANDBOXES.md for what it means.
+            writable: whether it may write the root of its image, which no other session sees; its
+                commands are user 0 then. Without an image it means nothing.
+            user: the user of its commands, a name or a number of its image; each command may name
+                another one. docs/SANDBOXES.md says what it means.
 
         Returns:
             The session.

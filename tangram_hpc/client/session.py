@@ -170,7 +170,7 @@ class Session:
                 described for `Shell`.
 
         Returns:
-            The shell. `with session.shell() as shell:` waits until it is open, and closes it.
+            The shell. As a context manager it waits until it is open, and closes it at the end.
 
         Raises:
             InvalidInput: an argument is wrong; the message names it.
@@ -178,7 +178,7 @@ class Session:
         Example:
             with session.shell() as shell:
                 shell.run("cd /tmp; export A=1").result()
-                assert shell.run("echo $PWD $A").result().text == "/tmp 1\n"
+                assert shell.run("echo $PWD $A").result().text == "/tmp 1\\n"
         """
         return Shell(self._connection, self._record, **options)
 
@@ -198,7 +198,7 @@ class Session:
 
         Example:
             with session.pty(["python3", "-i"]) as pty:
-                pty.write("print(6 * 7)\n")
+                pty.write("print(6 * 7)\\n")
         """
         return open_pty(self._connection, self._record, command, **options)
 

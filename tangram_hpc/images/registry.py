@@ -45,7 +45,7 @@ _HUB_API = "registry-1.docker.io"
 _CERTS = ("/etc/containers/certs.d", "/etc/docker/certs.d")
 _FAILED = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError, OSError)
 
-Answer = Any  # http.client.HTTPResponse, or what urllib wraps it into
+HttpAnswer = Any  # http.client.HTTPResponse, or what urllib wraps it into
 
 
 class RegistryImage:
@@ -175,7 +175,7 @@ class RegistryImage:
             raise ImageRefused(f"image: {name.full} is refused by the registry {name.registry} "
                                f"({code} {error.reason})")
 
-    def _get(self, path: str, headers: Mapping[str, str]) -> Answer:
+    def _get(self, path: str, headers: Mapping[str, str]) -> HttpAnswer:
         """Asks the registry, and proves who asks where it wants that."""
         if not self._scheme:
             self._scheme = self._find_scheme()
@@ -191,7 +191,7 @@ class RegistryImage:
         return self._open(where, headers, self._authorization)
 
     def _open(self, where: str, headers: Mapping[str, str], authorization: str = "",
-              body: bytes | None = None) -> Answer:
+              body: bytes | None = None) -> HttpAnswer:
         request = urllib.request.Request(where, body, {"User-Agent": "tangram_hpc", **headers})
         if authorization:
             request.add_unredirected_header("Authorization", authorization)

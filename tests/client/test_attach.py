@@ -24,7 +24,12 @@ from tangram_hpc.accounting.fields import as_json
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.cli import main
 from tangram_hpc.cli.helpers.shared_sessions import shared_line
+from tangram_hpc.client.attachments import Attachments
+from tangram_hpc.client.session_record import SessionRecord
 from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.ids import mint
+from tangram_hpc.domain.session import SessionSpec
+from tangram_hpc.protocol import message as ms
 from tangram_hpc.storage.journal import read_journal
 
 WAIT_S = 30
@@ -424,6 +429,27 @@ def test_an_attached_client_may_wait_for_a_session_that_has_no_place_yet(
     assert early.result(WAIT_S).text == "early\n" and t.node == waits.node
     waits.close()
     assert waits.closed.result(WAIT_S) == ""
+
+
+def test_a_late_answer_does_not_detach_a_client_that_attaches_again() -> None:
+    """The caller of the first request gives up, and its answer comes after the second request was
+    sent: to leave the session then would undo the second attachment."""
+    spec, records = SessionSpec(mint(7, 1), "shared"), dict[int, SessionRecord]()
+    attachments = Attachments()
+    attachments.ask(ms.AttachSession(1, "shared", "t"))
+    assert attachments.give_up(1, records) == []
+    second = attachments.ask(ms.AttachSession(2, "shared", "t"))
+    assert attachments.answered(ms.Attached(1, spec), None, records) == []
+    assert attachments.answered(ms.Attached(2, spec), None, records) == []
+    assert second.result(0) is records[spec.id]
+
+
+def test_a_session_whose_attaching_caller_gave_up_is_left() -> None:
+    spec, attachments = SessionSpec(mint(7, 1), "shared"), Attachments()
+    attachments.ask(ms.AttachSession(1, "shared", "t"))
+    attachments.give_up(1, {})
+    assert attachments.answered(ms.Attached(1, spec), None, {}) == [ms.DetachSession(spec.id)]
+    assert attachments.settle({}) == []
 
 
 # ---- random lives ------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.root_folder_rig import make_image
 
-from tangram_hpc import LocalCluster, SessionLost
+from tangram_hpc import InfeasibleRequest, LocalCluster
 from tangram_hpc.cli import main
 from tangram_hpc.errors import InvalidInput
 
@@ -35,7 +35,7 @@ def test_a_client_uses_an_image_as_root(tmp_path: Path, capsys: pytest.CaptureFi
         with cluster.session(image=image, writable=False) as session:
             assert session.exec("touch /testbed/x").result(30).exit_code
         lost = cluster.session(image=str(tmp_path / "gone"))
-        with pytest.raises(SessionLost, match=r"image: .*gone: No such file or directory"):
+        with pytest.raises(InfeasibleRequest, match=r"image: .*gone: No such file or directory"):
             lost.opened.result(30)
             lost.exec("true").result(30)
         for wrong in (-1, 1.5, True, "x" * 81, None):

@@ -148,6 +148,7 @@ def test_what_cannot_end_in_time_is_answered_with_504_before_its_client_gives_up
     assert cluster.client is not None
     busy = [cluster.client.submit(["sleep", "60"]) for _ in range(2)]
     try:
+        until(lambda: actions(cluster, "RUNNING") == 2)
         body = {"code": "1", "language": "python", "compile_timeout": 0.1, "run_timeout": 0.1}
         request = urllib.request.Request(
             f"{cluster.http.url}/run_code", json.dumps(body).encode(),  # type: ignore[union-attr]

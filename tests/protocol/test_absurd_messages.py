@@ -84,7 +84,7 @@ def test_a_wrong_action_is_refused_naming_its_field(
     (ms.AttachSession(0, "x" * 10_000, "t"), "AttachSession: name"),
     (ms.AttachSession(0, "s", "t" * 10_000), "AttachSession: token"),
     (ms.AttachSession(0, "s", ""), "AttachSession: token"),
-    (ms.Attached(0, SessionSpec(mint(1, 2))), "Attached: a client does not say it"),
+    (ms.Attached(0, SessionSpec(mint(1, 2))), "Attached: a client may not send this message"),
     (ms.DeclareService(0, ServiceSpec("")), "DeclareService: name"),
     (ms.Submit(Action(mint(1, 9), "x"), n=0), "without its payload")])
 def test_a_client_keeps_its_sessions_and_actions_when_a_message_is_refused(

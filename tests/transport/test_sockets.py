@@ -196,7 +196,7 @@ def test_a_peer_of_another_version_or_job_is_refused_with_the_reason(cluster: Lo
     known = read_access(cluster.access)
     for hello, said in ((ms.ClientHello(99, known.job, "u"), "protocol version 99"),
                         (ms.ClientHello(ms.PROTOCOL_VERSION, "other", "u"), "not other"),
-                        (ms.Ping(1), "Hello first")):
+                        (ms.Ping(1), "the first message must be a Hello")):
         sock = dial(known.addresses, known.key, known.job)
         outbox = Outbox()
         outbox.put(hello)
