@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,9 +111,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     try:
         broker.start()
     except InvalidInput:  # a rollout pool of the settings file is wrong
-        for listener in listeners:
-            listener.close()
-        shutil.rmtree(scratch, ignore_errors=True)
+        _stop_listening(listeners, scratch)
         raise
     access = folder / "access.json"
     _check_place(folder_lock, plan.job)
@@ -122,9 +120,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     _end_on_signals(loop, plan, broker)
     _hold(LoopTimer(loop), folder_lock, broker)
     await ended.wait()
-    for listener in listeners:
-        listener.close()
-    shutil.rmtree(scratch, ignore_errors=True)
+    _stop_listening(listeners, scratch)
     _check_place(folder_lock, plan.job)  # a broker that has lost its folder may remove nothing
     if broker.over or not spool.names():  # a requeued job needs the kept results and the store
         shutil.rmtree(folder / "store", ignore_errors=True)
@@ -137,6 +133,13 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     await asyncio.sleep(0.05)  # the sockets send the last frames
     if slurm is not None:
         await _leave_slurm(slurm, broker, plan, folder)
+
+
+def _stop_listening(listeners: Sequence[Listener], scratch: Path) -> None:
+    """Closes the broker's sockets, and removes the folder of its Unix socket."""
+    for listener in listeners:
+        listener.close()
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _slurm_of(plan: BrokerPlan, environ: Mapping[str, str], clock: SystemClock

@@ -41,7 +41,15 @@ def go(args: argparse.Namespace) -> int:
                 for k, v in client.ask(what).items()}
     if args.json:
         print(json.dumps(answer))
-        return 0
+    else:
+        _print_job(answer)
+        _print_resources(answer)
+        _print_sessions(answer)
+    return 0
+
+
+def _print_job(answer: dict[str, Any]) -> None:
+    """Prints what the whole job holds and lends, and its nodes."""
     print(f"job {answer['job']}  placer {answer['placer']}  clients {answer['clients'] - 1}  "
           f"sessions {answer['sessions']} ({answer['sessions_waiting']} waiting)")
     print(f"cpus {answer['cpus'] - answer['cpus_free']}/{answer['cpus']} lent  "
@@ -62,6 +70,10 @@ def go(args: argparse.Namespace) -> int:
     for n in answer["nodes"]:
         if n["gpus"]:
             print(f"DEVICES  {n['name']:<16}{n['devices']}")
+
+
+def _print_resources(answer: dict[str, Any]) -> None:
+    """Prints the services, rollout pools and endpoints."""
     for s in answer["services"]:
         where = ", ".join(s["stands_on"]) or "parked"
         print(f"SERVICE  {s['name']:<16}{s['backend']:<10}{where}  restore {s['restore_s']:.2f} s"
@@ -77,6 +89,10 @@ def go(args: argparse.Namespace) -> int:
         print(f"ENDPOINT {e['name']:<16}{e['inside']}/{e['concurrency_now']} calls in flight "
               f"(quota {e['concurrency']})  {rate}  {e['waiting']} waiting  {e['calls']} calls  "
               f"cost {e['cost']:g}{closed}")
+
+
+def _print_sessions(answer: dict[str, Any]) -> None:
+    """Prints the shared sessions, and what waits."""
     for s in answer["shared_sessions"][:_SHARED_MAX]:
         print("SHARED   " + shared_line(s))
     if len(answer["shared_sessions"]) > _SHARED_MAX:
@@ -90,7 +106,6 @@ def go(args: argparse.Namespace) -> int:
               f"({s['mem_mib']} MiB)")
     if len(answer["pending_sessions"]) > 20:
         print(f"... and {len(answer['pending_sessions']) - 20} more sessions")
-    return 0
 
 
 def _with_root(node: dict[str, Any]) -> Callable[[str], str]:
