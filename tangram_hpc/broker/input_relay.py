@@ -38,8 +38,9 @@ class InputRelay:
                     f"and one message may have {PIECE_MAX}")
         if action.lease:
             self._send(action.lease, message, payload)
-        elif message.kind == SIGNAL:
-            self._early[message.id] = message
+        if message.kind == SIGNAL and not (
+                action.lease and self._ledger.leases[action.lease].begun):
+            self._early[message.id] = message  # a prefetched lease may come back unbegun
         return ""
 
     def _send(self, lease: int, message: ms.Input, payload: Buffer | None) -> None:
@@ -49,9 +50,12 @@ class InputRelay:
             lease, message.kind, message.number, message.other, int(data is not None)), data)
 
     def started(self, action: int, lease: int) -> None:
-        """Sends the signal that came before an action started; StartAttempt has been sent."""
-        if self._early and (message := self._early.pop(action, None)) is not None:
+        """Sends the signal that came before an action started; StartAttempt has been sent. It is
+        kept until a lease that has begun has it."""
+        if self._early and (message := self._early.get(action)) is not None:
             self._send(lease, message, None)
+            if self._ledger.leases[lease].begun:
+                del self._early[action]
 
     def credit(self, lease: int, count: int) -> None:
         """Passes credit from a worker to the client of the lease's action."""

@@ -18,6 +18,7 @@ from ..errors import InvalidInput
 from ..protocol import input_flow
 from ..protocol import payload as pl
 from .connection import Connection
+from .forked import watch_forks
 from .future import Future
 from .request import Cpus, Options, environment, exec_call, raw_bytes
 from .session_record import SessionRecord
@@ -40,6 +41,13 @@ class Pty:
         self._hang_up = False  # the end of the input follows what is unsent
         self._pieces: deque[bytes] = deque()  # output that nobody has read
         self._ended = False
+        watch_forks(self)
+
+    def disown(self) -> None:
+        """Ends the copy in the child of a fork; see `forked`."""
+        self._changed, self._ended = threading.Condition(), True
+        self._unsent.clear()
+        self._pieces.clear()
 
     # ---- on the connection's thread ----
 
@@ -181,7 +189,8 @@ def open_pty(connection: Connection, session: SessionRecord | None,
     own = environment(env)
     if session is not None:
         own = {**session.env, **own}
-    call, what = exec_call(command, cwd=cwd, env=own, stream=True, clean_env=clean_env)
+    call, what = exec_call(command, cwd=cwd, env=own, stream=True, clean_env=clean_env,
+                           user=session.spec.user if session is not None else "")
     pty = Pty(connection)
     options = Options(cpus, mem, gpus, timeout, name, 0, component=component, trusted=trusted,
                       trajectory=session.trajectory if session is not None else "")

@@ -101,8 +101,19 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
     }
     if background not in (None, "run") and background_cpus is None:
         given["background_cpus"] = SessionSpec(0).background_cpus  # those of its origin go with it
-    return sendable(msgspec.structs.replace(
-        base, **{k: v for k, v in given.items() if v is not None}))
+    spec = msgspec.structs.replace(base, **{k: v for k, v in given.items() if v is not None})
+    _check_movable(spec)
+    return sendable(spec)
+
+
+def _check_movable(spec: SessionSpec) -> None:
+    """Raises InvalidInput: the session could not go on with its changes on another node."""
+    if spec.movable and spec.writable and spec.image and not is_runtimes_own(
+            spec.backend, spec.image) and (
+            not spec.image.startswith("/") or spec.image.endswith((".sif", ".tar"))):
+        raise InvalidInput("movable: each node unpacks this image for itself, and the session's "
+                           "changes fit one of them only; name a folder that all nodes have, or "
+                           "pass writable=False")
 
 
 def context_of(spec: SessionSpec, env: dict[str, str], trajectory: str) -> bytes | None:

@@ -60,7 +60,8 @@ class Shell:
         self._futures: deque[Future] = deque()
         self._begin = pl.ShellCall(
             "open", connection.new_id(), start=True, program=str(program), cwd=str(cwd),
-            env={**session.env, **environment(env)}, size=size, echo=bool(echo))
+            env={**session.env, **environment(env)}, size=size, echo=bool(echo),
+            user=session.spec.user)
         self.opened = self._submit(self._begin, Options(), "shell", None)
 
     def run(self, command: str, *, stdin: bytes | str = b"", timeout: float | None = None,

@@ -29,7 +29,8 @@ def make_app(client: Client, keys: ClientKeys, *, image: str = "",
         rewards: the reward functions by their names in the URL.
     """
     app = FastAPI(title="tangram", version=__version__,
-                  description="Programs and rewards, run as actions of a tangram_hpc job.")
+                  description="Programs and rewards, run as actions of a tangram_hpc job.",
+                  redirect_slashes=False)  # a redirection would leave out a key in the path
     app.add_exception_handler(RequestValidationError, _wrong)
     code, scores = CodeRunner(client, image), Rewards(client, rewards or {})
 
@@ -44,9 +45,9 @@ def make_app(client: Client, keys: ClientKeys, *, image: str = "",
         return await code.run(request, lambda: _hung_up(http))
 
     @app.post("/reward/{name}", response_model=None)
-    async def reward(name: str, request: RewardRequest) -> Any:
+    async def reward(name: str, request: RewardRequest, http: Request) -> Any:
         """Scores answers with the reward function NAME (OpenRLHF's and slime's wires)."""
-        return await scores.score(name, request)
+        return await scores.score(name, request, lambda: _hung_up(http))
 
     return Guard(app, keys)
 

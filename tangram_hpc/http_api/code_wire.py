@@ -46,6 +46,15 @@ class RunCodeRequest(BaseModel):
                              f"{', '.join(sorted(LANGUAGES))}")
         return language
 
+    @field_validator("code", "stdin")
+    @classmethod
+    def _is_text(cls, text: str | None) -> str | None:
+        try:
+            (text or "").encode()
+        except UnicodeEncodeError:
+            raise ValueError("half of a surrogate pair, which UTF-8 cannot hold") from None
+        return text
+
     @field_validator("files")
     @classmethod
     def _is_base64(cls, files: dict[str, str | None]) -> dict[str, str | None]:

@@ -42,12 +42,12 @@ class CompiledPrograms:
         self._running: dict[bytes, asyncio.Task[Compiled]] = {}
         self._bytes, self._bytes_max = 0, bytes_max
 
-    async def get(self, program: tuple[str, str],
+    async def get(self, program: tuple[str, ...],
                   compile_it: Callable[[], Awaitable[Compiled]]) -> Compiled:
         """Returns a compiled program, and compiles it where nobody has.
 
         Args:
-            program: its language and its code.
+            program: its language, its code and whatever else decides how it is compiled.
             compile_it: compiles it. The compilation goes on when a caller gives up, because others
                 may wait for the same program.
 
@@ -68,13 +68,19 @@ class CompiledPrograms:
         compiled = await compile_it()
         if compiled.keep:
             self._kept[key] = compiled
-            self._bytes += len(compiled.product) + _RESULT_BYTES
+            self._bytes += _size(compiled)
             while self._bytes > self._bytes_max:
                 _, oldest = self._kept.popitem(last=False)
-                self._bytes -= len(oldest.product) + _RESULT_BYTES
+                self._bytes -= _size(oldest)
         return compiled
 
     def _over(self, key: bytes, task: asyncio.Task[Compiled]) -> None:
         del self._running[key]
         if not task.cancelled():
             task.exception()  # every caller may have given up; asyncio would log it then
+
+
+def _size(compiled: Compiled) -> int:
+    result = compiled.result
+    said = 0 if result is None else len(result.stdout or "") + len(result.stderr or "")
+    return len(compiled.product) + said + _RESULT_BYTES

@@ -14,16 +14,17 @@ import importlib
 import importlib.util
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import HTTPException
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from .. import Client, InvalidInput, RemoteError, TangramError
 
 RewardFunction = Callable[..., Any]
+SAMPLES_MAX = 4096  # of one request; trainers send one or a batch
 
 
 class RewardRequest(BaseModel):
@@ -38,7 +39,7 @@ class RewardRequest(BaseModel):
         label: slime: the label.
     """
 
-    query: list[str] | None = None
+    query: Annotated[list[str] | None, Field(max_length=SAMPLES_MAX)] = None
     prompts: list[str] | None = None
     labels: list[Any] | None = None
     prompt: Any = None
@@ -72,8 +73,14 @@ class Rewards:
                  timeout_s: float = 100.0) -> None:
         self._client, self._functions, self._timeout_s = client, dict(functions), timeout_s
 
-    async def score(self, name: str, request: RewardRequest) -> Any:
+    async def score(self, name: str, request: RewardRequest,
+                    gone: Callable[[], Awaitable[object]]) -> Any:
         """Returns the body of the answer: an object for OpenRLHF, a number for slime.
+
+        Args:
+            name: the function's name in the URL.
+            request: what is to be scored.
+            gone: returns when the client has hung up; the calls are cancelled then.
 
         Raises:
             HTTPException: 404 for an unknown function; 500 with the reason if it failed; 503 if it
@@ -82,25 +89,43 @@ class Rewards:
         if name not in self._functions:
             known = ", ".join(sorted(self._functions)) or "none"
             raise HTTPException(404, f"there is no reward function {name!r:.60}; known: {known}")
+        work = asyncio.ensure_future(self._score(name, request))
+        hung_up = asyncio.ensure_future(gone())
+        try:
+            await asyncio.wait((work, hung_up), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise HTTPException(503, "the client has hung up")
+            return work.result()
+        finally:
+            for task in (work, hung_up):
+                task.cancel()
+            await asyncio.gather(work, hung_up, return_exceptions=True)
+
+    async def _score(self, name: str, request: RewardRequest) -> Any:
         if request.query is None:
             return await self._one(name, request.prompt, request.response or "", request.label)
         prompts = request.prompts or [""] * len(request.query)
         labels = request.labels or [None] * len(request.query)
-        rewards = await asyncio.gather(*[
-            self._one(name, prompt, query.removeprefix(prompt), label)
-            for query, prompt, label in zip(request.query, prompts, labels, strict=True)])
+        tasks = [asyncio.ensure_future(self._one(name, prompt, query.removeprefix(prompt), label))
+                 for query, prompt, label in zip(request.query, prompts, labels, strict=True)]
+        try:
+            rewards = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # the others, if one has failed
+                task.cancel()
         value = rewards[0] if len(rewards) == 1 else list(rewards)
         return {"rewards": value, "scores": value, "extra_logs": {}}
 
     async def _one(self, name: str, prompt: Any, response: str, label: Any) -> float:
-        future = self._client.submit(
-            self._functions[name], name=f"reward.{name}", timeout=self._timeout_s,
-            kwargs={"prompt": prompt, "response": response, "label": label})
         try:
-            value = await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            future.cancel()
-            raise
+            future = self._client.submit(
+                self._functions[name], name=f"reward.{name}", timeout=self._timeout_s,
+                kwargs={"prompt": prompt, "response": response, "label": label})
+            try:
+                value = await asyncio.wrap_future(future)
+            except asyncio.CancelledError:
+                future.cancel()
+                raise
         except RemoteError as error:
             raise HTTPException(500, str(error)) from None
         except TangramError as error:

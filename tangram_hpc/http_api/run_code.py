@@ -34,7 +34,7 @@ from .compiled import Compiled, CompiledPrograms
 from .languages import LANGUAGES, Language
 
 SLACK_S = 10.0  # what clients wait beyond the two time limits of their request
-MARGIN_S = 2.0  # so much of it is left for the answer's way back
+MARGIN_S = 5.0  # so much of it is left for the answer's way back, on an overloaded machine as well
 BYTES_MAX = 64 << 20  # of one program's files, decoded
 
 class CodeRunner:
@@ -69,7 +69,7 @@ class CodeRunner:
             if not work.done():
                 raise HTTPException(504, "no cores were free in time; try again")
             return work.result()
-        except (BrokerUnreachable, SessionLost) as error:
+        except (BrokerUnreachable, ActionFailed) as error:  # the program itself is not to blame
             raise HTTPException(504, str(error)) from None
         finally:
             for task in (work, hung_up):
@@ -82,7 +82,8 @@ class CodeRunner:
         try:
             if language.compile:
                 compiled = await self._compiled.get(
-                    (request.language, request.code), lambda: self._compile(language, request))
+                    (request.language, str(request.compile_timeout), request.code),
+                    lambda: self._compile(language, request))
                 if not compiled.product:
                     return _answer(compiled.result, None, {})
             result, files = await self._execute(language, request, compiled.product)
@@ -120,7 +121,8 @@ class CodeRunner:
                                   timeout=request.compile_timeout, retries=2)
             result = _result(await _ended(future), future)
             if result.return_code != 0 or result.status != "Finished":
-                return Compiled(result, b"", keep=result.status == "Finished")
+                # a compiler that was killed may end otherwise the next time
+                return Compiled(result, b"", keep=(result.return_code or 0) > 0)
             return Compiled(result, await _ended(session.read(language.product)))
 
     def _session(self, mem: int) -> Session:
@@ -137,15 +139,24 @@ async def _ended(future: Future) -> Any:
 
 
 async def _fetched(session: Session, paths: list[str]) -> dict[str, str]:
-    """Reads those of the files that exist."""
+    """Reads those of the files that exist.
+
+    Raises:
+        InvalidInput: they hold more than an answer may.
+    """
     found: dict[str, str] = {}
+    left = BYTES_MAX
     for path in paths:
         try:
-            found[path] = base64.b64encode(await _ended(session.read(path))).decode()
+            data = await _ended(session.read(path, length=left + 1))
         except SessionLost:
             raise
         except ActionFailed:
             continue  # the program has not made this file
+        left -= len(data)
+        if left < 0:
+            raise InvalidInput(f"fetch_files: they hold more than {BYTES_MAX >> 20} MiB")
+        found[path] = base64.b64encode(data).decode()
     return found
 
 

@@ -252,7 +252,8 @@ def _docker_archive(files: _Files, name: ImageName, platform: str) -> FoundImage
 
 def _tags(record: dict[str, object]) -> list[str]:
     tags = record.get("RepoTags")
-    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+    return [tag for tag in tags if isinstance(tag, str) and tag.isprintable()
+            ] if isinstance(tags, list) else []
 
 
 def _full(tag: str) -> str:

@@ -136,9 +136,15 @@ def parse_config(data: bytes) -> ImageConfig:
     inner = inner if isinstance(inner, dict) else {}
     env = inner.get("Env")
     kept = tuple(one for one in env[:_ENV_MAX] if isinstance(one, str) and len(one) <= _TEXT_MAX
-                 and "=" in one and "\0" not in one) if isinstance(env, list) else ()
+                 and "=" in one and "\0" not in one and _is_unicode(one)
+                 ) if isinstance(env, list) else ()
     return ImageConfig(tuple(diff_ids), _platform(record), kept, _text(inner.get("WorkingDir")),
                        _text(inner.get("User")))
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text of JSON can be sent as UTF-8: half of a surrogate pair cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def choose_platform(index: ImageIndex, platform: str) -> BlobRef:

@@ -12,6 +12,8 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from ..domain.image_name import parse_image_name
+from ..errors import InvalidInput
 from ..ports import ImageReady, ReadyImage
 from .image_errors import ImageUnavailable
 from .node_store import NodeStore
@@ -19,6 +21,8 @@ from .pull import PullSettings
 from .pull_process import PullAnswer, PullProcess
 
 _PULLS = 4  # that run at a time on a node; more would only share its disk and its network
+_Stamp = tuple[int, ...]
+_NO_FILE: _Stamp = (0,)
 _TRIES = 2  # an image may be removed by another process between its pull and its use
 
 
@@ -44,7 +48,8 @@ class NodeImages:
         self._threads = ThreadPoolExecutor(_PULLS, "tangram-image")
         self._store: NodeStore | None = None
         self._pulls: dict[str, _Pull] = {}
-        self._known: dict[str, ReadyImage] = {}  # what was ready once; it may be gone since
+        # what was ready once, and which file it was made of; both may have changed since
+        self._known: dict[str, tuple[_Stamp, ReadyImage]] = {}
         self._locks: dict[str, int] = {}  # digest -> descriptor
         self._users: dict[str, set[int]] = {}  # digest -> sessions
         self._digest: dict[int, str] = {}  # session -> digest
@@ -53,8 +58,8 @@ class NodeImages:
     def open(self, session: int, image: str, then: ImageReady) -> None:
         """See `ports.Images`."""
         known = self._known.get(image)
-        if known is not None and self._use(session, known):
-            return then(known, "", False)
+        if known is not None and known[0] == _NO_FILE and self._use(session, known[1]):
+            return then(known[1], "", False)
         pull = self._pulls.get(image)
         if pull is None:
             pull = self._pulls[image] = _Pull(PullProcess())
@@ -88,14 +93,14 @@ class NodeImages:
         self._digest.clear()
 
     def _start(self, image: str, pull: _Pull) -> None:
-        def ended(future: asyncio.Future[PullAnswer]) -> None:
+        def ended(future: asyncio.Future[tuple[_Stamp, PullAnswer]]) -> None:
             if not future.cancelled() and not self._closed:
-                self._ended(image, pull, future.result())
+                self._ended(image, pull, *future.result())
 
-        self._loop.run_in_executor(self._threads, _answer, pull.process, image, self._settings
-                                   ).add_done_callback(ended)
+        self._loop.run_in_executor(self._threads, _answer, pull.process, image, self._settings,
+                                   self._known.get(image)).add_done_callback(ended)
 
-    def _ended(self, image: str, pull: _Pull, answer: PullAnswer) -> None:
+    def _ended(self, image: str, pull: _Pull, stamp: _Stamp, answer: PullAnswer) -> None:
         if not pull.waiting:  # it was cancelled; whoever came since begins anew
             if self._pulls.get(image) is pull:
                 del self._pulls[image]
@@ -106,13 +111,14 @@ class NodeImages:
         del self._pulls[image]
         ready = ReadyImage(answer.folder, answer.digest, answer.env)
         if not answer.error:
-            self._known[image] = ready
+            self._known[image] = stamp, ready
         for session, then in pull.waiting.items():
             if answer.error:
                 then(None, answer.error, answer.never)
             elif self._use(session, ready):
                 then(ready, "", False)
             elif pull.tries < _TRIES:
+                self._known.pop(image, None)
                 again = self._pulls.get(image)
                 if again is None:
                     again = self._pulls[image] = _Pull(PullProcess(), tries=pull.tries + 1)
@@ -139,11 +145,29 @@ class NodeImages:
         return True
 
 
-def _answer(process: PullProcess, image: str, settings: PullSettings) -> PullAnswer:
-    """Runs in a thread. A folder with a root file system needs no process."""
+def _answer(process: PullProcess, image: str, settings: PullSettings,
+            known: tuple[_Stamp, ReadyImage] | None) -> tuple[_Stamp, PullAnswer]:
+    """Runs in a thread. A folder with a root file system needs no process, and neither does a file
+    that is still the one that was unpacked."""
+    stamp = _stamp(image)
     if image.startswith("/") and os.path.isdir(image) and not os.path.exists(f"{image}/oci-layout"):
-        return PullAnswer(image)
+        return stamp, PullAnswer(image)
+    if known is not None and known[0] == stamp:
+        return stamp, PullAnswer(known[1].folder, known[1].digest, known[1].env)
     try:
-        return process.answer(image, settings)
+        return stamp, process.answer(image, settings)
     except OSError as error:
-        return PullAnswer(error=f"image: no process can be started to unpack it ({error.strerror})")
+        return stamp, PullAnswer(
+            error=f"image: no process can be started to unpack it ({error.strerror})")
+
+
+def _stamp(image: str) -> _Stamp:
+    """Tells one state of an image's file from another; `_NO_FILE` for an image of a registry."""
+    try:
+        path = parse_image_name(image).path
+        if not path:
+            return _NO_FILE
+        found = os.stat(f"{path}/index.json" if os.path.isdir(path) else path)
+    except (InvalidInput, OSError):
+        return ()  # the pull will say what is wrong
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

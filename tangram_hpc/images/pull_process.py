@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class PullProcess:
                 return PullAnswer(error="image: nobody wants it any more")
             self._process = process = subprocess.Popen(
                 [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE)
+                stderr=subprocess.PIPE, start_new_session=True)
         assert process.stdin is not None and process.stdout is not None
         assert process.stderr is not None
         with process:
@@ -79,7 +80,7 @@ class PullProcess:
                 pass  # it died, and its output says why
             line = process.stdout.readline()
             said = b"" if line else process.stderr.read(1 << 16)
-            process.kill()
+            _kill(process)
         return _read_answer(line, said)
 
     def cancel(self) -> None:
@@ -87,7 +88,14 @@ class PullProcess:
         with self._lock:
             self.cancelled = True
             if self._process is not None:
-                self._process.kill()
+                _kill(self._process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kills a pull with what it started, such as `unsquashfs`: it leads a process group."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _read_answer(line: bytes, said: bytes) -> PullAnswer:
@@ -108,10 +116,11 @@ def _confine(settings: PullSettings) -> None:
         landlock.restrict(["/"], [*write, *visible_paths.devices()], network=True)
 
 
-def _end_with_input(leave: Callable[[int], Any]) -> None:
+def _end_with_input() -> None:
+    """Ends this process with what it started, when its worker has gone."""
     while os.read(0, 1 << 12):
         pass
-    leave(1)
+    os.killpg(0, signal.SIGKILL)
 
 
 def main() -> int:
@@ -127,7 +136,7 @@ def main() -> int:
     answer = PullAnswer()
     try:
         _confine(settings)
-        threading.Thread(target=_end_with_input, args=(os._exit,), daemon=True).start()
+        threading.Thread(target=_end_with_input, daemon=True).start()
         tempfile.tempdir = settings.store
         done = pull(request["image"], settings, os.environ)
         env = done.image.env if done.image is not None else ()
@@ -138,7 +147,9 @@ def main() -> int:
         answer = PullAnswer(error=str(error))
     except OSError as error:
         answer = PullAnswer(error=f"image: {error}")
-    print(json.dumps(asdict(answer)), flush=True)
+    # a hostile image's names may be no Unicode, and the worker sends this text on
+    text = answer.error.encode(errors="backslashreplace").decode()
+    print(json.dumps(asdict(replace(answer, error=text))), flush=True)
     return 0
 
 

@@ -141,6 +141,7 @@ class ShellCall(Payload, frozen=True, tag=6):
         env: variables that the shell begins with, besides the sandbox's own.
         size: rows and columns of its terminal; (0, 0) for no terminal.
         echo: whether the terminal echoes what is written to it.
+        user: the user that the shell begins as, as for `ExecCall`.
     """
 
     op: str
@@ -154,6 +155,7 @@ class ShellCall(Payload, frozen=True, tag=6):
     env: dict[str, str] = {}
     size: tuple[int, int] = (0, 0)
     echo: bool = False
+    user: str = ""
 
 
 class TerminalCall(Payload, frozen=True, tag=7):

@@ -222,6 +222,7 @@ class WorkerDriver:
         self._watched = heads
         for lease in stuck:
             self._queues.remove(lease)
+            self._early.pop(lease, None)
             self._open.discard(lease)
         if stuck:
             self._send(Returned(tuple(stuck)))

@@ -84,3 +84,21 @@ def test_a_compilation_that_raises_reaches_its_callers_and_is_tried_again() -> N
         assert (await kept.get(("cpp", "x"), compiler)).product
 
     asyncio.run(play())
+
+
+def test_what_a_compiler_said_counts_as_well() -> None:
+    async def play() -> None:
+        kept = CompiledPrograms(bytes_max=3 * 5000)
+        loud = CommandRunResult(status="Finished", return_code=1, stderr="e" * 12_000)
+        runs = 0
+
+        async def fail() -> Compiled:
+            nonlocal runs
+            runs += 1
+            return Compiled(loud)
+
+        for code in "aba":
+            await kept.get(("cpp", code), fail)
+        assert runs == 3
+
+    asyncio.run(play())

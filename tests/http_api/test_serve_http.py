@@ -211,7 +211,9 @@ def test_many_test_cases_of_one_program_each_get_their_own_answer(cluster: Local
     ({}, ["body", "code"]), ({"code": 1, "language": "python"}, ["body", "code"]),
     ({"code": "SECRET", "language": "cobol"}, ["body", "language"]),
     ({"code": "SECRET", "language": "python", "run_timeout": -1}, ["body", "run_timeout"]),
-    ({"code": "SECRET", "language": "python", "files": {"x": "SECRET!"}}, ["body", "files"])])
+    ({"code": "SECRET", "language": "python", "files": {"x": "SECRET!"}}, ["body", "files"]),
+    ({"code": "SECRET\ud800", "language": "python"}, ["body", "code"]),
+    ({"code": "1", "language": "python", "stdin": "SECRET\udfff"}, ["body", "stdin"])])
 def test_a_wrong_field_is_named_and_nothing_that_was_sent_is_repeated(
         cluster: LocalCluster, body: Any, loc: list[str]) -> None:
     status, answer = send(cluster, "/run_code", body)
@@ -223,6 +225,21 @@ def test_a_path_that_leaves_the_directory_is_a_fault_of_the_sandbox(cluster: Loc
     """The program is not run where its files could not be written."""
     answer = run(cluster, "print(1)", files={"../x": ""})
     assert answer["run_result"]["stdout"] != "1\n" and answer["status"] != "Success"
+
+
+def test_files_of_more_than_an_answer_may_hold_are_a_fault_of_the_sandbox(cluster: LocalCluster
+                                                                        ) -> None:
+    """A sparse file costs its program nothing, and each of its names counts."""
+    code = "open('big', 'wb').truncate(40 << 20)"
+    answer = run(cluster, code, fetch_files=["big", "./big"])
+    assert answer["status"] == "SandboxError" and "64 MiB" in answer["message"]
+    assert answer["files"] == {}
+
+
+def test_a_path_is_never_answered_with_a_redirection_that_drops_its_key(cluster: LocalCluster
+                                                                      ) -> None:
+    assert cluster.http is not None
+    assert ask(f"{cluster.http.url}/{cluster.http.key}/run_code/", {})[0] == 404
 
 
 def test_nobody_is_served_without_a_key(cluster: LocalCluster) -> None:

@@ -16,6 +16,7 @@ from helpers.image_rig import MadeImage, entry, tar_of
 from tangram_hpc.images.node_images import NodeImages
 from tangram_hpc.images.node_store import NodeStore
 from tangram_hpc.images.pull import PullSettings
+from tangram_hpc.images.pull_process import PullProcess
 from tangram_hpc.ports import ReadyImage
 from tangram_hpc.resources import process_tree
 
@@ -74,11 +75,9 @@ def layout(tmp_path: Path) -> str:
 
 def test_sessions_of_one_image_share_one_pull(tmp_path: Path, layout: str,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    from tangram_hpc.images import node_images
-
     calls: list[str] = []
-    real = node_images._answer
-    monkeypatch.setattr(node_images, "_answer", lambda process, image, settings: (
+    real = PullProcess.answer
+    monkeypatch.setattr(PullProcess, "answer", lambda process, image, settings: (
         calls.append(image), real(process, image, settings))[1])
 
     async def test(images: NodeImages) -> None:
@@ -89,8 +88,9 @@ def test_sessions_of_one_image_share_one_pull(tmp_path: Path, layout: str,
         ready = said[0][0]
         assert ready is not None and all(one == (ready, "", False) for one in said)
         assert (Path(ready.folder) / "a").read_text() == "1" and ready.env == ("A=1",)
-        want(images, said, 99, layout)  # known by now: no pull, and no turn of the loop
-        assert len(said) == 21 and calls == [layout]
+        want(images, said, 99, layout)  # its file is the one that was unpacked: no pull
+        await until(lambda: len(said) == 21)
+        assert calls == [layout]
         store = NodeStore(tmp_path / "store")
         for session in (*range(20), 99):
             assert store.in_use(ready.digest)
@@ -101,6 +101,25 @@ def test_sessions_of_one_image_share_one_pull(tmp_path: Path, layout: str,
         await until(lambda: len(said) == 22)
         again = said[21][0]
         assert again is not None and again.digest == ready.digest and len(calls) == 2
+
+    run(tmp_path, test)
+
+
+def test_a_file_that_was_replaced_is_unpacked_again(tmp_path: Path) -> None:
+    archive = tmp_path / "image.tar"
+
+    async def test(images: NodeImages) -> None:
+        digests = []
+        for number in range(3):
+            if number != 1:
+                made = MadeImage([tar_of(entry("a", str(number)))])
+                made.oci_archive(tmp_path / f"new{number}.tar").replace(archive)
+            said: Said = []
+            want(images, said, number + 1, f"oci-archive:{archive}")
+            await until(lambda said=said: said)
+            assert said[0][0] is not None, said
+            digests.append(said[0][0].digest)
+        assert digests[0] == digests[1] != digests[2] == made.digest
 
     run(tmp_path, test)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from helpers.executor_rig import Rig
 
+from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol.process_frames import SandboxSpec
 from tangram_hpc.sandbox.manager import process_supervisor
 from tangram_hpc.sandbox.manager.pools import Pool, StartLimiter
@@ -184,3 +186,13 @@ def test_only_the_boxes_used_last_are_warm(worker: Rig, monkeypatch: pytest.Monk
     assert worker.shell("echo on", session=1)[1].stdout == b"on\n", "a session keeps its process"
     worker.open(3)
     worker.until(lambda: len(free(worker, first)) == 2 and not free(worker, second))
+
+
+@pytest.mark.skipif(not shutil.which("bwrap"), reason="bwrap is not installed")
+def test_what_a_command_left_in_shared_memory_is_not_seen_by_the_next(tmp_path: Path) -> None:
+    """The sandbox of a pool is emptied after each command; its shared memory goes with itself."""
+    rig = Rig(tmp_path, trusted=False, isolation="bwrap")
+    rig.shell("echo secret > /dev/shm/x; ls /dev/shm")
+    outcome, back = rig.shell("ls -A /dev/shm")
+    assert outcome.state is ActionState.COMPLETED and back.stdout == b"", (outcome, back)
+    rig.close()

@@ -291,6 +291,19 @@ def test_a_command_on_a_terminal_takes_what_it_has_credit_for(make: Any) -> None
     assert b"100000" in b"".join(data for _, data in rig.pieces[lease])
 
 
+def test_a_resize_after_the_program_closed_its_terminal_is_harmless(make: Any) -> None:
+    rig = make("bwrap")
+    call = TerminalCall(ExecCall(shell="trap '' HUP; exec <&- >&- 2>&-; sleep 1; exit 5",
+                                 stream=True))
+    lease = rig.begin(call, Kind.EXEC, session=rig.session)
+    rig.until(lambda: lease in rig.credit)
+    for _ in range(10):
+        rig.give(lease, input_flow.RESIZE, b"", 50, 60)
+        end = time.monotonic() + 0.05
+        rig.until(lambda end=end: time.monotonic() > end)
+    assert rig.end(lease)[0].exit_code == 5, "its init is alive"
+
+
 def test_where_there_are_no_terminals_that_is_said(make: Any) -> None:
     rig = make("process")
     assert rig.start(size=(24, 80)).reason == (

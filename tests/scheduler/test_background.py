@@ -306,6 +306,46 @@ def test_a_drained_node_takes_its_cores_back_before_it_closes_its_sessions() -> 
     assert [d.session for d in w.plan() if isinstance(d, de.CloseSession)] == [running]
 
 
+@pytest.mark.parametrize("bye", [True, False])
+@pytest.mark.parametrize("runs", [True, False])
+def test_the_background_of_a_session_that_outlives_its_client_goes_on_without_it(
+        bye: bool, runs: bool) -> None:
+    """Its end is that of the session. An end that came with the client's was named in each pass
+    again, as a waiting background action is not cancelled at once."""
+    w = World("first-fit")
+    w.node(cpus=1)
+    s = opened(w, outlives=True, ttl_ns=10**12, attach_hash="a" * 64, close_hash="b" * 64)
+    other = None if runs else w.submit()
+    w.plan()
+    action = wants(w, s)
+    assert started(w.plan()) == ([action] if runs else [])
+    w.happen(ev.ClientLeft(w.now, w.client, bye, w.now + (0 if bye else 10)))
+    w.now += 11
+    passes = 0
+    while made := w.plan():
+        passes += 1
+        assert passes < 10 and s in w.ledger.sessions
+        assert w.lease_of(action) not in killed(made)
+    assert w.ledger.sessions[s].background == action, other
+
+
+def test_a_deferred_cancellation_does_not_keep_a_session_on_a_drained_node() -> None:
+    w = World("first-fit")
+    node = w.node(cpus=1)
+    busy = w.submit()
+    w.plan()
+    s = opened(w)
+    action = wants(w, s)
+    w.plan()
+    w.happen(ev.ActionCancelled(w.now, action, "no longer wanted", ActionState.CANCELLED))
+    w.happen(ev.NodeDraining(w.now, node, "maintenance"))
+    for _ in range(3):
+        w.plan()
+    w.finish(busy)
+    w.plan()
+    assert w.ledger.sessions[s].state is SessionState.CLOSING
+
+
 def test_a_fork_stops_its_origin_while_its_files_are_copied() -> None:
     w = World("first-fit")
     w.node(cpus=2)

@@ -138,6 +138,8 @@ def test_a_name_is_taken_only_while_a_shared_session_has_it() -> None:
 @pytest.mark.parametrize(("fields", "why"), [
     ({"outlives": True, "ttl_ns": 5}, "outlives: nobody else could reach"),
     ({"outlives": True, "attach_hash": "a" * 64, "close_hash": "b" * 64}, "outlives: nothing"),
+    ({"outlives": True, "attach_hash": "a" * 64, "close_hash": "b" * 64, "idle_ns": 5,
+      "background": "run"}, "outlives: nothing"),
     ({"attach_hash": "a" * 64}, "shared: "), ({"ttl_ns": -1}, "ttl_s: "),
     ({"attach_hash": "a" * 64, "close_hash": "b" * 64, "name": ""}, "name: "),
     ({"attach_hash": "a" * 64, "close_hash": "b" * 64, "name": "x" * 201}, "name: ")])

@@ -158,9 +158,16 @@ def remove_tree(name: str, folder: int) -> None:
     Raises:
         OSError: something could not be removed.
     """
-    with suppress(OSError):  # what cannot be removed says so below
-        _strip(name, folder)
-    os.rmdir(name, dir_fd=folder)
+    fresh = f".{os.urandom(8).hex()}"
+    # it is refused where nothing may be removed, before the mode of anything is changed
+    os.rename(name, fresh, src_dir_fd=folder, dst_dir_fd=folder)
+    try:
+        with suppress(OSError):  # what cannot be removed says so below
+            _strip(fresh, folder)
+        os.rmdir(fresh, dir_fd=folder)
+    except OSError:
+        os.rename(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
+        raise
 
 
 def _strip(root: str, above: int | None = None, keep: frozenset[str] = frozenset()) -> None:

@@ -79,6 +79,7 @@ from .unstartable import Unstartable
 _SOON_NS = 2_000_000  # if a command ends sooner, its pipes are read only at its end
 _AGAIN_NS = 20_000_000  # between two attempts to kill the processes that are left
 _END_S = 5.0
+_SHM = "/dev/shm"
 _CANNOT_RUN = 126  # the exit code that a shell gives
 _FIRST = b"500"  # oom_score_adj of a command: the kernel kills it before its init
 
@@ -343,7 +344,9 @@ class Init:
         """
         command = call.command if isinstance(call, TerminalCall) else call
         if isinstance(command, ShellCall):
-            return call
+            as_user = ExecCall(user=command.user)
+            env = users.environment_of(as_user, self._isolation.changes is not None)
+            return msgspec.structs.replace(command, env=env | command.env) if env else call
         env = users.environment_of(command, self._isolation.changes is not None)
         if not env or not command.clean_env:
             return call
@@ -640,6 +643,9 @@ class Init:
             return
         try:
             scratch.empty(self._home, self._isolation.tmp, keep=self._isolation.nodes)
+            if self._isolation.pause is not None and os.listdir(_SHM):  # it is the sandbox's own
+                scratch.empty(_SHM)
+                os.chmod(_SHM, 0o1777)
             os.chdir(self._home)
         except OSError as error:
             self._send(Broken(f"the sandbox's directory cannot be emptied ({error.strerror})"))

@@ -92,7 +92,7 @@ class LeasedBackground:
     def lease(self, order: LeaseBackground) -> None:
         """Runs the processes under a lease."""
         now, pids = time.monotonic_ns(), self._processes.pids()
-        if not self.there or not pids:
+        if not self.there or self._processes.alone():
             self._rest()
             outcome = Outcome(ActionState.COMPLETED, isolation=self._isolation.name)
             return self._send(Ended(order.lease, outcome, None, True))
@@ -152,7 +152,7 @@ class LeasedBackground:
     def _look(self, now: int) -> None:
         pids = self._processes.pids()
         used = self._measure(pids)
-        if not pids:
+        if self._processes.alone():  # shells, which live on, are among `pids`
             return self._none_left()
         if self._stop is not None:
             return self._kill(*self._stop)

@@ -17,6 +17,7 @@ from ...protocol.payload import ExecCall
 
 _PASSWD = "/etc/passwd"
 _PASSWD_MAX = 4 << 20  # bytes
+_DIGITS_MAX = 10  # of a user's number
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -86,7 +87,8 @@ def _find(user: str) -> _Account:
     """The account of a name or a number."""
     for line in _lines():
         fields = line.split(":")
-        if len(fields) == 7 and user in (fields[0], fields[2]) and fields[2].isdecimal():
+        if len(fields) == 7 and user in (fields[0], fields[2]) and (
+                len(fields[2]) <= _DIGITS_MAX and fields[2].isdecimal()):
             return _Account(fields[0], int(fields[2]), fields[5], fields[6])
     raise UnknownUser(f"user: the image has no user {user!r} in {_PASSWD}")
 

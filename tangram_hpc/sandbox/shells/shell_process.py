@@ -38,6 +38,7 @@ from ..process.unstartable import Unstartable
 from .terminal import Terminal
 
 _SOURCE = 252  # the descriptor from which bash reads the line that runs a command
+_DIGITS_MAX = 20  # of a number that a shell says
 _LINE_MAX = 256  # bytes of a line on the control pipe; ours are shorter
 _PIECE = 1 << 16
 _NAMES = ("bash", "sh", "dash", "ash")
@@ -266,7 +267,8 @@ class ShellProcess:
                 self._hear(line.decode("ascii", "replace").split(" "))
 
     def _hear(self, words: list[str]) -> None:
-        numbers = [int(word) for word in words[1:3] if word.isascii() and word.isdigit()]
+        numbers = [int(word) for word in words[1:3]
+                   if word.isascii() and word.isdigit() and len(word) < _DIGITS_MAX]
         if words[0] == "h" and numbers and not self.inside:
             self.inside = numbers[0]
         elif words[0] == "s" and not self.inside:

@@ -67,6 +67,8 @@ class Terminal:
 
     def resize(self, rows: int, columns: int) -> None:
         """Changes the size; the kernel sends SIGWINCH to the foreground processes."""
+        if self.fd < 0:  # its programs have closed it
+            return
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
 
     def interrupt(self, number: int, otherwise: int) -> None:

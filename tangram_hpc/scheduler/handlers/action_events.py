@@ -31,7 +31,8 @@ def on_action_submitted(state: SchedulerState, event: ev.ActionSubmitted) -> lis
     owner.active_at = event.at
     if action.once:
         ledger.once[action.once] = action.id
-    elif not action.session or not _ends_with_session(ledger.sessions[action.session], owner):
+    elif not is_background(entry) and (  # whose end is that of its session alone
+            not action.session or not _ends_with_session(ledger.sessions[action.session], owner)):
         owner.ends_with_client[action.id] = None
     if service := service_of(action.key):
         declared = ledger.services.get(service)

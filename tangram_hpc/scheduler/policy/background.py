@@ -107,8 +107,8 @@ def next_slice_end(ledger: Ledger, looked_at: int) -> int:
 def drained(ledger: Ledger, session: SessionEntry, now: int) -> list[ev.Event]:
     """The end of a session's background action on a node that lends nothing more."""
     entry = ledger.actions[session.background]
-    if entry.forced_outcome is not None:
-        return []  # it is about to end
+    if entry.forced_outcome is not None and entry.lease:
+        return []  # its lease is about to end
     state = ActionState.PREEMPTED if entry.lease else ActionState.NODE_FAIL
     reason = f"node {ledger.nodes[session.node].spec.name}: {ledger.nodes[session.node].draining}"
     return [ev.ActionCancelled(now, session.background, reason, state)]

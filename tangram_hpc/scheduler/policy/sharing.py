@@ -86,8 +86,10 @@ def refusal_of_sharing(ledger: Ledger, spec: SessionSpec) -> str:
         return "shared: a shared session has two tokens"
     if spec.outlives and not spec.shared:
         return "outlives: nobody else could reach the session; open it with shared=True too"
-    if spec.outlives and not (spec.ttl_ns or spec.idle_ns):
-        return ("outlives: nothing would ever end the session; give ttl_s or idle_s with it")
+    # a session is not idle while its background processes run
+    if spec.outlives and not (spec.ttl_ns or (spec.idle_ns and spec.background != "run")):
+        return ("outlives: nothing would ever end the session; give ttl_s or idle_s with it, and "
+                'ttl_s with background="run"')
     if not spec.shared:
         return ""
     if not 0 < len(spec.name.encode("utf-8", "surrogatepass")) <= NAME_MAX:
