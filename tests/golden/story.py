@@ -82,6 +82,7 @@ class Story:
             self._now += self._pick((1, S // 10, S // 2, S))
             self._pick(moves)()
             self._plan()
+        self._share_session()
         self._record_event("broker-stopped", "the story is over")
         return self
 
@@ -297,6 +298,20 @@ class Story:
         self._record_event("session-requested", [
             self._id(owner), "sandbox", self._pick((64, 512, 2048)), "", self._draw(3) == 0, "", "",
             False, 0, True, "stop", origin, 20 * S * self._draw(2), -1, self._draw(2) > 0])
+
+    def _share_session(self) -> None:
+        """A client attaches to the session of another one, and leaves it. This comes last, so that
+        what comes before is what it was before sessions could be shared."""
+        self._join_client()
+        self._join_client()
+        owner, other = [*self._clients][-2:]
+        session = self._id(owner)
+        self._record_event("session-requested", [
+            session, "shared", 64, "", False, "", "", False, 0, True, "stop", 0, 0, -1, False, "",
+            "a" * 64, "b" * 64, 3600 * S])
+        self._plan()
+        self._record_event("session-attached", session, other, True, False)
+        self._record_event("session-detached", session, other)
 
     def _close_session(self) -> None:
         if self._sessions:
