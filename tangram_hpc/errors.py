@@ -89,6 +89,13 @@ class ShellEnded(ActionFailed):
     shell has a result of its own and does not raise this."""
 
 
+class SetupFailed(TangramError):
+    """An environment could not be prepared; the message quotes the step that failed and the end of
+    its output. All callers that waited for the environment get the same message; the next caller
+    tries again.
+    """
+
+
 class ActionTimeout(ActionFailed, TimeoutError):
     """An action ran longer than its `timeout` and was ended.
 
@@ -155,6 +162,23 @@ class FileInTheWay(FileFailed, FileExistsError):
 
 class FileDenied(FileFailed, PermissionError):
     """The sandbox may not do this with the file (EACCES, EPERM, EROFS)."""
+
+
+class PortFailed(TangramError, ConnectionError):
+    """A stream to a port of a session could not be opened, or broke. It is a `ConnectionError` too.
+
+    Attributes:
+        code: the symbolic name of the error, as `errno` spells it: "ECONNREFUSED" (nothing listens
+            on the port), "ECONNRESET" (the server, its sandbox or its node is gone),
+            "EAFNOSUPPORT" (the sandbox has no network of its own), "EMFILE" (the session has too
+            many streams), "EAGAIN" (the sandbox is not ready).
+    """
+
+    code = ""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class RemoteError(ActionFailed):

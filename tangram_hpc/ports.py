@@ -18,7 +18,14 @@ from .domain.session import SessionSpec
 from .domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
 from .domain.states import ActionState
 from .protocol.frame import Buffer, Parcel
-from .protocol.message import ActionResult, Message, StartAttempt
+from .protocol.message import (
+    ActionResult,
+    Message,
+    SnapshotOrder,
+    SnapshotReport,
+    StartAttempt,
+    StreamMessage,
+)
 from .scheduler.routing.cmlfq import CausalTree
 
 # Seconds. When an action has run for longer, its worker gives back the leases that wait behind it.
@@ -230,6 +237,11 @@ class Reports(Protocol):
         """So many more bytes of input may be sent to the command of a lease."""
         ...
 
+    def stream(self, message: StreamMessage, data: bytes | None = None) -> None:
+        """Reports that a port stream has brought bytes or credit, or has ended; `data` are the
+        bytes."""
+        ...
+
     def session_up(self, session: int, image: str = "") -> None:
         """The sandbox of the session is ready; `image` is the digest of its image, if it has one.
         """
@@ -252,6 +264,10 @@ class Reports(Protocol):
         """Background processes of the session could run and hold no CPUs. It is repeated."""
         ...
 
+    def snapshot(self, report: SnapshotReport) -> None:
+        """Reports a change of a snapshot on this node."""
+        ...
+
 
 @dataclass(frozen=True)
 class SandboxSettings:
@@ -270,6 +286,9 @@ class SandboxSettings:
     output_max: int = 1 << 20
     compiled: bool = True
     output_bound: int = 64 << 20
+    snapshots_max: int = 256
+    snapshots_mib: int = 32768
+    snapshot_idle_s: float = 86400.0
 
 
 @dataclass(frozen=True)
@@ -280,11 +299,16 @@ class ReadyImage:
         folder: its root file system on this node.
         digest: its digest; empty for a folder that the session named itself.
         env: variables that its programs expect, as NAME=VALUE.
+        workdir: the directory in which the image's programs start; empty if it names none.
+        user: the user that the image names, as `user`, `user:group` or numbers; empty if it names
+            none.
     """
 
     folder: str
     digest: str = ""
     env: tuple[str, ...] = ()
+    workdir: str = ""
+    user: str = ""
 
 
 # Called with the image, "" and False; or with None, one line that says why there is none, and
@@ -327,6 +351,12 @@ class Sandboxes(Protocol):
         """
         ...
 
+    def order_snapshot(self, order: SnapshotOrder) -> None:
+        """Removes, publishes or fetches a snapshot; the result, if any, comes by
+        `Reports.snapshot`.
+        """
+        ...
+
     def start(self, order: StartAttempt, payload: memoryview) -> None:
         """Runs an action; `finished` follows in every case."""
         ...
@@ -352,6 +382,12 @@ class Sandboxes(Protocol):
     def give_input(self, lease: int, kind: int, data: bytes, number: int, other: int) -> None:
         """Gives what runs under a lease a signal, or input or a size for its terminal
         (`protocol/input_flow.py`). An unknown lease is ignored.
+        """
+        ...
+
+    def carry(self, message: StreamMessage, data: bytes) -> None:
+        """Opens a port stream, gives it bytes or credit, or ends it (`protocol/port_flow.py`).
+        `Reports.stream` answers. An unknown stream is ignored.
         """
         ...
 

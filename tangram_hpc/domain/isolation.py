@@ -7,10 +7,11 @@ starts, and its `NodeSpec` lists only the backends that worked, in the order of 
 from __future__ import annotations
 
 from .node import NodeSpec
-from .session import SessionSpec
+from .session import OPEN, SessionSpec, needs_namespace
 
 BACKENDS = ("process", "bwrap", "podman", "apptainer", "enroot")
-
+HAVE_NETWORKS = BACKENDS[1:]  # the backends whose sandboxes have network namespaces of their own
+HAVE_OPEN = ("bwrap",)  # the backends whose network namespaces can be given a way out
 
 _OWN_NAMES = ("podman", "apptainer", "enroot")
 _FILES = ("/", "oci:", "oci-archive:", "docker-archive:", "docker://")
@@ -44,15 +45,35 @@ def offered(node: NodeSpec, trusted: bool) -> tuple[str, ...]:
 def backend_for(node: NodeSpec, spec: SessionSpec) -> str:
     """Returns the backend that a session gets on this node; an empty string if the node has none.
     """
+    if spec.network == OPEN and not node.open_network:
+        return ""
     return choose_isolation(offered(node, spec.trusted), spec)
 
 
 def choose_isolation(offers: tuple[str, ...], spec: SessionSpec) -> str:
     """Returns the first of these backends that serves a session; an empty string if none does."""
     for name in offers:
+        if needs_namespace(spec.network) and name not in HAVE_NETWORKS:
+            continue
+        if spec.network == OPEN and name not in HAVE_OPEN:
+            continue
         if spec.backend in ("", name) and (not spec.image or takes_image(name, spec.image)):
             return name
     return ""
+
+
+def networks(offers: tuple[str, ...], open_network: str = "") -> tuple[str, ...]:
+    """Returns the words of the networks that sessions can have with these backends.
+
+    Args:
+        offers: the backends.
+        open_network: the program that opens a network on the node; empty for none.
+    """
+    if not offers:
+        return ()
+    own = any(name in HAVE_NETWORKS for name in offers)
+    opens = open_network and any(name in HAVE_OPEN for name in offers)
+    return ("off", *(("loopback", "filtered") if own else ()), *((OPEN,) if opens else ()), "host")
 
 
 def preferred(backends: tuple[str, ...], first: str) -> tuple[str, ...]:

@@ -34,6 +34,10 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
             Slurm names for the allocation does not replace it.
         image_root: how sessions may write the root of their image: "overlay", "fuse" or "copy";
             empty if they cannot.
+        open_network: the program that gives sessions an open network: "slirp4netns"; empty if none
+            works.
+        why_not_open: one line that says why none works; empty if one does, or on a node that does
+            not say.
     """
 
     name: str
@@ -53,6 +57,8 @@ class NodeSpec(msgspec.Struct, frozen=True, array_like=True):
     neighbours: tuple[tuple[int, ...], ...] = ()
     end_by_user: bool = False
     image_root: str = ""
+    open_network: str = ""
+    why_not_open: str = ""
 
     def ending_at(self, ends_at_ns: int) -> NodeSpec:
         """Returns this node with another end of its allocation, in ns since the epoch."""

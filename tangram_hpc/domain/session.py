@@ -8,6 +8,8 @@ it places the session, not here.
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from .ids import show
@@ -16,6 +18,27 @@ from .ids import show
 # they are stopped, or they may use a small share of one core, or they are killed with the action
 # that left them, or cores are leased for them while one of them can run.
 BACKGROUNDS = ("stop", "share", "end", "run")
+
+SNAPSHOT_NAME = re.compile(r"snap-[0-9a-f]{24}")
+
+
+# What a session may reach: False for nothing outside of its sandbox, True for the node's whole
+# network; LOOPBACK is like False and promises a loopback of the sandbox's own; OPEN is all that the
+# node reaches, from a network of the sandbox's own, without the node's loopback; a tuple holds the
+# entries of an allow-list (`protocol/allow_list.py`), which a proxy applies.
+Network = bool | str | tuple[str, ...]
+LOOPBACK = "loopback"
+OPEN = "open"
+
+
+def needs_namespace(network: Network) -> bool:
+    """Returns whether a session needs a network namespace of its own."""
+    return not isinstance(network, bool)
+
+
+def leads_outside(network: Network) -> bool:
+    """Whether a session connects to the outside and looks up names by itself, without a proxy."""
+    return network is True or network == OPEN
 
 
 class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -30,7 +53,7 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
         backend: one of `isolation.BACKENDS`; empty for the best that its node has.
         image: the image of its file system (`domain.image_name`); empty for the node's own file
             system.
-        network: whether it may use the network.
+        network: what it may reach; see `Network`.
         disk_mib: limit on the size of its files; 0 for the site's default.
         trusted: whether the user wrote its code, so that the session may see the user's files.
         background: what happens to processes that outlive their action: one of `BACKGROUNDS`.
@@ -56,6 +79,8 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
         writable: whether it may write the root of its image, where its backend can give it that.
         user: the user of its commands, a name or a number of its image; empty for the sandbox's
             own.
+        snapshot: name of the snapshot whose files it begins with; empty for none. The broker then
+            fills in `image`.
     """
 
     id: int
@@ -65,7 +90,7 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     parallel: bool = False
     backend: str = ""
     image: str = ""
-    network: bool = False
+    network: Network = False
     disk_mib: int = 0
     trusted: bool = False
     background: str = "stop"
@@ -82,6 +107,7 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     background_cpus: tuple[int, ...] = (1,)
     writable: bool = True
     user: str = ""
+    snapshot: str = ""
 
     @property
     def shared(self) -> bool:
@@ -91,9 +117,13 @@ class SessionSpec(msgspec.Struct, frozen=True, array_like=True):
     def moved(self, files: str) -> SessionSpec:
         """Returns the specification for another node, where the session begins with these files.
 
-        It has no origin any more: a session that moved is no longer a fork of another one.
+        The result has no origin and no snapshot, because the archive holds their files.
         """
-        return msgspec.structs.replace(self, origin=0, files=files)
+        return msgspec.structs.replace(self, origin=0, files=files, snapshot="")
+
+    def with_image(self, image: str) -> SessionSpec:
+        """Returns the specification with the image that its snapshot or its origin has."""
+        return msgspec.structs.replace(self, image=image)
 
     def shown(self) -> SessionSpec:
         """Returns this specification as another client may see it: without the files that it began

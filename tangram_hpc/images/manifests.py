@@ -35,9 +35,9 @@ class BlobRef:
     """A reference to a blob.
 
     Attributes:
-        digest: its digest.
-        size: its bytes.
-        media_type: what it is said to be; empty if nothing says so.
+        digest: its digest, `sha256:HEX`.
+        size: its size in bytes.
+        media_type: the media type that the manifest gives; empty if it gives none.
     """
 
     digest: str

@@ -65,7 +65,7 @@ def _lay(source: int, target: int) -> None:
         for entry in entries:
             name = entry.name
             if entry.is_dir(follow_symlinks=False):
-                _lay_folder(name, source, target, entry.stat(follow_symlinks=False).st_mode)
+                _lay_folder(name, source, target, entry.stat(follow_symlinks=False))
                 continue
             try:
                 _link(name, source, name, target)
@@ -74,14 +74,15 @@ def _lay(source: int, target: int) -> None:
                 _link(name, source, name, target)
 
 
-def _lay_folder(name: str, source: int, target: int, mode: int) -> None:
+def _lay_folder(name: str, source: int, target: int, about: os.stat_result) -> None:
     try:
         os.mkdir(name, 0o700, dir_fd=target)
     except FileExistsError:
         if not stat.S_ISDIR(os.lstat(name, dir_fd=target).st_mode):
             os.unlink(name, dir_fd=target)
             os.mkdir(name, 0o700, dir_fd=target)
-    os.chmod(name, stat.S_IMODE(mode), dir_fd=target)
+    _give(os.open(name, FOLDER, dir_fd=target), about)
+    os.chmod(name, stat.S_IMODE(about.st_mode), dir_fd=target)
     below = os.open(name, FOLDER, dir_fd=source)
     try:
         there = os.open(name, FOLDER, dir_fd=target)
@@ -91,6 +92,16 @@ def _lay_folder(name: str, source: int, target: int, mode: int) -> None:
             os.close(there)
     finally:
         os.close(below)
+
+
+def _give(fd: int, about: os.stat_result) -> None:
+    """Gives an open file the owner of another file, and closes the file."""
+    try:
+        now = os.fstat(fd)
+        if (now.st_uid, now.st_gid) != (about.st_uid, about.st_gid):
+            os.fchown(fd, about.st_uid, about.st_gid)
+    finally:
+        os.close(fd)
 
 
 def _link(name: str, source: int, new: str, target: int) -> None:
@@ -112,6 +123,7 @@ def _copy(name: str, source: int, new: str, target: int) -> None:
                  "wb") as fresh:
         shutil.copyfileobj(old, fresh, 1 << 20)
         fresh.flush()
+        _give(os.dup(fresh.fileno()), about)
         os.fchmod(fresh.fileno(), stat.S_IMODE(about.st_mode))
         os.utime(fresh.fileno(), ns=(about.st_atime_ns, about.st_mtime_ns))
 

@@ -17,7 +17,7 @@ from ..errors import InvalidInput
 from ..ports import ImageReady, ReadyImage
 from .image_errors import ImageUnavailable
 from .node_store import NodeStore
-from .pull import PullSettings
+from .pull import IMPORTED, PullSettings
 from .pull_process import PullAnswer, PullProcess
 
 _PULLS = 4  # that run at a time on a node; more would only share its disk and its network
@@ -58,8 +58,11 @@ class NodeImages:
     def open(self, session: int, image: str, then: ImageReady) -> None:
         """See `ports.Images`."""
         known = self._known.get(image)
-        if known is not None and known[0] == _NO_FILE and self._use(session, known[1]):
-            return then(known[1], "", False)
+        if known is not None and known[0] == _NO_FILE:
+            if self._imported_anew(image, known[1]):
+                del self._known[image]
+            elif self._use(session, known[1]):
+                return then(known[1], "", False)
         pull = self._pulls.get(image)
         if pull is None:
             pull = self._pulls[image] = _Pull(PullProcess())
@@ -109,7 +112,7 @@ class NodeImages:
             pull.process = PullProcess()
             return self._start(image, pull)
         del self._pulls[image]
-        ready = ReadyImage(answer.folder, answer.digest, answer.env)
+        ready = ReadyImage(answer.folder, answer.digest, answer.env, answer.workdir, answer.user)
         if not answer.error:
             self._known[image] = stamp, ready
         for session, then in pull.waiting.items():
@@ -126,6 +129,17 @@ class NodeImages:
                 again.waiting[session] = then
             else:
                 then(None, f"image: {image} was removed from the store while it was opened", False)
+
+    def _imported_anew(self, image: str, known: ReadyImage) -> bool:
+        """Returns whether somebody has given an image's name to another one by `tangram image
+        import`. A name of a registry keeps its image for as long as the worker lives."""
+        try:
+            self._store = self._store or NodeStore(self._settings.store)
+        except ImageUnavailable:
+            return False
+        name = parse_image_name(image).full
+        return (self._store.about_name(name) == IMPORTED
+                and self._store.digest_of_name(name) != known.digest)
 
     def _use(self, session: int, image: ReadyImage) -> bool:
         """Locks an image for a session; returns False if it is gone."""
@@ -147,13 +161,16 @@ class NodeImages:
 
 def _answer(process: PullProcess, image: str, settings: PullSettings,
             known: tuple[_Stamp, ReadyImage] | None) -> tuple[_Stamp, PullAnswer]:
-    """Runs in a thread. A folder with a root file system needs no process, and neither does a file
-    that is still the one that was unpacked."""
+    """Unpacks an image, or finds it unpacked; blocks, so it runs in a thread. No process is started
+    for a folder that holds a root file system, or for a file that has not changed since it was
+    unpacked."""
     stamp = _stamp(image)
     if image.startswith("/") and os.path.isdir(image) and not os.path.exists(f"{image}/oci-layout"):
         return stamp, PullAnswer(image)
     if known is not None and known[0] == stamp:
-        return stamp, PullAnswer(known[1].folder, known[1].digest, known[1].env)
+        seen = known[1]
+        return stamp, PullAnswer(seen.folder, seen.digest, seen.env, workdir=seen.workdir,
+                                 user=seen.user)
     try:
         return stamp, process.answer(image, settings)
     except OSError as error:

@@ -8,6 +8,9 @@ locks/HEX                       makes sure that one process at a time pulls one 
 drafts/RANDOM                   what is being made; locked by its maker
 ```
 
+Where files keep the owners that they have in their image, `layers` and `images` have a suffix that
+stands for the user's range of numbers.
+
 Everything appears by one rename, so that no reader sees half of it. Whoever uses an image holds a
 shared lock on its folder, and whoever removes it needs an exclusive one. The kernel gives locks up
 when their process ends, so a process that is killed blocks nothing, and its drafts are removed by
@@ -31,12 +34,14 @@ from typing import Any
 
 from ..atomic_file import replace_file
 from ..sandbox.files import scratch
+from . import owner_namespace
 from .image_errors import ImageUnavailable
 from .merge_layers import UnpackedLayer
 from .unpack_layer import LayerNotes
 
 _LISTS = ("names", "diff_ids", "env")  # which JSON gives back as lists
 _FOLDERS = ("layers", "images", "names", "locks", "drafts")
+_OWNED = ("layers", "images")
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,15 @@ class StoredImage:
         return cls(**{**record, **{name: tuple(record[name]) for name in _LISTS}})
 
 
+def _suffix() -> str:
+    """Returns the suffix of the folders that hold unpacked files. It stands for the user's range of
+    numbers, because files with the numbers of another range are of no use."""
+    users = owner_namespace.users() if os.geteuid() else None
+    if users is None:
+        return ""
+    return f"-{hashlib.sha256(' '.join(users).encode()).hexdigest()[:8]}"
+
+
 class NodeStore:
     """A store of images below a folder.
 
@@ -85,6 +99,7 @@ class NodeStore:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self._owners = _suffix()
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             about = self.folder.stat()
@@ -92,6 +107,7 @@ class NodeStore:
                 raise ImageUnavailable(f"image_store {self.folder}: it belongs to somebody else, "
                                        "or others may write into it; name a folder of your own")
             for name in _FOLDERS:
+                name += self._owners if name in _OWNED else ""
                 (self.folder / name).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise ImageUnavailable(f"image_store {self.folder}: {error.strerror}; name a writable "
@@ -261,8 +277,8 @@ class NodeStore:
         return digest if isinstance(digest, str) else ""
 
     def note_name(self, name: str, digest: str, about: str = "") -> None:
-        """Notes the digest of a name. `about` is compared by whoever asks for the name again: for
-        a file its size and time.
+        """Records which digest a name stands for. `about` describes the source at that time (for a
+        file its size and time), so that a later caller can tell whether it has changed.
         """
         replace_file(self._name(name), json.dumps(
             {"name": name, "digest": digest, "about": about}))
@@ -272,7 +288,7 @@ class NodeStore:
         self._name(name).unlink(missing_ok=True)
 
     def about_name(self, name: str) -> str:
-        """Returns what was noted with a name."""
+        """Returns the `about` that `note_name` recorded for a name; empty if there is none."""
         about = self._name_record(self._name(name)).get("about")
         return about if isinstance(about, str) else ""
 
@@ -340,7 +356,8 @@ class NodeStore:
             yield True
 
     def _publish(self, draft: Path, target: Path) -> None:
-        """Moves what a draft holds to its place, unless another process was faster with the same.
+        """Moves the content of a draft to its final place, unless another process has put the same
+        content there first.
         """
         fresh = draft / "fresh"
         fresh.mkdir(mode=0o700)
@@ -353,16 +370,17 @@ class NodeStore:
                 raise
 
     def _image(self, digest: str) -> Path:
-        return self.folder / "images" / digest.removeprefix("sha256:")
+        return self.folder / f"images{self._owners}" / digest.removeprefix("sha256:")
 
     def _layer(self, diff_id: str) -> Path:
-        return self.folder / "layers" / diff_id.removeprefix("sha256:")
+        return self.folder / f"layers{self._owners}" / diff_id.removeprefix("sha256:")
 
     def _name(self, name: str) -> Path:
         return self.folder / "names" / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
 
     def _digests(self, kind: str) -> list[str]:
-        return [f"sha256:{path.name}" for path in sorted((self.folder / kind).iterdir())]
+        folder = self.folder / f"{kind}{self._owners}"
+        return [f"sha256:{path.name}" for path in sorted(folder.iterdir())]
 
     def _used(self, digest: str) -> int:
         try:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from ..domain.image_name import OCI, PATH, REGISTRY, ImageName, parse_image_name
+from . import owner_namespace
 from .found_image import FoundImage, find_image
 from .image_errors import ImageRefused, ImageUnavailable, of_os_error
 from .image_limits import MANIFEST_MAX, UnpackBudget
@@ -31,7 +32,7 @@ from .shared_blobs import SharedBlobs
 from .sif import is_sif, unpack_sif
 from .unpack_layer import LayerNotes, unpack_layer
 
-_IMPORTED = "imported"  # noted with a name that a person gave to an image of a file
+IMPORTED = "imported"  # noted with a name that a person gave to an image of a file
 
 
 @dataclass(frozen=True)
@@ -172,13 +173,20 @@ def _unpack(found: FoundImage, name: ImageName, store: NodeStore, settings: Pull
         image = StoredImage(found.digest, (), config.diff_ids, config.env, config.working_dir,
                             config.user, sum(layer.notes.size for layer in layers),
                             sum(layer.notes.entries for layer in layers))
-        store.add(image, lambda root: merge_layers(layers, root))
+        store.add(image, lambda root: owner_namespace.as_root(
+            lambda: merge_layers(layers, root)))
     store.note_name(name.full, found.digest)
     return found.digest
 
 
 def _checked(file: IO[bytes], folder: str, diff_id: str, budget: UnpackBudget) -> LayerNotes:
-    notes, digest = unpack_layer(file, folder, budget)
+    def work() -> tuple[str, str, dict[str, int]]:
+        notes, digest = unpack_layer(file, folder, budget, owner_namespace.users() is not None)
+        return notes.to_json(), digest, vars(budget)
+
+    text, digest, left = owner_namespace.as_root(work)
+    vars(budget).update(left)
+    notes = LayerNotes.from_json(text)
     if digest != diff_id:
         raise ImageRefused(f"image: a layer has the digest {digest}, and the configuration says "
                            f"{diff_id}")
@@ -190,7 +198,7 @@ def _checked(file: IO[bytes], folder: str, diff_id: str, budget: UnpackBudget) -
 
 def _pull_registry(name: ImageName, store: NodeStore, settings: PullSettings,
                    environ: Mapping[str, str], again: bool) -> str:
-    if not again and store.about_name(name.full) == _IMPORTED:
+    if not again and store.about_name(name.full) == IMPORTED:
         known = store.digest_of_name(name.full)
         if store.find(known) is not None:
             return known
@@ -319,7 +327,7 @@ def import_image(path: str, text: str, settings: PullSettings, environ: Mapping[
                            "it is")
     if name is not None:
         store = NodeStore(settings.store)
-        store.note_name(name.full, done.digest, _IMPORTED)
+        store.note_name(name.full, done.digest, IMPORTED)
         file = parse_image_name(path)
         store.forget_name((_path(file) or file if file.kind == PATH else file).full)
     return done.digest

@@ -5,8 +5,8 @@ takes no time from the worker's loop, can be killed at any moment, and can be co
 kernel has Landlock, it may write only into the stores and devices such as /dev/null.
 
 It reads one line of JSON, `{"image": ..., "settings": {...}}`, and answers with one:
-`{"folder": ..., "digest": ..., "env": [...]}` or `{"error": ..., "never": ...}`. When its input
-ends, its worker is dead, and it ends too.
+`{"folder": ..., "digest": ..., "env": [...], ...}` or `{"error": ..., "never": ...}`. When its
+input ends, its worker is dead, and it ends too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 from ..errors import InvalidInput, TangramError
 from ..sandbox.isolation import landlock, visible_paths
+from . import owner_namespace
 from .pull import PullSettings, pull
 
 _ABI_REFER = 2  # before, a confined process cannot rename or link between two folders
@@ -32,14 +33,16 @@ _ABI_REFER = 2  # before, a confined process cannot rename or link between two f
 
 @dataclass(frozen=True)
 class PullAnswer:
-    """What became of a pull.
+    """The result of a pull.
 
     Attributes:
         folder: the root file system; empty after an error.
         digest: the digest of the image; empty for a folder that was named as it is.
         env: variables that its programs expect, as NAME=VALUE.
-        error: why there is none, in one line.
-        never: whether to ask again is of no use.
+        error: why the image could not be pulled, in one line; empty after a success.
+        never: whether another attempt would be useless.
+        workdir: the directory in which its programs start; empty if the image names none.
+        user: the user that the image names; empty for none.
     """
 
     folder: str = ""
@@ -47,6 +50,8 @@ class PullAnswer:
     env: tuple[str, ...] = ()
     error: str = ""
     never: bool = False
+    workdir: str = ""
+    user: str = ""
 
 
 class PullProcess:
@@ -135,12 +140,17 @@ def main() -> int:
     os.umask(0o022)
     answer = PullAnswer()
     try:
+        of = owner_namespace.users()
+        if of is not None:  # before this process is confined: newuidmap has no effect afterwards
+            owner_namespace.namespace(of)
         _confine(settings)
         threading.Thread(target=_end_with_input, daemon=True).start()
         tempfile.tempdir = settings.store
         done = pull(request["image"], settings, os.environ)
-        env = done.image.env if done.image is not None else ()
-        answer = PullAnswer(done.folder, done.digest, env)
+        answer = PullAnswer(done.folder, done.digest)
+        if done.image is not None:
+            image = done.image
+            answer = replace(answer, env=image.env, workdir=image.working_dir, user=image.user)
     except InvalidInput as error:
         answer = PullAnswer(error=str(error), never=True)
     except TangramError as error:

@@ -108,7 +108,7 @@ class RegistryImage:
             nonlocal digest, done
             headers = {"Range": f"bytes={done}-"} if done else {}
             with self._get(f"blobs/{blob.digest}", headers) as answer:
-                if done and answer.status != 206:  # this registry begins anew
+                if done and answer.status != 206:  # the registry ignores Range: whole blob follows
                     digest, done = hashlib.sha256(), 0
                     file.seek(0)
                     file.truncate()
@@ -228,8 +228,8 @@ class RegistryImage:
         if scheme.lower() == "basic":
             return _basic(self._credentials)
         if scheme.lower() != "bearer":
-            raise ImageRefused(f"image: the registry {self._name.registry} wants a kind of proof "
-                               "that is not known here")
+            raise ImageRefused(f"image: the registry {self._name.registry} asks for "
+                               f"authentication by {scheme!r}; supported are basic and bearer")
         fields = dict(re.findall(r'([a-zA-Z_]+)="([^"]*)"', rest))
         realm = fields.get("realm", "")
         url = urllib.parse.urlsplit(realm)

@@ -1,9 +1,10 @@
 """Unpacks one layer of an image into a folder of its own.
 
-The files belong to the user who unpacks them, whoever owned them in the image: an overlay that the
-user mounts later needs that. Set-user-ID and set-group-ID bits are removed. Device nodes, pipes,
-sockets, file capabilities and extended attributes are left out; an attribute such as
-`user.overlay.redirect` would change what an overlay shows.
+Where the user has a range of numbers (`owner_namespace`), files keep their owners. Elsewhere they
+belong to the user who unpacks them: an overlay that the user mounts later needs that. Set-user-ID
+and set-group-ID bits are removed. Device nodes, pipes, sockets, file capabilities and extended
+attributes are left out; an attribute such as `user.overlay.redirect` would change what an overlay
+shows.
 
 What a layer removes from those below it (whiteouts) is noted in `LayerNotes`, and `merge_layers`
 carries it out. An entry that breaks a rule refuses the image.
@@ -18,6 +19,7 @@ import tarfile
 from dataclasses import asdict, dataclass, field
 from typing import IO
 
+from ..sandbox.user_namespace import SPAN
 from .confined_tree import ConfinedTree, Parts, parts_of, shown
 from .image_errors import ImageRefused, of_os_error
 from .image_limits import UnpackBudget
@@ -63,20 +65,23 @@ class LayerNotes:
         return notes
 
 
-def unpack_layer(file: IO[bytes], folder: str, budget: UnpackBudget) -> tuple[LayerNotes, str]:
+def unpack_layer(file: IO[bytes], folder: str, budget: UnpackBudget, owners: bool = False
+                 ) -> tuple[LayerNotes, str]:
     """Unpacks a layer into an empty folder; returns its notes and the digest of its tar.
 
     Args:
         file: the layer, compressed by gzip or zstd or not at all.
         folder: the folder to fill. After an error it holds a part of the layer.
         budget: what the image may still take; what the layer takes is subtracted.
+        owners: whether files keep their owners, for which this process must be root, at least of a
+            user namespace. An owner whose number no sandbox has is replaced by root.
 
     Raises:
         ImageRefused: the layer breaks a rule, is damaged or too large.
         ImageUnavailable: the disk is full or fails.
     """
     stream, notes, tree = LayerStream(file, budget), LayerNotes(), ConfinedTree(folder)
-    unpacking = _Unpacking(stream, notes, tree, budget)
+    unpacking = _Unpacking(stream, notes, tree, budget, owners)
     try:
         tar = _opened(stream)
         while tar is not None and (member := _next(tar)) is not None:
@@ -114,8 +119,9 @@ class _Unpacking:
     """The unpacking of one layer."""
 
     def __init__(self, stream: LayerStream, notes: LayerNotes, tree: ConfinedTree,
-                 budget: UnpackBudget) -> None:
+                 budget: UnpackBudget, owners: bool) -> None:
         self._stream, self._notes, self._tree, self._budget = stream, notes, tree, budget
+        self._owners = owners
 
     def add(self, member: tarfile.TarInfo) -> None:
         """Makes one entry."""
@@ -161,6 +167,8 @@ class _Unpacking:
             if not _is_folder(parts[-1], parent):
                 os.unlink(parts[-1], dir_fd=parent)
                 os.mkdir(parts[-1], 0o700, dir_fd=parent)
+        if self._owners:
+            os.chown(parts[-1], *_owner(member), dir_fd=parent, follow_symlinks=False)
         os.chmod(parts[-1], member.mode & 0o1777 | 0o700, dir_fd=parent)
 
     def _symbolic_link(self, parts: Parts, member: tarfile.TarInfo) -> None:
@@ -169,12 +177,14 @@ class _Unpacking:
         parent = self._tree.folder(parts[:-1])
         self._tree.clear(parent, parts[-1])
         os.symlink(member.linkname, parts[-1], dir_fd=parent)
+        if self._owners and any(_owner(member)):
+            os.chown(parts[-1], *_owner(member), dir_fd=parent, follow_symlinks=False)
 
     def _hard_link(self, parts: Parts, member: tarfile.TarInfo) -> None:
         target = parts_of(member.linkname)
         if not target or target == parts:
             raise ImageRefused(f"image: a layer has {shown(member.name)} as a hard link to "
-                               f"{shown(member.linkname)}, which is no other file")
+                               f"{shown(member.linkname)}, which must be another file of the image")
         self._tree.folder(parts[:-1])
         try:
             source = os.dup(self._tree.folder(target[:-1], make=False))
@@ -205,6 +215,8 @@ class _Unpacking:
                 self._sparse(fd, member)
             else:
                 self._content(fd, member)
+            if self._owners and any(_owner(member)):
+                os.fchown(fd, *_owner(member))
             os.fchmod(fd, member.mode & 0o777 | 0o600)
             when = member.mtime if member.mtime == member.mtime else 0
             os.utime(fd, (0, min(max(when, 0), _TIME_MAX)))
@@ -241,6 +253,11 @@ class _Unpacking:
                 _write(fd, piece)
                 size -= len(piece)
         os.ftruncate(fd, member.size)
+
+
+def _owner(member: tarfile.TarInfo) -> tuple[int, int]:
+    uid, gid = (number if 0 <= number < SPAN else 0 for number in (member.uid, member.gid))
+    return uid, gid
 
 
 def _is_folder(name: str, parent: int) -> bool:

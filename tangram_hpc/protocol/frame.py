@@ -59,7 +59,8 @@ class Outbox:
         lengths = [len(p) for p in self.payloads]
         meta = _encoder.encode((self.messages, lengths))
         head = _HEAD.pack(4 + len(meta) + self.bytes, len(meta))
-        frame: list[Buffer] = [head + meta, *self.payloads]
+        # leave empty buffers out: a writer would wait for ever for an empty last buffer to be sent
+        frame: list[Buffer] = [head + meta, *filter(len, self.payloads)]
         if self.bytes <= _SMALL * len(self.payloads):
             frame = [b"".join(frame)]
         self.messages, self.payloads, self.bytes = [], [], 0

@@ -5,6 +5,9 @@ not journaled, since no decision depends on it. Bytes need credit: the init gran
 when the command has begun, and as many again as its terminal has taken. The broker counts the
 credit too, and refuses what exceeds it. So a client that writes faster than its command reads is
 held back at its own side, and what waits on the way to one command is at most `WINDOW`.
+
+A broken connection of the client loses neither input (`unconfirmed.py`) nor credit: the broker says
+how much it has granted in all, and repeats that on a new connection.
 """
 
 from __future__ import annotations
@@ -24,22 +27,30 @@ def wrong_size(size: tuple[int, int]) -> str:
 
 
 class InputWindow:
-    """How many bytes may still be sent to each of some commands."""
+    """The credit of several commands or streams: how many bytes may still be sent to each of them.
 
-    def __init__(self) -> None:
+    Args:
+        window: the most credit of one command or stream, in bytes.
+        piece_max: the most bytes of one message.
+    """
+
+    def __init__(self, window: int = WINDOW, piece_max: int = PIECE_MAX) -> None:
+        self._window, self._piece_max = window, piece_max
         self._left: dict[int, int] = {}
+        self._granted: dict[int, int] = {}
 
     def grant(self, number: int, count: int) -> int:
-        """Adds credit for a command, to at most WINDOW; returns how much was added."""
+        """Adds credit for a command, to at most the window; returns how much was added."""
         left = self._left.get(number, 0)
-        added = max(0, min(count, WINDOW - left))
+        added = max(0, min(count, self._window - left))
         self._left[number] = left + added
+        self._granted[number] = self._granted.get(number, 0) + added
         return added
 
     def take(self, number: int, count: int) -> bool:
         """Takes credit for `count` bytes; returns False, and takes nothing, if there is less."""
         left = self._left.get(number, 0)
-        if count > min(left, PIECE_MAX):
+        if count > min(left, self._piece_max):
             return False
         self._left[number] = left - count
         return True
@@ -48,6 +59,11 @@ class InputWindow:
         """Returns how many bytes may be sent to a command now."""
         return self._left.get(number, 0)
 
+    def granted(self) -> dict[int, int]:
+        """Returns how many bytes each command has been granted in all."""
+        return self._granted
+
     def forget(self, number: int) -> None:
         """Forgets a command that has ended."""
         self._left.pop(number, None)
+        self._granted.pop(number, None)

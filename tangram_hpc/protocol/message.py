@@ -55,6 +55,44 @@ class PeerRefused(Message, frozen=True, tag=3):
     text: str
 
 
+class StreamData(Message, frozen=True, tag=46):
+    """Bytes of a port stream, in either direction (`protocol/port_flow.py`).
+
+    Attributes:
+        stream: number of the stream.
+        last: whether this side sends no more bytes after these.
+        n: always 1: the message has one payload, the bytes, which may be empty.
+    """
+
+    stream: int
+    last: bool = False
+    n: int = 1
+
+
+class StreamCredit(Message, frozen=True, tag=47):
+    """Allows `count` more bytes of a port stream to be sent to the side that sends this message.
+
+    The first such message that a client gets says that its stream is connected.
+    """
+
+    stream: int
+    count: int
+
+
+class StreamEnded(Message, frozen=True, tag=62):
+    """A port stream is over in both directions.
+
+    Attributes:
+        stream: number of the stream.
+        reason: why, in one line; empty if a side closed it in order.
+        code: the symbolic name of the error, such as ECONNREFUSED; empty for none.
+    """
+
+    stream: int
+    reason: str = ""
+    code: str = ""
+
+
 # ---- client -> broker ------------------------------------------------------------------------
 
 
@@ -207,6 +245,21 @@ class Input(Message, frozen=True, tag=29):
     n: int = 0
 
 
+class OpenStream(Message, frozen=True, tag=45):
+    """Asks for a stream to a port of a session's sandbox (`protocol/port_flow.py`). The broker
+    passes it on to the worker. The answer is StreamCredit or StreamEnded.
+
+    Attributes:
+        stream: number of the stream, which the client chose.
+        session: the session.
+        port: the TCP port, on the loopback that the session's commands have.
+    """
+
+    stream: int
+    session: int
+    port: int
+
+
 class Bye(Message, frozen=True, tag=17):
     """The client ends and will not come back, so that it needs no grace."""
 
@@ -240,6 +293,26 @@ class DetachSession(Message, frozen=True, tag=28):
     """Detaches from a session. What this client had submitted there is cancelled."""
 
     session: int
+
+
+class ManageSnapshot(Message, frozen=True, tag=43):
+    """Lists or removes snapshots, or prepares an environment; answered by QueryReply or Rejected.
+
+    Attributes:
+        request: number of the request.
+        op: one of five operations. `list` lists the snapshots. `remove` removes the snapshot
+            `name`. `prepare` asks for the environment with the fingerprint `name`; it is answered
+            when the environment is ready, or when this client is to build it. `ready` says that
+            this client has built the environment as the snapshot `text`. `failed` says that it
+            could not, and `text` says why.
+        name: see `op`.
+        text: see `op`.
+    """
+
+    request: int
+    op: str
+    name: str = ""
+    text: str = ""
 
 
 class DeclareEndpoint(Message, frozen=True, tag=20):
@@ -283,6 +356,7 @@ class Welcome(Message, frozen=True, tag=30):
     sync: str
     grace_s: float
     fresh: bool = True  # False if the broker knows it, and its open actions, from before
+    received: int = 0  # how many of its messages the broker has counted (`unconfirmed.COUNTED`)
 
 
 class ActionResult(Message, frozen=True, tag=31):
@@ -398,13 +472,16 @@ class Granted(Message, frozen=True, tag=37):
 
 
 class InputCredit(Message, frozen=True, tag=39):
-    """So many more bytes of input may be sent to a running command.
+    """Allows `count` more bytes of input for a running command.
 
-    `id` is that of the lease from a worker, that of the action from the broker to a client.
+    `id` is that of the lease from a worker, that of the action from the broker to a client. The
+    broker also says how many bytes it has allowed in all (`total`), since one of these messages may
+    be lost with the client's connection; it repeats the total on a new one.
     """
 
     id: int
     count: int
+    total: int = 0
 
 
 # ---- worker -> broker ------------------------------------------------------------------------
@@ -488,6 +565,32 @@ class SandboxPacked(Message, frozen=True, tag=58):
     files: str
 
 
+class SnapshotReport(Message, frozen=True, tag=60):
+    """A worker's report about a snapshot.
+
+    Attributes:
+        name: the snapshot.
+        what: `held` when its files are on this node, `gone` when they no longer are, `wanted` when
+            a session of this node waits for them, and `published` when an archive of them is in
+            the store, or could not be made.
+        session: the session of which it was taken on this node; 0 if it came from another node.
+        image: the image of that session, as it was asked for; empty for none.
+        digest: the digest of that image; empty for none and for a plain folder.
+        mib: the space that it takes on this node, in MiB.
+        files: for `published`, the name of its archive in the store; empty if there is none.
+        why: for `published`, in one line why there is no archive; empty if there is one.
+    """
+
+    name: str
+    what: str
+    session: int = 0
+    image: str = ""
+    digest: str = ""
+    mib: int = 0
+    files: str = ""
+    why: str = ""
+
+
 # ---- broker -> worker ------------------------------------------------------------------------
 
 
@@ -565,6 +668,28 @@ class PackSandbox(Message, frozen=True, tag=77):
     session: int
 
 
+class SnapshotOrder(Message, frozen=True, tag=78):
+    """Tells a worker what to do with a snapshot.
+
+    Attributes:
+        name: the snapshot.
+        what: `remove` its files as soon as no session needs them; `publish` an archive of them in
+            the store; `fetch` the archive from the store; `missing` if there is no archive, so that
+            sessions that wait for the snapshot end.
+        files: for `fetch`, the name of the archive.
+        image: for `fetch`, the image to which the snapshot belongs.
+        digest: for `fetch`, the digest of that image.
+        why: for `missing`, the reason in one line.
+    """
+
+    name: str
+    what: str
+    files: str = ""
+    image: str = ""
+    digest: str = ""
+    why: str = ""
+
+
 AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     Ping,
     Pong,
@@ -617,4 +742,12 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     DetachSession,
     Attached,
     BackgroundWants,
+    ManageSnapshot,
+    SnapshotReport,
+    SnapshotOrder,
+    OpenStream,
+    StreamData,
+    StreamCredit,
+    StreamEnded,
 ]
+StreamMessage = OpenStream | StreamData | StreamCredit | StreamEnded

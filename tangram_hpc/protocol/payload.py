@@ -142,6 +142,7 @@ class ShellCall(Payload, frozen=True, tag=6):
         size: rows and columns of its terminal; (0, 0) for no terminal.
         echo: whether the terminal echoes what is written to it.
         user: the user that the shell begins as, as for `ExecCall`.
+        output_max, keep: how much of the command's output is kept, as for `ExecCall`.
     """
 
     op: str
@@ -156,6 +157,8 @@ class ShellCall(Payload, frozen=True, tag=6):
     size: tuple[int, int] = (0, 0)
     echo: bool = False
     user: str = ""
+    output_max: int = 0
+    keep: str = "head"
 
 
 class TerminalCall(Payload, frozen=True, tag=7):
@@ -172,6 +175,18 @@ class TerminalCall(Payload, frozen=True, tag=7):
     command: ExecCall
     size: tuple[int, int] = (24, 80)
     echo: bool = False
+
+
+class SnapshotCall(Payload, frozen=True, tag=43):
+    """Takes a snapshot of a session under a name that its client chose."""
+
+    name: str
+
+
+class SnapshotReturn(Payload, frozen=True, tag=44):
+    """Tells the client that the snapshot of this name was taken."""
+
+    name: str
 
 
 class ExecReturn(Payload, frozen=True, tag=10):
@@ -265,6 +280,8 @@ AnyPayload = Union[  # noqa: UP007
     FileList,
     ValueReturn,
     ErrorReturn,
+    SnapshotCall,
+    SnapshotReturn,
 ]
 
 

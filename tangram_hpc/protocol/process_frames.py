@@ -24,6 +24,7 @@ from typing import Any, Generic, TypeVar, Union
 import msgspec
 
 from ..domain.outcome import Outcome
+from ..domain.session import Network
 from ..domain.states import ActionState
 from ..errors import ProtocolError
 from .reading import reader
@@ -52,18 +53,23 @@ class SandboxSpec(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         backend: the isolation backend; empty for a runner, which has none.
         trusted: whether its code may see the files of its user.
-        network: whether its code may use the network.
+        network: what its code may reach; see `domain.session.Network`.
         image: the container image or root directory; empty for the node's own programs.
         writable: whether it may write the image's root, of which it then has its own changes.
         env: variables that the image's programs expect, as NAME=VALUE.
+        workdir: the directory of the image in which commands begin, and to which paths are
+            relative; empty for the session's directory.
+        user: the user of the image as which a command runs that names no user; empty for user 0.
     """
 
     backend: str = ""
     trusted: bool = True
-    network: bool = True
+    network: Network = True
     image: str = ""
     writable: bool = False
     env: tuple[str, ...] = ()
+    workdir: str = ""
+    user: str = ""
 
 
 class SandboxLimits(msgspec.Struct, frozen=True, array_like=True):
@@ -98,6 +104,8 @@ class Setup(ProcessFrame, frozen=True, tag=1):
         output_bound: bytes of one output stream that a call may ask to keep.
         root: how this node lets a sandbox write its image, one of `image_root.WAYS`; empty where
             the sandbox must not.
+        users: which users of the node are the users of a sandbox that writes its image, as the two
+            fields of `user_namespace.UserMap`; empty for user 0 alone.
     """
 
     kill_wait_ns: int
@@ -113,6 +121,7 @@ class Setup(ProcessFrame, frozen=True, tag=1):
     cpu_file: str = ""
     output_bound: int = 64 << 20
     root: str = ""
+    users: tuple[str, ...] = ()
 
 
 class RunAction(ProcessFrame, frozen=True, tag=2):
@@ -227,6 +236,55 @@ class LeaseBackground(ProcessFrame, frozen=True, tag=10):
     limits: SandboxLimits
 
 
+class HoldStill(ProcessFrame, frozen=True, tag=80):
+    """Tells an init to stop all background processes, even those that hold CPUs, while the files of
+    its sandbox are frozen; the init answers with HeldStill. With `hold` false the processes go on,
+    and the init does not answer.
+    """
+
+    hold: bool = True
+
+
+class HeldStill(ProcessFrame, frozen=True, tag=81):
+    """Tells the worker that no process of the sandbox runs. If one may still run, `why` says the
+    reason in one line; otherwise it is empty.
+    """
+
+    why: str = ""
+
+
+class ConnectPort(ProcessFrame, frozen=True, tag=85):
+    """Tells an init to connect a port stream to a port of its sandbox (`protocol/port_flow.py`). It
+    answers with PortCredit or PortEnded.
+    """
+
+    stream: int
+    port: int
+
+
+class PortBytes(ProcessFrame, frozen=True, tag=86):
+    """Bytes of a port stream, to or from an init; with `last` the sender sends no more of them."""
+
+    stream: int
+    data: bytes
+    last: bool = False
+
+
+class PortCredit(ProcessFrame, frozen=True, tag=87):
+    """Allows `count` more bytes of a port stream to be sent to the side that sends this message."""
+
+    stream: int
+    count: int
+
+
+class PortEnded(ProcessFrame, frozen=True, tag=88):
+    """Tells the other side that a port stream has ended; see `message.StreamEnded`."""
+
+    stream: int
+    reason: str = ""
+    code: str = ""
+
+
 class BackgroundRunnable(ProcessFrame, frozen=True, tag=25):
     """Tells the worker that background processes could run and hold no CPUs."""
 
@@ -276,7 +334,7 @@ class OutputChunk(ProcessFrame, frozen=True, tag=22):
 
 
 class CreditInput(ProcessFrame, frozen=True, tag=26):
-    """So many more bytes of input may be sent to the command that runs under a lease."""
+    """Allows `count` more bytes of input for the command that runs under a lease."""
 
     lease: int
     count: int
@@ -356,9 +414,10 @@ class DescendantsEnded(ProcessFrame, frozen=True, tag=53):
 
 # unions by tag, which msgspec reads from typing.Union
 ToProcess = Union[Setup, RunAction, KillCommand, Units, LoadFunction, Drop,  # noqa: UP007
-                  ExitProcess, FreezeBackground, SessionSecrets, LeaseBackground, GiveInput]
+                  ExitProcess, FreezeBackground, SessionSecrets, LeaseBackground, GiveInput,
+                  HoldStill, ConnectPort, PortBytes, PortCredit, PortEnded]
 FromProcess = Union[Ready, Broken, Ended, Gone, OutputChunk, BackgroundRunnable,  # noqa: UP007
-                    CreditInput]
+                    CreditInput, HeldStill, PortBytes, PortCredit, PortEnded]
 ToForkServer = Union[Fork, KillProcess, RemoveDirectory]  # noqa: UP007
 FromForkServer = Union[Forked, Unforked, Died, DescendantsEnded]  # noqa: UP007
 

@@ -35,6 +35,7 @@ from ..protocol.message import (
     Leaving,
     Message,
     OpenSandbox,
+    OpenStream,
     Output,
     PackSandbox,
     PeerRefused,
@@ -47,7 +48,13 @@ from ..protocol.message import (
     SandboxPacked,
     SandboxUp,
     Shutdown,
+    SnapshotOrder,
+    SnapshotReport,
     StartAttempt,
+    StreamCredit,
+    StreamData,
+    StreamEnded,
+    StreamMessage,
     WorkerHello,
     WorkerWelcome,
 )
@@ -123,10 +130,15 @@ class WorkerDriver:
             KillAttempt: self._kill,
             Resize: self._resize,
             Input: self._give_input,
+            OpenStream: self._carry,
+            StreamData: self._carry,
+            StreamCredit: self._carry,
+            StreamEnded: self._carry,
             OpenSandbox: self._open_sandbox,
             CloseSandbox: self._close_sandbox,
             PackSandbox: self._pack_sandbox,
             InstallService: self._prepare_service,
+            SnapshotOrder: self._order_snapshot,
         }
 
     @property
@@ -248,6 +260,10 @@ class WorkerDriver:
             data = b"" if payload is None else bytes(payload)
             executor.give_input(order.id, order.kind, data, order.number, order.other)
 
+    def _carry(self, executor: Executor, message: StreamMessage,
+               payload: memoryview | None) -> None:
+        executor.carry(message, b"" if payload is None else bytes(payload))
+
     def _open_sandbox(self, executor: Executor, order: OpenSandbox, _: memoryview | None) -> None:
         executor.open_session(order.spec)
 
@@ -263,6 +279,10 @@ class WorkerDriver:
 
     def _pack_sandbox(self, executor: Executor, order: PackSandbox, _: memoryview | None) -> None:
         executor.pack_session(order.session)
+
+    def _order_snapshot(self, executor: Executor, order: SnapshotOrder, _: memoryview | None
+                        ) -> None:
+        executor.order_snapshot(order)
 
     # ---- its end ----
 
@@ -366,6 +386,10 @@ class WorkerDriver:
         """Forwards credit for input; see `ports.Reports`."""
         self._send(InputCredit(lease, count))
 
+    def stream(self, message: StreamMessage, data: bytes | None = None) -> None:
+        """Forwards what a port stream has brought; see `ports.Reports`."""
+        self._send(message, data)
+
     def session_up(self, session: int, image: str = "") -> None:
         """Reports that the session's sandbox is ready; see `ports.Reports`."""
         self._send(SandboxUp(session, image))
@@ -381,6 +405,10 @@ class WorkerDriver:
     def background_wants(self, session: int) -> None:
         """Reports that background processes could run; see `ports.Reports`."""
         self._send(BackgroundWants(session))
+
+    def snapshot(self, report: SnapshotReport) -> None:
+        """Forwards what happened to a snapshot; see `ports.Reports`."""
+        self._send(report)
 
     # ---- periodic reports ----
 

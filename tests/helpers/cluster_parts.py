@@ -7,9 +7,25 @@ into it.
 from __future__ import annotations
 
 import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from tangram_hpc import Client, LocalCluster
+from tangram_hpc import BrokerUnreachable, Client, LocalCluster
+
+DEADLINE_S = 60.0
+
+
+def until(met: Callable[[], Any], what: str) -> Any:
+    """Waits until a condition is met, and returns its value. `what` is the condition in words."""
+    end = time.monotonic() + DEADLINE_S
+    while not (found := met()):
+        assert time.monotonic() < end, f"never: {what}"
+        time.sleep(0.02)
+    return found
 
 
 def broker_of(cluster: LocalCluster) -> subprocess.Popen[bytes]:
@@ -40,6 +56,25 @@ def start_worker(cluster: LocalCluster, name: str) -> subprocess.Popen[bytes]:
 def cut_link(client: Client) -> None:
     """Breaks the client's socket, as a failing network does. The client dials again by itself."""
     client._connection._channel._sock.shutdown(2)
+
+
+@contextmanager
+def disconnected(client: Client) -> Iterator[None]:
+    """Cuts the client's connection and lets no new one succeed until the block ends."""
+    connection, back = client._connection, threading.Event()
+    dials = connection._dials
+
+    def dial() -> Any:
+        if not back.is_set():
+            raise BrokerUnreachable("the network is down")
+        return dials[0]()
+
+    connection._dials = [dial]
+    cut_link(client)
+    try:
+        yield
+    finally:
+        back.set()
 
 
 def home_of(cluster: LocalCluster) -> Path:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
 PAGES = sorted([REPO / "README.md", REPO / "CONTRIBUTING.md", *(REPO / "docs").glob("*.md"),
-                REPO / "slurm" / "README.md", *(REPO / "slurm").glob("*/README.md")])
+                *(REPO / "docs" / "trainers").glob("*.md"), REPO / "slurm" / "README.md",
+                *(REPO / "slurm").glob("*/README.md")])
 RUN, NO_COMMANDS = {"bash", "console", "python", "toml"}, {"text", "mermaid"}
 _FENCE = re.compile(r"^( *)```(\S*)$")
 _MARK = re.compile(r"^ *<!-- not run: (\S.+\S) -->$")

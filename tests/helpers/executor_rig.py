@@ -18,7 +18,7 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.ports import SandboxSettings
-from tangram_hpc.protocol.message import StartAttempt
+from tangram_hpc.protocol.message import SnapshotReport, StartAttempt, StreamMessage
 from tangram_hpc.protocol.payload import (
     ExecCall,
     ExecReturn,
@@ -82,8 +82,10 @@ class Rig:
         self.up: set[int] = set()
         self.down: dict[int, str] = {}
         self.packed: dict[int, str] = {}
+        self.snapshots: list[SnapshotReport] = []
         self.pieces: dict[int, list[tuple[int, bytes]]] = {}
         self.credit: dict[int, int] = {}
+        self.streams: list[tuple[StreamMessage, bytes | None]] = []
         self.lease = 0
         self.unsettled: set[int] = set()  # leases that ended `soon`, and not a turn later
         options.setdefault("cores", affinity.usable()[:2])
@@ -146,6 +148,9 @@ class Rig:
         assert lease not in self.done
         self.credit[lease] = self.credit.get(lease, 0) + count
 
+    def stream(self, message: StreamMessage, data: bytes | None = None) -> None:
+        self.streams.append((message, data))
+
     def session_up(self, session: int, image: str = "") -> None:
         self.up.add(session)
 
@@ -157,6 +162,9 @@ class Rig:
 
     def background_wants(self, session: int) -> None:
         self.events.append(("wants", session))
+
+    def snapshot(self, report: SnapshotReport) -> None:
+        self.snapshots.append(report)
 
     def until(self, true: Callable[[], bool]) -> None:
         async def wait() -> None:

@@ -103,6 +103,13 @@ def programs() -> tuple[Entry, ...]:
     return tuple(made.values())
 
 
+def libraries(path: str) -> list[Entry]:
+    """Returns the libraries of a program of this machine."""
+    told = subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout
+    return [entry(name.lstrip("/"), Path(name).read_bytes(), mode=0o755)
+            for name in re.findall(r"(/\S+) \(0x", told)]
+
+
 def digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
@@ -114,21 +121,24 @@ class MadeImage:
     Attributes:
         layers: the uncompressed tars, the lowest first.
         env: its variables.
-        offered: its platform.
+        offered: the platform that the image is for.
         docker: whether its manifest is of Docker's kind.
+        inner: further fields of its configuration about programs, such as `WorkingDir`.
     """
 
     layers: Sequence[bytes]
     env: Sequence[str] = ()
     offered: str = HERE
     docker: bool = False
+    inner: dict[str, Any] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         system, _, machine = self.offered.partition("/")
         self.diff_ids = [digest(layer) for layer in self.layers]
         self.config = json.dumps({
-            "os": system, "architecture": machine, "config": {"Env": list(self.env)},
+            "os": system, "architecture": machine,
+            "config": {"Env": list(self.env), **self.inner},
             "rootfs": {"type": "layers", "diff_ids": self.diff_ids}}).encode()
         packed = [gzip.compress(layer, 1, mtime=0) for layer in self.layers]
         kind = DOCKER_MANIFEST if self.docker else OCI_MANIFEST
@@ -182,9 +192,10 @@ class MadeImage:
         return path
 
 
-def small(*more: Entry, env: Sequence[str] = ()) -> MadeImage:
+def small(*more: Entry, env: Sequence[str] = (), **inner: Any) -> MadeImage:
     """An image in which a shell runs, with more entries in a second layer."""
-    return MadeImage([tar_of(*programs()), tar_of(entry("etc/hello", "hi\n"), *more)], env)
+    return MadeImage([tar_of(*programs()), tar_of(entry("etc/hello", "hi\n"), *more)], env,
+                     inner=inner)
 
 
 def index_of(*images: MadeImage) -> bytes:
@@ -231,13 +242,22 @@ def squashfs_of(entries: Sequence[Entry], folder: Path, *options: str) -> bytes:
 
 @dataclass(frozen=True)
 class RunningRegistry:
-    """A registry that runs: where, and how one proves who one is."""
+    """A registry that runs: where, and how one proves who one is.
+
+    Attributes:
+        access_log: the file in which it notes each request.
+    """
 
     host: str
     scheme: str = "http"
     user: str = ""
     password: str = ""
     authority: str = ""
+    access_log: Path = Path()
+
+    def fetched(self, digest: str) -> int:
+        """How often a blob was fetched from it."""
+        return len(re.findall(rf'"GET \S+/blobs/{digest} ', self.access_log.read_text()))
 
     def push(self, name: str, image: MadeImage, tag: str = "latest") -> str:
         """Pushes an image; returns the digest of its manifest."""
@@ -279,7 +299,8 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def registry(folder: Path, *, htpasswd: str = "", tls: tuple[str, str, str] | None = None,
-             user: str = "", password: str = "") -> Iterator[RunningRegistry]:
+             user: str = "", password: str = "", address: str = "127.0.0.1"
+             ) -> Iterator[RunningRegistry]:
     """Runs Debian's docker-registry on a port of its own.
 
     Args:
@@ -287,30 +308,43 @@ def registry(folder: Path, *, htpasswd: str = "", tls: tuple[str, str, str] | No
         htpasswd: a file of passwords; empty for none.
         tls: its certificate, its key and the authority's certificate; None for plain HTTP.
         user, password: with which `push` proves who it is.
+        address: where it listens.
     """
     port = free_port()
     config: dict[str, Any] = {
         "version": "0.1", "log": {"level": "error"},
         "storage": {"filesystem": {"rootdirectory": str(folder / "data")},
                     "maintenance": {"uploadpurging": {"enabled": False}}},
-        "http": {"addr": f"127.0.0.1:{port}", "secret": "x"}}
+        "http": {"addr": f"{address}:{port}", "secret": "x"}}
     if htpasswd:
         config["auth"] = {"htpasswd": {"realm": "test", "path": htpasswd}}
     if tls:
         config["http"]["tls"] = {"certificate": tls[0], "key": tls[1]}
     file = folder / "registry.json"  # YAML is a superset of JSON
     file.write_text(json.dumps(config))
-    process = subprocess.Popen(["docker-registry", "serve", str(file)], stdin=subprocess.DEVNULL,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log = folder / "access.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(["docker-registry", "serve", str(file)],
+                                   stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 30
         while True:
             assert process.poll() is None and time.monotonic() < deadline
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            with contextlib.suppress(OSError), socket.create_connection((address, port), 1):
                 break
             time.sleep(0.02)
-        yield RunningRegistry(f"127.0.0.1:{port}", "https" if tls else "http", user, password,
-                              tls[2] if tls else "")
+        yield RunningRegistry(f"{address}:{port}", "https" if tls else "http", user, password,
+                              tls[2] if tls else "", log)
     finally:
         process.kill()
         process.wait()
+
+
+def reason_without_fuse() -> str:
+    """Why fuse-overlayfs cannot be used here; an empty text if it can."""
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR))
+        subprocess.run(["fuse-overlayfs", "--version"], capture_output=True, check=True)
+    except OSError as error:
+        return f"fuse-overlayfs: {error}"
+    return ""

@@ -28,11 +28,7 @@ def make_image(folder: Path, programs: Iterable[str] = PROGRAMS) -> Path:
         path = shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin")
         assert path, name
         shutil.copy(path, folder / "usr/bin" / name)
-        for library in _libraries(path):
-            target = folder / library.lstrip("/")
-            if not target.exists():
-                (folder / os.path.dirname(library).lstrip("/")).mkdir(parents=True, exist_ok=True)
-                shutil.copy(library, target)
+        copy_libraries(folder, path)
     (folder / "etc/passwd").write_text(PASSWD)
     (folder / "testbed/old").write_text("old\n")
     (folder / "testbed/folder").mkdir()
@@ -40,9 +36,18 @@ def make_image(folder: Path, programs: Iterable[str] = PROGRAMS) -> Path:
     return folder
 
 
-def _libraries(path: str) -> list[str]:
-    told = subprocess.run(["ldd", path], capture_output=True, text=True, check=False).stdout
-    return [word for word in told.split() if word.startswith("/")]
+def copy_libraries(folder: Path, *paths: str) -> None:
+    """Copies the libraries of programs or libraries of this machine into a root file system."""
+    for library in _libraries(*paths):
+        target = folder / library.lstrip("/")
+        if not target.exists():
+            (folder / os.path.dirname(library).lstrip("/")).mkdir(parents=True, exist_ok=True)
+            shutil.copy(library, target)
+
+
+def _libraries(*paths: str) -> list[str]:
+    told = subprocess.run(["ldd", *paths], capture_output=True, text=True, check=False).stdout
+    return sorted({word for word in told.split() if word.startswith("/") and word[-1] != ":"})
 
 
 def fingerprint(folder: Path) -> str:

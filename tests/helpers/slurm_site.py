@@ -7,8 +7,11 @@ that a user has; nothing here reaches into a process.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
+import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -160,6 +163,33 @@ class Site:
             "find ${TMPDIR:-/tmp} /dev/shm -maxdepth 1 -user $USER ! -name 'devcluster-*'").stdout
         files = sorted(set(found.split()) - self.before)
         return files + [str(pid) for pid in self.pids("tangram|sleep 432|trainer_")]
+
+    def left_on_nodes(self) -> list[str]:
+        """The same on nodes that are network namespaces: all files there that are not root's, also
+        those of subordinate users, mounts of jobs, and processes of the user."""
+        found, uid = [], pwd.getpwnam(self.cluster.user).pw_uid
+        for node in self.cluster.status()["nodes"]:
+            holder = self.cluster.pid_of(f"node-{node}")
+            for base in ("tmp", "dev/shm", "var/tmp"):
+                for top in Path(f"/proc/{holder}/root", base).iterdir():
+                    if top.name.startswith("devcluster-") or str(top) in self.before:
+                        continue
+                    found += [f"{node}: {p}" for p in (top, *top.rglob("*")) if p.lstat().st_uid]
+            mounts = Path(f"/proc/{holder}/mounts").read_text().splitlines()
+            found += [f"{node}: {line}" for line in mounts if "tangram" in line]
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{pid}").st_uid in (uid, *self._subordinate(uid)):
+                    found.append(f"{pid}: {Path(f'/proc/{pid}/cmdline').read_bytes()!r:.200}")
+        return found
+
+    def _subordinate(self, uid: int) -> range:
+        """The numbers of the user's range; empty for none."""
+        for line in Path("/etc/subuid").read_text().splitlines():
+            name, first, count = line.split(":")
+            if name == self.cluster.user:
+                return range(int(first), int(first) + int(count))
+        return range(0)
 
     def pids(self, pattern: str) -> list[int]:
         """The user's processes whose command line matches."""

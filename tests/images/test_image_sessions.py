@@ -16,6 +16,7 @@ from tangram_hpc import LocalCluster
 from tangram_hpc.accounting.fields import as_json
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.cli import main
+from tangram_hpc.storage.access import Access, mark_ended, write_access
 from tangram_hpc.storage.journal import read_journals
 
 pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed")
@@ -202,3 +203,45 @@ def test_build_makes_an_image_of_a_dockerfile(store: Path, tmp_path: Path,
     (context / "Dockerfile").write_text("FROM scratch\nCOPY nothing /file\n")
     status, _, err = tangram(capsys, "build", str(context), "--name", "localhost/built:2")
     assert status == 2 and "cannot build" in err
+
+
+def test_texts_of_an_image_that_are_no_unicode_do_not_end_the_worker(
+        cluster: LocalCluster, tmp_path: Path) -> None:
+    """JSON can name half of a surrogate pair, which no message can carry."""
+    image = small(env=["ODD=\ud800", "FOUND=yes"])
+    with cluster.session(image=f"oci:{image.layout(tmp_path / 'layout')}") as session:
+        done = session.exec('echo "$FOUND ${ODD-unset}"').result(60).check()
+        assert done.stdout == b"yes unset\n"
+        archive = image.docker_archive(tmp_path / "saved.tar", "app:\ud800", "app:1", "app:2")
+        with pytest.raises(tangram_hpc.InfeasibleRequest, match=r"app:1.*app:2") as error:
+            cluster.session(image=f"docker-archive:{archive}:gone").opened.result(60)
+        assert "\ud800" not in str(error.value)
+        assert session.exec("echo on").result(60).check().stdout == b"on\n"
+
+
+@needs_registry
+def test_nodes_of_a_job_that_pull_by_the_verb_fetch_once(
+        store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    image = small()
+    layer, *_ = json.loads(image.manifest)["layers"]
+    monkeypatch.setenv("TANGRAM_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("TANGRAM_ACCESS", raising=False)
+    monkeypatch.setenv("TANGRAM_JOB", "7")
+    job = tmp_path / "home/jobs/7"
+    with registry(tmp_path) as running:
+        running.push("some/app", image, "v1")
+        pull = ("pull", f"{running.host}/some/app:v1", "--store")
+        assert tangram(capsys, *pull, str(store / "before"))[0] == 0  # its broker has not started
+        assert running.fetched(layer["digest"]) == 1 and not job.exists()
+        job.mkdir(parents=True)
+        access = Access("7", ("127.0.0.1:1",), b"k" * 32, str(job / "store"), "h", 1)
+        write_access(job / "access.json", access)
+        for node in ("one", "two"):
+            assert tangram(capsys, *pull, str(store / node))[0] == 0
+        assert running.fetched(layer["digest"]) == 2
+        assert (job / "store").stat().st_mode & 0o777 == 0o700
+        mark_ended(job / "access.json", "7", "now")
+        shutil.rmtree(job / "store")
+        assert tangram(capsys, *pull, str(store / "after"))[0] == 0
+        assert running.fetched(layer["digest"]) == 3 and not (job / "store").exists()

@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers.image_rig import MadeImage, entry, tar_of
+from helpers.executor_rig import alive
+from helpers.image_rig import MadeImage, entry, needs_squashfs, sif_of, squashfs_of, tar_of
 
 from tangram_hpc.images.node_images import NodeImages
 from tangram_hpc.images.node_store import NodeStore
@@ -124,6 +127,29 @@ def test_a_file_that_was_replaced_is_unpacked_again(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_a_name_that_was_imported_anew_leads_to_the_new_image(tmp_path: Path) -> None:
+    made = [MadeImage([tar_of(entry("a", str(number)))]) for number in range(2)]
+
+    async def test(images: NodeImages) -> None:
+        digests = []
+        for number in (0, 0, 1, 1):
+            if made[number].digest not in digests:
+                archive = made[number].oci_archive(tmp_path / f"{number}.tar")
+                importing = (
+                    "import sys; from tangram_hpc.images.pull import PullSettings, import_image; "
+                    "import_image(sys.argv[1], 'mine:1', PullSettings(sys.argv[2]), {})")
+                subprocess.run([sys.executable, "-c", importing, str(archive),
+                                str(tmp_path / "store")], check=True)
+            said: Said = []
+            want(images, said, len(digests) + 1, "mine:1")
+            await until(lambda said=said: said)
+            assert said[0][0] is not None, said
+            digests.append(said[0][0].digest)
+        assert digests == [made[number].digest for number in (0, 0, 1, 1)]
+
+    run(tmp_path, test)
+
+
 def test_a_folder_needs_no_process(tmp_path: Path) -> None:
     (tmp_path / "root/bin").mkdir(parents=True)
 
@@ -180,6 +206,29 @@ def test_a_pull_that_nobody_waits_for_is_killed(tmp_path: Path, silent: str) -> 
 
     run(tmp_path, test)
     assert not list((tmp_path / "store/drafts").iterdir())
+
+
+@needs_squashfs
+def test_a_killed_pull_leaves_no_unsquashfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                            ) -> None:
+    pid = tmp_path / "store/pid"
+    image = tmp_path / "image.sif"
+    image.write_bytes(sif_of(squashfs_of([entry("a", "1")], tmp_path)))
+    slow = tmp_path / "tools/unsquashfs"
+    slow.parent.mkdir()
+    slow.write_text(f"#!/bin/sh\necho $$ >{pid}\nexec sleep 1000\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+
+    async def test(images: NodeImages) -> None:
+        said: Said = []
+        want(images, said, 1, str(image))
+        await until(lambda: said or (pid.exists() and pid.read_text().strip()))
+        assert said == []
+        images.release(1)
+        await until(lambda: not alive(int(pid.read_text())))
+
+    run(tmp_path, test)
 
 
 def test_the_helper_ends_with_its_worker(tmp_path: Path, silent: str) -> None:

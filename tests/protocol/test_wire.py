@@ -42,6 +42,16 @@ def test_any_split_of_the_stream_gives_the_same_messages() -> None:
         assert got == sent
 
 
+def test_an_empty_payload_is_no_buffer_of_its_own() -> None:
+    """A gathering write that ends with an empty buffer sends 0 bytes for ever."""
+    outbox = Outbox()
+    outbox.put(ms.Submit(Action(1, "x")), b"x" * 4096)
+    outbox.put(ms.Submit(Action(2, "x")), b"")
+    buffers = outbox.take()
+    assert all(buffers) and len(buffers) > 1
+    assert [bytes(data or b"") for _, data in Inbox().feed(b"".join(buffers))] == [b"x" * 4096, b""]
+
+
 def test_an_empty_outbox_gives_nothing_and_payloads_are_not_copied() -> None:
     outbox = Outbox()
     assert outbox.take() == []

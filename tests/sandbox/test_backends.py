@@ -23,7 +23,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("bare")
-def test_a_kernel_that_has_all_is_enough_for_untrusted_code() -> None:
+def test_untrusted_code_gets_process_where_the_kernel_has_landlock_and_seccomp() -> None:
     found = Backends.probed()
     assert found.trusted == found.untrusted == ("process",)
     assert found.box(SessionSpec(1)).backend == "process"
@@ -35,7 +35,7 @@ def test_a_kernel_that_has_all_is_enough_for_untrusted_code() -> None:
     (landlock.ABI_SCOPES - 1, True,
      "this kernel's Landlock (older than 6.12) cannot restrict signals"),
     (landlock.ABI_SCOPES, False, "this kernel cannot filter system calls")])
-def test_a_kernel_that_lacks_one_is_refused_to_untrusted_code(
+def test_untrusted_code_is_refused_where_the_kernel_lacks_landlock_or_seccomp(
         abi: int, filters: bool, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(landlock, "abi", lambda: abi)
     monkeypatch.setattr(seccomp, "available", lambda: filters)
@@ -47,7 +47,7 @@ def test_a_kernel_that_lacks_one_is_refused_to_untrusted_code(
 
 
 @pytest.mark.usefixtures("bare")
-def test_what_a_site_asks_for_must_work() -> None:
+def test_a_configured_backend_or_path_that_does_not_work_is_refused() -> None:
     with pytest.raises(InvalidInput, match="config field `isolation`: bwrap cannot be used here"):
         Backends.probed("bwrap")
     with pytest.raises(InvalidInput, match="config field `read_paths`: readable path '/etc'"):

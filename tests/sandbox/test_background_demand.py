@@ -72,7 +72,7 @@ def test_a_thread_that_waits_for_a_core_keeps_the_lease() -> None:
         assert demand.sample(0, True, now) is BackgroundVerdict.GO_ON
 
 
-def test_what_is_used_without_a_lease_is_bounded_or_paid_for() -> None:
+def test_cpu_time_used_without_a_lease_is_bounded_or_taken_from_the_next_lease() -> None:
     """A program that knows the rules: it uses several cores between two samples, and sleeps as soon
     as it has a lease.
     """
@@ -100,7 +100,7 @@ def test_what_is_used_without_a_lease_is_bounded_or_paid_for() -> None:
         assert free_ns <= now // bd.SHARE + bd.BURST_NS + worst + paid_ns
 
 
-def test_a_debt_is_paid_before_a_lease_ends() -> None:
+def test_a_lease_lasts_until_cpu_time_used_before_it_is_paid_back() -> None:
     demand = BackgroundDemand()
     demand.begin(0)
     assert demand.sample(100 * MS, False, 80 * MS) is BackgroundVerdict.STOP

@@ -18,11 +18,11 @@ import os
 from tangram_hpc.sandbox.process.command import _spawn
 ignored = [l for l in open('/proc/self/status') if l.startswith('SigIgn')]
 print(ignored[0].split()[1], flush=True)
-os.waitpid(_spawn('/bin/grep', ['grep', 'SigIgn', '/proc/self/status'], {}, (0, 1, 2)), 0)
+os.waitpid(_spawn('/bin/grep', ['grep', 'SigIgn', '/proc/self/status'], {}, (0, 1, 2), '', None), 0)
 """
 
 
-def test_a_command_hears_what_whoever_started_us_ignores() -> None:
+def test_a_command_receives_signals_that_the_workers_parent_ignores() -> None:
     told = subprocess.run(["/bin/sh", "-c", "trap '' HUP INT USR1; exec \"$0\" -c \"$1\"",
                            sys.executable, _SPAWN], capture_output=True, text=True, timeout=60,
                           check=True).stdout.split()
@@ -32,7 +32,7 @@ def test_a_command_hears_what_whoever_started_us_ignores() -> None:
     assert its & ~_LIBRARY == 0
 
 
-def test_an_environment_is_made_once_for_a_grant_and_own_names_stay_with_their_command() -> None:
+def test_a_grants_environment_is_built_once_and_a_commands_variables_stay_its_own() -> None:
     grants = Grants(sandbox_environment({"PATH": "/bin", "SLURM_JOB_ID": "7"}, "/h", "/t"), "/cpus")
     plain = grants.plain(1, 2, "")
     assert plain is grants.plain(1, 2, "") and plain is not grants.plain(2, 2, "")

@@ -51,7 +51,7 @@ def run(home: Path, script: str) -> str:
     return out
 
 
-def test_the_view(tmp_path: Path) -> None:
+def test_a_bwrap_sandbox_shows_only_the_listed_folders(tmp_path: Path) -> None:
     out = run(tmp_path, "echo $(ls /); pwd; hostname;"
                         "touch /x /dev/x /usr/x 2>/dev/null || echo ro;"
                         "echo hi >mine; echo shm >/dev/shm/f && cat /dev/shm/f;"
@@ -64,11 +64,12 @@ def test_the_view(tmp_path: Path) -> None:
     assert not os.path.exists("/dev/shm/f")
 
 
-def test_killing_all_inside_reaches_neither_host_nor_holder(tmp_path: Path) -> None:
+def test_kill_of_all_processes_inside_spares_the_sandbox_process_and_the_namespace_anchor(
+        tmp_path: Path) -> None:
     run(tmp_path, "sleep 100 & kill -9 -1")
 
 
-def test_nothing_is_left_when_the_host_is_killed(tmp_path: Path) -> None:
+def test_no_process_is_left_when_the_sandbox_process_is_killed(tmp_path: Path) -> None:
     process = start(tmp_path, "setsid sleep 1000 >/dev/null 2>&1 & echo started")
     assert process.stdout
     inside = 0
@@ -85,6 +86,6 @@ def test_nothing_is_left_when_the_host_is_killed(tmp_path: Path) -> None:
     assert not os.path.exists(f"/proc/{inside}")
 
 
-def test_a_probe_tells_why_not() -> None:
+def test_a_failed_probe_says_why() -> None:
     assert probe.probe(BWRAP, "", READ, 10) == ""
     assert "bwrap: " in probe.probe(BWRAP, "", ["/usr"][:0], 10)

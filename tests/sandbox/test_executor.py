@@ -29,7 +29,7 @@ from tangram_hpc.protocol.payload import (
 from tangram_hpc.resources import process_tree
 
 
-def test_argv_and_exit_codes(rig: Rig) -> None:
+def test_a_command_returns_its_output_exit_code_and_signal(rig: Rig) -> None:
     outcome, back = rig.exec("sh", "-c", "echo out; echo err >&2; exit 3")
     assert (outcome.state, outcome.exit_code, outcome.signal) == (ActionState.FAILED, 3, 0)
     assert (back.stdout, back.stderr, back.cut) == (b"out\n", b"err\n", (0, 0))
@@ -42,7 +42,7 @@ def test_argv_and_exit_codes(rig: Rig) -> None:
     assert "SIGSEGV" in outcome.reason
 
 
-def test_what_cannot_be_started_fails_as_in_a_shell(rig: Rig) -> None:
+def test_a_program_that_cannot_start_fails_with_127_or_126_as_in_a_shell(rig: Rig) -> None:
     for argv, code, text in (
         (("no-such-program",), 127, "no program 'no-such-program' in PATH"),
         (("/etc/passwd",), 126, "Permission denied"),
@@ -69,7 +69,7 @@ def test_a_script_without_an_interpreter_line_runs_in_a_shell(rig: Rig) -> None:
     assert (outcome.exit_code, back.stdout) == (0, b"hi\n"), outcome
 
 
-def test_files_cwd_and_stdin(rig: Rig) -> None:
+def test_a_command_gets_its_stdin_cwd_and_files_and_nothing_of_earlier_actions(rig: Rig) -> None:
     big = os.urandom(300_000)
     outcome, back = rig.shell("cat; wc -c <../a/b; pwd", stdin=big, cwd="d",
                               files={"a/b": b"12345", "d/x": b""})
@@ -84,7 +84,7 @@ def test_files_cwd_and_stdin(rig: Rig) -> None:
     assert back == ExecReturn()  # with a payload it is not held back as if SIGTERM had ended it
 
 
-def test_environment_is_clean_and_tells_the_grant(rig: Rig) -> None:
+def test_the_environment_names_the_granted_cpus_and_gpus_and_holds_no_secret(rig: Rig) -> None:
     _, back = rig.exec("env", env={"MINE": "1"}, cores=rig.cores)
     env = dict(line.split("=", 1) for line in back.stdout.decode().splitlines())
     units = str(len(rig.cores))
@@ -101,7 +101,7 @@ def test_environment_is_clean_and_tells_the_grant(rig: Rig) -> None:
     assert not SECRETS.keys() & seen.keys() and seen["TANGRAM_CPUS"] == "1"
 
 
-def test_a_command_sees_no_descriptor_of_ours_and_usual_signals(rig: Rig) -> None:
+def test_a_command_inherits_no_descriptor_and_default_signal_settings(rig: Rig) -> None:
     program = ("import os, json; print(json.dumps([sorted(os.listdir('/proc/self/fd')),"
                "open('/proc/self/status').read()]))")
     _, back = rig.exec(sys.executable, "-c", program)
@@ -117,7 +117,7 @@ def test_a_command_sees_no_descriptor_of_ours_and_usual_signals(rig: Rig) -> Non
     assert int(fields["SigIgn"], 16) & ~library == 0 and int(fields["SigBlk"], 16) == 0
 
 
-def test_units_are_bound_and_moved(rig: Rig) -> None:
+def test_processes_are_bound_to_the_granted_cores_and_moved_at_a_resize(rig: Rig) -> None:
     if not rig.executor.pinned or len(rig.cores) < 2:
         pytest.skip("needs two cores")
     show = "import os; print(sorted(os.sched_getaffinity(0)))"
@@ -140,7 +140,7 @@ def test_units_are_bound_and_moved(rig: Rig) -> None:
     assert rig.end(lease)[0].state is ActionState.CANCELLED
 
 
-def test_more_units_than_cores_are_counted(tmp_path: Path) -> None:
+def test_cpus_beyond_the_machines_cores_are_counted_and_not_bound(tmp_path: Path) -> None:
     rig = Rig(tmp_path, cores=tuple(range(64)), enforcement="counted")
     assert not rig.executor.pinned
     outcome, back = rig.exec("printenv", "TANGRAM_CPUS", cores=tuple(range(40, 56)))
@@ -150,7 +150,7 @@ def test_more_units_than_cores_are_counted(tmp_path: Path) -> None:
     rig.close()
 
 
-def test_a_command_finds_how_many_cpus_it_has_now(tmp_path: Path) -> None:
+def test_the_cpus_file_always_holds_the_current_number_of_cpus(tmp_path: Path) -> None:
     rig = Rig(tmp_path, cores=tuple(range(64)))
     text = 'while :; do n=$(cat $TANGRAM_CPUS_FILE); echo $n >> seen; [ $n = 0 ] && exit; done'
     rig.open()
@@ -167,7 +167,7 @@ def test_a_command_finds_how_many_cpus_it_has_now(tmp_path: Path) -> None:
     assert not list(rig.scratch.glob("**/cpus"))
 
 
-def test_output_is_capped_and_the_cut_is_counted(tmp_path: Path) -> None:
+def test_output_beyond_the_limit_is_cut_and_the_cut_bytes_are_counted(tmp_path: Path) -> None:
     rig = Rig(tmp_path, output_max=100_000)
     outcome, back = rig.shell("head -c 30000000 /dev/zero; head -c 100001 /dev/zero >&2; echo x")
     assert outcome.exit_code == 0
@@ -179,7 +179,7 @@ def test_output_is_capped_and_the_cut_is_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [
     "head -c 300000 /dev/zero; printf end", "i=0; while [ $i -lt 3000 ]; do echo line $i; "
     "i=$((i+1)); done; printf end"])
-def test_a_call_says_how_much_output_it_wants_and_which_part(rig: Rig, command: str) -> None:
+def test_a_call_limits_its_output_and_chooses_head_tail_or_both(rig: Rig, command: str) -> None:
     rig.open()
     whole = rig.shell(command, session=1, output_max=1 << 20)[1]
     assert whole.cut == (0, 0) and whole.stdout.endswith(b"end")
@@ -199,7 +199,7 @@ def test_a_call_says_how_much_output_it_wants_and_which_part(rig: Rig, command: 
     assert outcome.reason.startswith("output_max: 67108865 bytes are more than the site's bound")
 
 
-def test_streaming(rig: Rig) -> None:
+def test_streamed_output_arrives_while_the_command_runs(rig: Rig) -> None:
     rig.open()
     call = ExecCall(shell="echo one; echo two >&2; while [ ! -e go ]; do sleep 0.01; done; echo 3",
                     stream=True)
@@ -213,7 +213,7 @@ def test_streaming(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("ignore", ["", "trap '' TERM; "])
-def test_timeout_ends_the_whole_tree(rig: Rig, ignore: str) -> None:
+def test_a_timeout_ends_the_whole_process_tree(rig: Rig, ignore: str) -> None:
     began = time.monotonic()
     outcome, back = rig.shell(ignore + "sleep 1000 & echo $!; while :; do sleep 1000; done",
                               timeout_ns=200_000_000)
@@ -223,7 +223,7 @@ def test_timeout_ends_the_whole_tree(rig: Rig, ignore: str) -> None:
     assert not alive(int(back.stdout))
 
 
-def test_kill_running_waiting_and_unknown(rig: Rig) -> None:
+def test_a_kill_ends_running_and_waiting_leases_and_ignores_unknown_ones(rig: Rig) -> None:
     rig.open()
     lease = rig.begin(ExecCall(argv=("sleep", "1000")), Kind.EXEC, session=1)
     behind = rig.begin(ExecCall(argv=("sleep", "1000")), Kind.EXEC, session=1)
@@ -251,7 +251,7 @@ while not (os.path.exists(sys.argv[1]) and open(sys.argv[1]).read()): time.sleep
 """
 
 
-def test_a_daemon_that_stays_is_ended_before_the_release(rig: Rig, tmp_path: Path) -> None:
+def test_a_daemon_is_killed_before_the_cores_are_released(rig: Rig, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     lease = rig.begin(ExecCall(argv=(sys.executable, "-c", DAEMON, str(note))), Kind.EXEC)
     outcome, _, clean = rig.end(lease)
@@ -261,13 +261,15 @@ def test_a_daemon_that_stays_is_ended_before_the_release(rig: Rig, tmp_path: Pat
     assert rig.exec("true")[0].state is ActionState.COMPLETED
 
 
-def test_a_writer_that_never_stops_does_not_keep_us(rig: Rig) -> None:
-    lease = rig.begin(ExecCall(shell="yes & exit 0"), Kind.EXEC)
+def test_an_action_ends_although_a_background_process_writes_on(rig: Rig) -> None:
+    writer = "(trap '' PIPE; while :; do echo y; done) & exit 0"
+    lease = rig.begin(ExecCall(shell=writer), Kind.EXEC)
     outcome, _, clean = rig.end(lease)
     assert outcome.state is ActionState.COMPLETED and not clean
 
 
-def test_sessions_keep_files_and_end_with_all_in_them(rig: Rig, tmp_path: Path) -> None:
+def test_a_session_keeps_its_files_and_its_close_ends_its_processes(
+        rig: Rig, tmp_path: Path) -> None:
     rig.open(1)
     rig.open(2)
     _, back = rig.shell("echo kept >f; mkdir -p deep/er; chmod 0 deep; pwd", session=1)
@@ -287,7 +289,7 @@ def test_sessions_keep_files_and_end_with_all_in_them(rig: Rig, tmp_path: Path) 
     assert outcome.state is ActionState.FAILED and outcome.reason.startswith("session:")
 
 
-def test_files_are_read_and_written(rig: Rig) -> None:
+def test_file_calls_read_and_write_through_links_within_the_session(rig: Rig) -> None:
     rig.open()
     data = os.urandom(INLINE_MAX * 3)
     assert rig.file("a/b/c", data)[0].state is ActionState.COMPLETED
@@ -303,7 +305,7 @@ def test_files_are_read_and_written(rig: Rig) -> None:
     assert outcome.state is ActionState.FAILED and outcome.reason.startswith("session:")
 
 
-def test_paths_begin_at_the_root_or_the_sessions_directory(rig: Rig, tmp_path: Path) -> None:
+def test_file_paths_start_at_the_root_or_at_the_sessions_folder(rig: Rig, tmp_path: Path) -> None:
     rig.open()
     home = Path(rig.shell("pwd", session=1)[1].stdout.decode().strip())
     outside = tmp_path / "outside"
@@ -332,7 +334,7 @@ def _call(rig: Rig, path: str, **fields: Any) -> Any:
     return rig.end(rig.begin(FileCall(path, **fields), Kind.FILE, session=1, cores=()))[1]
 
 
-def test_files_are_moved_removed_and_described(rig: Rig, tmp_path: Path) -> None:
+def test_file_calls_move_remove_list_and_stat(rig: Rig, tmp_path: Path) -> None:
     rig.open()
     assert rig.shell("mkdir -p a/b/c; echo 1 >a/b/f; ln -s b a/l; chmod 0 a/b/c; "
                      f"ln -s {tmp_path} out", session=1)[0].exit_code == 0
@@ -359,7 +361,7 @@ def test_files_are_moved_removed_and_described(rig: Rig, tmp_path: Path) -> None
     assert rig.shell("ls -A", session=1)[1].stdout.split() == [b"a", b"no"]
 
 
-def test_a_file_in_parts(rig: Rig) -> None:
+def test_a_file_is_written_and_read_in_parts_in_order(rig: Rig) -> None:
     rig.open()
     assert _call(rig, "f", data=b"12345", offset=0) == FileReturn()
     assert _call(rig, "f", data=b"678", offset=5) == FileReturn()

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.executor_rig import Rig, alive, until
+from helpers.ordinary_user import ordinary_user
 
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
@@ -39,7 +38,7 @@ class Opaque:
         self.x = 1
 
 
-def test_functions_give_values(rig: Rig) -> None:
+def test_functions_return_values_arrays_and_results_of_coroutines(rig: Rig) -> None:
     assert rig.value(lambda a, b: a + b, 2, 3) == 5
     nested = {"t": (1, [2.5, None]), 3: b"x", "big": 1 << 80, "neg": -(1 << 70), "e": ()}
     assert rig.value(lambda: nested) == nested
@@ -57,7 +56,7 @@ def test_functions_give_values(rig: Rig) -> None:
     assert here.startswith(str(rig.scratch.resolve()))
 
 
-def test_functions_that_fail(rig: Rig) -> None:
+def test_a_function_that_raises_fails_with_its_error_and_trace(rig: Rig) -> None:
     def fails() -> None:
         print("said before")
         raise KeyError("it")
@@ -82,7 +81,7 @@ def test_functions_that_fail(rig: Rig) -> None:
     assert outcome.state is ActionState.FAILED and "no payload" in outcome.reason
 
 
-def test_a_runner_that_dies_is_replaced(rig: Rig) -> None:
+def test_a_runner_that_dies_fails_its_action_and_is_replaced(rig: Rig) -> None:
     outcome, back, _ = rig.function(os._exit, 9)
     assert (outcome.state, outcome.exit_code) == (ActionState.FAILED, 9)
     assert outcome.reason == "the runner process ended (exit code 9)"
@@ -102,7 +101,8 @@ def test_a_runner_that_dies_is_replaced(rig: Rig) -> None:
     assert rig.value(lambda: 2) == 2
 
 
-def test_functions_are_ended_in_time(rig: Rig, tmp_path: Path) -> None:
+def test_a_function_over_its_timeout_ends_with_the_processes_it_started(
+        rig: Rig, tmp_path: Path) -> None:
     outcome, _, _ = rig.function(time.sleep, 1000, timeout_ns=100_000_000)
     assert outcome.state is ActionState.TIMEOUT and "0.1 s" in outcome.reason
     note = tmp_path / "pid"
@@ -123,7 +123,7 @@ def test_functions_are_ended_in_time(rig: Rig, tmp_path: Path) -> None:
     assert clean and not alive(int(note.read_text())), "it is told when its children have ended"
 
 
-def test_payloads_by_reference(rig: Rig) -> None:
+def test_payloads_are_read_from_the_store_and_a_missing_one_is_named(rig: Rig) -> None:
     data = os.urandom(INLINE_MAX * 2)
     lease = rig.begin(ExecCall(argv=("cat",), stdin=data), Kind.EXEC, store=True)
     assert rig.end(lease)[1].stdout == data
@@ -131,7 +131,8 @@ def test_payloads_by_reference(rig: Rig) -> None:
     assert "no payload" in rig.end(lease)[0].reason
 
 
-def test_kill_9_of_an_init(rig: Rig, tmp_path: Path) -> None:
+def test_a_killed_init_fails_its_action_and_the_session_keeps_its_files(
+        rig: Rig, tmp_path: Path) -> None:
     rig.open()
     note = tmp_path / "pid"
     text = f"echo kept >kept; setsid sleep 1000 & echo $! $PPID >{note}; wait"
@@ -152,7 +153,8 @@ def test_kill_9_of_an_init(rig: Rig, tmp_path: Path) -> None:
     assert "SIGKILL" in rig.down[1]
 
 
-def test_kill_9_of_the_fork_server(rig: Rig, tmp_path: Path) -> None:
+def test_a_killed_fork_server_fails_running_actions_and_is_replaced(
+        rig: Rig, tmp_path: Path) -> None:
     rig.open()
     lease = rig.begin(ExecCall(argv=("sleep", "1000")), Kind.EXEC, session=1)
     rig.until(lambda: ("started", lease) in rig.events)
@@ -191,7 +193,7 @@ asyncio.run(main())
 """
 
 
-def test_kill_9_of_the_worker_leaves_nothing(tmp_path: Path) -> None:
+def test_a_killed_worker_leaves_no_process_and_no_scratch(tmp_path: Path) -> None:
     worker = subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path)])
     until(lambda: (tmp_path / "up").exists() and (tmp_path / "up2").exists(), "the worker is up")
     beneath = process_tree.descendants(worker.pid)
@@ -202,7 +204,7 @@ def test_kill_9_of_the_worker_leaves_nothing(tmp_path: Path) -> None:
     until(lambda: not (tmp_path / "scratch").exists(), "its scratch is gone")
 
 
-def test_many_actions_leak_nothing(rig: Rig) -> None:
+def test_many_actions_leak_no_descriptor_process_or_memory(rig: Rig) -> None:
     rig.open()
 
     def fds(pid: int) -> int:
@@ -230,7 +232,7 @@ def test_many_actions_leak_nothing(rig: Rig) -> None:
     assert all(o.state is ActionState.COMPLETED for o, _, _ in rig.done.values())
 
 
-def test_close_ends_what_runs(tmp_path: Path) -> None:
+def test_closing_the_executor_cancels_running_actions(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     lease = rig.begin(ExecCall(shell="trap '' TERM; while :; do sleep 1000; done"), Kind.EXEC)
     rig.until(lambda: ("started", lease) in rig.events)
@@ -240,7 +242,7 @@ def test_close_ends_what_runs(tmp_path: Path) -> None:
     assert not any(map(alive, beneath))
 
 
-def test_scratch_is_removed_whatever_is_in_it(tmp_path: Path) -> None:
+def test_scratch_is_removed_however_deep_or_closed_its_folders_are(tmp_path: Path) -> None:
     home = tmp_path / "s"
     scratch.make(str(home))
     deep = os.open(home, os.O_RDONLY)
@@ -257,7 +259,7 @@ def test_scratch_is_removed_whatever_is_in_it(tmp_path: Path) -> None:
     assert scratch.remove(str(home)) and list(tmp_path.iterdir()) == []
 
 
-def test_values_travel_only_when_they_are_plain() -> None:
+def test_only_plain_values_and_arrays_are_encoded() -> None:
     plain: tuple[Any, ...] = (
         None, True, -5, 2**63, -(2**64), 1.5, "ä", b"\0", [], (), {"a": (1, (2,))},
         {1: 2, b"k": None})
@@ -276,7 +278,7 @@ def test_values_travel_only_when_they_are_plain() -> None:
             encode_value(bad)
 
 
-def test_affinity_knows_the_machine() -> None:
+def test_usable_cores_and_memory_are_those_of_the_machine() -> None:
     cores = affinity.usable()
     assert set(cores) == os.sched_getaffinity(0)
     assert 0 < memory.total_mib() <= os.sysconf("SC_PHYS_PAGES") * 4096 >> 20
@@ -284,12 +286,7 @@ def test_affinity_knows_the_machine() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-def test_an_unprivileged_user_can_do_it_too() -> None:
-    python = other_users_python()
-    if not python:
-        pytest.skip("no other user can run this Python")
-    folder = Path(tempfile.mkdtemp(prefix="tangram-test-"))
-    os.chown(folder, 65534, 65534)
+def test_the_executor_works_for_an_unprivileged_user() -> None:
     program = textwrap.dedent("""
         import os, sys
         from pathlib import Path
@@ -302,29 +299,6 @@ def test_an_unprivileged_user_can_do_it_too() -> None:
         rig.close()
         print("fine")
     """)
-    env = {"PYTHONPATH": ":".join([str(Path(__file__).parent.parent), *filter(None, sys.path)])}
-    seen = subprocess.run([python, "-B", "-c", "import helpers.executor_rig"], user=65534,
-                          group=65534, extra_groups=(), cwd=folder, env=env, capture_output=True,
-                          check=False)
-    if seen.returncode:
-        folder.rmdir()
-        pytest.skip("no other user can read where this checkout lies")
-    try:
-        done = subprocess.run([python, "-B", "-c", program, str(folder)], user=65534, group=65534,
-                              extra_groups=(), cwd=folder, env=env, capture_output=True, text=True,
-                              timeout=120)
+    with ordinary_user() as user:
+        done = user.run("-c", program, str(user.folder / "rig"), timeout_s=120)
         assert done.stdout == "fine\n", done.stderr
-    finally:
-        shutil.rmtree(folder)
-
-
-def other_users_python() -> str:
-    """This Python, or the system's of the same version, where user 65534 may run it."""
-    for path in (sys.executable, f"/usr/bin/python3.{sys.version_info[1]}"):
-        if os.path.exists(path):
-            try:
-                subprocess.run([path, "-c", ""], user=65534, group=65534, cwd="/", check=True)
-                return path
-            except (OSError, subprocess.CalledProcessError):
-                pass
-    return ""

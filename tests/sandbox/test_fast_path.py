@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import zlib
 from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -20,7 +19,7 @@ from typing import Any
 
 import pytest
 from helpers.executor_rig import Rig
-from test_executor_ends import other_users_python
+from helpers.ordinary_user import ordinary_user
 
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
@@ -88,17 +87,17 @@ def both(pair: tuple[Rig, Rig]) -> Iterator[tuple[tuple[Rig, int], ...]]:
         rig.until(lambda rig=rig: number in rig.down)
 
 
-def test_it_is_built_where_there_is_a_compiler() -> None:
+def test_the_fast_path_is_built_where_there_is_a_compiler() -> None:
     if COMPILER is None:
         pytest.skip("no C compiler here")
     assert fast_path.built(), "install again: _fast_path.c is not built, or from other code"
 
 
-def test_another_shape_has_another_version() -> None:
+def test_a_changed_memory_layout_has_a_new_version() -> None:
     """What was built before may be of the same size: only its version tells them apart."""
     shape = SOURCE.read_text().partition("struct bytes {")[2].partition("enum {")[0]
     words = "".join(re.sub(r"/\*.*?\*/", "", shape, flags=re.DOTALL).split())
-    assert (fast_path._VERSION, zlib.crc32(words.encode())) == (5, 0xF69D944E), (
+    assert (fast_path._VERSION, zlib.crc32(words.encode())) == (6, 0xAE24CA38), (
         "FAST_PATH_VERSION and _VERSION: one more; then their number and the new crc32 here")
 
 
@@ -143,8 +142,8 @@ def without_place(text: bytes, rig: Rig, session: int) -> bytes:
 
 @BUILT
 @pytest.mark.parametrize(("call", "may"), SAME, ids=lambda value: repr(value)[9:48])
-def test_the_same_comes_of_it(both: Both, served: Served, call: ExecCall, may: bool
-                              ) -> None:
+def test_the_fast_path_and_python_give_the_same_results(
+        both: Both, served: Served, call: ExecCall, may: bool) -> None:
     """It is the second in its session, by which its kind is known, or served by Python."""
     ways = []
     for rig, session in both:
@@ -162,7 +161,7 @@ def test_the_same_comes_of_it(both: Both, served: Served, call: ExecCall, may: b
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
 @pytest.mark.parametrize("compiled", [True, False])
-def test_in_a_user_namespace_a_command_begins_under_its_limit_of_processes(
+def test_in_a_user_namespace_a_command_starts_under_its_process_limit(
         compiled: bool, tmp_path: Path) -> None:
     """Whoever serves it: what forks at once is held. In Python's way there is room for itself."""
     rig = Rig(tmp_path, isolation="bwrap", compiled=compiled, session_pids=77)
@@ -179,7 +178,6 @@ FULL = """
 import dataclasses, tempfile
 from pathlib import Path
 from helpers.executor_rig import Rig
-from test_executor_ends import other_users_python
 rig = Rig(Path(tempfile.mkdtemp()), isolation="bwrap", compiled=False, session_pids=40)
 rig.open()
 rig.shell("for i in $(seq 30); do sleep 60 >/dev/null 2>&1 & done", session=1)
@@ -196,32 +194,15 @@ rig.close()
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
-def test_a_command_begins_though_what_was_left_behind_is_more_than_may_be() -> None:
+def test_a_command_starts_although_background_processes_exceed_the_process_limit() -> None:
     """As a user whom the limit holds. Else nothing could ever end what was left behind."""
-    python = other_users_python() if os.getuid() == 0 else sys.executable
-    if not python:
-        pytest.skip("no other user can run this Python")
-    folder = Path(tempfile.mkdtemp(prefix="tangram-full-"))  # pytest's own is its user's alone
-    user: dict[str, Any] = {}
-    if os.getuid() == 0:
-        user = {"user": 65534, "group": 65534, "extra_groups": ()}
-        os.chown(folder, 65534, 65534)
-    env = {"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": str(folder),
-           "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        seen = subprocess.run([python, "-c", "import helpers.executor_rig"], env=env, cwd=folder,
-                              capture_output=True, **user)
-        if seen.returncode:
-            pytest.skip("no other user can read where this checkout lies")
-        done = subprocess.run([python, "-c", FULL], env=env, cwd=folder, capture_output=True,
-                              text=True, timeout=60, **user)
+    with ordinary_user() as user:
+        done = user.run("-c", FULL)
         assert done.returncode == 0, done.stderr[-3000:]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @BUILT
-def test_it_serves_what_is_plain(both: Both, served: Served) -> None:
+def test_the_fast_path_serves_plain_commands(both: Both, served: Served) -> None:
     """Else the tests above would compare Python with itself."""
     rig, session = both[0]
     for _ in range(500):  # on a busy machine few are over within its patience
@@ -254,16 +235,16 @@ rig.close()
 
 @BUILT
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bwrap is not installed")
-def test_a_site_s_lower_limit_of_processes_stays_and_keeps_none_from_the_library(tmp_path: Path
-                                                                               ) -> None:
+def test_a_lower_process_limit_of_the_site_stays_and_does_not_stop_the_fast_path(
+        tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", LOWER, tmp_path], capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, timeout=60)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 @BUILT
-def test_an_environment_that_is_not_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                          served: Served) -> None:
+def test_environment_variables_that_are_not_utf_8_reach_commands(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
     """It comes from whoever started the worker."""
     monkeypatch.setenv("LC_ODD", os.fsdecode(b"caf\xe9"))
     rig = Rig(tmp_path, trusted=False, again=True)
@@ -277,7 +258,7 @@ def test_an_environment_that_is_not_utf_8(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @BUILT
-def test_what_takes_longer_is_taken_over(both: Both) -> None:
+def test_python_takes_over_commands_that_take_longer_or_write_much(both: Both) -> None:
     for rig, session in both:
         slow = "echo a; sleep 0.05; echo b >&2; sleep 0.05; exit 4"
         outcome, back = rig.shell(slow, session=session)
@@ -290,7 +271,7 @@ def test_what_takes_longer_is_taken_over(both: Both) -> None:
 
 
 @BUILT
-def test_orders_that_come_meanwhile(both: Both) -> None:
+def test_file_calls_and_kills_are_served_while_a_command_runs(both: Both) -> None:
     for rig, session in both:
         # The file exists before it has content, so the command waits for its size.
         lease = rig.begin(ExecCall(shell="while [ ! -s go ]; do sleep 0.01; done; cat go"),
@@ -306,7 +287,7 @@ def test_orders_that_come_meanwhile(both: Both) -> None:
 
 
 @BUILT
-def test_cores_that_change_are_told(both: Both) -> None:
+def test_each_command_sees_the_number_of_cores_of_its_own_grant(both: Both) -> None:
     for rig, session in both:
         if len(rig.cores) < 2:
             pytest.skip("needs two cores")
@@ -317,7 +298,7 @@ def test_cores_that_change_are_told(both: Both) -> None:
 
 
 @BUILT
-def test_what_is_left_behind_is_dealt_with(both: Both) -> None:
+def test_a_background_process_is_found_by_the_next_command(both: Both) -> None:
     """A plain command may start what stays; the next one finds it."""
     for rig, session in both:
         rig.exec("/bin/true", session=session)
@@ -328,7 +309,7 @@ def test_what_is_left_behind_is_dealt_with(both: Both) -> None:
 
 
 @BUILT
-def test_what_is_left_behind_ends_with_its_command(both: Both) -> None:
+def test_background_end_kills_what_each_command_left(both: Both) -> None:
     for rig, session in both:
         other = session + 1000
         rig.open(other, background="end")
@@ -340,7 +321,7 @@ def test_what_is_left_behind_ends_with_its_command(both: Both) -> None:
         rig.until(lambda rig=rig, other=other: other in rig.down)
 
 
-def test_one_limit_after_another(tmp_path: Path) -> None:
+def test_the_disk_limit_is_checked_again_after_files_were_removed(tmp_path: Path) -> None:
     """More files than may be, then fewer: a plain command does not forget what was looked at."""
     rig = Rig(tmp_path, disk_mib=4, again=True)
     rig.open()
@@ -356,7 +337,8 @@ def test_one_limit_after_another(tmp_path: Path) -> None:
 @BUILT
 @pytest.mark.parametrize(("backend", "victim"), [
     ("process", "init"), ("bwrap", "init"), ("bwrap", "pause process")])
-def test_an_init_that_ends_in_the_library(backend: str, victim: str, tmp_path: Path) -> None:
+def test_a_session_goes_on_after_its_init_ended_inside_the_library(
+        backend: str, victim: str, tmp_path: Path) -> None:
     """SIGTERM, or its sandbox's end, reaches it there; its session goes on with another."""
     if backend == "bwrap" and shutil.which("bwrap") is None:
         pytest.skip("bwrap is not installed")
@@ -404,8 +386,8 @@ def compiled(folder: Path, *options: str, source: Path = SOURCE) -> Path:
     return library
 
 
-def test_what_was_built_from_other_code_is_not_used(tmp_path: Path,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_was_built_from_other_code_is_not_used(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = SOURCE.read_text()
     others = [None, re.sub(r"(?<=PLAIN_VERSION )\d+", "99", ours, count=1),
               ours.replace("uint8_t data[BYTES];", "uint8_t data[BYTES + 8];"),
@@ -423,12 +405,13 @@ def test_what_was_built_from_other_code_is_not_used(tmp_path: Path,
         assert (fast_path._load() is not None) == (text is ours), text
 
 
-def test_broken_orders(tmp_path: Path) -> None:
+@pytest.mark.long  # half a minute; the short suite has the same orders under sanitizers
+def test_malformed_orders_are_sent_back_and_valid_ones_served(tmp_path: Path) -> None:
     seen = bench("helpers/fast_path_fuzz.py", compiled(tmp_path, "-O2"), tmp_path, 1, 600)
     assert seen["served"] > 60 and seen["sent back"] > 200, seen
 
 
-def test_broken_orders_under_sanitizers(tmp_path: Path) -> None:
+def test_malformed_orders_break_nothing_under_sanitizers(tmp_path: Path) -> None:
     library = compiled(tmp_path, "-g", "-O1", "-fsanitize=address,undefined",
                        "-fno-sanitize-recover=all")
     assert COMPILER is not None
@@ -441,7 +424,7 @@ def test_broken_orders_under_sanitizers(tmp_path: Path) -> None:
     assert seen["sent back"] > 100, seen
 
 
-def test_odd_commands(tmp_path: Path) -> None:
+def test_packets_in_pieces_and_floods_of_output_go_back_to_python(tmp_path: Path) -> None:
     seen = bench("helpers/fast_path_alone.py", compiled(tmp_path, "-O2"), tmp_path)
     assert seen["packets"] == ["READ", 1, "one two three"], seen
     assert seen["flood"] == ["RUNNING", 0, None], "its deadline and limits are Python's to watch"

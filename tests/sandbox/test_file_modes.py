@@ -16,6 +16,7 @@ from helpers.cluster_parts import processes_of, start_worker
 from helpers.executor_rig import Rig, as_an_ordinary_user, until
 from helpers.hostile_rig import WAYS, Arena, Duel, reason_to_skip
 from helpers.hostile_rig import arena as new_arena
+from helpers.ordinary_user import ordinary_user
 
 from tangram_hpc.ports import SandboxSettings
 from tangram_hpc.resources import process_tree
@@ -78,7 +79,7 @@ def arena(request: pytest.FixtureRequest,
         yield made
 
 
-def test_no_call_gives_a_file_set_id_bits(arena: Arena) -> None:
+def test_no_system_call_sets_a_set_id_bit(arena: Arena) -> None:
     with arena.duel() as duel:
         found, openat2, reads, mode = said(duel, SET_ID, "-", kernel.machine())
         assert set(found.values()) == {errno.EPERM}, found
@@ -139,7 +140,7 @@ def test_files_outside_keep_their_mode(arena: Arena) -> None:
         duel.goes_on()
 
 
-def test_a_neighbours_files_cannot_be_closed(arena: Arena) -> None:
+def test_another_sessions_files_keep_their_mode(arena: Arena) -> None:
     with arena.duel() as duel:
         home = duel.home(duel.neighbour)
         for path in (home, home / "home", home / "home" / "data", home / "tmp"):
@@ -171,7 +172,7 @@ tell()
 """
 
 
-def test_a_path_that_changes_meanwhile_leads_nowhere(arena: Arena) -> None:
+def test_a_path_exchanged_during_chmod_leads_to_no_file_outside(arena: Arena) -> None:
     secret = arena.outside / "secret"
     secret.chmod(0o600)
     with arena.duel() as duel:
@@ -216,7 +217,7 @@ print(json.dumps([told, refusals]))
 """
 
 
-def test_its_own_files_get_the_modes_that_it_wants(arena: Arena) -> None:
+def test_a_sessions_own_files_get_the_modes_that_it_asks_for(arena: Arena) -> None:
     with arena.duel() as duel:
         told, refusals = said(duel, OWN)
         assert told == ["0o755", "0o1711", "0o444", "0o640", "0o751", "0o711", "0o755", "0o604",
@@ -242,7 +243,7 @@ chmod +x x; git add x; git commit -qm x; git clone -q . ../other; [ -x ../other/
 
 @pytest.mark.parametrize(("program", "script", "last"), [("make", TOOLS, "works"),
                                                         ("git", GIT, "hi")])
-def test_tools_that_set_modes_work(arena: Arena, program: str, script: str, last: str) -> None:
+def test_programs_that_set_modes_work(arena: Arena, program: str, script: str, last: str) -> None:
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
     with arena.duel() as duel:
@@ -251,7 +252,7 @@ def test_tools_that_set_modes_work(arena: Arena, program: str, script: str, last
         duel.goes_on()
 
 
-def test_folders_closed_by_their_session_are_emptied_and_measured(arena: Arena) -> None:
+def test_folders_that_a_session_made_unreadable_are_measured_and_removed(arena: Arena) -> None:
     """Their init opens them for a look from behind the filter that its commands are under."""
     with arena.duel() as duel:
         duel.shell("mkdir -p a/b; echo x > a/b/f; chmod 0 a/b; chmod 0300 a")
@@ -262,7 +263,7 @@ def test_folders_closed_by_their_session_are_emptied_and_measured(arena: Arena) 
         duel.goes_on()
 
 
-def test_folders_closed_by_a_command_are_emptied_for_the_next(tmp_path: Path) -> None:
+def test_folders_that_a_command_made_unreadable_are_emptied_for_the_next(tmp_path: Path) -> None:
     if why := reason_to_skip("process"):
         pytest.skip(why)
     rig = Rig(tmp_path, trusted=False, isolation="process", warm=1)
@@ -272,7 +273,7 @@ def test_folders_closed_by_a_command_are_emptied_for_the_next(tmp_path: Path) ->
     rig.close()
 
 
-def test_a_crowd_of_callers_is_served(arena: Arena) -> None:
+def test_many_processes_change_modes_at_once(arena: Arena) -> None:
     source = """
 open("f", "w").close()
 for n in range(8):
@@ -288,7 +289,7 @@ tell()
         duel.goes_on()
 
 
-def test_a_caller_that_is_killed_costs_its_neighbours_nothing(arena: Arena) -> None:
+def test_a_process_killed_during_chmod_does_not_stop_other_processes(arena: Arena) -> None:
     source = """
 open("f", "w").close()
 pids = []
@@ -317,7 +318,7 @@ def said(duel: Duel, source: str, *args: object) -> list | dict:
     return json.loads(back.stdout)
 
 
-def test_a_kernel_on_which_no_mode_can_be_changed_offers_process_to_trusted_code_only(
+def test_process_is_offered_to_trusted_code_only_where_ptrace_scope_is_above_1(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From Yama's ptrace_scope 2 on the keeper may not read a path in a caller's memory."""
     if why := reason_to_skip("process"):
@@ -347,7 +348,7 @@ def test_a_set_gid_bit_above_the_scratch_folder_is_not_inherited(tmp_path: Path)
     assert (outcome.exit_code, back.stdout) == (0, b"700\n755\n"), (outcome, back)
 
 
-def test_the_folders_of_sandboxes_have_names_that_nobody_guesses(arena: Arena) -> None:
+def test_the_folders_of_sandboxes_have_random_names(arena: Arena) -> None:
     with arena.duel() as duel:
         names = [duel.home(n) for n in (duel.attacker, duel.neighbour)]
         for home in names:
@@ -375,7 +376,7 @@ def test_no_command_line_of_a_worker_names_the_access_file_or_a_scratch_folder(
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root needs no mode to use a folder")
-def test_a_worker_opens_the_scratch_folder_that_was_closed(tmp_path: Path) -> None:
+def test_a_worker_makes_its_scratch_folder_accessible_again(tmp_path: Path) -> None:
     opens_what_was_closed(tmp_path)
 
 
@@ -392,7 +393,7 @@ def opens_what_was_closed(base: Path) -> None:
     assert sweep_scratch(root) == []
 
 
-def test_an_ordinary_user_opens_the_scratch_folder_that_was_closed(tmp_path: Path) -> None:
+def test_an_ordinary_users_worker_makes_its_scratch_folder_accessible_again(tmp_path: Path) -> None:
     """Root could use it whatever its mode; the worker of a user could not start."""
     if os.getuid() != 0:
         pytest.skip("only root can become another user")
@@ -414,3 +415,33 @@ def test_an_ordinary_user_opens_the_scratch_folder_that_was_closed(tmp_path: Pat
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     finally:
         shutil.rmtree(base)
+
+
+REMOVE = """
+import stat, sys
+from pathlib import Path
+from helpers.executor_rig import Rig
+from tangram_hpc.domain.action import Kind
+from tangram_hpc.protocol.payload import FileCall
+folder = Path(sys.argv[1])
+inner = folder / "outside" / "inner"
+inner.mkdir(parents=True)
+(inner / "f").write_text("kept")
+inner.chmod(0o555)
+rig = Rig(folder / "rig", trusted=False, isolation="process")
+rig.open()
+assert rig.shell(f"ln -s {inner.parent} way", session=1)[0].exit_code == 0
+back = rig.end(rig.begin(FileCall("way/inner", op="remove"), Kind.FILE, session=1, cores=()))[1]
+rig.close()
+print(back.kind, oct(stat.S_IMODE(inner.stat().st_mode)), (inner / "f").read_text())
+"""
+
+
+def test_a_removal_through_a_link_is_refused_and_changes_no_mode_outside() -> None:
+    """Landlock refuses to an ordinary user's init what it may not remove, but no change of mode."""
+    if why := reason_to_skip("process"):
+        pytest.skip(why)
+    with ordinary_user() as user:
+        done = user.run("-c", REMOVE, str(user.folder))
+        assert done.stdout.split() == ["EACCES", "0o555", "kept"], (
+            done.stdout, done.stderr[-3000:])

@@ -51,7 +51,7 @@ time.sleep(20)
 
 
 @EVERYWHERE
-def test_fork_bomb(arena: Arena) -> None:
+def test_a_fork_bomb_is_stopped_by_the_process_limit(arena: Arena) -> None:
     with arena.duel(mem_mib=2000, background="end") as duel:
         outcome, _ = duel.python("first = os.getpid()\n" + BOMB, timeout_ns=1_500_000_000)
         if outcome.state is ActionState.FAILED:
@@ -62,7 +62,7 @@ def test_fork_bomb(arena: Arena) -> None:
 
 
 @EVERYWHERE
-def test_no_more_processes_than_allowed_stay(arena: Arena) -> None:
+def test_processes_over_the_limit_are_refused_or_killed(arena: Arena) -> None:
     """Whether the kernel refuses them or a look finds them."""
     source = """
 had = 0
@@ -101,7 +101,7 @@ open("free", "w")
 
 @EVERYWHERE
 @pytest.mark.parametrize("first", ["waits", "leaves"])
-def test_what_forks_away_for_ever_is_caught(arena: Arena, first: str) -> None:
+def test_a_process_that_forks_and_exits_for_ever_is_killed(arena: Arena, first: str) -> None:
     stay = "if os.fork():\n    time.sleep(40)\n" if first == "waits" else ""
     with arena.duel(background="end") as duel:
         # who leaves ends by itself, however long its Python takes to start
@@ -132,7 +132,8 @@ while not os.path.exists("beat"):
 
 
 @pytest.mark.parametrize("background", ["end", "stop"])
-def test_a_daemon_that_outlives_its_parent(arena: Arena, background: str) -> None:
+def test_a_daemon_that_outlives_its_parent_is_frozen_or_killed(
+        arena: Arena, background: str) -> None:
     with arena.duel(background=background) as duel:
         outcome, _ = duel.python(DAEMON)
         assert outcome.state is ActionState.COMPLETED
@@ -145,7 +146,7 @@ def test_a_daemon_that_outlives_its_parent(arena: Arena, background: str) -> Non
         duel.goes_on()
 
 
-def test_ignoring_sigterm_at_a_timeout(arena: Arena) -> None:
+def test_a_process_that_ignores_all_signals_is_killed_at_its_timeout(arena: Arena) -> None:
     with arena.duel() as duel:
         source = """
 for number in set(signal.valid_signals()) - {9, 19}:
@@ -163,7 +164,7 @@ time.sleep(40)
         duel.goes_on()
 
 
-def test_killing_everybody(arena: Arena) -> None:
+def test_kill_minus_1_reaches_only_the_sessions_own_processes(arena: Arena) -> None:
     with arena.duel() as duel:
         outcome, _ = duel.shell("kill -9 -1; sleep 0.1; echo here")
         assert outcome.state in (ActionState.COMPLETED, ActionState.FAILED)
@@ -221,7 +222,7 @@ assert not any(os.wait()[1] for n in range(8))
 
 @EVERYWHERE
 @pytest.mark.parametrize("source", [GREED, MANY, GROUPLESS], ids=["one", "many", "scattered"])
-def test_memory_bomb(arena: Arena, source: str) -> None:
+def test_an_action_over_its_memory_limit_ends_out_of_memory(arena: Arena, source: str) -> None:
     with arena.duel(mem_mib=128, background="end") as duel:
         outcome, _ = duel.python(source, 120, timeout_ns=20_000_000_000)
         assert outcome.state is ActionState.OUT_OF_MEMORY, outcome
@@ -258,7 +259,7 @@ tell()
 
 @EVERYWHERE
 @pytest.mark.parametrize("how", ["memory_file", "segment", "named"])
-def test_memory_that_belongs_to_no_process(arena: Arena, how: str) -> None:
+def test_memory_without_an_owning_process_is_counted_or_refused(arena: Arena, how: str) -> None:
     """It is either counted or cannot be had."""
     with arena.duel(mem_mib=128, disk_mib=1000) as duel:
         outcome, back = duel.python(UNOWNED, how, timeout_ns=20_000_000_000)
@@ -288,7 +289,7 @@ def test_memory_that_belongs_to_no_process(arena: Arena, how: str) -> None:
     ("os.chdir(os.environ['TMPDIR'])\n"
      "for n in range(100): open(f'{n}', 'wb').write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
 ], ids=["one", "many", "deep", "long", "closed", "unlinked", "tmp"])
-def test_disk_filler(arena: Arena, source: str, said: str) -> None:
+def test_an_action_over_its_disk_limit_fails(arena: Arena, source: str, said: str) -> None:
     with arena.duel() as duel:
         outcome, _ = duel.python(f"signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n{source}",
                                  timeout_ns=15_000_000_000)
@@ -304,7 +305,8 @@ def test_disk_filler(arena: Arena, source: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(("size", "stream"), [(1_000_000_000, False), (100_000_000, True)])
-def test_a_gigabyte_of_output(arena: Arena, size: int, stream: bool) -> None:
+def test_a_gigabyte_of_output_is_cut_and_fills_no_memory(
+        arena: Arena, size: int, stream: bool) -> None:
     with arena.duel() as duel:
         process = duel.rig.session(duel.attacker).process
         assert process is not None
@@ -326,7 +328,7 @@ def peak_kib(pid: int) -> int:
     return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("VmHWM"))
 
 
-def test_frames_in_its_output_and_descriptors_are_only_output(arena: Arena) -> None:
+def test_protocol_frames_in_its_output_are_only_output(arena: Arena) -> None:
     source = """
 from struct import pack
 for fd in range(3, 1024):
@@ -449,7 +451,7 @@ attempt("mq_open", lambda: call("mq_open", f"/left-{token}".encode(), 0o102, 0o6
 """
 
 
-def test_nothing_is_left_in_what_all_share(arena: Arena) -> None:
+def test_nothing_is_left_in_tmp_shared_memory_or_sysv_ipc(arena: Arena) -> None:
     with arena.duel() as duel:
         outcome, _ = duel.python(LITTER, arena.token, sysv_key(arena.token))
         assert outcome.state is ActionState.COMPLETED, outcome
@@ -526,7 +528,7 @@ tell()
 """
 
 
-def test_another_sessions_process_is_out_of_reach(arena: Arena) -> None:
+def test_another_sessions_process_cannot_be_signalled_traced_or_changed(arena: Arena) -> None:
     with arena.duel() as duel:
         victim = duel.victim()
         about = (os.sched_getaffinity(victim), os.getpriority(os.PRIO_PROCESS, victim),
@@ -550,7 +552,8 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(("times", "pause"), [(1, 0), (5, 0.3), (100_000, 0.0001)])
-def test_stopping_its_init_frees_it_of_no_limit(arena: Arena, times: int, pause: float) -> None:
+def test_an_action_that_stops_its_init_keeps_all_limits(
+        arena: Arena, times: int, pause: float) -> None:
     """That goes on; when it is stopped again and again it ends, and the action with it."""
     with arena.duel() as duel:
         outcome, _ = duel.python(STOPS, times, pause, timeout_ns=2_000_000_000)
@@ -560,7 +563,7 @@ def test_stopping_its_init_frees_it_of_no_limit(arena: Arena, times: int, pause:
         duel.goes_on()
 
 
-def test_stopping_its_init_between_two_actions(arena: Arena) -> None:
+def test_a_session_goes_on_after_its_init_was_stopped_between_actions(arena: Arena) -> None:
     with arena.duel(background="share") as duel:
         line = shlex.join(program(STOPS, 1, 0))
         duel.shell(f"(sleep 0.2; exec {line}) >/dev/null 2>&1 &")
@@ -579,13 +582,13 @@ tell()
 """
 
 
-def test_nobody_waits_for_the_holder_of_a_file(arena: Arena) -> None:
+def test_file_leases_are_refused(arena: Arena) -> None:
     with arena.duel() as duel:
         assert duel.successes(LEASES) == []
         duel.goes_on()
 
 
-def test_a_function_may_not_speak_for_others(arena: Arena) -> None:
+def test_a_runner_cannot_report_the_end_of_another_lease(arena: Arena) -> None:
     """A runner is its user's own, but what it says of another's lease is not heard."""
     def lie(lease: int) -> str:
         import os

@@ -6,13 +6,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from helpers.ordinary_user import TESTS as HERE
 from helpers.slurm_site import Site
-from test_hostile_user import HERE, SUITE
+from test_hostile_user import SUITE
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
-def test_the_hostile_suite_in_a_job_step(site: Site) -> None:
+def test_the_hostile_suite_passes_in_a_job_step(site: Site) -> None:
     place = Path(site.cluster.home) / "hostile"
     shutil.copytree(HERE / "helpers", place / "helpers")
     for name in (*SUITE, "conftest.py"):

@@ -73,7 +73,7 @@ def test_an_idle_session_uses_no_cpu_though_it_has_busy_loops(arena: Arena) -> N
     arena.settles(before)
 
 
-def test_a_share_is_small_and_an_end_is_one(arena: Arena) -> None:
+def test_background_share_gets_little_cpu_time_and_background_end_none(arena: Arena) -> None:
     before = arena.photo()
     shared, ended = arena.open(background="share"), arena.open(background="end")
     for session in (shared, ended):
@@ -87,7 +87,7 @@ def test_a_share_is_small_and_an_end_is_one(arena: Arena) -> None:
     arena.settles(before)
 
 
-def test_a_session_outlives_its_init_and_not_for_ever(arena: Arena) -> None:
+def test_a_session_outlives_its_init_a_bounded_number_of_times(arena: Arena) -> None:
     before = arena.photo()
     session, other = arena.open(), arena.open()
     arena.rig.file("kept", b"1", session=session)
@@ -106,7 +106,7 @@ def test_a_session_outlives_its_init_and_not_for_ever(arena: Arena) -> None:
     arena.settles(before)
 
 
-def test_a_fork_has_all_files_and_its_own(arena: Arena) -> None:
+def test_a_fork_copies_all_files_and_changes_only_its_own(arena: Arena) -> None:
     before = arena.photo()
     origin = arena.open()
     made, _ = arena.rig.shell(
@@ -147,8 +147,8 @@ def test_a_session_over_its_disk_can_be_cleaned_by_hand(arena: Arena) -> None:
     arena.settles(before)
 
 
-def test_when_the_node_runs_out_the_greedy_one_goes(arena: Arena,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_memory_pressure_the_action_furthest_above_its_request_is_killed(
+        arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the reading of free memory is made up: the node's own must not really run out."""
     before = arena.photo()
     modest, greedy, idle = arena.open(mem_mib=300), arena.open(), arena.open(background="share")

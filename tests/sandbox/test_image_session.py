@@ -1,103 +1,38 @@
-"""A session with an image: a root that it writes over an image that stays as it is, user 0 inside,
-and no power over anything else. `test_image_session_user.py` runs this file as another user too."""
+"""A session with an image: a root that it writes over an image that stays as it is, user 0 alone
+inside, and no power over anything else. `test_image_session_user.py` runs this file as another user
+too, and `test_image_users.py` has the tests of sandboxes with several users."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.executor_rig import Rig, as_an_ordinary_user
+from helpers.image_rig import reason_without_fuse
+from helpers.image_session_rig import (
+    ImageRig,
+    found_backends,
+    image_sessions_work,
+    small_image,
+    with_image,
+)
 from helpers.root_folder_rig import fingerprint, make_image
 
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.ports import SandboxSettings
 from tangram_hpc.sandbox.files import scratch
 from tangram_hpc.sandbox.manager.backends import Backends
 
-
-@pytest.fixture(scope="module")
-def found() -> Backends:
-    return as_an_ordinary_user(SandboxSettings())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def works(found: Backends) -> None:
-    if "bwrap" not in found.trusted:
-        pytest.skip(f"bwrap: {found.why_not.get('bwrap')}")
-    if not found.root:
-        pytest.skip(f"no root can be written here: {found.why_not}")
-
-
-@pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_image(tmp_path_factory.mktemp("image") / "root")
-
-
-class ImageRig(Rig):
-    """An executor whose sessions have an image."""
-
-    image = ""
-    last = 0
-
-    def start(self, **spec: Any) -> int:
-        number = self._ask(**spec)
-        assert number in self.up, self.down[number]
-        return number
-
-    def refused(self, **spec: Any) -> str:
-        """The reason with which a session is refused."""
-        number = self._ask(**spec)
-        assert number in self.down, "it was opened"
-        return self.down[number]
-
-    def _ask(self, **spec: Any) -> int:
-        ImageRig.last += 1
-        number = ImageRig.last
-        given = SessionSpec(number, **{"image": self.image, "trusted": False} | spec)
-        self.loop.call_soon(self.executor.open_session, given)
-        self.until(lambda: number in self.down or number in self.up)
-        return number
-
-    def close_session(self, session: int) -> None:
-        self.loop.call_soon(self.executor.close_session, session)
-        self.until(lambda: session in self.down)
-
-    def place(self, session: int) -> Path:
-        process = self.executor._sessions.get(session).process  # type: ignore[union-attr]
-        assert process is not None
-        return Path(process.folder)
-
-    def kill_init(self, session: int) -> None:
-        """Kills a session's init, and waits for the next one."""
-        one = self.executor._sessions.get(session)
-        assert one is not None and one.process is not None
-        process = one.process
-        os.kill(process.pid, signal.SIGKILL)
-        self.until(lambda: one.process is not process and one.up)
-
-    def out(self, session: int, text: str, **fields: Any) -> str:
-        """What a command that succeeds says."""
-        outcome, back = self.shell(text, session=session, **fields)
-        assert outcome.state is ActionState.COMPLETED, (outcome, back)
-        return back.stdout.decode()
+__all__ = ["found_backends", "image_sessions_work", "small_image"]
 
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory, image: Path) -> Iterator[ImageRig]:
-    rig = ImageRig(tmp_path_factory.mktemp("rig"), trusted=False)
-    rig.image = str(image)
-    before = fingerprint(image)
-    yield rig
-    rig.close()
-    assert fingerprint(image) == before, "a session changed its image"
+    yield from with_image(ImageRig(tmp_path_factory.mktemp("rig"), trusted=False), image)
 
 
 # ---- a root that is written ----
@@ -131,7 +66,7 @@ def test_commands_are_user_0_with_three_capabilities(rig: ImageRig) -> None:
     rig.close_session(session)
 
 
-def test_what_package_managers_do_succeeds(rig: ImageRig) -> None:
+def test_system_calls_of_package_managers_succeed(rig: ImageRig) -> None:
     """Owners and devices without effect; set-uid bits are kept, and have no effect either."""
     session = rig.start()
     text = rig.out(session, "cd /testbed && touch f && chown 105:105 f && chmod 6755 f && "
@@ -143,7 +78,7 @@ def test_what_package_managers_do_succeeds(rig: ImageRig) -> None:
     rig.close_session(session)
 
 
-def test_what_untrusted_code_is_refused_is_refused_to_its_root(rig: ImageRig) -> None:
+def test_root_inside_an_image_is_refused_mounts_namespaces_and_proc_writes(rig: ImageRig) -> None:
     session = rig.start()
     for attack in ("mount -t tmpfs none /root", "mount -o remount,rw /proc", "unshare --user true",
                    "unshare --mount true", "unshare --pid true", "chroot /testbed true",
@@ -169,7 +104,7 @@ def test_trusted_code_has_the_same_root_without_the_filter(rig: ImageRig) -> Non
     rig.close_session(session)
 
 
-def test_read_only_on_request(rig: ImageRig) -> None:
+def test_a_session_with_writable_false_cannot_write_its_image_root(rig: ImageRig) -> None:
     session = rig.start(writable=False)
     outcome, back = rig.shell("touch /testbed/x; touch /x; touch /tmp/x /session/x; id -u; ls /",
                               session=session)
@@ -183,7 +118,8 @@ def test_read_only_on_request(rig: ImageRig) -> None:
     rig.close_session(session)
 
 
-def test_tmp_is_tmp_whatever_the_node_shows_below_it(tmp_path: Path, image: Path) -> None:
+def test_tmp_is_empty_and_writable_when_the_node_shows_a_path_below_it(
+        tmp_path: Path, image: Path) -> None:
     shown = Path("/tmp") / f"tangram-shown-{os.getpid()}"
     shown.mkdir()
     try:
@@ -199,7 +135,7 @@ def test_tmp_is_tmp_whatever_the_node_shows_below_it(tmp_path: Path, image: Path
 # ---- users ----
 
 
-def test_users_of_the_image(rig: ImageRig) -> None:
+def test_a_command_runs_as_the_image_user_that_it_names(rig: ImageRig) -> None:
     session = rig.start()
     for user in ("pg", "105"):
         assert rig.out(session, "id -u; echo $HOME $USER $LOGNAME", user=user).split() == [
@@ -217,7 +153,7 @@ def test_users_of_the_image(rig: ImageRig) -> None:
     rig.close_session(session)
 
 
-def test_a_file_of_users_that_is_none(rig: ImageRig) -> None:
+def test_a_user_is_not_found_when_passwd_is_missing_or_no_regular_file(rig: ImageRig) -> None:
     session = rig.start()
     for trick in ("rm /etc/passwd", "mkfifo /etc/passwd",
                   "rm /etc/passwd; readlink /etc/passwd || : >/etc/passwd"):
@@ -240,7 +176,7 @@ def test_the_root_counts_against_the_disk_limit(rig: ImageRig) -> None:
     rig.close_session(session)
 
 
-def test_a_file_without_a_name_counts_too(rig: ImageRig) -> None:
+def test_unlinked_open_files_count_against_the_disk_limit(rig: ImageRig) -> None:
     session = rig.start(disk_mib=8)
     outcome, _ = rig.shell("exec 3>/testbed/f; rm /testbed/f; "
                            "dd if=/dev/zero bs=1M count=7 >&3 2>/dev/null; exec 4>/testbed/g; "
@@ -258,7 +194,7 @@ SEEN = ("cat /testbed/new /shut/in /session/h /tmp/t; ls /testbed; ls /testbed/f
 SAME = ["changed", "s", "h", "t", "folder", "new", "4755", "0"]
 
 
-def test_a_fork_begins_with_the_changes(rig: ImageRig) -> None:
+def test_a_fork_starts_with_the_changes_to_the_image_root(rig: ImageRig) -> None:
     session = rig.start()
     rig.out(session, CHANGE)
     copies = [rig.start(origin=session) for _ in range(2)]
@@ -291,7 +227,7 @@ def test_a_session_outlives_its_init(rig: ImageRig) -> None:
     rig.close_session(session)
 
 
-def test_a_session_moves_with_its_changes(rig: ImageRig) -> None:
+def test_a_moved_session_keeps_the_changes_to_its_image_root(rig: ImageRig) -> None:
     session = rig.start(movable=True)
     rig.out(session, CHANGE)
     rig.loop.call_soon(rig.executor.pack_session, session)
@@ -302,7 +238,7 @@ def test_a_session_moves_with_its_changes(rig: ImageRig) -> None:
     rig.close_session(moved)
 
 
-def test_nothing_of_a_closed_session_is_left(rig: ImageRig) -> None:
+def test_a_closed_sessions_changes_are_removed(rig: ImageRig) -> None:
     session = rig.start()
     rig.out(session, "mkdir -p /a/b/c; touch /a/b/c/d; chmod 0 /a/b; rm -r /testbed")
     place = rig.place(session)
@@ -320,8 +256,9 @@ def _with(rig: ImageRig, root: str, **more: Any) -> None:
 
 
 @pytest.mark.parametrize("way", ["copy", "fuse"])
-def test_other_ways_do_the_same(way: str, tmp_path: Path, image: Path) -> None:
-    if way == "fuse" and (why := _no_fuse()):
+def test_each_way_to_build_an_image_root_gives_the_same_results(
+        way: str, tmp_path: Path, image: Path) -> None:
+    if way == "fuse" and (why := reason_without_fuse()):
         pytest.skip(why)
     rig = ImageRig(tmp_path, trusted=False)
     rig.image = str(image)
@@ -343,34 +280,8 @@ def test_other_ways_do_the_same(way: str, tmp_path: Path, image: Path) -> None:
     assert fingerprint(image) == before
 
 
-def _no_fuse() -> str:
-    try:
-        os.close(os.open("/dev/fuse", os.O_RDWR))
-        subprocess.run(["fuse-overlayfs", "--version"], capture_output=True, check=True)
-    except OSError as error:
-        return f"fuse-overlayfs: {error}"
-    return ""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of several users")
-def test_an_image_of_several_users(rig: ImageRig, tmp_path: Path) -> None:
-    """Root maps many users; an owner that it does not map makes a copy of the image."""
-    image = make_image(tmp_path / "image")
-    os.chown(image / "testbed/old", 33, 42)
-    own = ["image", "folder"]
-    session = rig.start(image=str(image))
-    assert rig.shell("echo x >>/testbed/old", session=session)[0].isolation.startswith(
-        "bwrap+overlay")
-    assert rig.out(session, "cat /testbed/old") == "old\nx\n", own
-    os.chown(image / "testbed/old", 1 << 20, 42)
-    other = rig.start(image=str(image))
-    outcome, _ = rig.shell("echo x >>/testbed/old", session=other)
-    assert (outcome.isolation, outcome.exit_code) == ("bwrap+copy+seccomp", 0)
-    for one in (session, other):
-        rig.close_session(one)
-
-
-def test_without_a_way_it_is_refused_with_the_remedy(rig: ImageRig, found: Backends) -> None:
+def test_a_writable_root_that_cannot_be_built_is_refused_with_the_remedy(
+        rig: ImageRig, found: Backends) -> None:
     none = replace(found, root="", why_not={"image root by overlay": "too old"})
     with pytest.raises(InvalidInput, match=r"overlay: too old.*pass writable=False"):
         none.box(SessionSpec(1, image=rig.image, trusted=True))
@@ -394,7 +305,8 @@ def _above(image: Path, name: str) -> Iterator[Path]:
 @pytest.mark.parametrize("up", ["/oldroot", *(pytest.param(up, marks=pytest.mark.long) for up in (
     "", "/", "../../../../../../../oldroot", "../../../../../../../..", "/proc/1/root",
     "/newroot/.."))])
-def test_links_lead_nowhere(rig: ImageRig, tmp_path: Path, up: str, writable: bool) -> None:
+def test_links_in_an_image_lead_to_no_file_of_the_node(
+        rig: ImageRig, tmp_path: Path, up: str, writable: bool) -> None:
     """Each place that is mounted or written is a link to a folder, or to a name in one, of the
     node."""
     outside = tmp_path / "outside"
@@ -423,8 +335,8 @@ def test_links_lead_nowhere(rig: ImageRig, tmp_path: Path, up: str, writable: bo
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_files_for_folders_and_nothing_at_all(rig: ImageRig, tmp_path: Path, writable: bool
-                                              ) -> None:
+def test_an_image_with_files_in_place_of_folders_or_without_files_starts(
+        rig: ImageRig, tmp_path: Path, writable: bool) -> None:
     image = make_image(tmp_path / "image", ("sh", "ls", "touch"))
     for name in ("session", "tmp", "proc", "dev"):
         (image / name).write_text("a file")
@@ -440,7 +352,8 @@ def test_files_for_folders_and_nothing_at_all(rig: ImageRig, tmp_path: Path, wri
     rig.close_session(session)
 
 
-def test_closed_folders_and_a_place_that_is_taken(rig: ImageRig, tmp_path: Path) -> None:
+def test_an_image_with_unreadable_folders_starts_and_a_taken_mount_point_is_named(
+        rig: ImageRig, tmp_path: Path) -> None:
     image = make_image(tmp_path / "image")
     (image / "session.cpus").mkdir()
     assert "/session.cpus is a folder" in rig.refused(image=str(image))
@@ -469,7 +382,8 @@ def test_no_program_of_an_image_runs_before_the_filter(rig: ImageRig, tmp_path: 
     rig.close_session(session)
 
 
-def test_an_image_that_is_none(rig: ImageRig, tmp_path: Path) -> None:
+def test_an_image_that_is_missing_or_no_folder_is_refused_in_one_line(
+        rig: ImageRig, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for writable in (True, False):
         for name, why in (("gone", "No such file"), ("file", "Not a directory")):
@@ -477,7 +391,7 @@ def test_an_image_that_is_none(rig: ImageRig, tmp_path: Path) -> None:
             assert reason.startswith("image: ") and why in reason and "\n" not in reason, reason
 
 
-def test_names_that_options_would_cut(rig: ImageRig, tmp_path: Path) -> None:
+def test_an_image_path_may_hold_separators_of_mount_options(rig: ImageRig, tmp_path: Path) -> None:
     """The path of an image is the user's: it may hold what separates mount options."""
     image = make_image(tmp_path / "a,b:c\\d e", ("sh", "ls"))
     session = rig.start(image=str(image))
@@ -496,7 +410,8 @@ def test_devices_of_an_image_cannot_be_opened(rig: ImageRig, tmp_path: Path) -> 
         rig.close_session(session)
 
 
-def test_a_start_that_fails_says_why_in_a_line(rig: ImageRig, tmp_path: Path) -> None:
+def test_an_image_that_the_user_cannot_read_is_refused_in_one_line(
+        rig: ImageRig, tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("nothing is closed to root")
     reason = rig.refused(image="/root")

@@ -37,8 +37,8 @@ _LEASE_S = Path("/proc/sys/fs/lease-break-time")
 
 
 @pytest.mark.parametrize("how", ["timeout", "kill", "neither"])
-def test_who_can_only_be_ended_with_its_init(how: str, tmp_path: Path,
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_its_init_cannot_end_is_killed_with_the_init(
+        how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     longest = float(_LEASE_S.read_text()) if _LEASE_S.exists() else 0.0
     if longest < 30:
         pytest.skip("here the kernel lets nobody wait for long for the holder of a file")
@@ -67,8 +67,8 @@ def test_who_can_only_be_ended_with_its_init(how: str, tmp_path: Path,
     rig.close()
 
 
-def test_who_is_slow_to_say_goodbye_is_left_to_its_init(tmp_path: Path,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_within_its_kill_wait_is_left_to_its_init(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it was given to end in is not taken from it, and its init stays."""
     monkeypatch.setattr(init_watchdog, "ANSWER_S", 0.0)
     rig = Rig(tmp_path, kill_wait_s=3.0)
@@ -83,7 +83,7 @@ def test_who_is_slow_to_say_goodbye_is_left_to_its_init(tmp_path: Path,
     rig.close()
 
 
-def test_looks_are_counted_and_not_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watchdog_counts_its_looks_and_not_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that was suspended for an hour finds all late when it goes on, and its inits too."""
     monkeypatch.setattr(init_watchdog, "ANSWER_S", 4 * LOOK_S)
     ended: list[int] = []

@@ -12,8 +12,8 @@ PIECES = st.lists(st.one_of(st.binary(min_size=1, max_size=40),
 
 
 @given(PIECES, st.integers(1, 200_000), st.sampled_from(["head", "tail", "both"]))
-def test_it_keeps_what_its_name_says_and_counts_the_rest(pieces: list[bytes], most: int, keep: str
-                                                         ) -> None:
+def test_head_tail_or_both_is_kept_and_the_rest_counted(
+        pieces: list[bytes], most: int, keep: str) -> None:
     kept, whole = KeptOutput(most, keep), b"".join(pieces)
     for piece in pieces:
         kept.add(piece)
@@ -24,13 +24,13 @@ def test_it_keeps_what_its_name_says_and_counts_the_rest(pieces: list[bytes], mo
 
 
 @given(PIECES, st.integers(1, 100_000))
-def test_a_stream_that_is_passed_on_ends_at_the_bound(pieces: list[bytes], most: int) -> None:
+def test_a_streamed_output_ends_at_the_limit(pieces: list[bytes], most: int) -> None:
     kept, whole = KeptOutput(most), b"".join(pieces)
     assert b"".join(kept.pass_on(piece) for piece in pieces) == whole[:most]
     assert (kept.cut, kept.finish()) == (max(0, len(whole) - most), b"")
 
 
-def test_single_bytes_without_end_hold_no_more_than_the_bound() -> None:
+def test_single_bytes_without_end_take_no_more_memory_than_the_limit() -> None:
     kept = KeptOutput(1000, "tail")
     for _ in range(300_000):
         kept.add(b"x")

@@ -79,7 +79,8 @@ ATTACKS: dict[str, Callable[[Place], object]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_the_user_may_the_confined_process_may_not(place: Place, attack: str) -> None:  # noqa: F811
+def test_a_confined_process_is_refused_what_its_user_may_do(
+        place: Place, attack: str) -> None:  # noqa: F811
     def work() -> int:
         return refused(lambda: ATTACKS[attack](place))
 
@@ -90,7 +91,7 @@ def test_what_the_user_may_the_confined_process_may_not(place: Place, attack: st
 
 
 @pytest.mark.skipif(ABI < 3, reason=f"Landlock ABI {ABI} does not hold truncation")
-def test_truncate(place: Place) -> None:  # noqa: F811
+def test_a_confined_process_cannot_truncate_a_file_outside(place: Place) -> None:  # noqa: F811
     secret = place.outside / "secret"
     assert place.run(lambda: refused(lambda: os.truncate(secret, 0)), place.landlocked) in REFUSED
     assert secret.read_text() == "secret"
@@ -107,7 +108,7 @@ def test_the_first_process_and_the_parent_keep_their_environment(place: Place) -
 
 
 @needs_scopes
-def test_signals_stay_inside(place: Place) -> None:  # noqa: F811
+def test_a_confined_process_signals_only_its_own_processes(place: Place) -> None:  # noqa: F811
     def work() -> list[int]:
         child = os.fork()
         if child == 0:
@@ -159,7 +160,7 @@ def test_root_makes_no_device_nodes(place: Place) -> None:  # noqa: F811
         assert place.run(work) == 0
 
 
-def test_the_home_and_the_devices_are_all_there(place: Place) -> None:  # noqa: F811
+def test_a_confined_process_uses_its_home_and_the_devices(place: Place) -> None:  # noqa: F811
     def work() -> str:
         home = place.home
         (home / "a" / "b").mkdir(parents=True)
@@ -183,7 +184,8 @@ def test_the_home_and_the_devices_are_all_there(place: Place) -> None:  # noqa: 
     assert place.run(work, place.landlocked) == "ra"
 
 
-def test_a_host_can_go_on(place: Place) -> None:  # noqa: F811
+def test_a_confined_sandbox_process_still_serves_files_and_starts_programs(
+        place: Place) -> None:  # noqa: F811
     held = os.open(place.home / "held", os.O_RDWR | os.O_CREAT, 0o600)
     os.fchown(held, place.uid, -1)
 
@@ -202,7 +204,8 @@ def test_a_host_can_go_on(place: Place) -> None:  # noqa: F811
     os.close(held)
 
 
-def test_commands_do_not_read_their_host(place: Place) -> None:  # noqa: F811
+def test_commands_cannot_read_the_proc_files_of_their_sandbox_process(
+        place: Place) -> None:  # noqa: F811
     def work() -> list[int]:
         mine = f"/proc/{os.getpid()}"
         codes = []
@@ -214,7 +217,8 @@ def test_commands_do_not_read_their_host(place: Place) -> None:  # noqa: F811
     assert place.run(work, guarded, place.landlocked) == [1, 1, 1, 0]
 
 
-def test_unlisted_files_are_had_by_name_only(place: Place) -> None:  # noqa: F811
+def test_files_in_shared_memory_open_by_name_and_cannot_be_listed(
+        place: Place) -> None:  # noqa: F811
     def work() -> list[int]:
         name = f"{visible_paths.SHARED_MEMORY}/tangram-test-{os.getpid()}"
         with open(name, "w+") as file:
@@ -228,7 +232,7 @@ def test_unlisted_files_are_had_by_name_only(place: Place) -> None:  # noqa: F81
     assert place.run(work, place.landlocked) == [errno.EACCES, errno.EACCES]
 
 
-def test_a_second_time_narrows_and_never_widens(place: Place) -> None:  # noqa: F811
+def test_a_second_restriction_narrows_and_never_widens(place: Place) -> None:  # noqa: F811
     def work() -> int:
         landlock.restrict(["/"], ["/"], network=True)
         return refused(lambda: (place.outside / "secret").read_text())
@@ -236,14 +240,15 @@ def test_a_second_time_narrows_and_never_widens(place: Place) -> None:  # noqa: 
     assert place.run(work, place.landlocked) == errno.EACCES
 
 
-def test_what_is_missing_is_passed_over(place: Place) -> None:  # noqa: F811
+def test_missing_paths_are_skipped(place: Place) -> None:  # noqa: F811
     def work() -> int:
         return landlock.restrict(["/none/such", "/etc/passwd/x"], ["/none"], network=False)
 
     assert place.run(work) == ABI
 
 
-def test_a_process_with_threads_is_not_half_confined(place: Place) -> None:  # noqa: F811
+def test_a_process_with_several_threads_is_refused_and_not_confined_in_part(
+        place: Place) -> None:  # noqa: F811
     def work() -> list[int]:
         done = threading.Event()
         threading.Thread(target=done.wait).start()

@@ -17,6 +17,7 @@ from helpers.hostile_rig import arena as new_arena
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
+from tangram_hpc.protocol.payload import ShellCall
 from tangram_hpc.resources import process_tree
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -103,7 +104,7 @@ def test_a_busy_loop_is_stopped_without_a_lease_and_runs_with_one(arena: Arena, 
     assert arena.rig.shell("true", session=session)[0].state is ActionState.COMPLETED
 
 
-def test_what_waits_is_left_alone_and_notices_what_it_waits_for(arena: Arena, session: int) -> None:
+def test_processes_that_wait_are_not_stopped_and_wake_in_time(arena: Arena, session: int) -> None:
     assert arena.rig.shell("(sh -c 'sleep 0.7; touch done; exec sleep 1000' >/dev/null 2>&1 &)",
                            session=session)[0].state is ActionState.COMPLETED
     arena.rig.until(lambda: len(left(arena, session, b"sleep")) > 0)
@@ -145,9 +146,14 @@ def test_an_action_runs_beside_the_processes_and_they_ask_again(arena: Arena, se
     asked(arena, session, before)
 
 
-def test_memory_that_breaks_the_sessions_limit_ends_all_background_processes(arena: Arena) -> None:
+@pytest.mark.parametrize("beside", ["nothing", "an open shell"])
+def test_memory_that_breaks_the_sessions_limit_ends_all_background_processes(
+        arena: Arena, beside: str) -> None:
     before = arena.photo()
     session = arena.open(background="run", mem_mib=128)
+    if beside == "an open shell":  # the shell lives on, and the lease ends all the same
+        opened = arena.rig.begin(ShellCall("open", 7, start=True), Kind.EXEC, session=session)
+        assert arena.rig.end(opened)[0].state is ActionState.COMPLETED
     arena.rig.file("hog.py", HOG.encode(), session=session)
     arena.rig.shell("(python3 hog.py >/dev/null 2>&1 &)", session=session, mem_mib=1024)
     outcome = None

@@ -75,14 +75,14 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 PLENTY, NONE = 1 << 20, 0
 
 
-def test_nobody_is_ended_while_there_is_memory(processes: Processes, ended: Told,
-                                              left: Callable[[int], None]) -> None:
+def test_no_action_is_ended_while_memory_is_left(
+        processes: Processes, ended: Told, left: Callable[[int], None]) -> None:
     left(PLENTY)
     pressure(ended).look([(processes.attempt(1, 40), 1)], list)
     assert ended == [] and processes.sent == []
 
 
-def test_who_idles_gives_way_first_then_who_holds_most_beyond_what_it_asked_for(
+def test_background_processes_are_frozen_first_then_the_action_furthest_above_its_request_ends(
         processes: Processes, ended: Told, left: Callable[[int], None]) -> None:
     within, little = processes.attempt(1, 90), processes.attempt(2, 40)
     most = processes.attempt(3, 60)
@@ -105,7 +105,7 @@ def test_who_idles_gives_way_first_then_who_holds_most_beyond_what_it_asked_for(
     assert len(ended) == 2, "who stays within what it asked for is never ended"
 
 
-def test_when_memory_is_back_the_idle_are_asked_first_again(
+def test_after_memory_recovers_background_processes_are_frozen_first_again(
         processes: Processes, ended: Told, left: Callable[[int], None]) -> None:
     over, idle = (processes.attempt(1, 40), 5), [processes.attempt(9, 1).process]
     one = pressure(ended)
@@ -116,7 +116,7 @@ def test_when_memory_is_back_the_idle_are_asked_first_again(
 
 
 @pytest.mark.parametrize("watches", [True, False])
-def test_functions_are_held_to_what_they_asked_for_where_nobody_else_does(
+def test_functions_are_held_to_their_memory_request_only_without_a_cgroup_limit(
         watches: bool, processes: Processes, ended: Told, left: Callable[[int], None]) -> None:
     left(PLENTY)
     attempts = [(processes.attempt(1, 80, RUNNER), 40), (processes.attempt(2, 5, RUNNER), 200),
@@ -126,7 +126,7 @@ def test_functions_are_held_to_what_they_asked_for_where_nobody_else_does(
     assert all(state is ActionState.OUT_OF_MEMORY for _, state, _ in ended)
 
 
-def test_an_action_that_asked_for_nothing_is_ended_when_the_node_runs_out(
+def test_an_action_without_a_memory_request_is_ended_when_the_node_runs_out(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through a real worker; its neighbour, who stays within what it asked for, goes on."""
     rig = Rig(tmp_path, enforcement="affinity")
@@ -166,14 +166,14 @@ def cgroup_tree(monkeypatch: pytest.MonkeyPatch, own: str, files: dict[str, str]
     monkeypatch.setattr(memory, "_read", read)
 
 
-def test_the_machine_tells_its_memory() -> None:
+def test_total_and_free_memory_are_those_of_meminfo() -> None:
     told = {line.split(":")[0]: int(line.split()[1]) >> 10
             for line in Path("/proc/meminfo").read_text().splitlines() if line.endswith("kB")}
     assert 0 < memory.total_mib() <= told["MemTotal"] + 1
     assert 0 <= memory.left_mib() <= told["MemTotal"]
 
 
-def test_the_tightest_cgroup_above_counts_and_cache_that_can_go_is_free(
+def test_the_tightest_parent_cgroup_bounds_memory_and_inactive_cache_counts_as_free(
         monkeypatch: pytest.MonkeyPatch) -> None:
     cgroup_tree(monkeypatch, "0::/slurm/job_1/step_0\n", {
         "slurm/job_1/step_0/memory.max": "max\n", "slurm/job_1/step_0/memory.current": "1\n",
@@ -184,7 +184,7 @@ def test_the_tightest_cgroup_above_counts_and_cache_that_can_go_is_free(
     assert memory.left_mib() == 40
 
 
-def test_version_1_is_read_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_limits_of_cgroup_version_1_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     cgroup_tree(monkeypatch, "5:cpu,cpuacct:/x\n4:memory:/slurm/job_1\n", {
         "memory/slurm/job_1/memory.limit_in_bytes": f"{64 * MIB}\n",
         "memory/slurm/job_1/memory.usage_in_bytes": f"{60 * MIB}\n",

@@ -29,7 +29,7 @@ def until(true: Callable[[], object]) -> None:
 HELD_S = 25  # longer than until the first node is drained and the second has joined
 
 
-def test_sessions_move_with_their_files(tmp_path: Path) -> None:
+def test_movable_sessions_move_with_their_files(tmp_path: Path) -> None:
     # a third of what is left is the margin: drained some twelve seconds after it joined
     cluster = LocalCluster(cpus=2, mem_mib=1024, home=tmp_path / "home", end="+18")
     with cluster as c:

@@ -42,7 +42,7 @@ class Yard:
 # ---- starts ------------------------------------------------------------------------------------
 
 
-def test_no_more_are_built_at_once_than_may_be_and_in_order() -> None:
+def test_starts_are_limited_and_made_in_order() -> None:
     yard, begun = Yard(2), []
 
     def ask(name: str) -> None:
@@ -63,7 +63,7 @@ def test_no_more_are_built_at_once_than_may_be_and_in_order() -> None:
     assert begun == ["a", "b", "c", "d"]
 
 
-def test_what_is_not_wanted_any_more_takes_no_place() -> None:
+def test_a_start_that_is_no_longer_wanted_takes_no_slot() -> None:
     yard = Yard(1)
     yard.start_limiter.ask(yard.fork)
     asked: list[str] = []
@@ -78,7 +78,7 @@ def test_what_is_not_wanted_any_more_takes_no_place() -> None:
 # ---- pools -------------------------------------------------------------------------------------
 
 
-def test_a_pool_builds_its_warm_ones_and_one_for_each_that_waits() -> None:
+def test_a_pool_builds_its_warm_processes_and_one_for_each_waiting_action() -> None:
     yard = Yard()
     pool = yard.pool(limit=4, warm=2)
     pool.warm_up()
@@ -93,7 +93,7 @@ def test_a_pool_builds_its_warm_ones_and_one_for_each_that_waits() -> None:
     assert len(yard.made) == 4
 
 
-def test_what_waits_for_its_start_is_not_asked_for_twice() -> None:
+def test_a_queued_start_is_not_requested_twice() -> None:
     yard = Yard(1)
     pool = yard.pool(warm=3)
     pool.warm_up()
@@ -104,7 +104,7 @@ def test_what_waits_for_its_start_is_not_asked_for_twice() -> None:
     assert len(yard.made) == 3 == len(pool.free)
 
 
-def test_a_lost_host_is_replaced_and_one_given_away_makes_room() -> None:
+def test_a_lost_process_is_replaced_and_a_process_given_away_makes_room() -> None:
     yard = Yard()
     pool = yard.pool(limit=2, warm=2)
     assert pool.give_away() is None
@@ -120,7 +120,7 @@ def test_a_lost_host_is_replaced_and_one_given_away_makes_room() -> None:
     assert len(yard.made) == 4
 
 
-def test_a_pool_says_when_it_cannot_be_built_at_all() -> None:
+def test_a_pool_reports_when_no_process_can_be_built() -> None:
     yard = Yard(1)
     pool = yard.pool()
     pool.waiting.extend(range(2))  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def test_a_pool_says_when_it_cannot_be_built_at_all() -> None:
     assert pool.lost(yard.made[1])
 
 
-def test_a_pool_that_cools_gives_its_idle_ones_up_and_wants_no_more() -> None:
+def test_a_cooled_pool_gives_up_its_idle_processes_and_builds_no_more() -> None:
     yard = Yard()
     pool = yard.pool(warm=2)
     pool.warm_up()
@@ -161,7 +161,7 @@ def free(rig: Rig, box: SandboxSpec) -> list[Any]:
     return rig.executor._supervisor._pools[box].free
 
 
-def test_each_kind_of_box_is_warm_from_its_first_use_on(worker: Rig) -> None:
+def test_each_sandbox_kind_is_kept_warm_from_its_first_use_on(worker: Rig) -> None:
     box = SandboxSpec("process", True, network=False)
     worker.open(1)
     worker.until(lambda: len(free(worker, box)) == 2)
@@ -174,7 +174,8 @@ def test_each_kind_of_box_is_warm_from_its_first_use_on(worker: Rig) -> None:
     assert worker.shell("ls -A", session=1)[1].stdout == b""
 
 
-def test_only_the_boxes_used_last_are_warm(worker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_last_used_sandbox_kinds_are_kept_warm(
+        worker: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_supervisor, "_WARM_BOXES", 1)
     first, second = (SandboxSpec("process", True, network=on) for on in (False, True))
     worker.open(1)

@@ -20,7 +20,7 @@ from tangram_hpc.sandbox.manager.backends import Backends
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="of workers that are root")
 
 
-def test_with_bwrap_untrusted_code_gets_it() -> None:
+def test_untrusted_code_of_root_gets_bwrap() -> None:
     found = Backends.probed()
     if "bwrap" not in found.trusted:
         pytest.skip(f"bwrap: {found.why_not.get('bwrap')}")
@@ -43,7 +43,7 @@ def without_bwrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_bwrap")
-def test_untrusted_code_is_refused_with_what_to_install() -> None:
+def test_untrusted_code_of_root_without_bwrap_is_refused_naming_bubblewrap() -> None:
     found = Backends.probed()
     assert found.untrusted == ()
     for spec in (SessionSpec(1), SessionSpec(1, backend="process")):
@@ -54,7 +54,7 @@ def test_untrusted_code_is_refused_with_what_to_install() -> None:
 
 
 @pytest.mark.usefixtures("without_bwrap")
-def test_the_doctor_tells_root_what_helps() -> None:
+def test_the_doctor_advises_root_to_install_bubblewrap() -> None:
     """Another kernel would not: root needs a program, or is to be an ordinary user."""
     told = isolation.sandboxes(CheckContext({}, Config.model_validate({}), "", SlurmFacts()))
     assert "install bubblewrap, or start workers as an ordinary user" in told.remedy, told

@@ -70,7 +70,8 @@ def path(code: bytes, arch: int, nr: int, *args: int) -> list[int]:
 @pytest.mark.parametrize("machine", ARCH)
 @pytest.mark.parametrize("namespaced", [False, True])
 @pytest.mark.parametrize("network", [False, True])
-def test_every_number_has_its_answer(machine: str, namespaced: bool, network: bool) -> None:
+def test_each_system_call_number_gets_its_intended_answer(
+        machine: str, namespaced: bool, network: bool) -> None:
     code = seccomp.program(machine, namespaced=namespaced, network=network, gid=7)
     named = {number(machine, n): n for n in [*BOTH, *NUMBERS] if number(machine, n) >= 0}
     for nr in range(NEWEST + 1):
@@ -92,7 +93,8 @@ def test_every_number_has_its_answer(machine: str, namespaced: bool, network: bo
 
 @pytest.mark.parametrize("machine", ARCH)
 @pytest.mark.parametrize("namespaced", [False, True])
-def test_what_is_asked_often_is_decided_soon(machine: str, namespaced: bool) -> None:
+def test_frequent_system_calls_are_decided_within_few_instructions(
+        machine: str, namespaced: bool) -> None:
     """The kernel remembers no answer of calls that are looked at with their arguments."""
     code = seccomp.program(machine, namespaced=namespaced, network=False, gid=7,
                            password=None if namespaced else (1, 2))
@@ -102,7 +104,7 @@ def test_what_is_asked_often_is_decided_soon(machine: str, namespaced: bool) -> 
 
 
 @pytest.mark.parametrize("machine", ARCH)
-def test_the_password_passes_and_nothing_near_it(machine: str) -> None:
+def test_only_the_exact_password_passes_the_filter(machine: str) -> None:
     password = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
     code = seccomp.program(machine, namespaced=False, network=False, gid=7, password=password)
 
@@ -123,7 +125,8 @@ def test_the_password_passes_and_nothing_near_it(machine: str) -> None:
 
 @pytest.mark.parametrize("machine", ARCH)
 @pytest.mark.parametrize("trusted", [False, True])
-def test_like_root_users_and_owners_are_only_said_to_change(machine: str, trusted: bool) -> None:
+def test_in_an_image_changes_of_users_and_owners_succeed_without_effect(
+        machine: str, trusted: bool) -> None:
     code = seccomp.program(machine, namespaced=True, network=False, gid=0, rootlike=True,
                            trusted=trusted)
 
@@ -146,7 +149,7 @@ def test_like_root_users_and_owners_are_only_said_to_change(machine: str, truste
     assert answer(plain, ARCH[machine], number(machine, "fchmod"), 0, 0o6755) == errno.EPERM
 
 
-def test_comparisons_reach_further_than_one_jump() -> None:
+def test_comparisons_work_beyond_the_reach_of_one_jump() -> None:
     """No filter of ours is so long that a conditional jump, of 255 at most, does not reach."""
     masks = [bpf.masked(0xFF, bpf.equal(7, bpf.answer(ALLOWED), bpf.answer(ERRNO | nr)))
              for nr in range(400)]
@@ -159,7 +162,7 @@ def test_comparisons_reach_further_than_one_jump() -> None:
         assert answer(code, 0, nr, 8, 8, 8) == (nr or DONE)
 
 
-def test_equal_decisions_are_one() -> None:
+def test_equal_decisions_share_their_instructions() -> None:
     yes, no = bpf.answer(ALLOWED), bpf.answer(ERRNO | 1)
     both = [bpf.low(0, bpf.equal(5, bpf.low(at, bpf.any_bit(6, no, yes)), yes)) for at in (1, 1)]
     one, _ = bpf.assemble(both[0])
@@ -209,8 +212,8 @@ def test_arguments_are_compared_as_the_kernel_reads_them(machine: str) -> None:
 @pytest.mark.parametrize(("namespaced", "network", "open_", "shut"), [
     (False, False, (), (1, 2, 10, 16)), (False, True, (2, 10, 16), (1,)),
     (True, False, (1, 2, 10, 16), ()), (True, True, (1, 2, 10, 16), ())])
-def test_families(namespaced: bool, network: bool, open_: tuple[int, ...],
-                  shut: tuple[int, ...]) -> None:
+def test_only_the_listed_socket_families_are_allowed(
+        namespaced: bool, network: bool, open_: tuple[int, ...], shut: tuple[int, ...]) -> None:
     for machine, arch in ARCH.items():
         code = seccomp.program(machine, namespaced=namespaced, network=network, gid=7)
         got = {family: answer(code, arch, number(machine, "socket"), family, 1)
@@ -243,7 +246,7 @@ def call(name: str, *args: int) -> int:
 
 
 @needs_filter
-def test_what_is_refused_for_real(place: Place) -> None:  # noqa: F811
+def test_the_kernel_refuses_attacks_on_another_process(place: Place) -> None:  # noqa: F811
     victim = place.victim.pid
 
     def attacks() -> dict[str, int]:
@@ -268,7 +271,7 @@ def test_what_is_refused_for_real(place: Place) -> None:  # noqa: F811
 
 
 @needs_filter
-def test_mounts_and_namespaces(place: Place) -> None:  # noqa: F811
+def test_the_kernel_refuses_mounts_namespaces_and_keyrings(place: Place) -> None:  # noqa: F811
     def work() -> list[int]:
         return [call("mount"), call("chroot"), call("setns", 0, 0), call("io_uring_setup", 1),
                 call("bpf"), call("userfaultfd"), call("perf_event_open"), call("keyctl"),
@@ -307,7 +310,7 @@ def test_files_outside_keep_their_group_and_their_set_id_bits(place: Place) -> N
 
 
 @needs_filter
-def test_everybody_is_not_killed(place: Place) -> None:  # noqa: F811
+def test_kill_minus_1_is_refused(place: Place) -> None:  # noqa: F811
     def work() -> int:
         return refused(lambda: os.kill(-1, 0))  # 0: a filter that fails harms nobody
 
@@ -316,14 +319,14 @@ def test_everybody_is_not_killed(place: Place) -> None:  # noqa: F811
 
 
 @needs_both
-def test_kill_9_minus_1_from_a_shell(place: Place) -> None:  # noqa: F811
+def test_kill_minus_1_from_a_shell_is_refused(place: Place) -> None:  # noqa: F811
     code, output, _ = place.program(["/bin/sh", "-c", "kill -9 -1; echo $?"])
     assert (code, output) == (0, "1\n")
     assert place.victim.poll() is None
 
 
 @needs_filter
-def test_no_way_to_a_unix_socket_outside(place: Place) -> None:  # noqa: F811
+def test_unix_sockets_outside_cannot_be_reached(place: Place) -> None:  # noqa: F811
     path = str(place.outside / "socket")
     with socket.socket(socket.AF_UNIX) as server, socket.socket(
             socket.AF_UNIX, socket.SOCK_DGRAM) as log:
@@ -358,7 +361,7 @@ def test_no_way_to_a_unix_socket_outside(place: Place) -> None:  # noqa: F811
 
 
 @needs_filter
-def test_network(place: Place) -> None:  # noqa: F811
+def test_inet_sockets_are_refused_without_network(place: Place) -> None:  # noqa: F811
     def work() -> list[int]:
         return [refused(lambda: socket.socket(socket.AF_INET)),
                 refused(lambda: socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)),
@@ -370,7 +373,7 @@ def test_network(place: Place) -> None:  # noqa: F811
 
 
 @needs_filter
-def test_its_own_limits_and_niceness_are_its_own(place: Place) -> None:  # noqa: F811
+def test_a_process_changes_its_own_limits_and_niceness(place: Place) -> None:  # noqa: F811
     def work() -> list[object]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         os.nice(1)
@@ -438,7 +441,8 @@ def needs(program: str) -> None:
      "setTimeout(() => console.log(\"done\"), 9)'", "done"),
     ("java", "java -version 2>&1 | grep -c version", "1"),
 ], ids=lambda text: text.split()[0] if len(text) < 6 else "")
-def test_programs(place: Place, program: str, script: str, expected: str) -> None:  # noqa: F811
+def test_common_programs_run_under_the_filter(
+        place: Place, program: str, script: str, expected: str) -> None:  # noqa: F811
     needs(program)
     code, output, complaints = place.program(["/bin/sh", "-c", script])
     assert (code, output.strip()) == (0, expected), complaints
@@ -446,7 +450,7 @@ def test_programs(place: Place, program: str, script: str, expected: str) -> Non
 
 @needs_both
 @pytest.mark.parametrize("script", [MULTI, THREADS], ids=["multiprocessing", "threads"])
-def test_python(place: Place, script: str) -> None:  # noqa: F811
+def test_python_runs_under_the_filter(place: Place, script: str) -> None:  # noqa: F811
     (place.home / "it.py").write_text(script)
     code, output, complaints = place.program([place.python, "it.py"])
     assert (code, output) == (0, "done\n"), complaints
@@ -454,7 +458,7 @@ def test_python(place: Place, script: str) -> None:  # noqa: F811
 
 @needs_both
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_pytest(place: Place, workers: str) -> None:  # noqa: F811
+def test_pytest_runs_under_the_filter(place: Place, workers: str) -> None:  # noqa: F811
     (place.home / "test_it.py").write_text("def test_a(tmp_path): (tmp_path / 'x').touch()\n"
                                            "def test_b(): assert 0\n")
     argv = [place.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]

@@ -30,7 +30,8 @@ BOTH = pytest.mark.parametrize("backend", ["bwrap", "process"])
 
 @BOTH
 @pytest.mark.parametrize("program", ["bash", "sh"])
-def test_state_stays_and_no_command_breaks_the_shell(make: Any, backend: str, program: str) -> None:
+def test_a_shell_keeps_its_state_and_no_command_breaks_it(
+        make: Any, backend: str, program: str) -> None:
     rig = make(backend)
     assert rig.start(program=program).state is ActionState.COMPLETED
     rig.told("mkdir d; cd d; export A=1; B='x y'; f() { echo \"f:$1\"; }; alias say='echo said'")
@@ -62,7 +63,7 @@ def test_state_stays_and_no_command_breaks_the_shell(make: Any, backend: str, pr
 
 
 @BOTH
-def test_set_e_ends_the_shell_like_any_other_and_exit_is_told(make: Any, backend: str) -> None:
+def test_set_e_and_exit_end_the_shell_with_their_status(make: Any, backend: str) -> None:
     rig = make(backend)
     rig.start()
     rig.told("set -e; X=5")
@@ -109,7 +110,7 @@ def test_background_jobs_live_on_and_their_output_comes_with_the_next_command(
 
 
 @BOTH
-def test_what_is_left_is_killed_under_end_but_never_shells(make: Any, backend: str) -> None:
+def test_background_end_kills_leftovers_but_never_shells(make: Any, backend: str) -> None:
     rig = make(backend, background="end")
     rig.start()
     rig.start(8)
@@ -209,7 +210,7 @@ def test_a_shell_is_stopped_between_commands_and_exec_runs_beside_it(make: Any,
 
 
 @BOTH
-def test_a_shell_that_is_lost_with_its_init_is_told(make: Any, backend: str) -> None:
+def test_a_shell_lost_with_its_init_is_reported(make: Any, backend: str) -> None:
     rig = make(backend)
     rig.start()
     rig.told("X=1; echo kept > file")
@@ -224,7 +225,8 @@ def test_a_shell_that_is_lost_with_its_init_is_told(make: Any, backend: str) -> 
     assert rig.told("echo ${X-none}; cat file", start=True) == b"none\nkept\n"
 
 
-def test_figures_output_limit_and_resizes_are_those_of_any_command(make: Any) -> None:
+def test_shell_commands_have_figures_output_limits_and_resizes_like_other_commands(
+        make: Any) -> None:
     rig = make("bwrap")
     rig.start()
     outcome, _ = rig.run("i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done")
@@ -243,7 +245,7 @@ def test_figures_output_limit_and_resizes_are_those_of_any_command(make: Any) ->
 
 
 @BOTH
-def test_wrong_calls_are_one_line(make: Any, backend: str) -> None:
+def test_a_wrong_shell_call_is_refused_in_one_line(make: Any, backend: str) -> None:
     rig = make(backend)
     assert rig.start(program="perl").reason.startswith("program: 'perl' is not one of bash")
     assert rig.start(cwd="nowhere").reason.startswith("cwd: nowhere:")
@@ -255,7 +257,7 @@ def test_wrong_calls_are_one_line(make: Any, backend: str) -> None:
 # ---- terminals ----
 
 
-def test_a_shell_on_a_terminal(make: Any) -> None:
+def test_a_shell_on_a_terminal_has_its_size_state_and_resizes(make: Any) -> None:
     rig = make("bwrap")
     assert rig.start(size=(30, 100)).state is ActionState.COMPLETED
     told = rig.told("test -t 0 && test -t 1 && test -t 2 && stty size; tty; X=5")
@@ -304,7 +306,7 @@ def test_a_resize_after_the_program_closed_its_terminal_is_harmless(make: Any) -
     assert rig.end(lease)[0].exit_code == 5, "its init is alive"
 
 
-def test_where_there_are_no_terminals_that_is_said(make: Any) -> None:
+def test_a_terminal_is_refused_with_the_remedy_where_there_is_none(make: Any) -> None:
     rig = make("process")
     assert rig.start(size=(24, 80)).reason == (
         "pty: this sandbox has no terminals (Permission denied); open the session with "

@@ -142,19 +142,19 @@ def _play(rig: ShellRig, seed: int, commands: int) -> None:
 
 
 @pytest.mark.parametrize("backend", ["bwrap", "process"])
-def test_three_hundred_commands(make: Any, backend: str) -> None:
+def test_a_shell_behaves_as_its_model_for_three_hundred_commands(make: Any, backend: str) -> None:
     _play(make(backend), 1, 300)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("backend", ["bwrap", "process"])
-def test_ten_thousand_commands(make: Any, backend: str) -> None:
+def test_a_shell_behaves_as_its_model_for_ten_thousand_commands(make: Any, backend: str) -> None:
     _play(make(backend), 2, 10_000)
 
 
 @pytest.mark.parametrize("backend", ["bwrap", "process"])
-def test_several_shells_know_nothing_of_each_other(make: Any, backend: str) -> None:
+def test_several_shells_share_no_state(make: Any, backend: str) -> None:
     rig = make(backend)
     shells = range(SHELL, SHELL + 5)
     leases = {shell: rig.begin(ShellCall("run", shell, f"X={shell}; cd /; cd - >&2", start=True),

@@ -43,7 +43,7 @@ with LocalCluster(cpus=1, warm=1, isolation="bwrap", home=sys.argv[1]) as client
 """
 
 
-def test_the_nodes_part_of_tmp_hides_nothing_and_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_shown_path_below_tmp_is_read_only_and_hides_no_file(tmp_path: Path) -> None:
     if why := reason_to_skip("bwrap"):
         pytest.skip(why)
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="tangram-python-") as folder:

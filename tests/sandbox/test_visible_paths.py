@@ -20,7 +20,7 @@ def shown(path: str, paths: list[str]) -> bool:
                for name in (path, os.path.realpath(path)) for own in paths)
 
 
-def test_what_programs_need_is_there() -> None:
+def test_the_files_that_programs_need_are_shown() -> None:
     paths = visible_paths.readable()
     for needed in ("/bin/sh", "/usr/bin/env", "/etc/passwd", "/etc/nsswitch.conf", sys.executable,
                    os.path.realpath(sys.executable), os.__file__,
@@ -30,7 +30,7 @@ def test_what_programs_need_is_there() -> None:
     assert all(os.path.isabs(path) and os.path.exists(path) for path in paths)
 
 
-def test_nothing_is_shown_as_a_whole() -> None:
+def test_no_home_or_system_folder_is_shown_as_a_whole() -> None:
     home = os.path.expanduser("~")
     paths = visible_paths.readable()
     for path in paths:
@@ -61,7 +61,7 @@ def test_a_link_is_shown_by_its_name_and_its_target(tmp_path: Path) -> None:
         assert visible_paths.distinct(["/usr", "/bin"]) == ["/usr", "/bin"]
 
 
-def test_a_sites_own_paths(tmp_path: Path) -> None:
+def test_a_site_adds_readable_paths(tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
     assert shown(str(tools), visible_paths.readable([str(tools)]))
@@ -71,7 +71,7 @@ def test_a_sites_own_paths(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("path", "told"), [
     *((path, "shows") for path in WHOLE), ("/usr/../etc", "shows"), ("/usr/../tmp/", "shows"),
     ("tools", "not absolute"), ("/none/such", "not there"), ("/proc/self/root", "shows")])
-def test_what_a_site_may_not_show(path: str, told: str) -> None:
+def test_a_readable_path_that_shows_secrets_is_refused(path: str, told: str) -> None:
     if told == "shows" and not os.path.exists(path):
         pytest.skip(f"{path} is not there")
     with pytest.raises(ValueError, match=f"readable path '{path}'.*{told}"):
@@ -100,7 +100,7 @@ def test_a_python_that_lives_right_in_a_home_is_shown_in_parts(
     assert shown(os.__file__, paths) and shown(os.path.realpath(sys.executable), paths)
 
 
-def test_devices_work() -> None:
+def test_the_shown_devices_can_be_read() -> None:
     assert "/dev/null" in visible_paths.devices() and "/dev/urandom" in visible_paths.devices()
     assert not {"/dev/tty", "/dev/shm", "/dev/mem"} & set(visible_paths.devices())
     for device in visible_paths.devices():
@@ -108,7 +108,7 @@ def test_devices_work() -> None:
             file.read(1)
 
 
-def test_a_program_sees_the_list_under_bwrap() -> None:
+def test_a_program_under_bwrap_sees_only_the_listed_paths() -> None:
     """The list as it stands, each path bound at its own name."""
     argv = ["bwrap", "--unshare-all", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
     for path in visible_paths.readable():

@@ -6,11 +6,11 @@ sandbox may reach and nothing else: a container's or bwrap's own root directory,
 Landlock allows, or, for trusted code without isolation, all that its user may. A path begins at
 that root when it is absolute, and at the session's directory otherwise.
 
-The init has one power that its sandbox has not: it is itself. So a path is walked here, component
-by component, and no link is left to the kernel. A link that the kernel would follow to an open file
-or a root directory (those in /proc) is read as the text that it shows, and files of the init's own
-/proc directory are refused. A walk keeps all directories on its way open: `..` goes back to the one
-that was walked through, and a link that is exchanged meanwhile changes nothing.
+One thing is open to the init and not to its sandbox: the init's own process, in /proc/self. So this
+module walks a path component by component, and the kernel follows no link. A link in /proc that the
+kernel would follow to an open file or a root directory is read as the text that it shows, and files
+of the init's own /proc directory are refused. A walk keeps all directories on its way open: `..`
+goes back to the directory that was walked through, whatever links are exchanged meanwhile.
 """
 
 from __future__ import annotations

@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 
-from . import modes
+from .. import user_namespace
+from ..user_namespace import NoRange, UserMap
+from . import modes, small_copy
 
 COPY = ("cp", "-a", "--reflink=auto", "--sparse=always")
-# Root in a session may have closed a file to itself, which only a capability opens again.
-_AS_ROOT = ("unshare", "--user", "--map-root-user", "--")
+_TOLD = 300  # characters of cp's reason that are told
 
 
 class Uncopied(Exception):
@@ -76,9 +77,49 @@ def root_record(path: str) -> str:
     return f"{path}/root.json"
 
 
+def users_record(path: str) -> str:
+    """Returns the file of a scratch directory that says which users its sandbox has."""
+    return f"{path}/users"
+
+
+def note_users(path: str, users: UserMap) -> None:
+    """Notes which users the sandbox of a scratch directory has.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    fresh = f"{users_record(path)}.new"
+    with open(fresh, "w") as file:
+        file.write("\n".join(users))
+    os.rename(fresh, users_record(path))
+
+
+def open_to_users(path: str) -> None:
+    """Lets the users of a sandbox into the folders of a fresh scratch directory. Nobody outside of
+    the sandbox passes the directory itself.
+    """
+    os.chmod(home(path), 0o755)
+    os.chmod(tmp(path), 0o1777)
+
+
+def users_of(path: str) -> UserMap | None:
+    """Returns which users the sandbox of a scratch directory has, if that was noted."""
+    try:
+        with open(users_record(path)) as file:
+            fields = file.read().split("\n")
+    except FileNotFoundError:
+        return None
+    return UserMap(*fields) if len(fields) == len(UserMap._fields) else None
+
+
 def as_owner(path: str) -> tuple[str, ...]:
-    """The first words of a command that may read everything in a scratch directory."""
-    return _AS_ROOT if os.path.exists(changes(path)) and os.geteuid() != 0 else ()
+    """Returns the argv prefix under which a command may read everything in a scratch directory.
+
+    User 0 of a session may have removed its own permission to read a file, which only a capability
+    overrides, and other users of the sandbox may own files there."""
+    if not (os.path.exists(root_record(path)) or os.path.exists(changes(path))):
+        return ()
+    return user_namespace.prefix(users_of(path) or user_namespace.own())
 
 
 def make(path: str) -> None:
@@ -98,15 +139,37 @@ def copy(origin: str, path: str) -> None:
     Raises:
         Uncopied: not everything could be copied.
     """
-    pairs = [(f"{part(origin)}/.", part(path)) for part in (home, tmp)]
+    for part in (home, tmp):
+        copy_part(origin, f"{part(origin)}/.", part(path))
     if os.path.exists(changes(origin)):  # with its whiteouts and attributes, which `-a` copies
-        pairs += [(part(origin), part(path)) for part in (changes, root_record)]
-    for source, target in pairs:
-        done = subprocess.run([*as_owner(origin), *COPY, "-T", source, target],
-                              capture_output=True, stdin=subprocess.DEVNULL, check=False)
-        if done.returncode:
-            why = done.stderr.decode(errors="replace").strip().splitlines()
-            raise Uncopied(f"fork: {why[0] if why else 'cp failed'}")
+        for part in (changes, root_record):
+            copy_part(origin, part(origin), part(path))
+    copy_users(origin, path)
+
+
+def copy_users(origin: str, path: str) -> None:
+    """Notes the users of a scratch directory in another one, which has a copy of their files."""
+    users = users_of(origin)
+    if users is not None:
+        note_users(path, users)
+
+
+def copy_part(owner: str, source: str, target: str) -> None:
+    """Copies a part of the scratch directory `owner`. If the source ends in "/.", its content is
+    copied into the folder `target`.
+
+    Raises:
+        Uncopied: not everything could be copied.
+    """
+    if source.endswith("/.") and small_copy.copied(source, target):
+        return
+    done = subprocess.run([*as_owner(owner), *COPY, "-T", source, target],
+                          capture_output=True, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        why = (done.stderr.decode(errors="replace").strip().splitlines() or ["cp failed"])[0]
+        if len(why) > _TOLD:  # a path
+            why = f"{why[:_TOLD // 2]}...{why[-_TOLD // 2:]}"
+        raise Uncopied(f"fork: {why}")
 
 
 def empty(*folders: str, keep: frozenset[str] = frozenset()) -> None:
@@ -130,6 +193,10 @@ def empty(*folders: str, keep: frozenset[str] = frozenset()) -> None:
 def remove_small(path: str) -> bool:
     """Removes a scratch directory whose `home` and `tmp` are empty; returns whether it is gone."""
     with suppress(OSError):
+        more = {"home", "tmp"}
+        if any(entry.name not in more and entry.is_dir(follow_symlinks=False)
+               for entry in os.scandir(path)):
+            return False
         for name in os.listdir(path):
             if not os.path.isdir(os.path.join(path, name)):
                 os.unlink(os.path.join(path, name))
@@ -139,13 +206,32 @@ def remove_small(path: str) -> bool:
 
 
 def remove(path: str) -> bool:
-    """Removes a directory with everything in it; returns whether it is gone."""
+    """Removes a directory with everything in it; returns whether it is gone. Files that belong to
+    other users of a sandbox are removed in a user namespace, which blocks for longer.
+    """
+    users = None
+    with suppress(OSError, ValueError):  # what is there may not be a record
+        users = users_of(path)
     with suppress(OSError):
         _strip(path)
         os.rmdir(path)
+    if os.path.isdir(path) and not os.path.islink(path) and os.geteuid() != 0:
+        with suppress(NoRange, OSError):
+            user_namespace.remove(users or user_namespace.several(), path)
     with suppress(OSError):  # a file or a link stands there instead
         os.unlink(path)
     return not os.path.lexists(path)
+
+
+def remove_and_end(path: str) -> None:
+    """Removes a directory like `remove`, in a process that has one thread and then ends: it becomes
+    root of a user namespace itself if the files of several users are there.
+    """
+    users = users_of(path)
+    if users is not None and users.several and os.geteuid() != 0:
+        with suppress(OSError):  # if this fails, `remove` starts a program that does the same
+            user_namespace.enter(users)
+    remove(path)
 
 
 def remove_tree(name: str, folder: int) -> None:

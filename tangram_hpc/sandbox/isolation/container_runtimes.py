@@ -38,6 +38,7 @@ _OURS = frozenset({"proc", "dev", "sys", "tmp", "session", "session.cpus"})
 # One harmless capability in the sandbox's own user namespace. Commands have none, so they may not
 # trace the pause process nor open its pipe through /proc/1 to outlive their init.
 _SHIELD = "CAP_WAKE_ALARM"
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")  # the devices that bwrap binds
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class ContainerSpec:
         pull: whether an image that is not on this machine may be fetched.
         root: a folder with the image that the sandbox may write, in whose mount namespace the
             runtime starts; empty for none.
+        resolver: the file of the node that is `/etc/resolv.conf` inside; empty where the sandbox
+            has no way out.
     """
 
     home: str
@@ -67,6 +70,7 @@ class ContainerSpec:
     name: str = ""
     pull: bool = False
     root: str = ""
+    resolver: str = ""
 
 
 class Runtime(Protocol):
@@ -134,6 +138,11 @@ class Bwrap:
         return []
 
 
+def devices(image: bool) -> list[str]:
+    """Returns the paths at which a sandbox of bwrap has devices of the node."""
+    return [f"{IMAGE if image else ''}/dev/{name}" for name in _DEVICES]
+
+
 def _of_host(read: Sequence[str]) -> list[str]:
     """Mounts the node's paths, outer ones first. A link stays a link where its target is visible as
     well.
@@ -199,11 +208,11 @@ def _of_image(box: ContainerSpec) -> list[str]:
             words += ["--symlink", os.readlink(path), f"{IMAGE}/{name}"]
         else:
             words += ["--ro-bind", path, f"{IMAGE}/{name}"]
-    names = ("/etc/resolv.conf", "/etc/hosts") if box.network else ()
-    for name in names:  # only files that the image has: its folders are read-only
+    files = {"/etc/resolv.conf": box.resolver, "/etc/hosts": "/etc/hosts"} if box.resolver else {}
+    for name, source in files.items():  # only files that the image has: its folders are read-only
         path = box.image + name
-        if all(map(_is_real, (os.path.dirname(path), path))) and os.path.isfile(name):
-            words += ["--ro-bind", name, f"{IMAGE}{name}"]
+        if all(map(_is_real, (os.path.dirname(path), path))) and os.path.isfile(source):
+            words += ["--ro-bind", source, f"{IMAGE}{name}"]
     return words
 
 

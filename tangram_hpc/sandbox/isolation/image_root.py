@@ -19,31 +19,32 @@ import ctypes
 import errno
 import os
 import shutil
-import signal
 import stat
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 
-import msgspec
-
-from ..files import scratch
+from .. import user_namespace
+from ..files import root_record, scratch
+from ..files.root_record import RootRecord
+from ..user_namespace import UserMap
 
 WAYS = ("overlay", "fuse", "copy")
 SESSION, UNITS = "session", "session.cpus"  # in the root of a sandbox
 # CAP_DAC_OVERRIDE, CAP_FOWNER and CAP_NET_BIND_SERVICE: root reads and writes every file of its
 # image, whatever the mode, and a server may use a port below 1024 of the sandbox's own network
 KEPT = frozenset({1, 3, 10})
+# CAP_CHOWN, CAP_FSETID, CAP_KILL, CAP_SETGID and CAP_SETUID: root needs these to act on other users
+KEPT_OF_SEVERAL = KEPT | {0, 4, 5, 6, 7}
+# CAP_SYS_PTRACE and CAP_SYS_RESOURCE: the init measures and limits the processes of all users. It
+# keeps these to itself.
+HELD_OF_SEVERAL = frozenset({19, 24})
 _FUSE = "fuse-overlayfs"
 _FOLDERS = ("proc", "dev", "tmp", SESSION)
-_NEWNS, _NEWUSER = 0x00020000, 0x10000000
+_NEWNS = 0x00020000
 _NOSUID, _NODEV = 2, 4
-_PR_SET_DUMPABLE = 4
-_ROOTS_IDS = 65536  # what a worker that is root maps, so that it can use images of several users
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _APT = "/etc/apt/apt.conf.d"
-_NETWORK_FILES = ("resolv.conf", "hosts")
 _FILE_MAX = 1 << 20
 _EXAMINED = 64  # entries of a folder whose owner is looked at
 
@@ -54,14 +55,6 @@ class Unusable(Exception):
     """The image cannot be a root that is written; the text is one line that says why."""
 
 
-class _Record(msgspec.Struct):
-    """What `changes` is, kept in the scratch directory for the next init, a fork and a move."""
-
-    way: str
-    image: str
-    image_mib: int = 0  # of a copy: what it had when it was made
-
-
 @dataclass(frozen=True)
 class ImageRoot:
     """A root that a session can write.
@@ -70,17 +63,22 @@ class ImageRoot:
         way: one of `WAYS`.
         home: the scratch directory.
         image: the image's folder.
-        network: whether the sandbox shares the node's network, and so needs its resolver.
+        resolver: the file of the node that is `/etc/resolv.conf` inside; empty where the sandbox
+            has no way out.
         changes_fd: open on the folder that holds what the session changed.
-        image_mib: how much of `changes` is the image itself, in MiB.
+        users: which users the sandbox has.
+        image_mib: where `changes` is a copy of the image, the size of the image in MiB; else 0.
+        layers: folders of snapshots between the image and the changes, the uppermost first.
     """
 
     way: str
     home: str
     image: str
-    network: bool
+    resolver: str
     changes_fd: int
+    users: UserMap
     image_mib: int = 0
+    layers: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
@@ -96,7 +94,7 @@ class ImageRoot:
             Unusable: the image cannot be mounted.
         """
         os.umask(0o022)
-        _become_root()
+        user_namespace.enter(self.users, _NEWNS)
         if self.way == "overlay":
             self._mount_overlay()
         elif self.way == "fuse":
@@ -104,21 +102,19 @@ class ImageRoot:
         root = os.open(self.folder, _FOLDER)
         try:
             _furnish(root)
-            if self.network:
-                _copy_network_files(root)
+            if self.resolver:
+                _copy_network_files(root, self.resolver)
         finally:
             os.close(root)
         # no nested namespaces, as with bwrap's --disable-userns
-        _write("/proc/sys/user/max_user_namespaces", "0")
+        user_namespace.write_setting("/proc/sys/user/max_user_namespaces", "0")
 
     def _mount_overlay(self) -> None:
-        # opened here: an overlay takes no folder of another mount namespace
-        image = os.open(self.image, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        lower, _ = self._lower(os.O_CLOEXEC)
         os.chdir(self.home)  # commands see the options in /proc/mounts, so no path is in them
         names = (os.path.basename(each) for each in (
             scratch.changes(self.home), scratch.work(self.home)))
-        layers = "lowerdir=/proc/self/fd/{},upperdir={},workdir={},userxattr".format(
-            image, *names)
+        layers = "lowerdir={},upperdir={},workdir={},userxattr".format(lower, *names)
         # volatile (5.10): a session that its node loses is lost anyway, so nothing needs fsync
         for options in (f"{layers},volatile", layers):
             code = _mount("overlay", scratch.root(self.home), "overlay", _NOSUID | _NODEV, options)
@@ -126,14 +122,24 @@ class ImageRoot:
                 return
         raise OSError(code, f"overlay: {os.strerror(code)}")
 
+    def _lower(self, flags: int) -> tuple[str, tuple[int, ...]]:
+        """Opens the folders below the changes, because an overlay takes no folder of another mount
+        namespace. Returns the folders in the form of the mount option, the uppermost first, and
+        their descriptors.
+        """
+        fds = tuple(os.open(each, os.O_PATH | os.O_DIRECTORY | flags)
+                    for each in (*self.layers, self.image))
+        return ":".join(f"/proc/self/fd/{fd}" for fd in fds), fds
+
     def _mount_fuse(self) -> None:
-        image = os.open(self.image, os.O_PATH | os.O_DIRECTORY)
-        options = (f"lowerdir=/proc/self/fd/{image},upperdir={scratch.changes(self.home)},"
-                   f"workdir={scratch.work(self.home)},squash_to_root,nosuid,nodev")
-        with _waiting():
+        lower, fds = self._lower(0)
+        options = (f"lowerdir={lower},upperdir={scratch.changes(self.home)},"
+                   f"workdir={scratch.work(self.home)},nosuid,nodev"
+                   f"{'' if self.users.several else ',squash_to_root'}")
+        with user_namespace.waiting():
             done = subprocess.run([_FUSE, "-o", options, scratch.root(self.home)],
                                   stdin=subprocess.DEVNULL, capture_output=True, check=False,
-                                  pass_fds=(image,))
+                                  pass_fds=fds)
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip().splitlines()
             raise Unusable(f"{_FUSE}: {said[-1] if said else done.returncode}")
@@ -146,7 +152,8 @@ def missing(way: str) -> str:
     return ""
 
 
-def prepare(way: str, image: str, home: str, network: bool) -> ImageRoot:
+def prepare(way: str, image: str, home: str, resolver: str, users: UserMap | None = None
+            ) -> ImageRoot:
     """Makes the folders in the scratch directory `home` for a root over `image`, or takes over
     those of a dead init, an origin or another node.
 
@@ -155,7 +162,9 @@ def prepare(way: str, image: str, home: str, network: bool) -> ImageRoot:
             or groups is copied instead, if this user may not map them.
         image: the image's folder.
         home: the scratch directory.
-        network: see `ImageRoot`.
+        resolver: see `ImageRoot`.
+        users: which users the sandbox has; None for user 0 alone. If the scratch directory has
+            files of an earlier sandbox, the users of that sandbox are used instead.
 
     Raises:
         Unusable: the image cannot be used, or the files that are there are of another image.
@@ -163,43 +172,39 @@ def prepare(way: str, image: str, home: str, network: bool) -> ImageRoot:
     """
     folder = os.open(image, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        record = recorded(home) or _made(way, image, folder, home)
+        if scratch.users_of(home) is None:
+            scratch.note_users(home, users or user_namespace.own())
+            if users is not None and users.several:
+                scratch.open_to_users(home)
+        record = root_record.recorded(home) or _made(way, image, folder, home)
     finally:
         os.close(folder)
     if record.image != image:
-        raise Unusable(f"image: its files are changes to {record.image!r}; name that image")
+        raise Unusable(f"image: the session's files are changes to {record.image!r}; name that "
+                       "image")
     if record.way not in ("copy", way):
         raise Unusable(f"image: the session's files are a layer of {record.way}, and this node has "
                        f"only {way}")
-    scratch.remove(scratch.work(home))  # what a mount that is gone left there
+    scratch.remove(scratch.work(home))  # an earlier mount leaves files there
     for each in (scratch.work(home), scratch.root(home)):
         with suppress(FileExistsError):
             os.mkdir(each, 0o755)
-    return ImageRoot(record.way, home, image, network, os.open(scratch.changes(home), _FOLDER),
-                     record.image_mib)
+    return ImageRoot(record.way, home, image, resolver, os.open(scratch.changes(home), _FOLDER),
+                     scratch.users_of(home) or user_namespace.own(), record.image_mib,
+                     record.layers)
 
 
-def _made(way: str, image: str, folder: int, home: str) -> _Record:
+def _made(way: str, image: str, folder: int, home: str) -> RootRecord:
     """Makes `changes`, and notes what it is."""
-    if way != "copy" and not _is_own(folder):
+    users = scratch.users_of(home) or user_namespace.own()
+    if way != "copy" and not _is_own(folder, users):
         way = "copy"
     os.mkdir(scratch.changes(home))
     os.chmod(scratch.changes(home), 0o755)  # the mode of the root, whatever the umask
-    record = _Record(way, image)
-    if way == "copy":
-        record.image_mib = _copy(folder, scratch.changes(home))
-    with open(scratch.root_record(home), "wb") as file:
-        file.write(msgspec.json.encode(record))
+    copied_mib = _copy(folder, scratch.changes(home), users) if way == "copy" else 0
+    record = RootRecord(way, image, copied_mib)
+    root_record.keep(home, record)
     return record
-
-
-def recorded(home: str) -> _Record | None:
-    """What the root of a scratch directory is; None when it has none."""
-    try:
-        with open(scratch.root_record(home), "rb") as file:
-            return msgspec.json.decode(file.read(), type=_Record)
-    except FileNotFoundError:
-        return None
 
 
 def settle_in() -> None:
@@ -216,14 +221,12 @@ def settle_in() -> None:
 # ---- the image ----
 
 
-def _is_own(folder: int) -> bool:
-    """Whether the files of an image seem to belong to this user and group, which overlays need to
-    copy one up. A part of the upper two levels is examined: a whole image would take too long.
-    """
+def _is_own(folder: int, users: UserMap) -> bool:
+    """Returns whether the files of an image seem to belong to users and groups of the sandbox. An
+    overlay cannot change a file of any other owner. Only a part of the upper two levels is
+    examined, because a whole image would take too long."""
     def mapped(about: os.stat_result) -> bool:
-        if os.geteuid() == 0:
-            return max(about.st_uid, about.st_gid) < _ROOTS_IDS
-        return (about.st_uid, about.st_gid) == (os.geteuid(), os.getegid())
+        return users.has(about.st_uid, about.st_gid)
 
     if not mapped(os.fstat(folder)):
         return False
@@ -243,9 +246,13 @@ def _is_own(folder: int) -> bool:
     return True
 
 
-def _copy(folder: int, target: str) -> int:
-    """Copies an image into an empty folder; returns its size in MiB."""
-    command = (*scratch.COPY, "--no-preserve=ownership", f"/proc/self/fd/{folder}/.", target)
+def _copy(folder: int, target: str, users: UserMap) -> int:
+    """Copies an image into an empty folder; returns its size in MiB. If the image has files of
+    owners that are no users of the sandbox, all files of the copy belong to user 0.
+    """
+    owners = () if users.several and _is_own(folder, users) else ("--no-preserve=ownership",)
+    command = (*user_namespace.prefix(users), *scratch.COPY, *owners,
+               f"/proc/self/fd/{folder}/.", target)
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False,
                           pass_fds=(folder,))
     if done.returncode:
@@ -258,72 +265,10 @@ def _copy(folder: int, target: str) -> int:
 # ---- in the process that becomes the runtime ----
 
 
-def _become_root() -> None:
-    """Makes a user namespace in which this process is user 0, and a mount namespace in it."""
-    uid, gid = os.geteuid(), os.getegid()
-    span = _ROOTS_IDS if uid == gid == 0 else 1
-    _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # else root owns the files that are written here
-    maps = {"uid_map": f"0 {uid} {span}", "gid_map": f"0 {gid} {span}"}
-    with _waiting():
-        ask = _mapper(os.getpid(), maps) if span > 1 else None
-        if _libc.unshare(_NEWUSER | _NEWNS) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, f"user namespace: {os.strerror(code)}")
-        _write("/proc/self/setgroups", "deny")
-        if ask is not None:
-            return ask()
-    for name, text in maps.items():
-        _write(f"/proc/self/{name}", text)
-
-
-def _mapper(pid: int, maps: Mapping[str, str]) -> Callable[[], None]:
-    """Forks a process that stays root of the machine, because only such a one may map more than one
-    user. Returns the call that makes it write the maps of `pid` and waits for it.
-    """
-    into, out = os.pipe()
-    helper = os.fork()
-    if helper == 0:
-        status = 1
-        with suppress(OSError):
-            os.close(out)
-            if os.read(into, 1):
-                for name, text in maps.items():
-                    _write(f"/proc/{pid}/{name}", text)
-                status = 0
-        os._exit(status)
-    os.close(into)
-
-    def ask() -> None:
-        os.write(out, b"x")
-        os.close(out)
-        if os.waitpid(helper, 0)[1]:
-            raise OSError(errno.EPERM, "user namespace: its users cannot be mapped")
-
-    return ask
-
-
 def _mount(source: str, target: str, kind: str, flags: int, options: str) -> int:
     """Mounts; returns the error's number, or 0."""
     done = _libc.mount(source.encode(), os.fsencode(target), kind.encode(), flags, options.encode())
     return ctypes.get_errno() if done else 0
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def _waiting() -> Iterator[None]:
-    """Lets this process wait for its children, although it ignores SIGCHLD for what it becomes."""
-    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, before)
 
 
 def _furnish(root: int) -> None:
@@ -357,9 +302,9 @@ def _make_room(name: str, folder: int) -> None:
                        "it from the image") from None
 
 
-def _copy_network_files(root: int) -> None:
-    """Gives a sandbox that shares the node's network the node's resolver. An image whose /etc is
-    not a folder goes without.
+def _copy_network_files(root: int, resolver: str) -> None:
+    """Gives a sandbox with a way out its resolver, and the names that the node knows. An image
+    whose /etc is not a folder goes without.
     """
     try:
         etc = os.open("etc", _FOLDER, dir_fd=root)
@@ -368,9 +313,9 @@ def _copy_network_files(root: int) -> None:
             return
         raise
     try:
-        for name in _NETWORK_FILES:
+        for name, source in (("resolv.conf", resolver), ("hosts", "/etc/hosts")):
             with suppress(OSError):  # the node has none, or a folder stands there
-                with open(f"/etc/{name}", "rb") as file:
+                with open(source, "rb") as file:
                     data = file.read(_FILE_MAX)
                 with suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=etc)

@@ -28,6 +28,8 @@ _PR_SET_NO_NEW_PRIVS, _PR_GET_NO_NEW_PRIVS = 38, 39
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _SECURE_ALL_LOCKED = 0xEF  # no root powers, no fix-up, no ambient; each with its lock, no keep-caps
 _NESTING_MAX = 32  # the kernel's own limit
+_MOUNT_SETATTR, _AT_FDCWD = 442, -100
+_READ_ONLY = (ctypes.c_uint64 * 4)(1, 0, 0, 0)  # struct mount_attr: MOUNT_ATTR_RDONLY is set
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class _Space:
     owner: tuple[int, int]
 
 
-def enter(pid: int, cwd: str = "/", root: str = "", keep: Collection[int] = ()) -> None:
+def enter(pid: int, cwd: str = "/", root: str = "", keep: Collection[int] = (),
+          hold: Collection[int] = (), read_only: Collection[str] = ()) -> None:
     """Moves this process into the namespaces and the root directory of process `pid`.
 
     After that, neither this process nor any program that it starts has a capability, except those
@@ -53,6 +56,11 @@ def enter(pid: int, cwd: str = "/", root: str = "", keep: Collection[int] = ()) 
             root itself. No part of its path may be made by code that is not trusted.
         keep: the numbers of capabilities that this process and its programs keep in the innermost
             user namespace, and nowhere else.
+        hold: the numbers of capabilities that only this process keeps there, and no program that it
+            starts.
+        read_only: mount points in the root of `pid` that are made read-only if they exist, so that
+            nobody can change the mode and the times of the file. A device can be written all the
+            same. With a kernel before 5.12 they stay as they are.
 
     Raises:
         OSError: it could not enter, or is not inside. This process may be half inside and must end.
@@ -68,7 +76,7 @@ def enter(pid: int, cwd: str = "/", root: str = "", keep: Collection[int] = ()) 
         mine = {s.kind for s in spaces if s.inode == _inode_of("self", s.kind)}
         self_ns = os.open("/proc/self/ns", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.append(self_ns)
-        _walk([s for s in spaces if s.kind not in mine], levels)
+        _walk([s for s in spaces if s.kind not in mine], levels, read_only)
         _check(self_ns, spaces, levels)
         os.fchdir(top)
         if "mnt" not in mine:
@@ -79,7 +87,7 @@ def enter(pid: int, cwd: str = "/", root: str = "", keep: Collection[int] = ()) 
     finally:
         for fd in opened:
             os.close(fd)
-    _drop(last_cap, keep)
+    _drop(last_cap, keep, hold)
     if dumpable == 0:
         _prctl(_PR_SET_DUMPABLE, 0)
     _prctl(_PR_SET_PDEATHSIG, parent_signal)
@@ -128,7 +136,7 @@ def _space(pid: int, kind: str, opened: list[int]) -> _Space:
         os.close(owner)
 
 
-def _walk(spaces: list[_Space], levels: list[int]) -> None:
+def _walk(spaces: list[_Space], levels: list[int], read_only: Collection[str]) -> None:
     ours = _inode_of("self", "user")
     todo = [s for s in spaces if s.owner != ours]
     for space in spaces:
@@ -140,9 +148,21 @@ def _walk(spaces: list[_Space], levels: list[int]) -> None:
         for space in [s for s in todo if s.owner == here]:
             _setns(space.fd, space.kind)
             todo.remove(space)
+            if space.kind == "mnt":  # only here this process has the capability for it
+                for path in read_only:
+                    _make_read_only(path)
     if todo:
         raise OSError(errno.EPERM, f"its {todo[0].kind} namespace is not owned by a user namespace "
                                    "that this user may enter (a set-user-ID runtime?)")
+
+
+def _make_read_only(path: str) -> None:
+    size = ctypes.sizeof(_READ_ONLY)
+    if _libc.syscall(ctypes.c_long(_MOUNT_SETATTR), ctypes.c_int(_AT_FDCWD), os.fsencode(path), 0,
+                     ctypes.byref(_READ_ONLY), ctypes.c_size_t(size)) != 0:
+        error = _error(f"{path}: read-only")
+        if error.errno not in (errno.ENOSYS, errno.ENOENT, errno.ENOTDIR):
+            raise error
 
 
 def _setns(fd: int, kind: str) -> None:
@@ -166,15 +186,15 @@ def _check(self_ns: int, spaces: list[_Space], levels: list[int]) -> None:
 # ---- capabilities ----
 
 
-def _drop(last_cap: int, keep: Collection[int]) -> None:
+def _drop(last_cap: int, keep: Collection[int], hold: Collection[int]) -> None:
     for cap in range(last_cap + 1):
         if cap not in keep and _libc.prctl(_PR_CAPBSET_DROP, cap, 0, 0, 0) != 0:
             raise _error("dropping the bounding set")
-    if not keep:  # user 0 gets what is kept when it starts a program, as root does
+    if not keep and not hold:  # user 0 gets what is kept when it starts a program, as root does
         _libc.prctl(_PR_SET_SECUREBITS, _SECURE_ALL_LOCKED, 0, 0, 0)  # one more lock, if allowed
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(_CAP_VERSION_3, 0)
-    kept = sum(1 << cap for cap in keep)
+    kept = sum(1 << cap for cap in {*keep, *hold})
     low, high = kept & 0xFFFFFFFF, kept >> 32
     if _libc.capset(header, (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)) != 0:
         raise _error("capset")

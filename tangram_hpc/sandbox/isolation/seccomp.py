@@ -6,7 +6,7 @@ answer for each number. A filter sees numbers only, so it cannot judge paths or 
 memory. Calls newer than the table get ENOSYS, which is what programs expect of an older kernel; so
 do those of x32. Programs for another machine (32-bit ones) get ENOSYS for everything.
 
-In a session whose root can be written, the only user is 0. There calls that change a user, a group
+In a session whose root can be written and that has user 0 alone, calls that change a user, a group
 or the owner of a file succeed without effect, as in Charliecloud, because package managers stop
 where such a call fails.
 """
@@ -75,7 +75,7 @@ _ATTRIBUTES = """setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexa
 # they succeed without effect where user 0 is the only one
 _OF_USERS = """setuid setgid setreuid setregid setresuid setresgid setgroups setfsuid setfsgid
     capset chown lchown fchown fchownat"""
-_FAKED = answer(_ERRNO)  # success, without a call
+_FAKED = answer(_ERRNO)  # the caller sees success, and the kernel does nothing
 _S_IFMT, _DEVICES = 0o170000, (0o020000, 0o060000)  # character and block devices
 _UNOWNED = "memfd_create memfd_secret"  # memory that belongs to no process
 _SHARED_BY_KEY = """shmget shmat shmctl semget semop semctl semtimedop msgget msgsnd msgrcv msgctl
@@ -94,7 +94,7 @@ def available() -> bool:
 
 
 def restrict(*, namespaced: bool, network: bool, sampled: bool = False, rootlike: bool = False,
-             trusted: bool = False) -> int:
+             trusted: bool = False, several: bool = False) -> int:
     """Takes from this process, and everything it starts, the calls that no program in a sandbox
     needs, for good.
 
@@ -111,9 +111,11 @@ def restrict(*, namespaced: bool, network: bool, sampled: bool = False, rootlike
         sampled: memory is measured by what processes map, so calls that hold memory without a
             process get ENOSYS.
         rootlike: the process is user 0 of a user namespace, and its mounts ignore set-uid bits.
-            Calls that change users and owners succeed without effect, device files are not made but
-            said to be, and set-uid bits may be given. This process keeps its capabilities.
+            Calls that make a device file succeed without effect, and set-uid bits may be given.
+            This process keeps its capabilities.
         trusted: with `rootlike`: the filter answers those calls and refuses nothing.
+        several: with `rootlike`, whether the namespace has other users than user 0. If not, calls
+            that change users and owners succeed without effect.
 
     Returns:
         -1; without `namespaced` the listener that every change of a file's mode waits for. Hand it
@@ -129,7 +131,7 @@ def restrict(*, namespaced: bool, network: bool, sampled: bool = False, rootlike
         raise OSError(errno.ENOSYS, "no system call numbers of this machine are known")
     code = program(here, namespaced=namespaced, network=network, gid=os.getegid(),
                    uid=os.geteuid(), sampled=sampled, rootlike=rootlike, trusted=trusted,
-                   password=None if namespaced else modes.new_password())
+                   several=several, password=None if namespaced else modes.new_password())
     # struct sock_fprog: the number of instructions and their address
     text = ctypes.create_string_buffer(code, len(code))
     filter_ = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8,
@@ -151,25 +153,26 @@ def prepare() -> None:
         for namespaced, network, sampled in product((False, True), repeat=3):
             program(here, namespaced=namespaced, network=network, gid=os.getegid(),
                     uid=os.geteuid(), sampled=sampled, password=None if namespaced else (0, 0))
-        for network, sampled, trusted in product((False, True), repeat=3):
+        for network, sampled, trusted, several in product((False, True), repeat=4):
             program(here, namespaced=True, network=network, gid=0, sampled=sampled, rootlike=True,
-                    trusted=trusted)
+                    trusted=trusted, several=several)
 
 
 def program(machine: str, *, namespaced: bool, network: bool, gid: int, uid: int = 0,
             sampled: bool = False, rootlike: bool = False, trusted: bool = False,
-            password: _Password | None = None) -> bytes:
-    """The filter's instructions, 8 bytes each. Pure.
+            several: bool = False, password: _Password | None = None) -> bytes:
+    """Returns the filter's instructions, 8 bytes each. Pure.
 
     Args:
         machine: "x86_64" or "aarch64".
-        namespaced: see `restrict`, as for `network`, `sampled`, `rootlike` and `trusted`.
+        namespaced: as for `restrict`; so are `network`, `sampled`, `rootlike`, `trusted` and
+            `several`.
         gid: the group that the process runs as; `uid` the user.
         password: lets a change of a file's mode pass, see `modes.change`.
     """
     ids = (0, 0) if namespaced else (uid, gid)
     code, holes = _template(machine, namespaced, network, ids, sampled, password is not None,
-                            (rootlike, trusted))
+                            (rootlike, trusted, several))
     if password is None:
         return code
     filled = bytearray(code)
@@ -178,17 +181,19 @@ def program(machine: str, *, namespaced: bool, network: bool, gid: int, uid: int
     return bytes(filled)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def _template(machine: str, namespaced: bool, network: bool, ids: tuple[int, int], sampled: bool,
-              password: bool, root: tuple[bool, bool]) -> tuple[bytes, list[int]]:
-    """A filter, and where in it the words of the password belong. `root` is `rootlike` and
-    `trusted`.
+              password: bool, root: tuple[bool, bool, bool]) -> tuple[bytes, list[int]]:
+    """Returns a filter without a password, and the offsets at which the words of a password are to
+    be filled in. `root` holds the arguments `rootlike`, `trusted` and `several` of `program`.
     """
     column = list(_AUDIT_ARCH).index(machine)
-    rootlike, trusted = root
+    rootlike, trusted, several = root
     special = {} if trusted else _special(namespaced, network, ids, sampled, password)
     if rootlike:
-        special |= _like_root(trusted)
+        special |= _like_root(trusted, several)
+        if several and sampled and not trusted:
+            special |= _small_shared_memory()
     numbers = {NUMBERS[name][column] if name in NUMBERS else BOTH[name]: step
                for name, step in special.items()}
     numbers.pop(-1, None)  # calls that this machine does not have
@@ -236,15 +241,24 @@ def _special(namespaced: bool, network: bool, ids: tuple[int, int], sampled: boo
     return table
 
 
-def _like_root(trusted: bool) -> dict[str, FilterStep]:
+def _like_root(trusted: bool, several: bool) -> dict[str, FilterStep]:
     """The calls that user 0 makes and that have no effect where it is the only user. The rest of
     the file modes is free: no mount of such a sandbox honours set-uid bits.
     """
-    table = dict.fromkeys(_OF_USERS.split(), _FAKED)
+    table = {} if several else dict.fromkeys(_OF_USERS.split(), _FAKED)
     for name, mode in {"mknod": 1, "mknodat": 2}.items():
         table[name] = low(mode, masked(_S_IFMT, one_of(_DEVICES, _FAKED, _ALLOWED)))
     free = "chmod fchmod fchmodat fchmodat2 creat mkdir mkdirat open openat openat2"
     return table if trusted else table | dict.fromkeys(free.split(), _ALLOWED)
+
+
+def _small_shared_memory() -> dict[str, FilterStep]:
+    """Allows System V shared memory in segments of less than a page, because PostgreSQL needs one
+    as a lock. This memory is not measured, but the kernel's 4096 segments take 16 MiB at most.
+    """
+    above = any_bit(0xFFFFFFFF, _NO_CALL, _ALLOWED)
+    return {"shmget": low(1, any_bit(0xFFFFF000, _NO_CALL, high(1, above))),
+            "shmat": _ALLOWED, "shmctl": _ALLOWED}
 
 
 # ---- what decides by the arguments of a call ----

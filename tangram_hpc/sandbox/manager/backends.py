@@ -13,16 +13,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...domain.isolation import choose_isolation, preferred, takes_image
-from ...domain.session import SessionSpec
+from ...domain.session import OPEN, SessionSpec
 from ...errors import InvalidInput
 from ...protocol.process_frames import SandboxSpec
 from ..isolation import landlock, seccomp, visible_paths
 from ..isolation.container_runtimes import RUNTIMES, missing
 from ..isolation.image_root import WAYS
+from ..network.open_network import STACK
 from .probe import examine
 
 _PROBE_S = 10.0
 _ROOT_BY = "image root by "  # in `why_not`
+SEVERAL_USERS = "several users in an image"  # in `why_not`
+OPEN_NETWORK = "open network"  # in `why_not`
 _ROOT = ("this worker is root, and root runs untrusted code only in namespaces: install "
          "bubblewrap (apt-get install bubblewrap, dnf install bubblewrap), or start the worker as "
          "an ordinary user")
@@ -55,6 +58,10 @@ class Backends:
         read: paths of the node that sandboxes may read.
         root: how sandboxes of bwrap may write their image, one of `image_root.WAYS`; empty if they
             cannot.
+        users: which users of the node are the users of such a sandbox, as the fields of a
+            `UserMap`; empty where it has user 0 alone, for which `why_not` gives the reason.
+        open_network: the program by which sandboxes of bwrap have an open network; empty where no
+            program works, for which `why_not` gives the reason.
     """
 
     trusted: tuple[str, ...] = ("process",)
@@ -62,6 +69,8 @@ class Backends:
     why_not: dict[str, str] = field(default_factory=dict)
     read: tuple[str, ...] = ()
     root: str = ""
+    users: tuple[str, ...] = ()
+    open_network: str = ""
 
     @classmethod
     def probed(cls, default: str = "", read_paths: Sequence[str] = (), scratch: str = ""
@@ -82,12 +91,15 @@ class Backends:
         except ValueError as error:
             raise InvalidInput(f"config field `read_paths`: {error}") from None
         why_not = {name: missing(runtime) for name, runtime in RUNTIMES.items()}
-        root = ""
+        root, users = "", tuple[str, ...]()
+        why_not[OPEN_NETWORK] = why_not["bwrap"]
         for name, runtime in RUNTIMES.items():
             # others can be probed only with an image
             if not why_not[name] and not runtime.needs_image:
                 report = examine(runtime, "", read, _PROBE_S, scratch)
-                why_not[name], root = report.why_not, report.root
+                why_not[name], root, users = report.why_not, report.root, report.users
+                why_not[OPEN_NETWORK] = report.why_not or report.why_not_open
+                why_not[SEVERAL_USERS] = report.why_no_users
                 why_not |= {_ROOT_BY + way: why for way, why in report.why_no_root.items()}
         works = tuple(name for name in RUNTIMES if not why_not[name])
         why_not["process"] = "" if landlock.abi() else "this kernel has no Landlock"
@@ -107,7 +119,8 @@ class Backends:
             raise InvalidInput(f"config field `isolation`: {default} cannot be used here "
                                f"({why_not.get(default, 'there is no such backend')})")
         return cls(preferred(("process", *works), default), preferred(untrusted, default),
-                   {name: why for name, why in why_not.items() if why}, read, root)
+                   {name: why for name, why in why_not.items() if why}, read, root, users,
+                   "" if why_not[OPEN_NETWORK] else STACK)
 
     def box(self, spec: SessionSpec) -> SandboxSpec:
         """Chooses how the sandbox of a session is built.
@@ -120,6 +133,9 @@ class Backends:
             raise InvalidInput(self._refusal(spec))
         if backend != "process" and RUNTIMES[backend].needs_image and not spec.image:
             raise InvalidInput(f"image: {backend} builds its sandboxes from an image; name one")
+        if spec.network == OPEN and not self.open_network:
+            raise InvalidInput("network: an open one cannot be built here "
+                               f"({self.why_not.get(OPEN_NETWORK, 'it was not tried')})")
         writable = bool(spec.image) and spec.writable and backend == "bwrap"
         if writable and not self.root:
             raise InvalidInput("image: no root that can be written can be built here "

@@ -34,9 +34,13 @@ from ...protocol.process_frames import (
     Fork,
     Forked,
     Gone,
+    HeldStill,
     KillProcess,
     LoadFunction,
     OutputChunk,
+    PortBytes,
+    PortCredit,
+    PortEnded,
     ProcessFrame,
     Ready,
     RemoveDirectory,
@@ -308,6 +312,16 @@ class Owner(Protocol):
         """More input may be sent to an action."""
         ...
 
+    def held_still(self, process: ExecutionProcess, why: str) -> None:
+        """Reports the answer to HoldStill: nothing runs in the sandbox now, or `why` says in one
+        line why something may."""
+        ...
+
+    def port_report(self, process: ExecutionProcess,
+                    message: PortBytes | PortCredit | PortEnded) -> None:
+        """Reports that a port stream of an init has brought bytes or credit, or has ended."""
+        ...
+
     def settled(self) -> None:
         """All that was received in this turn has been passed on; the last call of each turn."""
         ...
@@ -486,8 +500,12 @@ class ForkServerClient:
                     process.broken = message.text
                 elif isinstance(message, BackgroundRunnable):
                     self._owner.background_runnable(process)
+                elif isinstance(message, HeldStill):
+                    self._owner.held_still(process, message.why)
                 elif isinstance(message, CreditInput):
                     self._owner.credit(process, message)
+                elif isinstance(message, PortBytes | PortCredit | PortEnded):
+                    self._owner.port_report(process, message)
                 else:
                     self._owner.piece(process, message)
         except (ProtocolError, msgspec.DecodeError):

@@ -1,4 +1,4 @@
-"""What the worker remembers of each attempt and each open session. This module does no I/O."""
+"""The worker's records of attempts, open sessions and snapshots. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import time
 from asyncio import TimerHandle
 from collections import deque
+from collections.abc import Callable
 
 from ...domain.outcome import CPU_AT_LEAST, RSS_AT_LEAST, Outcome
 from ...domain.session import SessionSpec
@@ -121,6 +122,33 @@ class NodeAttempt:
         )
 
 
+class NodeSnapshot:
+    """A folder of frozen files.
+
+    Attributes:
+        name: the name by which clients know it; empty if only forks begin from it.
+        home: the name of the folder.
+        folder: the path of the folder.
+        base: the snapshot whose layers it has below its own; None for none.
+        image, digest: the image of the session, as it was asked for, and its digest.
+        mib: the space that it takes on the disk, in MiB.
+        users: how many sessions and snapshots need its files.
+        used_s: when it was last used (monotonic).
+        listed: whether sessions may still begin from it.
+    """
+
+    __slots__ = ("base", "digest", "folder", "home", "image", "listed", "mib", "name", "used_s",
+                 "users")
+
+    def __init__(self, name: str, home: str, folder: str, base: NodeSnapshot | None = None,
+                 image: str = "", digest: str = "") -> None:
+        self.name, self.home, self.folder, self.base = name, home, folder, base
+        self.image, self.digest = image, digest
+        self.mib = self.users = 0
+        self.used_s = time.monotonic()
+        self.listed = bool(name)
+
+
 class NodeSession:
     """A session that is open on this node.
 
@@ -134,15 +162,28 @@ class NodeSession:
         copies: sessions that wait to begin with a copy of its files; `copying`: copies under way.
         waiting: attempts that wait for it, in order.
         secrets: the variables of its commands whose values are secret.
-        pulling: whether its image is not ready yet; `image`: the image's digest once it is.
+        pulling: whether its image or its snapshot is not ready yet.
+        image: the digest of its image, once the image is ready.
+        takes: the attempts to take a snapshot of it that wait, in order.
+        freezing: whether its files are being frozen.
+        taking: the attempt for which its files are being frozen; None if they are not, or if they
+            are frozen for forks.
+        still: is called once nothing runs in it, with an empty text, or with the reason why
+            something may; None if nobody waits for that.
+        base: the snapshot that it began from; None for none.
+        frozen: a snapshot of its present files, for forks; None if there is none, or if an action
+            may have changed the files since.
     """
 
     __slots__ = (
+        "base",
         "box",
         "closing",
         "copies",
         "copying",
         "deaths",
+        "freezing",
+        "frozen",
         "id",
         "image",
         "packing",
@@ -151,6 +192,9 @@ class NodeSession:
         "running",
         "secrets",
         "spec",
+        "still",
+        "takes",
+        "taking",
         "up",
         "waiting",
         "was_up",
@@ -169,6 +213,12 @@ class NodeSession:
         self.copying: list[NodeSession] = []
         self.waiting: deque[NodeAttempt] = deque()
         self.secrets: dict[str, str] = {}
+        self.takes: deque[NodeAttempt] = deque()
+        self.taking: NodeAttempt | None = None
+        self.freezing = False
+        self.still: Callable[[str], None] | None = None
+        self.base: NodeSnapshot | None = None
+        self.frozen: NodeSnapshot | None = None
 
 
 def cause(status: int) -> str:

@@ -15,18 +15,26 @@ import msgspec
 from ...errors import InvalidInput
 from ...ports import Store
 from ...protocol.message import INLINE_MAX
-from ...protocol.payload import Payload, Stored, decode, encode
-from ..files import session_archive
+from ...protocol.payload import Payload, SnapshotCall, Stored, decode, encode
+from ..files import frozen_files, session_archive
+from ..user_namespace import UserMap
 
 FUNCTIONS_MAX = 64  # functions that are cached here, and in each runner
 _STORED = encode(Stored("", 0))[:2]  # the first bytes of every reference
+_SNAPSHOT = encode(SnapshotCall(""))[:2]
 
+_TOLD = (InvalidInput, OSError, session_archive.ArchiveError, frozen_files.Unfrozen)
 Then = Callable[[bytes, str], None]  # called with the bytes and "", or b"" and a reason
 
 
 def is_stored(payload: bytes | memoryview) -> bool:
     """Whether a payload is only a reference into the store."""
     return bytes(payload[:2]) == _STORED
+
+
+def is_snapshot(payload: bytes | memoryview) -> bool:
+    """Returns whether a payload asks for a snapshot, which the worker takes itself."""
+    return bytes(payload[:2]) == _SNAPSHOT
 
 
 class PayloadCache:
@@ -83,11 +91,31 @@ class PayloadCache:
 
         self._go(put, folder, then)
 
-    def unpack(self, digest: str, folder: str, then: Then) -> None:
-        """Makes a scratch directory from an archive; `then` gets no bytes."""
+    def unpack(self, digest: str, folder: str, users: tuple[str, ...], then: Then) -> None:
+        """Makes a scratch directory from an archive; `then` gets no bytes. If the sandbox has
+        several users, `users` are the fields of their `UserMap`; otherwise it is empty.
+        """
         def get(digest: str) -> bytes:
-            session_archive.unpack(digest, folder, self._store, lambda: self._closed)
+            session_archive.unpack(digest, folder, self._store, lambda: self._closed,
+                                   UserMap(*users) if users else None)
             return b""
+
+        self._go(get, digest, then)
+
+    def freeze(self, origin: str, folder: str, then: Then) -> None:
+        """Freezes the files of a scratch directory in a folder; `then` gets their size in MiB as
+        decimal digits.
+        """
+        self._go(lambda origin: str(frozen_files.freeze(origin, folder)).encode(), origin, then)
+
+    def unpack_frozen(self, digest: str, folder: str, users: tuple[str, ...], then: Then) -> None:
+        """Makes a folder of frozen files from an archive; `then` gets their size as from `freeze`.
+        `users` are as for `unpack`.
+        """
+        def get(digest: str) -> bytes:
+            session_archive.unpack(digest, folder, self._store, lambda: self._closed,
+                                   UserMap(*users) if users else None)
+            return str(frozen_files.size_mib(folder)).encode()
 
         self._go(get, digest, then)
 
@@ -104,9 +132,10 @@ class PayloadCache:
             if future.cancelled():
                 return
             error = future.exception()
-            if isinstance(error, (InvalidInput, OSError, session_archive.ArchiveError)):
+            if isinstance(error, _TOLD):
                 then(b"", str(error))
-            elif error is not None:
+            elif error is not None:  # a bug: the caller that waits must be told all the same
+                then(b"", f"unexpected {type(error).__name__}: {error}")
                 raise error
             else:
                 then(future.result(), "")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ...resources import process_tree
+from .. import user_namespace
 from ..files import scratch
 from ..isolation import image_root, join, seccomp
 from ..isolation.container_runtimes import (
@@ -29,6 +30,8 @@ from ..isolation.container_runtimes import (
 )
 from ..isolation.pause_process import PauseFailed, PauseProcess
 from ..process import bootstrap
+from ..user_namespace import NoRange, UserMap
+from . import network_probe
 
 
 class RuntimeReport(msgspec.Struct):
@@ -38,11 +41,19 @@ class RuntimeReport(msgspec.Struct):
         why_not: empty when it works, else one line that says why not.
         root: how it can let a sandbox write an image, one of `image_root.WAYS`; empty if it cannot.
         why_no_root: for each way that does not work, one line that says why.
+        why_not_open: empty when it can give a sandbox an open network, else one line that says why
+            not.
+        users: which users such a sandbox can have, as the fields of a `UserMap`; empty for user 0
+            alone.
+        why_no_users: in one line, why there is user 0 alone; empty if there are several users.
     """
 
     why_not: str = ""
     root: str = ""
     why_no_root: dict[str, str] = {}
+    users: tuple[str, ...] = ()
+    why_no_users: str = ""
+    why_not_open: str = ""
 
 
 def probe(runtime: Runtime, image: str, read: Sequence[str], seconds: float) -> str:
@@ -95,7 +106,9 @@ def main(name: str, image: str, seconds: float, folder: str, read: Sequence[str]
         if (command := runtime.clean_up(box.name)) and status:
             subprocess.run(command, capture_output=True, timeout=seconds)
         if not status and name == "bwrap":
-            print(msgspec.json.encode(_report(place, read, seconds)).decode(), flush=True)
+            report = _report(place, read, seconds)
+            report.why_not_open = network_probe.why_not_open(runtime, box, seconds)
+            print(msgspec.json.encode(report).decode(), flush=True)
         for name in os.listdir(place):  # an overlay leaves a folder that it has closed
             scratch.remove(os.path.join(place, name))
     return status
@@ -116,26 +129,39 @@ def _report(place: str, read: Sequence[str], seconds: float) -> RuntimeReport:
     os.makedirs(os.path.join(image, "etc", "old"))
     with open(os.path.join(image, "etc", "passwd"), "w") as file:
         file.write("root:x:0:0::/root:/bin/sh\n")
+    several: UserMap | None = None
+    try:
+        several = user_namespace.several()
+    except NoRange as error:
+        report.why_no_users = str(error)
     for way in image_root.WAYS:
-        why = os.path.join(place, f"{way}.why")
-        home = os.path.join(place, way)
-        scratch.make(home)
-        if reason := image_root.missing(way) or _why_no_root(way, home, image, read, seconds, why):
-            report.why_no_root[way] = reason
-        else:
+        reason = image_root.missing(way)
+        if not reason and several is not None:
+            home = os.path.join(place, f"{way}-users")
+            reason = _why_no_root(way, home, image, read, seconds, several)
+            if not reason:
+                report.root, report.users = way, tuple(several)
+                return report
+            report.why_no_users, reason = reason, ""
+        reason = reason or _why_no_root(way, os.path.join(place, way), image, read, seconds, None)
+        if not reason:
             report.root = way
             break
+        report.why_no_root[way] = reason
     return report
 
 
-def _why_no_root(way: str, home: str, image: str, read: Sequence[str], seconds: float, why: str
-                 ) -> str:
+def _why_no_root(way: str, home: str, image: str, read: Sequence[str], seconds: float,
+                 users: UserMap | None) -> str:
+    why = f"{home}.why"
+    scratch.make(home)
+
     def work() -> int:
         bootstrap.guard("tangram-probe", 9)
         try:
             if not seccomp.available():
                 raise OSError(errno.ENOSYS, "this kernel cannot filter system calls")
-            _write_in_image(way, home, image, read, seconds)
+            _write_in_image(way, home, image, read, seconds, users)
         except (OSError, PauseFailed, image_root.Unusable) as error:
             with open(said, "w") as file:
                 file.write(" ".join(str(error).split()) or "it does not work")
@@ -150,15 +176,19 @@ def _why_no_root(way: str, home: str, image: str, read: Sequence[str], seconds: 
         return told.read() or "it does not work"
 
 
-def _write_in_image(way: str, home: str, image: str, read: Sequence[str], seconds: float) -> None:
-    root = image_root.prepare(way, image, home, False)
+def _write_in_image(way: str, home: str, image: str, read: Sequence[str], seconds: float,
+                    users: UserMap | None) -> None:
+    root = image_root.prepare(way, image, home, "", users)
     if root.way != way:
         raise OSError(errno.EPERM, "files that this process makes are not its own here")
     box = ContainerSpec(home, image, read=read, root=root.folder)
     runtime = RUNTIMES["bwrap"]
     pause = PauseProcess(runtime.argv(box), runtime.env(os.environ), seconds, root.enter)
     try:
-        join.enter(pause.inside, "/", IMAGE, image_root.KEPT)
+        keep = image_root.KEPT_OF_SEVERAL if users else image_root.KEPT
+        join.enter(pause.inside, "/", IMAGE, keep)
+        if users:
+            os.chown("/etc/passwd", 65534, 65534)
         with open("/etc/passwd", "a") as file:
             file.write("one:x:1:1::/:/bin/sh\n")
         os.rmdir("/etc/old")

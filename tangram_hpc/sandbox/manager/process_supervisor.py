@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...domain.action import Action, Kind
-from ...domain.session import SessionSpec
+from ...domain.session import OPEN, SessionSpec
 from ...errors import InvalidInput
 from ...ports import SandboxSettings
 from ...protocol.process_frames import (
@@ -81,13 +81,13 @@ class ProcessSupervisor:
 
     def pool(self, box: SandboxSpec) -> Pool:
         """The pool of a box. A pool stays warm from its first use until four others have been used
-        since.
+        since. That of an open network has no warm processes: each would have a stack that runs.
         """
         pool = self._pools.pop(box, None)
         if pool is None:
             pool = Pool(lambda: self.fork(box), self.start_limiter, self._limit, 0)
         self._pools[box] = pool  # keeps them in the order of use
-        if pool.warm != self._warm:
+        if pool.warm != self._warm and box.network != OPEN:
             pool.warm = self._warm
             for old in [p for p in self._pools.values() if p.warm][:-_WARM_BOXES]:
                 for process in old.cool():
@@ -123,7 +123,8 @@ class ProcessSupervisor:
                      self.backends.read, self._etc, watch, process.origin, self._held,
                      process.group.joins, settings.compiled, process.group.cpu_file,
                      settings.output_bound,
-                     self.backends.root if process.box.writable else "")
+                     self.backends.root if process.box.writable else "",
+                     self.backends.users if process.box.writable else ())
 
     def limits(self, action: Action, spec: SessionSpec | None) -> SandboxLimits:
         """The limits of an action: its own memory is added to its session's. A function that asked

@@ -20,7 +20,7 @@ from ...domain.states import ENDED, ActionState
 from ...errors import InvalidInput
 from ...ports import Images, Reports, SandboxSettings, Store
 from ...protocol import input_flow
-from ...protocol.message import INLINE_MAX, StartAttempt
+from ...protocol.message import INLINE_MAX, SnapshotOrder, StartAttempt, StreamMessage
 from ...protocol.payload import ErrorReturn, FunctionCall, decode, encode, owner_of_result
 from ...protocol.process_frames import (
     FRAME_MAX,
@@ -32,6 +32,9 @@ from ...protocol.process_frames import (
     KillCommand,
     LeaseBackground,
     OutputChunk,
+    PortBytes,
+    PortCredit,
+    PortEnded,
     RunAction,
     Setup,
     Units,
@@ -45,8 +48,10 @@ from .execution_processes import ExecutionProcess
 from .init_watchdog import InitWatchdog
 from .memory_pressure import LOOK_S, MemoryPressure
 from .node_attempts import NodeAttempt, cause
+from .node_snapshots import NodeSnapshots
 from .payload_cache import PayloadCache, is_stored
 from .pools import Pool
+from .port_traffic import PortTraffic
 from .process_supervisor import ProcessSupervisor
 from .runner_watchdog import RunnerWatchdog
 from .sessions import Sessions
@@ -94,7 +99,10 @@ class SandboxExecutor:
         units = max(1, len(cores))
         self._supervisor = ProcessSupervisor(self, Path(scratch), units, settings, backends,
                                              enforcer, pinned)
-        self._sessions = Sessions(self._supervisor, self, reports, self._cache, images)
+        self._snapshots = NodeSnapshots(self._supervisor, self._cache, reports, settings)
+        self._sessions = Sessions(self._supervisor, self, reports, self._cache, self._snapshots,
+                                  images)
+        self._ports = PortTraffic(self._sessions, reports)
         self._runner_watchdog = RunnerWatchdog(self._free_behind)
         self._memory_pressure = MemoryPressure(not self._counts_ooms, self.kill)
         self._init_watchdog = InitWatchdog(settings.kill_wait_s)
@@ -131,6 +139,11 @@ class SandboxExecutor:
     def pack_session(self, session: int) -> None:
         """See `ports.Executor`."""
         self._sessions.pack(session)
+
+    def order_snapshot(self, order: SnapshotOrder) -> None:
+        """See `ports.Executor`."""
+        if not self._closed:
+            self._snapshots.obey(order)
 
     def start(self, order: StartAttempt, payload: memoryview | bytes) -> None:
         """See `ports.Executor`. A lease that is known is ignored."""
@@ -329,6 +342,10 @@ class SandboxExecutor:
         elif attempt.process is None and kind == input_flow.SIGNAL:
             attempt.early = order
 
+    def carry(self, message: StreamMessage, data: bytes) -> None:
+        """See `ports.Executor`."""
+        self._ports.carry(message, data)
+
     # ---- what execution processes report ----
 
     def process_born(self, process: ExecutionProcess) -> Setup:
@@ -424,6 +441,16 @@ class SandboxExecutor:
         if message.lease in process.leases and process.kind != RUNNER and message.count > 0:
             self._reports.input_credit(message.lease, min(message.count, input_flow.WINDOW))
 
+    def held_still(self, process: ExecutionProcess, why: str) -> None:
+        """See `execution_processes.Owner`."""
+        if process.session:
+            self._sessions.held_still(process, why)
+
+    def port_report(self, process: ExecutionProcess,
+                    message: PortBytes | PortCredit | PortEnded) -> None:
+        """See `execution_processes.Owner`."""
+        self._ports.report(process, message)
+
     def process_died(self, process: ExecutionProcess, status: int, none_left: bool,
                      tail: str) -> None:
         """See `execution_processes.Owner`. The actions that ran in it fail."""
@@ -432,6 +459,7 @@ class SandboxExecutor:
         reason = process.broken or f"{what} ended ({cause(status)})"
         self._free_behind(process)
         process.forget()
+        self._ports.lost(process, reason)
         for lease in sorted(process.leases):
             self._orphan(self._attempts[lease], process, status, reason, none_left, tail)
         if none_left:
@@ -509,6 +537,10 @@ class SandboxExecutor:
         """See `sessions.CommandDispatcher`."""
         self._finish(attempt, attempt.unstarted(state, reason), None, True)
 
+    def carried_out(self, attempt: NodeAttempt, payload: bytes) -> None:
+        """See `sessions.CommandDispatcher`."""
+        self._finish(attempt, Outcome(ActionState.COMPLETED), payload, True)
+
     def _finish(self, attempt: NodeAttempt, outcome: Outcome, payload: bytes | None,
                 none_left: bool, soon: bool = False) -> None:
         attempt.live, attempt.gone = False, none_left
@@ -547,6 +579,7 @@ class SandboxExecutor:
         if self._closed:
             return
         self._closed = True
+        self._snapshots.close()
         if self._looking is not None:
             self._looking.cancel()
         self._supervisor.close(self._cache.close)

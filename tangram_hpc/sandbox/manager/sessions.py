@@ -1,9 +1,10 @@
-"""The sessions that are open on this node: opening, closing, copying and moving them, and the order
-of their actions.
+"""Opens, closes, copies and moves the sessions on this node, takes snapshots of them, and keeps the
+order of their actions.
 
-A session runs one command at a time, and its files are copied only between two commands. A session
-outlives the death of its init: its files stay, another init takes them over, and only the action
-that ran is lost. How an action ended is not decided here.
+A session runs one command at a time, and its files are copied only between two commands. Where its
+root is an overlay, its changes are frozen once as a layer, and all forks until its next action
+begin with this layer. A session outlives the death of its init: its files stay, another init takes
+them over, and only the action that ran is lost. How an action ended is not decided here.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from ...domain.session import SessionSpec
 from ...domain.states import ActionState
 from ...errors import InvalidInput
 from ...ports import Images, ReadyImage, Reports
-from ...protocol.payload import owner_by_client
-from ...protocol.process_frames import ExitProcess, FreezeBackground, SessionSecrets
+from ...protocol.payload import SnapshotReturn, encode, owner_by_client
+from ...protocol.process_frames import ExitProcess, FreezeBackground, HoldStill, SessionSecrets
 from ...protocol.reading import reader
+from ..files import root_record
 from .execution_processes import ExecutionProcess
-from .node_attempts import NodeAttempt, NodeSession
-from .payload_cache import PayloadCache
+from .node_attempts import NodeAttempt, NodeSession, NodeSnapshot
+from .node_snapshots import NodeSnapshots, SnapshotReady
+from .payload_cache import PayloadCache, is_snapshot
 from .process_supervisor import ProcessSupervisor
 
 _CLOSE_S = 8.0  # after that an init that closes its sandbox is killed
@@ -48,13 +51,19 @@ class CommandDispatcher(Protocol):
         """Ends an attempt that has not run."""
         ...
 
+    def carried_out(self, attempt: NodeAttempt, payload: bytes) -> None:
+        """Ends an attempt that the worker itself has carried out; `payload` is the result."""
+        ...
+
 
 class Sessions:
     """The sessions that are open on one worker."""
 
     def __init__(self, supervisor: ProcessSupervisor, dispatcher: CommandDispatcher,
-                 reports: Reports, cache: PayloadCache, images: Images | None = None) -> None:
+                 reports: Reports, cache: PayloadCache, snapshots: NodeSnapshots,
+                 images: Images | None = None) -> None:
         self._supervisor = supervisor
+        self._snapshots = snapshots
         self._images = images
         self._cache = cache
         self._dispatcher = dispatcher
@@ -90,7 +99,8 @@ class Sessions:
         if image is None:
             return self._end(session, why, never)
         session.image = image.digest
-        session.box = msgspec.structs.replace(session.box, image=image.folder, env=image.env)
+        session.box = msgspec.structs.replace(session.box, image=image.folder, env=image.env,
+                                              workdir=image.workdir, user=image.user)
         self._with_secrets(session)
 
     def _with_secrets(self, session: NodeSession) -> None:
@@ -116,6 +126,8 @@ class Sessions:
             return self._ask_copy(session)
         if spec.files:
             return self._unpack(session)
+        if spec.snapshot:
+            return self._from_snapshot(session)
         pool = self._supervisor.pool(session.box)
         process = pool.give_away()
         if process is None:
@@ -153,7 +165,27 @@ class Sessions:
             else:
                 self._supervisor.start_limiter.ask(lambda: self._build(session, home))
 
-        self._cache.unpack(session.spec.files, folder, then)
+        users = self._supervisor.backends.users if session.box.writable else ()
+        self._cache.unpack(session.spec.files, folder, users, then)
+
+    def _from_snapshot(self, session: NodeSession) -> None:
+        """Begins a session with the files of a snapshot, once they are on this node."""
+        session.pulling = True  # until it is False, the session has no sandbox to take down
+
+        def then(snapshot: NodeSnapshot | None, why: str) -> None:
+            if self._open.get(session.id) is not session:
+                return self._snapshots.release(snapshot)
+            session.pulling, session.base = False, snapshot
+            if snapshot is None:
+                return self._end(session, f"snapshot: {session.spec.snapshot}: {why}")
+            if snapshot.digest != session.image:
+                return self._end(session, f"snapshot: {session.spec.snapshot} was taken of image "
+                                          f"{snapshot.digest}, and {session.spec.image} is "
+                                          f"{session.image or 'a folder'} here", True)
+            self._supervisor.start_limiter.ask(
+                lambda: self._build(session, origin=snapshot.folder))
+
+        self._snapshots.need(session.spec.snapshot, then)
 
     def _ask_copy(self, session: NodeSession) -> None:
         origin = self._open.get(session.spec.origin)
@@ -164,7 +196,8 @@ class Sessions:
 
     def _copy(self, session: NodeSession, origin: NodeSession) -> ExecutionProcess | None:
         assert origin.process is not None
-        process = self._build(session, origin=origin.process.folder)
+        folder = session.base.folder if session.base is not None else origin.process.folder
+        process = self._build(session, origin=folder)
         if process is None:
             self._copied(session)
         return process
@@ -200,6 +233,9 @@ class Sessions:
         if session.closing:
             return
         session.closing = True
+        if session.taking is not None and self._dispatcher.waits(session.taking):
+            self._dispatcher.unstarted(session.taking, ActionState.CANCELLED,
+                                       "its session was closed")
         for copy in session.copies:
             self._end(copy, "origin: its session was closed")
         session.copies.clear()
@@ -229,7 +265,7 @@ class Sessions:
         if why or session.closing:
             return self._end(session, "" if session.closing else why)
         del self._open[session.id]
-        self._release_image(session)
+        self._release(session)
         self._reports.session_packed(session.id, digest)
 
     def _shut(self, process: ExecutionProcess) -> None:
@@ -246,10 +282,12 @@ class Sessions:
         self._copied(session)
         session.running = 0
         session.deaths += 1
-        if session.closing or not session.up or session.deaths > _DEATHS_MAX:
+        session.up, was_up = False, session.up
+        if session.still is not None:
+            self.held_still(process, "its sandbox's init ended")
+        if session.closing or not was_up or session.deaths > _DEATHS_MAX:
             self._end(session, "" if session.closing else reason)
             return False
-        session.up = False
         return True
 
     def restart(self, process: ExecutionProcess) -> None:
@@ -265,16 +303,20 @@ class Sessions:
                     session, process, data.decode(), why))
             self._supervisor.start_limiter.ask(lambda: self._build(session, process.home))
 
-    def _release_image(self, session: NodeSession) -> None:
+    def _release(self, session: NodeSession) -> None:
         if self._images is not None:
             self._images.release(session.id)
+        self._changed(session)
+        self._snapshots.release(session.base)
+        session.base = None
 
     def _end(self, session: NodeSession, reason: str, never: bool = False) -> None:
         self._open.pop(session.id, None)
-        self._release_image(session)
+        self._release(session)
         state = ActionState.CANCELLED if session.closing else ActionState.FAILED
         text = "its session was closed" if session.closing else reason
-        for attempt in session.waiting:
+        taking = [session.taking] if session.taking is not None else []
+        for attempt in (*session.waiting, *session.takes, *taking):
             if self._dispatcher.waits(attempt):
                 self._dispatcher.unstarted(attempt, state, text)
         for copy in (*session.copies,):
@@ -290,6 +332,7 @@ class Sessions:
         """Notes that the fork server died and removed all directories: no session can go on."""
         for session in self._open.values():
             session.deaths = _DEATHS_MAX
+        self._snapshots.directories_lost()
 
     def end_all(self) -> None:
         """Reports all sessions as closed, when the worker ends."""
@@ -306,13 +349,18 @@ class Sessions:
         beside commands.
         """
         if attempt.order.action.kind is Kind.BACKGROUND and (
-                session.running or session.copying or session.packing or not session.up):
+                session.running or session.copying or session.packing or session.freezing
+                or not session.up):
             why = "nothing runs in the background of its session now"
             self._dispatcher.unstarted(attempt, ActionState.COMPLETED, why)
+        elif is_snapshot(attempt.payload):
+            session.takes.append(attempt)
+            self._next(session)
         elif attempt.order.action.kind is Kind.EXEC or not session.up or session.process is None:
             session.waiting.append(attempt)
             self._next(session)
         else:
+            self._changed(session)
             self._dispatcher.dispatch(attempt, session.process)
 
     def left(self, session: NodeSession, lease: int) -> None:
@@ -322,18 +370,114 @@ class Sessions:
             self._next(session)
 
     def _next(self, session: NodeSession) -> None:
-        if session.running or not session.up or session.closing or session.packing:
+        if (session.running or not session.up or session.closing or session.packing
+                or session.freezing):
             return
-        starts = self._supervisor.start_limiter
-        if session.copies and session.spec.background == "run" and session.process is not None:
-            session.process.send(FreezeBackground())  # the files must not change meanwhile
-        while session.copies:
-            copy = session.copies.popleft()
-            session.copying.append(copy)
-            starts.ask(lambda copy=copy: self._copy(copy, session))  # type: ignore[misc]
-        while session.waiting and not session.copying and not session.running:
+        while session.takes and not session.freezing:
+            self._take(session, session.takes.popleft())
+        if session.copies and not session.freezing:
+            self._copy_all(session)
+        while (session.waiting and not session.copying and not session.running
+               and not session.freezing):
             attempt = session.waiting.popleft()
             if self._dispatcher.waits(attempt) and session.process is not None:
                 if attempt.order.action.kind is Kind.EXEC:
                     session.running = attempt.order.lease
+                self._changed(session)
                 self._dispatcher.dispatch(attempt, session.process)
+
+    # ---- snapshots and forks ----
+
+    def _take(self, session: NodeSession, attempt: NodeAttempt) -> None:
+        """Takes a snapshot for an action, if it is still wanted."""
+        if not self._dispatcher.waits(attempt):
+            return
+        call, why = self._snapshots.wanted(attempt.payload)
+        if call is None:
+            return self._dispatcher.unstarted(attempt, ActionState.FAILED, f"snapshot: {why}")
+        session.taking = attempt
+
+        def then(snapshot: NodeSnapshot | None, why: str) -> None:
+            session.taking = None
+            if self._dispatcher.waits(attempt):
+                if snapshot is None:
+                    return self._dispatcher.unstarted(attempt, ActionState.FAILED,
+                                                      f"snapshot: {why}")
+                self._dispatcher.carried_out(attempt, encode(SnapshotReturn(call.name)))
+            elif snapshot is not None:  # cancelled meanwhile
+                self._snapshots.discard(snapshot)
+            self._snapshots.release(snapshot)
+
+        self._freeze(session, call.name, then)
+
+    def _copy_all(self, session: NodeSession) -> None:
+        """Begins the forks that wait for this session, in which nothing runs now."""
+        assert session.process is not None
+        record = root_record.recorded(session.process.folder)
+        stacked = [copy for copy in session.copies if record is not None and record.way != "copy"
+                   and copy.box.writable and copy.box.image == session.box.image]
+        if stacked and session.frozen is None:
+            return self._freeze(session, "", lambda frozen, why: self._frozen(session, frozen, why))
+        if session.spec.background == "run":
+            session.process.send(FreezeBackground())  # the files must not change meanwhile
+        while session.copies:
+            copy = session.copies.popleft()
+            session.copying.append(copy)
+            if copy in stacked and session.frozen is not None:
+                copy.base = session.frozen
+                self._snapshots.use(session.frozen)
+            self._supervisor.start_limiter.ask(
+                lambda copy=copy: self._copy(copy, session))  # type: ignore[misc]
+        if session.spec.background not in ("stop", "end"):
+            self._changed(session)  # what runs in the background may change the files at any time
+
+    def _frozen(self, session: NodeSession, frozen: NodeSnapshot | None, why: str) -> None:
+        if frozen is None and session.up:
+            copies = list(session.copies)
+            session.copies.clear()
+            for copy in copies:
+                self._end(copy, f"fork: {why}")
+        elif frozen is None:
+            pass  # the forks wait for the session's next init, or were ended with the session
+        elif self._open.get(session.id) is session:
+            session.frozen = frozen
+        else:
+            self._snapshots.release(frozen)
+
+    def _changed(self, session: NodeSession) -> None:
+        """Notes that the files of a session may change from now on."""
+        frozen, session.frozen = session.frozen, None
+        self._snapshots.release(frozen)
+
+    def _freeze(self, session: NodeSession, name: str, then: SnapshotReady) -> None:
+        """Freezes the files of a session while nothing runs in it; `then` is called once."""
+        process = session.process
+        assert process is not None
+        session.freezing = True
+
+        def over(snapshot: NodeSnapshot | None, why: str) -> None:
+            session.freezing = False
+            if session.process is process:
+                process.send(HoldStill(False))
+            if snapshot is not None and (session.process is not process or not session.up):
+                self._snapshots.discard(snapshot)
+                self._snapshots.release(snapshot)
+                snapshot, why = None, "its sandbox ended meanwhile"
+            then(snapshot, why)
+            self._next(session)
+
+        def still(why: str) -> None:
+            if why:
+                return over(None, why)
+            wanted = self._snapshots.new(name, session.base, session.spec.image, session.image)
+            self._snapshots.freeze(process.folder, wanted, session.id, over)
+
+        session.still = still
+        process.send(HoldStill())
+
+    def held_still(self, process: ExecutionProcess, why: str) -> None:
+        """Notes that nothing runs in the sandbox of a session, or that `why` something may."""
+        session = self._open.get(process.session)
+        if session is not None and session.process is process and session.still is not None:
+            still, session.still = session.still, None
+            still(why)

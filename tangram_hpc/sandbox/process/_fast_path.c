@@ -26,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define FAST_PATH_VERSION 5     /* raise it when the struct or its meaning changes */
+#define FAST_PATH_VERSION 6     /* raise it when the struct or its meaning changes */
 #define BYTES (1 << 16)     /* of a read; Python serves an order that does not fit */
 #define OUTPUT (1 << 14)    /* bytes of one stream, at most */
 #define ARGS 256
@@ -67,6 +67,7 @@ struct fast_path {
     struct bytes completed, failed; /* an outcome's bytes up to its exit code */
     /* the outcome's fields after maxrss; the last byte is the set of `at_least` bits */
     struct bytes outcome_tail;
+    struct bytes begin; /* the directory of commands; empty: ours */
     struct known known[KNOWN];
     /* results for Python */
     int32_t pid, out, err, status, ended, fell;
@@ -304,6 +305,8 @@ static void become(const struct fast_path *path, const struct known *known,
         return;
     if (known->processes)
         setrlimit(RLIMIT_NPROC, &limit); /* refused: the site's limit is lower, and stays */
+    if (path->begin.size && chdir((const char *)path->begin.at) < 0)
+        return; /* Python says why */
     sigprocmask(SIG_SETMASK, &none, NULL); /* none of our handlers can run any more */
     execve(program->argv[0], program->argv, known->envp);
 }

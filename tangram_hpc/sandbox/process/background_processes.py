@@ -29,7 +29,7 @@ class BackgroundProcesses:
         self.leased = leased
         self._there = False
         self._due = 0
-        self._running = False
+        self._running = self._still = False
 
     @property
     def there(self) -> bool:
@@ -39,7 +39,7 @@ class BackgroundProcesses:
     @property
     def due(self) -> int:
         """When `tick` must be called (monotonic ns); 0 for never."""
-        return self._due or self.leased.due
+        return 0 if self._still else self._due or self.leased.due
 
     def begin(self, how: str) -> None:
         """Notes that an action left processes behind; `how` is "stop", "share" or "run". With
@@ -53,6 +53,7 @@ class BackgroundProcesses:
 
     def wake(self) -> None:
         """Continues the processes, as an action begins."""
+        self.release()
         if self.leased.there:
             return self.leased.wake()
         if self._there:
@@ -68,6 +69,23 @@ class BackgroundProcesses:
         if self._running:
             self._processes.stop()
         self._running, self._due = False, 0
+
+    def hold_still(self) -> None:
+        """Stops the processes until `release`, even if they hold CPUs. Meanwhile none of them gets
+        its turn to run.
+
+        Raises:
+            OSError: the process that would stop them cannot be started.
+        """
+        if self.there:
+            self._processes.stop()
+        self._still = True
+
+    def release(self) -> None:
+        """Lets the processes that `hold_still` stopped go on as before."""
+        if self._still and (self._running or (self.leased.there and not self.leased.held)):
+            self._processes.go_on()
+        self._still = False
 
     def tick(self) -> None:
         """Begins or ends a turn of theirs when it is due."""

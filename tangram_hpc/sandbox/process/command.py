@@ -25,7 +25,9 @@ from ..shells.terminal import Terminal
 from .kept_output import KeptOutput
 from .resource_usage import ResourceUsage
 from .sandbox_processes import SandboxProcesses
+from .spawn_as import spawn_as
 from .unstartable import Unstartable
+from .users import Identity
 
 _PIECE = 1 << 16
 DRAIN_MAX = 32  # reads at the end: background processes may write without end
@@ -82,6 +84,7 @@ class Command:
             otherwise.
         reported: whether its outcome has been sent.
         terminal: on which it runs; None for none.
+        identity: the numbers of the user that it runs as; None for those of its init.
         chase_at: when `chase` must be called (monotonic ns); 0 for never.
         act_at: when its init must look at it again (monotonic ns); 0 for never.
         started_ns: when it started (monotonic).
@@ -94,6 +97,7 @@ class Command:
         "_kept",
         "act_at",
         "call",
+        "identity",
         "isolation",
         "pid",
         "pipes",
@@ -112,6 +116,7 @@ class Command:
         self.usage = usage or ResourceUsage()
         self.call = call
         self.isolation = isolation
+        self.identity: Identity | None = None
         self.pid = 0
         self.status: int | None = None
         self.state: ActionState | None = None
@@ -137,7 +142,8 @@ class Command:
             if call.stdin:
                 stdin = _as_file(call.stdin, home)
             self.started_ns = time.monotonic_ns()
-            self.pid = start_in(call.cwd, home, path, argv, env, (stdin, out[1], err[1]))
+            self.pid = start_in(call.cwd, home, path, argv, env, (stdin, out[1], err[1]),
+                                identity=self.identity)
         except Unstartable:
             os.close(out[0])
             os.close(err[0])
@@ -333,36 +339,37 @@ def _as_file(data: bytes, home: str) -> int:
 
 def start_in(
     cwd: str, home: str, path: str, argv: list[str], env: dict[str, str],
-    fds: tuple[int, int, int], terminal: str = "",
+    fds: tuple[int, int, int], terminal: str = "", identity: Identity | None = None,
 ) -> int:
     """Starts a program in a directory. A spawned process has its parent's directory, so this one
-    changes to it and back. `terminal` is the path of the terminal that shall control it, if any.
+    changes to it and back. `terminal` is the path of the terminal that shall control the command,
+    if any, and `identity` is its user, if that is not the user of this process.
 
     Raises:
         Unstartable: it could not be started.
     """
     if not cwd:
-        return _start(path, argv, env, fds, terminal)
+        return _start(path, argv, env, fds, terminal, identity)
     try:
         os.chdir(os.path.join(home, cwd))
     except (OSError, ValueError) as error:
         raise Unstartable(126, f"cwd: {cwd}: {getattr(error, 'strerror', error)}") from None
     try:
-        return _start(path, argv, env, fds, terminal)
+        return _start(path, argv, env, fds, terminal, identity)
     finally:
         os.chdir(home)
 
 
 def _start(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int],
-           terminal: str) -> int:
+           terminal: str, identity: Identity | None) -> int:
     try:
         try:
-            return _spawn(path, argv, env, fds, terminal)
+            return _spawn(path, argv, env, fds, terminal, identity)
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise
             # a script without an interpreter line: a shell would run it itself
-            return _spawn("/bin/sh", ["/bin/sh", path, *argv[1:]], env, fds, terminal)
+            return _spawn("/bin/sh", ["/bin/sh", path, *argv[1:]], env, fds, terminal, identity)
     except OSError as error:
         code = 127 if error.errno == errno.ENOENT else 126
         raise Unstartable(code, f"argv: cannot run {argv[0]!r}: {error.strerror}",
@@ -372,7 +379,9 @@ def _start(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int,
 
 
 def _spawn(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int, int],
-           terminal: str = "") -> int:
+           terminal: str, identity: Identity | None) -> int:
+    if identity is not None:
+        return spawn_as(identity, path, argv, env, dict(enumerate(fds)), terminal, RESTORED)
     actions: list[tuple[Any, ...]] = [
         (os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
     if terminal:  # the first terminal that the leader of a process session opens controls it

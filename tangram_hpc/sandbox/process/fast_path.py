@@ -25,7 +25,7 @@ from ...protocol.process_frames import RECEIVE, RunAction, SandboxLimits
 from .isolation_setup import SandboxIsolation
 
 PATIENCE_NS = 2_000_000  # Python takes over a command that takes longer
-_VERSION = 5
+_VERSION = 6
 _KNOWN = 16  # kinds of orders that it remembers
 _OUTPUT = 1 << 14  # bytes of a stream
 _OWN = 8  # the pause process and its children inside
@@ -60,7 +60,8 @@ class _Struct(ctypes.Structure):
             "changed_count", "known_count", "order_head", "call_head")),
         ("changed", ctypes.POINTER(ctypes.c_int32)), ("patience_ns", ctypes.c_int64),
         ("output_max", ctypes.c_int64),
-        *((name, _Bytes) for name in ("call_tail", "completed", "failed", "outcome_tail")),
+        *((name, _Bytes) for name in ("call_tail", "completed", "failed", "outcome_tail",
+                                   "begin")),
         ("known", _Known * _KNOWN),
         *((name, ctypes.c_int32) for name in (
             "pid", "out", "err", "status", "ended", "fell", "size")),
@@ -117,13 +118,14 @@ class FastPath:
         changed: signals that a command gets back with their default action.
         isolation: of the sandbox.
         output_max: bytes of a stream; Python serves a command that writes more.
+        begin: the directory in which commands begin; empty for that of this process.
 
     Attributes:
         stands: what the orders learned take for granted; None when none was learned.
     """
 
     def __init__(self, doors: tuple[int, int, int, int, int], changed: tuple[int, ...],
-                 isolation: SandboxIsolation, output_max: int) -> None:
+                 isolation: SandboxIsolation, output_max: int, begin: str = "") -> None:
         assert _library is not None
         self._serve = _library.fast_path_serve
         head, failed, tail = _around(isolation.name)
@@ -135,7 +137,8 @@ class FastPath:
         self._struct = _Struct(
             *doors, gone, outer, tuple(sorted(isolation.own)), len(changed), 0,
             _ORDER_HEAD, encode(ExecCall())[0], numbers, PATIENCE_NS, min(output_max, _OUTPUT),
-            _Bytes.of(call_tail), _Bytes.of(head), _Bytes.of(failed), _Bytes.of(tail))
+            _Bytes.of(call_tail), _Bytes.of(head), _Bytes.of(failed), _Bytes.of(tail),
+            _Bytes.of(os.fsencode(begin)))
         self._at = ctypes.byref(self._struct)
         self._learned: list[tuple[bytes, object]] = []  # by slot: the bytes to which `known` points
         self._next = 0

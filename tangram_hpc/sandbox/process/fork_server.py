@@ -227,11 +227,15 @@ class ForkServer:
                 pid = os.fork()
             except OSError:
                 pid = -1
-            if pid <= 0:
+            if pid < 0:
                 scratch.remove(home)
-            if pid == 0:
-                os._exit(0)
-            if pid > 0:
+            elif pid == 0:
+                try:  # whatever happens, this child must not go on as the fork server
+                    with suppress(OSError):
+                        scratch.remove_and_end(home)
+                finally:
+                    os._exit(0)
+            else:
                 self._brooms.add(pid)
 
     def _end(self) -> None:

@@ -40,6 +40,7 @@ from ...protocol.payload import (
 from ...protocol.process_frames import (
     RECEIVE,
     Broken,
+    ConnectPort,
     CreditInput,
     Ended,
     ExitProcess,
@@ -47,9 +48,14 @@ from ...protocol.process_frames import (
     FromProcess,
     GiveInput,
     Gone,
+    HeldStill,
+    HoldStill,
     KillCommand,
     LeaseBackground,
     OutputChunk,
+    PortBytes,
+    PortCredit,
+    PortEnded,
     ProcessInbox,
     Ready,
     RunAction,
@@ -60,7 +66,8 @@ from ...protocol.process_frames import (
 )
 from ...resources import process_tree
 from .. import environment
-from ..files import confine, scratch
+from ..files import confine, frozen_files, scratch
+from ..network.port_streams import PortStreams
 from ..shells.shell_command import ShellCommand
 from ..shells.shell_process import ShellProcess
 from ..shells.shells import NoShell, Shells, SparingProcesses
@@ -89,12 +96,17 @@ class Init:
 
     Attributes:
         _control: the socket to its worker.
-        _place: its scratch directory; `_home` is the part where commands begin.
+        _place: its scratch directory.
+        _home: the session's directory.
+        _begin: the directory in which commands begin and to which paths are relative: the WORKDIR
+            of the image if it has one, else `_home`.
+        _user: the user that the image names; empty for user 0.
         _built: whether the sandbox has been built, so that the attributes below exist.
         _isolation: what isolates the sandbox; `_processes` reaches everything in it.
         _group_cpu: the CPU time of its cgroup; `_meter` measures memory, processes and disk.
         _background: what outlived its action.
         _shells: the shells that live on between their commands.
+        _ports: the streams to ports of the sandbox.
         _fast_path: serves plain commands; None where it is not built or not wanted.
         _command: the running command; None between commands.
         _watch_at: when to begin to read the command's output (monotonic ns); 0 once that has begun.
@@ -114,6 +126,7 @@ class Init:
         self._background: BackgroundProcesses
         self._processes: SandboxProcesses
         self._shells: Shells
+        self._ports: PortStreams
         self._devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._units = UnitsFile(home)
         self._score = open_oom_score()
@@ -159,6 +172,8 @@ class Init:
                 self._receive()
             elif self._built and (shell := self._shells.by_fd.get(fd)) is not None:
                 self._on_shell(shell, fd)
+            elif self._built and fd in self._ports.fds:
+                self._ports.ready(fd)
             else:
                 self._read(fd)
         if due and time.monotonic_ns() >= due:
@@ -189,7 +204,7 @@ class Init:
         now.
         """
         idle = (self._command is None and not self._background.there and self._inbox.empty
-                and not self._shells and not self._meter.over(self._file_mib))
+                and not self._shells and not self._ports and not self._meter.over(self._file_mib))
         return self._units.now, self._file_mib, idle
 
     def _serve_fast_path(self, served: fast_path.FastPath) -> None:
@@ -251,29 +266,48 @@ class Init:
                     self._give(self._command, order)
             elif isinstance(order, Setup):
                 self._build(order)
+            elif isinstance(order, ConnectPort | PortBytes | PortCredit | PortEnded):
+                if self._built:
+                    self._ports.obey(order)
             elif isinstance(order, SessionSecrets):
                 self._make_grants(order.values)
             elif isinstance(order, FreezeBackground):
                 self._background.freeze()
+            elif isinstance(order, HoldStill):
+                self._hold_still(order.hold)
             elif isinstance(order, ExitProcess):
                 if self._built:
                     self._background.leased.close()
                 self._ending = self._closing = True
+
+    def _hold_still(self, hold: bool) -> None:
+        """Stops the background processes while the worker freezes the files, or lets them go on.
+        """
+        if not hold:
+            return self._background.release()
+        why = "a command still runs" if self._command is not None else ""
+        try:
+            self._background.hold_still()
+        except OSError as error:
+            why = f"its background processes could not be stopped ({error.strerror})"
+        self._send(HeldStill(why))
 
     def _build(self, setup: Setup) -> None:
         """Isolates this process; ends it when that cannot be done."""
         self._group_cpu = GroupCpu(setup.cpu_file)
         try:
             if setup.origin:
-                scratch.copy(setup.origin, self._place)
+                frozen_files.begin(setup.origin, self._place, setup.box.image)
             self._isolation = isolation_setup.build(setup, self._place)
-        except (isolation_setup.Unbuildable, scratch.Uncopied) as error:
+        except (isolation_setup.Unbuildable, scratch.Uncopied, OSError) as error:
             self._send(Broken(str(error)))
             self._ending = True
             return
         self._setup, self._home = setup, self._isolation.home
+        self._begin = setup.box.workdir or self._home
+        self._user = users.of_image(setup.box.user)
         self._make_grants({})
-        self._shells = Shells(self._poll)
+        self._shells, self._ports = Shells(self._poll), PortStreams(self._poll, self._send)
         self._processes = SparingProcesses(self._isolation.processes, self._shells)
         self._meter = SandboxMeter((self._home, self._isolation.tmp), self._processes,
                                    self._isolation.nodes, self._isolation.changes)
@@ -284,7 +318,7 @@ class Init:
         if setup.compiled and fast_path.serves(self._isolation):
             doors = self._control_fd, self._wake, self._units.fd, self._score, self._devnull
             self._fast_path = fast_path.FastPath(doors, changed_signals(), self._isolation,
-                                                 setup.output_max)
+                                                 setup.output_max, setup.box.workdir)
         if self._isolation.pause is not None:
             self._poll.register(self._isolation.pause.gone_fd, select.POLLIN)
         self._send(Ready(self._isolation.name))
@@ -296,6 +330,8 @@ class Init:
         if self._isolation.changes is not None:
             base |= users.of_root(self._home)
         base = environment.with_image(base, self._setup.box.env)
+        if self._isolation.helper is not None:
+            base |= self._isolation.helper.variables()
         self._grants = environment.Grants({**base, **secret}, self._isolation.units)
         if self._fast_path is not None:
             self._fast_path.forget()
@@ -314,15 +350,16 @@ class Init:
         if not isinstance(call, ExecCall | ShellCall | TerminalCall):
             return self._refuse(run, 0, f"payload: a sandbox cannot run a {type(call).__name__}")
         try:
-            call = self._as_user(call)
+            asked, (call, identity) = call, self._as_user(call)
         except users.UnknownUser as error:
             return self._refuse(run, _CANNOT_RUN, str(error))
         try:
-            command = self._command_of(run, call)
+            command = self._command_of(run, self._beginning(call))
+            command.identity = identity
             self._limit_files(run.limits.disk_mib)
             self._background.wake()
             for path, data in command.call.files.items():
-                confine.write(self._home, path, data, 0o644)
+                confine.write(self._begin, path, data, 0o644)
             self._units.write(run.units)
             self._start(command)
         except confine.PathRefused as error:
@@ -331,35 +368,47 @@ class Init:
             return self._refuse(run, 0, error.reason, ErrorReturn(SHELL_ENDED, error.reason))
         except Unstartable as error:
             return self._refuse(run, error.code, error.reason)
-        if isinstance(call, ExecCall):
+        if isinstance(call, ExecCall) and call is asked and identity is None:
             self._learn(run)
         self._begun(command)
 
     def _as_user(self, call: ExecCall | ShellCall | TerminalCall
-                 ) -> ExecCall | ShellCall | TerminalCall:
-        """Returns the call with the variables of the user that it asks for.
+                 ) -> tuple[ExecCall | ShellCall | TerminalCall, users.Identity | None]:
+        """Returns the call with the variables of the user that it asks for, and the numbers of that
+        user; None if these are the numbers of this process.
 
         Raises:
             UnknownUser: the sandbox has no such user.
         """
+        changes = self._isolation.changes
+        there = changes.users if changes is not None else None
         command = call.command if isinstance(call, TerminalCall) else call
         if isinstance(command, ShellCall):
-            as_user = ExecCall(user=command.user)
-            env = users.environment_of(as_user, self._isolation.changes is not None)
-            return msgspec.structs.replace(command, env=env | command.env) if env else call
-        env = users.environment_of(command, self._isolation.changes is not None)
+            env, identity = users.user_of(ExecCall(user=command.user), there, self._user)
+            return msgspec.structs.replace(command, env=env | command.env), identity
+        env, identity = users.user_of(command, there, self._user)
         if not env or not command.clean_env:
-            return call
+            return call, identity
         command = msgspec.structs.replace(command, env=env | command.env)
         if isinstance(call, TerminalCall):
+            return msgspec.structs.replace(call, command=command), identity
+        return command, identity
+
+    def _beginning(self, call: ExecCall | ShellCall | TerminalCall
+                   ) -> ExecCall | ShellCall | TerminalCall:
+        """Returns the call with its directory, if the image names a WORKDIR."""
+        if self._begin == self._home:
+            return call
+        if isinstance(call, TerminalCall):
+            command = self._beginning(call.command)
             return msgspec.structs.replace(call, command=command)
-        return command
+        return msgspec.structs.replace(call, cwd=os.path.join(self._begin, call.cwd))
 
     def _command_of(self, run: RunAction, call: ExecCall | ShellCall | TerminalCall) -> Command:
         """Raises Unstartable: it asks for more output than the site allows."""
         most = max(self._setup.output_max, self._setup.output_bound)
         asked = call.command if isinstance(call, TerminalCall) else call
-        if isinstance(asked, ExecCall) and asked.output_max > most:
+        if asked.output_max > most:
             raise Unstartable(126, f"output_max: {asked.output_max} bytes are more than the site's "
                                    f"bound of {most}; ask for less, or raise output_bound")
         others = (frozenset(self._processes.pids()) if self._background.there
@@ -447,7 +496,7 @@ class Init:
             if call.data is not None and run.limits.disk_mib and (
                     over := self._meter.disk(run.limits.disk_mib)):
                 return self._refuse(run, 0, over[1], ErrorReturn("ENOSPC", over[1]))
-            told = _file_answer(self._home, call)
+            told = _file_answer(self._begin, call)
         except confine.PathRefused as error:
             return self._refuse(run, 0, str(error), ErrorReturn(error.code, str(error)))
         spent = time.monotonic_ns() - began
@@ -523,6 +572,8 @@ class Init:
             if pid == 0:
                 return self._settle(alone=False)
             if self._isolation.pause is not None and pid == self._isolation.pause.outer:
+                return self._fall()
+            if self._isolation.helper is not None and pid == self._isolation.helper.pid:
                 return self._fall()
             shell = self._shells.reaped(pid, status) if self._shells else None
             if shell is not None and isinstance(command, ShellCommand) and command.shell is shell:
@@ -667,6 +718,8 @@ class Init:
         walked.
         """
         if self._built and self._isolation.pause is not None:
+            if self._isolation.helper is not None:
+                self._isolation.helper.end()
             self._isolation.pause.end()
             process_tree.wait_for_all(_END_S)
         else:

@@ -8,14 +8,16 @@ here.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 from dataclasses import dataclass
 
-from ...protocol.process_frames import Setup
+from ...domain.session import OPEN, leads_outside
+from ...protocol.process_frames import SandboxSpec, Setup
 from ...resources import process_tree
 from ...resources.cpu import cgroupfs
-from ..files import modes, scratch
+from ..files import modes, root_record, scratch
 from ..isolation import etc, image_root, join, landlock, seccomp, visible_paths
 from ..isolation.container_runtimes import (
     IMAGE,
@@ -25,14 +27,20 @@ from ..isolation.container_runtimes import (
     UNITS,
     ContainerSpec,
     container_name,
+    devices,
     tmp_names,
 )
 from ..isolation.image_root import ImageRoot
 from ..isolation.pause_process import PauseFailed, PauseProcess
+from ..network.name_relay import RESOLV_CONF, resolv_conf
+from ..network.open_network import NoOpenNetwork, OpenNetwork
+from ..network.proxy_process import ProxyProcess
+from ..user_namespace import UserMap
 from .bootstrap import MODES
 from .sandbox_processes import DescendantProcesses, NamespaceProcesses, SandboxProcesses
 from .units_file import path_of
 
+FILTERED = "filtered"  # the word for a filtered network in the isolation of a record
 _END_S = 2.0
 _READY_S = 60.0  # the runtime may have to unpack an image
 
@@ -44,6 +52,10 @@ _NO_LISTENER = ("backend: process cannot build a sandbox here: a system call fil
 
 class Unbuildable(Exception):
     """The sandbox cannot be built; the text is one line that says why."""
+
+
+class _NoWorkdir(Exception):
+    """Raised when the WORKDIR of an image cannot be entered; the text is one line that says why."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +70,12 @@ class SandboxIsolation:
         units: the file that tells a command how many CPUs it has.
         own_root: whether commands see another root than the node's.
         changes: where an image that may be written keeps what was changed; else None. The sandbox's
-            user is 0 then.
+            user is 0 then, and `changes.users` says whether there are others.
         pause: the pause process, where there is one.
         own: the numbers of the processes of `pause` inside.
         nodes: names in `tmp` that are read-only mounts of the node's files.
+        helper: the process outside by which a sandbox with a filtered or an open network reaches
+            anything; else None.
     """
 
     name: str
@@ -74,6 +88,7 @@ class SandboxIsolation:
     pause: PauseProcess | None = None
     own: frozenset[int] = frozenset()
     nodes: frozenset[str] = frozenset()
+    helper: ProxyProcess | OpenNetwork | None = None
 
 
 def build(setup: Setup, home: str) -> SandboxIsolation:
@@ -84,16 +99,24 @@ def build(setup: Setup, home: str) -> SandboxIsolation:
     """
     box = setup.box
     try:
+        proxy = ProxyProcess(box.network, setup.read) if isinstance(box.network, tuple) else None
+        stack = OpenNetwork(setup.read) if box.network == OPEN else None
         cgroupfs.join(setup.joins)
         if box.backend != "process" or box.trusted:
             os.close(MODES)
         if box.backend == "process":
             return _process(setup, home)
-        if image_root.recorded(home) is not None and not setup.root:
+        if root_record.recorded(home) is not None and not setup.root:
             raise Unbuildable("image: the session's files are changes to an image; open it with "
                               "that image and with writable=True")
-        return _rooted(setup, home) if setup.root else _held(setup, home)
-    except image_root.Unusable as error:
+        built = (_rooted if setup.root else _held)(setup, home, stack)
+        if box.workdir:
+            _make_workdir(box.workdir, box.writable)
+        return built if proxy is None else _filtered(built, proxy)
+    except NoOpenNetwork as error:
+        process_tree.end_beneath(_END_S)
+        raise Unbuildable(f"network: no open one can be built here ({error})") from None
+    except (image_root.Unusable, _NoWorkdir) as error:
         raise Unbuildable(str(error)) from None
     except PauseFailed as error:
         process_tree.end_beneath(_END_S)
@@ -107,15 +130,22 @@ def build(setup: Setup, home: str) -> SandboxIsolation:
         raise Unbuildable(f"backend: {box.backend} cannot build a sandbox here ({what})") from None
 
 
+def _filtered(built: SandboxIsolation, proxy: ProxyProcess) -> SandboxIsolation:
+    """Returns the same sandbox with a proxy as its only way out. This process has already entered
+    the sandbox's namespaces."""
+    proxy.listen()
+    return dataclasses.replace(built, name=f"{built.name}+{FILTERED}", helper=proxy)
+
+
 def _process(setup: Setup, home: str) -> SandboxIsolation:
     isolation, box = "process", setup.box
     if not box.trusted:
         read = [*setup.read, visible_paths.PROC, path_of(home)]
         write = [scratch.home(home), scratch.tmp(home), *visible_paths.devices()]
-        found = landlock.restrict(read, write, network=box.network)
+        found = landlock.restrict(read, write, network=box.network is True)
         isolation += f"+landlock{found}"
         if seccomp.available():
-            listener = seccomp.restrict(namespaced=False, network=box.network,
+            listener = seccomp.restrict(namespaced=False, network=box.network is True,
                                         sampled=setup.watch)
             modes.hand_over(MODES, listener)
             isolation += "+seccomp"
@@ -123,49 +153,101 @@ def _process(setup: Setup, home: str) -> SandboxIsolation:
                             path_of(home))
 
 
-def _held(setup: Setup, home: str) -> SandboxIsolation:
+def _held(setup: Setup, home: str, stack: OpenNetwork | None) -> SandboxIsolation:
     box, runtime = setup.box, RUNTIMES[setup.box.backend]
     what = _container(setup, home)
     pause = PauseProcess(runtime.argv(what), runtime.env(os.environ), _READY_S)
+    if stack is not None:
+        stack.attach(pause.inside)
     inner = IMAGE if box.image and box.backend == "bwrap" else ""
-    join.enter(pause.inside, SESSION, inner)
+    join.enter(pause.inside, SESSION, inner, read_only=_nodes_devices(box))
     isolation = box.backend
     if not box.trusted and seccomp.available():
-        seccomp.restrict(namespaced=True, network=box.network, sampled=setup.watch)
+        seccomp.restrict(namespaced=True, network=box.network is True, sampled=setup.watch)
         isolation += "+seccomp"
+    isolation += f"+{OPEN}" if stack is not None else ""
     own = _own()
     return SandboxIsolation(isolation, NamespaceProcesses(own), SESSION, TMP, UNITS,
-                            bool(box.image), None, pause, own, tmp_names(what))
+                            bool(box.image), None, pause, own, tmp_names(what), stack)
 
 
-def _rooted(setup: Setup, home: str) -> SandboxIsolation:
-    """A sandbox with an image that it may write. Its user is 0 and the only one, so the filter lets
-    calls that change users and owners succeed without effect, in trusted code as well.
+def _rooted(setup: Setup, home: str, stack: OpenNetwork | None) -> SandboxIsolation:
+    """Returns a sandbox with an image that it may write. Where its user 0 is the only user, the
+    filter lets calls that change users and owners succeed without effect, in trusted code as well.
     """
     box, runtime = setup.box, RUNTIMES[setup.box.backend]
     if not seccomp.available():
         raise Unbuildable("image: this kernel cannot filter system calls, which a root that can be "
                           "written needs; pass writable=False")
-    root = image_root.prepare(setup.root, box.image, home, box.network)
+    root = image_root.prepare(setup.root, box.image, home, _resolver(box, home),
+                              UserMap(*setup.users) if setup.users else None)
+    several = root.users.several
     what = _container(setup, home, root.folder)
     pause = PauseProcess(runtime.argv(what), runtime.env(os.environ), _READY_S, root.enter)
-    join.enter(pause.inside, SESSION, IMAGE, image_root.KEPT)
+    if stack is not None:
+        stack.attach(pause.inside)
+    join.enter(pause.inside, SESSION, IMAGE,
+               image_root.KEPT_OF_SEVERAL if several else image_root.KEPT,
+               image_root.HELD_OF_SEVERAL if several else (), _nodes_devices(box))
     os.umask(0o022)  # as root has it; the scratch directory is closed to others
-    image_root.settle_in()
-    seccomp.restrict(namespaced=True, network=box.network, sampled=setup.watch, rootlike=True,
-                     trusted=box.trusted)
-    isolation = f"{box.backend}+{root.way}{'' if box.trusted else '+seccomp'}"
+    if several:
+        os.setgroups([])  # the groups of the worker's user are no groups of the sandbox
+    else:
+        image_root.settle_in()
+    seccomp.restrict(namespaced=True, network=box.network is True, sampled=setup.watch,
+                     rootlike=True, trusted=box.trusted, several=several)
+    isolation = "+".join((box.backend, root.way, *(["users"] if several else []),
+                          *([] if box.trusted else ["seccomp"]),
+                          *([OPEN] if stack is not None else [])))
     own = _own()
     return SandboxIsolation(isolation, NamespaceProcesses(own), SESSION, TMP, UNITS, True,
-                            root, pause, own)
+                            root, pause, own, helper=stack)
+
+
+def _nodes_devices(box: SandboxSpec) -> list[str]:
+    """Returns the devices that a sandbox must not change: those of the node, whose owner is user 0
+    of the sandbox if the worker is root."""
+    return devices(bool(box.image)) if os.geteuid() == 0 and box.backend == "bwrap" else []
+
+
+def _make_workdir(path: str, writable: bool) -> None:
+    """Makes the directory in which the programs of an image start, if it is missing."""
+    here = os.getcwd()
+    try:
+        if not path.startswith("/"):
+            raise OSError(errno.EINVAL, "it is not an absolute path")
+        if writable:
+            os.makedirs(path, 0o755, exist_ok=True)
+        os.chdir(path)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise _NoWorkdir(f"image: its working directory {path!r} cannot be entered ({why}); "
+                         "correct WORKDIR of the image") from None
+    finally:
+        os.chdir(here)
 
 
 def _container(setup: Setup, home: str, root: str = "") -> ContainerSpec:
-    box, files = setup.box, [(path_of(home), UNITS)]
+    box, files, resolver = setup.box, [(path_of(home), UNITS)], _resolver(setup.box, home)
     if not box.image:
         files.insert(0, (setup.etc, "/etc"))
-    return ContainerSpec(home, box.image, box.network, etc.others(setup.read), files,
-                         name=container_name(home), root=root)
+        if resolver not in ("", RESOLV_CONF) and os.path.exists(setup.etc + "/resolv.conf"):
+            files.insert(1, (resolver, RESOLV_CONF))
+    return ContainerSpec(home, box.image, box.network is True, etc.others(setup.read), files,
+                         name=container_name(home), root=root, resolver=resolver)
+
+
+def _resolver(box: SandboxSpec, home: str) -> str:
+    """The file that is `/etc/resolv.conf` in the sandbox; empty where it has no way out. That of an
+    open network is written beside the directories of the sandbox.
+    """
+    if box.network != OPEN:
+        return RESOLV_CONF if leads_outside(box.network) else ""
+    path = f"{home}/resolv.conf"
+    with open(path, "w") as file:
+        file.write(resolv_conf())
+    os.chmod(path, 0o644)
+    return path
 
 
 def _own() -> frozenset[int]:

@@ -67,6 +67,12 @@ class LeasedBackground:
             return self._kill_at
         return max(self._demand.due, self._not_before) if self._demand.due else 0
 
+    @property
+    def held(self) -> bool:
+        """Whether the processes were stopped because they had used their share of CPU time, or
+        because the files of the sandbox are being frozen."""
+        return self._demand.held
+
     def begin(self) -> None:
         """Notes that an action has left processes that go on; asks for CPUs if one can run."""
         now, pids = time.monotonic_ns(), self._processes.pids()
@@ -105,8 +111,8 @@ class LeasedBackground:
             self._processes.go_on()
 
     def resize(self, lease: int, units: int) -> bool:
-        """Notes that a lease has another number of CPUs; returns whether it is one of these
-        processes.
+        """Notes that a lease has another number of CPUs now. Returns False if background processes
+        run under another lease, or under none.
         """
         if self._order is None or self._order.lease != lease:
             return False

@@ -135,7 +135,7 @@ class NamespaceProcesses:
         """See `SandboxProcesses`. The numbers mean something inside the namespace only."""
         pid = os.fork()
         if pid == 0:
-            _signal(pids, number)  # -1: whoever else is there
+            _signal(pids, number)  # pid -1 stands for all other processes
             os._exit(0)
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)

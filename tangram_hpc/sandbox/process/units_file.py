@@ -30,6 +30,7 @@ class UnitsFile:
     def __init__(self, home: str) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self.fd = os.open(path_of(home), flags, 0o600)
+        os.fchmod(self.fd, 0o644)  # for all users of a sandbox; the folder above is closed
         self.now = -1
 
     def write(self, units: int) -> None:

@@ -28,9 +28,10 @@ from ..process.sandbox_processes import SandboxProcesses, memory_kib
 from ..process.unstartable import Unstartable
 from .shell_process import ShellProcess
 
-_LONG = 1 << 15  # bytes of a text that goes through a file
-_CHASES_NS = (10_000_000, 50_000_000, 250_000_000, 1_000_000_000)  # after SIGINT was sent
-_LEAST_WAIT_NS = 200_000_000  # for the shell to come back after its processes were killed
+_LONG = 1 << 15  # a command text of more bytes reaches the shell in a file
+# how long after the first SIGINT it is sent again
+_CHASES_NS = (10_000_000, 50_000_000, 250_000_000, 1_000_000_000)
+_LEAST_WAIT_NS = 200_000_000  # how long a shell whose processes were killed may take to answer
 
 
 class _Used(NamedTuple):
@@ -54,8 +55,9 @@ class ShellCommand(Command):
 
     def __init__(self, run: RunAction, call: ShellCall, output_max: int, isolation: str,
                  usage: ResourceUsage, shell: ShellProcess) -> None:
-        super().__init__(run, ExecCall(shell=call.text, stream=call.stream), output_max, isolation,
-                         usage)
+        plain = ExecCall(shell=call.text, stream=call.stream, output_max=call.output_max,
+                         keep=call.keep)
+        super().__init__(run, plain, output_max, isolation, usage)
         self.shell, self.asked = shell, call
         self.terminal, self._output_max = shell.terminal, output_max
         self._serial = self._give_up_at = 0
@@ -72,13 +74,15 @@ class ShellCommand(Command):
             env = grants.adding(call.env, run.units, run.most, run.gpus)
             if call.size != (0, 0):
                 env = {"TERM": "xterm-256color", **env}
-            shell.start(call, env, home, devnull)
+            shell.start(call, env, home, devnull, self.identity)
         self.pid, self.pipes, self.terminal = shell.pid, shell.pipes, shell.terminal
         self._cpu_began = shell.cpu_ns()
         folder = grants.plain(run.units, run.most, run.gpus)["TMPDIR"]
         text = call.text.encode("utf-8", "surrogateescape")
         for name, data in (("command", text if len(text) > _LONG else b""), ("stdin", call.stdin)):
             self._files.append(_named_file(name, data, folder) if data else "")
+            if data and shell.identity is not None:
+                os.chown(self._files[-1], shell.identity.uid, shell.identity.gid)
         shell.go_on()
         if shell.inside:
             self._send(grants)
@@ -110,7 +114,8 @@ class ShellCommand(Command):
     def _forget_output(self) -> None:
         """Drops what the shell wrote before its first command: it says that it has no terminal."""
         self._read_all()
-        self._kept = KeptOutput(self._output_max), KeptOutput(self._output_max)
+        most, keep = self.asked.output_max or self._output_max, self.asked.keep
+        self._kept = KeptOutput(most, keep), KeptOutput(most, keep)
 
     # ---- output ----
 

@@ -34,7 +34,9 @@ from ...protocol.payload import ShellCall
 from ...resources import process_tree
 from ..environment import Grants, hints
 from ..process.command import RESTORED, find_program
+from ..process.spawn_as import spawn_as
 from ..process.unstartable import Unstartable
+from ..process.users import Identity
 from .terminal import Terminal
 
 _SOURCE = 252  # the descriptor from which bash reads the line that runs a command
@@ -49,14 +51,16 @@ class ShellProcess:
     """One shell, from its start to its end.
 
     Attributes:
-        number: by which its client names it.
+        number: the number by which its client names it.
         pid: its process id, process group and process session.
         inside: its process id as the sandbox's /proc shows it; 0 until it has said so.
         script: the pipe to it; -1 once it has ended.
         control: the pipe on which it answers; -1 once it has ended.
-        pipes: its output and its error output; of a shell on a terminal, that terminal and -1.
+        pipes: its output and its error output; for a shell on a terminal, the terminal and -1.
         terminal: its terminal; None for none.
-        began: the serial number of the command that began last; `ended` of the one that ended last.
+        identity: the numbers of the user that it runs as; None for those of its init.
+        began: the serial number of the command that began last.
+        ended: the serial number of the command that ended last.
         code: the exit status of the command that ended last.
         status: its wait status; None while it lives.
         interrupted_ns: when SIGINT was sent to the command that runs (monotonic ns); 0 for never.
@@ -68,6 +72,7 @@ class ShellProcess:
         self.script = self.control = -1
         self.pipes: tuple[int, ...] = (-1, -1)
         self.terminal: Terminal | None = None
+        self.identity: Identity | None = None
         self.began = self.ended = self.code = 0
         self.status: int | None = None
         self._program = program
@@ -87,16 +92,20 @@ class ShellProcess:
 
     # ---- its start ----
 
-    def start(self, call: ShellCall, env: dict[str, str], home: str, devnull: int) -> None:
-        """Starts it; "h" on the control pipe follows.
+    def start(self, call: ShellCall, env: dict[str, str], home: str, devnull: int,
+              identity: Identity | None = None) -> None:
+        """Starts the shell, as another user if `identity` is given. The shell then writes "h" to
+        the control pipe.
 
         Raises:
             Unstartable: it could not be started.
         """
         ends: list[int] = []
+        self.identity = identity
         try:
             if call.size != (0, 0):
                 self.terminal = Terminal(call.size, call.echo)
+                self.terminal.give(identity)
                 outputs = (self.terminal.program, self.terminal.program)
                 self.pipes = (self.terminal.fd, -1)
             else:
@@ -138,8 +147,12 @@ class ShellProcess:
         except (OSError, ValueError) as error:
             raise Unstartable(126, f"cwd: {cwd}: {getattr(error, 'strerror', error)}") from None
         try:
-            self.pid = os.posix_spawn(self._program, argv, env, file_actions=actions, setsid=True,
-                                      setsigmask=(), setsigdef=RESTORED)
+            self.pid = (
+                os.posix_spawn(self._program, argv, env, file_actions=actions, setsid=True,
+                               setsigmask=(), setsigdef=RESTORED) if self.identity is None else
+                spawn_as(self.identity, self._program, argv, env,
+                         dict(zip(numbers, fds, strict=True)),
+                         self.terminal.path if self.terminal is not None else "", RESTORED))
         except OSError as error:
             raise Unstartable(126, f"shell: cannot run {self._program!r}: {error.strerror}",
                               error.errno == 11) from None
@@ -192,8 +205,9 @@ class ShellProcess:
         return f"{{ {line}; set +xv; }} 2>/dev/null\n" if hidden else line + "\n"
 
     def _granting(self, env: dict[str, str]) -> str:
-        """The lines that tell the shell what it is granted now, if that has changed. Variables that
-        only advise are left alone where a command has changed them.
+        """Returns the shell commands that update the variables of the grant, if it has changed. A
+        variable that is only a hint (OMP_NUM_THREADS, MAKEFLAGS) keeps a value that a command has
+        given it.
         """
         lines = []
         for name in dict(hints(1)):
@@ -236,7 +250,7 @@ class ShellProcess:
         self.write_more()
 
     def write_more(self) -> None:
-        """Writes what waits of the script, as far as there is room."""
+        """Writes the part of the script that the pipe has had no room for, as far as it has now."""
         try:
             while self._unwritten and self.script >= 0:
                 del self._unwritten[: os.write(self.script, self._unwritten[:_PIECE])]

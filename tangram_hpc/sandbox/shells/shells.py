@@ -1,9 +1,9 @@
 """All shells of one sandbox.
 
 A shell lives as the sandbox's background processes do: it is stopped while no command of it runs,
-and ends with the sandbox's init. But it is not one of them. What an action left behind may be
-killed after the action; a shell never is. `SparingProcesses` is the view of the sandbox's processes
-in which that is so.
+and ends with the sandbox's init. But it is not one of them: the processes that an action left
+behind may be killed after the action, and a shell never is. `SparingProcesses` is a view of the
+sandbox's processes that leaves the shells out when processes are to be killed.
 """
 
 from __future__ import annotations

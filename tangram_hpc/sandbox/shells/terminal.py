@@ -17,6 +17,7 @@ from contextlib import suppress
 
 from ...protocol import input_flow
 from ..process.unstartable import Unstartable
+from ..process.users import Identity
 
 _TIOCGPTN = 0x80045430  # the number of a terminal; Python has no name for it
 _REFUSED = ("pty: this sandbox has no terminals ({}); open the session with backend='bwrap' or, "
@@ -59,8 +60,21 @@ class Terminal:
         self._unwritten = bytearray()
         self._ending = False
 
+    def give(self, identity: Identity | None) -> None:
+        """Makes `identity`, if given, the owner of the program's side of the terminal.
+
+        Raises:
+            Unstartable: the sandbox does not allow a change of the owner.
+        """
+        if identity is not None:
+            try:
+                os.fchown(self.program, identity.uid, -1)
+            except OSError as error:
+                raise Unstartable(126, _REFUSED.format(error.strerror)) from None
+
     def started(self) -> None:
-        """Notes that the program has its side: closes our copy, so that its end can be seen."""
+        """Closes this process's copy of the program's side, once the program has it: while a copy
+        is open here, the end of the program does not show."""
         if self.program >= 0:
             os.close(self.program)
             self.program = -1

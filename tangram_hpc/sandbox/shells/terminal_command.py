@@ -40,7 +40,9 @@ class TerminalCommand(Command):
         try:
             self.started_ns = time.monotonic_ns()
             ends = (terminal.program,) * 3
-            self.pid = start_in(self.call.cwd, home, path, argv, env, ends, terminal.path)
+            terminal.give(self.identity)
+            self.pid = start_in(self.call.cwd, home, path, argv, env, ends, terminal.path,
+                                self.identity)
         except Unstartable:
             terminal.close()
             raise

@@ -1,0 +1,93 @@
+"""Snapshots of sessions without an image, and the bounds of a node's snapshots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.executor_rig import as_an_ordinary_user
+from helpers.snapshot_rig import SnapshotRig
+
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.ports import SandboxSettings
+
+
+@pytest.fixture
+def make(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+    def made(**settings: Any) -> SnapshotRig:
+        rig = SnapshotRig(tmp_path, **settings)
+        request.addfinalizer(rig.close)
+        return rig
+
+    return made
+
+
+@pytest.mark.parametrize("kind", ["process", "process, trusted", "bwrap"])
+def test_the_directory_of_a_session_is_what_its_snapshot_holds(make: Any, kind: str) -> None:
+    backend, _, trusted = kind.partition(", ")
+    found = as_an_ordinary_user(SandboxSettings())
+    if backend not in (found.trusted if trusted else found.untrusted):
+        pytest.skip(f"{kind}: {found.why_not.get(backend)}")
+    rig, spec = make(), {"backend": backend, "trusted": bool(trusted)}
+    session = rig.start(**spec)
+    rig.out(session, "echo a >a; mkdir b; ln -s ../a b/link; chmod 750 b; echo t >$TMPDIR/t; "
+                     "umask 077; echo s >secret; chmod 640 a; touch -d @1000 a",
+            trusted=bool(trusted))
+    name = rig.take(session)
+    rig.out(session, "echo later >>a", trusted=bool(trusted))
+    copies = [rig.start(snapshot=name, **spec) for _ in range(2)]
+    for number, copy in enumerate(copies):
+        look = "cat a b/link $TMPDIR/t secret; stat -c '%a %Y' b a secret | cut -d' ' -f1"
+        assert rig.out(copy, f"{look}; echo {number} >>a; wc -l <a", trusted=bool(trusted)).split(
+            ) == ["a", "a", "t", "s", "750", "640", "600", "2"]
+    fork = rig.start(origin=copies[0], **spec)
+    assert rig.out(fork, "cat a", trusted=bool(trusted)).split() == ["a", "0"]
+
+
+def test_what_was_used_least_recently_goes_first_and_what_is_in_use_stays(make: Any) -> None:
+    rig = make(snapshots_max=2)
+    spec = {"trusted": True, "backend": "process"}
+    session = rig.start(**spec)
+    first, second = rig.take(session), rig.take(session)
+    copy = rig.start(snapshot=first, **spec)
+    third = rig.take(session)
+    assert rig.told(second, "gone")
+    assert {path.name for path in rig.folders()} == {
+        rig.folder_of(first).name, rig.folder_of(third).name}
+    other = rig.start(snapshot=third, **spec)
+    _, outcome = rig.try_snapshot(session)
+    assert outcome.state is ActionState.FAILED
+    assert "keeps 2 of at most snapshots_max = 2 snapshots" in outcome.reason
+    rig.close_session(copy)
+    rig.take(session)
+    assert rig.told(first, "gone")
+    rig.close_session(other)
+
+
+def test_space_is_bounded(make: Any) -> None:
+    rig = make(snapshots_mib=8)
+    session = rig.start(trusted=True, backend="process")
+    rig.out(session, "dd if=/dev/urandom of=large bs=1M count=5 2>/dev/null", trusted=True)
+    first = rig.take(session)
+    second = rig.take(session)
+    assert rig.told(first, "gone") and rig.told(second, "held").mib in (5, 6)
+    rig.out(session, "dd if=/dev/urandom of=larger bs=1M count=5 2>/dev/null", trusted=True)
+    _, outcome = rig.try_snapshot(session)
+    assert outcome.state is ActionState.FAILED
+    assert "a node keeps snapshots_mib = 8 MiB of snapshots" in outcome.reason
+    rig.until(lambda: [path.name for path in rig.folders()] == [rig.folder_of(second).name])
+
+
+def test_a_snapshot_that_nobody_uses_goes_after_its_time(make: Any) -> None:
+    rig = make(snapshot_idle_s=0.2)
+    spec = {"trusted": True, "backend": "process"}
+    session = rig.start(**spec)
+    used = rig.take(session)
+    copy = rig.start(snapshot=used, **spec)
+    unused = rig.take(session)
+    assert rig.told(unused, "gone")
+    assert rig.folder_of(used).exists()
+    rig.close_session(copy)
+    assert rig.told(used, "gone")
+    rig.until(lambda: not rig.folders())
