@@ -11,8 +11,9 @@ its mode promises (see `peers`). Payloads pass through unread.
 
 The driver is composed of parts that each receive what they need: `Peers` (connections and queued
 messages), `ClientOutbox` (unacknowledged results), `Registration` (declarations, causal trees),
-`AttachedSessions` (sessions of several clients), `IdempotencyKeys`, `Satellites` and
-`TimeLimitPoller` (Slurm), `StoreGarbage`, `FailureDetector` (silent workers).
+`AttachedSessions` (sessions of several clients), `InputRelay` and `PortRelay` (bytes that are
+passed on), `IdempotencyKeys`, `Satellites` and `TimeLimitPoller` (Slurm), `StoreGarbage`,
+`Snapshots`, `FailureDetector` (silent workers).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ..domain.states import NodeState
 from ..ports import Clock, Journal, Link, Slurm, SpillFiles, Spool, Timer, TreeStore
 from ..protocol import message as ms
 from ..protocol.frame import BUSY_MESSAGES, Buffer
+from ..protocol.unconfirmed import COUNTED
 from ..scheduler.policy.admission import refusal, refusal_of_session
 from ..scheduler.policy.lease_reports import finished, held_by_client, reported_by_client
 from ..scheduler.scheduler import Scheduler
@@ -41,10 +43,12 @@ from .idempotency import IdempotencyKeys
 from .input_relay import InputRelay
 from .message_validation import CHECKS, mended, mismatch, refusal_of
 from .peers import Peer, Peers
+from .port_relay import PortRelay
 from .queries.query_replies import reply_to
 from .registration import Registration
 from .sandbox_reports import event_of_report
 from .satellites import Satellites, SatelliteScripts
+from .snapshots import Snapshots
 from .store_garbage import StoreGarbage
 from .time_limit_poller import TimeLimitPoller
 from .worker_messages import message_of
@@ -105,9 +109,12 @@ class Broker:
                                   lambda name: self._keys.in_use(name),
                                   lambda client: client in scheduler.ledger.clients)
         self._keys = IdempotencyKeys(scheduler.ledger, spool, self._garbage.forgotten)
+        self._snapshots = Snapshots(scheduler.ledger, self._now, self._peers.send_to_worker,
+                                    self._peers.send_to_client, sweep)
         self._failure_detector = FailureDetector(self._now, self._record_event, self.satellites)
         self._liveness = self._failure_detector.liveness
         self._input = InputRelay(scheduler.ledger, self._peers)
+        self._ports = PortRelay(scheduler.ledger, self._peers)
         self._payloads: dict[int, Buffer] = {}  # the input payloads of open actions, by action id
         self._cycle_due = False  # a cycle is on the timer
         self._received = 0  # messages since the last cycle
@@ -220,12 +227,15 @@ class Broker:
         if peer.client and self._peers.clients.get(peer.client) is peer and not self.ended:
             del self._peers.clients[peer.client]
             self._outbox.close(peer.client, peer.queue)
+            self._ports.client_lost(peer.client)
             grace = 0 if peer.said_bye else int(self.settings.grace_s * 1e9)
             now = self._now()
             self._record_event(ev.ClientLeft(now, peer.client, peer.said_bye, now + grace))
         elif peer.node and self._peers.workers.get(peer.node) is peer and not self.ended:
             del self._peers.workers[peer.node]
             self._liveness.forget(peer.node)
+            self._snapshots.node_lost(peer.node)
+            self._ports.worker_lost(peer.node)
             self._record_event(ev.NodeLost(self._now(), peer.node, peer.leaving or reason))
         self._request_cycle()
 
@@ -251,14 +261,16 @@ class Broker:
         if old is not None:  # the same client connected again: the older connection is dead
             self._outbox.close(peer.client, old.queue)
             old.link.close()
+            self._ports.client_lost(peer.client)
         self._peers.clients[peer.client] = peer
         self._record_event(ev.ClientJoined(self._now(), peer.client, hello.uid, hello.name,
                                            hello.rank, hello.size, hello.via))
         self._peers.send_to_client(peer.client, ms.Welcome(
             peer.client, s.job, s.store, self.scheduler.state.placer.name, self._journal.mode,
-            s.grace_s, not known))
+            s.grace_s, not known, self._peers.counted.get(peer.client, 0)))
         for result in self._outbox.of(peer.client) if known else ():
             self._peers.send_to_client(peer.client, result)
+        self._input.rejoined(peer.client)
 
     def _join_worker(self, peer: Peer, hello: ms.WorkerHello) -> None:
         if why := mismatch(hello.version, hello.job, self.settings.job):
@@ -298,6 +310,8 @@ class Broker:
         if self.ended:
             return
         self._received += 1
+        if peer.client and type(message) in COUNTED and not self._count(peer):
+            return
         if (check := CHECKS.get(type(message))) is not None and (why := check(message)):
             self._reject(peer, message, why)
         elif peer.client and type(message) is ms.Submit:  # the most frequent message comes first
@@ -313,6 +327,14 @@ class Broker:
         else:
             self._refuse(peer, "the first message must be a Hello")
         self._request_cycle()
+
+    def _count(self, peer: Peer) -> bool:
+        """Counts a message of a client, for its next Welcome. Returns False for a connection in
+        whose place the client has another one: there it has sent the message again."""
+        if self._peers.clients.get(peer.client) is not peer:
+            return False
+        self._peers.counted[peer.client] = self._peers.counted.get(peer.client, 0) + 1
+        return True
 
     def _reject(self, peer: Peer, message: ms.Message, why: str) -> None:
         """Answers a message that is wrong. A client keeps its connection, since its actions and
@@ -341,6 +363,8 @@ class Broker:
                 self._attached.attach(client, message)
             case ms.DetachSession(session=session):
                 self._attached.detach(client, session)
+                if client_of(session) != client:
+                    self._ports.detached(client, session)
             case ms.Cancel(actions=actions):
                 for asked in actions:
                     action = self._keys.leader(asked)
@@ -350,11 +374,15 @@ class Broker:
             case ms.Input():
                 if why := self._input.from_client(client, message, payload):
                     self._reject(peer, message, why)
+            case ms.OpenStream() | ms.StreamData() | ms.StreamCredit() | ms.StreamEnded():
+                self._ports.from_client(client, message, payload)
             case ms.Query():
                 self._answer(client, message)
             case ms.Forget(request=request, names=names, prefix=prefix):
                 forgotten = json.dumps({"forgotten": self._keys.forget(names, prefix)}).encode()
                 self._peers.send_to_client(client, ms.QueryReply(request), forgotten)
+            case ms.ManageSnapshot():
+                self._snapshots.manage(client, message)
             case ms.DeclareService() | ms.DeclareEndpoint() | ms.DeclareRollouts():
                 self._registration.declare(client, message)
             case ms.ReportToolReturn() | ms.EndTrajectory():
@@ -412,7 +440,8 @@ class Broker:
             gone = f"session {show(spec.id)} was closed while its client was away"
             self._peers.send_to_client(client, ms.SessionDown(spec.id, gone))
             return
-        why = refusal_of_session(ledger, self.scheduler.state.placer, spec)
+        spec, why = self._snapshots.filled(spec)
+        why = why or refusal_of_session(ledger, self.scheduler.state.placer, spec)
         if client_of(spec.id) != client:
             why = f"id: {show(spec.id)} is not this client's"
         if why:
@@ -463,11 +492,15 @@ class Broker:
             case ms.InputCredit(id=lease, count=count):
                 if self._owns(peer, lease):
                     self._input.credit(lease, count)
+            case ms.StreamData() | ms.StreamCredit() | ms.StreamEnded():
+                self._ports.from_worker(peer.node, message, payload)
             case (ms.SandboxUp() | ms.SandboxDown() | ms.SandboxPacked()
                   | ms.BackgroundWants()):
                 report = event_of_report(self.scheduler.ledger, peer.node, message, now)
                 if report is not None:
                     self._record_event(report)
+            case ms.SnapshotReport():
+                self._snapshots.report(peer.node, message)
             case ms.Ping(stamp=stamp):
                 self._peers.send_to_worker(peer.node, ms.Pong(stamp))
             case ms.Pong():
@@ -497,6 +530,8 @@ class Broker:
             if type(each) is ev.ClientExpired:
                 self._outbox.expired(each.client)
                 self._garbage.client_expired(each.client)
+                self._snapshots.client_gone(each.client)
+                self._peers.counted.pop(each.client, None)
 
     def _record_slurm_event(self, event: ev.Event) -> None:
         """Records an event that follows from an answer of Slurm."""

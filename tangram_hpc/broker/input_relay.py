@@ -1,9 +1,9 @@
 """Passes input for running commands from clients to workers, and the credit for it back.
 
 Input is not journaled: no decision depends on it. What has no credit is refused, so no client can
-fill a worker's connection (`protocol/input_flow.py`). A signal for an action that waits is kept,
-one for each action, and sent when the action starts. What the worker or the sandbox has lost is
-lost: input is never sent twice.
+fill a worker's connection (`protocol/input_flow.py`). The last signal and the last size of a
+terminal that come for an action which waits are kept, and sent when the action starts. What the
+worker or the sandbox has lost is lost: input is never sent to a worker twice.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from ..domain.ids import client_of
 from ..protocol import message as ms
 from ..protocol.frame import Buffer
-from ..protocol.input_flow import DATA, PIECE_MAX, SIGNAL, WINDOW, InputWindow
+from ..protocol.input_flow import DATA, PIECE_MAX, RESIZE, SIGNAL, WINDOW, InputWindow
 from ..scheduler.state.ledger import Ledger
 from .peers import Peers
 
@@ -22,7 +22,8 @@ class InputRelay:
     def __init__(self, ledger: Ledger, peers: Peers) -> None:
         self._ledger, self._peers = ledger, peers
         self._window = InputWindow()
-        self._early: dict[int, ms.Input] = {}  # by action: a signal that came before its start
+        # by action and kind: the last size and signal that came before its start
+        self._early: dict[int, dict[int, ms.Input]] = {}
 
     def from_client(self, client: int, message: ms.Input, payload: Buffer | None) -> str:
         """Passes input on; returns why it was refused, or an empty text. Input for an action that
@@ -38,9 +39,10 @@ class InputRelay:
                     f"and one message may have {PIECE_MAX}")
         if action.lease:
             self._send(action.lease, message, payload)
-        if message.kind == SIGNAL and not (
+        if message.kind in (RESIZE, SIGNAL) and not (
                 action.lease and self._ledger.leases[action.lease].begun):
-            self._early[message.id] = message  # a prefetched lease may come back unbegun
+            # a prefetched lease may come back unbegun
+            self._early.setdefault(message.id, {})[message.kind] = message
         return ""
 
     def _send(self, lease: int, message: ms.Input, payload: Buffer | None) -> None:
@@ -50,10 +52,11 @@ class InputRelay:
             lease, message.kind, message.number, message.other, int(data is not None)), data)
 
     def started(self, action: int, lease: int) -> None:
-        """Sends the signal that came before an action started; StartAttempt has been sent. It is
-        kept until a lease that has begun has it."""
-        if self._early and (message := self._early.get(action)) is not None:
-            self._send(lease, message, None)
+        """Sends the size and the signal that came before an action started; StartAttempt has been
+        sent. They are kept until a lease that has begun has them."""
+        if self._early and (messages := self._early.get(action)) is not None:
+            for message in messages.values():
+                self._send(lease, message, None)
             if self._ledger.leases[lease].begun:
                 del self._early[action]
 
@@ -62,7 +65,14 @@ class InputRelay:
         action = self._ledger.leases[lease].action
         added = self._window.grant(action, min(count, WINDOW))
         if added:
-            self._peers.send_to_client(client_of(action), ms.InputCredit(action, added))
+            self._peers.send_to_client(client_of(action), ms.InputCredit(
+                action, added, self._window.granted()[action]))
+
+    def rejoined(self, client: int) -> None:
+        """Repeats all credit to a client whose connection was lost, and credit with it."""
+        for action, total in self._window.granted().items():
+            if client_of(action) == client:
+                self._peers.send_to_client(client, ms.InputCredit(action, 0, total))
 
     def ended(self, action: int) -> None:
         """Forgets an action that has ended."""

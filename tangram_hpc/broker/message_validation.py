@@ -24,12 +24,16 @@ from ..domain.node import NodeSpec
 from ..domain.outcome import TEXT_MAX, Outcome
 from ..domain.rollouts import CONTEXT_MAX, COUNT_MAX, NAME_MAX, RolloutsSpec, Turn
 from ..domain.service import BLOCK_SIZES, EndpointSpec, ServiceSpec
-from ..domain.session import SessionSpec
+from ..domain.session import LOOPBACK, OPEN, Network, SessionSpec
 from ..domain.session_token import TOKEN_MAX
 from ..domain.states import ENDED, ActionState
+from ..errors import InvalidInput
 from ..protocol import input_flow
 from ..protocol import message as ms
+from ..protocol.allow_list import checked_entries
+from ..protocol.port_flow import wrong_port
 from ..scheduler.routing.cmlfq import SUCCESS, TIMEOUT
+from .snapshots import wrong_question, wrong_report
 
 UNITS_MAX = 1 << 16  # cores or GPUs of a node or an action
 AMOUNT_MAX = 1 << 40  # MiB, KiB and other counts
@@ -152,8 +156,20 @@ def wrong_session(spec: SessionSpec) -> str:
             not 0 < cpus <= UNITS_MAX for cpus in spec.background_cpus):
         return f"background_cpus: {_short(spec.background_cpus)} is not from 1 to {UNITS_MAX}"
     return _out_of(spec, _SESSION) or _too_long(
-        spec, ("name", "component", "backend", "image", "background", "files")) or _wrong_hashes(
-        spec)
+        spec, ("name", "component", "backend", "image", "background", "files", "snapshot")
+    ) or _wrong_hashes(spec) or _wrong_network(spec.network)
+
+
+def _wrong_network(network: Network) -> str:
+    if isinstance(network, str):
+        known = network in (LOOPBACK, OPEN)
+        return "" if known else f"network: {_short(network)} is unknown"
+    try:
+        if not isinstance(network, bool):
+            checked_entries(network)
+    except InvalidInput as error:
+        return str(error)
+    return ""
 
 
 def _wrong_hashes(spec: SessionSpec) -> str:
@@ -196,7 +212,7 @@ def wrong_node(spec: NodeSpec) -> str:
         if not 0 < len(name) <= NAME_MAX:
             return f"backends: {_short(name)} is not a name of 1 to {NAME_MAX} characters"
     return _too_long(spec, ("name", "host", "component", "devices", "enforcement",
-                            "image_root"))
+                            "image_root", "open_network", "why_not_open"))
 
 
 def wrong_outcome(outcome: Outcome) -> str:
@@ -296,6 +312,9 @@ CHECKS: dict[type, Callable[[Any], str]] = {
     ms.DeclareEndpoint: lambda m: _wrong_request(m) or _wrong_endpoint(m.spec),
     ms.DeclareRollouts: lambda m: _wrong_request(m) or _wrong_pool(m.spec),
     ms.Input: _wrong_input,
+    ms.OpenStream: lambda m: wrong_port(m.port),
+    ms.StreamCredit: lambda m: "" if m.count >= 0 else "count: it is negative",
+    ms.StreamEnded: lambda m: _too_long(m, ("reason", "code")),
     ms.InputCredit: lambda m: "" if m.count >= 0 else "count: it is negative",
     ms.Query: _wrong_request,
     ms.Forget: _wrong_request,
@@ -305,6 +324,8 @@ CHECKS: dict[type, Callable[[Any], str]] = {
     ms.Shutdown: lambda m: _too_long(m, ("reason",)),
     ms.SandboxDown: lambda m: _too_long(m, ("reason",)),
     ms.SandboxPacked: _wrong_packed,
+    ms.SnapshotReport: wrong_report,
+    ms.ManageSnapshot: wrong_question,
 }
 
 
@@ -336,7 +357,7 @@ def refusal_of(message: ms.Message, why: str, known: Iterable[Container[int]]) -
         case ms.RequestSession(spec=spec):
             number = spec.id
         case (ms.DeclareService() | ms.DeclareEndpoint() | ms.DeclareRollouts() | ms.Query()
-              | ms.Forget() | ms.AttachSession()):
+              | ms.Forget() | ms.AttachSession() | ms.ManageSnapshot()):
             number = message.request
     if number and not any(number in ids for ids in known):
         return ms.Rejected(number, why)

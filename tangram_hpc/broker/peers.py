@@ -49,11 +49,14 @@ class Peers:
     Attributes:
         clients: connected clients by their number. The driver adds and removes them.
         workers: connected workers by the number of their node. The driver adds and removes them.
+        counted: how many counted messages (`protocol/unconfirmed.py`) have come from each client
+            that has not expired. The driver changes it.
     """
 
     def __init__(self, outbox: ClientOutbox) -> None:
         self.clients: dict[int, Peer] = {}
         self.workers: dict[int, Peer] = {}
+        self.counted: dict[int, int] = {}
         self._outbox = outbox
         self._to_clients: list[ToClient] = []  # since the last `end_cycle`
         self._unflushed: dict[int, Link] = {}  # workers' links with queued messages, by `id`

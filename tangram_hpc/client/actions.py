@@ -14,7 +14,7 @@ from ..domain.action import Kind, Profile
 from ..errors import InvalidInput
 from .connection import Connection
 from .future import Future
-from .request import Cpus, Options, Work, environment, exec_call, tool_of, user_name
+from .request import Cpus, Options, Work, command_user, environment, exec_call, tool_of
 from .session_record import SessionRecord
 
 
@@ -48,11 +48,8 @@ def submit(connection: Connection, work: Work, args: tuple[Any, ...],
                                  on_output, uploaded)
     if args or kwargs:
         raise InvalidInput("args: only a function takes arguments; put them into argv")
-    user = user_name(user)
-    if session is None and user:
-        raise InvalidInput("user: only a session has users; open one with an image")
+    user = command_user(user, None if session is None else session.spec)
     if session is not None:
-        user = user or session.spec.user
         if trusted and not session.spec.trusted:
             raise InvalidInput("trusted: it applies to a session as a whole; open the session with "
                                "trusted=True")

@@ -2,12 +2,14 @@
 
 The broker counts a client as attached or not. One client may attach to the same session several
 times, from several threads; all of them share one record, which counts them, and the broker is told
-when the last one has detached. A request to attach that is under way may be for any session, so no
-session is left while one is: the two messages could pass each other.
+when the last one has detached. A request to attach that is not answered yet may be for any
+session. So no detachment is sent before all such requests are answered: the two messages could
+pass each other.
 
-A request is repeated after a reconnect, and so are the attachments themselves and the last
-detachments, because none of them does harm twice. Every function here is called with the
-connection's lock held, and none sends a message: each returns the messages that are to be sent.
+Requests and attachments are repeated after a reconnect, because neither does harm twice. No
+detachment is lost with a connection either (`protocol/unconfirmed.py`). Every function here is
+called with the connection's lock held, and none sends a message: each returns the messages that
+are to be sent.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from .session_record import SessionRecord
 _read_context = reader(pl.SessionContext)
 AttachAnswer = concurrent.futures.Future[SessionRecord]
 Records = dict[int, SessionRecord]  # by session id
-_LEFT_MAX = 1024  # detachments that are repeated after a reconnect
 
 
 class Attachments:
@@ -34,7 +35,6 @@ class Attachments:
     def __init__(self) -> None:
         # requests that are under way, by number
         self._asked: dict[int, tuple[ms.AttachSession, AttachAnswer]] = {}
-        self._left: dict[int, None] = {}  # sessions that were left last; the oldest comes first
         self._unwanted: dict[int, None] = {}  # attached sessions whose callers had given up
 
     def __bool__(self) -> bool:
@@ -55,7 +55,6 @@ class Attachments:
             self._unwanted[number] = None
             return self.settle(records)
         message, answer = asked
-        self._left.pop(number, None)
         record = records.get(number)
         if record is None:
             more = pl.SessionContext() if context is None else _read_context(context)
@@ -91,18 +90,17 @@ class Attachments:
         left += [number for number in self._unwanted if number not in records
                  and number not in left]
         self._unwanted.clear()
-        self._left.update(dict.fromkeys(left))
-        while len(self._left) > _LEFT_MAX:
-            del self._left[next(iter(self._left))]
         return [ms.DetachSession(number) for number in left]
 
     def again(self, records: Records, new_id: Callable[[], int]) -> list[ms.Message]:
-        """The messages that repeat all attachments and requests after a reconnect, and the last
-        detachments, which may have been lost with the connection."""
-        left = [ms.DetachSession(number) for number in self._left]
-        kept = [ms.AttachSession(new_id(), record.spec.name, record.token, record.hold, number)
+        """The messages that repeat all attachments after a reconnect."""
+        return [ms.AttachSession(new_id(), record.spec.name, record.token, record.hold, number)
                 for number, record in records.items() if not record.owned]
-        return [*left, *kept, *(message for message, _ in self._asked.values())]
+
+    def asked_again(self) -> list[ms.Message]:
+        """The messages that repeat all requests after a reconnect. They follow the detachments: a
+        request may be for a session that this client has just left."""
+        return [message for message, _ in self._asked.values()]
 
     def fail(self, error: TangramError) -> None:
         """Ends all requests, because the connection has ended."""

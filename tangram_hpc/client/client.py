@@ -24,12 +24,14 @@ from .connection import Connection
 from .endpoints.endpoint import Endpoint
 from .endpoints.grants import GrantSource
 from .future import Future
-from .pty import Pty, open_pty
-from .request import Cpus, Options, Secrets, Work, secret_values, session_spec
+from .request import Cpus, Options, Reach, Secrets, Work, secret_values, session_spec
 from .rollouts import RolloutCalls, make_turn
 from .service_calls import ServiceCalls
 from .session import Session, open_session
 from .session_handle import SessionHandle, read_handle
+from .snapshots.listing import SnapshotInfo, listed, removed
+from .snapshots.prepared import PreparedEnvironments
+from .terminals.pty import Pty, open_pty
 
 
 class Client:
@@ -68,6 +70,7 @@ class Client:
         self._services = ServiceCalls(self._connection)
         self._rollouts = RolloutCalls(self._connection)
         self._grants = GrantSource(self._connection)
+        self._environments = PreparedEnvironments(self._connection, self.session)
 
     @property
     def welcome(self) -> ms.Welcome | None:
@@ -135,8 +138,8 @@ class Client:
             keep: for commands: which bytes of longer output are kept: "head", "tail" or "both"
                 (half of them from each end).
             user: the user of a command in a session with an image, a name or a number; empty for
-                the session's. HOME, USER and LOGNAME become that user's; the number stays 0, as
-                root is the only user of such a session.
+                the session's. HOME, USER and LOGNAME become that user's. The number becomes that
+                user's too where the node gives sessions several users; elsewhere it stays 0.
             real_user: whether the command fails instead, where it could not have that number.
 
         Returns:
@@ -226,14 +229,14 @@ class Client:
     # ---- sessions ----------------------------------------------------------------------------
 
     def session(self, *, mem: int | str = 0, disk: int | str = 0, backend: str = "",
-                image: str = "", network: bool = False, trusted: bool = False,
+                image: str = "", network: Reach = False, trusted: bool = False,
                 background: str = "stop", env: Mapping[str, str] | None = None,
                 files: Mapping[str, bytes | str] | None = None, idle_s: float = 0,
                 grace_s: float | None = None, name: str = "", component: str = "",
                 movable: bool = False, trajectory: str | int = "", shared: bool = False,
                 outlives: bool = False, ttl_s: float = 0, secrets: Secrets = (),
                 background_cpus: Cpus | None = None, writable: bool = True,
-                user: str | int = "") -> Session:
+                user: str | int = "", snapshot: str = "") -> Session:
         """Opens a session, a stateful sandbox; returns at once. `with client.session() as s:` (or
         `async with`) waits for its admission.
 
@@ -243,9 +246,9 @@ class Client:
             backend: "process", "bwrap", "podman", "apptainer" or "enroot"; empty for the best that
                 the node has.
             image: the image of its file system: "[registry/]name[:tag][@sha256:...]", or the path
-                of a `.sif` file, an OCI layout, an archive or a folder; empty for the node's own
-                file system. Opening the session waits until the node has it.
-            network: whether it may reach a network.
+                of a `.sif` file, a layout, an archive or a folder; empty for the node's own files.
+            network: what it may reach (docs/SANDBOXES.md): False nothing, True what its node does,
+                "open" that without the node's loopback, a list what it names, by a proxy.
             trusted: whether its code is your own and may see your files. An untrusted session is
                 refused where no node can keep it from them.
             background: what happens to background processes between actions: "stop" (they are
@@ -260,10 +263,8 @@ class Client:
             name: its name in listings. The name of a shared session is unique in the job while the
                 session is open, and is chosen if empty.
             component: the het component or partition on which it must be; empty for any.
-            movable: whether the session needs nothing but its files. It then moves to another node
-                when its own node is drained.
-            trajectory: the trajectory whose tools run in it, see `rollout`; empty for none. Reading
-                and writing files does not count as a tool.
+            movable: whether its files are all that it needs, so that it moves when its node drains.
+            trajectory: the trajectory whose tools run in it, see `rollout`; empty for none.
             shared: whether other clients of the job may attach to it, see `attach`.
             outlives: whether it stays open when this client goes away, until `ttl_s` or `idle_s` is
                 over or somebody closes it; needs `shared`, and one of these two.
@@ -277,6 +278,8 @@ class Client:
                 commands are user 0 then. Without an image it means nothing.
             user: the user of its commands, a name or a number of its image; each command may name
                 another one. docs/SANDBOXES.md says what it means.
+            snapshot: the name of the snapshot with whose files it begins, as `Session.snapshot` or
+                `prepared` returned it. The session gets the snapshot's image; leave `image` out.
 
         Returns:
             The session.
@@ -292,7 +295,8 @@ class Client:
             SessionSpec(0), mem=mem, disk=disk, backend=backend, image=image, network=network,
             trusted=trusted, background=background, idle_s=idle_s, grace_s=grace_s, name=name,
             component=component, movable=movable, outlives=outlives, ttl_s=ttl_s,
-            secrets=secrets, background_cpus=background_cpus, writable=writable, user=user)
+            secrets=secrets, background_cpus=background_cpus, writable=writable, user=user,
+            snapshot=snapshot)
         return open_session(self._connection, spec, env, files, trajectory, shared)
 
     def attach(self, handle: SessionHandle | str | None = None, *, name: str = "",
@@ -329,6 +333,62 @@ class Client:
             raise InvalidInput(f"handle: its session is of job {known.job}, and this client of job "
                                f"{self.job}; connect to that job")
         return Session(self._connection, self._connection.attach(known, hold, timeout_s), True)
+
+    def snapshots(self) -> list[SnapshotInfo]:
+        """Returns all snapshots of the job, with the nodes that have them and the space they take.
+
+        Raises:
+            BrokerUnreachable: no answer came within 10 s.
+        """
+        return listed(self._connection)
+
+    def remove_snapshot(self, name: str) -> bool:
+        """Removes a snapshot, so that no further session begins from it. Its files are removed when
+        no session that began from it is open, and no snapshot of such a session is left.
+
+        Args:
+            name: the snapshot.
+
+        Returns:
+            Whether there was such a snapshot.
+
+        Raises:
+            BrokerUnreachable: no answer came within 10 s.
+        """
+        return removed(self._connection, name)
+
+    def prepared(self, *, setup: Sequence[Sequence[str] | str] = (),
+                 files: Mapping[str, bytes | str] | None = None, timeout: float = 3600.0,
+                 **options: Any) -> str:
+        """Returns the name of a snapshot in which some set-up steps have run. Blocks until the
+        snapshot exists. It is made once in a job: callers that ask for the same environment
+        meanwhile wait for the caller that makes it, and later callers get it at once.
+
+        Args:
+            setup: commands, each an argv list or a line for the shell. They run in this order in a
+                fresh session; each must succeed.
+            files: path -> content; written before the first step.
+            timeout: the longest run time of one step, in seconds. Waits for a node have no limit,
+                and whoever waits for another client waits as long as that one is connected.
+            options: arguments of `Client.session` for the session in which the steps run, such as
+                `image`, `network`, `env`, `mem` or `user`. Two environments are the same if these,
+                `setup` and `files` are equal. A snapshot holds only files and the image: repeat the
+                other options for your sessions.
+
+        Returns:
+            The name, for `Client.session(snapshot=...)`. A snapshot that is not used may be removed
+            at some time, so call `prepared` again for each group of sessions.
+
+        Raises:
+            InvalidInput: an argument is wrong; the message names it.
+            SetupFailed: a step failed, in this client or in the client that made the snapshot.
+
+        Example:
+            env = client.prepared(image="python:3.12", setup=["pip install -r /r.txt"],
+                                  files={"/r.txt": "pytest"}, network=True)
+            group = [client.session(snapshot=env, mem="1G") for _ in range(16)]
+        """
+        return self._environments.prepared(setup, files, timeout, options)
 
     def keep_secrets(self, values: Mapping[str, str | None]) -> None:
         """Writes secrets, such as tool keys, into a private file of the job's folder, from where
@@ -553,6 +613,32 @@ class Client:
             BrokerUnreachable: no answer came in time.
         """
         return self._connection.ask(what, argument, timeout_s)
+
+    def metrics(self, prefix: str = "tangram/", timeout_s: float = 10.0) -> dict[str, float]:
+        """Returns metrics for a trainer's logger: of this client's actions that ended since the
+        last call, and of the present state of the job. Call it once a step. It costs one query.
+
+        The names are always the same. `docs/METRICS.md` lists them: counts and mean times of
+        `tools/`, `services/`, `rollouts/` and `endpoints/`, and the gauges of `job/`.
+
+        Args:
+            prefix: the text that is put before every name.
+            timeout_s: how long to wait for the broker's answer, in seconds.
+
+        Returns:
+            Name -> value. Times are in seconds. The mean of no actions is 0.
+
+        Raises:
+            BrokerUnreachable: no answer came in time; the next call counts the actions since the
+                last call that succeeded.
+            ClientClosed: the client was closed.
+
+        Example:
+            for name, value in client.metrics().items():
+                writer.add_scalar(name, value, step)
+        """
+        info = self._connection.ask("info", timeout_s=timeout_s)  # before a window is taken
+        return self._connection.windows.read(info, prefix)
 
     def shutdown_broker(self, reason: str = "") -> None:
         """Asks the broker to end in order; returns at once. What still runs is killed.

@@ -8,8 +8,10 @@ One background thread owns the channel: it alone receives, ends futures and reco
 may submit. It does so under the lock, and wakes the thread once for all that is queued.
 
 Actions and sessions are kept until their end is known. After a lost channel the thread dials again
-and repeats all of them under the same ids, so nothing is lost and nothing runs twice. A query
-belongs to one channel: it is not repeated, and its caller is told that no answer came.
+and repeats all of them under the same ids, so nothing is lost and nothing runs twice. Questions
+without an answer are asked again as well. Messages that have no answer, such as the release of a
+session, are counted by both sides, and those that the broker lacks are sent again
+(`protocol/unconfirmed.py`). Only port streams end with their channel.
 """
 
 from __future__ import annotations
@@ -21,26 +23,31 @@ import os
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
 from ..domain.action import Kind
 from ..domain.ids import mint
 from ..domain.session import SessionSpec
-from ..errors import BrokerUnreachable, ClientClosed, InvalidInput, TangramError
+from ..errors import BrokerUnreachable, ClientClosed, InvalidInput, SessionLost, TangramError
 from ..ports import Channel, ChannelLost, Dial, Store
 from ..protocol import message as ms
 from ..protocol import payload as pl
 from ..protocol.frame import Buffer, Outbox
 from ..protocol.input_flow import SIGNAL
 from ..protocol.liveness import PING_S, Patience
+from ..protocol.unconfirmed import COUNTED, UnconfirmedMessages
 from .attachments import Attachments
+from .client_metrics import ActionWindows
 from .file_calls import PartialRead
 from .forked import end_copy, not_ours, watch_forks
 from .functions import FunctionCache, UploadedFunction
 from .future import Future
+from .network.open_streams import LINK_LOST, OpenStreams, end_streams
+from .network.port_stream import PortStream
 from .request import Options, context_of, make_action, packed
 from .results import Pending, conclude, give_output, log_refusal, refuse
 from .session_handle import SessionHandle
@@ -48,9 +55,15 @@ from .session_record import SessionRecord
 from .stored_payloads import StoredPayloads
 
 _TRY_S = 20.0  # a round of dials takes less; if one took longer, this process was stopped meanwhile
+_CUT = "the connection with the broker was lost; connect again"
 _HELLO_S = 10.0  # how long the broker may take to answer a Hello
 # so many results, or bytes of results, are acknowledged together
 _ACK_AFTER, _ACK_BYTES = 128, 1 << 20
+
+
+class _Question(NamedTuple):
+    message: ms.Message
+    answer: concurrent.futures.Future[Any]
 
 
 class Connection:
@@ -61,6 +74,7 @@ class Connection:
         welcome: the broker's last `Welcome` to this client; None before the first one.
         store: this client's entries in the job's store.
         functions: the functions that this client has uploaded to the store.
+        windows: sums over the actions that ended since the client's metrics were last read.
         failure: why nothing can be submitted any more; None while the connection works.
         owner: the id of the process that opened the connection.
         again: a Python call by which another process gets a client of its own, for messages.
@@ -86,8 +100,13 @@ class Connection:
         self._pending: dict[int, Pending] = {}  # actions whose result is not here
         self._sessions: dict[int, SessionRecord] = {}  # sessions whose end is not known
         self._opening: set[int] = set()  # sessions among these that wait for admission
-        self._answers: dict[int, concurrent.futures.Future[Any]] = {}  # queries without an answer
+        self._questions: dict[int, _Question] = {}  # without an answer
+        self._unconfirmed = UnconfirmedMessages()
+        # (session, message) that a thread could not put into the outbox, as the lock was held
+        self._deferred: deque[tuple[int, ms.Message]] = deque()
         self._attachments = Attachments()
+        self._streams = OpenStreams()
+        self.windows = ActionWindows()
         self._acks, self._ack_bytes = list[int](), 0  # results that were not acknowledged
         self._closing = False
         self._channel: Channel | None = None
@@ -139,7 +158,8 @@ class Connection:
             reader: puts the parts of a file together, of which this is one.
             earlier: the futures of the parts of a file that are written before it.
             future: the future that it ends; None for a new one.
-            on_credit: called when more bytes of input may be sent (`protocol/input_flow.py`).
+            on_credit: called with the bytes of input that may be sent in all, when more may be
+                (`protocol/input_flow.py`).
 
         Returns:
             The action's Future.
@@ -202,8 +222,7 @@ class Connection:
 
     def send_input(self, action: int, kind: int, number: int = 0, other: int = 0,
                    data: bytes | None = None) -> None:
-        """Sends input to an action (`protocol/input_flow.py`), unless its result is here. Input is
-        not sent again after a reconnect."""
+        """Sends input to an action (`protocol/input_flow.py`), unless its result is here."""
         with self._lock:
             if action in self._pending:
                 self._put(ms.Input(action, kind, number, other, int(data is not None)), data)
@@ -246,13 +265,48 @@ class Connection:
             self._put_all(self._attachments.settle(self._sessions))
 
     def send_of_session(self, session: int, message: ms.Message) -> None:
-        """Sends a message about a session, unless the session has ended."""
+        """Sends a message about a session, unless the session has ended. It never waits for the
+        lock, so a finalizer may call it, which may interrupt a thread that holds the lock."""
+        self._deferred.append((session, message))
+        if self._lock.acquire(blocking=False):
+            try:
+                self._put_deferred()
+            finally:
+                self._lock.release()
+        elif self._channel is not None:
+            self._channel.wake()  # the holder may be past the place where it looks at them
+
+    def open_stream(self, session: SessionRecord, port: int) -> PortStream:
+        """Asks for a stream to a port of a session; returns at once."""
         with self._lock:
-            if session in self._sessions:
-                self._put(message)
+            self._check_open()
+            number = self.new_id()
+            stream = PortStream(self, number, session.spec.id, port)
+            if session.why_ended:
+                raise SessionLost(session.why_ended)
+            self._streams.add(number, stream)
+            self._put(ms.OpenStream(number, session.spec.id, port))
+        return stream
+
+    def send_of_stream(self, stream: int, message: ms.Message, data: bytes | None = None) -> None:
+        """See `port_stream.StreamSender`."""
+        with self._lock:
+            if stream in self._streams:
+                self._put(message, data)
+
+    def end_stream(self, stream: int) -> None:
+        """See `port_stream.StreamSender`."""
+        with self._lock:
+            if self._streams.remove(stream):
+                self._put(ms.StreamEnded(stream))
 
     def send(self, message: ms.Message, must_be_open: bool = False) -> None:
-        """Sends a message once: it is not repeated after a reconnect.
+        """Sends a message that has no answer.
+
+        Args:
+            message: of a kind that is counted (`protocol/unconfirmed.py`), or one that the caller
+                keeps in its state; another one would be lost with the channel.
+            must_be_open: whether to raise the error that ended the connection.
 
         Raises:
             TangramError: `must_be_open` was set and the connection has ended.
@@ -267,7 +321,8 @@ class Connection:
         return self.request(lambda request: ms.Query(request, what, argument), timeout_s)
 
     def request(self, question: Callable[[int], ms.Message], timeout_s: float = 10.0) -> Any:
-        """Sends a question and waits for its answer.
+        """Sends a question and waits for its answer. After a reconnect it is asked again, so it
+        must be one that does no harm twice.
 
         Args:
             question: makes the message from the number of the request.
@@ -277,19 +332,35 @@ class Connection:
             InvalidInput: the broker refuses the question.
             BrokerUnreachable: no answer came in time, or the connection has ended.
         """
+        number, answer = self.begin(question)
+        try:
+            return answer.result(timeout_s)
+        except (TimeoutError, concurrent.futures.TimeoutError):
+            raise BrokerUnreachable(f"job {self.job}: no answer within {timeout_s:.0f} s"
+                                    ) from None
+        finally:
+            with self._lock:
+                self._questions.pop(number, None)
+
+    def begin(self, question: Callable[[int], ms.Message]
+              ) -> tuple[int, concurrent.futures.Future[Any]]:
+        """Sends a question, and asks it again after each reconnect until its answer is here.
+
+        Returns:
+            The number of the request, and the future of its answer.
+
+        Raises:
+            TangramError: the question is too long, or the connection has ended.
+        """
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
         with self._lock:
             self._check_open()
             number = self.new_id()
             message = question(number)
             packed(message, "the question")
-            self._answers[number] = answer
+            self._questions[number] = _Question(message, answer)
             self._put(message)
-        try:
-            return answer.result(timeout_s)
-        except (TimeoutError, concurrent.futures.TimeoutError):
-            raise BrokerUnreachable(f"job {self.job}: no answer within {timeout_s:.0f} s"
-                                    ) from None
+        return number, answer
 
     def new_id(self) -> int:
         """An id that no other action, session or question of this job has."""
@@ -319,16 +390,19 @@ class Connection:
         self._channel, self._outbox = None, Outbox()
         pending, self._pending = self._pending, {}
         sessions, self._sessions = self._sessions, {}
-        answers, self._answers = self._answers, {}
+        questions, self._questions = self._questions, {}
+        self._deferred.clear()
         for one in pending.values():
             end_copy(one.future, error)
             if one.turn is not None:
                 one.turn.disown(error)
         for session in sessions.values():
             session.disown(error)
-        for answer in answers.values():
-            end_copy(answer, error)
+        for question in questions.values():
+            end_copy(question.answer, error)
         self._attachments.disown(error)
+        for stream in self._streams.take_all():
+            stream.disown()
 
     def _check_open(self) -> None:
         """Raises the error that ended this connection, if it has ended; lock held."""
@@ -343,7 +417,14 @@ class Connection:
 
     def _put(self, message: ms.Message, payload: Buffer | None = None) -> None:
         """Queues a message and wakes the thread once for all that is queued; lock held."""
+        if self._deferred:
+            self._put_deferred()
+        self._queue(message, payload)
+
+    def _queue(self, message: ms.Message, payload: Buffer | None) -> None:
         self._outbox.put(message, payload)
+        if type(message) in COUNTED and self._unconfirmed.add(message, payload):
+            self._outbox.put(ms.Ping(self._unconfirmed.sent))
         if not self._woken and self._channel is not None:
             self._woken = True
             self._channel.wake()
@@ -351,6 +432,13 @@ class Connection:
     def _put_all(self, messages: list[ms.Message]) -> None:
         for message in messages:
             self._put(message)
+
+    def _put_deferred(self) -> None:
+        """Queues what `send_of_session` has left, in order; lock held."""
+        while self._deferred:
+            session, message = self._deferred.popleft()
+            if session in self._sessions:
+                self._queue(message, None)
 
     # ---- the thread --------------------------------------------------------------------------
 
@@ -380,19 +468,24 @@ class Connection:
                 if now - last_ping >= PING_S:
                     last_ping = now
                     with self._lock:
-                        self._outbox.put(ms.Ping(0))
+                        self._outbox.put(ms.Ping(self._unconfirmed.sent))
             except ChannelLost as error:
                 if self._closing:
                     return self._fail(self._closed())
                 channel.close()
+                with self._lock:
+                    broken = self._streams.take_all()
+                end_streams(broken, _CUT, LINK_LOST)
                 channel = self._open(first=False, because=str(error))
 
     def _awaits(self) -> bool:
         """Whether an answer is due, so that a polling channel may spend CPU on waiting for it."""
-        return bool(self._pending or self._answers or self._opening or self._attachments)
+        return bool(self._pending or self._questions or self._opening or self._attachments
+                    or self._streams)
 
     def _send_outbox(self, channel: Channel) -> None:
         with self._lock:
+            self._put_deferred()
             self._woken = False
             frame = self._outbox.take()
         if frame:
@@ -460,14 +553,19 @@ class Connection:
         self._ready.set()
 
     def _adopt(self, channel: Channel, welcome: ms.Welcome, first: bool) -> None:
-        """Makes this channel ours and repeats all open actions and sessions; lock held."""
+        """Makes this channel ours; lock held."""
         if not first and self.welcome is not None and welcome.client != self.welcome.client:
             raise _Forgotten(f"job {self.job}: the broker no longer knows this client; its "
                              "sessions are gone")
         self._channel, self.welcome = channel, welcome
-        if first:
-            return
-        self._outbox.take()  # the outbox is rebuilt from the open actions and sessions
+        if not first:
+            self._repeat(welcome.received)
+
+    def _repeat(self, received: int) -> None:
+        """Queues everything that the broker may not have: open sessions and actions, messages that
+        it has not counted, and questions; lock held."""
+        self._put_deferred()
+        self._outbox.take()  # it is filled again from what is kept
         for session in self._sessions.values():
             if session.owned:
                 context = context_of(session.spec, session.env, session.trajectory)
@@ -481,6 +579,13 @@ class Connection:
                 self._outbox.put(ms.Cancel((pending.action.id,)))
             if pending.turn is not None and pending.turn.said is not None:
                 self._outbox.put(pending.turn.said)
+        for message, payload in self._unconfirmed.missing(received):
+            self._outbox.put(message, payload)
+        for message in (*self._attachments.asked_again(), *self._streams.again(),
+                        *(question.message for question in self._questions.values())):
+            self._outbox.put(message)
+        if self._closing:
+            self._outbox.put(ms.Bye())
 
     def _receive(self, message: ms.Message, payload: memoryview | None) -> None:
         match message:
@@ -489,16 +594,19 @@ class Connection:
                 if payload is not None:
                     self._ack_bytes += len(payload)
                 if (pending := self._take(action)) is not None:
+                    self.windows.add(pending.action, message, pending.act_ns())
                     conclude(pending, message, payload, self.store)
                     pending.release(self.functions, self.store)
             case ms.Output(id=action, stream=stream):
                 open_one = self._pending.get(action)
                 if open_one is not None and open_one.on_output is not None and payload is not None:
                     give_output(open_one, stream, bytes(payload))
-            case ms.InputCredit(id=action, count=count):
+            case ms.InputCredit(id=action, total=total):
                 open_one = self._pending.get(action)
                 if open_one is not None and open_one.on_credit is not None:
-                    open_one.on_credit(count)
+                    open_one.on_credit(total)
+            case ms.StreamData() | ms.StreamCredit() | ms.StreamEnded():
+                self._streams.receive(message, payload)
             case ms.Granted(action=action):
                 open_one = self._pending.get(action)
                 if open_one is not None and open_one.turn is not None:
@@ -519,22 +627,29 @@ class Connection:
             case ms.Rejected():
                 self._rejected(message)
             case ms.QueryReply(request=request):
-                answer = self._answers.pop(request, None)
-                if answer is not None and payload is not None:
-                    answer.set_result(json.loads(bytes(payload)))
+                question = self._take_question(request)
+                if question is not None and payload is not None:
+                    question.answer.set_result(json.loads(bytes(payload)))
+            case ms.Pong(stamp=received):
+                with self._lock:
+                    self._unconfirmed.confirm(received)
             case ms.Shutdown(reason=reason):
                 raise BrokerUnreachable(f"job {self.job}: the broker ended: {reason}")
 
     def _take(self, action: int) -> Pending | None:
         return self._pending.pop(action, None)  # only this thread removes entries: no lock needed
 
+    def _take_question(self, request: int) -> _Question | None:
+        with self._lock:
+            return self._questions.pop(request, None)
+
     def _rejected(self, message: ms.Rejected) -> None:
         if (pending := self._take(message.id)) is not None:
             refuse(pending, message)
             return pending.release(self.functions, self.store)
-        answer = self._answers.pop(message.id, None)
-        if answer is not None:
-            return answer.set_exception(InvalidInput(message.text))
+        question = self._take_question(message.id)
+        if question is not None:
+            return question.answer.set_exception(InvalidInput(message.text))
         with self._lock:
             if (left := self._attachments.refused(message, self._sessions)) is not None:
                 return self._put_all(left)
@@ -552,8 +667,10 @@ class Connection:
             self.failure = error
             open_now, self._pending = list(self._pending.values()), {}
             sessions, self._sessions = list(self._sessions.values()), {}
-            answers, self._answers = list(self._answers.values()), {}
+            questions, self._questions = list(self._questions.values()), {}
             self._attachments.fail(error)
+            streams = self._streams.take_all()
+        end_streams(streams, str(error))
         for pending in open_now:
             if pending.cancelled:
                 pending.future.end_cancelled()
@@ -561,8 +678,8 @@ class Connection:
                 pending.future.set_exception(error)
         for session in sessions:
             session.on_down(str(error), error=error)
-        for answer in answers:
-            answer.set_exception(error)
+        for question in questions:
+            question.answer.set_exception(error)
 
 
 class _Forgotten(BrokerUnreachable):

@@ -18,9 +18,10 @@ from ..domain.image_name import parse_image_name
 from ..domain.isolation import BACKENDS, is_runtimes_own
 from ..domain.outcome import TEXT_MAX
 from ..domain.rollouts import NAME_MAX, Turn
-from ..domain.session import BACKGROUNDS, SessionSpec
+from ..domain.session import BACKGROUNDS, LOOPBACK, OPEN, SNAPSHOT_NAME, Network, SessionSpec
 from ..errors import InvalidInput
 from ..protocol import payload as pl
+from ..protocol.allow_list import checked_entries
 from ..protocol.message import INLINE_MAX
 from ..protocol.reading import reader
 from .command_names import name_of
@@ -40,7 +41,10 @@ _WRITTEN_AS = {"degrees": "cpus", "mem_mib": "mem", "disk_mib": "disk", "attempt
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _R = TypeVar("_R", Action, SessionSpec)
 
+NETWORKS: Mapping[str, Network] = {"off": False, "loopback": LOOPBACK, "open": OPEN,
+                                   "host": True}
 Cpus = int | Sequence[int]
+Reach = bool | str | Iterable[str]
 Secrets = Mapping[str, str] | Iterable[str]
 Work = Callable[..., Any] | Sequence[str] | str
 
@@ -66,14 +70,14 @@ class Options(NamedTuple):
 
 def session_spec(base: SessionSpec, *, mem: int | str | None = None,
                  disk: int | str | None = None, backend: str | None = None,
-                 image: str | None = None, network: bool | None = None,
+                 image: str | None = None, network: Reach | None = None,
                  trusted: bool | None = None, background: str | None = None,
                  idle_s: float | None = None, grace_s: float | None = None,
                  name: str | None = None, component: str | None = None,
                  movable: bool | None = None, ttl_s: float | None = None,
                  outlives: bool | None = None, secrets: Secrets | None = None,
                  background_cpus: Cpus | None = None, writable: bool | None = None,
-                 user: str | int | None = None) -> SessionSpec:
+                 user: str | int | None = None, snapshot: str | None = None) -> SessionSpec:
     """Makes a session's specification: `base` with the given fields replaced. The fields are
     arguments of `Client.session`; None keeps the base's.
 
@@ -83,14 +87,17 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
     _check_image(backend if backend is not None else base.backend, image)
     if backend not in (None, "", *BACKENDS):
         raise InvalidInput(f"backend: {backend!r} is not one of {', '.join(BACKENDS)}")
+    if snapshot:
+        _check_snapshot(snapshot, image)
     if background not in (None, *BACKGROUNDS):
         raise InvalidInput(f"background: {background!r} is not one of {', '.join(BACKGROUNDS)}")
     given = {
         "mem_mib": None if mem is None else mib_of(mem),
         "disk_mib": None if disk is None else mib_of(disk, "disk"),
-        "backend": backend, "image": image, "network": network, "trusted": trusted,
+        "backend": backend, "image": image, "trusted": trusted,
+        "network": None if network is None else network_of(network),
         "background": background, "name": name, "component": component,
-        "movable": movable, "outlives": outlives,
+        "movable": movable, "outlives": outlives, "snapshot": snapshot,
         "ttl_ns": None if ttl_s is None else _ns_of(ttl_s, "ttl_s"),
         "secrets": None if secrets is None else secret_pairs(secrets),
         "background_cpus": None if background_cpus is None else degrees_of(
@@ -104,6 +111,34 @@ def session_spec(base: SessionSpec, *, mem: int | str | None = None,
     spec = msgspec.structs.replace(base, **{k: v for k, v in given.items() if v is not None})
     _check_movable(spec)
     return sendable(spec)
+
+
+def _check_snapshot(snapshot: object, image: str | None) -> None:
+    """Checks the name of a snapshot. Raises InvalidInput if it is none, or if an image is named
+    too.
+    """
+    if not isinstance(snapshot, str) or not SNAPSHOT_NAME.fullmatch(snapshot):
+        raise InvalidInput(f"snapshot: {snapshot!r:.60} is not a name that Session.snapshot or "
+                           "Client.prepared returned")
+    if image:
+        raise InvalidInput(f"image: {image!r:.60}: a session that begins from a snapshot has its "
+                           "image; leave it out")
+
+
+def network_of(network: Reach) -> Network:
+    """Converts the argument `network` of a session to the form of its specification.
+
+    Raises:
+        InvalidInput: the argument is not True, False, one of `NETWORKS` or an allow-list.
+    """
+    if isinstance(network, bool):
+        return network
+    if isinstance(network, str) and network in NETWORKS:
+        return NETWORKS[network]
+    if isinstance(network, Iterable) and not isinstance(network, str | bytes | Mapping):
+        return checked_entries(network)
+    raise InvalidInput(f"network: {network!r:.60} is neither True nor False, nor one of "
+                       f"{', '.join(NETWORKS)}, nor a list of names that may be reached")
 
 
 def _check_movable(spec: SessionSpec) -> None:
@@ -126,8 +161,9 @@ def context_of(spec: SessionSpec, env: dict[str, str], trajectory: str) -> bytes
         return None
     context = packed(pl.SessionContext(env, trajectory), "env, trajectory")
     if len(context) > INLINE_MAX:
-        raise InvalidInput(f"env: a shared session's has at most {INLINE_MAX >> 10} KiB; write the "
-                           "larger values into a file of the session")
+        raise InvalidInput(f"env: the variables of a shared session take {len(context)} bytes, "
+                           f"and {INLINE_MAX} are the most; write large values into a file of the "
+                           "session")
     return context
 
 
@@ -169,6 +205,20 @@ def secret_values(values: Mapping[str, str | None]) -> dict[str, str | None]:
             raise InvalidInput(f"values[{name!r}]: not a text that an environment variable can "
                                "hold, nor None")
     return dict(values)
+
+
+def command_user(user: str | int, session: SessionSpec | None) -> str:
+    """Returns the user of a command as text: the one that is named, else the session's.
+
+    Raises:
+        InvalidInput: a user is named for a command without a session, or it is none.
+    """
+    name = user_name(user)
+    if session is not None:
+        return name or session.user
+    if name:
+        raise InvalidInput("user: only a session has users; open one with an image")
+    return ""
 
 
 def user_name(user: str | int) -> str:
@@ -405,6 +455,16 @@ def tool_of(trajectory: str | int) -> str:
     return trajectory_name(trajectory) if trajectory != "" else ""
 
 
+def kept_output(output_max: int, keep: str, stream: bool) -> int:
+    """Returns `output_max` of a command, checked with `keep`. Raises InvalidInput."""
+    if keep not in pl.KEEPS:
+        raise InvalidInput(f"keep: {keep!r} is not one of {', '.join(pl.KEEPS)}")
+    if stream and keep != "head":
+        raise InvalidInput(f"keep: {keep!r} cannot be had of output that is streamed by on_output; "
+                           "leave one of them out")
+    return _count(output_max, "output_max")
+
+
 def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str] | None = None,
               stdin: bytes | str = b"", files: Mapping[str, bytes | str] | None = None,
               stream: bool = False, clean_env: bool = True, output_max: int = 0,
@@ -423,15 +483,11 @@ def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str
     argv = () if isinstance(work, str) else tuple(str(word) for word in work)
     if not (shell.strip() if isinstance(work, str) else argv):
         raise InvalidInput("work: the command is empty")
-    if keep not in pl.KEEPS:
-        raise InvalidInput(f"keep: {keep!r} is not one of {', '.join(pl.KEEPS)}")
-    if stream and keep != "head":
-        raise InvalidInput(f"keep: {keep!r} cannot be had of output that is streamed by on_output; "
-                           "leave one of them out")
+    kept = kept_output(output_max, keep, stream)
     raw = raw_files(files)
     call = pl.ExecCall(argv=argv, shell=shell, env=environment(env),
                        cwd=str(cwd), stdin=raw_bytes(stdin, "stdin"), files=raw, stream=stream,
-                       clean_env=clean_env, output_max=_count(output_max, "output_max"),
+                       clean_env=clean_env, output_max=kept,
                        keep=keep, user=user, real_user=real_user)
     return call, name_of(shell, argv)
 

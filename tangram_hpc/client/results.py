@@ -74,7 +74,8 @@ class Pending(msgspec.Struct, gc=False):
         uploaded: the function that it needs in the store until its end; None for none.
         reader: for a part of a file that is read in parts; None otherwise.
         earlier: the futures of the parts of a file that are written before this last one.
-        on_credit: called when more bytes of input may be sent; None for actions without input.
+        on_credit: called with the bytes of input that may be sent in all, when more may be; None
+            for actions without input.
     """
 
     action: Action
@@ -91,6 +92,10 @@ class Pending(msgspec.Struct, gc=False):
     reader: PartialRead | None = None
     earlier: tuple[Future, ...] = ()
     on_credit: Callable[[int], None] | None = None
+
+    def act_ns(self) -> int:
+        """Time since the submission, in ns."""
+        return time.monotonic_ns() - self.submitted_ns
 
     def release(self, functions: FunctionCache, store: StoredPayloads) -> None:
         """Called when the action has ended: releases its entries in the job's store."""
@@ -117,9 +122,8 @@ def conclude(pending: Pending, result: ms.ActionResult, payload: memoryview | No
     """Ends the future as the result says. The future ends as cancelled only if this client has
     cancelled the action (decision 0036), because a task that awaits a `CancelledError` is cancelled
     itself."""
-    act_ns = time.monotonic_ns() - pending.submitted_ns
     future, outcome = pending.future, result.outcome
-    future.told = result, act_ns
+    future.told = result, pending.act_ns()
     if outcome.state is ActionState.CANCELLED and pending.cancelled:
         future.end_cancelled()
         return
@@ -181,6 +185,8 @@ def _value(pending: Pending, result: ms.ActionResult, payload: memoryview | None
         return told.entries[0] if told.one else told.entries
     if isinstance(told, pl.ValueReturn):
         return _returned(told, pending)
+    if isinstance(told, pl.SnapshotReturn):
+        return told.name
     return None
 
 

@@ -2,8 +2,7 @@
 
 The broker chooses the service of each turn. A turn is an action like any other, and its arguments
 travel like those of `call`. Reports (`tool_returned`, `trajectory_ended`) tell the broker what it
-cannot see itself, and only improve its estimates: they keep their order among all messages, and are
-not repeated after a reconnect.
+cannot see itself, and only improve its estimates. They keep their order among all messages.
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ from .actions import submit
 from .connection import Connection
 from .file_calls import PartialRead, span, write_calls
 from .future import Future
-from .pty import Pty, open_pty
+from .network.forward import PortForward
+from .network.port_connect import connect_port
+from .network.port_stream import PortStream
 from .request import (
     Options,
     Work,
@@ -42,7 +44,8 @@ from .request import (
 )
 from .session_handle import SessionHandle
 from .session_record import SessionRecord
-from .shell import Shell
+from .terminals.pty import Pty, open_pty
+from .terminals.shell import Shell
 from .transfer import download, upload
 
 
@@ -201,6 +204,61 @@ class Session:
                 pty.write("print(6 * 7)\\n")
         """
         return open_pty(self._connection, self._record, command, **options)
+
+    def connect(self, port: int, timeout: float | None = None, wait_s: float = 0.0) -> PortStream:
+        """Connects to a TCP port of the session, as a command of the session would on its
+        loopback; blocks until it is connected. Any client that may use the session can connect.
+
+        Args:
+            port: the port that a server in the session listens on.
+            timeout: how long to wait for the session's admission and for each answer, in seconds;
+                None for no limit.
+            wait_s: for how long to try again, in seconds, while nothing listens on the port, for
+                example because the server is still starting, or while the session has too many
+                streams.
+
+        Returns:
+            A stream with the methods of a connected socket.
+
+        Raises:
+            PortFailed: no connection could be made, for example because nothing listens on the
+                port; its `code` says why.
+            TimeoutError: no answer came in time.
+            InvalidInput: `port` is not the number of a port.
+            SessionLost: the session has ended.
+
+        Example:
+            session.exec("python3 -m http.server 8000 >/dev/null 2>&1 &").result()
+            with session.connect(8000, wait_s=10) as stream:
+                stream.sendall(b"GET / HTTP/1.0\\r\\n\\r\\n")
+                assert stream.recv(4) == b"HTTP"
+        """
+        return connect_port(self._connection, self._record, port, timeout, wait_s)
+
+    def forward(self, port: int, *, local_port: int = 0, unix: bool | str = False,
+                wait_s: float = 0.0) -> PortForward:
+        """Opens a local address that leads to a TCP port of the session; returns at once. Only this
+        process's user can connect to it, on a machine that others use as well.
+
+        Args:
+            port: the port that a server in the session listens on.
+            local_port: the port on 127.0.0.1; 0 for any free port.
+            unix: True for a Unix socket in a private folder instead of a port, or the path of the
+                Unix socket.
+            wait_s: as for `connect`, for each connection.
+
+        Returns:
+            The address, as `url`, `host` and `port`, or `path`. Used as a context manager, it is
+            closed at the end.
+
+        Raises:
+            InvalidInput: an argument is wrong, or nothing can listen there; the message names it.
+
+        Example:
+            with session.forward(8000) as local:
+                page = urllib.request.urlopen(local.url).read()
+        """
+        return PortForward(self._connection, self._record, port, local_port, unix, wait_s)
 
     def write(self, path: str, data: bytes | str, mode: int = 0o644) -> Future:
         """Writes a file; missing parent folders are made. Returns at once.
@@ -385,6 +443,24 @@ class Session:
         return open_session(self._connection, spec, {**self.env, **environment(env)}, files,
                             trajectory, shared)
 
+    def snapshot(self) -> Future:
+        """Takes a snapshot of this session's files: of what it changed in its image, of its
+        directory and of its temporary directory. Returns at once. The snapshot is taken when all
+        actions that were submitted to this session before have ended. Background processes are
+        stopped meanwhile, and are not part of the snapshot. The session goes on afterwards.
+
+        Returns:
+            A Future of the snapshot's name, for `Client.session(snapshot=...)` of any client of the
+            job. It raises ActionFailed when the files cannot be frozen, or do not fit.
+
+        Example:
+            name = session.snapshot().result()
+            with client.session(snapshot=name, mem="2G") as attempt:
+                attempt.exec("git apply attempt.patch && make test").result()
+        """
+        call = pl.SnapshotCall(f"snap-{secrets.token_hex(12)}")
+        return self._connection.submit(Kind.FILE, Options(), self._record, "snapshot", call)
+
     def renew(self) -> None:
         """Restarts the idle time of a session that was opened with `idle_s`; returns at once."""
         session = self.spec.id
@@ -392,7 +468,9 @@ class Session:
 
     def close(self) -> None:
         """Ends the session; returns at once. What still runs in it is cancelled; `closed` ends when
-        the memory is free. A second call does nothing.
+        the memory is free. A second call does nothing. While the connection to the broker is
+        broken, the session ends when it is back. A finalizer (`__del__`, `weakref.finalize`) may
+        call this method and `renew`, and no other one that sends something.
 
         Raises:
             InvalidInput: this client is attached with a handle that does not let it close.

@@ -24,12 +24,12 @@ from .problems import Problem
 GROUP = 4  # trajectories of one problem
 
 _HARDNESS_STREAM, _MEMBER_STREAM = 0x48415244, 0x4D454D42
-# Probabilities. A pair holds the values for the hardest and for the easiest problem.
-_FIRST_RIGHT = (0.1, 0.7)  # that the first draft is right
-_REPAIRED = (0.2, 0.9)  # that the draft after failed examples is right
-# that a repair which is not right writes another wrong draft and does not keep the first
-_ANOTHER = 0.5
-_SECOND_THOUGHTS = 0.15  # that another draft is written although the examples passed
+# Each of these values is the probability that the event in its comment happens. A pair holds the
+# values for the hardest and for the easiest problem.
+_FIRST_RIGHT = (0.1, 0.7)  # the first draft is right
+_REPAIRED = (0.2, 0.9)  # the draft after failed examples is right
+_ANOTHER = 0.5  # a repair that is not right is another wrong draft, and not the first one again
+_SECOND_THOUGHTS = 0.15  # another draft is written although the examples passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class TrajectoryScript:
 
     @property
     def expected_final(self) -> Draft:
-        """Returns the draft that the tests will certainly judge."""
+        """Returns the draft that the tests judge; it follows from the known results of examples."""
         return self.final(self.expected_examples)
 
     @property

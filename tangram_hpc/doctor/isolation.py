@@ -12,6 +12,7 @@ import os
 import re
 from pathlib import Path
 
+from ..domain.isolation import networks
 from ..errors import InvalidInput
 from ..resources.cpu import affinity, enforce
 from ..sandbox.isolation import landlock, seccomp
@@ -39,7 +40,9 @@ def sandboxes(context: CheckContext) -> Finding:
     if not backends.untrusted:
         return warn(f"nothing here isolates untrusted code ({lacking or 'no program'})",
                     f"{_AS_ROOT if is_root() else _REMEDY}; until then sessions need trusted=True")
-    root = f"; sessions write their image by {backends.root}" if backends.root else ""
+    users = ", with several users" if backends.users else ""
+    root = f"; sessions write their image by {backends.root}{users}" if backends.root else ""
+    root += f"; networks: {', '.join(networks(backends.untrusted, backends.open_network))}"
     return ok(f"untrusted code in {', '.join(_named(backends.untrusted))}{root}"
               f"{f' ({lacking})' if lacking else ''}")
 

@@ -173,7 +173,7 @@ def _follow_up(state: SchedulerState, now: int) -> list[ev.Event]:
     """
     ledger = state.ledger
     state.slices_at = now
-    if events := slices_over(ledger, now):
+    if ledger.background and (events := slices_over(ledger, now)):
         return events
     events = prefetch(ledger, now) if ledger.short else []
     events = events or (batches(ledger, now) if ledger.batching else events)

@@ -13,7 +13,7 @@ from ..domain.service import ServiceSpec, endpoint_of, service_of
 from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 from ..ports import Reports
-from ..protocol.message import StartAttempt
+from ..protocol.message import SnapshotOrder, StartAttempt, StreamMessage
 from . import progress
 from .event_queue import EventQueue
 from .workload import WorkAction
@@ -38,6 +38,9 @@ class Machine:
     def pack_session(self, session: int) -> None:
         """See `ports.Executor`."""
         self._reports.session_packed(session, "modelled")
+
+    def order_snapshot(self, order: SnapshotOrder) -> None:
+        """See `ports.Executor`. No simulated session has a snapshot."""
 
     def prepare_service(self, spec: ServiceSpec) -> None:
         """See `ports.Executor`."""
@@ -66,6 +69,9 @@ class Machine:
 
     def give_input(self, lease: int, kind: int, data: bytes, number: int, other: int) -> None:
         """Ignores input: a simulated command reads none."""
+
+    def carry(self, message: StreamMessage, data: bytes) -> None:
+        """Ignores port streams: nothing listens in a simulated session."""
 
     def resize(self, lease: int, cores: tuple[int, ...]) -> None:
         """See `ports.Executor`."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import glob
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -33,6 +34,7 @@ from .folder_lock import FileLock
 KEPT_LOCAL_RUNS = 50
 _OURS = ("tangram-worker-", "tangram-broker-")
 _NODES = "tangram-node-"  # the templates make such a folder for a worker, and remove it
+_OF_JOB = re.compile(r"tangram-(node|worker|broker)-job[0-9]+-.+")  # names of folders in a job
 
 
 def tangram_home(environ: Mapping[str, str]) -> Path:
@@ -210,6 +212,18 @@ def make_scratch(environ: Mapping[str, str], named: str, what: str) -> Path:
                            "`scratch` to a node-local folder") from None
 
 
+def remove_scratch(path: str) -> bool:
+    """Removes the scratch folder of a job's worker, broker or node; returns whether it is gone.
+
+    Raises:
+        InvalidInput: The path is not absolute, or its name is not one that such a folder has.
+    """
+    if not os.path.isabs(path) or not _OF_JOB.fullmatch(os.path.basename(path)):
+        raise InvalidInput(f"--remove: {path!r} is not a worker's scratch folder; give an absolute "
+                           "path whose last name is like tangram-node-job7-x")
+    return scratch.remove(path)
+
+
 def sweep_scratch(base: Path) -> list[Path]:
     """Removes what dead processes of this user left in a scratch folder, and returns what was
     removed.
@@ -225,7 +239,8 @@ def sweep_scratch(base: Path) -> list[Path]:
             age_s = time.time() - about.st_mtime
             if folder.name.startswith(_NODES):
                 gone += sweep_scratch(folder)
-                if age_s < _STARTS_S or any(folder.iterdir()):
+                # a removal that was ended halfway has moved folders up, to names that are hidden
+                if age_s < _STARTS_S or any(p.name[0] != "." for p in folder.iterdir()):
                     continue
             elif not _abandoned(folder, age_s):
                 continue

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.cluster_parts import disconnected, until
 
 import tangram_hpc
 from tangram_hpc import InvalidInput, LocalCluster, SessionHandle, SessionLost
@@ -49,13 +50,6 @@ def process(text: str, *args: object) -> subprocess.Popen[str]:
     """A process of its own that runs this text with these arguments."""
     return subprocess.Popen([sys.executable, "-c", textwrap.dedent(text), *map(str, args)],
                             text=True, stdout=subprocess.PIPE, start_new_session=True)
-
-
-def until(met, what: str) -> None:
-    end = time.monotonic() + WAIT_S
-    while not met():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +178,8 @@ def test_a_handle_travels_as_a_pickle_or_text_and_shows_no_token(
     {"name": 5, "token": "x"}, {"handle": "{}", "name": "x"}, {"name": "x", "token": "t" * 300},
     {"name": "x" * 300, "token": "t"}, {"name": "x\ud800", "token": "t"},
     {"name": "x", "token": "t", "hold": "yes"}])
-def test_a_wrong_argument_is_one_line(other: tangram_hpc.Client, given: dict) -> None:
+def test_a_wrong_argument_of_attach_is_refused_in_one_line(
+        other: tangram_hpc.Client, given: dict) -> None:
     with pytest.raises(InvalidInput) as error:
         other.attach(**given)
     assert re.match(r"(handle|name|token|hold): ", str(error.value)), error.value
@@ -240,8 +235,8 @@ def test_no_token_and_no_variable_is_in_any_file_of_the_job(
 # ---- using a session together ------------------------------------------------------------------
 
 
-def test_everything_works_on_an_attached_session(cluster: LocalCluster, tmp_path: Path,
-                                                 other: tangram_hpc.Client) -> None:
+def test_all_calls_work_on_an_attached_session(
+        cluster: LocalCluster, tmp_path: Path, other: tangram_hpc.Client) -> None:
     (tmp_path / "up").mkdir()
     (tmp_path / "up" / "a").write_text("uploaded")
     with cluster.session(shared=True, env={"A": "1"}, trajectory="t7") as s:
@@ -308,7 +303,8 @@ def test_one_process_may_attach_several_times(cluster: LocalCluster, other: tang
         until(lambda: not shared(cluster, s.id)["attached"], "all have detached")
 
 
-def test_twenty_clients_in_one_session_each_in_its_order(cluster: LocalCluster) -> None:
+def test_actions_of_twenty_clients_in_one_session_keep_each_clients_order(
+        cluster: LocalCluster) -> None:
     clients = [tangram_hpc.connect(cluster.access, name=f"c{n}") for n in range(20)]
     try:
         with cluster.session(shared=True) as s:
@@ -331,8 +327,7 @@ def test_twenty_clients_in_one_session_each_in_its_order(cluster: LocalCluster) 
             client.close()
 
 
-def test_an_attached_process_that_is_killed_takes_nothing_of_others_with_it(
-        cluster: LocalCluster) -> None:
+def test_a_killed_attached_process_loses_only_its_own_actions(cluster: LocalCluster) -> None:
     with cluster.session(shared=True) as s:
         victim = process("""
             import sys, time, tangram_hpc
@@ -354,7 +349,7 @@ def test_an_attached_process_that_is_killed_takes_nothing_of_others_with_it(
 # ---- ends --------------------------------------------------------------------------------------
 
 
-def test_a_session_ends_with_its_client_unless_somebody_holds_it(
+def test_a_session_ends_with_its_client_unless_another_client_holds_it(
         cluster: LocalCluster, other: tangram_hpc.Client) -> None:
     with tangram_hpc.connect(cluster.access) as owner:
         plain, held = owner.session(shared=True), owner.session(shared=True)
@@ -372,7 +367,7 @@ def test_a_session_ends_with_its_client_unless_somebody_holds_it(
     until(lambda: not shared(cluster, held.id), "the last holder has left")
 
 
-def test_a_holder_of_the_close_token_closes_and_all_are_told_by_whom(
+def test_a_holder_of_the_close_token_closes_and_all_clients_learn_who_closed(
         cluster: LocalCluster, other: tangram_hpc.Client) -> None:
     with cluster.session(shared=True) as s:
         t = other.attach(s.handle(may_close=True))
@@ -385,7 +380,8 @@ def test_a_holder_of_the_close_token_closes_and_all_are_told_by_whom(
             runs.result(WAIT_S)
 
 
-def test_attachments_survive_a_lost_connection_and_ends_meanwhile_are_told(tmp_path: Path) -> None:
+def test_attachments_survive_a_lost_connection_and_ends_during_it_are_reported(
+        tmp_path: Path) -> None:
     with LocalCluster(cpus=2, home=tmp_path, grace_s=20) as c, \
             tangram_hpc.connect(c.access) as mine:
         stays, ends = c.session(shared=True), c.session(shared=True)
@@ -395,20 +391,11 @@ def test_attachments_survive_a_lost_connection_and_ends_meanwhile_are_told(tmp_p
             s.opened.result(WAIT_S)
         runs = a.exec("sleep 1; echo done")
         mine.ask("info")
-        dials, back = mine._connection._dials, threading.Event()
-
-        def dial():
-            if not back.is_set():
-                raise tangram_hpc.BrokerUnreachable("the network is down")
-            return dials[0]()
-
-        mine._connection._dials = [dial]
-        mine._connection._channel._sock.shutdown(2)
-        ends.close()
-        ends.closed.result(WAIT_S)
-        gone.detach()
-        assert [x["client"] for x in shared(c, stays.id)["attached"]]
-        back.set()
+        with disconnected(mine):
+            ends.close()
+            ends.closed.result(WAIT_S)
+            gone.detach()
+            assert [x["client"] for x in shared(c, stays.id)["attached"]]
         assert runs.result(WAIT_S).text == "done\n" and a.exec(["true"]).result(WAIT_S).ok
         assert "while this client was away" in b.closed.result(WAIT_S)
         journal = read_journal(c.folder / "journal")
@@ -444,7 +431,7 @@ def test_a_late_answer_does_not_detach_a_client_that_attaches_again() -> None:
     assert second.result(0) is records[spec.id]
 
 
-def test_a_session_whose_attaching_caller_gave_up_is_left() -> None:
+def test_an_attachment_whose_caller_gave_up_is_detached() -> None:
     spec, attachments = SessionSpec(mint(7, 1), "shared"), Attachments()
     attachments.ask(ms.AttachSession(1, "shared", "t"))
     attachments.give_up(1, {})
@@ -457,7 +444,8 @@ def test_a_session_whose_attaching_caller_gave_up_is_left() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
-def test_random_lives_leave_nothing_behind(tmp_path: Path, seed: int) -> None:
+def test_clients_that_open_attach_close_and_die_at_random_leave_no_session(
+        tmp_path: Path, seed: int) -> None:
     """Processes open, attach, use, detach, close and are killed at random. Whoever lives sees only
     errors that say what happened; in the end nothing is left, and the journal folds."""
     with LocalCluster(cpus=2, home=tmp_path, grace_s=0.5) as c:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.cluster_parts import until
 
 from tangram_hpc import InfeasibleRequest, InvalidInput, LocalCluster, SessionLost
 from tangram_hpc.accounting.record import ActionRecord, fold
@@ -38,13 +39,6 @@ def background_records(folder: Path) -> list[ActionRecord]:
 def of_session(cluster: LocalCluster, session: Session) -> list[ActionRecord]:
     return [record for record in background_records(cluster.folder)
             if record.action.session == session.spec.id]
-
-
-def until(true: object, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "never"
-        time.sleep(0.02)
 
 
 def in_foreground(session: Session) -> float:
@@ -78,10 +72,11 @@ def test_a_detached_job_that_is_polled_takes_little_longer_than_in_the_foregroun
     assert all(r.cpus == 1 and r.cpu_held_ns > 0 for r in records)
 
 
-def test_what_only_waits_holds_no_core_and_an_idle_session_ends(cluster: LocalCluster) -> None:
+def test_a_sleeping_background_process_holds_no_core_and_its_session_ends_idle(
+        cluster: LocalCluster) -> None:
     with cluster.client.session(background="run", trusted=True, idle_s=1.5) as s:
         s.exec("(sleep 1000 >/dev/null 2>&1 &)").result().check()
-        until(lambda: all(r.end_ns for r in of_session(cluster, s)))
+        until(lambda: all(r.end_ns for r in of_session(cluster, s)), "its leases end")
         assert "idle" in s.closed.result(60)
     held = sum(r.cpu_held_ns for r in of_session(cluster, s))
     assert held < 1_000_000_000, "a process that sleeps held a core"
@@ -92,14 +87,15 @@ def test_a_session_whose_background_processes_run_is_not_idle(cluster: LocalClus
         s.exec(LOOP).result().check()
         time.sleep(2.0)
         assert s.exec(["true"]).result().exit_code == 0
-    until(lambda: of_session(cluster, s)[-1].state is ActionState.CANCELLED)
+    until(lambda: of_session(cluster, s)[-1].state is ActionState.CANCELLED, "it is cancelled")
     (*earlier, last) = of_session(cluster, s)
     assert last.outcome is not None
     assert last.end_ns and "closed by its client" in last.outcome.reason
     assert all(r.state in (ActionState.PREEMPTED, ActionState.COMPLETED) for r in earlier)
 
 
-def test_it_ends_while_others_actions_keep_all_cores_busy(cluster: LocalCluster) -> None:
+def test_a_background_job_ends_although_other_actions_keep_all_cores_busy(
+        cluster: LocalCluster) -> None:
     stop = threading.Event()
     ran: list[int] = []
 
@@ -124,7 +120,8 @@ def test_it_ends_while_others_actions_keep_all_cores_busy(cluster: LocalCluster)
 
 @pytest.mark.parametrize("count, seconds", [
     (6, 4.0), pytest.param(20, 20.0, marks=pytest.mark.long)])
-def test_many_sessions_share_two_cores(cluster: LocalCluster, count: int, seconds: float) -> None:
+def test_background_processes_of_many_sessions_share_two_cores(
+        cluster: LocalCluster, count: int, seconds: float) -> None:
     sessions = [cluster.client.session(background="run", trusted=True) for _ in range(count)]
     for future in [s.exec(LOOP) for s in sessions]:
         future.result().check()
@@ -142,16 +139,17 @@ def test_many_sessions_share_two_cores(cluster: LocalCluster, count: int, second
     assert sum(held) <= 2 * 1.1 * 1e9 * (seconds + 60)
 
 
-def test_its_owner_cancels_it_by_its_id(cluster: LocalCluster) -> None:
+def test_a_background_action_is_cancelled_by_its_id(cluster: LocalCluster) -> None:
     with cluster.client.session(background="run", trusted=True) as s:
         s.exec(LOOP).result().check()
-        until(lambda: any(r.state is ActionState.RUNNING for r in of_session(cluster, s)))
+        until(lambda: any(r.state is ActionState.RUNNING for r in of_session(cluster, s)),
+              "its background action runs")
         (running,) = [r for r in of_session(cluster, s) if r.state not in (
             ActionState.PREEMPTED, ActionState.COMPLETED)]
         connection = cluster.client._connection
         with connection._lock:
             connection._put(ms.Cancel((running.action.id,)))
-        until(lambda: of_session(cluster, s)[-1].state is ActionState.CANCELLED)
+        until(lambda: of_session(cluster, s)[-1].state is ActionState.CANCELLED, "it is cancelled")
         found = s.exec("ps -eo args | grep -c '[w]hile :' || true").result()
         assert s.exec(["true"]).result().exit_code == 0 and found.exit_code == 0
         count = len(of_session(cluster, s))
@@ -159,7 +157,7 @@ def test_its_owner_cancels_it_by_its_id(cluster: LocalCluster) -> None:
         assert len(of_session(cluster, s)) == count, "nothing is left that could run"
 
 
-def test_bounds_are_refused_with_the_field(cluster: LocalCluster) -> None:
+def test_wrong_background_arguments_are_refused_naming_the_field(cluster: LocalCluster) -> None:
     with pytest.raises(InvalidInput, match="background: 'go' is not one of stop, share, end, run"):
         cluster.client.session(background="go")
     with pytest.raises(InvalidInput, match="background_cpus: 0 is not a whole number"):
@@ -176,17 +174,20 @@ def test_bounds_are_refused_with_the_field(cluster: LocalCluster) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", ["broker", "worker"])
-def test_the_death_of_a_part_leaves_nothing_open(tmp_path: Path, part: str) -> None:
+def test_the_death_of_broker_or_worker_leaves_no_background_process(
+        tmp_path: Path, part: str) -> None:
     cluster = LocalCluster(cpus=2, home=tmp_path, job="cut").start()
     try:
         s = cluster.client.session(background="run", trusted=True)
         s.exec(LOOP).result().check()
-        until(lambda: any(r.state is ActionState.RUNNING for r in of_session(cluster, s)))
+        until(lambda: any(r.state is ActionState.RUNNING for r in of_session(cluster, s)),
+              "its background action runs")
         os.kill(cluster._children[part == "worker"].pid, signal.SIGKILL)
         if part == "worker":
             with pytest.raises(SessionLost):
                 s.exec(["true"]).result()
-            until(lambda: of_session(cluster, s)[-1].state is ActionState.NODE_FAIL)
+            until(lambda: of_session(cluster, s)[-1].state is ActionState.NODE_FAIL,
+                  "its background action fails with its node")
         else:
             cluster._children[0].wait(30)
     finally:

@@ -56,7 +56,7 @@ def tangram(cluster: LocalCluster, *words: str) -> str:
 # ---- declaring ---------------------------------------------------------------------------------
 
 
-def test_declaring_again_is_harmless_and_another_quota_needs_a_pause(cluster) -> None:
+def test_an_endpoint_is_declared_again_freely_and_a_new_quota_needs_a_pause(cluster) -> None:
     one = cluster.register_endpoint("declared", concurrency=1, rate=5)
     cluster.register_endpoint("declared", concurrency=1, rate=5)
     with one.slot(), pytest.raises(tangram_hpc.InvalidInput, match="in use with concurrency 1"):
@@ -71,7 +71,7 @@ def test_declaring_again_is_harmless_and_another_quota_needs_a_pause(cluster) ->
             pass
 
 
-def test_a_config_file_declares_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_file_declares_endpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "site.toml"
     config.write_text("[endpoints.search]\nconcurrency = 3\nrate = 20\nburst = 4\n")
     monkeypatch.setenv("TANGRAM_CONFIG", str(config))
@@ -90,7 +90,7 @@ def test_a_config_file_declares_too(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # ---- calls from the trainer --------------------------------------------------------------------
 
 
-def test_slots_and_tokens_hold_for_threads_and_loops(cluster) -> None:
+def test_slots_and_tokens_limit_threads_and_event_loops(cluster) -> None:
     endpoint = cluster.register_endpoint("held", concurrency=2)
 
     async def all_of_them() -> int:
@@ -116,7 +116,7 @@ def serve(server: FakeSearch, calls: Any) -> Any:
     return asyncio.run(run())
 
 
-def test_what_is_repeated_and_what_is_not(cluster) -> None:
+def test_refused_requests_are_repeated_and_others_only_if_idempotent(cluster) -> None:
     endpoint = cluster.register_endpoint("repeats", rate=200)
 
     async def calls(server: FakeSearch) -> None:
@@ -139,7 +139,7 @@ def test_what_is_repeated_and_what_is_not(cluster) -> None:
     serve(FakeSearch(rate=1e6, burst=1e6, storms=[Storm(0.0, 0.05, "0.05")]), calls)
 
 
-def test_what_never_reached_it_is_repeated_without_leave(cluster) -> None:
+def test_a_request_that_never_reached_the_endpoint_is_repeated(cluster) -> None:
     endpoint, tries = cluster.register_endpoint("refusing", concurrency=4), []
 
     async def refused() -> str:
@@ -150,7 +150,7 @@ def test_what_never_reached_it_is_repeated_without_leave(cluster) -> None:
     assert asyncio.run(endpoint.request(refused)) == "there" and len(tries) == 3
 
 
-def test_a_timeout_ends_it_with_the_reason(cluster) -> None:
+def test_a_request_that_times_out_ends_with_the_reason(cluster) -> None:
     endpoint, ended = cluster.register_endpoint("late", concurrency=1), []
 
     async def slow() -> None:
@@ -174,7 +174,7 @@ def test_a_timeout_ends_it_with_the_reason(cluster) -> None:
     assert states == ["TIMEOUT", "TIMEOUT"]
 
 
-def test_a_cancelled_call_leaves_its_slot(cluster) -> None:
+def test_a_cancelled_request_gives_its_slot_back(cluster) -> None:
     endpoint = cluster.register_endpoint("left", concurrency=1)
 
     async def calls() -> None:
@@ -191,7 +191,7 @@ def test_a_cancelled_call_leaves_its_slot(cluster) -> None:
     until_inside(cluster, "left", 0)
 
 
-def test_an_error_of_the_attempt_is_its_callers(cluster) -> None:
+def test_an_error_of_the_attempt_is_raised_to_its_caller(cluster) -> None:
     endpoint = cluster.register_endpoint("wrong")
 
     async def wrong() -> None:
@@ -215,7 +215,7 @@ def test_an_error_of_the_attempt_is_its_callers(cluster) -> None:
     until_inside(cluster, "wrong", 0)
 
 
-def test_cost_and_restarts_are_accounted_for(cluster) -> None:
+def test_cost_and_repeats_are_in_the_accounting(cluster) -> None:
     endpoint, tries = cluster.register_endpoint("priced", concurrency=4), []
 
     async def attempt() -> int:
@@ -285,7 +285,7 @@ def test_a_trainer_that_stood_still_does_not_break_the_limit_afterwards(cluster)
     assert (server.over, server.carried["x"]) == (0, 100)
 
 
-def test_a_call_that_waits_is_explained(cluster) -> None:
+def test_a_waiting_request_is_explained(cluster) -> None:
     endpoint = cluster.register_endpoint("asked", concurrency=1)
     with endpoint.slot() as held:
         waiting = endpoint.slot()
@@ -319,7 +319,7 @@ def test_a_killed_client_gives_its_slot_back(cluster) -> None:
         pass
 
 
-def test_a_lost_way_loses_no_grant_and_no_answer(cluster) -> None:
+def test_a_lost_connection_loses_no_grant_and_no_answer(cluster) -> None:
     with tangram_hpc.connect(cluster.access) as client:
         endpoint = client.register_endpoint("broken", concurrency=4)
 
@@ -377,7 +377,7 @@ def test_a_function_on_a_worker_says_that_its_endpoint_pushed_back(cluster) -> N
 # ---- what an answer says -----------------------------------------------------------------------
 
 
-def test_responses_by_shape() -> None:
+def test_responses_are_recognised_by_their_attributes() -> None:
     now = datetime(2030, 1, 1, tzinfo=timezone.utc)
     fine = SimpleNamespace(status_code=404, headers={})
     assert check_response(fine) is fine
@@ -393,7 +393,7 @@ def test_responses_by_shape() -> None:
     assert retry_after_s("") == retry_after_s("soon") == retry_after_s("-3") == 0
 
 
-def test_failures_by_kind() -> None:
+def test_failures_are_recognised_by_their_type_name() -> None:
     connect_error = type("ConnectError", (Exception,), {})
     read_error = type("ReadError", (type("TransportError", (Exception,), {}),), {})
     for error, reached in ((ConnectionRefusedError(), False), (connect_error("x"), False),
@@ -406,7 +406,7 @@ def test_failures_by_kind() -> None:
 # ---- the figure --------------------------------------------------------------------------------
 
 
-def test_the_limit_is_used_and_never_broken() -> None:
+def test_an_endpoints_rate_is_used_up_and_never_exceeded() -> None:
     """The bench, tiny: `make bench` has the figure over minutes."""
     told = subprocess.run([sys.executable, str(BENCH), "--tiny"], capture_output=True, text=True,
                           timeout=120, check=False, stdin=subprocess.DEVNULL)

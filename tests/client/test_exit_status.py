@@ -70,14 +70,14 @@ def test_only_a_completed_command_has_exit_code_0_and_is_true(ended: dict[str, F
     assert (result.returncode == 0) is (state is S.COMPLETED)
 
 
-def test_a_session_says_the_same(cluster: LocalCluster) -> None:
+def test_a_session_command_that_times_out_has_status_124(cluster: LocalCluster) -> None:
     with cluster.session() as s:
         late = s.exec("trap 'exit 0' TERM; while :; do sleep 0.02; done", timeout=0.2).result(60)
         assert (late.state, late.exit_code, bool(late)) == (S.TIMEOUT, 124, False), late
         assert s.exec(["true"]).result(60)
 
 
-def test_accounting_and_explain_say_the_same(
+def test_accounting_and_explain_show_the_exit_code_of_the_result(
         cluster: LocalCluster, ended: dict[str, Future], monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str]) -> None:
     """`tangram acct --json` has the exit code of the result; the column ExitCode is sacct's
@@ -145,7 +145,7 @@ def test_a_request_out_of_time_raises_a_timeout_error(cluster: LocalCluster) -> 
     assert (caught.value.name, caught.value.limit_s) == ("ask", 0.2)
 
 
-def test_check_raises_what_a_function_would(ended: dict[str, Future]) -> None:
+def test_check_raises_the_errors_that_a_function_raises(ended: dict[str, Future]) -> None:
     with pytest.raises(TimeoutError):
         ended["polite-loop"].result().check()
     with pytest.raises(MemoryError):
@@ -154,14 +154,14 @@ def test_check_raises_what_a_function_would(ended: dict[str, Future]) -> None:
 
 
 @pytest.mark.parametrize("state", sorted(ENDED))
-def test_no_other_state_has_status_0(state: ActionState) -> None:
+def test_only_completed_has_exit_status_0(state: ActionState) -> None:
     """Whatever the processes did while they were ended."""
     for code, number in ((0, 0), (0, 9), (0, 15), (5, 0)):
         status = Outcome(state, exit_code=code, signal=number).exit_status
         assert (status == 0) is (state is S.COMPLETED) and 0 <= status < 256
 
 
-def test_the_errors_travel_between_processes() -> None:
+def test_timeout_and_memory_errors_can_be_pickled() -> None:
     for kind in (tangram_hpc.ActionTimeout, tangram_hpc.ActionOutOfMemory):
         error = kind("action 1.2 (f): it took too much", None)
         error.name = "f"
@@ -169,8 +169,8 @@ def test_the_errors_travel_between_processes() -> None:
         assert type(back) is kind and str(back) == str(error) and back.name == "f"
 
 
-def test_run_ends_with_the_results_exit_code(cluster: LocalCluster, tmp_path: Path,
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tangram_run_exits_with_the_results_exit_code(
+        cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`tangram run` and a result take the status from one place."""
     monkeypatch.setenv("TANGRAM_ACCESS", str(cluster.access))
     monkeypatch.chdir(tmp_path)

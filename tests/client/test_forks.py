@@ -17,13 +17,12 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.cluster_parts import processes_of
+from helpers.cluster_parts import processes_of, until
 
 import tangram_hpc
 from tangram_hpc.app.local import LocalCluster
@@ -53,13 +52,6 @@ def in_child(work: Callable[[], Any]) -> str:
         return os.read(heard, 65536).decode()
     finally:
         os.close(heard)
-
-
-def until(met: Callable[[], Any], what: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not met():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
 
 
 def script(text: str, home: Path) -> subprocess.Popen[str]:
@@ -230,8 +222,8 @@ def test_every_use_of_an_inherited_client_is_one_error_whose_remedy_works(cluste
     assert works(cluster)
 
 
-def test_what_was_open_ends_at_once_in_a_child_and_goes_on_in_its_parent(cluster: LocalCluster
-                                                                        ) -> None:
+def test_open_futures_fail_at_once_in_a_child_and_go_on_in_its_parent(
+        cluster: LocalCluster) -> None:
     """Also what another thread of the parent waits for, whose lock that thread may hold."""
     with cluster.session() as s:
         future, waits = s.exec("sleep 300"), s.exec("echo next")
@@ -260,6 +252,18 @@ def test_what_was_open_ends_at_once_in_a_child_and_goes_on_in_its_parent(cluster
         opening.close()
 
 
+def test_a_terminal_ends_at_once_in_a_child_and_goes_on_in_its_parent(
+        cluster: LocalCluster) -> None:
+    with cluster.session(trusted=True) as s, s.pty("stty raw -echo; echo up; cat") as pty:
+        seen = b""
+        while b"up" not in seen:
+            seen += pty.read(DEADLINE_S)
+        assert in_child(lambda: pty.read(5.0)) == "b''"
+        pty.write(b"still here")
+        while b"still here" not in seen:
+            seen += pty.read(DEADLINE_S)
+
+
 def dataset_worker(indices: Any, results: Any) -> None:
     """As a DataLoader's worker: begins, then serves indices until there is none."""
     with tangram_hpc.connect() as mine:
@@ -268,7 +272,8 @@ def dataset_worker(indices: Any, results: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_of_multiprocessing_connect_themselves(cluster: LocalCluster, method: str) -> None:
+def test_multiprocessing_workers_connect_without_arguments(
+        cluster: LocalCluster, method: str) -> None:
     """`connect()` finds the cluster of the process that started them, without an argument."""
     context = multiprocessing.get_context(method)
     indices, results = context.Queue(), context.Queue()
@@ -315,7 +320,7 @@ def test_neither_client_nor_cluster_is_sent_to_another_process(cluster: LocalClu
                 pickle.dumps(each)
 
 
-def test_connect_finds_the_latest_cluster_and_what_was_there_before(
+def test_connect_finds_the_latest_cluster_and_then_the_one_before(
         cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that closes its copy changes nothing of that; what somebody else set stays."""
     def job() -> str:
@@ -334,7 +339,7 @@ def test_connect_finds_the_latest_cluster_and_what_was_there_before(
     assert os.environ["TANGRAM_ACCESS"] == "/set/meanwhile"
 
 
-def test_the_recipe_of_the_docs_works(tmp_path: Path) -> None:
+def test_the_fork_recipe_of_the_docs_works(tmp_path: Path) -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "GETTING_STARTED.md").read_text()
     section = text.partition("### Processes that fork")[2]
     recipe = tmp_path / "recipe.py"

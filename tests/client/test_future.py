@@ -50,7 +50,7 @@ def meet(*works: Callable[[], Any]) -> list[Any]:
     return found
 
 
-def test_who_has_ended_before_anybody_waits_made_nothing() -> None:
+def test_a_future_that_ends_before_it_is_awaited_makes_no_condition() -> None:
     done = fresh()
     assert not done.done()
     done.set_result(5)
@@ -62,7 +62,7 @@ def test_who_has_ended_before_anybody_waits_made_nothing() -> None:
     assert done.result(0) == 5
 
 
-def test_it_is_a_future_in_every_other_way() -> None:
+def test_a_future_keeps_the_rules_of_concurrent_futures() -> None:
     heard: list[Any] = []
     slow, quick, broken = fresh(), fresh(), fresh()
     with pytest.raises(concurrent.futures.TimeoutError):
@@ -86,7 +86,7 @@ def test_it_is_a_future_in_every_other_way() -> None:
     assert "Future" in repr(fresh()) and "finished" in repr(quick)
 
 
-def test_who_waits_while_it_ends_hears_of_it() -> None:
+def test_a_wait_that_begins_while_the_future_ends_returns() -> None:
     """Once, and whoever comes first."""
     with hurried():
         for turn in range(300):
@@ -98,7 +98,7 @@ def test_who_waits_while_it_ends_hears_of_it() -> None:
             assert found[1] == turn and found[3] == {one} and called == [one]
 
 
-def test_as_completed_while_they_end() -> None:
+def test_as_completed_returns_futures_that_end_meanwhile() -> None:
     with hurried():
         for _ in range(60):
             many = [fresh() for _ in range(20)]
@@ -107,7 +107,7 @@ def test_as_completed_while_they_end() -> None:
             assert found[1] == list(range(20))
 
 
-def test_it_can_be_awaited_before_and_after() -> None:
+def test_a_future_can_be_awaited_before_and_after_its_end() -> None:
     async def both() -> list[Any]:
         early, late = fresh(), fresh()
         early.set_result(1)
@@ -117,7 +117,7 @@ def test_it_can_be_awaited_before_and_after() -> None:
     assert asyncio.run(both()) == [1, 2, 2]
 
 
-def test_ending_and_beginning_to_wait_do_not_overlap() -> None:
+def test_ending_a_future_and_beginning_to_wait_exclude_each_other() -> None:
     """Who begins to wait looks at what has been decided, and who ends it sees who waits."""
     for touch in (lambda one: one.set_result(1), lambda one: one._condition):
         one = fresh()
@@ -131,7 +131,7 @@ def test_ending_and_beginning_to_wait_do_not_overlap() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_a_child_whose_parent_just_ended_one_can_use_them() -> None:
+def test_a_child_forked_while_a_future_ends_can_use_futures() -> None:
     held, leave = threading.Event(), threading.Event()
 
     def end_one() -> None:

@@ -12,8 +12,9 @@ from tangram_hpc.cli import main
 from tangram_hpc.errors import InvalidInput
 
 
-def test_a_client_uses_an_image_as_root(tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_runs_an_image_session_as_root(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANGRAM_HOME", str(tmp_path / "home"))
     image = str(make_image(tmp_path / "image"))
     with LocalCluster(cpus=2, home=tmp_path / "home", warm=0) as cluster:
@@ -22,13 +23,20 @@ def test_a_client_uses_an_image_as_root(tmp_path: Path, capsys: pytest.CaptureFi
             pytest.skip(f"no image can be written here: {node}")
         with cluster.session(image=image, user="pg") as session:
             assert session.spec.writable and session.spec.user == "pg"
-            result = session.exec("touch /testbed/x; echo $HOME; id -u").result(30).check()
-            assert result.text == "/var/lib/pg\n0\n"
-            assert result.isolation == f"bwrap+{node['image_root']}+seccomp"
+            session.exec("touch /testbed/x", user=0).result(30).check()
+            result = session.exec("echo $HOME; id -u").result(30).check()
+            several = "+users" in result.isolation
+            assert result.text == f"/var/lib/pg\n{105 if several else 0}\n"
+            assert result.isolation == (
+                f"bwrap+{node['image_root']}{'+users' if several else ''}+seccomp")
             assert session.exec("echo $USER", user=0).result(30).text == "root\n"
             unknown = session.exec("true", user="nope").result(30)
             assert unknown.exit_code == 126 and "no user 'nope'" in unknown.reason
-            assert session.exec("true", user="pg", real_user=True).result(30).exit_code == 126
+            real = session.exec("id -u", user="pg", real_user=True).result(30)
+            assert (real.exit_code, real.text) == ((0, "105\n") if several else (126, ""))
+            for user, told in (("", "pg"), ("root", "root")):
+                with session.pty("echo $USER", user=user) as pty:
+                    assert b"".join(pty).strip() == told.encode()
             with session.fork(user="root") as copy:
                 assert copy.exec("ls /testbed; echo $USER").result(30).text.split() == [
                     "folder", "old", "x", "root"]
@@ -43,6 +51,8 @@ def test_a_client_uses_an_image_as_root(tmp_path: Path, capsys: pytest.CaptureFi
                 cluster.submit("true", user=wrong)
         with pytest.raises(InvalidInput, match=r"^user: only a session has users"):
             cluster.submit("true", user="root")
+        with pytest.raises(InvalidInput, match=r"^user: only a session has users"):
+            cluster.pty("true", user="root")
         capsys.readouterr()
         assert main(["info", "-j", cluster.job]) == 0
         assert f"bwrap+{node['image_root']}" in capsys.readouterr().out

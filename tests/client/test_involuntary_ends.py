@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.builders import World
-from helpers.cluster_parts import broker_of, workers_of
+from helpers.cluster_parts import broker_of, until, workers_of
 
 import tangram_hpc
 from tangram_hpc import as_completed, as_completed_async
@@ -39,15 +38,6 @@ from tangram_hpc.errors import (
 
 LONG = ["sleep", "300"]
 DEADLINE_S = 60
-
-
-def until(met: Callable[[], Any], what: str) -> Any:
-    """Waits for a condition."""
-    end = time.monotonic() + DEADLINE_S
-    while not (found := met()):
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
-    return found
 
 
 def runs(cluster: LocalCluster, count: int) -> bool:
@@ -93,8 +83,8 @@ def fragile(tmp_path: Path) -> Iterator[LocalCluster]:
 # ---- a node fails ------------------------------------------------------------------------------
 
 
-def test_a_session_lost_with_its_node_raises_in_what_ran_and_what_waited(fragile: LocalCluster
-                                                                        ) -> None:
+def test_a_session_lost_with_its_node_raises_in_running_and_waiting_actions(
+        fragile: LocalCluster) -> None:
     """With the session, its node and what happened to that; the caller's own task goes on."""
     with fragile.session() as s:
         running, waiting = s.exec(LONG, name="first"), s.exec(["true"], name="second")
@@ -128,7 +118,7 @@ def test_a_session_lost_with_its_node_raises_in_what_ran_and_what_waited(fragile
 # ---- a session ends ----------------------------------------------------------------------------
 
 
-def test_a_session_that_is_closed_raises_in_what_ran_and_what_waited(cluster: LocalCluster) -> None:
+def test_a_closed_session_raises_in_running_and_waiting_actions(cluster: LocalCluster) -> None:
     s = cluster.session()
     s.opened.result(DEADLINE_S)
     running, waiting = s.exec(LONG), s.exec(LONG)
@@ -140,7 +130,7 @@ def test_a_session_that_is_closed_raises_in_what_ran_and_what_waited(cluster: Lo
         assert f"session {s.id} was closed by its client" in str(error)
 
 
-def test_a_session_that_lapsed_says_so_to_who_comes_later(cluster: LocalCluster) -> None:
+def test_an_expired_session_says_why_to_later_actions(cluster: LocalCluster) -> None:
     with cluster.session(idle_s=0.1) as s:
         assert s.closed.result(DEADLINE_S) == "idle for 0.1 s"
         error = error_of(s.exec(["true"]))
@@ -148,7 +138,7 @@ def test_a_session_that_lapsed_says_so_to_who_comes_later(cluster: LocalCluster)
         assert s.id in str(error)
 
 
-def test_a_session_that_is_refused_raises_in_what_waited_for_it(cluster: LocalCluster) -> None:
+def test_a_refused_session_raises_in_actions_that_waited_for_it(cluster: LocalCluster) -> None:
     s = cluster.session(mem="900T")
     error = error_of(s.exec(["true"]))
     assert "mem" in str(error) and s.id in str(error)
@@ -159,7 +149,7 @@ def test_a_session_that_is_refused_raises_in_what_waited_for_it(cluster: LocalCl
 # ---- the client or the broker ends -------------------------------------------------------------
 
 
-def test_closing_the_client_raises_in_what_was_open(cluster: LocalCluster) -> None:
+def test_closing_the_client_raises_in_open_futures(cluster: LocalCluster) -> None:
     """Also in who waits for a session's opening or an endpoint's slot; in other threads too."""
     client = tangram_hpc.connect(cluster.access)
     cluster.register_endpoint("api", concurrency=1)
@@ -190,7 +180,7 @@ def test_closing_the_client_raises_in_what_was_open(cluster: LocalCluster) -> No
         client.submit(["true"])
 
 
-def test_a_broker_that_dies_raises_in_what_was_open(fragile: LocalCluster) -> None:
+def test_a_broker_that_dies_raises_in_open_futures(fragile: LocalCluster) -> None:
     with fragile.session() as s:
         inside, plain = s.exec(LONG), fragile.submit(LONG)
         broker_of(fragile).kill()
@@ -199,7 +189,7 @@ def test_a_broker_that_dies_raises_in_what_was_open(fragile: LocalCluster) -> No
             assert isinstance(error, BrokerUnreachable) and fragile.job in str(error)
 
 
-def test_what_its_caller_cancels_is_cancelled(cluster: LocalCluster) -> None:
+def test_a_future_that_its_caller_cancels_is_cancelled(cluster: LocalCluster) -> None:
     """By the future, and by the task that awaits it."""
     with cluster.session() as s:
         first, second = s.exec(LONG), s.exec(LONG)
@@ -234,7 +224,7 @@ def told(w: World, made: list[de.Decision]) -> list[str]:
     return [end.outcome.reason for end in ends]
 
 
-def test_an_action_that_is_ended_with_its_session_knows_why_that_ended() -> None:
+def test_an_action_that_ends_with_its_session_has_the_sessions_reason() -> None:
     """Its worker knows only that it was to close the session."""
     w = World()
     w.node()
@@ -251,7 +241,7 @@ def test_an_action_that_is_ended_with_its_session_knows_why_that_ended() -> None
         assert reason == "session 1.1 ended: node n1: its allocation ends in 30 s"
 
 
-def test_an_action_that_is_given_back_after_it_was_ended_knows_why() -> None:
+def test_an_action_given_back_after_it_was_ended_keeps_the_reason() -> None:
     """A lease that was queued behind another one, and never began."""
     w = World("elastic")
     w.happen(ev.BrokerStarted(0, "j", "elastic", "none"))

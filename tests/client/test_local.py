@@ -51,7 +51,7 @@ def one_line(told: subprocess.CompletedProcess[str], *words: str) -> None:
 # ---- submit ------------------------------------------------------------------------------------
 
 
-def test_commands(cluster: LocalCluster) -> None:
+def test_commands_return_output_exit_code_signal_and_timeout(cluster: LocalCluster) -> None:
     result = cluster.submit(["sh", "-c", "cat; echo err >&2; exit 3"], stdin="in").result()
     assert (result.exit_code, result.stdout, result.stderr) == (3, b"in", b"err\n")
     assert not result.ok
@@ -69,7 +69,7 @@ def test_commands(cluster: LocalCluster) -> None:
     assert told.act_s >= told.exec_s + told.queue_s and told.isolation != ""
 
 
-def test_functions(cluster: LocalCluster) -> None:
+def test_functions_return_values_and_raise_remote_errors(cluster: LocalCluster) -> None:
     base = 10
     assert cluster.submit(lambda x, y=1: base + x + y, 5, kwargs={"y": 2}).result() == 17
     array = np.arange(100_000, dtype=np.float64)  # over the inline limit, both ways
@@ -84,7 +84,7 @@ def test_functions(cluster: LocalCluster) -> None:
         cluster.submit(lambda: os._exit(3)).result()
 
 
-def test_futures_shapes(cluster: LocalCluster) -> None:
+def test_futures_work_with_map_as_completed_wait_and_await(cluster: LocalCluster) -> None:
     assert list(cluster.map(pow, [2, 3, 4], [2, 2, 2])) == [4, 9, 16]
     futures = [cluster.submit(pow, 2, n) for n in range(20)]
     assert {f.result() for f in tangram_hpc.as_completed(futures, timeout=30)} == {
@@ -101,7 +101,7 @@ def test_futures_shapes(cluster: LocalCluster) -> None:
     assert asyncio.run(several()) == [3**n for n in range(6)]
 
 
-def test_cancel(cluster: LocalCluster) -> None:
+def test_cancel_ends_running_and_waiting_actions(cluster: LocalCluster) -> None:
     running = cluster.submit(["sleep", "60"], cpus=4)
     time.sleep(0.3)  # it must be first, whatever the placer thinks of its length
     waiting = cluster.submit(["true"], cpus=4)
@@ -128,7 +128,7 @@ def test_output_streams_while_it_runs(cluster: LocalCluster) -> None:
     assert [(s, d) for _, s, d in pieces] == [(1, b"one\n"), (2, b"two\n")]
 
 
-def test_an_on_output_that_raises_is_told_and_called_no_more(
+def test_an_on_output_that_raises_is_reported_and_not_called_again(
         cluster: LocalCluster, caplog: pytest.LogCaptureFixture) -> None:
     calls: list[bytes] = []
 
@@ -142,7 +142,7 @@ def test_an_on_output_that_raises_is_told_and_called_no_more(
             for record in caplog.records] == [True] and "KeyError: 'mine'" in caplog.text
 
 
-def test_sessions(cluster: LocalCluster) -> None:
+def test_a_session_keeps_files_and_runs_its_actions_in_order(cluster: LocalCluster) -> None:
     with cluster.session(mem="64M", name="t") as s:
         s.write("dir/a.txt", "hello").result()
         assert s.exec("cat dir/a.txt; echo more >> dir/a.txt").result().check().text == "hello"
@@ -164,7 +164,7 @@ def test_sessions(cluster: LocalCluster) -> None:
     assert asyncio.run(together()) == "y"
 
 
-def test_never_is_said_at_once(cluster: LocalCluster) -> None:
+def test_infeasible_requests_are_refused_at_once(cluster: LocalCluster) -> None:
     with pytest.raises(tangram_hpc.InfeasibleRequest, match=r"cpus: 99 .* largest node has 4"):
         cluster.submit(["true"], cpus=99).result(30)
     with pytest.raises(tangram_hpc.InfeasibleRequest, match="mem: 999999"):
@@ -185,8 +185,8 @@ def test_never_is_said_at_once(cluster: LocalCluster) -> None:
     ({"home": "/proc/none"}, "home: cannot make /proc/none"),
     ({"scratch": "/proc/none"}, "did not start: scratch /proc/none"),
 ])
-def test_what_a_local_cluster_cannot_begin_with_is_named(wrong: dict[str, Any], told: str,
-                                                         tmp_path: Path) -> None:
+def test_a_wrong_argument_of_a_local_cluster_is_named(
+        wrong: dict[str, Any], told: str, tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(tangram_hpc.TangramError, match=told) as error:
         LocalCluster(**{"home": tmp_path, **wrong}).start()
@@ -214,7 +214,7 @@ def test_a_client_in_a_forked_child_says_so_and_harms_nobody(cluster: LocalClust
     assert cluster.submit("echo 1").result(20).text == "1\n"
 
 
-def test_many_at_once_each_right(cluster: LocalCluster) -> None:
+def test_three_thousand_functions_return_the_right_values(cluster: LocalCluster) -> None:
     futures = [cluster.submit(lambda n: n * n, n) for n in range(3000)]
     assert [f.result(60) for f in futures] == [n * n for n in range(3000)]
     info = cluster.ask("info")
@@ -224,8 +224,8 @@ def test_many_at_once_each_right(cluster: LocalCluster) -> None:
 # ---- faults ------------------------------------------------------------------------------------
 
 
-def test_a_client_that_dies_leaves_its_sessions_for_its_grace_and_their_work(tmp_path: Path
-                                                                             ) -> None:
+def test_a_dead_clients_idle_session_ends_after_its_grace_and_a_working_one_after_its_work(
+        tmp_path: Path) -> None:
     with LocalCluster(cpus=2, home=tmp_path, grace_s=1.5) as c:
         code = ("import tangram_hpc, time, sys\n"
                 "c = tangram_hpc.connect()\n"
@@ -252,7 +252,7 @@ def test_a_client_that_dies_leaves_its_sessions_for_its_grace_and_their_work(tmp
             "reward": "COMPLETED", "loose": "CANCELLED"}  # no sandbox dies under its reward
 
 
-def test_a_lost_way_costs_nothing(tmp_path: Path) -> None:
+def test_a_lost_connection_loses_and_repeats_no_action(tmp_path: Path) -> None:
     """The client's socket breaks in mid-flight: it comes back and nothing runs twice."""
     with LocalCluster(cpus=2, home=tmp_path) as c, c.session() as s:
         futures = [s.submit(f"echo {n} >> log; sleep 0.02") for n in range(40)]
@@ -303,8 +303,8 @@ def test_the_last_worker_is_started_anew(tmp_path: Path, capfd: pytest.CaptureFi
     assert capfd.readouterr().err.count("is left") == 2
 
 
-def test_workers_that_end_at_once_are_given_up(tmp_path: Path, capfd: pytest.CaptureFixture[str],
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_end_at_once_are_not_started_again(
+        tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with LocalCluster(cpus=1, home=tmp_path) as c:
         monkeypatch.setitem(environ_of(c), "TANGRAM_SCRATCH", "/proc/nowhere")
         os.kill(workers_of(c)[0].pid, signal.SIGKILL)
@@ -328,7 +328,7 @@ def test_a_broker_that_ends_says_so_and_leaves_a_tombstone(tmp_path: Path) -> No
     c.close()
 
 
-def test_all_ends_with_a_killed_parent(tmp_path: Path) -> None:
+def test_all_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
     code = ("import tangram_hpc, time\n"
             "c = tangram_hpc.LocalCluster(cpus=1).start()\n"
             "c.submit(['sleep', '4242'])\n"
@@ -352,7 +352,7 @@ def test_all_ends_with_a_killed_parent(tmp_path: Path) -> None:
 # ---- the mouth ---------------------------------------------------------------------------------
 
 
-def test_run_is_like_srun(cluster: LocalCluster) -> None:
+def test_tangram_run_has_the_output_folder_and_status_of_srun(cluster: LocalCluster) -> None:
     told = tangram(cluster, "run", "-c", "2", "--", "sh", "-c",
                    "echo out $TANGRAM_CPUS; pwd; echo err >&2; exit 7")
     assert (told.returncode, told.stdout, told.stderr) == (7, f"out 2\n{os.getcwd()}\n", "err\n")
@@ -417,7 +417,7 @@ def test_bad_input_is_one_line_and_status_2(cluster: LocalCluster, tmp_path: Pat
     assert cluster.submit(["true"]).result(30).ok  # and the broker lives on
 
 
-def test_a_dead_brokers_access_file_is_told(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_dead_brokers_access_file_is_reported(cluster: LocalCluster, tmp_path: Path) -> None:
     """A broker that was killed leaves no tombstone: the line says that nobody answers."""
     stale = tmp_path / "stale.json"
     write_access(stale, Access("77", ("unix:" + str(tmp_path / "gone.sock"), "tcp:127.0.0.1:9"),
@@ -426,10 +426,11 @@ def test_a_dead_brokers_access_file_is_told(cluster: LocalCluster, tmp_path: Pat
     one_line(told, "job 77", "ended")
 
 
-def test_info_names_what_an_action_is_really_held_by(cluster: LocalCluster) -> None:
+def test_info_names_the_enforcement_of_actions(cluster: LocalCluster) -> None:
     future = cluster.submit(["true"], trusted=True)
     assert future.result().ok and future.details is not None
-    row = tangram(cluster, "info").stdout.splitlines()[-1].split()
+    rows = [line.split() for line in tangram(cluster, "info").stdout.splitlines()]
+    (row,) = (row for row in rows if future.details.node in row[:1])
     assert future.details.enforcement and future.details.enforcement in row
 
 

@@ -93,16 +93,16 @@ def many(count: int, actions: int, kib_each: int, home: Path) -> None:
     assert set(process_tree.descendants(os.getpid())) <= before
 
 
-def test_sixty_sessions(tmp_path: Path) -> None:
+def test_sixty_sessions_serve_actions_and_one_more_waits(tmp_path: Path) -> None:
     many(60, 600, 16, tmp_path)
 
 
-def test_what_an_action_leaves_in_its_init_is_nothing(tmp_path: Path) -> None:
+def test_actions_leave_no_memory_in_their_init(tmp_path: Path) -> None:
     """150 more actions in each: 110 bytes that stayed of each would be seen."""
     many(8, 2400, 16, tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_five_hundred_sessions_and_five_thousand_actions(tmp_path: Path) -> None:
+def test_five_hundred_sessions_serve_five_thousand_actions(tmp_path: Path) -> None:
     many(500, 5000, 16, tmp_path)

@@ -78,7 +78,7 @@ def test_a_secret_reaches_its_sessions_commands_alone(cluster: LocalCluster, hom
         assert any(b"SEARCH_KEY" in path.read_bytes() for path in cluster.folder.glob("journal*"))
 
 
-def test_what_is_not_kept_is_said_when_the_session_opens(cluster: LocalCluster) -> None:
+def test_a_secret_that_is_not_kept_is_named_when_the_session_opens(cluster: LocalCluster) -> None:
     with pytest.raises(tangram_hpc.SessionLost, match=r"secrets: NOPE: not among .*keep_secrets"):
         cluster.session(secrets=["SEARCH_KEY", "NOPE"]).opened.result(60)
     for wrong in ("SEARCH_KEY", [""], ["a b"], [VALUE], {"A": 1}, {"A=B": "SEARCH_KEY"}, 7,
@@ -95,7 +95,7 @@ def test_what_is_not_kept_is_said_when_the_session_opens(cluster: LocalCluster) 
         cluster.session(secrets=["OTHER"]).opened.result(60)
 
 
-def test_the_file_is_private_and_ends_with_its_job(tmp_path: Path) -> None:
+def test_the_secrets_file_is_private_and_removed_with_its_job(tmp_path: Path) -> None:
     with LocalCluster(cpus=1, home=tmp_path) as c:
         c.keep_secrets({"A": VALUE})
         path = c.folder / "secrets.json"
@@ -120,7 +120,8 @@ def test_many_processes_keep_secrets_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": "x", "secrets": {}}',
                                      '{"format": "tangram-secrets/1", "secrets": "VALUE"}'])
-def test_a_damaged_file_is_told_without_its_content(tmp_path: Path, content: str) -> None:
+def test_a_damaged_secrets_file_is_reported_without_its_content(
+        tmp_path: Path, content: str) -> None:
     path = tmp_path / "secrets.json"
     path.write_text(content.replace("VALUE", VALUE))
     path.chmod(0o600)

@@ -47,7 +47,7 @@ def test_calls_are_answered_accounted_and_run_as_one(cluster: LocalCluster) -> N
     assert all(r.elapsed_ns >= r.outcome.exec_ns or r.start_ns == r.submit_ns for r in rows)
 
 
-def test_details_tell_who_brought_it_in_and_how_many_ran_as_one(tmp_path: Path) -> None:
+def test_details_name_the_load_and_the_batch_size(tmp_path: Path) -> None:
     with LocalCluster(cpus=1, devices="fake:1", home=tmp_path) as cluster:
         for name in "ab":
             cluster.register_service(name, {**FAKE, "batch_wait_ms": 200})
@@ -65,7 +65,7 @@ def test_details_tell_who_brought_it_in_and_how_many_ran_as_one(tmp_path: Path) 
         assert one.system_s == pytest.approx(max(0.0, rest))
 
 
-def test_what_is_wrong_is_said_in_one_line(cluster: LocalCluster) -> None:
+def test_a_wrong_service_declaration_is_refused_in_one_line(cluster: LocalCluster) -> None:
     cluster.register_service("a", FAKE)
     cluster.register_service("a", FAKE)  # as every rank does
     wrong = [({"backend": "fake", "wake": 1}, "service bad: wake: is not known"),
@@ -108,7 +108,7 @@ def test_a_call_times_out_and_its_service_goes_on(cluster: LocalCluster) -> None
     assert other.result(30)["fake"]
 
 
-def test_services_of_the_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_file_declares_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "tangram.toml"
     config.write_text('[services.judge]\nbackend = "fake"\ndegrees = [2]\n')
     monkeypatch.setenv("TANGRAM_CONFIG", str(config))
@@ -119,7 +119,7 @@ def test_services_of_the_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert [len(r.gpus) for r in lease.values()] == [2]
 
 
-def test_a_spec_carries_what_its_backend_is_told() -> None:
+def test_a_service_spec_carries_the_backends_options() -> None:
     spec = service_spec("a", {**FAKE, "degrees": [1, 2], "stay_s": 1.5, "restore_s": 0.25})
     assert (spec.degrees, spec.stay_ns, spec.restore_ns) == ((1, 2), 1_500_000_000, 250_000_000)
     options = options_of(spec)
@@ -139,8 +139,9 @@ def test_variants_that_share_their_files_share_their_weights(tmp_path: Path) -> 
     assert specs[0].shares == specs[1].shares != ""
 
 
-def test_info_says_where_services_stand(cluster: LocalCluster, capsys: pytest.CaptureFixture[str],
-                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_shows_the_devices_of_each_service(
+        cluster: LocalCluster, capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.register_service("a", FAKE)
     cluster.register_service("b", FAKE)
     cluster.call("a", "score").result(30)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import pytest
 
 import tangram_hpc
-from tangram_hpc import LocalCluster
+from tangram_hpc import InvalidInput, LocalCluster
 from tangram_hpc.protocol import input_flow
 from tangram_hpc.protocol import message as ms
 
@@ -29,7 +29,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield c
 
 
-def test_a_shell_remembers(cluster: LocalCluster) -> None:
+def test_a_command_of_a_shell_says_how_much_of_its_output_is_kept(cluster: LocalCluster) -> None:
+    with cluster.session() as s, s.shell() as shell:
+        kept = {keep: shell.run("printf 0123456789", output_max=4, keep=keep).result().stdout
+                for keep in ("head", "tail", "both")}
+        assert kept["head"] == b"0123" and kept["tail"] == b"6789"
+        assert kept["both"].startswith(b"01") and kept["both"].endswith(b"89")
+        assert shell.run("printf 0123456789").result().stdout == b"0123456789"
+        with pytest.raises(InvalidInput, match="keep: 'tail' cannot be had of output that is str"):
+            shell.run("true", keep="tail", on_output=print)
+        told = shell.run("true", output_max=1 << 40).result()
+        assert told.exit_code == 126 and "output_bound" in told.reason
+
+
+def test_a_shell_keeps_folder_and_variables_between_commands(cluster: LocalCluster) -> None:
     with cluster.session(env={"A": "1", "B": "1"}) as s:
         with s.shell(env={"B": "2"}) as shell:
             assert shell.run("cd /tmp; C=3; echo $A $B").result().text == "1 2\n"
@@ -57,7 +70,8 @@ def test_a_shell_remembers(cluster: LocalCluster) -> None:
     assert asyncio.run(at_once()) == "42\n"
 
 
-def test_interrupt_timeout_cancel_and_close(cluster: LocalCluster) -> None:
+def test_a_shell_survives_interrupt_timeout_and_cancel_and_ends_at_close(
+        cluster: LocalCluster) -> None:
     with cluster.session() as s, s.shell() as shell, s.shell() as other:
         assert not other.interrupt() or other.opened.done()
         shell.run("X=5").result()
@@ -92,14 +106,15 @@ def test_interrupt_timeout_cancel_and_close(cluster: LocalCluster) -> None:
     (lambda shell: shell.write("x"), "stdin="), (lambda shell: pickle.dumps(shell), "shell"),
     (lambda shell: shell.run("a", timeout=-1), "timeout"),
     (lambda shell: shell.run("a", on_output=1), "on_output")])
-def test_wrong_arguments_are_one_line(cluster: LocalCluster, call, named: str) -> None:
+def test_a_wrong_shell_argument_is_refused_in_one_line(
+        cluster: LocalCluster, call, named: str) -> None:
     with cluster.session() as s, s.shell() as shell:
         with pytest.raises(tangram_hpc.InvalidInput, match=named) as error:
             call(shell)
         assert "\n" not in str(error.value)
 
 
-def test_a_shell_that_cannot_be_opened_says_why(cluster: LocalCluster) -> None:
+def test_a_shell_that_cannot_open_says_why(cluster: LocalCluster) -> None:
     with cluster.session() as s:
         with pytest.raises(tangram_hpc.ActionFailed, match="cwd: nowhere"), s.shell(cwd="nowhere"):
             raise AssertionError("it opened")
@@ -124,12 +139,27 @@ def test_each_command_is_an_action_of_its_own(cluster: LocalCluster) -> None:
 # ---- terminals ----
 
 
-def test_a_program_on_a_terminal(cluster: LocalCluster) -> None:
+# no shell: a `read` of dash ends at a signal with a trap, as at the end of the input
+PROGRAM_ON_A_TERMINAL = """
+import os, signal, sys
+def size(*_):
+    columns, rows = os.get_terminal_size()
+    os.write(1, b"%d %d\\n" % (rows, columns))
+size()
+signal.signal(signal.SIGWINCH, size)
+os.write(1, b"up\\n")
+for line in sys.stdin:
+    os.write(1, f"<{line.strip()}>\\n".encode())
+os.write(1, b"end\\n")
+sys.exit(3)
+"""
+
+
+def test_a_program_on_a_terminal_reads_writes_and_is_resized(cluster: LocalCluster) -> None:
     with cluster.session(backend="bwrap") as s:
         with s.shell(pty=True, rows=30, cols=90) as shell:
             assert shell.run("stty size").result().text.split() == ["30", "90"]
-        with s.pty(["sh", "-c", "stty size; trap 'stty size' WINCH; echo up; while read x; do "
-                    "echo \"<$x>\"; done; echo end; exit 3"], rows=20, cols=70) as pty:
+        with s.pty(["python3", "-c", PROGRAM_ON_A_TERMINAL], rows=20, cols=70) as pty:
             seen = b""
             while b"up" not in seen:
                 seen += pty.read(30)
@@ -150,7 +180,7 @@ def test_a_program_on_a_terminal(cluster: LocalCluster) -> None:
             assert pty.interrupt() and pty.wait(30) == 130
 
 
-def test_who_does_not_read_holds_its_writer_back(cluster: LocalCluster) -> None:
+def test_a_program_that_does_not_read_holds_its_writer_back(cluster: LocalCluster) -> None:
     with cluster.session(backend="bwrap") as s:
         with s.pty("stty raw; echo up; sleep 2; head -c 400000 | md5sum") as pty:
             seen = pty.read(30)
@@ -163,8 +193,8 @@ def test_who_does_not_read_holds_its_writer_back(cluster: LocalCluster) -> None:
         assert hashlib.md5(b"x" * 400_000).hexdigest().encode() in seen
 
 
-def test_a_client_that_ignores_its_credit_is_refused(cluster: LocalCluster,
-                                                     caplog: pytest.LogCaptureFixture) -> None:
+def test_input_beyond_the_credit_is_refused(
+        cluster: LocalCluster, caplog: pytest.LogCaptureFixture) -> None:
     with cluster.session(backend="bwrap") as s, s.pty("stty raw; echo up; sleep 1") as pty:
         pty.read(30)
         connection = pty._connection

@@ -78,7 +78,7 @@ def sandbox(tmp_path: Path) -> Folder:
     return Folder(tmp_path / "sandbox")
 
 
-def test_a_tree_goes_there_and_back(sandbox: Folder, tmp_path: Path) -> None:
+def test_a_tree_is_uploaded_and_downloaded_unchanged(sandbox: Folder, tmp_path: Path) -> None:
     local = tmp_path / "local"
     (local / "a" / "deep").mkdir(parents=True)
     (local / "empty").mkdir()
@@ -100,7 +100,7 @@ def test_a_tree_goes_there_and_back(sandbox: Folder, tmp_path: Path) -> None:
     assert download(sandbox, "in/a/", tmp_path / "part", BIG, False) == 101
 
 
-def test_one_file_takes_the_name_that_the_caller_says(sandbox: Folder, tmp_path: Path) -> None:
+def test_a_single_file_takes_the_given_name(sandbox: Folder, tmp_path: Path) -> None:
     one = tmp_path / "one.txt"
     one.write_text("1")
     for path in ("", "sub/", "sub/other"):
@@ -131,7 +131,7 @@ def test_a_hostile_listing_is_refused_in_one_line(sandbox: Folder, tmp_path: Pat
     assert set(tmp_path.rglob("*")) == before, "it wrote before it had checked all"
 
 
-def test_too_many_or_too_much_is_refused(sandbox: Folder, tmp_path: Path) -> None:
+def test_too_many_files_or_bytes_are_refused(sandbox: Folder, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="more than"):
         checked_entries(FileEntry(str(n), "file") for n in range(FILES_MAX + 1))
     (sandbox.root / "a").write_bytes(b"x" * 1000)
@@ -143,7 +143,7 @@ def test_too_many_or_too_much_is_refused(sandbox: Folder, tmp_path: Path) -> Non
     assert not (tmp_path / "t" / "a").exists()
 
 
-def test_links_are_left_out_when_told_so(sandbox: Folder, tmp_path: Path) -> None:
+def test_links_and_pipes_are_skipped_on_request(sandbox: Folder, tmp_path: Path) -> None:
     (sandbox.root / "a").write_text("1")
     (sandbox.root / "l").symlink_to("/etc/passwd")
     os.mkfifo(sandbox.root / "pipe")
@@ -175,7 +175,8 @@ def test_links_in_the_target_are_never_followed(sandbox: Folder, tmp_path: Path)
     assert not [p for p in target.iterdir() if p.name.startswith(".tangram-")]
 
 
-def test_what_cannot_go_up_is_one_line(sandbox: Folder, tmp_path: Path) -> None:
+def test_files_that_cannot_be_uploaded_are_refused_in_one_line(
+        sandbox: Folder, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s")
     local = tmp_path / "local"
     local.mkdir()

@@ -101,7 +101,9 @@ SETTINGS = {
 PUBLIC_MODULES = (
     "tangram_hpc.errors", "tangram_hpc.training", "tangram_hpc.hooks.reference.__main__",
     "tangram_hpc.hooks.reference.reference_run", "tangram_hpc.hooks.reference.reference_task",
-    "tangram_hpc.hooks.reference.reference_planning",
+    "tangram_hpc.hooks.reference.reference_planning", "tangram_hpc.hooks.trl_tools",
+    "tangram_hpc.hooks.verl.reward_functions", "tangram_hpc.hooks.slime_functions",
+    "tangram_hpc.hooks.openrlhf_reward",
 )
 
 # Classes of the package's face that users get from a method and never make themselves.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tangram_hpc.cli import main
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.storage.rundir import make_scratch, sweep_scratch
 
@@ -106,6 +107,27 @@ def test_an_old_scratch_folder_without_a_lock_is_removed(tmp_path: Path) -> None
     assert sweep_scratch(tmp_path) == [folder] and not folder.exists()
 
 
+def test_only_scratch_folders_of_a_jobs_workers_are_removed_by_their_path(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistaken path, or a shortened option, costs no files. A folder may hold anything."""
+    name = "tangram-node-job7-0f-n1"
+    mistaken = ("t", "tangram-node-x", "tangram-node-job-x", "tangram-home-job7-x")
+    for each in (name, *mistaken):
+        (tmp_path / each / "users").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for path in (name, f"{tmp_path}/{name}/", f"{tmp_path}/{name}/..",
+                 *(f"{tmp_path}/{each}" for each in mistaken)):
+        for option in ("--remove", "--rem"):
+            assert main(["worker", f"{option}={path}"]) == 2
+            said = capsys.readouterr().err
+            assert said.startswith(f"tangram: error: --remove: {path!r} is")
+            assert said.count("\n") == 1
+    assert sorted(os.listdir(tmp_path)) == sorted((name, *mistaken))
+    assert main(["worker", f"--remove={tmp_path}/{name}"]) == 0
+    assert sorted(os.listdir(tmp_path)) == sorted(mistaken)
+
+
 def test_node_folders_of_a_job_template_are_removed_unless_in_use_or_young(tmp_path: Path) -> None:
     """Folders of jobs whose epilog never ran are removed by the next job's worker, but never a
     folder in which a process lives or is about to."""
@@ -113,6 +135,7 @@ def test_node_folders_of_a_job_template_are_removed_unless_in_use_or_young(tmp_p
     for folder in (dead, young, used, mine):
         folder.mkdir(mode=0o700)
     dead_workers_folder(dead)
+    (dead / ".0123456789abcdef-0" / "home").mkdir(parents=True)  # of a removal that was ended
     alive, kept = maker(used)
     for folder in (dead, used):
         os.utime(folder, (LONG_AGO, LONG_AGO))

@@ -25,6 +25,7 @@ from tangram_hpc.protocol import message as ms
 from tangram_hpc.protocol.frame import Outbox
 from tangram_hpc.storage.access import read_access
 from tangram_hpc.transport.socket import asyncsock, bulk_socket
+from tangram_hpc.transport.socket.channel import SocketChannel
 from tangram_hpc.transport.socket.dial import dial
 
 
@@ -159,6 +160,22 @@ def test_a_listener_without_descriptors_waits_and_accepts_later(
 
     asyncio.run(serve())
     assert 2 <= Full.turns < 50  # a listener that is woken each time looks some thousand times
+
+
+def test_a_finalizer_may_wake_a_channel_whose_thread_wakes_it() -> None:
+    here, there = socket.socketpair()
+    channel = SocketChannel(here)
+
+    def wake() -> None:
+        with channel._wake_lock:  # where the finalizer interrupts `wake`
+            channel.wake()
+
+    thread = threading.Thread(target=wake, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    channel.close()
+    there.close()
 
 
 def test_another_user_is_refused_on_the_unix_socket(cluster: LocalCluster) -> None:

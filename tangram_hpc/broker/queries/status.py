@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 from ...domain.ids import client_of, show
+from ...domain.isolation import networks
 from ...domain.service import MICRO
 from ...domain.slurm import SlurmCalls
 from ...domain.states import ActionState, NodeState
@@ -82,7 +83,9 @@ def nodes(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
                 "sessions": len(n.sessions), "leases": len(n.leases),
                 "enforcement": n.spec.enforcement,
                 "backends": list(n.spec.backends), "untrusted": list(n.spec.untrusted),
-                "image_root": n.spec.image_root,
+                "image_root": n.spec.image_root, "networks": list(networks(n.spec.untrusted,
+                                                                         n.spec.open_network)),
+                "why_not_open": n.spec.why_not_open,
             }
             for n in scheduler.ledger.nodes.values()
         ]

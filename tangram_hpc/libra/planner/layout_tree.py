@@ -77,7 +77,8 @@ class LayoutTree:
                 for micro in micros]
 
     def _pipes(self, ranks: int) -> list[tuple[int, int, list[int]]]:
-        """The PP and DP degrees and micro-batches for `ranks` TP groups that no bound cuts.
+        """Returns the PP and DP degrees and micro-batches for `ranks` TP groups that the bounds
+        allow.
 
         They do not depend on TP and EP, so they are computed once.
         """

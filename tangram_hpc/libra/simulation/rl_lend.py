@@ -4,9 +4,9 @@ This module plays the coordinator and the members. A member is a whole node here
 one member, and a core is a part of the trainer as large as a node. The stages of a join take the
 scenario's times; a member that follows a step reports when that step has ended.
 
-As many nodes are wanted in training as rollout can spare: the remaining nodes must have room for
-all trajectories that run or wait, and nearly idle. No new trajectories come before a batch has been
-trained, so a spare node stays spare.
+Training gets as many nodes as rollout can spare: the engines of the remaining nodes must be able to
+take all trajectories that run or wait and still be nearly idle. No new trajectories come before a
+batch has been trained, so a spare node stays spare.
 
 Invariants: a node's engines close when it is asked to join and open again when it has come back. A
 node begins and stops counting only between two optimizer steps. The gradients of a node that died

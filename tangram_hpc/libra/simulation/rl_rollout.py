@@ -27,7 +27,7 @@ from .rl_engine import DecodeWork, SimulatedEngine
 from .rl_lengths import TrajectoryLengths
 from .rl_routing import Bucketing
 
-After = Callable[[int, Callable[[int], None]], None]  # calls a function at a time in ns
+After = Callable[[int, Callable[[int], None]], None]  # (time in ns, function): calls it then
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class SimulatedRollouts:
                    for i in self.router.instances)
 
     def place(self, engine: int) -> EnginePlan:
-        """The plan of an open engine."""
+        """Returns the layout (`EnginePlan`) of an open engine, by its id."""
         return self._place[engine]
 
     def check(self) -> None:

@@ -7,6 +7,7 @@ stays in the ledger until its client has acknowledged the result, or has expired
 from __future__ import annotations
 
 from ...domain import event as ev
+from ...domain.action import Kind
 from ...domain.decision import Decision, KillLease, ReplyToClient
 from ...domain.ids import client_of
 from ...domain.outcome import Outcome
@@ -15,7 +16,7 @@ from ...domain.states import ENDED, ActionState
 from ..state.ledger import ActionEntry, ClientEntry, SessionEntry
 from ..state.scheduler_state import SchedulerState
 from ..state.transitions import ACTION_MOVES, move
-from .background_events import defer_cancellation, forget_background, is_background
+from .background_events import defer_cancellation, forget_background
 from .client_events import forget_action
 from .queueing import dequeue, enqueue, update_idle
 from .rollout_events import note_end
@@ -31,7 +32,7 @@ def on_action_submitted(state: SchedulerState, event: ev.ActionSubmitted) -> lis
     owner.active_at = event.at
     if action.once:
         ledger.once[action.once] = action.id
-    elif not is_background(entry) and (  # whose end is that of its session alone
+    elif action.kind is not Kind.BACKGROUND and (  # a background action ends only with its session
             not action.session or not _ends_with_session(ledger.sessions[action.session], owner)):
         owner.ends_with_client[action.id] = None
     if service := service_of(action.key):
@@ -54,7 +55,7 @@ def on_action_cancelled(state: SchedulerState, event: ev.ActionCancelled) -> lis
     if entry is None or entry.state in ENDED:
         return []
     if entry.state is ActionState.PENDING:
-        if is_background(entry) and defer_cancellation(
+        if entry.action.kind is Kind.BACKGROUND and defer_cancellation(
                 state, entry, Outcome(event.state, reason=event.reason)):
             return []
         dequeue(state, entry.action, event.at)
@@ -89,7 +90,7 @@ def end_action(state: SchedulerState, entry: ActionEntry, at: int,
         note_end(ledger, entry, outcome, at)
     owner = ledger.clients[client_of(entry.action.id)]
     owner.ends_with_client.pop(entry.action.id, None)
-    if is_background(entry):  # no client waits for it
+    if entry.action.kind is Kind.BACKGROUND:  # no client waits for it
         forget_background(ledger, entry, outcome.state, reply.held_ns)
         session = ledger.sessions.get(entry.action.session)
         if session is not None:

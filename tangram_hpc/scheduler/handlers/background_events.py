@@ -22,11 +22,6 @@ from ..state.scheduler_state import SchedulerState
 _OWN = "an action of its session runs, and its processes run beside that"
 
 
-def is_background(entry: ActionEntry) -> bool:
-    """Whether an action holds CPUs for the background processes of its session."""
-    return entry.action.kind is Kind.BACKGROUND
-
-
 def note_background(ledger: Ledger, entry: ActionEntry) -> SessionEntry:
     """Notes that a session has this background action, and returns the session."""
     action = entry.action

@@ -12,6 +12,7 @@ that is no longer in the ledger are ignored: the lease id is the fencing key.
 from __future__ import annotations
 
 from ...domain import event as ev
+from ...domain.action import Kind
 from ...domain.decision import Decision, ReplyToClient, ResizeLease, StartLease
 from ...domain.retry import is_retried, is_sent_back
 from ...domain.service import endpoint_of, service_of
@@ -22,7 +23,7 @@ from ..state.ledger import ActionEntry, LeaseEntry, Ledger, NodeEntry, SessionEn
 from ..state.scheduler_state import SchedulerState
 from ..state.transitions import ACTION_MOVES, LEASE_MOVES, SESSION_MOVES, move
 from .action_events import end_action
-from .background_events import displace_background, forced_end, is_background, lend_background
+from .background_events import displace_background, forced_end, lend_background
 from .node_events import mark_drained
 from .queueing import enqueue, promote, push, push_again, update_idle
 from .quota_events import count_call
@@ -44,12 +45,13 @@ def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Deci
                        action.mem_mib, action.session, reserved, event.at, lease_queue, key,
                        prefetched=bool(event.after), restore_ns=event.restore_ns)
     entry.counted = ledger.ready.take(event.action)
-    first, then = list[Decision](), list[Decision]()
-    if is_background(entry):
+    decisions: list[Decision] = []
+    background = action.kind is Kind.BACKGROUND
+    if background:
         lend_background(ledger, lease)
-        then = forced_end(entry, lease)
     elif session is not None:
-        first = displace_background(state, session, action.kind)
+        if session.background:
+            decisions = displace_background(state, session, action.kind)
         _start_in_session(session, event)
     ledger.leases[event.lease] = lease
     if not event.after:
@@ -66,10 +68,12 @@ def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Deci
     ledger.next_lease = event.lease + 1
     entry.state = move(ACTION_MOVES, entry.state, ActionState.CONFIGURING, event)
     entry.lease, entry.attempt = event.lease, event.attempt
-    if not is_background(entry):  # slices tell nothing about run times
-        ledger.estimator.began(action)
-    return [*first, StartLease(event.node, event.lease, event.action, event.cores, event.gpus,
-                               event.restore_ns, event.after), *then]
+    decisions.append(StartLease(event.node, event.lease, event.action, event.cores, event.gpus,
+                                event.restore_ns, event.after))
+    if background:  # slices tell nothing about run times
+        return decisions + forced_end(entry, lease)
+    ledger.estimator.began(action)
+    return decisions
 
 
 def on_lease_started(state: SchedulerState, event: ev.LeaseStarted) -> list[Decision]:
@@ -110,7 +114,7 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
         spans = [(units, ns // outcome.batch) for units, ns in spans]
     forced = entry.forced_outcome is not None
     sent_back = not forced and is_sent_back(entry.action, outcome)
-    if not is_background(entry):
+    if entry.action.kind is not Kind.BACKGROUND:
         ledger.estimator.ended(entry.action, () if sent_back else spans, outcome.state in _WHOLE)
     count_call(ledger, lease, event.at, outcome)
     if event.clean:
@@ -170,7 +174,7 @@ def on_lease_returned(state: SchedulerState, event: ev.LeaseReturned) -> list[De
 
 
 def _start_in_session(session: SessionEntry, event: ev.LeaseGranted) -> None:
-    head = session.waiting.head()
+    head = session.waiting.head
     assert session.parallel or head == event.action, f"{event} jumps its session's queue"
     assert session.takes, f"{event}: {session} starts no action now"
     session.waiting.start(event.action)
@@ -236,7 +240,8 @@ def _release(state: SchedulerState, lease: LeaseEntry, at: int) -> None:
         _pass_on(state, lease, node, at)
     else:
         ledger.prefetched -= 1
-    ledger.background.pop(lease.lease, None)
+    if ledger.background:
+        ledger.background.pop(lease.lease, None)
     session = ledger.sessions.get(lease.session)
     if session is not None:
         session.leases.pop(lease.lease, None)

@@ -11,12 +11,12 @@ keeps it when it leaves the queue and comes back, unless it is queued as a new a
 
 from __future__ import annotations
 
-from ...domain.action import Action
+from ...domain.action import Action, Kind
 from ...domain.ids import client_of
 from ...domain.states import ActionState, SessionState
 from ..state.ledger import ActionEntry, Ledger, SessionEntry
 from ..state.scheduler_state import SchedulerState
-from .background_events import is_background, note_background
+from .background_events import note_background
 
 
 def enqueue(state: SchedulerState, entry: ActionEntry) -> None:
@@ -26,12 +26,12 @@ def enqueue(state: SchedulerState, entry: ActionEntry) -> None:
         return want_route(ledger, entry)
     if not action.session:
         return push(state, entry, None)
-    if is_background(entry):
+    if action.kind is Kind.BACKGROUND:
         session = note_background(ledger, entry)
         update_idle(ledger, session, entry.submitted_at)
         return promote(state, session)
     session = ledger.sessions[action.session]
-    first = not session.waiting and not session.leases
+    first = not session.waiting.head and not session.leases
     session.waiting.add(action.id)
     update_idle(ledger, session, entry.submitted_at)
     if first or session.parallel:  # drawn now: time before the session opens counts
@@ -95,10 +95,9 @@ def promote(state: SchedulerState, session: SessionEntry) -> None:
         entry = state.ledger.actions[session.background]
         if entry.state is ActionState.PENDING:
             push(state, entry, session)
-    if session.waiting and idle and not session.parallel:
-        head = session.waiting.head()
-        if head not in state.ledger.ready:
-            push(state, state.ledger.actions[head], session)
+    head = session.waiting.head
+    if head and idle and not session.parallel and head not in state.ledger.ready:
+        push(state, state.ledger.actions[head], session)
 
 
 def resume(state: SchedulerState, session: SessionEntry) -> None:
@@ -113,7 +112,7 @@ def resume(state: SchedulerState, session: SessionEntry) -> None:
 
 def withdraw(ledger: Ledger, session: SessionEntry) -> None:
     """Takes all actions of a session out of the ready queue; they go on waiting in the session."""
-    for action in session.waiting if session.parallel else (session.waiting.head(),):
+    for action in session.waiting if session.parallel else (session.waiting.head,):
         if action in ledger.ready:
             ledger.ready.remove(action)
     if session.background in ledger.ready:
@@ -123,6 +122,8 @@ def withdraw(ledger: Ledger, session: SessionEntry) -> None:
 def update_idle(ledger: Ledger, session: SessionEntry, now: int) -> None:
     """Starts the idle time of a session that has nothing to do at `now`, or ends it."""
     spec = session.spec
+    if not spec.idle_ns:
+        return
     if session.state is SessionState.IDLE and not session.works:
         ledger.idle_deadlines.start(spec.id, spec.idle_ns, now)
     else:

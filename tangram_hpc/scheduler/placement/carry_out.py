@@ -34,7 +34,8 @@ class Carrier:
 
     def events(self, placement: Placement) -> list[ev.Event]:
         """Returns the events of a placement in the order in which they must be applied."""
-        ledger, events = self._ledger, list[ev.Event]()
+        ledger = self._ledger
+        events: list[ev.Event] = []
         for opening in placement.openings:
             cores = self._choose(ledger.nodes[opening.node], opening.reserve)
             events.append(ev.SessionPlaced(self._now, opening.session, opening.node, cores))
@@ -59,6 +60,8 @@ class Carrier:
         """The grants without those of background actions whose sessions start another action too:
         background processes run beside that one and need no CPUs of their own.
         """
+        if len(grants) < 2:
+            return grants
         actions = self._ledger.actions
         background = {g.action for g in grants
                       if actions[g.action].action.kind is Kind.BACKGROUND}

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable
 
 from ...domain.action import Action, Kind
 from ...domain.ids import client_of, show
-from ...domain.isolation import BACKENDS, backend_for, takes_image
+from ...domain.isolation import BACKENDS, HAVE_NETWORKS, HAVE_OPEN, backend_for, takes_image
 from ...domain.rollouts import NAME_MAX, Turn
 from ...domain.service import BLOCK_SIZES, ServiceSpec, endpoint_of, service_of
-from ...domain.session import BACKGROUNDS, SessionSpec
+from ...domain.session import BACKGROUNDS, OPEN, SessionSpec, needs_namespace
 from ...domain.states import NodeState, SessionState
 from ..placement.eligible_nodes import session_reason
 from ..placement.placers.base import Placer
@@ -195,9 +195,27 @@ def _no_backend(nodes: list[NodeEntry], spec: SessionSpec) -> str:
     if image and name and not takes_image(name, image):
         return (f"image: {name!r} takes no image like {image!r}; "
                 + (f"take {' or '.join(able)}" if able else "leave it out"))
+    if needs_namespace(spec.network) and not any(
+            b in HAVE_NETWORKS for b in ((name,) if name else works if spec.trusted else guards)):
+        return (f"network: {name or 'no backend here'} has {'no ' if name else 'a '}network of its "
+                "own; install bubblewrap on the nodes, or pass network=False or True")
+    if spec.network == OPEN and (why := _not_open(nodes, spec)):
+        return why
     if image and not able:
         return f"image: no node has a backend that takes {image!r}; leave it out"
     return "backend: no node has one for this session"
+
+
+def _not_open(nodes: list[NodeEntry], spec: SessionSpec) -> str:
+    """Why no node gives a session an open network; empty if one does."""
+    if spec.backend and spec.backend not in HAVE_OPEN:
+        return (f"network: {spec.backend} has no open network; take {' or '.join(HAVE_OPEN)}, or "
+                "pass a list of names")
+    if any(n.spec.open_network for n in nodes):
+        return ""
+    why = next((n.spec.why_not_open for n in nodes if n.spec.why_not_open),
+               "slirp4netns does not work")
+    return f"network: no node has an open one ({why}); or pass a list of names, or True"
 
 
 def _names(names: Iterable[str]) -> list[str]:

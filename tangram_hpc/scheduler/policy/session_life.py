@@ -31,6 +31,8 @@ def expired(ledger: Ledger, now: int) -> list[ev.Event]:
     A client is forgotten in the pass after the end of its last session. O(sessions of disconnected
     clients + events).
     """
+    if not _may_expire(ledger):
+        return []
     closing = {session: f"idle for {timeout_ns / 1e9:g} s"
                for session, timeout_ns in ledger.idle_deadlines.due(now)}
     for session, ttl_ns in ledger.ttl_deadlines.due(now):
@@ -71,6 +73,8 @@ def stalled(ledger: Ledger, event: ev.BrokerStalled) -> None:
 
 def next_expiry(ledger: Ledger) -> int:
     """Returns when the next session or client expires, in epoch ns; 0 for never."""
+    if not _may_expire(ledger):
+        return 0
     ends = [end for end in (ledger.idle_deadlines.next_end(), ledger.ttl_deadlines.next_end())
             if end]
     for client, gone in ledger.disconnected.items():
@@ -88,6 +92,13 @@ def ending_of(ledger: Ledger, client: int) -> Iterator[SessionEntry]:
         entry = ledger.sessions[session]
         if entry.state in OPEN_SESSION and entry.ends_with_client:
             yield entry
+
+
+def _may_expire(ledger: Ledger) -> bool:
+    """Returns whether any session could expire. In most scheduling cycles of a busy job none
+    can."""
+    return bool(ledger.disconnected or ledger.idle_deadlines.groups or ledger.ttl_deadlines.groups
+                or ledger.ownerless)
 
 
 def _abandoned(session: SessionEntry) -> bool:

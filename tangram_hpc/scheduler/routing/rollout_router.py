@@ -187,7 +187,7 @@ class Router:
         return self._at.get(request, -1)
 
     def easy(self, instance: int) -> int:
-        """Returns how many requests an instance holds at most while it is idle (see `KvCost`)."""
+        """Returns how many requests an instance can run and still count as idle (see `KvCost`)."""
         one = self._instances[instance]
         return min(one.running_max, self._cost.idle * one.step_ns // (1000 * one.request_ns))
 

@@ -32,44 +32,48 @@ class SessionTimeouts:
     Sessions are grouped by timeout: how long a session may be idle, or may live, in ns. Within a
     group they are ordered by when their time began, so that finding the next deadline costs
     O(different timeouts).
+
+    Attributes:
+        groups: when each session's time began, by timeout and session. It is empty if no session's
+            time runs. Only the methods here change it.
     """
 
-    _groups: dict[int, dict[int, int]] = field(default_factory=dict)  # timeout -> session -> since
+    groups: dict[int, dict[int, int]] = field(default_factory=dict)
 
     def start(self, session: int, timeout_ns: int, now: int) -> None:
         """Starts a session's time now, or starts it again. A session with timeout 0 has no
         deadline and is not kept here.
         """
         if timeout_ns:
-            group = self._groups.setdefault(timeout_ns, {})
+            group = self.groups.setdefault(timeout_ns, {})
             group.pop(session, None)
             group[session] = now
 
     def stop(self, session: int, timeout_ns: int) -> None:
         """Forgets a session: its time does not run any more."""
-        group = self._groups.get(timeout_ns)
+        group = self.groups.get(timeout_ns)
         if group is not None and group.pop(session, None) is not None and not group:
-            del self._groups[timeout_ns]
+            del self.groups[timeout_ns]
 
     def holds(self, session: int, timeout_ns: int) -> bool:
         """Whether a session's time runs."""
-        return session in self._groups.get(timeout_ns, ())
+        return session in self.groups.get(timeout_ns, ())
 
     def stalled(self, moved_ns: int, now: int) -> None:
         """Moves the start of each session's time `moved_ns` later, but not later than `now`. The
         order within a group stays as it is. O(sessions)."""
-        for group in self._groups.values():
+        for group in self.groups.values():
             for session, since in group.items():
                 group[session] = max(since, min(since + moved_ns, now))
 
     def next_end(self) -> int:
         """When the time of the next session is over, in ns since the epoch; 0 for never."""
         return min((next(iter(group.values())) + timeout_ns
-                    for timeout_ns, group in self._groups.items()), default=0)
+                    for timeout_ns, group in self.groups.items()), default=0)
 
     def due(self, now: int) -> Iterator[tuple[int, int]]:
         """Yields (session, timeout) of each session whose time is over."""
-        for timeout_ns, group in self._groups.items():
+        for timeout_ns, group in self.groups.items():
             for session, since in group.items():
                 if since + timeout_ns > now:
                     break

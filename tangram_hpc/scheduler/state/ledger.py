@@ -186,7 +186,7 @@ class SessionEntry:
         """Whether the session `serves` its clients, or background processes of it run or wait for
         CPUs. Such a session is not closed for idleness.
         """
-        return bool(self.background) or self.serves
+        return bool(self.background or self.serves)
 
     @property
     def serves(self) -> bool:
@@ -194,9 +194,9 @@ class SessionEntry:
         and its sandbox exists or existed before a move. Such a session outlives the loss of its
         client.
         """
-        busy = self.leases or self.waiting or self.forks
-        stood = self.state is not SessionState.WAITING or bool(self.spec.files)
-        return bool(busy) and stood
+        if not (self.leases or self.waiting.head or self.forks):
+            return False
+        return self.state is not SessionState.WAITING or bool(self.spec.files)
 
     @property
     def ready(self) -> bool:
@@ -208,7 +208,7 @@ class SessionEntry:
         """Whether an action may start in it, apart from those that run: it is open, and its files
         are not being copied for a fork.
         """
-        return self.ready and not any(self.forks.values())
+        return self.ready and not (self.forks and any(self.forks.values()))
 
     @property
     def ends_with_client(self) -> bool:

@@ -8,7 +8,7 @@ when one of them starts, its client goes behind the other clients that wait.
 
 Invariants: with one client the order is that of submission. The head stays the head until it
 starts or is dropped, whatever is added, because it may be in the ready queue already. Every
-operation but iteration costs O(1).
+operation but iteration and counting costs O(1).
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ class SessionTurns:
 
     Queues are OrderedDicts, since finding the first key of a dict costs a look at all keys that
     were deleted before it.
+
+    Attributes:
+        head: the action that starts next; 0 if none waits. Only the methods here change it.
     """
 
-    __slots__ = ("_by_client", "_count")
+    __slots__ = ("_by_client", "head")
 
     def __init__(self) -> None:
         # client -> its actions in order of submission; the client whose turn it is comes first
         self._by_client: OrderedDict[int, OrderedDict[int, None]] = OrderedDict()
-        self._count = 0
+        self.head = 0
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(len, self._by_client.values()))
 
     def __contains__(self, action: int) -> bool:
         return action in self._by_client.get(client_of(action), ())
@@ -63,8 +66,13 @@ class SessionTurns:
 
     def add(self, action: int) -> None:
         """Adds an action behind all others of its client."""
-        self._by_client.setdefault(client_of(action), OrderedDict())[action] = None
-        self._count += 1
+        client = client_of(action)
+        queue = self._by_client.get(client)
+        if queue is None:
+            queue = self._by_client[client] = OrderedDict()
+        queue[action] = None
+        if not self.head:
+            self.head = action
 
     def put_back(self, action: int) -> None:
         """Adds an action that had been started in vain: it is the head again."""
@@ -72,28 +80,19 @@ class SessionTurns:
         client = client_of(action)
         self._by_client[client].move_to_end(action, last=False)
         self._by_client.move_to_end(client, last=False)
+        self.head = action
 
     def start(self, action: int) -> None:
         """Removes an action that starts; its client's next turn comes after those of others."""
-        self.drop(action)
         client = client_of(action)
-        if client in self._by_client:
+        if self._remove(client, action):
             self._by_client.move_to_end(client)
+        self.head = self._first()
 
     def drop(self, action: int) -> None:
         """Removes an action that will not start."""
-        client = client_of(action)
-        queue = self._by_client[client]
-        del queue[action]
-        self._count -= 1
-        if not queue:
-            del self._by_client[client]
-
-    def head(self) -> int:
-        """Returns the action that starts next; 0 if none waits."""
-        for queue in self._by_client.values():
-            return next(iter(queue))
-        return 0
+        self._remove(client_of(action), action)
+        self.head = self._first()
 
     def first_of(self, client: int) -> int:
         """Returns the first waiting action of a client; 0 if none waits."""
@@ -102,3 +101,16 @@ class SessionTurns:
     def of(self, client: int) -> tuple[int, ...]:
         """Returns the waiting actions of a client, in order of submission."""
         return tuple(self._by_client.get(client, ()))
+
+    def _remove(self, client: int, action: int) -> bool:
+        """Takes an action out, and returns whether others of its client wait."""
+        queue = self._by_client[client]
+        del queue[action]
+        if not queue:
+            del self._by_client[client]
+        return bool(queue)
+
+    def _first(self) -> int:
+        for queue in self._by_client.values():
+            return next(iter(queue))
+        return 0

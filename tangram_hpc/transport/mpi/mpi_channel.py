@@ -136,7 +136,7 @@ class MpiChannel:
             while not patience.over(time.monotonic()) and (
                     self._unsent or self._wire.sending(self._gateway)):
                 self._push()
-                if self._wire.take() is not None:  # the gateway may be sending to us, and wait
+                if self._wire.take() is not None:  # else a gateway that sends would wait
                     self._last_sign = time.monotonic()
                 time.sleep(50e-6)
             if self._stalls.look(time.monotonic()):

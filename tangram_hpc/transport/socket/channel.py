@@ -32,7 +32,8 @@ class SocketChannel:
         self._inbox = Inbox()
         self._backlog: deque[Buffer] = deque()
         self._wake_out, self._wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._wake_lock = threading.Lock()
+        # `wake` may be called from a finalizer, which may interrupt `wake` in the same thread
+        self._wake_lock = threading.RLock()
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._poll.register(self._wake_out, select.POLLIN)
@@ -85,7 +86,7 @@ class SocketChannel:
         child must not keep it.
         """
         if not self._closed:
-            self._closed, self._wake_lock = True, threading.Lock()
+            self._closed, self._wake_lock = True, threading.RLock()
             for fd in (self._wake_in, self._wake_out, self._sock.detach()):
                 os.close(fd)
 

@@ -41,7 +41,7 @@ from .waiting import OVERDUE_NS, Next, Waiting
 
 BYPASS = 64  # how often a call may be overtaken by shorter ones of its kind
 LOOK = 64  # how many calls of one kind are looked at in one cycle
-WIDE = 8  # a copy may be wide if 8 times the expected calls gain the time of a restore
+WIDE = 8  # a wide copy pays if 8 times the expected calls save the time of a restore
 LOSSES = 3  # a call waits for busy copies for at most 3 times the cost of parking
 RHO = (4, 5)  # the load that a copy should carry, as a fraction
 LONG = 3  # if a restore is longer than 3 runs, no copy is wide until the load is known

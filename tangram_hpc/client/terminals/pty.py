@@ -13,15 +13,15 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from ..domain.action import Kind
-from ..errors import InvalidInput
-from ..protocol import input_flow
-from ..protocol import payload as pl
-from .connection import Connection
-from .forked import watch_forks
-from .future import Future
-from .request import Cpus, Options, environment, exec_call, raw_bytes
-from .session_record import SessionRecord
+from ...domain.action import Kind
+from ...errors import InvalidInput
+from ...protocol import input_flow
+from ...protocol import payload as pl
+from ..connection import Connection
+from ..forked import watch_forks
+from ..future import Future
+from ..request import Cpus, Options, command_user, environment, exec_call, raw_bytes
+from ..session_record import SessionRecord
 from .shell import wrong_size
 
 
@@ -37,6 +37,7 @@ class Pty:
         self.future: Future
         self._changed = threading.Condition()
         self._credit = 0  # bytes that may be sent
+        self._granted = 0  # bytes that might be sent in all since the command began
         self._unsent = bytearray()
         self._hang_up = False  # the end of the input follows what is unsent
         self._pieces: deque[bytes] = deque()  # output that nobody has read
@@ -57,10 +58,12 @@ class Pty:
             self._pieces.append(data)
             self._changed.notify_all()
 
-    def on_credit(self, count: int) -> None:
-        """Sends what waits as far as this credit goes; for the connection's thread."""
+    def on_credit(self, total: int) -> None:
+        """Sends what waits as far as the credit goes; for the connection's thread. The total may
+        come twice, and one of several may be lost with the connection."""
         with self._changed:
-            self._credit += count
+            self._credit += max(0, total - self._granted)
+            self._granted = max(total, self._granted)
             self._pump()
             self._changed.notify_all()
 
@@ -182,15 +185,17 @@ def open_pty(connection: Connection, session: SessionRecord | None,
              command: Sequence[str] | str, *, rows: int = 24, cols: int = 80, echo: bool = False,
              cwd: str = "", env: Mapping[str, str] | None = None, clean_env: bool = True,
              cpus: Cpus = 1, mem: int | str = 0, gpus: int = 0, timeout: float | None = None,
-             name: str = "", component: str = "", trusted: bool = False) -> Pty:
+             name: str = "", component: str = "", trusted: bool = False,
+             user: str | int = "") -> Pty:
     """Submits a command that runs on a terminal; see `Session.pty` and `Client.pty`."""
     if why := wrong_size(rows, cols):
         raise InvalidInput(why)
+    user = command_user(user, None if session is None else session.spec)
     own = environment(env)
     if session is not None:
         own = {**session.env, **own}
     call, what = exec_call(command, cwd=cwd, env=own, stream=True, clean_env=clean_env,
-                           user=session.spec.user if session is not None else "")
+                           user=user)
     pty = Pty(connection)
     options = Options(cpus, mem, gpus, timeout, name, 0, component=component, trusted=trusted,
                       trajectory=session.trajectory if session is not None else "")

@@ -13,15 +13,15 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from ..domain.action import Kind
-from ..errors import ActionFailed, InvalidInput, TangramError
-from ..protocol import input_flow
-from ..protocol import payload as pl
-from .command_names import name_of
-from .connection import Connection
-from .future import Future
-from .request import Cpus, Options, environment, raw_bytes, tool_of
-from .session_record import SessionRecord
+from ...domain.action import Kind
+from ...errors import ActionFailed, InvalidInput, TangramError
+from ...protocol import input_flow
+from ...protocol import payload as pl
+from ..command_names import name_of
+from ..connection import Connection
+from ..future import Future
+from ..request import Cpus, Options, environment, kept_output, raw_bytes, tool_of
+from ..session_record import SessionRecord
 
 
 class Shell:
@@ -67,7 +67,8 @@ class Shell:
     def run(self, command: str, *, stdin: bytes | str = b"", timeout: float | None = None,
             cpus: Cpus = 1, mem: int | str = 0, gpus: int = 0, name: str = "",
             resizable: bool = True, once: str = "", trajectory: str | int | None = None,
-            on_output: Callable[[int, bytes], None] | None = None) -> Future:
+            on_output: Callable[[int, bytes], None] | None = None, output_max: int = 0,
+            keep: str = "head") -> Future:
         """Runs a command in the shell after those before it; returns at once.
 
         Args:
@@ -76,7 +77,8 @@ class Shell:
             timeout: the longest run time in seconds. Then the command gets SIGINT, after the
                 `kill_wait_s` of the settings all processes of the session but its shells get
                 SIGKILL, and after as long again so does the shell. None for no limit.
-            cpus, mem, gpus, name, resizable, once, trajectory, on_output: as for `Client.submit`.
+            cpus, mem, gpus, name, resizable, once, trajectory, on_output, output_max, keep: as for
+                `Client.submit`.
 
         Returns:
             A Future of an ExecResult, as of `Session.exec`. What background jobs have written since
@@ -98,7 +100,9 @@ class Shell:
         # how a shell begins is told only where a command may have to begin one
         begin = self._begin if self._restart else pl.ShellCall("run", self._begin.shell)
         call = msgspec.structs.replace(begin, op="run", text=command, stream=on_output is not None,
-                                       stdin=raw_bytes(stdin, "stdin"))
+                                       stdin=raw_bytes(stdin, "stdin"), keep=keep,
+                                       output_max=kept_output(output_max, keep,
+                                                              on_output is not None))
         return self._submit(call, options, name_of(command, ()) or "shell", on_output)
 
     def _submit(self, call: pl.ShellCall, options: Options, what: str,
@@ -127,8 +131,8 @@ class Shell:
         return bool(self._futures) and self._futures[0].interrupt()
 
     def write(self, data: bytes | str) -> None:
-        """Refused: a shell's commands read their `stdin`; `Session.pty` takes input while a
-        program runs."""
+        """Raises InvalidInput always: a command of a shell reads only its `stdin`. Use
+        `Session.pty` for a program that takes input while it runs."""
         raise InvalidInput("write: a shell takes no input while a command runs; give the command "
                            "its stdin=, or run the program by Session.pty")
 
