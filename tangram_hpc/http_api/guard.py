@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .e2b.sandbox_access import SandboxAccess
 from .keys import ClientKeys
 
 BODY_MAX = 128 << 20  # bytes of one request's body
@@ -23,21 +25,29 @@ class Guard:
     Args:
         app: the application that gets the requests of known clients.
         keys: the keys of the clients.
+        access: decides which requests may reach a sandbox by its own token; None if there are no
+            sandboxes.
         body_max: the most bytes of a body.
         body_s: the longest time that a body may take, in seconds.
     """
 
     def __init__(self, app: ASGIApp, keys: ClientKeys, body_max: int = BODY_MAX,
-                 body_s: float = BODY_S) -> None:
-        self._app, self._keys = app, keys
+                 body_s: float = BODY_S, access: SandboxAccess | None = None) -> None:
+        self._app, self._keys, self._access = app, keys, access
         self._body_max, self._body_s = body_max, body_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request, or refuses it."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        scope = self._without_key_in_path(scope)
-        if not scope["state"]["client"]:
+        headers = _headers(scope)
+        scope = self._without_key_in_path(scope, headers)
+        sandbox = await self._access(scope, headers) if self._access is not None else None
+        if isinstance(sandbox, Response):
+            return await sandbox(scope, receive, send)
+        if sandbox is not None:
+            scope["state"]["sandbox"] = sandbox
+        elif not scope["state"]["client"]:
             return await _refuse(send, 401, "no known key: send it as X-API-Key, as a bearer "
                                             "token, as http://any:KEY@host/, or as the first "
                                             "part of the path")
@@ -51,11 +61,9 @@ class Guard:
             return None  # the client has hung up
         return await self._app(scope, _replayed(body, receive), send)
 
-    def _without_key_in_path(self, scope: Scope) -> Scope:
+    def _without_key_in_path(self, scope: Scope, headers: dict[str, str]) -> Scope:
         """Returns the scope with the client's name in its state. A key is cut off the path, so that
         no log and no message shows it."""
-        headers = {name.decode("latin-1"): value.decode("latin-1")
-                   for name, value in scope["headers"]}
         client, path = self._keys.from_headers(headers), scope["path"]
         first, slash, rest = path[1:].partition("/")
         if slash and (owner := self._keys.name_of(first)):
@@ -80,6 +88,10 @@ class Guard:
                 return b"".join(parts)
 
 
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
 class _TooLarge(Exception):
     """A body has more bytes than it may have."""
 
@@ -99,7 +111,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 async def _refuse(send: Send, status: int, text: str) -> None:
-    body = json.dumps({"detail": text}).encode()
+    body = json.dumps({"detail": text, "code": status, "message": text}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)),
                (b"connection", b"close")]
     if status == 401:

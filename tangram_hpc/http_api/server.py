@@ -17,9 +17,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from .. import InvalidInput
+from .cut_off import tell_cut_offs_in_one_line
 
 KEEP_ALIVE_S = 180  # longer than clients pause between two requests on one connection
 BACKLOG = 2048
+GRACE_S = 5  # for what is being answered when the server ends
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,9 @@ def bind(where: Where) -> tuple[socket.socket, str]:
     try:
         found = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server(found[4][:2], family=found[0], backlog=BACKLOG)
+        # asyncio does so itself only for sockets that name their protocol, which these do not; with
+        # Nagle's algorithm each answer in two parts takes 40 ms longer
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
         raise InvalidInput(f"--host {where.host} --port {where.port}: {error.strerror}") from None
     address, port = listening.getsockname()[:2]
@@ -92,7 +97,8 @@ def _bind_unix(path: Path) -> tuple[socket.socket, str]:
 
 
 async def serve(app: ASGIApp, where: Where, key: str,
-                watch: Callable[[asyncio.AbstractEventLoop, Callable[[], None]], None]) -> None:
+                watch: Callable[[asyncio.AbstractEventLoop, Callable[[], None]], None],
+                leave: Callable[[], None] = lambda: None) -> None:
     """Serves until SIGTERM, SIGINT or the stop that `watch` was given; prints one JSON line with
     `url` and `key` when it can be reached.
 
@@ -101,6 +107,8 @@ async def serve(app: ASGIApp, where: Where, key: str,
         where: where to listen.
         key: the key to print; empty for none.
         watch: called with the event loop and a function that ends the server.
+        leave: called when the server begins to end; ends the streams that would never end by
+            themselves. Requests have `GRACE_S` from then on and are cut off afterwards.
 
     Raises:
         InvalidInput: the address cannot be used.
@@ -111,9 +119,10 @@ async def serve(app: ASGIApp, where: Where, key: str,
               "clear; give --tls-cert and --tls-key", file=sys.stderr, flush=True)
     config = uvicorn.Config(
         app, access_log=False, log_level="warning", timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=5, ssl_certfile=where.tls_cert or None,
+        timeout_graceful_shutdown=GRACE_S, ssl_certfile=where.tls_cert or None,
         ssl_keyfile=where.tls_key or None, lifespan="off", server_header=False)
-    server = _Server(config, json.dumps({"url": url, "key": key or None}))
+    tell_cut_offs_in_one_line()
+    server = _Server(config, json.dumps({"url": url, "key": key or None}), leave)
 
     def stop() -> None:
         server.should_exit = True
@@ -131,14 +140,19 @@ async def serve(app: ASGIApp, where: Where, key: str,
 
 
 class _Server(uvicorn.Server):
-    """A server that prints one line once it can be reached."""
+    """A server that prints one line once it can be reached, and ends its streams when it ends."""
 
-    def __init__(self, config: uvicorn.Config, line: str) -> None:
+    def __init__(self, config: uvicorn.Config, line: str, leave: Callable[[], None]) -> None:
         super().__init__(config)
-        self._line = line
+        self._line, self._leave = line, leave
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begins to accept connections, and says so."""
         await super().startup(sockets)
         print(self._line, flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends the streams, and waits for what is being answered."""
+        self._leave()
+        await super().shutdown(sockets)
 

@@ -1,0 +1,70 @@
+"""Decides who may call a sandbox: a caller needs its access token, or a URL signed with that token.
+
+All sandboxes of a server have the same URL, so requests name the sandbox in a header. A signed URL
+of a file names no sandbox; its sandbox is the one with whose token it was signed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import parse_qs
+
+from starlette.responses import JSONResponse
+from starlette.types import Scope
+
+from .sandboxes import Sandbox, SandboxRegistry
+from .wire_errors import RpcError, gone_response
+
+PREFIXES = ("/process.Process/", "/filesystem.Filesystem/")
+PATHS = ("/files", "/health")
+VERBS = {"GET": "read", "HEAD": "read", "POST": "write"}
+_SIGNED = ("path", "username", "signature", "signature_expiration")
+
+
+class SandboxAccess:
+    """Decides whether a request may reach the sandbox that it names.
+
+    Args:
+        sandboxes: the sandboxes of this server.
+    """
+
+    def __init__(self, sandboxes: SandboxRegistry) -> None:
+        self._sandboxes = sandboxes
+
+    async def __call__(self, scope: Scope, headers: Mapping[str, str]
+                       ) -> Sandbox | JSONResponse | None:
+        """Returns the sandbox that a request may use, or the answer that refuses the request; None
+        if the request is not for a sandbox.
+
+        Args:
+            scope: the ASGI scope of the request.
+            headers: the request's headers, with lower-case names.
+        """
+        path = scope["path"]
+        if not path.startswith(PREFIXES) and path not in PATHS:
+            return None
+        query = parse_qs(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
+        number, token = headers.get("e2b-sandbox-id", ""), headers.get("x-access-token", "")
+        if "signature" in query and path == "/files":
+            if any(len(query.get(name, ())) > 1 for name in _SIGNED):
+                return _refused("a signed URL names path, username and signature once")
+            return self._signed(scope["method"], {name: v[0] for name, v in query.items()})
+        if not number:
+            return _refused("name the sandbox in E2b-Sandbox-Id and send its X-Access-Token")
+        sandbox = await self._sandboxes.known(number)
+        if sandbox is None:
+            return gone_response(number[:40])
+        if not sandbox.accepts(token):
+            return _refused("X-Access-Token is not that of the sandbox")
+        return sandbox
+
+    def _signed(self, method: str, query: Mapping[str, str]) -> Sandbox | JSONResponse:
+        verb = VERBS.get(method, "")
+        found = self._sandboxes.signed_by(lambda sandbox: sandbox.signed(
+            query.get("path", ""), verb, query.get("username", ""),
+            query.get("signature_expiration", ""), query["signature"]))
+        return found or _refused("the signature is of no open sandbox, or it has expired")
+
+
+def _refused(text: str) -> JSONResponse:
+    return RpcError("unauthenticated", text).response()
