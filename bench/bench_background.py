@@ -84,7 +84,7 @@ def waiting_pct(cluster: LocalCluster, sessions: int, seconds: float, busy: bool
 
 def main(tiny: bool) -> None:
     """Prints the line."""
-    rounds, cpu_s, poll_s, patience_s = (1, 0.05, 0.1, 5.0) if tiny else (3, 0.3, 1.0, 30.0)
+    rounds, cpu_s, poll_s, patience_s = (1, 0.05, 0.1, 2.0) if tiny else (3, 0.3, 1.0, 30.0)
     sessions, seconds = (2, 0.5) if tiny else (20, 10.0)
     with LocalCluster(cpus=2) as cluster:
         figures = polled(cluster, rounds, cpu_s, poll_s, patience_s)

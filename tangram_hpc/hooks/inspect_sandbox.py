@@ -3,8 +3,8 @@
 Inspect finds this module by its entry point; nothing of this package imports it, as it needs the
 extra `inspect`. Use `Task(sandbox="tangram")` in a process that can reach a broker (`TANGRAM_JOB`,
 `TANGRAM_ACCESS` or a Slurm job), or `("tangram", "tangram-sandbox.json")`, whose keys are the
-arguments of `Client.session`. Inspect's contract is in the exceptions: each method says with them
-what happened. A session's file errors are Python's own, so they pass through as they are.
+arguments of `Client.session`. Inspect expects each failure as an exception of a certain type. A
+session's file errors are Python's own types, as Inspect wants them, so they pass through unchanged.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from inspect_ai.util import (
 )
 
 import tangram_hpc
+
+from .harness.session_options import session_options
 
 _RETRIES_S = (60, 30)  # the longest times of a second and a third try after a time-out
 _NOT_STARTED = (126, 127)
@@ -58,11 +60,16 @@ class TangramSandbox(SandboxEnvironment):
     @classmethod
     async def sample_init(cls, task_name: str, config: Any, metadata: dict[str, str]
                           ) -> dict[str, SandboxEnvironment]:
-        """Opens the sample's session and waits for its admission."""
+        """Opens the sample's session and waits for its admission.
+
+        Raises:
+            InvalidInput: the file of the configuration has a wrong key; the message names it.
+        """
         await cls.task_init(task_name, config)
         client = TangramSandbox.client
         assert client is not None
-        options = json.loads(Path(config).read_text()) if isinstance(config, str) else {}
+        options = {} if not isinstance(config, str) else session_options(
+            json.loads(Path(config).read_text()), config)
         session = client.session(**{"name": task_name[:80], **options})
         await asyncio.wrap_future(session.opened)
         return {"default": cls(session)}

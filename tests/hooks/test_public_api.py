@@ -20,7 +20,7 @@ PAGES = sorted(HOOKS.rglob("*.py"))
 
 def reached(path: Path, text: str) -> Iterator[str]:
     """Everything of this package, outside of the hooks, that a file imports; and each private
-    attribute of another object than its own."""
+    attribute of another object than its own. A method that overrides another one may call it."""
     here = ["tangram_hpc", *path.relative_to(HOOKS.parent).parts[:-1]]
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
@@ -34,7 +34,8 @@ def reached(path: Path, text: str) -> Iterator[str]:
         elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "tangram_hpc":
             yield f"tangram_hpc:{node.attr}"
         elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and (
-                not node.attr.endswith("__") and ast.unparse(node.value) != "self"):
+                not node.attr.endswith("__")
+                and ast.unparse(node.value) not in ("self", "super()")):
             yield f"private:{node.attr}"
 
 

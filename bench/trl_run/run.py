@@ -1,0 +1,217 @@
+"""Trains a tiny policy with TRL's GRPO, whose tools run in sandboxes, and measures the rollouts.
+
+The machinery that runs the tools is one of five (`--mode`); policy, data, seed, durations and
+verifier are the same in all of them, so that the rewards must be equal step by step:
+
+    inside        TRL as it is; the trainer judges the candidates itself and nothing waits
+    local         TRL as it is; tools are processes of the trainer, one after another
+    pool          tools of all rollouts together on a thread pool with a slot for each CPU
+    broker        TRL as it is; tools run in sandboxes of a broker, still one after another
+    broker-all    tools of all rollouts together in sandboxes (`prefetching` of the TRL hook)
+
+A run writes one JSON file. `summary.py` compares runs and `plots.py` draws them. Inside of a Slurm
+job with a broker, `--broker job` uses that broker instead of one on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch
+from datasets import Dataset, disable_progress_bars
+from environments import FolderTask, InsideTask, SandboxTask, Setting, folder_reward, sandbox_score
+from stopwatch import StepTimes, stopwatch
+from task import rows
+from tiny_model import Policy, make_policy
+from tool_times import ToolTimes
+from transformers import PrinterCallback, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+from what_is_left import leftovers, usage
+
+import tangram_hpc
+from tangram_hpc import Client, LocalCluster
+from tangram_hpc.hooks.process_client import use_client
+from tangram_hpc.hooks.trl_tools import prefetching, release_environments, reward_function
+
+MODES = ("inside", "local", "pool", "broker", "broker-all")
+
+
+ENVIRONMENTS: dict[str, Any] = {"inside": InsideTask, "local": FolderTask, "pool": FolderTask}
+
+
+def arguments() -> argparse.Namespace:
+    """Reads the command line."""
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--mode", choices=MODES, default="broker-all")
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--steps", type=int, default=100)
+    p.add_argument("--generations", type=int, default=8, help="rollouts of each of the 8 tasks")
+    p.add_argument("--turns", type=int, default=2, help="the most tool calls of a rollout")
+    p.add_argument("--cpus", type=int, default=16, help="CPUs, virtual where the machine has less")
+    p.add_argument("--tool-cpus", default="1", help="CPUs of a tool call: 2, or 1-8 in a sandbox")
+    p.add_argument("--scale", type=float, default=1 / 40,
+                   help="seconds here for one second of the trace of tool durations")
+    p.add_argument("--serial", type=float, default=0.1,
+                   help="share of a tool call that more CPUs do not shorten")
+    p.add_argument("--minutes", type=float, default=0.0,
+                   help="end after the first step that ends later than this; 0 for no limit")
+    p.add_argument("--lr", type=float, default=3e-3)
+    p.add_argument("--backend", default="", help="isolation of the sandboxes; empty for the best")
+    p.add_argument("--broker", choices=("embedded", "job"), default="embedded")
+    p.add_argument("--tensorboard", default="", help="a folder for TRL's own TensorBoard log")
+    p.add_argument("--out", type=Path, required=True, help="the JSON file that is written")
+    return p.parse_args()
+
+
+def tool_cpus(text: str) -> int | tuple[int, int]:
+    """Parses `--tool-cpus`: a number of CPUs such as `2`, or a range such as `1-8`."""
+    least, _, most = text.partition("-")
+    return (int(least), int(most)) if most else int(least)
+
+
+@contextmanager
+def broker(args: argparse.Namespace) -> Iterator[Client]:
+    """Yields a client of the job's broker, or of an embedded broker with `--cpus` CPUs."""
+    if args.broker == "job":
+        with tangram_hpc.connect() as client:
+            yield client
+        return
+    with tempfile.TemporaryDirectory(prefix="trl-run-home-") as home:
+        os.environ["TANGRAM_HOME"] = home
+        with LocalCluster(cpus=args.cpus, mem_mib=64 * 1024, home=home) as cluster:
+            yield cluster
+
+
+class Recorder(TrainerCallback):
+    """Keeps a record of each step: reward, times, and the broker's metrics."""
+
+    def __init__(self, times: StepTimes, minutes: float) -> None:
+        self.steps: list[dict[str, Any]] = []
+        self.metrics: dict[str, float] = {}
+        self._times, self._began = times, 0.0
+        self._until = time.monotonic() + 60 * minutes if minutes else float("inf")
+
+    def on_step_begin(self, *args: Any, **others: Any) -> None:
+        """Begins a step."""
+        self._began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Ends a step; `on_log` adds its reward."""
+        control.should_training_stop |= time.monotonic() > self._until
+        self.steps.append({"step_s": time.perf_counter() - self._began, **self._times.take(),
+                           "metrics": self.metrics})
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None,
+               **others: Any) -> None:
+        """Adds the values that TRL logs for the last step."""
+        if logs and "reward" in logs and self.steps:
+            self.steps[-1] |= {"reward": logs["reward"], "calls": logs.get("tools/call_frequency"),
+                               "tool_failures": logs.get("tools/failure_frequency")}
+
+
+def sandbox_reward(client: Client, recorder: Recorder) -> Callable[..., Any]:
+    """Makes TRL's reward function for sandboxes; it also hands the broker's metrics to TRL's log.
+
+    Args:
+        client: the client whose metrics are logged.
+        recorder: keeps the metrics of the step.
+    """
+    score = reward_function(sandbox_score)
+
+    async def reward(*args: Any, log_metric: Callable[[str, float], None], **columns: Any
+                     ) -> list[float | None]:
+        rewards = await score(*args, **columns)
+        recorder.metrics = await asyncio.to_thread(client.metrics)
+        for name, value in recorder.metrics.items():
+            log_metric(name, value)
+        return rewards
+
+    return reward
+
+
+def settings(args: argparse.Namespace, policy: Policy) -> GRPOConfig:
+    """Returns TRL's settings; a step has `--generations` rollouts of each task."""
+    return GRPOConfig(
+        output_dir=tempfile.gettempdir(), seed=args.seed, max_steps=args.steps,
+        per_device_train_batch_size=len(rows()) * args.generations,
+        num_generations=args.generations, max_completion_length=96,
+        max_tool_calling_iterations=args.turns, learning_rate=args.lr,
+        lr_scheduler_type="constant", beta=0.0, temperature=1.0,
+        generation_kwargs=policy.generation_options(), logging_steps=1, save_strategy="no",
+        disable_tqdm=True, use_cpu=True, bf16=False, gradient_checkpointing=False,
+        report_to=["tensorboard"] if args.tensorboard else [])
+
+
+def train(args: argparse.Namespace, client: Client | None) -> tuple[list[dict[str, Any]], Setting]:
+    """Trains; returns a record for each step, and the setting of the environments."""
+    together = args.mode in ("pool", "broker-all")
+    cpus = tool_cpus(args.tool_cpus)
+    setting = Setting(ToolTimes(args.seed, args.scale), sys.executable, args.serial, cpus,
+                      backend=args.backend)
+    threads = None
+    if args.mode == "pool":
+        assert isinstance(cpus, int), "--tool-cpus: a local pool cannot change a tool's size"
+        setting.slots = threading.Semaphore(max(1, args.cpus // cpus))
+        threads = ThreadPoolExecutor(max(1, args.cpus // cpus))
+    policy, recorder = make_policy(args.seed), Recorder(times := StepTimes(), args.minutes)
+    trainer = stopwatch(prefetching(GRPOTrainer) if together else GRPOTrainer, times)(
+        model=policy.model, processing_class=policy.tokenizer,
+        train_dataset=Dataset.from_list(rows()), callbacks=[recorder],
+        environment_factory=lambda: ENVIRONMENTS.get(args.mode, SandboxTask)(setting),
+        reward_funcs=folder_reward(threads) if client is None else sandbox_reward(client, recorder),
+        args=settings(args, policy))
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    release_environments(trainer.environments)
+    return recorder.steps, setting
+
+
+def main() -> None:
+    """Runs one mode with one seed, and writes the file."""
+    args = arguments()
+    disable_progress_bars()
+    torch.set_num_threads(1)  # the model is tiny: more threads only wait for each other
+    if args.tensorboard:
+        os.environ["TENSORBOARD_LOGGING_DIR"] = args.tensorboard
+    began = time.perf_counter()
+    if args.mode.startswith("broker"):
+        with broker(args) as client:
+            use_client(client)
+            steps, setting = train(args, client)
+            left, held = leftovers(client), usage(client.job)
+            use_client(None)
+    else:
+        steps, setting = train(args, None)
+        left, held = {"sandboxes": len(setting.open_folders)}, {}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps({
+        "format": "trl-run/1", **{k: v for k, v in vars(args).items() if k != "out"},
+        "wall_s": time.perf_counter() - began, "steps_done": steps, "left": left, "usage": held,
+        "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(),
+        "versions": {p: version(p) for p in ("trl", "transformers", "torch", "tangram-hpc")},
+        "torch_threads": torch.get_num_threads()}))
+    print(f"{args.mode} seed {args.seed}: reward {steps[0]['reward']:.3f} -> "
+          f"{steps[-1]['reward']:.3f}, left {left}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

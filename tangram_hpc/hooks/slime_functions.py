@@ -1,0 +1,159 @@
+"""slime: a generate function whose commands run in a sandbox, and rewards that run as actions.
+
+    --custom-generate-function-path tangram_hpc.hooks.slime_functions.generate
+    --custom-rm-path tangram_hpc.hooks.slime_functions.episode_reward
+
+`generate` plays one episode for one sample: the policy's answers come from slime's router, its
+commands run in a session, and observations are appended as tokens with loss mask 0. The session
+stays open until `episode_reward` has judged it. `code_reward` judges answers that are programs, and
+is used with slime's own generate function. The modules of slime are imported when they are first
+needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from .code_rewards import code_score
+from .text_episodes import EpisodeTurn, SandboxEpisode, TaskSettings
+
+# the episodes that were not judged yet, by the `id` of their sample
+_episodes: dict[int, SandboxEpisode] = {}
+
+
+async def generate(args: Any, sample: Any, sampling_params: dict[str, Any]) -> Any:
+    """Plays an episode; the signature is that of `--custom-generate-function-path`.
+
+    Args:
+        args: slime's arguments. `tangram`, a mapping from `--custom-config-path`, holds the
+            settings of an episode by the names of `TaskSettings`, and the texts `before` and
+            `after` that are put around an observation.
+        sample: the sample; `prompt` is a text, and `label` is the task, as `SandboxEpisode` takes
+            it.
+        sampling_params: slime's sampling parameters; `max_new_tokens` bounds the whole response.
+
+    Returns:
+        The sample, with tokens, loss mask, log probabilities and status.
+    """
+    told = dict(getattr(args, "tangram", None) or {})
+    marks = (str(told.pop("before", "\n<observation>\n")),
+             str(told.pop("after", "\n</observation>\n")))
+    _forget(sample)
+    episode = SandboxEpisode(TaskSettings.of(told), sample.label, owner=sample)
+    await episode.open_async()
+    try:
+        await _play(args, sample, dict(sampling_params), episode, marks)
+    except BaseException:
+        episode.close()
+        raise
+    if sample.status is type(sample).Status.ABORTED:
+        episode.close()  # slime generates it again
+    else:
+        _episodes[id(sample)] = episode
+        weakref.finalize(sample, _dropped, id(sample), episode)
+    return sample
+
+
+async def _play(args: Any, sample: Any, sampling: dict[str, Any], episode: SandboxEpisode,
+                marks: tuple[str, str]) -> None:
+    """Plays the turns of an episode: generates an answer, carries it out, appends the observation.
+    """
+    post = importlib.import_module("slime.utils.http_utils").post
+    state = importlib.import_module("slime.rollout.sglang_rollout").GenerateState(args)
+    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
+    status = type(sample).Status
+    sample.tokens = list(state.tokenizer(sample.prompt, add_special_tokens=False)["input_ids"])
+    budget = int(sampling.get("max_new_tokens", args.rollout_max_response_len))
+    while sample.response_length < budget:
+        sampling["max_new_tokens"] = budget - sample.response_length
+        output = await post(url, {"input_ids": sample.tokens, "sampling_params": sampling,
+                                  "return_logprob": True})
+        ended = output["meta_info"]["finish_reason"]["type"]
+        if ended == "abort":
+            sample.status = status.ABORTED
+            return
+        pairs = output["meta_info"]["output_token_logprobs"]
+        tokens = [pair[1] for pair in pairs]
+        text = state.tokenizer.decode(tokens)
+        sample.append_response_tokens(args, tokens=tokens, log_probs=[p[0] for p in pairs],
+                                      trainable=True, meta_info=output["meta_info"])
+        sample.response += text
+        turn = EpisodeTurn("", True) if ended == "length" else await episode.act_async(text)
+        if turn.done:
+            sample.status = status.TRUNCATED if ended == "length" else status.COMPLETED
+            return
+        shown = f"{marks[0]}{turn.observation}{marks[1]}"
+        tokens = state.tokenizer(shown, add_special_tokens=False)["input_ids"]
+        tokens = tokens[:budget - sample.response_length]
+        sample.append_response_tokens(args, tokens=tokens, trainable=False)
+        sample.response += shown
+    sample.status = status.TRUNCATED
+
+
+def _forget(sample: Any) -> None:
+    """Clears the state that an earlier attempt at the same sample has left."""
+    former = _episodes.pop(id(sample), None)
+    if former is not None:
+        former.close()
+    sample.response, sample.response_length, sample.loss_mask = "", 0, []
+    sample.rollout_log_probs = None
+
+
+def _dropped(sample: int, episode: SandboxEpisode) -> None:
+    """Forgets the episode of a sample that was garbage-collected before it was judged."""
+    if _episodes.get(sample) is episode:
+        del _episodes[sample]
+
+
+async def episode_reward(args: Any, sample: Any, **others: Any) -> Any:
+    """Judges the episodes that `generate` played, and closes their sessions; the signature is that
+    of `--custom-rm-path`.
+
+    Args:
+        args: slime's arguments.
+        sample: a sample; with `--group-rm` a list of samples.
+        others: further arguments that slime passes; not used.
+
+    Returns:
+        1.0 or 0.0 for each sample. A sample that `generate` did not play gets 0.0. A sample whose
+        sandbox was lost gets 0.0, is taken out of the training (`remove_sample`) and has
+        `sandbox_lost` in its metadata.
+
+    Raises:
+        InvalidInput: neither the label nor the settings have a command.
+    """
+    if isinstance(sample, Sequence):
+        return list(await asyncio.gather(*(episode_reward(args, each) for each in sample)))
+    episode = _episodes.pop(id(sample), None)
+    if episode is None:
+        return 0.0
+    try:
+        reward = await episode.score_async()
+    finally:
+        episode.close()
+    if episode.lost:
+        sample.metadata = {**(sample.metadata or {}), "sandbox_lost": True}
+        sample.remove_sample = True
+    return reward
+
+
+async def code_reward(args: Any, sample: Any, **others: Any) -> Any:
+    """Returns the share of the test cases that the program in an answer passes; for
+    `--custom-rm-path`.
+
+    Args:
+        args: slime's arguments.
+        sample: a sample whose label is the test cases, see `code_rewards.cases_of`; with
+            `--group-rm` a list of samples.
+        others: further arguments that slime passes; not used.
+
+    Raises:
+        TangramError: the reward could not be computed, for the reasons that `code_score` lists.
+    """
+    if isinstance(sample, Sequence):
+        return list(await asyncio.gather(*(code_reward(args, each) for each in sample)))
+    return await code_score(sample.response, sample.label)

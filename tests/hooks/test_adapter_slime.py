@@ -1,0 +1,200 @@
+"""slime's generate and reward functions, against a real broker. slime is not on PyPI: its router,
+tokenizer and sample are stand-ins with the members that the functions use."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import gc
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.adapter_behaviours import (
+    LIMIT_S,
+    AdapterBehaviours,
+    adapters_cluster,
+    check_restart,
+    eventually,
+    sessions_open,
+)
+
+from tangram_hpc import LocalCluster
+from tangram_hpc.hooks import slime_functions
+from tangram_hpc.hooks.slime_functions import code_reward, episode_reward, generate
+
+__all__ = ["adapters_cluster"]
+
+SAMPLING = {"temperature": 1.0, "max_new_tokens": 5000}
+
+
+class Sample:
+    """A sample whose tokens are the characters of its text."""
+
+    class Status(enum.Enum):
+        PENDING, COMPLETED, TRUNCATED, ABORTED = range(4)
+
+    def __init__(self, answers: list[str], label: Any = "true", ends: str = "stop") -> None:
+        self.prompt, self.label, self.answers, self.ends = "a task", label, answers, ends
+        self.tokens: list[int] = []
+        self.loss_mask: list[int] = []
+        self.rollout_log_probs: list[float] | None = None
+        self.response, self.response_length = "", 0
+        self.status, self.metadata, self.remove_sample = self.Status.PENDING, {}, False
+
+    def append_response_tokens(self, args: Any, *, tokens: list[int], trainable: bool,
+                               log_probs: Any = None, meta_info: Any = None) -> None:
+        assert (log_probs is not None) == trainable and (meta_info is not None) == trainable
+        self.tokens += tokens
+        self.response_length += len(tokens)
+        self.loss_mask += [int(trainable)] * len(tokens)
+        self.rollout_log_probs = (self.rollout_log_probs or []) + (log_probs or [0.0] * len(tokens))
+
+
+class Tokenizer:
+    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+        assert add_special_tokens is False
+        return {"input_ids": [ord(letter) for letter in text]}
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(map(chr, tokens))
+
+
+@pytest.fixture(name="slime", autouse=True)
+def slime_stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Sample]]:
+    """Puts stand-ins for slime's modules in place; the policy answers with the sample's own
+    list."""
+    playing: dict[str, Sample] = {}
+
+    async def post(url: str, payload: dict[str, Any]) -> dict[str, Any]:
+        assert url == "http://127.0.0.1:9/generate" and payload["return_logprob"]
+        sample = next(each for each in playing.values() if each.tokens == payload["input_ids"])
+        ends = "stop" if sample.answers[1:] else sample.ends
+        answer = sample.answers.pop(0)[:payload["sampling_params"]["max_new_tokens"]]
+        return {"meta_info": {"finish_reason": {"type": ends}, "output_token_logprobs": [
+            (-0.5, ord(letter)) for letter in answer]}}
+
+    for name, content in (
+            ("slime", {}), ("slime.utils", {}), ("slime.rollout", {}),
+            ("slime.utils.http_utils", {"post": post}),
+            ("slime.rollout.sglang_rollout", {
+                "GenerateState": lambda args: types.SimpleNamespace(tokenizer=Tokenizer())})):
+        module = types.ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    yield playing
+
+
+def args(**settings: Any) -> Any:
+    return types.SimpleNamespace(
+        sglang_router_ip="127.0.0.1", sglang_router_port=9, rollout_max_response_len=5000,
+        tangram={"timeout_s": LIMIT_S, **settings})
+
+
+def play(playing: dict[str, Sample], sample: Sample, **settings: Any) -> Sample:
+    playing[str(id(sample))] = sample
+    asyncio.run(generate(args(**settings), sample, SAMPLING))
+    playing.clear()
+    return sample
+
+
+class TestSlime(AdapterBehaviours):
+    """A call of the tool is one answer of the policy in an episode that goes on."""
+
+    @pytest.fixture(autouse=True)
+    def with_slime(self, slime: dict[str, Sample]) -> None:
+        self.playing = slime
+
+    def begin(self, **options: Any) -> Any:
+        sample = Sample(["Done."])
+        asyncio.run(self.open(sample, options))
+        return [sample]
+
+    async def open(self, sample: Sample, options: dict[str, Any]) -> None:
+        self.playing[str(id(sample))] = sample
+        await generate(args(session=options), sample, SAMPLING)
+
+    def call(self, trajectory: Any, line: str) -> str:
+        episode = slime_functions._episodes[id(trajectory[0])]
+        return episode.act(f"<bash>{line}</bash>").observation
+
+    def end(self, trajectory: Any) -> None:
+        asyncio.run(episode_reward(args(), trajectory[0]))
+
+    def lose(self, trajectory: Any) -> None:
+        slime_functions._episodes[id(trajectory[0])]._slot.session.close()
+
+
+def test_observations_are_tokens_without_loss(cluster: LocalCluster, slime: Any) -> None:
+    sample = play(slime, Sample(["<bash>echo 42 > n; cat n</bash>", "Done."], "grep -q 42 n"))
+    shown = "\n<observation>\n42\n</observation>\n"
+    assert sample.response == "<bash>echo 42 > n; cat n</bash>" + shown + "Done."
+    assert "".join(map(chr, sample.tokens)) == "a task" + sample.response
+    assert sample.response_length == len(sample.loss_mask) == len(sample.rollout_log_probs or ())
+    masked = [t for t, m in zip(sample.response, sample.loss_mask, strict=True) if not m]
+    assert "".join(masked) == shown and sample.status is Sample.Status.COMPLETED
+    assert asyncio.run(episode_reward(args(), sample)) == 1.0
+    assert eventually(lambda: sessions_open(cluster) == 0)
+
+
+def test_the_response_never_exceeds_its_budget(cluster: LocalCluster, slime: Any,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SAMPLING, "max_new_tokens", 40)
+    sample = play(slime, Sample(["<bash>seq 100</bash>", "never"]))
+    assert sample.response_length == 40 and sample.status is Sample.Status.TRUNCATED
+    assert asyncio.run(episode_reward(args(), sample)) == 1.0
+
+
+@pytest.mark.parametrize(("ends", "status"), [("length", "TRUNCATED"), ("abort", "ABORTED")])
+def test_how_the_router_ended_an_answer(cluster: LocalCluster, slime: Any, ends: str, status: str
+                                        ) -> None:
+    sample = play(slime, Sample(["<bash>true</bash>", "cut of"], ends=ends))
+    assert sample.status is Sample.Status[status]
+    assert asyncio.run(episode_reward(args(), sample)) == float(ends == "length")
+    assert eventually(lambda: sessions_open(cluster) == 0)
+
+
+def test_a_sample_that_is_generated_again_begins_anew(cluster: LocalCluster, slime: Any) -> None:
+    sample = play(slime, Sample(["<bash>echo old > n</bash>", "Done."], "test ! -e n"))
+    sample.answers = ["Done."]
+    play(slime, sample)
+    assert sample.response == "Done."
+    assert eventually(lambda: sessions_open(cluster) == 1)
+    assert asyncio.run(episode_reward(args(), sample)) == 1.0
+
+
+def test_a_dropped_sample_closes_its_session(cluster: LocalCluster, slime: Any) -> None:
+    sample = play(slime, Sample(["Done."]))
+    assert eventually(lambda: sessions_open(cluster) == 1)
+    del sample
+    gc.collect()
+    assert eventually(lambda: sessions_open(cluster) == 0)
+    assert slime_functions._episodes == {}
+
+
+def test_a_sample_whose_sandbox_was_lost_is_not_trained_on(cluster: LocalCluster, slime: Any
+                                                           ) -> None:
+    lost, fine = (play(slime, Sample(["Done."])) for _ in range(2))
+    slime_functions._episodes[id(lost)]._slot.session.close()
+    assert asyncio.run(episode_reward(args(), [lost, fine])) == [0.0, 1.0]
+    assert (lost.remove_sample, lost.metadata) == (True, {"sandbox_lost": True})
+    assert fine.remove_sample is False
+
+
+def test_programs_are_rewarded_one_by_one_and_by_group(cluster: LocalCluster) -> None:
+    label = {"inputs": ["2"], "outputs": ["4"]}
+    samples = [Sample([], label) for _ in range(2)]
+    samples[0].response = "```python\nprint(int(input()) * 2)\n```"
+    samples[1].response = "```python\nprint(5)\n```"
+    assert asyncio.run(code_reward(args(), samples[0])) == 1.0
+    assert asyncio.run(code_reward(args(), samples)) == [1.0, 0.0]
+
+
+@pytest.mark.long
+def test_slime_goes_on_with_the_jobs_next_broker(tmp_path: Path, slime: Any) -> None:
+    adapter = TestSlime()
+    adapter.playing = slime
+    check_restart(adapter, tmp_path)
