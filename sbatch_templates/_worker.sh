@@ -1,13 +1,16 @@
 # ---- workers: one long job step for each component; actions never become steps ----------------------
 # On scancel srun kills its tasks at once, so a worker may have no time to clean up. Slurm's task epilog
-# removes the scratch folder, however the worker ended. The folder's name is random: in a folder where
-# everybody may write, another user who knew the name could make it first and so block the worker.
+# then removes the scratch folder, but Slurm ends it after about 5 s. What is left of a large folder is
+# removed by the site's epilog, or by the user's next worker on the node. The folder's name is random:
+# in a folder where everybody may write, another user who knew it could make it first and so block the
+# worker.
 export tangram_tag="job$SLURM_JOB_ID-$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')"
 export tangram_first="${SLURMD_NODENAME:-}" tangram_folder="$folder"
 epilog="$folder/epilog.$SLURM_JOB_ID"
 cat > "$epilog" <<'END_OF_EPILOG'
 #!/bin/bash
-rm -rf "<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODENAME"
+scratch="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODENAME"
+rm -rf "$scratch" 2>/dev/null || tangram worker --remove="$scratch"  # rm cannot: files of an image's users
 END_OF_EPILOG
 chmod 700 "$epilog"
 worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODENAME"

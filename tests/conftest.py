@@ -35,6 +35,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.basetemp = str(Path(config.option.basetemp).with_name(number))
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Names a long bytes parameter by its argument alone. No reader could recognize the bytes, and
+    bytes that hold a time would differ between the workers of pytest-xdist, which then run nothing.
+    """
+    return argname if isinstance(val, bytes) and len(val) > 40 else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before `-m` chooses."""

@@ -189,7 +189,7 @@ class LocalCluster:
         if self._is_copy():
             return
         if self.http is not None:
-            self.http.close()  # before its broker ends, which it would wait for
+            self.http.close()  # before the broker: without one the server would wait for its return
         if client is not None and self._children and exc[0] is None:
             with contextlib.suppress(TangramError, subprocess.TimeoutExpired):
                 client.shutdown_broker("its run is over")  # nothing is kept for another start

@@ -7,7 +7,7 @@ from ..domain.service import ServiceSpec
 from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 from ..ports import Sandboxes
-from ..protocol.message import StartAttempt
+from ..protocol.message import SnapshotOrder, StartAttempt, StreamMessage
 from ..services.processes.service_executor import ServiceExecutor
 
 
@@ -33,6 +33,10 @@ class NodeExecutor:
     def pack_session(self, session: int) -> None:
         """Packs a session; see `ports.Executor`."""
         self._sandboxes.pack_session(session)
+
+    def order_snapshot(self, order: SnapshotOrder) -> None:
+        """Carries out an order about a snapshot; see `ports.Executor`."""
+        self._sandboxes.order_snapshot(order)
 
     def prepare_service(self, spec: ServiceSpec) -> None:
         """Prepares a service; see `ports.Executor`."""
@@ -70,6 +74,10 @@ class NodeExecutor:
     def give_input(self, lease: int, kind: int, data: bytes, number: int, other: int) -> None:
         """Gives input to a command; calls of services take none."""
         self._sandboxes.give_input(lease, kind, data, number, other)
+
+    def carry(self, message: StreamMessage, data: bytes) -> None:
+        """Passes a port stream on; only sessions have ports."""
+        self._sandboxes.carry(message, data)
 
     def resize(self, lease: int, cores: tuple[int, ...]) -> None:
         """Moves an action to other cores; the GPUs of a call stay what they are."""

@@ -193,8 +193,7 @@ def master_address(environ: Mapping[str, str], found: TrainerTask, folder: Path,
     """
     if found.trainers == 1:
         return address, _free_port(address)
-    step = [environ.get(f"SLURM_{w}", "0") for w in ("JOB_ID", "STEP_ID", "RESTART_COUNT")]
-    path = folder / f"rank0.{'.'.join(step)}"
+    path = meeting_file(environ, folder, "rank0")
     if found.rank == 0:
         told = address, _free_port(address)
         write_whole(path, f"{told[0]} {told[1]}\n")
@@ -209,6 +208,13 @@ def master_address(environ: Mapping[str, str], found: TrainerTask, folder: Path,
         pause = min(0.5, pause * 1.5)
     host, port = path.read_text().split()
     return host, int(port)
+
+
+def meeting_file(environ: Mapping[str, str], folder: Path, name: str) -> Path:
+    """Returns the path of a file by which the tasks of this job step find each other. No other job
+    step has the same path."""
+    step = [environ.get(f"SLURM_{w}", "0") for w in ("JOB_ID", "STEP_ID", "RESTART_COUNT")]
+    return folder / f"{name}.{'.'.join(step)}"
 
 
 def write_whole(path: Path, text: str) -> None:

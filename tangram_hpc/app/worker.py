@@ -38,7 +38,8 @@ from ..resources import memory
 from ..resources.cpu import affinity, enforce
 from ..resources.gpu.devices import Devices, find_devices
 from ..resources.gpu.gpu_meter import GpuMeter
-from ..sandbox.manager.backends import Backends
+from ..sandbox.files import scratch as folders
+from ..sandbox.manager.backends import OPEN_NETWORK, Backends
 from ..sandbox.manager.sandbox_executor import SandboxExecutor
 from ..services.backend_registry import make_backend
 from ..services.processes.service_executor import ServiceExecutor
@@ -88,7 +89,8 @@ def node_spec(config: Config, environ: Mapping[str, str], backends: Backends,
         pinned=count <= len(real), ahead=AHEAD,
         ends_at_ns=_ends_at_ns(config.end, place),
         backends=backends.trusted, untrusted=backends.untrusted, devices=devices.summary(),
-        image_root=backends.root,
+        image_root=backends.root, open_network=backends.open_network,
+        why_not_open=backends.why_not.get(OPEN_NETWORK, ""),
         allocation=_allocation(place.job, het_group) if place is not None else "",
         neighbours=affinity.neighbours(cores) if count <= len(real) else (),
         end_by_user=bool(config.end))
@@ -118,7 +120,8 @@ def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
     return SandboxSettings(
         config.disk_mib, config.session_pids, config.starts_max, config.isolation,
         config.enforcement, config.read_paths, config.warm, welcome.kill_wait_s,
-        welcome.output_max, config.compiled, welcome.output_bound)
+        welcome.output_max, config.compiled, welcome.output_bound, config.snapshots_max,
+        config.snapshots_mib, config.snapshot_idle_s)
 
 
 def pull_settings(config: Config, store: Path, job_share: str = "") -> PullSettings:
@@ -235,7 +238,7 @@ async def _close_parts(node: NodeExecutor | None, enforcer: enforce.Enforcer | N
     elif enforcer is not None:
         enforcer.close()
     meter.close()
-    shutil.rmtree(scratch, ignore_errors=True)
+    folders.remove(str(scratch))  # also what the users of images own in the node's store
 
 
 def _probed(config: Config, scratch: Path) -> Backends:

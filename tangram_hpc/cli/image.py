@@ -66,9 +66,9 @@ def go(args: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory() as folder:
             return _publish(args, pull_settings(config, Path(folder)))
     if not config.image_store:
-        raise InvalidInput("--store: the setting `image_store` is empty, so that each worker has a "
-                           "store of its own, which is gone with it; set it, or name a folder")
-    settings = pull_settings(config, Path())
+        raise InvalidInput("--store: the setting `image_store` is empty, so each worker has a "
+                           "store of its own and removes it at its end; set it, or name a folder")
+    settings = pull_settings(config, Path(), _job_share())
     os.umask(0o022)
     if args.image_verb == "publish":
         return _publish(args, settings)
@@ -82,6 +82,21 @@ def go(args: argparse.Namespace) -> int:
     if args.image_verb == "list":
         return _list(args, store)
     return _remove(args, store) if args.image_verb == "remove" else _prune(args, store)
+
+
+def _job_share() -> str:
+    """The folder in which the nodes of the job share what they fetch; empty outside of a job, and
+    where its broker has not started or has ended."""
+    from ..app.connecting import find_access
+    from ..errors import AccessError
+    from ..storage.access import read_access
+
+    try:
+        store = read_access(find_access(os.environ)).store
+        os.makedirs(store, mode=0o700, exist_ok=True)  # this may be the first of its payloads
+    except (AccessError, OSError):
+        return ""
+    return f"{store}/images"
 
 
 def _pull(args: argparse.Namespace, settings: PullSettings) -> int:

@@ -67,9 +67,26 @@ def _print_job(answer: dict[str, Any]) -> None:
         guards = ", ".join(map(_with_root(n), n["untrusted"])) or "none"
         print(f"{n['name']:<16}{n['state']:<10}{n['component']:<12}{lent:>9}{n['gpus']:>6}"
               f"{n['sessions']:>10}  {n['enforcement']:<13}{guards}")
+    for line in network_lines(answer["nodes"]):
+        print(line)
     for n in answer["nodes"]:
         if n["gpus"]:
             print(f"DEVICES  {n['name']:<16}{n['devices']}")
+
+
+def network_lines(nodes: list[dict[str, Any]]) -> list[str]:
+    """Returns the lines that say which networks sessions can have on which nodes, and why not."""
+    reach: dict[str, list[str]] = {}
+    shut: dict[str, list[str]] = {}
+    for n in nodes:
+        if n["networks"]:
+            reach.setdefault(", ".join(n["networks"]), []).append(n["name"])
+        if n["networks"] and n["why_not_open"]:
+            shut.setdefault(n["why_not_open"], []).append(n["name"])
+    lines = [f"NETWORKS {networks}{'' if len(reach) == 1 else '  on ' + ','.join(names)}"
+             for networks, names in reach.items()]
+    return lines + [f'NETWORKS no "open" on {",".join(names)}: {why}'
+                    for why, names in shut.items()]
 
 
 def _print_resources(answer: dict[str, Any]) -> None:

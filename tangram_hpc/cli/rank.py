@@ -41,6 +41,13 @@ def add(verbs: Any) -> None:
                    help="job id of the broker (default: TANGRAM_ACCESS, TANGRAM_JOB or the current "
                         "Slurm job)")
     p.add_argument("--access", help="access file (default: the job's file)")
+    p.add_argument("--launcher", choices=("none", "torchrun", "ray"), default="none",
+                   help="run COMMAND by torchrun (one rank for each GPU), or on a Ray cluster of "
+                        "all nodes, which ends with COMMAND; the job step needs one task a node "
+                        "and no gateway (default: none)")
+    p.add_argument("--apptainer", default="", metavar="IMAGE",
+                   help="run COMMAND and its launcher in this apptainer image, in which "
+                        "tangram_hpc must be installed too")
     p.add_argument("--step-file", type=Path, metavar="FILE",
                    help="file to which rank 0 writes the number of this job step, for "
                         "`scancel --signal`")
@@ -54,6 +61,12 @@ def go(args: argparse.Namespace) -> int:
     """
     from importlib.util import find_spec
 
+    from ..app.trainer_launchers import (
+        check_launcher,
+        contained,
+        torchrun_words,
+        without_place,
+    )
     from ..app.trainer_rank import rank_of, write_whole
     from ..errors import InvalidInput, TangramError
     from ..transport.mpi.mpi_launch import launch_rank
@@ -64,8 +77,10 @@ def go(args: argparse.Namespace) -> int:
         if not command:
             raise InvalidInput("rank: it needs a command, as in `srun tangram rank -- python "
                                "train.py`")
-        mpi = args.gateway != "off" and find_spec("mpi4py") is not None
-        found = rank_of(environ, args.gateway, mpi)
+        check_launcher(args.launcher, args.gateway, environ)
+        gateway = args.gateway if args.launcher == "none" else "off"
+        mpi = gateway != "off" and find_spec("mpi4py") is not None
+        found = rank_of(environ, gateway, mpi)
     except TangramError as error:
         if launch_rank(environ) == 0:
             raise
@@ -86,7 +101,27 @@ def go(args: argparse.Namespace) -> int:
         ours = ["-m", "tangram_hpc"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
         # the gateway finds the broker by TANGRAM_ACCESS
         command = [sys.executable, *ours, "gateway"]
+    elif args.launcher == "ray":
+        return _run_ray(args, command, found, made)
+    elif args.launcher == "torchrun":
+        command = torchrun_words(command, made)
+        made = without_place(made)
+    if not found.is_gateway:
+        command = contained(args.apptainer, command, made)
     _become(command, made)
+
+
+def _run_ray(args: argparse.Namespace, command: list[str], found: TrainerTask,
+             made: dict[str, str]) -> int:
+    """Runs this node of a Ray cluster; returns the exit status."""
+    from ..app.ray_node import RayNode, run_node
+    from ..app.trainer_launchers import known, without_place
+    from ..app.trainer_rank import meeting_file
+
+    host, port = (known("ray", made, name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+    meeting = meeting_file(made, Path(made["TANGRAM_ACCESS"]).parent, "ray")
+    node = RayNode(found.rank, found.trainers, f"{host}:{port}", meeting, args.apptainer)
+    return run_node(node, command, without_place(made))
 
 
 def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: TrainerTask

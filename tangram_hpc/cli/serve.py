@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import asyncio
 
-    from .. import Client
+    from .. import Client, TangramError
 
 _LOOK_S = 1.0  # between two looks whether the broker is gone for good
 
@@ -34,6 +34,17 @@ def add(verbs: Any) -> None:
     h.add_argument("--image", default="", help="image in which programs run (default: none)")
     h.add_argument("--reward", action="append", default=[], metavar="NAME=MODULE:FUNCTION",
                    help="reward function for /reward/NAME, repeatable; MODULE may be a FILE.py")
+    h.add_argument("--e2b-template", action="append", default=[], metavar="NAME=IMAGE",
+                   help="image of an E2B template, repeatable; `base` has the image of --image")
+    h.add_argument("--e2b-images", action="append", default=[], metavar="PATTERN",
+                   help="images that E2B clients may name themselves, as a shell pattern, "
+                        "repeatable (default: none)")
+    h.add_argument("--e2b-image-key", default="image", metavar="KEY",
+                   help="key of a sandbox's metadata that names its image (default: image)")
+    h.add_argument("--e2b-network", action="store_true",
+                   help="give E2B sandboxes the node's network, unless their client declines it")
+    h.add_argument("--e2b-longest", type=int, default=86400, metavar="SECONDS",
+                   help="longest life of an E2B sandbox (default: 86400)")
     h.add_argument("--lifeline", type=int, default=-1, help=argparse.SUPPRESS)
     p.set_defaults(go=go)
 
@@ -48,13 +59,19 @@ def go(args: argparse.Namespace) -> int:
     import asyncio
 
     from .. import connect
+    from ..app.connecting import find_access
     from ..app.loop import watch_lifeline
     from ..http_api.app import make_app
+    from ..http_api.e2b.images import read_options
+    from ..http_api.e2b.records import RecordFolder
+    from ..http_api.e2b.sandboxes import SandboxRegistry
     from ..http_api.keys import ClientKeys, new_key, read_keys
     from ..http_api.rewards import load_function
     from ..http_api.server import Where, serve
 
     where = Where(args.host, args.port, args.unix, args.tls_cert, args.tls_key)
+    options = read_options(args.image, args.e2b_template, args.e2b_images, args.e2b_image_key,
+                           args.e2b_network, args.e2b_longest)
     rewards = {name: load_function(text) for name, text in map(_reward, args.reward)}
     key = "" if args.keys else new_key()
     keys = read_keys(args.keys) if args.keys else {"client": key}
@@ -62,16 +79,30 @@ def go(args: argparse.Namespace) -> int:
         os.environ["TANGRAM_ACCESS"] = args.access
 
     with connect(name="http") as client:
-        app = make_app(client, ClientKeys(keys), image=args.image, rewards=rewards)
+        records = RecordFolder(find_access(os.environ).parent / "e2b")
+        sandboxes = SandboxRegistry(client, options, records)
+        app = make_app(client, ClientKeys(keys), image=args.image, rewards=rewards,
+                       sandboxes=sandboxes)
 
         def watch(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+            sandboxes.begin(loop)
             if args.lifeline >= 0:
                 watch_lifeline(loop, args.lifeline, stop)
             _end_with_broker(loop, client, stop)
 
-        asyncio.run(serve(app, where, key, watch))
-        if client.failure is not None:
-            raise client.failure
+        async def serve_and_leave() -> TangramError | None:
+            try:
+                await serve(app, where, key, watch, sandboxes.leave)
+            finally:
+                failure = client.failure
+                # the client's thread calls back into this loop, also for what ends with the client
+                await asyncio.to_thread(client.close)
+                await sandboxes.settled()
+            return failure
+
+        failure = asyncio.run(serve_and_leave())
+        if failure is not None:
+            raise failure
     return 0
 
 

@@ -36,13 +36,15 @@ _COUNT = re.compile(r"(nodes|cpus|ranks|satellites|virtual_cpus|threads)(_|$)")
 # each of which is quoted. Every other value must be one argument of a directive or a command.
 _SHELL = ("setup", "trainer")
 _MORE = ("broker_options", "more")
-# Paths in double quotes: a space, $NAME and ${NAME:-...} are allowed, but no command substitution.
-_QUOTED = ("scratch", "workload", "config")
+# Paths and an image in double quotes: a space, $NAME and ${NAME:-...} are allowed, but no command
+# substitution.
+_QUOTED = ("scratch", "workload", "config", "container_image")
 _WORD_BAD = re.compile(r"[\s'\"`#$&;|<>\\(){}\[\]*?!~^]")
 _QUOTED_BAD = re.compile(r"['\"`\\$]|[^\S ]")
 _VARIABLE = re.compile(r"\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*(:-[^${}'\"`\\]*)?\}")
 _WHOLE = ("requeues", "warn", "wait_s")  # whole numbers of at least 0
-_CHOICES = {"gateway": ("on", "off")}
+_CHOICES = {"gateway": ("on", "off"), "launcher": ("none", "torchrun", "ray"),
+            "container": ("apptainer", "pyxis")}
 
 
 def add(verbs: Any) -> None:
@@ -104,6 +106,9 @@ class Template:
     def values(self, given: Mapping[str, str]) -> dict[str, str | None]:
         """Returns the value of each placeholder, including those that are computed from others."""
         values = {name: given.get(name, key.default) for name, key in self.keys.items()}
+        if values.get("launcher", "none") != "none":  # one task a node, without MPI
+            nodes_given = values.get("nodes_trainer") or values.get("nodes") or "1"
+            values |= {"gateway": "off", "mpi": "none", "ranks": nodes_given}
         if ranks := values.get("ranks"):
             tasks = int(ranks) + (values["gateway"] != "off")
             nodes = int(values.get("nodes_trainer") or values.get("nodes") or 1)
@@ -223,6 +228,7 @@ def render(template: Template, given: Mapping[str, str]) -> str:
     """
     for key, value in given.items():
         _check_option(template, key, value)
+    _check_launcher(template, given)
     values = template.values({key: _text(key, value) for key, value in given.items()})
     lines = []
     for line in template.text.splitlines(keepends=True):
@@ -246,6 +252,19 @@ def _check_option(template: Template, key: str, value: str) -> None:
         raise InvalidInput(f"--option: {key}={value!r} must be {' or '.join(_CHOICES[key])}")
     if key in _WHOLE and not value.isdecimal():
         raise InvalidInput(f"--option: {key}={value!r} must be a whole number of at least 0")
+
+
+def _check_launcher(template: Template, given: Mapping[str, str]) -> None:
+    """Refuses values that contradict a launcher."""
+    launcher = given.get("launcher", "none")
+    if launcher == "none":
+        return
+    meant = template.values(given)
+    for key in ("ranks", "gateway", "mpi"):
+        if given.get(key, meant[key]) != meant[key]:
+            raise InvalidInput(f"--option: {key}={given[key]!r}: with launcher={launcher} it is "
+                               f"{meant[key]}, as one task starts the trainer on each node; leave "
+                               "it out")
 
 
 def _check_quoting(key: str, value: str) -> None:

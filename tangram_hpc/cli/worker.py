@@ -27,6 +27,7 @@ def add(verbs: Any) -> None:
     p.add_argument("--end", help="end of the allocation: seconds since the epoch, or +SECONDS from "
                                  "now (default: SLURM_JOB_END_TIME)")
     p.add_argument("--lifeline", type=int, default=-1, help=argparse.SUPPRESS)
+    p.add_argument("--remove", default="", help=argparse.SUPPRESS)  # for the templates' task epilog
     p.set_defaults(go=go)
 
 
@@ -47,7 +48,13 @@ def _without_access_in_argv(args: argparse.Namespace) -> int:
 
 
 def go(args: argparse.Namespace) -> int:
-    """Runs until the broker ends; returns the exit status."""
+    """Runs until the broker ends; returns the exit status. With `--remove` only removes the scratch
+    folder of a worker that was killed, also what users of images own in it, which rm cannot.
+    """
+    if args.remove:
+        from ..storage.rundir import remove_scratch
+
+        return 0 if remove_scratch(args.remove) else 1
     if args.access:
         return _without_access_in_argv(args)
     from ..app.connecting import find_access

@@ -56,9 +56,9 @@ class ElasticSettings(_Model):
     idle_release_s: float = Field(120.0, ge=0, description="idle seconds after which an allocation "
                                                            "is given back; 0: never")
     give_back: Literal["satellites", "all"] = Field(
-        "satellites", description="what idle release gives back; satellites: those that the broker "
-                                  "requested; all: also het components and satellites that you "
-                                  "submitted")
+        "satellites", description="which idle nodes are given back; satellites: those that the "
+                                  "broker requested; all: also het components and satellites that "
+                                  "you submitted")
     min_nodes: int = Field(1, ge=1, description="nodes that are kept even if they are idle")
     target_s: float = Field(60.0, ge=1, description="seconds within which the queue should drain")
     grow_after_s: float = Field(10.0, ge=0, description="nodes are requested when the queue could "
@@ -71,7 +71,8 @@ class ElasticSettings(_Model):
                                                    "without a worker is given up")
     backoff_s: float = Field(60.0, ge=1, description="seconds without requests of a kind after a "
                                                      "rejection; doubled after each further one")
-    backoff_max_s: float = Field(3600.0, ge=1, description="longest such pause in seconds")
+    backoff_max_s: float = Field(3600.0, ge=1, description="upper bound of the pause "
+                                                           "`backoff_s` in seconds")
     asks_max: int = Field(4, ge=1, le=8, description="largest number of satellites requested "
                                                      "at once; the broker makes at most 8 Slurm "
                                                      "calls at the same time")

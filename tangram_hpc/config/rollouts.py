@@ -33,8 +33,8 @@ class Bucket(BaseModel):
                                                    "degree")
     running_max: int = Field(0, ge=0, description="requests that a service runs at once; 0: its "
                                                   "batch")
-    queue_max: int = Field(-1, ge=-1, description="requests that may wait at a service besides "
-                                                  "those; -1: as many as it runs")
+    queue_max: int = Field(-1, ge=-1, description="requests that may wait at a service beyond "
+                                                  "`running_max`; -1: as many as it runs")
     context_max: int = Field(0, ge=0, description="longest context in tokens; 0: no limit")
     step_ms: float = Field(0.0, ge=0, le=_STEP_NS / 1e6,
                            description="duration of a decode step in ms; 0: estimated from the "

@@ -106,6 +106,13 @@ class Config(BaseModel):
                                   "4")
     compiled: bool = Field(True, description="whether the compiled loop may serve plain commands "
                                              "in sandboxes, if it was built")
+    snapshots_max: int = Field(256, ge=1, le=1 << 16,
+                               description="snapshots of sessions that a node keeps; beyond it "
+                                           "those that were used least recently are removed")
+    snapshots_mib: int = Field(32768, ge=1, description="MiB that the snapshots of a node may take")
+    snapshot_idle_s: float = Field(86400.0, ge=0, le=1e9,
+                                   description="seconds after which a snapshot is removed that no "
+                                               "session began from; 0: never")
     image_store: str = Field("", description="node-local folder of unpacked images; it stays after "
                                              "the job, and may hold $NAME; empty: in the "
                                              "worker's scratch folder, and gone with it")

@@ -38,7 +38,8 @@ def test_a_template_value_that_is_not_one_word_is_refused(name: str) -> None:
                 taken.append((key, value))
             except InvalidInput as error:
                 assert key in str(error) and "\n" not in str(error)
-    quoted = {"scratch", "workload", "config"}  # in double quotes these four are only characters
+    # in double quotes these values are only characters
+    quoted = {"scratch", "workload", "config", "container_image"}
     plain = {"x;touch pwned", "x&touch pwned", "x|touch pwned", "x>pwned", "a)b", "{a,b}", "a*",
              "~x", "<(touch pwned)"}
     assert [t for t in taken if t[0] not in quoted or t[1] not in plain] == []

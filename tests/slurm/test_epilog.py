@@ -1,5 +1,5 @@
 """The epilog for administrators removes what a killed worker of the ending job left, and nothing
-else. It is run as root, and by a real slurmd."""
+else. It is run as root, with the node's sh and with bash as sh, and by a real slurmd."""
 
 from __future__ import annotations
 
@@ -42,11 +42,31 @@ def base(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(place)
 
 
-def epilog(base: Path, **environ: str) -> None:
-    """Runs the epilog as slurmd does: as root, with a small environment."""
-    done = subprocess.run([str(EPILOG)], env={"TANGRAM_EPILOG_DIRS": f"/nowhere {base}", **environ},
-                          capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+class Epilog:
+    """Runs the epilog as slurmd does: as root, with a small environment.
+
+    It and all that it starts see the files of `bound` in the place of the node's own.
+    """
+
+    def __init__(self, bound: dict[str, Path]) -> None:
+        self.bound = bound
+
+    def __call__(self, *bases: Path, **environ: str) -> None:
+        folders = " ".join(map(str, bases))
+        mounts = "".join(f"mount --bind {ours} {theirs} && " for theirs, ours in self.bound.items())
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", f'{mounts}exec env -i "$@"', "sh",
+             f"TANGRAM_EPILOG_DIRS=/nowhere {folders}",
+             *(f"{name}={value}" for name, value in environ.items()), str(EPILOG)],
+            capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.fixture(params=["sh", "bash"])
+def epilog(request: pytest.FixtureRequest) -> Epilog:
+    """Many distributions have bash as /bin/sh, others dash."""
+    shell = shutil.which(request.param)
+    return Epilog({"/bin/sh": Path(shell)}) if shell else pytest.skip(f"no {request.param} here")
 
 
 def of_job(job: str = JOB, uid: int = USER) -> dict[str, str]:
@@ -73,7 +93,26 @@ def maker(base: Path, job: str) -> tuple[subprocess.Popen[str], Path]:
 
 
 @root_only
-def test_the_epilog_removes_folders_of_its_job_and_user_only(base: Path) -> None:
+def test_the_epilog_removes_what_users_of_an_image_own(
+        epilog: Epilog, base: Path) -> None:
+    """These are numbers that /etc/subuid gives to the job's user; files of nobody else go."""
+    gone, other = folder(base, f"tangram-worker-job{JOB}-a"), base / f"tangram-worker-job{JOB}-b"
+    folder(base, other.name)
+    for path, uid in ((gone, 300_105), (other, 400_105)):
+        for each in (path / "work" / "file", path / "work"):
+            os.chown(each, uid, uid)
+        (path / "work").chmod(0o700)
+    lent = base / "lent"
+    # accounts whose names are the job's user, if they are read as numbers
+    lent.write_text(f"0{USER}:400000:60000\n{USER}e0:460000:60000\n{USER}:300000:65536\n")
+    epilog.bound |= {"/etc/subuid": lent, "/etc/subgid": lent}
+    epilog(base, **of_job())
+    assert not gone.exists() and (other / "work" / "file").exists()
+
+
+@root_only
+def test_the_epilog_removes_folders_of_its_job_and_user_only(
+        epilog: Epilog, base: Path) -> None:
     gone = [folder(base, f"tangram-worker-job{JOB}-a"), folder(base, f"tangram-broker-job{JOB}-b")]
     stay = [folder(base, f"tangram-worker-job{FOREIGN}-a"), folder(base, "tangram-worker-x"),
             folder(base, f"tangram-worker-job{JOB}-c", OTHER), folder(base, f"other-job{JOB}-a"),
@@ -87,7 +126,8 @@ def test_the_epilog_removes_folders_of_its_job_and_user_only(base: Path) -> None
 
 
 @root_only
-def test_the_epilog_removes_nothing_for_a_malformed_job_id(base: Path) -> None:
+def test_the_epilog_removes_nothing_for_a_malformed_job_id(
+        epilog: Epilog, base: Path) -> None:
     stay = folder(base, f"tangram-worker-job{JOB}-a")
     for environ in ({}, {"SLURM_JOB_ID": JOB}, {"SLURM_JOB_UID": str(USER)}, of_job("*"),
                     {**of_job(), "SLURM_JOB_UID": f"{USER} 0"}, {**of_job(),
@@ -97,7 +137,8 @@ def test_the_epilog_removes_nothing_for_a_malformed_job_id(base: Path) -> None:
 
 
 @root_only
-def test_the_epilog_removes_folders_of_dead_workers_and_spares_live_ones(base: Path) -> None:
+def test_the_epilog_removes_folders_of_dead_workers_and_spares_live_ones(
+        epilog: Epilog, base: Path) -> None:
     """A live worker with the same job number keeps its folder."""
     dead, left = maker(base, JOB)
     alive, kept = maker(base, JOB)
@@ -123,7 +164,8 @@ def test_the_epilog_removes_folders_of_dead_workers_and_spares_live_ones(base: P
 
 
 @root_only
-def test_the_epilog_removes_hostile_content_without_touching_other_files(base: Path) -> None:
+def test_the_epilog_removes_hostile_content_without_touching_other_files(
+        epilog: Epilog, base: Path) -> None:
     left = folder(base, f"tangram-worker-job{JOB}-a")
     victim = base / "victim"
     victim.mkdir()
@@ -144,11 +186,26 @@ def test_the_epilog_removes_hostile_content_without_touching_other_files(base: P
         os.chown(path, USER, USER, follow_symlinks=False)
     closed.chmod(0)
     tricky = folder(base, f"tangram-worker-job{JOB}-\nvictim")
+    os.mkfifo(tricky / ".alive")  # to open it would block
     epilog(base, **of_job())
     assert not left.exists() and not tricky.exists()
     assert sorted(p.name for p in victim.iterdir()) == ["precious"]
     now = (victim / "precious").stat()
     assert (now.st_uid, now.st_mode, now.st_nlink) == (precious.st_uid, precious.st_mode, 1)
+
+
+@root_only
+def test_the_epilog_has_one_bound_of_time_for_all_folders(epilog: Epilog, base: Path) -> None:
+    """What one removal takes, the next one does not get."""
+    log, slow = base / "log", base / "timeout"
+    log.touch(mode=0o666)
+    log.chmod(0o666)
+    slow.write_text(f"#!/bin/sh\n[ -s {log} ] || sleep 1\necho \"$3\" >> {log}\n")
+    slow.chmod(0o755)
+    epilog.bound["/usr/bin/timeout"] = slow
+    epilog(base, base, **of_job())
+    first, second = map(int, log.read_text().split())
+    assert 0 < second < first
 
 
 def pids_cgroup() -> Path | None:
@@ -160,7 +217,8 @@ def pids_cgroup() -> Path | None:
 
 
 @root_only
-def test_the_epilog_removes_the_jobs_cgroups_with_their_processes() -> None:
+def test_the_epilog_removes_the_jobs_cgroups_with_their_processes(
+        epilog: Epilog) -> None:
     top = pids_cgroup()
     if top is None:
         pytest.skip("no cgroup can be made here")
@@ -186,7 +244,8 @@ def test_the_epilog_removes_the_jobs_cgroups_with_their_processes() -> None:
 
 
 @root_only
-def test_the_epilog_removes_cgroups_that_the_plugin_made_for_the_job() -> None:
+def test_the_epilog_removes_cgroups_that_the_plugin_made_for_the_job(
+        epilog: Epilog) -> None:
     """Slurm has no cgroups of its own here, so the plugin's are beneath slurmd's."""
     top = pids_cgroup()
     if top is None:

@@ -142,7 +142,8 @@ class HardwareFile(_Model):
     tflops: float = Field(gt=0, description="dense TFLOP/s at the precision of the training")
     mem_gbs: float = Field(gt=0, description="memory bandwidth in GB/s")
     link_gbs: float = Field(gt=0, description="bandwidth to the GPUs of its node in GB/s, one way")
-    net_gbs: float = Field(gt=0, description="its part of the bandwidth to other nodes in GB/s")
+    net_gbs: float = Field(gt=0, description="one GPU's share of the bandwidth to other nodes, "
+                                             "GB/s")
     link_latency_us: float = Field(4.0, ge=0)
     net_latency_us: float = Field(15.0, ge=0)
     mfu_train: float = Field(0.45, gt=0, le=1)
