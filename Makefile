@@ -4,15 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := .venv-torch
+TRL := .venv-trl
 DOCS := .venv-docs
 TORCH_TESTS := $(wildcard tests/services/test_*.py tests/client/test_services_client.py \
   tests/demo/test_demo_mixed.py tests/hooks/test_reference*.py)
+TRL_TESTS := tests/hooks/test_trl_run.py
 
 # The tests start thousands of Python processes. Where this variable forbids to keep bytecode each of
 # them compiles the package anew: a broker's imports take 1.6 s of CPU then, and 0.5 s without it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install python run test test-long test-gpu golden golden-update lint docs coverage bench clean system
+.PHONY: install python run test test-long trl test-gpu golden golden-update lint docs coverage bench clean system system-long
 
 install: $(STAMP)
 
@@ -37,32 +39,53 @@ $(TORCH)/.installed: $(STAMP)
 	$(TORCH)/bin/pip install -q -e '.[dev,torch]'
 	@touch $@
 
+# The extra `trl` needs Python 3.11 and brings other versions of torch's companions: a third venv.
+$(TRL)/.installed: $(STAMP)
+	$(PYTHON) -m venv $(TRL)
+	$(TRL)/bin/pip install -q --upgrade pip
+	$(TRL)/bin/pip install -q -e '.[dev,trl]'
+	@touch $@
+
 run: install
 	$(BIN)/tangram demo
 
 # What only root can install on Debian: Slurm, munge and MariaDB for the real-Slurm tests, what its
-# plugin is built with, and bubblewrap for the sandboxes.
+# plugin is built with, and programs for the sandboxes, each as PROGRAM:PACKAGE.
+PROGRAMS := bwrap:bubblewrap newuidmap:uidmap fuse-overlayfs:fuse-overlayfs \
+  slirp4netns:slirp4netns
+LONG_PROGRAMS := debootstrap:debootstrap buildah:buildah podman:podman
+MISSING = for each in $(1); do \
+  command -v "$${each%:*}" >/dev/null || missing="$$missing $${each\#*:}"; done
+INSTALL = [ -z "$$missing" ] || apt-get install -q -y --no-install-recommends $$missing
 system:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  slurm/devcluster/devcluster install && { command -v bwrap >/dev/null || \
-	    apt-get install -q -y --no-install-recommends bubblewrap; } && \
-	  { /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || \
-	    apt-get install -q -y --no-install-recommends python3-venv; }; \
+	  slurm/devcluster/devcluster install && missing="" && $(call MISSING,$(PROGRAMS)) && \
+	  { /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || missing="$$missing python3-venv"; } \
+	  && { $(INSTALL); }; \
 	else echo "tangram: not root on Debian: the real-Slurm tests will be skipped" >&2; fi
 
+# What only the long tests use. Without it they are skipped with the reason.
+system-long: system
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  missing=""; $(call MISSING,$(LONG_PROGRAMS)); $(INSTALL); fi
+
 # What judges times has the machine for itself; the Slurm tests mostly wait, so the rest runs beside,
-# a file at a time in each of two workers, as many of its tests wait too.
+# a file at a time in each of three workers, as many of its tests wait too.
 PART := $(BIN)/python -m pytest --durations=10 -m
-WORKERS := -n 2 --dist loadfile
+WORKERS := -n 3 --dist loadfile
 test: install system lint
 	$(PART) "not long and alone"
 	@$(PART) "not long and not slurm and not alone" $(WORKERS) > .beside.log 2>&1 & beside=$$!; \
 	  $(PART) "not long and slurm"; slurm=$$?; \
 	  wait $$beside; beside=$$?; cat .beside.log; rm -f .beside.log; exit $$((slurm | beside))
 
-test-long: install system lint $(TORCH)/.installed
-	$(BIN)/python -m pytest -m "long" $(TORCH_TESTS:%=--ignore=%)
+test-long: install system-long lint $(TORCH)/.installed trl
+	$(BIN)/python -m pytest -m "long" $(TORCH_TESTS:%=--ignore=%) $(TRL_TESTS:%=--ignore=%)
 	$(TORCH)/bin/python -m pytest -m "long" $(TORCH_TESTS)
+
+# A few steps of the training run with TRL (docs/TRAINING_RUN.md), in its own venv.
+trl: $(TRL)/.installed
+	$(TRL)/bin/python -m pytest -m "long" $(TRL_TESTS)
 
 # What needs an NVIDIA GPU, in a venv of its own that uses a torch which is there already. Without
 # a GPU torch is not fetched: all is skipped, and the reason printed. GPU_PYTHON=python3 takes an
@@ -117,5 +140,5 @@ bench: install
 
 # tangram_hpc/backends: a checkout from before the regrouping (0053) may hold a built library there.
 clean:
-	rm -rf $(VENV) $(TORCH) $(DOCS) $(GPU_VENV) .vm .beside.log tangram_hpc/sandbox/process/*.so tangram_hpc/backends build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*
+	rm -rf $(VENV) $(TORCH) $(TRL) $(DOCS) $(GPU_VENV) .vm .beside.log tangram_hpc/sandbox/process/*.so tangram_hpc/backends build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
