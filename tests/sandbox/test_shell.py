@@ -19,6 +19,7 @@ from tangram_hpc.protocol.payload import (
     ShellCall,
     TerminalCall,
 )
+from tangram_hpc.resources import process_tree
 from tests.helpers.executor_rig import NOTHING
 from tests.helpers.shell_rig import SHELL, make_session, shell_rig
 
@@ -197,8 +198,8 @@ def test_a_shell_is_stopped_between_commands_and_exec_runs_beside_it(make: Any,
     rig.told("X=1")
     pid = next(p for p in rig.processes()
                if b"--noprofile" in Path(f"/proc/{p}/cmdline").read_bytes())
-    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    assert state == "T"
+    # the end of a command is told a moment before its shell is stopped
+    rig.until(lambda: process_tree.state(pid) == "T")
     outcome, back = rig.shell("echo beside; cat", session=rig.session, stdin=b"me")
     assert back.stdout == b"beside\nme" and outcome.state is ActionState.COMPLETED
     assert rig.told("echo $X") == b"1\n"
