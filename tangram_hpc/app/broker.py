@@ -46,7 +46,7 @@ from ..storage.spool import FileSpool
 from ..storage.store import TEMPORARY_S, FolderStore
 from ..transport.socket.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from ..version import VERSION
-from .connecting import own_addresses
+from .broker_location import own_addresses
 from .folder import take_folder
 from .job_comment import set_job_comment
 from .loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline

@@ -20,7 +20,7 @@ from ..transport.mpi.timer_slack import shorten_timer_slack
 from ..transport.pipes import SocketPipes
 from ..transport.socket.dial import dial
 from ..version import VERSION
-from .connecting import await_access, find_access
+from .broker_location import await_access, find_access
 
 
 def serve_gateway(config: Config, environ: Mapping[str, str], access: str | Path | None = None,

@@ -26,7 +26,8 @@ from ..config.settings import Config, load_config
 from ..errors import BrokerUnreachable, InvalidInput, TangramError
 from ..slurm.job_environment import without_slurm
 from ..storage.rundir import local_job_name, own_dir
-from .connecting import await_access, connect
+from .broker_location import await_access
+from .connecting import connect
 from .http_server import HttpServer
 
 _START_S = 30.0

@@ -49,7 +49,7 @@ from ..storage.store import FolderStore
 from ..transport.socket.asyncsock import SocketLink
 from ..transport.socket.dial import dial, probe_broker
 from ..worker.driver import AHEAD, WorkerDriver
-from .connecting import await_access
+from .broker_location import await_access
 from .loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
 from .node_executor import NodeExecutor
 

@@ -44,7 +44,7 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Runs the checks and prints them; returns 1 if the main job would not run, else 0."""
-    from ..app.connecting import own_addresses
+    from ..app.broker_location import own_addresses
     from ..config.settings import Config, load_config
     from ..doctor.checkup import gather_context, run_checks
     from ..doctor.severity import blockers

@@ -64,7 +64,8 @@ def _ask(job: str, action: str) -> tuple[dict[str, Any], str]:
 
     The job is empty if no broker was found.
     """
-    from ..app.connecting import connect, find_access
+    from ..app.broker_location import find_access
+    from ..app.connecting import connect
     from ..errors import AccessError, BrokerUnreachable
     from ..storage.rundir import last_job
 

@@ -87,7 +87,7 @@ def go(args: argparse.Namespace) -> int:
 def _job_share() -> str:
     """The folder in which the nodes of the job share what they fetch; empty outside of a job, and
     where its broker has not started or has ended."""
-    from ..app.connecting import find_access
+    from ..app.broker_location import find_access
     from ..errors import AccessError
     from ..storage.access import read_access
 

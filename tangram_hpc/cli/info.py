@@ -27,7 +27,8 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Asks the broker and prints its answers; returns the exit status."""
-    from ..app.connecting import connect, find_access
+    from ..app.broker_location import find_access
+    from ..app.connecting import connect
     from ..errors import AccessError
     from ..storage.rundir import last_job
 

@@ -127,7 +127,7 @@ def _run_ray(args: argparse.Namespace, command: list[str], found: TrainerTask,
 def _prepare(args: argparse.Namespace, environ: Mapping[str, str], found: TrainerTask
              ) -> dict[str, str]:
     """Returns the environment of this rank's program; TANGRAM_ACCESS names the access file."""
-    from ..app.connecting import await_access, find_access, meeting_address
+    from ..app.broker_location import await_access, find_access, meeting_address
     from ..app.trainer_rank import (
         affinity_complaint,
         master_address,

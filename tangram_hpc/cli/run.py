@@ -47,7 +47,8 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Runs the command and waits for it; returns its exit status."""
-    from ..app.connecting import connect, find_access
+    from ..app.broker_location import find_access
+    from ..app.connecting import connect
     from ..errors import AccessError, ActionFailed, InvalidInput
     from ..slurm.job_environment import without_slurm
     from ..storage.rundir import last_job

@@ -59,7 +59,7 @@ def go(args: argparse.Namespace) -> int:
     import asyncio
 
     from .. import connect
-    from ..app.connecting import find_access
+    from ..app.broker_location import find_access
     from ..app.loop import watch_lifeline
     from ..http_api.app import make_app
     from ..http_api.e2b.images import read_options

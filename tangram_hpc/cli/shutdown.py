@@ -22,7 +22,8 @@ def go(args: argparse.Namespace) -> int:
     """Asks the broker, and waits until its access file says that it has ended; returns the exit
     status.
     """
-    from ..app.connecting import connect, find_access
+    from ..app.broker_location import find_access
+    from ..app.connecting import connect
     from ..errors import AccessError, BrokerUnreachable
     from ..storage.access import read_access
 

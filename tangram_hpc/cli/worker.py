@@ -57,7 +57,7 @@ def go(args: argparse.Namespace) -> int:
         return 0 if remove_scratch(args.remove) else 1
     if args.access:
         return _without_access_in_argv(args)
-    from ..app.connecting import find_access
+    from ..app.broker_location import find_access
     from ..app.worker import WorkerPlan, lend
     from ..config.settings import load_config
     from ..slurm.job_environment import slurm_place

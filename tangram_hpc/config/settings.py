@@ -29,8 +29,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ..errors import InvalidInput
-from ..scheduler.placement.placers.placer_registry import NAMES as PLACERS
-from ..scheduler.placement.placers.placer_registry import make_placer
+from ..scheduler.placement.placers.placer_name import NAMES as PLACERS
+from ..scheduler.placement.placers.placer_name import parse_placer_name
 from .first_error import first_error
 from .ownership import read_trusted
 
@@ -327,7 +327,7 @@ def checked(found: Gathered) -> Config:
     values, origin = found.values, found.origin
     try:
         config = Config(**values)
-        make_placer(config.placer)
+        parse_placer_name(config.placer)
         return config
     except ValidationError as error:
         field, said = first_error(error, Config)

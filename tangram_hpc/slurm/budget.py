@@ -7,9 +7,8 @@ may be made; it calls nobody.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
-
-import numpy as np
 
 _SECOND = 10**9
 # largest change of a pause, as a fraction: brokers that failed together must not retry together
@@ -47,7 +46,7 @@ class Budget:
 
     def __init__(self, seed: int, limits: RpcLimits | None = None) -> None:
         self.limits = limits or RpcLimits()
-        self._dice = np.random.default_rng(seed)
+        self._dice = random.Random(seed)
         self._queried_at = 0
         self._full_at = 0  # when the token bucket will be full again, epoch ns
         self._failures = 0  # number of failures in a row

@@ -25,7 +25,7 @@ import pytest
 
 from tangram_hpc import connect
 from tangram_hpc.accounting.record import fold
-from tangram_hpc.app.connecting import find_access
+from tangram_hpc.app.broker_location import find_access
 from tangram_hpc.client.client import Client
 from tangram_hpc.storage.journal import read_journals
 

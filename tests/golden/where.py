@@ -17,7 +17,7 @@ _PLACES = {
     "parser": "tangram_hpc.cli:parser",
     "Scheduler": "tangram_hpc.scheduler.scheduler:Scheduler",
     "make_placer": "tangram_hpc.scheduler.placement.placers.placer_registry:make_placer",
-    "placers": "tangram_hpc.scheduler.placement.placers.placer_registry:NAMES",
+    "placers": "tangram_hpc.scheduler.placement.placers.placer_name:NAMES",
     "AnyEvent": "tangram_hpc.domain.event:AnyEvent",
     "read_journal": "tangram_hpc.storage.journal:read_journal",
     "next_journal": "tangram_hpc.storage.journal:next_journal",

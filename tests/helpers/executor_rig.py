@@ -166,11 +166,12 @@ class Rig:
     def snapshot(self, report: SnapshotReport) -> None:
         self.snapshots.append(report)
 
-    def until(self, true: Callable[[], bool]) -> None:
+    def until(self, true: Callable[[], bool], seen: object = "") -> None:
+        """Waits until `true()`; a failure prints `seen`, into which `true` may put what it saw."""
         async def wait() -> None:
             deadline = time.monotonic() + DEADLINE_S
             while not true():
-                assert time.monotonic() < deadline, f"never happened; {self.events[-5:]}"
+                assert time.monotonic() < deadline, f"never happened; {self.events[-5:]} {seen}"
                 await asyncio.sleep(0.002)
 
         self.loop.run_until_complete(wait())

@@ -57,6 +57,28 @@ def left(arena: Arena, session: int, word: bytes) -> list[int]:
             if word in (process_tree.read(f"/proc/{pid}/cmdline") or b"")]
 
 
+def running_loops(arena: Arena, session: int) -> list[int]:
+    """The process of LOOP. While it becomes another program it has no command line for a moment."""
+    found: list[int] = []
+
+    def there() -> bool:
+        found[:] = left(arena, session, b"while")
+        return bool(found)
+
+    arena.rig.until(there)
+    return found
+
+
+def stopped(arena: Arena, pids: list[int]) -> None:
+    states: list[str] = []
+
+    def all_stopped() -> bool:
+        states[:] = [process_tree.state(pid) for pid in pids]
+        return set(states) == {"T"}
+
+    arena.rig.until(all_stopped, states)
+
+
 def ticks(pids: list[int]) -> int:
     return sum(process_tree.cpu_ns(pid) for pid in pids) * TICKS // 10**9
 
@@ -88,8 +110,8 @@ def test_a_busy_loop_is_stopped_without_a_lease_and_runs_with_one(arena: Arena, 
                                                                   ) -> None:
     assert arena.rig.shell(LOOP, session=session)[0].state is ActionState.COMPLETED
     asked(arena, session)
-    loops = left(arena, session, b"while")
-    arena.rig.until(lambda: {process_tree.state(pid) for pid in loops} == {"T"})
+    loops = running_loops(arena, session)
+    stopped(arena, loops)
     assert ticks(loops) <= TICKS // 5, "it had no lease"
     stopped_at = ticks(loops)
     passes(arena, 1.0)
@@ -100,7 +122,7 @@ def test_a_busy_loop_is_stopped_without_a_lease_and_runs_with_one(arena: Arena, 
     outcome = kill(arena, lease, ActionState.PREEMPTED)
     assert outcome.state is ActionState.PREEMPTED and outcome.cpu_ns >= 150_000_000, outcome
     asked(arena, session, before)
-    arena.rig.until(lambda: {process_tree.state(p) for p in loops} == {"T"})
+    stopped(arena, loops)
     assert arena.rig.shell("true", session=session)[0].state is ActionState.COMPLETED
 
 
@@ -121,11 +143,14 @@ def test_a_lease_ends_by_itself_and_says_what_was_used(arena: Arena, session: in
     arena.rig.file("burn.py", BURN.encode(), session=session)
     arena.rig.shell("(python3 burn.py 0.4 >/dev/null 2>&1 && touch done &)", session=session)
     asked(arena, session)
-    outcome = arena.rig.end(lent(arena, session))[0]
-    assert outcome.state is ActionState.COMPLETED and not outcome.reason
-    assert outcome.cpu_ns >= 250_000_000 and outcome.exec_ns > 250_000_000, outcome
+    outcomes: list[Outcome] = []
+    while not list(arena.rig.scratch.rglob("done")) and len(outcomes) < 20:
+        outcomes.append(arena.rig.end(lent(arena, session))[0])  # a wait for the disk may end it
     assert list(arena.rig.scratch.rglob("done"))
-    assert outcome.isolation and outcome.enforcement
+    assert all(each.state is ActionState.COMPLETED and not each.reason for each in outcomes)
+    assert sum(each.cpu_ns for each in outcomes) >= 250_000_000, outcomes
+    assert sum(each.exec_ns for each in outcomes) > 250_000_000, outcomes
+    assert all(each.isolation and each.enforcement for each in outcomes)
 
 
 def test_a_lease_for_processes_that_are_gone_ends_at_once(arena: Arena, session: int) -> None:
@@ -138,7 +163,7 @@ def test_an_action_runs_beside_the_processes_and_they_ask_again(arena: Arena, se
     lease = lent(arena, session)
     arena.rig.until(lambda: ("started", lease) in arena.rig.events)
     kill(arena, lease, ActionState.PREEMPTED)
-    loops, before = left(arena, session, b"while"), asks(arena, session)
+    loops, before = running_loops(arena, session), asks(arena, session)
     used = ticks(loops)
     outcome, back = arena.rig.shell("sleep 0.5; echo right", session=session)
     assert back.stdout == b"right\n" and ticks(loops) > used
@@ -184,7 +209,7 @@ def test_the_end_of_the_session_ends_the_lease_and_accounts_it(arena: Arena, ses
     arena.rig.shell(LOOP, session=session)
     asked(arena, session)
     lease = lent(arena, session)
-    loops = left(arena, session, b"while")
+    loops = running_loops(arena, session)
     arena.rig.until(lambda: ticks(loops) > TICKS // 5)
     arena.close(session)
     outcome = arena.rig.end(lease)[0]
@@ -198,8 +223,8 @@ def test_while_files_are_copied_nothing_runs_and_afterwards_it_goes_on(arena: Ar
     asked(arena, session)
     before = asks(arena, session)
     fork = arena.open(background="run", origin=session)
-    loops = left(arena, session, b"while")
-    arena.rig.until(lambda: {process_tree.state(pid) for pid in loops} == {"T"})
+    loops = running_loops(arena, session)
+    stopped(arena, loops)
     assert arena.rig.shell("ls now", session=fork)[0].state is ActionState.COMPLETED
     asked(arena, session, before)
     used = ticks(loops)

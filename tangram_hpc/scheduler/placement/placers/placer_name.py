@@ -1,0 +1,32 @@
+"""The names of the placers, such as `elastic` or `fcfs:4`, and what they say. Pure.
+
+It is apart from `placer_registry` so that whoever only checks a name loads no placer.
+"""
+
+from __future__ import annotations
+
+from ....errors import InvalidInput
+
+NAMES = ("elastic", "paper", "first-fit", "fcfs:K", "static:K")
+_WITHOUT_K = ("elastic", "paper", "first-fit")
+
+
+def parse_placer_name(name: str) -> tuple[str, int]:
+    """Returns a placer's kind, which is its name without K, and its K.
+
+    K is 0 for a kind that has none; `static` without a number means `static:1`.
+
+    Raises:
+        InvalidInput: no placer has the name, or its K is not a whole number of at least 1.
+    """
+    kind, colon, argument = name.partition(":")
+    if kind in _WITHOUT_K and not colon:
+        return kind, 0
+    if name == "static":
+        return kind, 1
+    if kind in ("fcfs", "static"):
+        if not argument.isdigit() or int(argument) < 1:
+            raise InvalidInput(f"placer {name!r}: write {kind}:K with K a whole number of at "
+                               f"least 1, such as {kind}:4")
+        return kind, int(argument)
+    raise InvalidInput(f"placer {name!r} is not known; choose one of {', '.join(NAMES)}")
