@@ -456,8 +456,7 @@ class Connection:
         last_ping = time.monotonic()
         while True:
             try:
-                self._send_outbox(channel)
-                if self._closing:
+                if self._send_outbox(channel):
                     return self._fail(self._closed())
                 for message, payload in channel.wait(PING_S, self._awaits()):
                     self._receive(message, payload)
@@ -483,13 +482,15 @@ class Connection:
         return bool(self._pending or self._questions or self._opening or self._attachments
                     or self._streams)
 
-    def _send_outbox(self, channel: Channel) -> None:
+    def _send_outbox(self, channel: Channel) -> bool:
+        """Sends what is queued; returns whether the goodbye was sent, which is the last message."""
         with self._lock:
             self._put_deferred()
-            self._woken = False
+            self._woken, closing = False, self._closing
             frame = self._outbox.take()
         if frame:
             channel.send(frame)
+        return closing
 
     def _send_acks(self) -> None:
         with self._lock:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tangram_hpc.client.session import Session
 from tangram_hpc.domain import event as ev
-from tangram_hpc.errors import SessionLost
+from tangram_hpc.errors import BrokerUnreachable, SessionLost
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.protocol.input_flow import DATA, HANGUP, SIGNAL, WINDOW
 from tangram_hpc.protocol.unconfirmed import UnconfirmedMessages
@@ -93,6 +93,23 @@ def test_a_client_that_is_closed_while_it_reconnects_says_goodbye(rig: LinkRig) 
     with rig.broken():
         rig.on_dial = close
     rig.until(lambda: rig.channel.peer.peer.said_bye or rig.client.failure, "it has ended")
+    assert rig.channel.peer.peer.said_bye
+
+
+def test_a_client_that_is_closed_just_after_it_has_sent_says_goodbye(rig: LinkRig) -> None:
+    closer = Thread(target=rig.client.close)
+
+    def close() -> None:
+        rig.on_sent = lambda: None
+        closer.start()
+        with pytest.raises(BrokerUnreachable, match="was closed"):
+            while True:
+                rig.client.submit(["true"])
+
+    rig.on_sent = close
+    rig.client.submit(["true"])
+    rig.until(lambda: rig.client.failure, "it has ended")
+    closer.join(WAIT_S)
     assert rig.channel.peer.peer.said_bye
 
 

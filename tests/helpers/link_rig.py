@@ -46,6 +46,7 @@ class RigChannel:
                     self._link.broker.broker.receive(self.peer.peer, *parcel)
                 self._link.broker.settle()
             self._link.changed.notify_all()
+        self._link.on_sent()
 
     def wait(self, timeout_s: float, busy: bool) -> Iterator[Parcel]:
         with self._link.changed:
@@ -79,6 +80,7 @@ class LinkRig:
         client: the client.
         channel: the client's connection, or its last one.
         on_dial: called by the client's thread before it connects.
+        on_sent: called by the client's thread after it has sent what was queued.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -88,6 +90,7 @@ class LinkRig:
         self.worker = self.broker.worker(gpus=(0,))
         self._open = True
         self.on_dial: Callable[[], None] = lambda: None
+        self.on_sent: Callable[[], None] = lambda: None
         self.channel: RigChannel
         self._folder = folder
         self.client = self.new_client()
