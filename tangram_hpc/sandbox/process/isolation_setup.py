@@ -230,9 +230,10 @@ def _make_workdir(path: str, writable: bool) -> None:
 def _container(setup: Setup, home: str, root: str = "") -> ContainerSpec:
     box, files, resolver = setup.box, [(path_of(home), UNITS)], _resolver(setup.box, home)
     if not box.image:
-        files.insert(0, (setup.etc, "/etc"))
+        over = [(path, path) for path in etc.mounted(setup.read)]
         if resolver not in ("", RESOLV_CONF) and os.path.exists(setup.etc + "/resolv.conf"):
-            files.insert(1, (resolver, RESOLV_CONF))
+            over.append((resolver, RESOLV_CONF))
+        files[:0] = [(setup.etc, "/etc"), *over]
     return ContainerSpec(home, box.image, box.network is True, etc.others(setup.read), files,
                          name=container_name(home), root=root, resolver=resolver)
 
