@@ -1,13 +1,13 @@
 """Rate limits for a broker's calls of Slurm: few queries, few other calls, a pause after a failure.
 
-Pure: callers hand in the time (epoch ns), and the jitter comes from one seeded generator, so the
-same calls at the same times with the same seed give the same answers. The budget says when a call
-may be made; it calls nobody.
+Pure: callers hand in the time (epoch ns) and the jitter's randomness, so the same calls at the same
+times with the same seed give the same answers. The budget says when a call may be made; it calls
+nobody.
 """
 
 from __future__ import annotations
 
-import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 _SECOND = 10**9
@@ -39,14 +39,19 @@ class Budget:
 
     Every method is O(1).
 
+    Args:
+        uniform: returns a number between its two arguments, as `random.Random(seed).uniform` does.
+        limits: what this budget keeps to; None for the defaults.
+
     Attributes:
         limits: what this budget keeps to.
         closed_until: no call may be made before this time, epoch ns; 0 outside of a pause.
     """
 
-    def __init__(self, seed: int, limits: RpcLimits | None = None) -> None:
+    def __init__(self, uniform: Callable[[float, float], float], limits: RpcLimits | None = None
+                 ) -> None:
         self.limits = limits or RpcLimits()
-        self._dice = random.Random(seed)
+        self._uniform = uniform
         self._queried_at = 0
         self._full_at = 0  # when the token bucket will be full again, epoch ns
         self._failures = 0  # number of failures in a row
@@ -81,4 +86,4 @@ class Budget:
         """
         pause = min(self.limits.most_ns, self.limits.first_ns << min(self._failures, 30))
         self._failures += 1
-        self.closed_until = now + round(pause * (1 + _JITTER * self._dice.uniform(-1.0, 1.0)))
+        self.closed_until = now + round(pause * (1 + _JITTER * self._uniform(-1.0, 1.0)))

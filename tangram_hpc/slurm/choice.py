@@ -8,6 +8,7 @@ answers.
 from __future__ import annotations
 
 import importlib.util
+import random
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
@@ -63,8 +64,8 @@ def make_slurm(choice: str, environ: Mapping[str, str], job: str, query_s: float
         MissingExtra: pyslurm was asked for and is not installed.
     """
     limits = RpcLimits(query_ns=int(query_s * 1e9))
-    return BudgetedSlurm(make_adapter(choice, environ), Budget(zlib.crc32(job.encode()), limits),
-                         clock)
+    dice = random.Random(zlib.crc32(job.encode()))
+    return BudgetedSlurm(make_adapter(choice, environ), Budget(dice.uniform, limits), clock)
 
 
 class Auto:

@@ -34,7 +34,7 @@ def hurried() -> Iterator[None]:
 
 
 def meet(*works: Callable[[], Any]) -> list[Any]:
-    """Runs these at once, each in a thread of its own; what they returned."""
+    """Runs these at once, each in a thread of its own, and returns what they returned."""
     gate, found = threading.Barrier(len(works)), [None] * len(works)
 
     def run(index: int) -> None:

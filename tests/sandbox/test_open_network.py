@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -235,11 +236,12 @@ def resolvers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[
         datagrams.sendto(query[::-1], asker)
 
     def carry() -> None:
-        with streams.accept()[0] as line:
+        with suppress(OSError), streams.accept()[0] as line:  # shut down: nobody came
             line.sendall(line.recv(1000)[::-1])
 
-    for work in (answer, carry):
-        threading.Thread(target=work, daemon=True).start()
+    threads = [threading.Thread(target=work, daemon=True) for work in (answer, carry)]
+    for thread in threads:
+        thread.start()
     conf = tmp_path / "resolv.conf"
     conf.write_text("# ours\nsearch a.org b.org\nnameserver 127.0.0.9\nnameserver 127.0.0.1\n"
                     "options ndots:2\nsortlist 10.0.0.0\n")
@@ -250,6 +252,10 @@ def resolvers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[
     listener = socket.create_server(("127.0.0.1", 0))
     yield {"conf": conf, "relay": name_relay.NameRelay(ours, listener), "udp": ours,
            "tcp": listener}
+    ours.sendto(b"", datagrams.getsockname())
+    streams.shutdown(socket.SHUT_RDWR)
+    for thread in threads:  # or it would go on with the descriptor of a later test
+        thread.join(20)
     for each in (streams, datagrams, ours, listener):
         each.close()
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ S = 10**9
 @given(st.lists(st.integers(0, 40 * S), min_size=1, max_size=200))
 def test_slurm_calls_other_than_queries_are_a_burst_and_then_one_per_30_seconds(
         gaps: list[int]) -> None:
-    budget, now, made = Budget(0), 1_000 * S, []
+    budget, now, made = Budget(Random(0).uniform), 1_000 * S, []
     for gap in gaps:
         now += gap
         if budget.may_act_at(now) <= now:
@@ -41,7 +42,7 @@ def test_slurm_calls_other_than_queries_are_a_burst_and_then_one_per_30_seconds(
 
 
 def test_queries_are_thirty_seconds_apart() -> None:
-    budget = Budget(0)
+    budget = Budget(Random(0).uniform)
     assert budget.may_query_at(5 * S) <= 5 * S
     budget.queried(5 * S)
     assert budget.may_query_at(6 * S) == 35 * S
@@ -51,7 +52,7 @@ def test_queries_are_thirty_seconds_apart() -> None:
 
 def test_pauses_after_slurm_failures_double_up_to_a_limit_with_jitter() -> None:
     def pauses(seed: int) -> list[int]:
-        budget, found = Budget(seed), []
+        budget, found = Budget(Random(seed).uniform), []
         for n in range(12):
             budget.failed(n * 10_000 * S)
             found.append(budget.closed_until - n * 10_000 * S)
@@ -63,7 +64,7 @@ def test_pauses_after_slurm_failures_double_up_to_a_limit_with_jitter() -> None:
         whole = min(limits.most_ns, limits.first_ns << n)
         assert 0.75 * whole <= pause <= 1.25 * whole
     assert one == pauses(1) != pauses(2)
-    budget = Budget(1)
+    budget = Budget(Random(1).uniform)
     budget.failed(0)
     budget.failed(100 * S)
     budget.answered()
@@ -145,7 +146,7 @@ def play(scene: Callable[[BudgetedSlurm, FakeAdapter], Any], limits: RpcLimits =
          budget: Budget | None = None) -> Any:
     async def go() -> Any:
         fake = FakeAdapter()
-        slurm = BudgetedSlurm(fake, budget or Budget(3, limits), SystemClock())
+        slurm = BudgetedSlurm(fake, budget or Budget(Random(3).uniform, limits), SystemClock())
         try:
             return await scene(slurm, fake)
         finally:
@@ -172,7 +173,7 @@ def test_every_slurm_call_gets_its_answer() -> None:
 
 
 def test_ten_thousand_job_queries_are_merged_into_a_few_calls() -> None:
-    budget = WatchedBudget(3, FAST)
+    budget = WatchedBudget(Random(3).uniform, FAST)
 
     async def scene(slurm: BudgetedSlurm, fake: FakeAdapter) -> None:
         began, answers = time.monotonic_ns(), []

@@ -501,8 +501,8 @@ class SandboxExecutor:
         self._supervisor.renew()
 
     def _left(self, process: ExecutionProcess, lease: int) -> None:
-        """Continues a process in which nothing of a lease is left: with a call that waits in it, or
-        with another action.
+        """Gives a process, in which nothing of a lease is left any more, its next work: a call that
+        waits in it, or another action.
         """
         if process.kind == RUNNER and process.leases:
             lease = next(iter(process.leases))

@@ -200,7 +200,9 @@ class ShellProcess:
         return "; ".join(words) + "\n"
 
     def _last_line(self, hidden: bool = False, word: str = "e") -> str:
-        """The third line. `hidden`: it switches tracing off and does not appear in the trace."""
+        """Returns the third line of a command's script, which reports the command's end. If
+        `hidden`, the line switches tracing off and does not appear in the trace.
+        """
         line = f"\\printf '{word} %s %s %s\\n' {self._serial} \"$?\" \"$-\" >&{self._fd}"
         return f"{{ {line}; set +xv; }} 2>/dev/null\n" if hidden else line + "\n"
 
