@@ -47,21 +47,31 @@ class _Verb(argparse.ArgumentParser):
         return args, unknown
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the parser of all verbs."""
+def parser(verbs_wanted: Sequence[str] = VERBS) -> argparse.ArgumentParser:
+    """Returns the parser of all verbs, or of some of them."""
     top = argparse.ArgumentParser(
         prog="tangram", description="Pack agentic-RL actions into held Slurm allocations.",
         epilog="Every verb has its own --help.")
     top.add_argument("--config", default="", metavar="FILE", help=_CONFIG)
     top.add_argument("--version", action="version", version=f"tangram_hpc {__version__}")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Verb)
-    for verb in VERBS:
+    for verb in verbs_wanted:
         module = importlib.import_module(f".{verb}", __name__)
         module.add(verbs)
-    for verb in _READ_SETTINGS:  # SUPPRESS keeps a --config that was given before the verb
+    for verb in set(_READ_SETTINGS) & set(verbs_wanted):
+        # SUPPRESS keeps a --config that was given before the verb
         verbs.choices[verb].add_argument("--config", default=argparse.SUPPRESS, metavar="FILE",
                                          help=_CONFIG)
     return top
+
+
+def _parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Returns a parser that knows the verb of this command line, or all verbs if it has none. To
+    load every verb takes longer than most verbs run."""
+    word = next((each for n, each in enumerate(arguments) if not each.startswith("-")
+                 and (n == 0 or arguments[n - 1] != "--config")), "")
+    modules = {verb.replace("_", "-"): verb for verb in VERBS}
+    return parser([modules[word]]) if word in modules else parser()
 
 
 @contextlib.contextmanager
@@ -86,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:2] == ["sim", "rl"]:
         arguments[:2] = ["sim-rl"]
-    args = parser().parse_args(arguments)
+    args = _parser_for(arguments).parse_args(arguments)
     try:
         with _config_file(args.config):
             status: int = args.go(args)
