@@ -66,11 +66,14 @@ def parser(verbs_wanted: Sequence[str] = VERBS) -> argparse.ArgumentParser:
 
 
 def _parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Returns a parser that knows the verb of this command line, or all verbs if it has none. To
-    load every verb takes longer than most verbs run."""
-    word = next((each for n, each in enumerate(arguments) if not each.startswith("-")
-                 and (n == 0 or arguments[n - 1] != "--config")), "")
+    """Returns a parser that knows the verb of this command line, or all verbs if the line does not
+    begin with one. To load every verb takes longer than most verbs run.
+    """
+    at = 0
+    while at < len(arguments) and arguments[at].startswith("--config"):
+        at += 1 if "=" in arguments[at] else 2
     modules = {verb.replace("_", "-"): verb for verb in VERBS}
+    word = arguments[at] if at < len(arguments) else ""
     return parser([modules[word]]) if word in modules else parser()
 
 
