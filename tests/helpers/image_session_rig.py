@@ -62,6 +62,13 @@ class ImageSessionRig(Rig):
         os.kill(process.pid, signal.SIGKILL)
         self.until(lambda: one.process is not process and one.up)
 
+    def packed_files(self, session: int) -> str:
+        """Packs a session as a move does; returns the name of its files for `SessionSpec.files`."""
+        self.loop.call_soon(self.executor.pack_session, session)
+        self.until(lambda: session in self.packed or session in self.down)
+        assert session in self.packed, self.down
+        return self.packed[session]
+
     def out(self, session: int, text: str, **fields: Any) -> str:
         """What a command that succeeds says."""
         outcome, back = self.shell(text, session=session, **fields)

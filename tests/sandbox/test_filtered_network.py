@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from helpers.executor_rig import until
+from helpers.own_address import own_address
 
 from tangram_hpc import InvalidInput, LocalCluster
 from tangram_hpc.domain.isolation import choose_isolation, networks
@@ -315,15 +316,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield c
 
 
-def own_address() -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("203.0.114.7", 9))
-        except OSError:
-            return "127.0.0.2"
-        return str(probe.getsockname()[0])
-
-
 def test_code_reaches_what_is_listed_by_the_usual_variables(cluster: LocalCluster, outside: int
                                                             ) -> None:
     fetch = ("import urllib.request; urllib.request.proxy_bypass = lambda host: False\n"
@@ -347,7 +339,7 @@ def test_hostile_code_finds_no_other_way(cluster: LocalCluster, trusted: bool) -
         abstract.bind("\0" + name)
         abstract.listen()
         port = node.getsockname()[1]
-        told = session.exec(["python3", "a.py", str(port), own_address(), name,
+        told = session.exec(["python3", "a.py", str(port), own_address("127.0.0.2"), name,
                              socket.gethostname()]).result()
         assert told.text == "[]\n", told
 
@@ -361,7 +353,7 @@ def test_another_sandbox_and_the_broker_are_out_of_reach(cluster: LocalCluster) 
           cluster.session(network=["*:*"], files={"a.py": ATTACK}) as other):
         one.exec(serve).result()
         one.connect(7777, wait_s=20).close()
-        told = other.exec(["python3", "a.py", "7777", own_address(), "none",
+        told = other.exec(["python3", "a.py", "7777", own_address("127.0.0.2"), "none",
                            socket.gethostname()]).result()
         assert told.text == "[]\n", told
         told = other.exec(["python3", "-c", knock, broker]).result()

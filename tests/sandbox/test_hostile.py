@@ -16,6 +16,7 @@ import pytest
 from helpers.executor_rig import alive, until
 from helpers.hostile_rig import DISK_MIB, OUTPUT_MAX, PIDS, WAYS, Arena, program, sysv_key
 from helpers.hostile_rig import arena as new_arena
+from helpers.own_address import own_address
 
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
@@ -417,7 +418,7 @@ def test_no_connection_leads_out(arena: Arena) -> None:
     tcp, udp = (listener.getsockname()[1] for listener in listeners[:2])
     try:
         with arena.duel() as duel:
-            assert duel.successes(CALLS, tcp, udp, path, abstract, address_here()) == []
+            assert duel.successes(CALLS, tcp, udp, path, abstract, own_address("127.0.0.1")) == []
             duel.goes_on()
         for listener in listeners:
             with pytest.raises(BlockingIOError):
@@ -426,16 +427,6 @@ def test_no_connection_leads_out(arena: Arena) -> None:
         for listener in listeners:
             listener.close()
         path.unlink()
-
-
-def address_here() -> str:
-    """An address of this machine that is not its loopback, where it has one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        try:
-            s.connect(("192.0.2.1", 9))
-        except OSError:
-            return "127.0.0.1"
-        return str(s.getsockname()[0])
 
 
 LITTER = """

@@ -230,10 +230,7 @@ def test_a_session_outlives_its_init(rig: ImageRig) -> None:
 def test_a_moved_session_keeps_the_changes_to_its_image_root(rig: ImageRig) -> None:
     session = rig.start(movable=True)
     rig.out(session, CHANGE)
-    rig.loop.call_soon(rig.executor.pack_session, session)
-    rig.until(lambda: session in rig.packed or session in rig.down)
-    assert session in rig.packed, rig.down
-    moved = rig.start(movable=True, files=rig.packed[session])
+    moved = rig.start(movable=True, files=rig.packed_files(session))
     assert rig.out(moved, SEEN).split() == SAME
     rig.close_session(moved)
 

@@ -237,10 +237,7 @@ def test_a_sessions_directory_may_belong_to_another_user(rig: ImageRig) -> None:
     assert outcome.state is ActionState.COMPLETED, outcome
     begun = rig.start(snapshot=name)
     assert rig.out(begun, look).split() == ["105:700", "h"]
-    rig.loop.call_soon(rig.executor.pack_session, session)
-    rig.until(lambda: session in rig.packed or session in rig.down)
-    assert session in rig.packed, rig.down
-    moved = rig.start(movable=True, files=rig.packed[session])
+    moved = rig.start(movable=True, files=rig.packed_files(session))
     assert rig.out(moved, look).split() == ["105:700", "h"]
     for one in (copy, begun, moved):
         rig.close_session(one)
@@ -249,10 +246,7 @@ def test_a_sessions_directory_may_belong_to_another_user(rig: ImageRig) -> None:
 def test_a_move_keeps_the_owners(rig: ImageRig) -> None:
     session = rig.start(movable=True)
     rig.out(session, MADE)
-    rig.loop.call_soon(rig.executor.pack_session, session)
-    rig.until(lambda: session in rig.packed or session in rig.down)
-    assert session in rig.packed, rig.down
-    moved = rig.start(movable=True, files=rig.packed[session])
+    moved = rig.start(movable=True, files=rig.packed_files(session))
     assert rig.out(moved, TELL).split() == OWNERS
     rig.close_session(moved)
 

@@ -106,11 +106,10 @@ def test_a_session_from_a_snapshot_moves_with_all_its_layers(rig: SnapshotRig) -
     rig.close_session(first)
     session = rig.start(snapshot=name, movable=True)
     rig.out(session, "echo high >/testbed/high; rm /testbed/low; echo low >/testbed/again")
-    rig.loop.call_soon(rig.executor.pack_session, session)
-    rig.until(lambda: session in rig.packed or session in rig.down)
+    files = rig.packed_files(session)
     rig.order(name, "remove")
     rig.until(lambda: not rig.folders())  # the archive has all that it needs
-    moved = rig.start(movable=True, files=rig.packed[session])
+    moved = rig.start(movable=True, files=files)
     look = "ls /testbed /testbed/folder"
     expected = ["/testbed:", "again", "folder", "high", "/testbed/folder:"]
     assert rig.out(moved, look).split() == expected

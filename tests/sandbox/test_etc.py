@@ -1,0 +1,53 @@
+"""What a sandbox has of /etc: a copy of the listed files; directories of many links are mounted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.executor_rig import Rig, as_an_ordinary_user
+
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.ports import SandboxSettings
+from tangram_hpc.sandbox.isolation import etc, visible_paths
+
+LINKS = [path for path in ("/etc/alternatives", "/etc/ssl/certs", "/etc/pki/ca-trust")
+         if os.path.isdir(path)]
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    if "bwrap" not in as_an_ordinary_user(SandboxSettings()).untrusted:
+        pytest.skip("bwrap does not work here")
+    one = Rig(tmp_path_factory.mktemp("etc"), trusted=False)
+    one.open(1, backend="bwrap")
+    yield one
+    one.close()
+
+
+def test_the_copy_has_an_empty_directory_where_one_is_mounted(tmp_path: Path) -> None:
+    read = visible_paths.readable()
+    assert etc.mounted(read) == LINKS
+    copy = Path(etc.copy_etc(read, str(tmp_path / "etc")))
+    for path in LINKS:
+        assert list((copy / Path(path).relative_to("/etc")).iterdir()) == []
+    assert (copy / "passwd").read_bytes() == Path("/etc/passwd").read_bytes()
+    assert not (copy / "shadow").exists()
+
+
+@pytest.mark.parametrize("path", LINKS)
+def test_a_sandbox_sees_the_nodes_directories_of_links_and_cannot_change_them(rig: Rig, path: str
+                                                                             ) -> None:
+    outcome, back = rig.shell(f"ls -A {path}; touch {path}/mine", session=1)
+    assert outcome.state is ActionState.FAILED
+    assert sorted(back.stdout.decode().split()) == sorted(os.listdir(path))
+    assert b"Read-only file system" in back.stderr
+    assert not os.path.exists(f"{path}/mine")
+
+
+def test_a_sandbox_sees_only_the_listed_files_of_etc(rig: Rig) -> None:
+    _, back = rig.shell("ls -A /etc", session=1)
+    listed = {path.split("/")[2] for path in visible_paths.readable() if path.startswith("/etc/")}
+    assert set(back.stdout.decode().split()) <= listed
