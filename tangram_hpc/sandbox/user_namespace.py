@@ -20,13 +20,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 SPAN = 65536  # users of a namespace that has several: Debian's `nobody` is 65534
 NEW_USER = 0x10000000  # CLONE_NEWUSER
 _PROGRAMS = ("newuidmap", "newgidmap")
+_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 _FILES = ("/etc/subuid", "/etc/subgid")
 _PR_SET_DUMPABLE, _PR_GET_NO_NEW_PRIVS = 4, 39
 
@@ -116,30 +117,92 @@ def _ranges(path: str, names: frozenset[str]) -> list[str]:
     return found
 
 
-def enter(users: UserMap, flags: int = 0) -> None:
+class OutsideMaps:
+    """Lets a process outside of a new user namespace write the maps of the process inside, because
+    only a process outside may map more than one user. Make it before one of the two is forked.
+    """
+
+    def __init__(self, users: UserMap) -> None:
+        self._users = users
+        (self._asked, self._ask), (self._answer, self._answered) = os.pipe(), os.pipe()
+        self._open = {self._asked, self._ask, self._answer, self._answered}
+
+    def wait(self) -> None:
+        """Waits, inside, until both maps are written. Raises OSError if they cannot be."""
+        self._close(self._answered)
+        os.write(self._ask, b"x")
+        if not os.read(self._answer, 1):
+            raise OSError(errno.EPERM, "user namespace: newuidmap or newgidmap refused to map its "
+                                       "users")
+
+    def write(self, pid: int) -> None:
+        """Writes, outside, the maps of process `pid` as soon as it waits for them; returns if it
+        ends without that."""
+        self._close(self._ask)
+        with suppress(OSError):
+            if os.read(self._asked, 1) and not _write_maps(pid, self._users):
+                os.write(self._answered, b"x")
+        self.close()
+
+    def close(self) -> None:
+        """Closes the pipes of this process: whoever waits at their other ends goes on."""
+        for fd in list(self._open):
+            self._close(fd)
+
+    def _close(self, fd: int) -> None:
+        self._open.discard(fd)
+        os.close(fd)
+
+
+def enter(users: UserMap, flags: int = 0, outside: OutsideMaps | None = None) -> None:
     """Takes this process into a new user namespace, in which it is user 0 with all capabilities,
     and into further namespaces that belong to it. This process must have one thread.
 
     Args:
         users: the users of the namespace.
         flags: further namespaces that are made, as unshare(2) takes them.
+        outside: what another process writes the maps by; None to fork one if it is needed.
 
     Raises:
         OSError: the kernel or newuidmap refuses.
     """
     _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # else root owns the files that are written here
-    with waiting():
-        ask = _mapper(os.getpid(), users) if users.several else None
-        code = ctypes.get_errno() if _libc.unshare(NEW_USER | flags) != 0 else 0
-        if ask is not None:
-            ask(not code)
-        if code:
-            raise OSError(code, f"user namespace: {os.strerror(code)}")
-        if ask is not None:
-            return become_root()
-    write_setting("/proc/self/setgroups", "deny")
-    write_setting("/proc/self/uid_map", users.uids)
-    write_setting("/proc/self/gid_map", users.gids)
+    if not users.several:
+        _unshare(flags)
+        write_setting("/proc/self/setgroups", "deny")
+        write_setting("/proc/self/uid_map", users.uids)
+        write_setting("/proc/self/gid_map", users.gids)
+        return
+    if outside is not None:
+        _unshare(flags)
+        outside.wait()
+    else:
+        with waiting(), _helper(OutsideMaps(users)) as outside:
+            _unshare(flags)
+            outside.wait()
+    become_root()
+
+
+def _unshare(flags: int) -> None:
+    if _libc.unshare(NEW_USER | flags) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"user namespace: {os.strerror(code)}")
+
+
+@contextmanager
+def _helper(outside: OutsideMaps) -> Iterator[OutsideMaps]:
+    """Forks a process that writes the maps of this one, and waits for its end."""
+    inside = os.getpid()
+    helper = os.fork()
+    if helper == 0:
+        with suppress(OSError):
+            outside.write(inside)
+        os._exit(0)
+    try:
+        yield outside
+    finally:
+        outside.close()
+        os.waitpid(helper, 0)
 
 
 def become_root() -> None:
@@ -150,42 +213,17 @@ def become_root() -> None:
     os.setresuid(0, 0, 0)
 
 
-def _mapper(pid: int, users: UserMap) -> Callable[[bool], None]:
-    """Forks a helper that stays outside of the new namespace, because only a process outside may
-    map more than one user. Returns a function that lets the helper write the maps of `pid`, or end
-    without that, and waits for it.
-    """
-    into, out = os.pipe()
-    helper = os.fork()
-    if helper == 0:
-        status = 1
-        with suppress(OSError):
-            os.close(out)
-            if os.read(into, 1):
-                status = _write_maps(pid, users)
-        os._exit(status)
-    os.close(into)
-
-    def ask(wanted: bool) -> None:
-        if wanted:
-            os.write(out, b"x")
-        os.close(out)
-        if os.waitpid(helper, 0)[1] and wanted:
-            raise OSError(errno.EPERM, "user namespace: newuidmap or newgidmap refused to map its "
-                                       "users")
-
-    return ask
-
-
 def _write_maps(pid: int, users: UserMap) -> int:
     """Writes both maps of a process; returns 0 if that succeeded."""
     if os.geteuid() == 0:
         for name, text in (("uid_map", users.uids), ("gid_map", users.gids)):
             write_setting(f"/proc/{pid}/{name}", text)
         return 0
-    path = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
-    return sum(abs(os.spawnvpe(os.P_WAIT, program, (program, str(pid), *text.split()), path))
-               for program, text in zip(_PROGRAMS, users, strict=True))
+    with waiting():
+        started = [os.posix_spawn(shutil.which(program, path=_PATH) or program,
+                                  [program, str(pid), *text.split()], {"PATH": _PATH})
+                   for program, text in zip(_PROGRAMS, users, strict=True)]
+        return sum(os.waitpid(program, 0)[1] for program in started)
 
 
 def write_setting(path: str, text: str) -> None:

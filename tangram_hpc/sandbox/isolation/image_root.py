@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from .. import user_namespace
 from ..files import root_record, scratch
 from ..files.root_record import RootRecord
-from ..user_namespace import UserMap
+from ..user_namespace import OutsideMaps, UserMap
 
 WAYS = ("overlay", "fuse", "copy")
 SESSION, UNITS = "session", "session.cpus"  # in the root of a sandbox
@@ -67,6 +67,7 @@ class ImageRoot:
             has no way out.
         changes_fd: open on the folder that holds what the session changed.
         users: which users the sandbox has.
+        maps: by which `map_users` and `enter` agree; None if user 0 is the only user.
         image_mib: where `changes` is a copy of the image, the size of the image in MiB; else 0.
         layers: folders of snapshots between the image and the changes, the uppermost first.
     """
@@ -77,6 +78,7 @@ class ImageRoot:
     resolver: str
     changes_fd: int
     users: UserMap
+    maps: OutsideMaps | None = None
     image_mib: int = 0
     layers: tuple[str, ...] = ()
 
@@ -87,14 +89,14 @@ class ImageRoot:
 
     def enter(self) -> None:
         """Takes this process into user and mount namespaces of its own, in which it is user 0, and
-        mounts the root at `folder`.
+        mounts the root at `folder`. Its parent must call `map_users`.
 
         Raises:
             OSError: the kernel refuses.
             Unusable: the image cannot be mounted.
         """
         os.umask(0o022)
-        user_namespace.enter(self.users, _NEWNS)
+        user_namespace.enter(self.users, _NEWNS, self.maps)
         if self.way == "overlay":
             self._mount_overlay()
         elif self.way == "fuse":
@@ -108,6 +110,12 @@ class ImageRoot:
             os.close(root)
         # no nested namespaces, as with bwrap's --disable-userns
         user_namespace.write_setting("/proc/sys/user/max_user_namespaces", "0")
+
+    def map_users(self, pid: int) -> None:
+        """Maps the users of process `pid`, a child that calls `enter`, which cannot do so itself;
+        returns when that is done or the child has ended."""
+        if self.maps is not None:
+            self.maps.write(pid)
 
     def _mount_overlay(self) -> None:
         lower, _ = self._lower(os.O_CLOEXEC)
@@ -189,8 +197,9 @@ def prepare(way: str, image: str, home: str, resolver: str, users: UserMap | Non
     for each in (scratch.work(home), scratch.root(home)):
         with suppress(FileExistsError):
             os.mkdir(each, 0o755)
+    users = scratch.users_of(home) or user_namespace.own()
     return ImageRoot(record.way, home, image, resolver, os.open(scratch.changes(home), _FOLDER),
-                     scratch.users_of(home) or user_namespace.own(), record.image_mib,
+                     users, OutsideMaps(users) if users.several else None, record.image_mib,
                      record.layers)
 
 

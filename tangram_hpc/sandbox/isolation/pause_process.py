@@ -40,7 +40,8 @@ class PauseProcess:
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], seconds: float,
-                 first: Callable[[], None] | None = None) -> None:
+                 first: Callable[[], None] | None = None,
+                 beside: Callable[[int], None] | None = None) -> None:
         """Starts the sandbox and waits until it is ready.
 
         Args:
@@ -49,6 +50,8 @@ class PauseProcess:
             seconds: how long to wait at most.
             first: is called in the runtime's process before the runtime starts; what it raises is
                 told like a complaint of the runtime. This process must have one thread then.
+            beside: is called in this process meanwhile, with the process id of the runtime's, to do
+                what `first` cannot.
 
         Raises:
             PauseFailed: it is not ready; nothing of it is left beneath this process.
@@ -57,6 +60,8 @@ class PauseProcess:
         self._direct = tuple(argv[-1:]) == CAT  # a program that is silent unless it fails
         self._spawn(argv, env, first)
         try:
+            if beside is not None:
+                beside(self.outer)
             with suppress(BrokenPipeError):
                 os.write(self._stdin, _HELLO)
             self._await_hello(until)

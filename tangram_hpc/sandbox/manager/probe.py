@@ -183,7 +183,8 @@ def _write_in_image(way: str, home: str, image: str, read: Sequence[str], second
         raise OSError(errno.EPERM, "files that this process makes are not its own here")
     box = ContainerSpec(home, image, read=read, root=root.folder)
     runtime = RUNTIMES["bwrap"]
-    pause = PauseProcess(runtime.argv(box), runtime.env(os.environ), seconds, root.enter)
+    pause = PauseProcess(runtime.argv(box), runtime.env(os.environ), seconds, root.enter,
+                         root.map_users)
     try:
         keep = image_root.KEPT_OF_SEVERAL if users else image_root.KEPT
         join.enter(pause.inside, "/", IMAGE, keep)

@@ -183,7 +183,8 @@ def _rooted(setup: Setup, home: str, stack: OpenNetwork | None) -> SandboxIsolat
                               UserMap(*setup.users) if setup.users else None)
     several = root.users.several
     what = _container(setup, home, root.folder)
-    pause = PauseProcess(runtime.argv(what), runtime.env(os.environ), _READY_S, root.enter)
+    pause = PauseProcess(runtime.argv(what), runtime.env(os.environ), _READY_S, root.enter,
+                         root.map_users)
     if stack is not None:
         stack.attach(pause.inside)
     join.enter(pause.inside, SESSION, IMAGE,
