@@ -8,7 +8,7 @@ TRL := .venv-trl
 DOCS := .venv-docs
 TORCH_TESTS := $(wildcard tests/services/test_*.py tests/client/test_services_client.py \
   tests/demo/test_demo_mixed.py tests/hooks/test_reference*.py)
-TRL_TESTS := tests/hooks/test_trl_run.py
+TRL_TESTS := tests/hooks/test_trl_run.py tests/slurm/test_slurm_trl.py
 
 # The tests start thousands of Python processes. Where this variable forbids to keep bytecode each of
 # them compiles the package anew: a broker's imports take 1.6 s of CPU then, and 0.5 s without it.

@@ -10,13 +10,16 @@ verifier are the same in all of them, so that the rewards must be equal step by 
     broker-all    tools of all rollouts together in sandboxes (`prefetching` of the TRL hook)
 
 A run writes one JSON file. `summary.py` compares runs and `plots.py` draws them. Inside of a Slurm
-job with a broker, `--broker job` uses that broker instead of one on this machine.
+job with a broker, `--broker job` uses that broker instead of one on this machine. With
+`--checkpoints FOLDER` a run that was cut off goes on after its last whole step when it is started
+again, as a requeued job does.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import os
 import platform
@@ -51,6 +54,7 @@ from tangram_hpc import Client, LocalCluster
 from tangram_hpc.hooks.process_client import use_client
 from tangram_hpc.hooks.trl_tools import prefetching, release_environments, reward_function
 
+RECORDS = "steps.json"  # in the folder of checkpoints: the records of all steps so far
 MODES = ("inside", "local", "pool", "broker", "broker-all")
 
 
@@ -78,6 +82,8 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--backend", default="", help="isolation of the sandboxes; empty for the best")
     p.add_argument("--broker", choices=("embedded", "job"), default="embedded")
     p.add_argument("--tensorboard", default="", help="a folder for TRL's own TensorBoard log")
+    p.add_argument("--checkpoints", type=Path,
+                   help="folder of a checkpoint for each step, from which a later start goes on")
     p.add_argument("--out", type=Path, required=True, help="the JSON file that is written")
     return p.parse_args()
 
@@ -102,16 +108,38 @@ def broker(args: argparse.Namespace) -> Iterator[Client]:
 
 
 class Recorder(TrainerCallback):
-    """Keeps a record of each step: reward, times, and the broker's metrics."""
+    """Keeps a record of each step: reward, times, and the broker's metrics.
 
-    def __init__(self, times: StepTimes, minutes: float) -> None:
+    Args:
+        times: where the times of a step's parts are measured.
+        minutes: see `--minutes`.
+        file: keeps the records of a run that may be cut off; None for none.
+    """
+
+    def __init__(self, times: StepTimes, minutes: float, file: Path | None) -> None:
         self.steps: list[dict[str, Any]] = []
+        self._file = file
         self.metrics: dict[str, float] = {}
         self._times, self._began = times, 0.0
         self._until = time.monotonic() + 60 * minutes if minutes else float("inf")
 
-    def on_step_begin(self, *args: Any, **others: Any) -> None:
-        """Begins a step."""
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Reads the records of the steps that an earlier start has done."""
+        if self._file is not None and state.global_step:
+            self.steps = json.loads(self._file.read_text())[:state.global_step]
+
+    def on_save(self, *args: Any, **others: Any) -> None:
+        """Writes the records; an end in the middle leaves the last ones whole."""
+        if self._file is not None:
+            new = self._file.with_suffix(".new")
+            new.write_text(json.dumps(self.steps))
+            new.replace(self._file)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Begins a step. Its random numbers depend on its number alone, so a run that was cut off
+        draws the same ones as a run that was not."""
+        text = f"{args.seed}:{state.global_step}".encode()
+        torch.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:4]))  # it takes 32 bits
         self._began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -148,15 +176,27 @@ def sandbox_reward(client: Client, recorder: Recorder) -> Callable[..., Any]:
     return reward
 
 
+def last_whole(folder: Path | None) -> str | None:
+    """Returns the last checkpoint that was written to its end, and the records with it; None if
+    there is none."""
+    if folder is None or not (folder / RECORDS).exists():
+        return None
+    steps = len(json.loads((folder / RECORDS).read_text()))
+    whole = [path for number in range(1, steps + 1)
+             if (path := folder / f"checkpoint-{number}").joinpath("trainer_state.json").exists()]
+    return str(whole[-1]) if whole else None
+
+
 def settings(args: argparse.Namespace, policy: Policy) -> GRPOConfig:
     """Returns TRL's settings; a step has `--generations` rollouts of each task."""
     return GRPOConfig(
-        output_dir=tempfile.gettempdir(), seed=args.seed, max_steps=args.steps,
-        per_device_train_batch_size=len(rows()) * args.generations,
+        output_dir=str(args.checkpoints or tempfile.gettempdir()), save_steps=1, save_total_limit=2,
+        save_strategy="steps" if args.checkpoints else "no", seed=args.seed, max_steps=args.steps,
+        per_device_train_batch_size=len(rows()) * args.generations, shuffle_dataset=False,
         num_generations=args.generations, max_completion_length=96,
         max_tool_calling_iterations=args.turns, learning_rate=args.lr,
         lr_scheduler_type="constant", beta=0.0, temperature=1.0,
-        generation_kwargs=policy.generation_options(), logging_steps=1, save_strategy="no",
+        generation_kwargs=policy.generation_options(), logging_steps=1,
         disable_tqdm=True, use_cpu=True, bf16=False, gradient_checkpointing=False,
         report_to=["tensorboard"] if args.tensorboard else [])
 
@@ -172,7 +212,8 @@ def train(args: argparse.Namespace, client: Client | None) -> tuple[list[dict[st
         assert isinstance(cpus, int), "--tool-cpus: a local pool cannot change a tool's size"
         setting.slots = threading.Semaphore(max(1, args.cpus // cpus))
         threads = ThreadPoolExecutor(max(1, args.cpus // cpus))
-    policy, recorder = make_policy(args.seed), Recorder(times := StepTimes(), args.minutes)
+    policy, folder = make_policy(args.seed), args.checkpoints
+    recorder = Recorder(times := StepTimes(), args.minutes, folder and folder / RECORDS)
     trainer = stopwatch(prefetching(GRPOTrainer) if together else GRPOTrainer, times)(
         model=policy.model, processing_class=policy.tokenizer,
         train_dataset=Dataset.from_list(rows()), callbacks=[recorder],
@@ -180,8 +221,8 @@ def train(args: argparse.Namespace, client: Client | None) -> tuple[list[dict[st
         reward_funcs=folder_reward(threads) if client is None else sandbox_reward(client, recorder),
         args=settings(args, policy))
     trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    release_environments(trainer.environments)
+    trainer.train(resume_from_checkpoint=last_whole(folder))
+    release_environments(trainer.environments or [])  # None where all steps were done before
     return recorder.steps, setting
 
 
@@ -190,6 +231,8 @@ def main() -> None:
     args = arguments()
     disable_progress_bars()
     torch.set_num_threads(1)  # the model is tiny: more threads only wait for each other
+    if args.checkpoints:
+        args.checkpoints.mkdir(parents=True, exist_ok=True)
     if args.tensorboard:
         os.environ["TENSORBOARD_LOGGING_DIR"] = args.tensorboard
     began = time.perf_counter()
@@ -204,7 +247,8 @@ def main() -> None:
         left, held = {"sandboxes": len(setting.open_folders)}, {}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps({
-        "format": "trl-run/1", **{k: v for k, v in vars(args).items() if k != "out"},
+        "format": "trl-run/1",
+        **{k: v for k, v in vars(args).items() if k not in ("out", "checkpoints")},
         "wall_s": time.perf_counter() - began, "steps_done": steps, "left": left, "usage": held,
         "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(),
         "versions": {p: version(p) for p in ("trl", "transformers", "torch", "tangram-hpc")},

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,29 @@ def test_rewards_are_equal_wherever_tools_run_and_nothing_is_left(tmp_path: Path
         # the final tests of a rollout are actions too, and a rollout without a guess has none
         assert calls <= sum(step["metrics"]["tangram/tools/count"] for step in steps) <= (
             calls + STEPS * ROLLOUTS)
+
+
+def test_a_run_that_is_killed_goes_on_from_its_last_whole_step(tmp_path: Path) -> None:
+    steps, kept = 40, tmp_path / "kept"
+
+    def command(out: str, *words: str) -> list[str]:
+        return [sys.executable, str(RUN), "--mode", "inside", "--generations", "2", "--steps",
+                str(steps), "--out", str(tmp_path / out), *words]
+
+    with subprocess.Popen(command("cut.json", "--checkpoints", str(kept)),
+                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as cut_off:
+        until = time.monotonic() + 120
+        while not (kept / "checkpoint-7").exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        cut_off.kill()
+    assert not (tmp_path / "cut.json").exists()
+    for words in (command("cut.json", "--checkpoints", str(kept)), command("whole.json")):
+        told = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+        assert told.returncode == 0, told.stderr[-3000:]
+    cut, whole = (json.loads((tmp_path / out).read_text())["steps_done"]
+                  for out in ("cut.json", "whole.json"))
+    assert len(cut) == steps
+    assert [step["reward"] for step in cut] == [step["reward"] for step in whole]
 
 
 def test_the_log_of_tensorboard_has_the_metrics(tmp_path: Path) -> None:
