@@ -361,12 +361,13 @@ def test_exceeding_a_memory_limit_kills_only_the_offender(
 
 def test_a_memory_limit_below_the_current_use_is_no_error(
         enforcer: Enforcer, group: Group, process: Process) -> None:
-    """Version 1 refuses such a limit; the group then gets no further memory until the limit can be
-    set. Version 2 kills the process that holds the memory."""
+    """The kernel refuses such a limit, or would kill more than one process. So the group only gets
+    no further memory until the limit can be set."""
     needs(enforcer, "memory")
     holder = process.start(python("x = bytearray(100 << 20); import os; os.kill(os.getpid(), 19)"))
     until(lambda: cgroupfs.read(f"/proc/{holder}/stat").split()[2] == "T", "it holds 100 MiB")
     group.limit(64, 0)
+    assert group.oom_kills() == 0 and holder in process.beneath()
     assert process.run(python(HOG.format(200, 0)))[0] == -signal.SIGKILL
     assert group.oom_kills() > 0
     if holder in process.beneath():

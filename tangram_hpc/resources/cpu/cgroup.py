@@ -95,8 +95,8 @@ class CgroupGroup:
     def limit(self, mem_mib: int, pids: int) -> None:
         """Limits memory, in MiB, and processes with their threads; 0 means no limit.
 
-        If more memory is in use than the kernel can take back, version 1 makes the memory in use
-        the limit, and the next call tries again; in version 2 the kernel kills a process.
+        If more memory is in use than the kernel can take back, the memory in use becomes the limit,
+        and the next call tries again.
 
         Raises:
             OSError: the kernel refuses.

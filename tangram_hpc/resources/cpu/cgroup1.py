@@ -60,9 +60,8 @@ class Group1(CgroupGroup):
         return whole
 
     def _write_limit(self, path: str, size: int) -> bool:
-        """Writes a limit. If more memory is in use than the kernel can take back, version 1
-        refuses (version 2 kills a process). Then the memory in use becomes the limit, and a process
-        that asks for more is killed.
+        """Writes a limit. If more memory is in use than the kernel can take back, it refuses. Then
+        the memory in use becomes the limit, and a process that asks for more is killed.
         """
         asked = size
         for _ in range(_LIMIT_TRIES):

@@ -19,6 +19,7 @@ from .usage import GroupUsage
 
 _GIVES = {"cpuset": CORES, "cpu": QUOTA, "memory": MEMORY, "pids": PIDS}
 _PASSES, _PAUSE_S = 250, 0.002
+_MARGIN = 1 << 20  # bytes that a group may take while its limit is being set
 
 
 class Group2(CgroupGroup):
@@ -41,8 +42,23 @@ class Group2(CgroupGroup):
     def _write_memory(self, size: int) -> bool:
         with suppress(FileNotFoundError):  # a kernel may be built without swap
             cgroupfs.write(self._at + "/memory.swap.max", "0" if size else "max")
-        cgroupfs.write(self._at + "/memory.max", str(size or "max"))
-        return True
+        limit = self._above_use(size) if size else 0
+        cgroupfs.write(self._at + "/memory.max", str(limit or "max"))
+        return limit == size
+
+    def _above_use(self, size: int) -> int:
+        """Returns the lowest limit from `size` on that is not below the memory in use, after the
+        kernel has taken back what it can. A limit below the use would make the kernel kill at once,
+        and often one process more than necessary: it does not wait until the memory of the first
+        is free. That could be the sandbox's init.
+        """
+        use = cgroupfs.number(self._at + "/memory.current") or 0
+        if use <= size:
+            return size
+        cgroupfs.write(self._at + "/memory.high", str(size))  # makes the kernel take back
+        cgroupfs.write(self._at + "/memory.high", "max")
+        use = cgroupfs.number(self._at + "/memory.current") or 0
+        return size if use <= size else use + _MARGIN
 
     def _write_pids(self, pids: int) -> None:
         cgroupfs.write(self._at + "/pids.max", str(pids or "max"))
