@@ -16,7 +16,7 @@ from .e2b import file_routes, filesystem_routes, process_routes
 from .e2b.control_routes import control_routes
 from .e2b.sandbox_access import SandboxAccess
 from .e2b.sandboxes import SandboxRegistry
-from .e2b.wire_errors import ApiError, RpcError, on_api_error, on_rpc_error
+from .e2b.wire_errors import ApiError, RpcError, on_api_error, on_not_found, on_rpc_error
 from .guard import Guard
 from .keys import ClientKeys
 from .rewards import RewardFunction, RewardRequest, Rewards
@@ -71,6 +71,7 @@ def make_app(client: Client, keys: ClientKeys, *, image: str = "",
 def _add_e2b(app: FastAPI, sandboxes: SandboxRegistry) -> None:
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(RpcError, on_rpc_error)
+    app.add_exception_handler(404, on_not_found)
     for router in (control_routes(sandboxes), process_routes.router, filesystem_routes.router,
                    file_routes.router):
         app.include_router(router)

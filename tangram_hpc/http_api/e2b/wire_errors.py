@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import Request
+from fastapi.exception_handlers import http_exception_handler
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from ... import (
     ActionFailed,
@@ -79,6 +82,14 @@ async def on_api_error(request: Request, error: Exception) -> JSONResponse:
     """Answers a request whose route has raised an ApiError."""
     assert isinstance(error, ApiError)
     return error.response()
+
+
+async def on_not_found(request: Request, error: Exception) -> Response:
+    """Answers a request whose address leads to no route, such as one with a line break in it."""
+    assert isinstance(error, HTTPException)
+    if "endpoint" in request.scope:  # a route has answered 404, in the form of its own wire
+        return await http_exception_handler(request, error)
+    return ApiError(404, "there is nothing at this address").response()
 
 
 async def on_rpc_error(request: Request, error: Exception) -> JSONResponse:

@@ -59,6 +59,13 @@ def test_without_a_key_nothing_of_the_control_plane_is_answered(
         assert told.status == 401 and told.json["code"] == 401 and "key" in told.json["message"]
 
 
+@pytest.mark.parametrize("path", ["/templates/aliases/a%0Ab", "/sandboxes/1/2/3", "/nothing"])
+def test_an_address_without_a_route_is_refused_in_the_form_of_the_wire(
+        players: tuple[Player, Player], path: str) -> None:
+    told = players[0].control("GET", path)
+    assert told.status == 404 and told.json["code"] == 404 and told.json["message"]
+
+
 def test_a_client_sees_its_own_sandboxes_only(players: tuple[Player, Player]) -> None:
     alice, bob = players
     assert [each["sandboxID"] for each in bob.control("GET", "/v2/sandboxes").json] == [
