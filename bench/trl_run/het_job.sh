@@ -5,9 +5,9 @@
 #
 #     bench/trl_run/het_job.sh --steps 50 --seed 1 > job.sbatch && sbatch job.sbatch
 #
-# VENV names another virtual environment than .venv-trl. The environment says what the site calls its
-# partitions; TEMPLATE_OPTIONS holds further options of
-# the template, such as "-o requeues=9". With --checkpoints FOLDER a requeued job goes on.
+# Variables of the environment say what the site calls its partitions. VENV names another virtual
+# environment than .venv-trl. TEMPLATE_OPTIONS holds further options of the template, such as
+# "-o requeues=9": with --checkpoints FOLDER a requeued job goes on after its last whole step.
 set -eu
 here=$(cd "$(dirname "$0")/../.." && pwd)
 venv="${VENV:-$here/.venv-trl}"

@@ -138,8 +138,9 @@ class Recorder(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Begins a step. Its random numbers depend on its number alone, so a run that was cut off
         draws the same ones as a run that was not."""
+        # a hash, because torch uses 32 bits of a seed, and seeds in a row give similar numbers
         text = f"{args.seed}:{state.global_step}".encode()
-        torch.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:4]))  # it takes 32 bits
+        torch.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:4], "big"))
         self._began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -177,8 +178,8 @@ def sandbox_reward(client: Client, recorder: Recorder) -> Callable[..., Any]:
 
 
 def last_whole(folder: Path | None) -> str | None:
-    """Returns the last checkpoint that was written to its end, and the records with it; None if
-    there is none."""
+    """Returns the last checkpoint in the folder that is whole and whose records are whole too; None
+    if there is none. The end of a run may have come in the middle of either."""
     if folder is None or not (folder / RECORDS).exists():
         return None
     steps = len(json.loads((folder / RECORDS).read_text()))

@@ -161,7 +161,8 @@ def enter(users: UserMap, flags: int = 0, outside: OutsideMaps | None = None) ->
     Args:
         users: the users of the namespace.
         flags: further namespaces that are made, as unshare(2) takes them.
-        outside: what another process writes the maps by; None to fork one if it is needed.
+        outside: asks the process that has the same object and calls its `write`; None to fork a
+            process for that, if one is needed.
 
     Raises:
         OSError: the kernel or newuidmap refuses.

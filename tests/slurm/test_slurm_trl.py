@@ -37,8 +37,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
                              "SlurmdTimeout=60",
                              f"AuthInfo=socket={prefix}/munge/munge.sock,cred_expire=10",
                          ]) as cluster:
+        # TRL and torch are large, so the cluster's user borrows those of this environment, by a file
+        # in a virtual environment that no other test has (they install other packages)
         venv = install_for(cluster, ("{tree}", "setuptools"))
-        # TRL and torch are large, so those of this environment are lent to the cluster's user
         packages = Path(sysconfig.get_path("purelib", vars={"base": str(venv)}))
         packages.joinpath("trl.pth").write_text(sysconfig.get_path("purelib") + "\n")
         told = cluster.run_as_user([f"{venv}/bin/python", "-c", "import trl, torch, datasets"])

@@ -67,7 +67,7 @@ class ImageRoot:
             has no way out.
         changes_fd: open on the folder that holds what the session changed.
         users: which users the sandbox has.
-        maps: by which `map_users` and `enter` agree; None if user 0 is the only user.
+        maps: the pipes by which `enter` asks for `map_users`; None if user 0 is the only user.
         image_mib: where `changes` is a copy of the image, the size of the image in MiB; else 0.
         layers: folders of snapshots between the image and the changes, the uppermost first.
     """

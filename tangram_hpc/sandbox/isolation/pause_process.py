@@ -50,8 +50,8 @@ class PauseProcess:
             seconds: how long to wait at most.
             first: is called in the runtime's process before the runtime starts; what it raises is
                 told like a complaint of the runtime. This process must have one thread then.
-            beside: is called in this process meanwhile, with the process id of the runtime's, to do
-                what `first` cannot.
+            beside: is called in this process while `first` runs in the other, with the process id
+                of the other, to do what `first` cannot do itself.
 
         Raises:
             PauseFailed: it is not ready; nothing of it is left beneath this process.
