@@ -37,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
                              "SlurmdTimeout=60",
                              f"AuthInfo=socket={prefix}/munge/munge.sock,cred_expire=10",
                          ]) as cluster:
-        # TRL and torch are large, so the cluster's user borrows those of this environment, by a file
+        # TRL and torch are large: the cluster's user borrows those of this environment, by a file
         # in a virtual environment that no other test has (they install other packages)
         venv = install_for(cluster, ("{tree}", "setuptools"))
         packages = Path(sysconfig.get_path("purelib", vars={"base": str(venv)}))
