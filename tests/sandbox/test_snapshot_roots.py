@@ -189,9 +189,10 @@ def test_directories_too_deep_to_copy_refuse_the_snapshot_in_one_line(rig: Snaps
     rig.close_session(session)
 
 
-def kill_while_freezing(rig: SnapshotRig, session: int, patch: pytest.MonkeyPatch) -> None:
+def kill_while_freezing(rig: SnapshotRig, session: int, patch: pytest.MonkeyPatch,
+                        next_up: bool = False) -> None:
     """Kills the session's init when its files are frozen next; the freezing ends after its
-    death."""
+    death, or with `next_up` when the next init is up."""
     one, cache = rig.session(session), rig.executor._cache
     process, freeze = one.process, cache.freeze
 
@@ -201,7 +202,7 @@ def kill_while_freezing(rig: SnapshotRig, session: int, patch: pytest.MonkeyPatc
         os.kill(process.pid, signal.SIGKILL)
 
         def when_dead() -> None:
-            if one.process is process:
+            if one.process is process or (next_up and not one.up):
                 rig.loop.call_later(0.005, when_dead)
             else:
                 freeze(origin, folder, then)
@@ -228,14 +229,15 @@ def test_an_init_that_dies_meanwhile_refuses_the_snapshot_and_the_session_goes_o
     rig.until(lambda: not rig.folders())
 
 
+@pytest.mark.parametrize("next_up", [False, True])
 def test_forks_wait_for_the_next_init_if_one_dies_meanwhile(
-        rig: SnapshotRig, monkeypatch: pytest.MonkeyPatch) -> None:
+        rig: SnapshotRig, monkeypatch: pytest.MonkeyPatch, next_up: bool) -> None:
     session = rig.start()
     rig.out(session, "echo kept >/testbed/kept")
     record = root_record.recorded(str(rig.place(session)))
     if record is None or record.way == "copy":
         pytest.skip("forks freeze nothing here")
-    kill_while_freezing(rig, session, monkeypatch)
+    kill_while_freezing(rig, session, monkeypatch, next_up)
     fork = rig.start(origin=session)
     assert rig.session(session).deaths == 1
     assert rig.out(fork, "cat /testbed/kept") == "kept\n"

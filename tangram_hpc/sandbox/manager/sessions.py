@@ -417,7 +417,9 @@ class Sessions:
         stacked = [copy for copy in session.copies if record is not None and record.way != "copy"
                    and copy.box.writable and copy.box.image == session.box.image]
         if stacked and session.frozen is None:
-            return self._freeze(session, "", lambda frozen, why: self._frozen(session, frozen, why))
+            init = session.process
+            return self._freeze(session, "", lambda frozen, why: self._frozen(
+                session, init, frozen, why))
         if session.spec.background == "run":
             session.process.send(FreezeBackground())  # the files must not change meanwhile
         while session.copies:
@@ -431,8 +433,17 @@ class Sessions:
         if session.spec.background not in ("stop", "end"):
             self._changed(session)  # what runs in the background may change the files at any time
 
-    def _frozen(self, session: NodeSession, frozen: NodeSnapshot | None, why: str) -> None:
-        if frozen is None and session.up:
+    def _frozen(self, session: NodeSession, init: ExecutionProcess, frozen: NodeSnapshot | None,
+                why: str) -> None:
+        """Goes on with the forks of a session whose files were to be frozen.
+
+        Args:
+            session: the session.
+            init: its init when that began. The next one may be up by now.
+            frozen: the layer; None if it could not be made.
+            why: why it could not be made.
+        """
+        if frozen is None and session.up and session.process is init:
             copies = list(session.copies)
             session.copies.clear()
             for copy in copies:
