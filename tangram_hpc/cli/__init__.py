@@ -23,8 +23,10 @@ from .. import __version__
 from ..errors import TangramError
 
 VERBS = ("demo", "run", "acct", "info", "explain", "sim", "sim_rl", "size", "plan", "replay",
-         "image", "template", "config", "doctor", "broker", "worker", "gateway", "rank", "serve",
-         "shutdown")
+         "image", "template", "config", "doctor", "journal", "broker", "worker", "gateway", "rank",
+         "serve", "shutdown")
+# verbs that are in a folder of this package
+_IN_FOLDERS = {"journal": "job_files.journal_verb"}
 
 _READ_SETTINGS = ("demo", "acct", "plan", "replay", "image", "config", "doctor", "broker", "worker",
                   "gateway", "rank")
@@ -56,7 +58,7 @@ def parser(verbs_wanted: Sequence[str] = VERBS) -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"tangram_hpc {__version__}")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Verb)
     for verb in verbs_wanted:
-        module = importlib.import_module(f".{verb}", __name__)
+        module = importlib.import_module(f".{_IN_FOLDERS.get(verb, verb)}", __name__)
         module.add(verbs)
     for verb in set(_READ_SETTINGS) & set(verbs_wanted):
         # SUPPRESS keeps a --config that was given before the verb

@@ -20,13 +20,15 @@ import msgspec
 
 from ..domain.event import JOURNAL_VERSION, AnyEvent, Event
 from ..errors import InvalidInput
+from ..protocol.frame import Buffer
 from ..protocol.reading import reader
-from .record_file import framed, read_records, read_unguarded
+from .record_file import framed, look, look_unguarded, read_records
 
 MAGIC = b"TGJRNL" + bytes([JOURNAL_VERSION, 0])
 # older versions, which lack events, or kinds of actions, of later ones: decisions 0058, 0068, 0069
-_READ_TOO = (5, 6, 7)
-_UNGUARDED = 5  # the records of this version have no checksum over their length
+# and 0086
+_READ_TOO = (5, 6, 7, 8)
+UNGUARDED = 5  # the records of this version have no checksum over their length
 MODES = ("none", "batch", "always")
 _encoder = msgspec.msgpack.Encoder()
 _read = reader(list[AnyEvent])
@@ -186,26 +188,56 @@ def read_journal(path: Path) -> Iterator[Event]:
                            "name another with -j or set TANGRAM_HOME") from None
     except OSError as error:
         raise InvalidInput(f"journal {path}: {error.strerror}") from None
-    magic = bytes(data[:8])
-    if len(magic) < 8 and MAGIC.startswith(magic):
+    if is_torn_magic(data):
         return  # its writer died before it had written the magic
-    version = magic[6] if magic[:6] == MAGIC[:6] and magic[7:] == MAGIC[7:] else 0
-    if version not in (*_READ_TOO, JOURNAL_VERSION):
+    version = version_of(data)
+    if not version:
         read_too = ", ".join(map(str, _READ_TOO))
         raise InvalidInput(f"journal {path}: not a journal of version {read_too} or "
                            f"{JOURNAL_VERSION}, by its first 8 bytes. {_remedy(path)}")
-    read = read_unguarded if version == _UNGUARDED else read_records
-    for _, body in read(data, 8, f"journal {path}", _remedy(path)):
+    examine = look_unguarded if version == UNGUARDED else look
+    for _, body in read_records(data, 8, f"journal {path}", _remedy(path), examine):
         try:
-            yield from _read(body)
+            yield from decode_events(body)
         except msgspec.DecodeError as error:
             raise InvalidInput(f"journal {path}: this release cannot read it ({error}); use the "
                                "one that wrote it") from None
 
 
+def version_of(data: Buffer) -> int:
+    """Returns the version that a journal's first bytes tell; 0 if this release cannot read it."""
+    magic = bytes(data[:8])
+    if len(magic) < 8 or (magic[:6], magic[7:]) != (MAGIC[:6], MAGIC[7:]):
+        return 0
+    return magic[6] if magic[6] in (*_READ_TOO, JOURNAL_VERSION) else 0
+
+
+def is_torn_magic(data: Buffer) -> bool:
+    """Returns whether the data is the beginning of a magic, and nothing else."""
+    magic = bytes(data[:8])
+    return len(data) < 8 and MAGIC[:6].startswith(magic[:6]) and (
+        len(magic) < 7 or magic[6] in (*_READ_TOO, JOURNAL_VERSION))
+
+
+def decode_events(body: Buffer) -> list[Event]:
+    """Returns the events of one record.
+
+    Raises:
+        msgspec.DecodeError: Another release wrote it.
+    """
+    events: list[Event] = _read(body)
+    return events
+
+
+def encode_events(events: list[Event]) -> bytes:
+    """Returns events as the body of one record."""
+    return _encoder.encode(events)
+
+
 def _remedy(path: Path) -> str:
     """Returns what a person can do about a damaged journal."""
     folder = path.parent
-    return (f"Put back a copy of the file; or begin anew without the job's journals: `mkdir "
-            f"{folder}/damaged && mv {folder}/journal* {folder}/damaged/` (results that are kept "
-            "for `once` names stay)")
+    return (f"Put back a copy of the file; or run `tangram journal repair -j {folder.name}`, which "
+            "keeps all that can be read and says what is lost; or begin anew without the job's "
+            f"journals: `mkdir -p {folder}/damaged && mv {folder}/journal* {folder}/damaged/` "
+            "(results that are kept for `once` names stay)")

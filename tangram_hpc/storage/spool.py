@@ -26,7 +26,7 @@ from ..errors import InvalidInput
 from ..protocol.frame import Buffer
 from ..protocol.message import ActionResult
 from ..protocol.reading import reader
-from .record_file import HEAD, Damaged, framed, read_records, read_unguarded
+from .record_file import HEAD, Damaged, Look, framed, look, look_unguarded, read_records
 
 MAGIC = b"TGSPOL\x01\0"
 # Segments of the earlier format have no magic: they begin with a record length below this.
@@ -225,18 +225,41 @@ class FileSpool:
         where = f"spool {self._path(number)}"
         if len(data) < len(MAGIC) and MAGIC.startswith(data):
             return  # its writer died before it had written the magic
-        if data.startswith(MAGIC):
-            found = read_records(data, len(MAGIC), where, self._remedy())
-        elif int.from_bytes(data[:4], "little") < _LENGTH_MAX:
-            found = read_unguarded(data, 0, where, self._remedy())
-        else:
+        if (frame := framing(data)) is None:
             raise Damaged(f"{where}: damaged at byte 0: it does not begin as a segment does. "
                           f"{self._remedy()}")
+        found = read_records(data, frame[0], where, self._remedy(), frame[1])
         for at, body in found:
             record: _Record = _read(body)
             self._set_place(record, (number, at, len(body), zlib.crc32(body), record.kind))
 
     def _remedy(self) -> str:
         """Returns what a person can do about a damaged spool."""
-        return (f"Put back a copy of the file; or begin anew without what was kept: `mv "
-                f"{self._folder} {self._folder}.damaged` (`once` names then run again)")
+        job = self._folder.parent.name
+        return (f"Put back a copy of the file; or run `tangram journal repair -j {job}`, which "
+                "keeps all that can be read and says what is lost; or begin anew without what was "
+                f"kept: `mv {self._folder} {self._folder}.damaged` (`once` names then run again)")
+
+
+def framing(data: Buffer) -> tuple[int, Look] | None:
+    """Returns where the records of a segment begin and how they are framed; None if it does not
+    begin as a segment does.
+    """
+    if bytes(data[:8]) == MAGIC:
+        return len(MAGIC), look
+    return (0, look_unguarded) if int.from_bytes(data[:4], "little") < _LENGTH_MAX else None
+
+
+def read_kept(body: Buffer) -> tuple[int, str]:
+    """Returns the kind (`CALL`, `RESULT` or `DELETED`) and the key of a record.
+
+    Raises:
+        msgspec.DecodeError: Another release wrote it.
+    """
+    record: _Record = _read(body)
+    return record.kind, record.once
+
+
+def deletion(once: str) -> bytes:
+    """Returns the body of a record that says that nothing is kept for a key."""
+    return _encoder.encode(_Record(DELETED, once))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from helpers.cluster_parts import processes_of
+from helpers.cluster_parts import kill_broker, processes_of
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.domain import event as ev
@@ -195,6 +195,30 @@ def test_journals_and_spools_of_the_previous_format_are_still_read(tmp_path: Pat
     assert len(read_spool(tmp_path / "once", spool[:-3])) == len(KEPT) - 1
 
 
+def test_any_flipped_bit_of_the_previous_format_is_an_error(tmp_path: Path) -> None:
+    """Lengths have no checksum of their own there, so that a damaged one looks like a torn end."""
+    path, folder, silent = tmp_path / "journal", tmp_path / "once", []
+    path.write_bytes(b"TGJRNL\x05\0" + b"".join(no_checksum(msgspec.msgpack.encode(b))
+                                                for b in BATCHES))
+    for bit in flips(path):
+        try:
+            if list(read_journal(path)) != EVENTS:
+                silent.append(("journal", bit))
+        except InvalidInput:
+            pass
+    folder.mkdir()
+    (folder / "0").write_bytes(b"".join(
+        no_checksum(msgspec.msgpack.encode((2, name, RESULT, payload)))
+        for name, payload in KEPT.items()))
+    for bit in flips(folder / "0"):
+        try:
+            if found_in(folder) != KEPT:
+                silent.append(("spool", bit))
+        except InvalidInput:
+            pass
+    assert silent == []
+
+
 def broker(home: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "tangram_hpc", "broker", "--job", "hurt"],
                           env={**os.environ, "TANGRAM_HOME": str(home)}, text=True,
@@ -210,6 +234,7 @@ def test_a_broker_refuses_a_damaged_file_in_one_line_with_a_working_remedy(
     try:
         for n in range(3):
             assert first.submit(f"echo {n}", trusted=True, once=f"w{n}").result(60).ok
+        kill_broker(first)
         for child in processes_of(first):
             child.kill()
             child.wait(30)
