@@ -84,7 +84,7 @@ class HeldUsage:
         """Takes one event."""
         before, self.last_ns = self.last_ns, event.at
         match event:
-            case ev.BrokerStarted():
+            case ev.BrokerStarted() if not event.await_until:
                 self._begin_again(before)
             case ev.AllocationAsked(alloc=alloc, shape=shape):
                 self._shapes[alloc] = (shape.name, shape.nodes * shape.cpus)

@@ -3,8 +3,9 @@
 Between two starts of a job's broker nothing is held, because the job waits in Slurm's queue. When
 the broker starts again, it ends everything that was open: nodes, their leases and sessions, and
 actions that will not run again. The journal has these ends with the time of the new start.
-Accounting counts them at the time of the earlier start's last event. Only accounting reads events
-through this module; the scheduler does not.
+Accounting counts them at the time of the earlier start's last event. A broker that waits for the
+workers of the one before it ends nothing: they held their nodes all the time. Only accounting reads
+events through this module; the scheduler does not.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def without_gaps(events: Iterable[ev.Event]) -> Iterator[ev.Event]:
     """
     last = before = started = 0
     for event in events:
-        if type(event) is ev.BrokerStarted:
+        if type(event) is ev.BrokerStarted and not event.await_until:
             before, started = last or event.at, event.at
         elif event.at == started and isinstance(event, _ENDS):  # an end that the start entails
             event = ev.moved(event, before)

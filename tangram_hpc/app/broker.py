@@ -27,6 +27,7 @@ from ..config.rollouts import rollouts_spec
 from ..config.services import service_spec
 from ..config.settings import Config
 from ..domain.allocation import AllocPolicy
+from ..domain.event import BrokerStopped
 from ..domain.service import EndpointSpec
 from ..errors import InvalidInput, TangramError
 from ..protocol.frame import BUSY_GAP_S
@@ -52,6 +53,8 @@ from .job_comment import set_job_comment
 from .loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
 from .system_clock import SystemClock
 
+_LATE_S = 10.0  # a sign of life that is so much older than the grace may still be the last one
+
 
 @dataclass(frozen=True)
 class BrokerPlan:
@@ -65,6 +68,8 @@ class BrokerPlan:
             none.
         policy: which satellites the broker may ask for; None for none.
         scripts: makes the batch scripts of satellites; None where the job may have no satellites.
+        workers_live: whether workers of an earlier start of this broker may live on although the
+            broker is embedded.
     """
 
     job: str
@@ -73,6 +78,7 @@ class BrokerPlan:
     lifeline: int = -1
     policy: AllocPolicy | None = None
     scripts: SatelliteScripts | None = None
+    workers_live: bool = False
 
 
 async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
@@ -94,11 +100,11 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     folder_lock = await take_folder(environ, plan.job)
     folder, ended = folder_lock.folder, asyncio.Event()
     scheduler = Scheduler(make_placer(config.placer), round(config.end_margin_s * 1e9))
-    _apply_earlier(scheduler, folder)
+    down_s = _apply_earlier(scheduler, folder_lock)
     spool = FileSpool(folder / "once", config.once_mib << 20)
     journal = FileJournal(next_journal(folder), config.sync, loop.call_soon_threadsafe, spool.sync,
                           folder_lock.superseded)
-    settings = _settings(plan, folder, endpoints)
+    settings = _settings(plan, folder, endpoints, down_s)
     clock = SystemClock()
     slurm = _slurm_of(plan, environ, clock)
     spill = FolderSpillFiles(folder / "overflow")
@@ -196,14 +202,20 @@ def _hold(timer: LoopTimer, folder_lock: FolderLock, broker: Broker) -> None:
         timer.after(HEARTBEAT_S, lambda: _hold(timer, folder_lock, broker))
 
 
-def _settings(plan: BrokerPlan, folder: Path, endpoints: tuple[EndpointSpec, ...]) -> Settings:
+def _settings(plan: BrokerPlan, folder: Path, endpoints: tuple[EndpointSpec, ...],
+              down_s: float) -> Settings:
+    """Returns the broker's settings. A broker that was away for `down_s` seconds waits for the
+    workers and clients of the one before it, which give up after `grace_s`.
+    """
     config = plan.config
+    waits = 0 <= down_s < config.grace_s + _LATE_S and (plan.workers_live or plan.lifeline < 0)
     return Settings(
         job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
         join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
         output_bound=config.output_bound,
         user=getpass.getuser(), version=VERSION, gap_s=BUSY_GAP_S, policy=plan.policy,
         endpoints=endpoints, slurm_query_s=config.slurm_query_s,
+        rejoin_s=config.grace_s if waits else 0.0, down_s=down_s if waits else 0.0,
         services=tuple(service_spec(name, told) for name, told in config.services.items()),
         rollouts=tuple(rollouts_spec(name, told) for name, told in config.rollouts.items()))
 
@@ -233,19 +245,30 @@ def _sweeper(loop: asyncio.AbstractEventLoop, folder: str, ended: asyncio.Event
     return sweep
 
 
-def _apply_earlier(scheduler: Scheduler, folder: Path) -> None:
+def _apply_earlier(scheduler: Scheduler, folder_lock: FolderLock) -> float:
     """Gives the scheduler the events of earlier starts of this job's broker; a replay never plans.
+
+    Returns:
+        For how many seconds no broker ran before this one; -1 if its workers and clients have ended
+        too: it ended in order, or belonged to an earlier start of the Slurm job.
 
     Raises:
         InvalidInput: a journal is damaged, or was written by a release with other rules.
     """
+    folder, event = folder_lock.folder, None
     for event in read_journals(folder) if journals(folder) else ():
         try:
             scheduler.handle(event)
         except (AssertionError, KeyError, InvalidInput) as error:
             raise InvalidInput(
                 f"journal of an earlier start in {folder}: this release cannot apply it "
-                f"({error!r:.200}); move the folder away to begin anew") from None
+                f"({error!r:.200}); use the release that wrote it; or, if that was this one, run "
+                f"`tangram journal repair -j {folder.name}`, which keeps the events before; or "
+                "move the folder away to begin anew") from None
+    if event is None or isinstance(event, BrokerStopped) or (
+            folder_lock.earlier_restarts != folder_lock.restarts):
+        return -1.0
+    return max(0.0, time.time() - folder_lock.earlier_sign_ns / 1e9)
 
 
 def _converse(broker: Broker, link: SocketLink) -> None:

@@ -2,8 +2,8 @@
 
 Whether a client may attach is decided by `scheduler/policy/sharing.py`; this part of the driver
 turns the messages into events and answers them. It also keeps, in memory alone, what the opener of
-a shared session tells clients that attach (`payload.SessionContext`), and passes that on unread. A
-session does not survive its broker, so nothing of it is needed after a restart.
+a shared session tells clients that attach (`payload.SessionContext`), and passes that on unread. To
+a broker that is started again, the opener tells it again.
 
 Invariant: a token is neither recorded nor written into any text.
 """

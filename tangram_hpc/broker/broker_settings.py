@@ -31,6 +31,9 @@ class Settings:
             are few and large; 0 for none.
         policy: how many nodes the broker may request from Slurm, and which; None for none.
         slurm_query_s: least time between two queries to Slurm, in seconds.
+        rejoin_s: for how many seconds the broker waits for the workers and clients of the broker
+            before it; 0 if they have ended with it.
+        down_s: for how many seconds no broker ran before this one; 0 if that does not matter.
     """
 
     job: str
@@ -49,3 +52,5 @@ class Settings:
     gap_s: float = 0.0
     policy: AllocPolicy | None = None
     slurm_query_s: float = 30.0
+    rejoin_s: float = 0.0
+    down_s: float = 0.0

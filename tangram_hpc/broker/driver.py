@@ -12,8 +12,8 @@ its mode promises (see `peers`). Payloads pass through unread.
 The driver is composed of parts that each receive what they need: `Peers` (connections and queued
 messages), `ClientOutbox` (unacknowledged results), `Registration` (declarations, causal trees),
 `AttachedSessions` (sessions of several clients), `InputRelay` and `PortRelay` (bytes that are
-passed on), `IdempotencyKeys`, `Satellites` and `TimeLimitPoller` (Slurm), `StoreGarbage`,
-`Snapshots`, `FailureDetector` (silent workers).
+passed on), `UnacknowledgedResults` (what workers keep), `IdempotencyKeys`, `Satellites` and
+`TimeLimitPoller` (Slurm), `StoreGarbage`, `Snapshots`, `FailureDetector` (silent workers).
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from ..domain.action import Kind
 from ..domain.ids import client_of, show
 from ..domain.service import endpoint_of
 from ..domain.session import SessionSpec
-from ..domain.states import NodeState
+from ..domain.states import LeaseState, NodeState
 from ..ports import Clock, Journal, Link, Slurm, SpillFiles, Spool, Timer, TreeStore
 from ..protocol import message as ms
 from ..protocol.frame import BUSY_MESSAGES, Buffer
 from ..protocol.unconfirmed import COUNTED
 from ..scheduler.policy.admission import refusal, refusal_of_session
 from ..scheduler.policy.lease_reports import finished, held_by_client, reported_by_client
+from ..scheduler.policy.rejoining import awaited_node, repeated, undone
 from ..scheduler.scheduler import Scheduler
+from ..scheduler.state.ledger import ActionEntry
 from .attached_sessions import AttachedSessions
 from .broker_settings import Settings
 from .client_outbox import ClientOutbox
@@ -42,7 +44,7 @@ from .failure_detector import SILENCE_S, WATCH_S, FailureDetector
 from .idempotency import IdempotencyKeys
 from .input_relay import InputRelay
 from .message_validation import CHECKS, mended, mismatch, refusal_of
-from .peers import Peer, Peers
+from .peers import Peer, Peers, ToClient
 from .port_relay import PortRelay
 from .queries.query_replies import reply_to
 from .registration import Registration
@@ -51,9 +53,11 @@ from .satellites import Satellites, SatelliteScripts
 from .snapshots import Snapshots
 from .store_garbage import StoreGarbage
 from .time_limit_poller import TimeLimitPoller
+from .unacknowledged import UnacknowledgedResults, result_of
 from .worker_messages import message_of
 
-_POLL_S = 0.1  # between two checks whether anything still runs on a drained broker
+_POLL_S = 0.1  # between two checks of something that ends without an event
+_CLIENTS_WAIT_NS = 2 * 10**9  # so long, clients wait for workers of the broker before this one
 
 
 class Broker:
@@ -111,6 +115,7 @@ class Broker:
         self._keys = IdempotencyKeys(scheduler.ledger, spool, self._garbage.forgotten)
         self._snapshots = Snapshots(scheduler.ledger, self._now, self._peers.send_to_worker,
                                     self._peers.send_to_client, sweep)
+        self._results = UnacknowledgedResults(scheduler.ledger, self._peers, self._outbox)
         self._failure_detector = FailureDetector(self._now, self._record_event, self.satellites)
         self._liveness = self._failure_detector.liveness
         self._input = InputRelay(scheduler.ledger, self._peers)
@@ -119,6 +124,7 @@ class Broker:
         self._cycle_due = False  # a cycle is on the timer
         self._received = 0  # messages since the last cycle
         self._wake_at = 0  # when the timer will wake the broker for a deadline (epoch ns); 0: never
+        self._clients_at = 0  # until when clients wait for workers that are away (epoch ns)
         self.draining = ""
         self.ended = self.over = False
 
@@ -133,8 +139,13 @@ class Broker:
         s, p = self.settings, self.scheduler.state.placer
         for event in self._keys.unrecorded_ends(self._now()):
             self._record_event(event)
+        until = self._now() + int(s.rejoin_s * 1e9) if s.rejoin_s else 0
+        if until:
+            self._clients_at = self._now() + _CLIENTS_WAIT_NS
+            self._record_event(ev.BrokerStalled(self._now(), int(s.down_s * 1e9)))
         self._record_event(ev.BrokerStarted(self._now(), s.job, p.name, self._journal.mode, s.user,
-                                            s.version, p.block_max))
+                                            s.version, p.block_max, until))
+        self._results.resume(self._keys.spooled)
         self._payloads, lost = self._keys.resume(self._now())
         for event in lost:
             self._record_event(event)
@@ -146,6 +157,7 @@ class Broker:
         if s.policy is not None:
             self._record_event(ev.AllocationsAllowed(self._now(), s.policy))
         self.satellites.start()
+        self._peers.take_messages()  # nobody is connected: clients get their results when they join
         self._timer.after(s.join_s, self._join_time_is_over)
         self._timer.after(WATCH_S, self._watch)
         self._request_cycle()
@@ -224,6 +236,7 @@ class Broker:
 
     def lost(self, peer: Peer, reason: str) -> None:
         """Handles the end of a peer's connection."""
+        peer.gone = True
         if peer.client and self._peers.clients.get(peer.client) is peer and not self.ended:
             del self._peers.clients[peer.client]
             self._outbox.close(peer.client, peer.queue)
@@ -263,30 +276,47 @@ class Broker:
             old.link.close()
             self._ports.client_lost(peer.client)
         self._peers.clients[peer.client] = peer
+        counted = self._peers.counted.get(peer.client, -1 if known else 0)
+        self._peers.counted[peer.client] = max(counted, 0)
         self._record_event(ev.ClientJoined(self._now(), peer.client, hello.uid, hello.name,
                                            hello.rank, hello.size, hello.via))
         self._peers.send_to_client(peer.client, ms.Welcome(
             peer.client, s.job, s.store, self.scheduler.state.placer.name, self._journal.mode,
-            s.grace_s, not known, self._peers.counted.get(peer.client, 0)))
+            s.grace_s, not known, counted))
         for result in self._outbox.of(peer.client) if known else ():
             self._peers.send_to_client(peer.client, result)
         self._input.rejoined(peer.client)
 
     def _join_worker(self, peer: Peer, hello: ms.WorkerHello) -> None:
-        if why := mismatch(hello.version, hello.job, self.settings.job):
+        ledger, s, now = self.scheduler.ledger, self.settings, self._now()
+        back = awaited_node(ledger, hello.node, hello.uid)
+        if why := mismatch(hello.version, hello.job, s.job):
             return self._refuse(peer, why)
-        s, now = self.settings, self._now()
-        peer.node = self.scheduler.ledger.next_node
+        if hello.node and not back:
+            return self._refuse(peer, f"node {hello.node} was given up while its worker was away")
+        peer.node, peer.keeps = back or ledger.next_node, bool(hello.uid)
         self._peers.workers[peer.node] = peer
         self._liveness.hear(peer.node, now)
         self._peers.send_to_worker(
             peer.node, ms.WorkerWelcome(peer.node, s.store, s.kill_wait_s, s.output_max,
                                         s.output_bound))
-        self._record_event(ev.NodeJoined(now, peer.node, hello.spec))
-        if self.draining:
+        if back:
+            self._rejoin(back, hello)
+        else:
+            self._record_event(ev.NodeJoined(now, peer.node, hello.spec, hello.uid))
+        if self.draining and not ledger.nodes[peer.node].draining:
             self._record_event(ev.NodeDraining(now, peer.node, self.draining))
         if len(self._peers.workers) >= s.nodes:
             self._stop_waiting_for_nodes()
+
+    def _rejoin(self, node: int, hello: ms.WorkerHello) -> None:
+        """Goes on with a worker of the broker before this one."""
+        ledger, leases, sessions = self.scheduler.ledger, set(hello.leases), set(hello.sessions)
+        for event in undone(ledger, node, leases, sessions, self._now()):
+            self._record_event(event)
+        self._record_event(ev.NodeRejoined(self._now(), node))
+        for order in repeated(ledger, node, leases, sessions):
+            self._perform(order, None)
 
     def _join_time_is_over(self) -> None:
         """Ends the time that workers had to join. Time in which the broker did not run is added
@@ -321,12 +351,21 @@ class Broker:
         elif peer.node:
             self._from_worker(peer, message, payload)
         elif isinstance(message, ms.ClientHello):
-            self._join_client(peer, message)
+            if self.scheduler.ledger.away and self._now() < self._clients_at:
+                self._timer.after(_POLL_S, lambda: self._receive_later(peer, message))
+            else:
+                self._join_client(peer, message)
         elif isinstance(message, ms.WorkerHello):
             self._join_worker(peer, message)
         else:
             self._refuse(peer, "the first message must be a Hello")
         self._request_cycle()
+
+    def _receive_later(self, peer: Peer, hello: ms.ClientHello) -> None:
+        """Receives the hello of a client again, which came before the workers were back. What
+        clients ask for next, such as a snapshot, may be known to workers alone."""
+        if not peer.gone:
+            self.receive(peer, hello, None)
 
     def _count(self, peer: Peer) -> bool:
         """Counts a message of a client, for its next Welcome. Returns False for a connection in
@@ -352,6 +391,7 @@ class Broker:
             case ms.Ack(actions=actions):
                 own = tuple(action for action in actions if client_of(action) == client)
                 self._outbox.acknowledged(client, own)
+                self._results.acknowledged(own)
                 self._record_event(ev.ActionAcknowledged(self._now(), own))
             case ms.RequestSession(spec=spec, again=again):
                 self._request_session(client, spec, again, payload)
@@ -405,8 +445,8 @@ class Broker:
         action = message.action
         if client_of(action.id) != peer.client:
             why = f"id: {show(action.id)} is not this client's"
-        elif action.id in self.scheduler.ledger.actions:
-            return self._send_grant(action.id)  # submitted again after a reconnect
+        elif (known_one := self.scheduler.ledger.actions.get(action.id)) is not None:
+            return self._submitted_again(known_one, payload)
         elif action.once and (known := self._keys.settle(action))[0]:
             return self._peers.send_to_client(peer.client, *known[1]) if (
                 known[1] is not None) else None
@@ -422,6 +462,16 @@ class Broker:
         self._payloads[action.id] = payload
         self._record_event(ev.ActionSubmitted(self._now(), action))
 
+    def _submitted_again(self, entry: ActionEntry, payload: Buffer | None) -> None:
+        """Handles the submission of a known action, by a client that connected again. A broker that
+        was started again needs the payload.
+        """
+        action = entry.action.id
+        if entry.withheld and payload is not None:
+            self._payloads[action] = payload
+            self._record_event(ev.ActionResubmitted(self._now(), action))
+        self._send_grant(action)
+
     def _request_session(self, client: int, spec: SessionSpec, again: bool,
                          context: Buffer | None) -> None:
         """Opens a session.
@@ -434,6 +484,7 @@ class Broker:
         ledger = self.scheduler.ledger
         entry = ledger.sessions.get(spec.id)
         if entry is not None and client_of(spec.id) == client:
+            self._attached.opened(spec.id, context)  # for a broker that was started again
             self._attached.send_up(entry, client)  # it may have been lost with the connection
             return
         if again and spec.id <= ledger.clients[client].last_session:
@@ -464,12 +515,11 @@ class Broker:
         now = self._now()
         self._liveness.hear(peer.node, now)
         match message:
-            case ms.Finished(lease=lease, outcome=outcome, clean=clean):
+            case ms.Finished(lease=lease):
                 if self._owns(peer, lease):
-                    end = ev.LeaseFinished(now, lease, mended(outcome), clean)
-                    pushed = end.outcome.pushed
-                    for event in finished(self.scheduler.ledger, end) if pushed else (end,):
-                        self._record_event(event, payload)
+                    self._finished(peer.node, message, payload)
+                else:
+                    self._results.again(peer.node, lease, payload)
             case ms.Released(lease=lease):
                 if self._owns(peer, lease):
                     self._record_event(ev.LeaseReleased(now, lease))
@@ -489,9 +539,9 @@ class Broker:
                     action = self.scheduler.ledger.leases[lease].action
                     self._peers.send_to_client(
                         client_of(action), ms.Output(action, stream), payload)
-            case ms.InputCredit(id=lease, count=count):
+            case ms.InputCredit(id=lease, count=count, total=received):
                 if self._owns(peer, lease):
-                    self._input.credit(lease, count)
+                    self._input.credit(lease, count, received)
             case ms.StreamData() | ms.StreamCredit() | ms.StreamEnded():
                 self._ports.from_worker(peer.node, message, payload)
             case (ms.SandboxUp() | ms.SandboxDown() | ms.SandboxPacked()
@@ -507,6 +557,21 @@ class Broker:
                 pass
             case _:
                 self._refuse(peer, f"a worker may not send {type(message).__name__}")
+
+    def _finished(self, node: int, message: ms.Finished, payload: Buffer | None) -> None:
+        """Records the end of a lease. A worker that came back repeats ends which the journal has:
+        then the broker before this one may have missed that the units are free.
+        """
+        ledger, lease, now = self.scheduler.ledger, message.lease, self._now()
+        entry = ledger.leases[lease]
+        if entry.state is LeaseState.RELEASING:
+            if message.clean:
+                self._record_event(ev.LeaseReleased(now, lease))
+            return self._results.again(node, lease, payload)
+        end = ev.LeaseFinished(now, lease, mended(message.outcome), message.clean)
+        for event in finished(ledger, end) if end.outcome.pushed else (end,):
+            self._record_event(event, payload)
+        self._results.ended(node, lease, entry.action)
 
     def _owns(self, peer: Peer, lease: int) -> bool:
         """Fencing: a message about a lease counts only from the node that holds it now."""
@@ -525,6 +590,8 @@ class Broker:
         events = self.scheduler.consequences(event)
         self._journal.append(events)
         for each in events:
+            if type(each) is ev.ClientExpired:
+                self._results.acknowledged(self.scheduler.ledger.clients[each.client].actions)
             for decision in self.scheduler.handle(each):
                 self._perform(decision, payload)
             if type(each) is ev.ClientExpired:
@@ -532,6 +599,8 @@ class Broker:
                 self._garbage.client_expired(each.client)
                 self._snapshots.client_gone(each.client)
                 self._peers.counted.pop(each.client, None)
+            elif type(each) is ev.NodeLost:
+                self._results.node_lost(each.node)
 
     def _record_slurm_event(self, event: ev.Event) -> None:
         """Records an event that follows from an answer of Slurm."""
@@ -581,10 +650,7 @@ class Broker:
         action, ledger = order.action, self.scheduler.ledger
         self._payloads.pop(action, None)
         self._input.ended(action)
-        node = ledger.nodes[order.node].spec.name if order.node else ""
-        result = ms.ActionResult(action, order.outcome, node, order.cores, order.attempt,
-                                 order.queue_ns, order.held_ns, 0 if payload is None else 1,
-                                 order.grants, order.route)
+        result = result_of(ledger, order, 0 if payload is None else 1)
         if action in ledger.actions:  # else its client has expired and will not fetch the result
             self._outbox.keep(result, payload)
         self._peers.send_to_client(client_of(action), result, payload)
@@ -610,22 +676,34 @@ class Broker:
             for event in events:
                 self._record_event(event)
             now = self._now()
-        messages = self._peers.end_cycle()
-
-        def deliver() -> None:
-            if self._journal.superseded():
-                self._give_way()
-            else:
-                self._peers.deliver(messages)
-
-        self._keys.commit()
-        self._journal.commit(deliver)
+        self._commit(self._peers.take_messages())
         busy = self._received >= BUSY_MESSAGES or self.scheduler.ledger.prefetched > 0
         self._cycle_due = busy and self._received > 0 and self.settings.gap_s > 0
         if self._cycle_due:
             self._timer.after(self.settings.gap_s, self._run_cycle)
         self._received = 0
         self._wake_at_deadline()
+
+    def _commit(self, messages: list[ToClient]) -> None:
+        """Writes what happened, sends the messages to workers, and those to clients as soon as the
+        journal is as safe as its mode promises.
+        """
+        unsent = True
+
+        def deliver() -> None:
+            nonlocal unsent
+            if self._journal.superseded():
+                return self._give_way()
+            if unsent:
+                unsent = False
+                self._peers.flush_workers()
+            self._peers.deliver(messages)
+
+        self._keys.commit()
+        self._journal.commit(deliver)
+        if unsent:  # the journal is written, and is still to be synced
+            unsent = False
+            self._peers.flush_workers()
 
     def _wake_at_deadline(self) -> None:
         """Asks the timer for a cycle at the scheduler's next deadline."""
@@ -650,4 +728,6 @@ class Broker:
         self.satellites.watch()
         self._time_limits.watch()
         self._garbage.watch()
+        if self._peers.confirm_all():
+            self._request_cycle()
         self._timer.after(WATCH_S, self._watch)

@@ -78,6 +78,11 @@ class IdempotencyKeys:
                     if name not in self._ledger.once and not self._spool.has_result(name)])
         return payloads, lost
 
+    def spooled(self, name: str) -> Buffer | None:
+        """Returns the payload of the result that is kept for a key; None if there is none."""
+        kept = self._spool.result(name) if self._spool is not None else None
+        return kept[1] if kept is not None else None
+
     # ---- submissions ------------------------------------------------------------------------
 
     def settle(self, action: Action) -> tuple[bool, Reply | None]:

@@ -60,9 +60,20 @@ class InputRelay:
             if self._ledger.leases[lease].begun:
                 del self._early[action]
 
-    def credit(self, lease: int, count: int) -> None:
-        """Passes credit from a worker to the client of the lease's action."""
+    def credit(self, lease: int, count: int, received: int = 0) -> None:
+        """Passes credit from a worker to the client of the lease's action.
+
+        Args:
+            lease: number of the lease.
+            count: bytes; all that were ever allowed, if `received` is not 0.
+            received: bytes that the worker has received in all, if it came back to a broker that
+                was started again; otherwise 0.
+        """
         action = self._ledger.leases[lease].action
+        if received:
+            self._window.restore(action, count, received)
+            return self._peers.send_to_client(
+                client_of(action), ms.InputCredit(action, 0, count))
         added = self._window.grant(action, min(count, WINDOW))
         if added:
             self._peers.send_to_client(client_of(action), ms.InputCredit(

@@ -10,7 +10,8 @@ Nobody waits for a peer that is gone: another node publishes, another client bui
 told why not. For a builder whose connection lives others wait as long as it takes. Each of its
 steps has a time limit of its own (`timeout` of `Client.prepared`), its waits for a node have none.
 
-This state is kept in memory only, because sessions do not survive their broker either.
+This state is kept in memory only. To a broker that is started again, the workers tell which
+snapshots they have, and prepared environments are built once more.
 
 Invariants: a snapshot is known exactly while a node has it; an environment has at most one builder;
 while nodes wait for an archive, a node that has the snapshot was ordered to publish it.

@@ -155,6 +155,10 @@ class ReplyToClient(Decision, frozen=True):
     grants: tuple[tuple[int, int], ...] = ()
     route: Routed | None = None
 
+    def ended_as(self, outcome: Outcome) -> ReplyToClient:
+        """Returns this reply with another outcome."""
+        return msgspec.structs.replace(self, outcome=outcome)
+
     def by(self, route: Routed | None) -> ReplyToClient:
         """Returns this reply with the route of the action, which is a turn."""
         return self if route is None else msgspec.structs.replace(self, route=route)

@@ -22,7 +22,7 @@ from .service import EndpointSpec, ServiceSpec
 from .session import SessionSpec
 from .states import ActionState
 
-JOURNAL_VERSION = 8
+JOURNAL_VERSION = 9
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", gc=False):
@@ -46,6 +46,9 @@ class BrokerStarted(Event, frozen=True, tag="broker-started"):
         version: version of this package.
         block_max: the largest block of GPUs that the placer grants to a call. A replay under
             another placer uses it, so that it reaches the same state.
+        await_until: until when this broker waits for the workers and clients of the broker before
+            it, in ns since the epoch; 0 if it waits for none, since all that the earlier broker
+            held has ended.
     """
 
     job: str
@@ -54,6 +57,7 @@ class BrokerStarted(Event, frozen=True, tag="broker-started"):
     user: str = ""
     version: str = ""
     block_max: int = 8
+    await_until: int = 0
 
 
 class BrokerStopped(Event, frozen=True, tag="broker-stopped"):
@@ -115,10 +119,25 @@ class ClientExpired(Event, frozen=True, tag="client-expired"):
 
 
 class NodeJoined(Event, frozen=True, tag="node-joined"):
-    """A worker joined. `node` is a new number each time, so it is also the node's epoch."""
+    """A worker joined. `node` is a new number each time, so it is also the node's epoch.
+
+    Attributes:
+        node: the number that the broker gave it.
+        spec: what it lends.
+        uid: a random name that the worker chose for itself when it began; empty for none.
+    """
 
     node: int
     spec: NodeSpec
+    uid: str = ""
+
+
+class NodeRejoined(Event, frozen=True, tag="node-rejoined"):
+    """The worker of a node came back to a broker that was started again. Its leases and sessions go
+    on.
+    """
+
+    node: int
 
 
 class NodeLost(Event, frozen=True, tag="node-lost"):
@@ -353,6 +372,14 @@ class ActionSubmitted(Event, frozen=True, tag="action-submitted"):
     action: Action
 
 
+class ActionResubmitted(Event, frozen=True, tag="action-resubmitted"):
+    """A client sent an open action again to a broker that was started again and did not have its
+    payload. Until then the action does not start.
+    """
+
+    action: int
+
+
 class ActionCancelled(Event, frozen=True, tag="action-cancelled"):
     """A client cancelled an action, or the action can no longer run.
 
@@ -421,9 +448,16 @@ class LeaseFinished(Event, frozen=True, tag="lease-finished"):
 
 
 class LeaseReturned(Event, frozen=True, tag="lease-returned"):
-    """The worker gave back a lease that had not begun. Its action waits again, in its old place."""
+    """The worker gave back a lease that had not begun. Its action waits again, in its old place.
+
+    Attributes:
+        lease: number of the lease.
+        undelivered: the order for it never reached its worker, because the broker ended. Such a
+            lease may be the first of its unit.
+    """
 
     lease: int
+    undelivered: bool = False
 
 
 class LeaseReleased(Event, frozen=True, tag="lease-released"):
@@ -576,6 +610,8 @@ AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     RolloutPriorLoaded,
     SessionAttached,
     SessionDetached,
+    NodeRejoined,
+    ActionResubmitted,
 ]
 
 

@@ -50,9 +50,13 @@ class SessionState(str, Enum):
 
 
 class NodeState(str, Enum):
-    """The states of a node. A worker that joins again is a new node, with a new number."""
+    """The states of a node. A worker that joins again is a new node, with a new number.
+
+    AWAY means that the broker was started again and waits for the node's worker to come back.
+    """
 
     UP = "UP"
+    AWAY = "AWAY"
     DRAINING = "DRAINING"
     DRAINED = "DRAINED"
     DOWN = "DOWN"

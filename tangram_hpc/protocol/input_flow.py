@@ -47,6 +47,17 @@ class InputWindow:
         self._granted[number] = self._granted.get(number, 0) + added
         return added
 
+    def restore(self, number: int, granted: int, received: int) -> None:
+        """Sets the credit of a command to what its worker says, after a restart of the broker.
+
+        Args:
+            number: the command.
+            granted: how many bytes the worker has allowed in all.
+            received: how many bytes it has received in all.
+        """
+        self._granted[number] = granted
+        self._left[number] = max(0, min(granted - received, self._window))
+
     def take(self, number: int, count: int) -> bool:
         """Takes credit for `count` bytes; returns False, and takes nothing, if there is less."""
         left = self._left.get(number, 0)

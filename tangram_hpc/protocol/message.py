@@ -356,7 +356,9 @@ class Welcome(Message, frozen=True, tag=30):
     sync: str
     grace_s: float
     fresh: bool = True  # False if the broker knows it, and its open actions, from before
-    received: int = 0  # how many of its messages the broker has counted (`unconfirmed.COUNTED`)
+    # how many of its messages the broker has counted (`unconfirmed.COUNTED`); -1: this broker does
+    # not know, since another one counted them
+    received: int = 0
 
 
 class ActionResult(Message, frozen=True, tag=31):
@@ -476,7 +478,9 @@ class InputCredit(Message, frozen=True, tag=39):
 
     `id` is that of the lease from a worker, that of the action from the broker to a client. The
     broker also says how many bytes it has allowed in all (`total`), since one of these messages may
-    be lost with the client's connection; it repeats the total on a new one.
+    be lost with the client's connection; it repeats the total on a new one. A worker that comes
+    back to a broker which was started again says in `count` how many bytes it has allowed in all,
+    and in `total` how many of them it has received.
     """
 
     id: int
@@ -488,11 +492,29 @@ class InputCredit(Message, frozen=True, tag=39):
 
 
 class WorkerHello(Message, frozen=True, tag=50):
-    """The first message of a worker, with what it lends."""
+    """The first message of a worker, with what it lends.
+
+    A worker that has lost its broker and has reached one again also tells what it still holds. If
+    the broker waits for this worker, its Welcome has the same number of a node, and the worker goes
+    on. Otherwise it is refused.
+
+    Attributes:
+        version: the protocol version that it speaks.
+        job: the job that it wants to reach.
+        spec: what it lends.
+        uid: its own name for itself, which stays the same when it connects again.
+        node: the number that the broker gave it before; 0 for a worker that is new.
+        leases: the leases that it holds, or whose end the broker may not know.
+        sessions: the sessions whose sandboxes it has, or whose end the broker may not know.
+    """
 
     version: int
     job: str
     spec: NodeSpec
+    uid: str = ""
+    node: int = 0
+    leases: tuple[int, ...] = ()
+    sessions: tuple[int, ...] = ()
 
 
 class AttemptsStarted(Message, frozen=True, tag=51):
@@ -647,6 +669,14 @@ class OpenSandbox(Message, frozen=True, tag=74):
     spec: SessionSpec
 
 
+class Confirmed(Message, frozen=True, tag=79):
+    """The worker need not keep the results of these leases any longer: their clients have them, or
+    nobody waits for them.
+    """
+
+    leases: tuple[int, ...]
+
+
 class InstallService(Message, frozen=True, tag=76):
     """Actions may call this service on this node from now on."""
 
@@ -736,6 +766,7 @@ AnyMessage = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     OpenSandbox,
     CloseSandbox,
     InstallService,
+    Confirmed,
     SandboxPacked,
     PackSandbox,
     AttachSession,

@@ -7,7 +7,9 @@ them. The client keeps each one until it knows that the broker has it. Ping carr
 client has sent, and Pong brings that number back. After a reconnect `Welcome.received` says how
 many the broker has; the client sends the others again, in their order.
 
-A broker that starts anew counts from 0. It may get a message that the broker before it had.
+A broker that starts anew counts from 0, and cannot know what the broker before it has received:
+`Welcome.received` is then -1. The client sends again what it keeps, except what does harm twice:
+bytes for a terminal and signals. So what was typed in the moment of the broker's death may be lost.
 
 A client that is closed while its connection is broken does not wait for another one: the messages
 that the broker does not have are then never sent. The broker ends what is the client's own, as for
@@ -20,6 +22,7 @@ from __future__ import annotations
 from collections import deque
 
 from .frame import Buffer
+from .input_flow import DATA, SIGNAL
 from .message import (
     DetachSession,
     EndTrajectory,
@@ -68,7 +71,20 @@ class UnconfirmedMessages:
             self._confirmed += 1
 
     def missing(self, received: int) -> list[tuple[Message, Buffer | None]]:
-        """Returns the messages to send on a new connection, by what its Welcome says."""
+        """Returns the messages to send on a new connection.
+
+        Args:
+            received: what its Welcome says: how many messages this broker has counted; -1 if
+                another broker has counted them. This one then counts from 0.
+        """
+        if received < 0:
+            self._kept = deque(kept for kept in self._kept if not _harms_twice(kept[0]))
         self.confirm(received)
-        self._confirmed = received  # fewer than before: another broker has begun to count
+        self._confirmed = max(received, 0)  # fewer than before: another broker has begun to count
         return list(self._kept)
+
+
+def _harms_twice(message: Message) -> bool:
+    """Returns whether a message must not arrive twice. The hangup and the size of a terminal may.
+    """
+    return isinstance(message, Input) and message.kind in (DATA, SIGNAL)

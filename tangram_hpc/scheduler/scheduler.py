@@ -39,6 +39,7 @@ from .placement.prefetch import prefetch
 from .placement.snapshot import snapshot
 from .policy.background import next_slice_end, slices_over
 from .policy.ending import ending
+from .policy.rejoining import given_up, next_given_up
 from .policy.session_life import expired, next_expiry
 from .routing.turn_routing import next_retry, route_next
 from .state.ledger import Ledger
@@ -52,6 +53,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[SchedulerState, Any], list[Decision]]]
     ev.ClientLeft: client_events.on_client_left,
     ev.ClientExpired: client_events.on_client_expired,
     ev.NodeJoined: node_events.on_node_joined,
+    ev.NodeRejoined: node_events.on_node_rejoined,
     ev.NodeLost: node_events.on_node_lost,
     ev.NodeDraining: node_events.on_node_draining,
     ev.NodesComplete: node_events.on_nodes_complete,
@@ -86,6 +88,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[SchedulerState, Any], list[Decision]]]
     ev.SessionClosing: session_events.on_session_closing,
     ev.SessionClosed: session_events.on_session_closed,
     ev.ActionSubmitted: action_events.on_action_submitted,
+    ev.ActionResubmitted: action_events.on_action_resubmitted,
     ev.ActionCancelled: action_events.on_action_cancelled,
     ev.ActionAcknowledged: action_events.on_action_acknowledged,
     ev.LeaseGranted: lease_events.on_lease_granted,
@@ -136,7 +139,8 @@ class Scheduler:
                 are none.
         """
         state, ledger = self.state, self.ledger
-        events = expired(ledger, now) or ending(ledger, now) or route_next(ledger, now)
+        events = (given_up(ledger, now) or expired(ledger, now) or ending(ledger, now)
+                  or route_next(ledger, now))
         if events:
             return events
         if not (state.dirty or 0 < _place_due(state) <= now):
@@ -155,13 +159,13 @@ class Scheduler:
     def next_deadline(self) -> int:
         """When `plan` has work although no event comes (epoch ns); 0 for never.
 
-        Such times are: the end of a grace, of a session's idle time or of a node's allocation; the
-        next token of an endpoint; another try of a closed rollout service; the end of a slice of
-        background processes; and the times at which the placer or the rules for allocations want to
-        be called again.
+        Such times are: the end of a wait for a node that is away; the end of a grace, of a
+        session's idle time or of a node's allocation; the next token of an endpoint; another try of
+        a closed rollout service; the end of a slice of background processes; and the times at which
+        the placer or the rules for allocations want to be called again.
         """
         ledger = self.ledger
-        dues = (_place_due(self.state), next_expiry(ledger), ledger.next_end,
+        dues = (_place_due(self.state), next_given_up(ledger), next_expiry(ledger), ledger.next_end,
                 self.state.elastic.due_at(ledger), next_retry(ledger),
                 next_slice_end(ledger, self.state.slices_at))
         return min((at for at in dues if at), default=0)

@@ -109,20 +109,27 @@ class FolderLock:
     Attributes:
         folder: The job's folder.
         file_lock: The lock of this folder.
+        restarts: Which start of the Slurm job this broker belongs to; -1 without Slurm.
         earlier: Whether another broker had the folder before.
+        earlier_restarts: Which start of the Slurm job that broker belonged to; -1 without Slurm, or
+            if that is not known.
+        earlier_sign_ns: When it last showed that it lived, in ns since the epoch by the file
+            system's clock; 0 if there was none.
 
     Raises:
         InvalidInput: The folder cannot be written.
     """
 
     def __init__(self, folder: Path, file_lock: FileLock, restarts: int = -1) -> None:
-        self.folder, self.file_lock = folder, file_lock
+        self.folder, self.file_lock, self.restarts = folder, file_lock, restarts
         self._lost, self._checked_at = False, 0
         me = FolderOwner(socket.gethostname(), os.getpid(), time.strftime("%Y-%m-%dT%H:%M:%S"),
                          restarts)
         self._content = json.dumps({**vars(me), "word": secrets.token_hex(8)}).encode()
         before = _epochs(folder)
-        self.earlier = bool(before)
+        self.earlier, holder = bool(before), holder_of(folder)
+        self.earlier_restarts = holder.restarts if holder is not None else -1
+        self.earlier_sign_ns = last_sign(folder)
         number = before[-1] + 1 if before else 1
         try:
             while not self._make(number):

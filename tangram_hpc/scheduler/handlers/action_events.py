@@ -18,7 +18,7 @@ from ..state.scheduler_state import SchedulerState
 from ..state.transitions import ACTION_MOVES, move
 from .background_events import defer_cancellation, forget_background
 from .client_events import forget_action
-from .queueing import dequeue, enqueue, update_idle
+from .queueing import dequeue, enqueue, put_forward, update_idle
 from .rollout_events import note_end
 
 
@@ -46,6 +46,16 @@ def on_action_submitted(state: SchedulerState, event: ev.ActionSubmitted) -> lis
 def _ends_with_session(session: SessionEntry, submitter: ClientEntry) -> bool:
     """Whether the loss of this client ends the session, and an action in it only with that."""
     return client_of(session.spec.id) == submitter.client and not session.spec.outlives
+
+
+def on_action_resubmitted(state: SchedulerState, event: ev.ActionResubmitted) -> list[Decision]:
+    """Lets an action start whose payload a broker that was started again has now."""
+    entry = state.ledger.actions.get(event.action)
+    if entry is not None and entry.withheld:
+        entry.withheld = False
+        if entry.state is ActionState.PENDING:
+            put_forward(state, entry)
+    return []
 
 
 def on_action_cancelled(state: SchedulerState, event: ev.ActionCancelled) -> list[Decision]:
@@ -84,7 +94,9 @@ def end_action(state: SchedulerState, entry: ActionEntry, at: int,
     """Ends an action with the outcome of `reply`, and returns the reply to its client."""
     ledger, outcome = state.ledger, reply.outcome
     entry.state = move(ACTION_MOVES, entry.state, outcome.state, entry)
-    entry.outcome, entry.lease = outcome, 0
+    entry.reply = reply = reply.by(entry.route)
+    entry.outcome, entry.ended_lease, entry.lease = outcome, entry.lease, 0
+    entry.withheld = False
     ledger.once.pop(entry.action.once, None)
     if entry.action.turn is not None or entry.action.trajectory:
         note_end(ledger, entry, outcome, at)
@@ -99,4 +111,4 @@ def end_action(state: SchedulerState, entry: ActionEntry, at: int,
         return []
     if not owner.uid:
         forget_action(ledger, entry.action.id)
-    return [reply.by(entry.route)]
+    return [reply]

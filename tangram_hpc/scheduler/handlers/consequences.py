@@ -26,7 +26,7 @@ _RESTARTED = "the broker was started again"
 
 def _of_broker_started(state: SchedulerState, event: ev.BrokerStarted) -> list[ev.Event]:
     """Names the end of all that an earlier broker of the job left open; nothing for the first
-    broker.
+    broker, and for one that waits for the workers and clients of the earlier one.
 
     Its nodes are lost, its sessions with them, its clients expire, and their actions end. Only
     actions with an idempotency key, outside sessions, wait again under their old order tags; the
@@ -34,7 +34,7 @@ def _of_broker_started(state: SchedulerState, event: ev.BrokerStarted) -> list[e
     """
     ledger, at = state.ledger, event.at
     events: list[ev.Event] = [event]
-    if not ledger.starts:
+    if not ledger.starts or event.await_until:
         return events
     for entry in ledger.actions.values():
         if entry.state not in ENDED and not _goes_on(entry):

@@ -146,10 +146,12 @@ def on_lease_released(state: SchedulerState, event: ev.LeaseReleased) -> list[De
 
 
 def on_lease_returned(state: SchedulerState, event: ev.LeaseReturned) -> list[Decision]:
-    """Takes back a prefetched lease that did not begin; its action waits again in its old place."""
+    """Takes back a prefetched lease that did not begin, or one that its worker has never seen; its
+    action waits again in its old place.
+    """
     ledger = state.ledger
     lease = ledger.leases.get(event.lease)
-    if lease is None or lease.begun:
+    if lease is None or (lease.begun and not event.undelivered):
         return []
     entry = ledger.actions[lease.action]
     ledger.estimator.ended(entry.action, (), False)

@@ -32,21 +32,39 @@ def on_node_joined(state: SchedulerState, event: ev.NodeJoined) -> list[Decision
     ledger.nodes[event.node] = NodeEntry(
         event.node, spec, CoreSet(spec.cores, spec.neighbours), GpuSet(spec.gpus),
         spec.mem_mib, spec.ahead, joined_at=event.at, lends_until=until, drain_at=until,
-        said_end=event.spec.ends_at_ns)
+        said_end=event.spec.ends_at_ns, uid=event.uid)
     ledger.next_node = max(ledger.next_node, event.node + 1)
     ledger.next_end = next_end(ledger)
     node_came(ledger, event)
     update_services(ledger)
     state.dirty = True
-    return prepare(ledger, event)
+    return prepare(ledger, event.node)
+
+
+def on_node_rejoined(state: SchedulerState, event: ev.NodeRejoined) -> list[Decision]:
+    """Lends a node again whose worker came back, unless it is to be drained."""
+    ledger = state.ledger
+    node = ledger.nodes[event.node]
+    node.state = move(NODE_MOVES, node.state, NodeState.UP, event)
+    del ledger.away[event.node]
+    if node.draining:
+        node.state = move(NODE_MOVES, node.state, NodeState.DRAINING, event)
+        mark_drained(node)
+    node.revision += 1
+    ledger.revision += 1
+    ledger.next_end = next_end(ledger)
+    update_services(ledger)
+    state.dirty = True
+    return prepare(ledger, event.node)
 
 
 def on_node_draining(state: SchedulerState, event: ev.NodeDraining) -> list[Decision]:
     """Stops lending units of a node."""
     ledger = state.ledger
     node = ledger.nodes[event.node]
-    if node.state is NodeState.UP:
-        node.state = move(NODE_MOVES, node.state, NodeState.DRAINING, event)
+    if node.state is NodeState.UP or (node.state is NodeState.AWAY and not node.draining):
+        if node.state is NodeState.UP:  # else it is drained when its worker comes back
+            node.state = move(NODE_MOVES, node.state, NodeState.DRAINING, event)
         node.draining, node.for_end = event.reason, event.for_end
         ledger.draining[event.node] = None
         ledger.next_end = next_end(ledger)
@@ -78,7 +96,8 @@ def on_allocation_end_told(state: SchedulerState, event: ev.AllocationEndTold) -
         node.drain_at = node.lends_until
         node.revision += 1
         if node.for_end and node.lends_until > event.at:
-            node.state = move(NODE_MOVES, node.state, NodeState.UP, event)
+            if node.state is not NodeState.AWAY:
+                node.state = move(NODE_MOVES, node.state, NodeState.UP, event)
             node.draining, node.for_end = "", False
             del ledger.draining[node.node]
     ledger.revision += 1
@@ -96,6 +115,7 @@ def on_node_lost(state: SchedulerState, event: ev.NodeLost) -> list[Decision]:
     node.for_end = False
     node_left(ledger, event)
     ledger.draining.pop(event.node, None)
+    ledger.away.pop(event.node, None)
     ledger.next_end = next_end(ledger)
     update_services(ledger, node)
     return []

@@ -54,8 +54,12 @@ def dequeue(state: SchedulerState, action: Action, now: int) -> None:
 
 
 def push(state: SchedulerState, entry: ActionEntry, session: SessionEntry | None) -> None:
-    """Puts an action into the ready queue; `session` is its session if it has one."""
+    """Puts an action into the ready queue; `session` is its session if it has one. An action that
+    is withheld comes there later, by `put_forward`.
+    """
     ledger = state.ledger
+    if entry.withheld:
+        return
     entry.order_tag = entry.order_tag or ledger.ready.draw(entry.action)
     node = session.node if session is not None else 0
     own = session.spec.id if session is not None and session.cores else 0
@@ -75,6 +79,16 @@ def push_again(state: SchedulerState, entry: ActionEntry) -> None:
     if turn is not None and not state.ledger.rollouts[turn.pool].placed(entry.action.id):
         return want_route(state.ledger, entry)
     return push(state, entry, None)
+
+
+def put_forward(state: SchedulerState, entry: ActionEntry) -> None:
+    """Lets a PENDING action compete that was withheld until now."""
+    action = entry.action
+    if action.session:
+        return resume(state, state.ledger.sessions[action.session])
+    turn = action.turn
+    if turn is None or state.ledger.rollouts[turn.pool].placed(action.id):
+        push(state, entry, None)
 
 
 def want_route(ledger: Ledger, entry: ActionEntry) -> None:

@@ -1,16 +1,25 @@
 """Pure. Handlers of events about the broker itself: its starts and its stalls.
 
-A broker that starts again continues an earlier one's journal. The nodes, sessions and clients of
-the earlier broker end by events of their own, which `consequences` names. Estimates of run times
-and the quotas of endpoints stay.
+A broker that starts again continues an earlier one's journal. If the workers and clients of the
+earlier broker may still be there, it waits for them: nodes are AWAY, clients are disconnected, and
+actions whose payload the broker does not have are withheld. Otherwise they end by events of their
+own, which `consequences` names. Estimates of run times and the quotas of endpoints stay.
 """
 
 from __future__ import annotations
 
 from ...domain import event as ev
+from ...domain.action import Kind
 from ...domain.decision import Decision
+from ...domain.states import ENDED, NodeState
 from ..policy.session_life import stalled
+from ..state.idle import DisconnectedClient
+from ..state.ledger import Ledger
 from ..state.scheduler_state import SchedulerState
+from ..state.transitions import NODE_MOVES, move
+
+_WITHOUT_PAYLOAD = (Kind.GRANT, Kind.BACKGROUND)
+_GAP = 1 << 20
 
 
 def on_broker_started(state: SchedulerState, event: ev.BrokerStarted) -> list[Decision]:
@@ -21,8 +30,32 @@ def on_broker_started(state: SchedulerState, event: ev.BrokerStarted) -> list[De
     ledger.complete = False  # the nodes of the job have yet to join
     ledger.told_ends.clear()  # a requeued job ends at another time
     ledger.allocs.own = event.job
+    if event.await_until:
+        _wait_for_all(ledger, event)
     state.dirty = True
     return []
+
+
+def _wait_for_all(ledger: Ledger, event: ev.BrokerStarted) -> None:
+    """Waits for all nodes and clients that the earlier broker had. O(nodes + clients + actions)."""
+    for node in ledger.held_nodes():
+        if node.state is not NodeState.AWAY:
+            node.state = move(NODE_MOVES, node.state, NodeState.AWAY, event)
+        ledger.away[node.node] = event.await_until
+    for client in ledger.by_uid.values():
+        gone = ledger.disconnected.get(client)
+        if gone is None or not gone.bye:
+            ledger.disconnected[client] = DisconnectedClient(event.at, event.await_until, False)
+    for number, entry in ledger.actions.items():
+        if entry.state not in ENDED and entry.action.kind not in _WITHOUT_PAYLOAD \
+                and not entry.action.once:
+            entry.withheld = True
+            if number in ledger.ready:
+                ledger.ready.remove(number)
+    # Orders that the journal lacks may have reached workers if the machine of the earlier broker
+    # failed. Their leases must not get the numbers of new ones.
+    ledger.next_lease += _GAP
+    ledger.next_node += _GAP
 
 
 def on_broker_stalled(state: SchedulerState, event: ev.BrokerStalled) -> list[Decision]:

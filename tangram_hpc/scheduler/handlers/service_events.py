@@ -32,11 +32,12 @@ def on_service_loaded(state: SchedulerState, event: ev.ServiceLoaded) -> list[De
     return []
 
 
-def prepare(ledger: Ledger, joined: ev.NodeJoined) -> list[Decision]:
+def prepare(ledger: Ledger, joined: int) -> list[Decision]:
     """Lets a node that joined prepare the declared services."""
-    services = [s for s in ledger.services.values() if s.backend and joined.spec.gpus]
-    ledger.nodes[joined.node].parked_mib = parked_mib(services)
-    return [PrepareService(joined.node, s) for s in services]
+    node = ledger.nodes[joined]
+    services = [s for s in ledger.services.values() if s.backend and node.spec.gpus]
+    node.parked_mib = parked_mib(services)
+    return [PrepareService(joined, s) for s in services]
 
 
 def note_restore(ledger: Ledger, lease: LeaseEntry, took_ns: int) -> None:

@@ -58,10 +58,12 @@ def expired(ledger: Ledger, now: int) -> list[ev.Event]:
 
 
 def stalled(ledger: Ledger, event: ev.BrokerStalled) -> None:
-    """Extends the grace of clients, and the idle time and the time-to-live of sessions, by the time
-    in which the broker did not run, because no client could reach it then. O(disconnected clients +
-    sessions).
+    """Extends the grace of clients, the wait for nodes that are away, and the idle time and the
+    time-to-live of sessions, by the time in which the broker did not run, because nobody could
+    reach it then. O(disconnected clients + nodes that are away + sessions).
     """
+    for node in ledger.away:
+        ledger.away[node] += event.moved_ns
     for client, gone in ledger.disconnected.items():
         if not gone.bye:
             moved_ns = max(0, min(event.moved_ns, event.at - gone.since))

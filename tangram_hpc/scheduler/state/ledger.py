@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...domain.action import Action, Kind
+from ...domain.decision import ReplyToClient
 from ...domain.ids import client_of
 from ...domain.node import NodeSpec
 from ...domain.outcome import Outcome
@@ -92,6 +93,7 @@ class NodeEntry:
         for_end: whether it is drained for its allocation's end alone, so that a later end undoes
             it.
         said_end: when its allocation ends, as its worker said when it joined.
+        uid: the random name by which its worker shows that it is the same worker; empty for none.
     """
 
     node: int
@@ -112,6 +114,7 @@ class NodeEntry:
     draining: str = ""
     for_end: bool = False
     said_end: int = 0
+    uid: str = ""
 
     @property
     def room_mib(self) -> int:
@@ -242,6 +245,10 @@ class ActionEntry:
             cancelled or its session is closing; None otherwise.
         outcome: how it ended; None before.
         route: where a turn was routed to; None before, and for other actions.
+        withheld: whether it may not start, because the broker was started again and does not have
+            its payload until its client sends it again.
+        reply: what its client is told of its end; None before.
+        ended_lease: the lease with which it ended; 0 for none.
     """
 
     action: Action
@@ -254,6 +261,9 @@ class ActionEntry:
     forced_outcome: Outcome | None = None
     outcome: Outcome | None = None
     route: Routed | None = None
+    withheld: bool = False
+    reply: ReplyToClient | None = None
+    ended_lease: int = 0
 
 
 @dataclass(slots=True)
@@ -395,6 +405,7 @@ class Ledger:
             one that Slurm has reported since.
         allocs: what is known of allocations.
         rollouts: the rollout pools by name.
+        away: the nodes that are AWAY, each with the time until which the broker waits for it.
     """
 
     clients: dict[int, ClientEntry] = field(default_factory=dict)
@@ -435,14 +446,15 @@ class Ledger:
     told_ends: dict[str, tuple[int, int]] = field(default_factory=dict)
     allocs: AllocLedger = field(default_factory=AllocLedger)
     rollouts: dict[str, RolloutPool] = field(default_factory=dict)
+    away: dict[int, int] = field(default_factory=dict)
 
     def up_nodes(self) -> list[NodeEntry]:
         """The nodes that can be lent from, in order of joining."""
         return [n for n in self.nodes.values() if n.state is NodeState.UP]
 
     def held_nodes(self) -> list[NodeEntry]:
-        """The nodes that are up or drained. An action is infeasible if none of them could ever run
-        it.
+        """The nodes that are up, drained or away. An action is infeasible if none of them could
+        ever run it.
         """
         return [n for n in self.nodes.values() if n.state is not NodeState.DOWN]
 
@@ -456,10 +468,13 @@ class Ledger:
         """
         for node in [self.outside, *self.nodes.values()]:
             self._check_node(node)
+        away = {n.node for n in self.nodes.values() if n.state is NodeState.AWAY}
+        assert away == set(self.away), f"{away} are away, not {self.away}"
         self.allocs.check({n.node for n in self.nodes.values() if n.state is not NodeState.DOWN})
         for action_id, entry in self.actions.items():
             pending = entry.state is ActionState.PENDING
             assert pending or action_id not in self.ready, f"{entry} is queued, though not PENDING"
+            assert not entry.withheld or action_id not in self.ready, f"{entry} is queued"
             assert (entry.lease != 0) == (not pending and entry.state not in ENDED), f"{entry}"
         for lease in self.leases.values():
             assert not lease.node or lease.node in self.nodes, f"{lease} on no node"
@@ -500,7 +515,8 @@ class Ledger:
             for action_id in mine:
                 entry = self.actions[action_id]
                 pending, dealt = entry.state is ActionState.PENDING, service_of(entry.action.key)
-                assert not pending or bool(dealt) == (action_id in self.ready), f"{entry}"
+                queued = bool(dealt) and not entry.withheld
+                assert not pending or queued == (action_id in self.ready), f"{entry}"
                 assert not (pending and dealt) or pool.placed(action_id), f"{entry}: not placed"
                 assert dealt or not pool.placed(action_id), f"{entry} has no route"
         assert not turns, f"turns that no pool knows: {turns}"

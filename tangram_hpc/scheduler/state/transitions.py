@@ -38,9 +38,10 @@ SESSION_MOVES: dict[Enum, set[Enum]] = {
     S.CLOSING: {S.CLOSED, S.LOST},
 }
 NODE_MOVES: dict[Enum, set[Enum]] = {
-    N.UP: {N.DRAINING, N.DOWN},
-    N.DRAINING: {N.DRAINED, N.UP, N.DOWN},
-    N.DRAINED: {N.UP, N.DOWN},
+    N.UP: {N.DRAINING, N.AWAY, N.DOWN},
+    N.AWAY: {N.UP, N.DOWN},
+    N.DRAINING: {N.DRAINED, N.UP, N.AWAY, N.DOWN},
+    N.DRAINED: {N.UP, N.AWAY, N.DOWN},
 }
 REPLICA_MOVES: dict[Enum, set[Enum]] = {
     R.ROLLOUT: {R.REQUESTED, R.LOST},

@@ -1,0 +1,124 @@
+"""Results whose clients have not acknowledged them: workers keep them for the next broker.
+
+The broker keeps the payloads of such results in memory (`client_outbox`), and would lose them with
+itself. So the worker on which an action ended keeps its result too, until the broker confirms that
+nobody needs it any more. A broker that is started again knows from its journal how each action
+ended, and gets the payload again when the worker comes back.
+
+Confirmations are not urgent. They travel with the next orders to a worker, or after a while.
+
+A result whose node is lost before its worker came back cannot be had again. Its client is then told
+that the node failed, although the action had ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ..domain.decision import ReplyToClient
+from ..domain.ids import client_of
+from ..domain.outcome import Outcome
+from ..domain.states import ENDED, ActionState
+from ..protocol import message as ms
+from ..protocol.frame import Buffer
+from ..scheduler.state.ledger import ActionEntry, Ledger
+from .client_outbox import ClientOutbox
+from .peers import Peers
+
+_LOST = "it had ended, but its result was lost with its node"
+
+
+def result_of(ledger: Ledger, reply: ReplyToClient, n: int) -> ms.ActionResult:
+    """Returns the message that tells a client how an action ended; `n` is 1 if a payload follows.
+    """
+    node = ledger.nodes[reply.node].spec.name if reply.node else ""
+    return ms.ActionResult(reply.action, reply.outcome, node, reply.cores, reply.attempt,
+                           reply.queue_ns, reply.held_ns, n, reply.grants, reply.route)
+
+
+class UnacknowledgedResults:
+    """What workers keep for the next broker, and what this broker awaits of them.
+
+    Args:
+        ledger: the scheduler's state.
+        peers: the connections, which carry the confirmations.
+        outbox: keeps results for clients.
+    """
+
+    def __init__(self, ledger: Ledger, peers: Peers, outbox: ClientOutbox) -> None:
+        self._ledger, self._peers, self._outbox = ledger, peers, outbox
+        self._awaited: dict[int, tuple[int, int]] = {}  # by lease: its action and its node
+
+    # ---- after another start of the broker -----------------------------------------------------
+
+    def resume(self, spooled: Callable[[str], Buffer | None]) -> None:
+        """Takes over the results that clients had not acknowledged. O(actions that have ended).
+
+        Args:
+            spooled: the payload that is kept for an idempotency key; None if there is none.
+        """
+        for entry in self._ledger.actions.values():
+            reply = entry.reply
+            if reply is None:
+                continue
+            payload = spooled(entry.action.once) if entry.action.once else None
+            if payload is not None:
+                self._keep(reply, payload)
+            elif not reply.node or not reply.outcome.returned:
+                self._keep(reply, None)
+            elif reply.node in self._ledger.away:
+                self._awaited[entry.ended_lease] = entry.action.id, reply.node
+            else:
+                self._keep(_lost(reply), None)
+
+    def again(self, node: int, lease: int, payload: Buffer | None) -> None:
+        """Takes a result that a worker sends for a lease that is over. It is one that this broker
+        awaits, or nobody needs it.
+        """
+        action, where = self._awaited.get(lease, (0, 0))
+        if where != node:
+            return self._peers.confirm(node, lease)
+        del self._awaited[lease]
+        entry = self._ledger.actions.get(action)
+        if entry is None or entry.reply is None:
+            return self._peers.confirm(node, lease)
+        self._keep(entry.reply, payload)
+
+    def node_lost(self, node: int) -> None:
+        """Ends the wait for the results of a node that is lost. O(results that are awaited)."""
+        for lease, (action, where) in list(self._awaited.items()):
+            if where == node:
+                del self._awaited[lease]
+                entry = self._ledger.actions.get(action)
+                if entry is not None and entry.reply is not None:
+                    self._keep(_lost(entry.reply), None)
+
+    def _keep(self, reply: ReplyToClient, payload: Buffer | None) -> None:
+        result = result_of(self._ledger, reply, 0 if payload is None else 1)
+        self._outbox.keep(result, payload)
+        self._peers.send_to_client(client_of(reply.action), result, payload)
+
+    # ---- confirmations -------------------------------------------------------------------------
+
+    def ended(self, node: int, lease: int, action: int) -> None:
+        """Confirms the result of a lease at once, unless a client has yet to acknowledge it: its
+        action waits again, or nobody waits for it.
+        """
+        entry = self._ledger.actions.get(action)
+        if entry is None or entry.ended_lease != lease:
+            self._peers.confirm(node, lease)
+
+    def acknowledged(self, actions: Iterable[int]) -> None:
+        """Confirms the results of actions whose client has them, or will never fetch them."""
+        for action in actions:
+            entry = self._ledger.actions.get(action)
+            if entry is not None and entry.state in ENDED:
+                self._confirm(entry)
+
+    def _confirm(self, entry: ActionEntry) -> None:
+        if entry.ended_lease and entry.reply is not None and entry.reply.node:
+            self._peers.confirm(entry.reply.node, entry.ended_lease)
+
+
+def _lost(reply: ReplyToClient) -> ReplyToClient:
+    return reply.ended_as(Outcome(ActionState.NODE_FAIL, reason=_LOST))
