@@ -147,7 +147,8 @@ class Spool(Protocol):
 
 class SpillFiles(Protocol):
     """Holds payloads for clients that do not read, on disk instead of in memory. The files end with
-    the broker.
+    the broker. A worker holds unconfirmed results in the same way, with the numbers of its files in
+    place of clients' numbers.
     """
 
     def put(self, client: int, data: Buffer) -> int:
@@ -354,6 +355,12 @@ class Sandboxes(Protocol):
     def order_snapshot(self, order: SnapshotOrder) -> None:
         """Removes, publishes or fetches a snapshot; the result, if any, comes by
         `Reports.snapshot`.
+        """
+        ...
+
+    def snapshot_reports(self) -> Iterable[SnapshotReport]:
+        """Returns what a broker that came back must hear of this node's snapshots: a report `held`
+        for each that clients know, and `wanted` for each for which a session waits.
         """
         ...
 

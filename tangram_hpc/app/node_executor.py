@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..domain.action import Kind
 from ..domain.service import ServiceSpec
 from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 from ..ports import Sandboxes
-from ..protocol.message import SnapshotOrder, StartAttempt, StreamMessage
+from ..protocol.message import SnapshotOrder, SnapshotReport, StartAttempt, StreamMessage
 from ..services.processes.service_executor import ServiceExecutor
 
 
@@ -37,6 +39,10 @@ class NodeExecutor:
     def order_snapshot(self, order: SnapshotOrder) -> None:
         """Carries out an order about a snapshot; see `ports.Executor`."""
         self._sandboxes.order_snapshot(order)
+
+    def snapshot_reports(self) -> Iterable[SnapshotReport]:
+        """Returns the reports of all snapshots; see `ports.Executor`."""
+        return self._sandboxes.snapshot_reports()
 
     def prepare_service(self, spec: ServiceSpec) -> None:
         """Prepares a service; see `ports.Executor`."""

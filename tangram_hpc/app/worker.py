@@ -1,14 +1,15 @@
 """Puts a worker together: what its node lends, its executor, and the connection with its broker.
 
 A worker lends what Slurm granted to its step, or else the whole machine. It runs until the broker
-is done with it or lost, or a signal ends it; its scratch folder, sandboxes and services end with
-it.
+is done with it, or lost and not back within `grace_s`, or a signal ends it; its scratch folder,
+sandboxes and services end with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -45,11 +46,13 @@ from ..services.backend_registry import make_backend
 from ..services.processes.service_executor import ServiceExecutor
 from ..slurm.job_environment import SlurmPlace, slurm_place
 from ..storage.rundir import make_scratch
+from ..storage.spill_files import FolderSpillFiles
 from ..storage.store import FolderStore
 from ..transport.socket.asyncsock import SocketLink
 from ..transport.socket.dial import dial, probe_broker
 from ..worker.driver import AHEAD, WorkerDriver
 from .broker_location import await_access
+from .broker_redial import BrokerRedial
 from .loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
 from .node_executor import NodeExecutor
 
@@ -185,9 +188,16 @@ class WorkerPlan:
 WAY_SHUT = 3  # exit status of a worker, for the script that started it
 
 
+class _JoinedAndLost(BrokerUnreachable):
+    """Raised when a broker that was joined is lost. `way` is as `probe_broker` returns it."""
+
+    way = ""
+
+
 def lend(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
-    """Runs `serve_worker`, and runs it again as another node when the broker was lost and can be
-    reached again within `grace_s`. Returns 0 when the broker says that the job is over.
+    """Runs `serve_worker`, and runs it again as another node when the broker does not take this
+    node back, or could not be reached at first and can be within `grace_s`. Returns 0 when the
+    broker says that the job is over.
 
     Raises:
         BrokerUnreachable: the broker was lost for good; the exit status is `WAY_SHUT` if its host
@@ -198,7 +208,10 @@ def lend(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
         try:
             return asyncio.run(serve_worker(plan, environ))
         except BrokerUnreachable as lost:
-            way = "" if plan.lifeline >= 0 else probe_broker(plan.access, plan.config.grace_s)
+            if isinstance(lost, _JoinedAndLost):
+                way = lost.way  # `serve_worker` has tried for `grace_s`
+            else:
+                way = "" if plan.lifeline >= 0 else probe_broker(plan.access, plan.config.grace_s)
             if way != "open":
                 lost.exit_status = WAY_SHUT if way == "shut" else lost.exit_status
                 raise
@@ -251,11 +264,14 @@ def _probed(config: Config, scratch: Path) -> Backends:
 
 
 async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
-    """Lends this node until the broker or a signal ends it. Returns 0 if the broker said that the
-    job is over, and 128 plus the signal's number if a signal told the worker to leave.
+    """Lends this node until the broker or a signal ends it. If the connection breaks, what runs
+    goes on while the worker tries to reach a broker again for `grace_s`. Returns 0 if the broker
+    said that the job is over, and 128 plus the signal's number if a signal told the worker to
+    leave.
 
     Raises:
-        BrokerUnreachable: the connection with the broker was lost.
+        BrokerUnreachable: no broker can be reached, or the one that answers does not take this
+            worker back.
         AccessError: no broker can be found.
     """
     loop, config = asyncio.get_running_loop(), plan.config
@@ -272,39 +288,50 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     ended: asyncio.Future[str] = loop.create_future()
     node: NodeExecutor | None = None
     enforcer: enforce.Enforcer | None = None
-    lost, told = False, 0
+    told = 0
 
     def make_executor(reports: Reports, welcome: WorkerWelcome) -> Executor:
         nonlocal node
         node = parts.executor(reports, welcome)
         return node
 
-    def on_lost(reason: str) -> None:
-        nonlocal lost
-        lost = True
-        driver.lost(reason)
-
     def on_signal(number: signal.Signals) -> None:
         nonlocal told
         told = number
         driver.leave(f"it left: {number.name}")
 
+    def attach(sock: socket.socket) -> None:
+        """Goes on over another connection."""
+        link = SocketLink(sock, loop)
+        _listen(link, driver, redial)
+        driver.rejoin(link)
+
+    spill = FolderSpillFiles(scratch / "results")
     try:
         enforcer = enforce.probe(spec.pinned, config.enforcement)
         spec = spec.held_by(enforcer.name)
         parts = _NodeParts(config, spec, backends, devices, meter, scratch, enforcer)
         link = SocketLink(dial(access.addresses, access.key, access.job), loop)
         driver = WorkerDriver(access.job, spec, link, LoopTimer(loop), make_executor,
-                              ended.set_result, BUSY_GAP_S)
-        link.attach(lambda parcel: driver.receive(*parcel), lambda: None, on_lost)
+                              ended.set_result, BUSY_GAP_S, secrets.token_hex(16), spill)
+        redial = BrokerRedial(plan.access, config.grace_s, driver, attach)
+        _listen(link, driver, redial)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal, number)
         if plan.lifeline >= 0:
             watch_lifeline(loop, plan.lifeline, lambda: driver.stop("its parent ended"))
         driver.start()
         reason = await ended
+        redial.close()
     finally:
         await _close_parts(node, enforcer, meter, scratch)
-    if lost and not told:
-        raise BrokerUnreachable(f"job {access.job}: the broker is gone ({reason})")
+        spill.close()
+    if (driver.fenced or redial.given_up) and not told:
+        lost = _JoinedAndLost(f"job {access.job}: the broker is gone ({reason})")
+        lost.way = "open" if driver.fenced else "shut" if redial.shut else ""
+        raise lost
     return 128 + told if told else 0
+
+
+def _listen(link: SocketLink, driver: WorkerDriver, redial: BrokerRedial) -> None:
+    link.attach(lambda parcel: driver.receive(*parcel), lambda: None, redial.connection_lost)

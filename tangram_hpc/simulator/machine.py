@@ -6,14 +6,14 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ..domain.outcome import Outcome
 from ..domain.service import ServiceSpec, endpoint_of, service_of
 from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 from ..ports import Reports
-from ..protocol.message import SnapshotOrder, StartAttempt, StreamMessage
+from ..protocol.message import SnapshotOrder, SnapshotReport, StartAttempt, StreamMessage
 from . import progress
 from .event_queue import EventQueue
 from .workload import WorkAction
@@ -41,6 +41,10 @@ class Machine:
 
     def order_snapshot(self, order: SnapshotOrder) -> None:
         """See `ports.Executor`. No simulated session has a snapshot."""
+
+    def snapshot_reports(self) -> Iterable[SnapshotReport]:
+        """See `ports.Executor`."""
+        return ()
 
     def prepare_service(self, spec: ServiceSpec) -> None:
         """See `ports.Executor`."""

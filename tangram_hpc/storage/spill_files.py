@@ -4,6 +4,9 @@ There is one file for each such client, in the job's folder. A file is written a
 anywhere. It is truncated when nothing in it is needed any more, and removed when its client is
 gone. Nothing in it outlives the broker: what a client must find after the broker's death is in the
 spool.
+
+A worker has such files too, in its scratch folder, for the results that no broker has confirmed.
+Its files have numbers of its own instead of clients' numbers (`worker/kept_results.py`).
 """
 
 from __future__ import annotations

@@ -79,6 +79,11 @@ class SocketPipes:
         """Returns how many bytes of all ranks wait to be sent."""
         return sum(len(b) for p in self._pipes.values() for b in p.backlog)
 
+    def connected(self, name: int) -> bool:
+        """Returns whether a rank's pipe has a connected socket."""
+        pipe = self._pipes.get(name)
+        return pipe is not None and pipe.sock is not None
+
     def hold(self, name: int, held: bool) -> None:
         """Stops reading from the broker for this rank (`held`), or goes on with it."""
         pipe = self._pipes.get(name)

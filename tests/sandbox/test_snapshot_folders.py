@@ -9,8 +9,10 @@ import pytest
 from helpers.executor_rig import as_an_ordinary_user
 from helpers.snapshot_rig import SnapshotRig
 
+from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.ports import SandboxSettings
+from tangram_hpc.protocol.message import SnapshotOrder
 
 
 @pytest.fixture
@@ -91,3 +93,30 @@ def test_a_snapshot_that_nobody_uses_goes_after_its_time(make: Any) -> None:
     rig.close_session(copy)
     assert rig.told(used, "gone")
     rig.until(lambda: not rig.folders())
+
+
+def test_a_broker_that_came_back_hears_of_all_snapshots_and_of_those_that_are_missing(
+        make: Any) -> None:
+    rig = make()
+    spec = {"trusted": True, "backend": "process"}
+    session = rig.start(**spec)
+    first, second = rig.take(session), rig.take(session)
+    held = [rig.told(name, "held") for name in (first, second)]
+    assert [one.session for one in held] == [session, session]
+    rig.order(first, "remove")
+    name = rig.new_name()
+    rig.loop.call_soon(rig.executor.open_session, SessionSpec(99, snapshot=name, **spec))
+    wanted = rig.told(name, "wanted")
+    assert rig.executor.snapshot_reports() == [held[1], wanted]
+    rig.order(second, "publish")
+    files = rig.told(second, "published").files
+
+    async def fetching() -> Any:
+        rig.executor.order_snapshot(SnapshotOrder(name, "fetch", files))
+        return rig.executor.snapshot_reports()
+
+    assert rig.loop.run_until_complete(fetching()) == [held[1]], "it is on its way"
+    rig.until(lambda: 99 in rig.up)
+    assert rig.executor.snapshot_reports() == [held[1], rig.told(name, "held")]
+    assert rig.told(name, "held").session == 0
+    assert [one.what for one in rig.snapshots if one.name == name] == ["wanted", "held"]

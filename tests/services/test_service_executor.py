@@ -303,3 +303,22 @@ def test_every_service_call_ends_once_under_random_failures(seed: int) -> None:
             if state is DONE:
                 assert rig.values[lease] == {"fake": n}
     play(scene)
+
+
+def test_a_call_and_a_service_that_are_ordered_twice_run_once() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.call_s = 0.02
+        for _ in range(2):
+            rig.declare("a", batch=1)
+        lease = rig.call("a", 5)
+        rig.lease -= 1
+        assert rig.call("a", 5) == lease  # while it waits
+        while not rig.of("call"):
+            await rig_turn()
+        rig.lease -= 1
+        rig.call("a", 5)  # while it runs
+        other = rig.call("a", 6)
+        await rig.all(lease, other)
+        assert [entry[3] for entry in rig.of("call")] == [[5], [6]]
+        assert len(rig.of("load")) == 1
+    play(scene)

@@ -4,15 +4,14 @@ loop turn sends one frame."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.worker_rig import DONE, SPEC, Hand, Orders, Rig, Wire
 
 from tangram_hpc.app.loop import LoopTimer
 from tangram_hpc.domain.action import Action
-from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.domain.states import ActionState
@@ -25,80 +24,6 @@ from tangram_hpc.resources.cpu import affinity
 from tangram_hpc.sandbox.manager.sandbox_executor import SandboxExecutor
 from tangram_hpc.storage.store import FolderStore
 from tangram_hpc.worker.driver import REPORT_S, SIGTERM_S, WorkerDriver
-
-SPEC = NodeSpec("n1", "host", (0, 1), 1024)
-DONE = Outcome(ActionState.COMPLETED)
-
-
-class Wire:
-    """The far end of a link; keeps what arrived, frame by frame."""
-
-    def __init__(self) -> None:
-        self.queued: list[tuple[Any, Any]] = []
-        self.frames: list[list[tuple[Any, Any]]] = []
-        self.closed = False
-
-    def send(self, message: ms.Message, payload: Any = None) -> None:
-        assert (payload is not None) == bool(getattr(message, "n", 0))
-        self.queued.append((message, payload))
-
-    def flush(self) -> None:
-        if self.queued:
-            self.frames.append(self.queued)
-            self.queued = []
-
-    def close(self) -> None:
-        self.closed = True
-
-    def said(self) -> list[Any]:
-        return [message for frame in self.frames for message, _ in frame]
-
-
-class Hand:
-    """A timer that the test advances."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.calls: list[tuple[float, Callable[[], None]]] = []
-
-    def after(self, delay_s: float, call: Callable[[], None]) -> object:
-        self.calls.append((self.now + delay_s, call))
-        return None
-
-    def turn(self, seconds: float = 0.0) -> None:
-        end = self.now + seconds
-        while due := sorted((at for at, _ in self.calls if at <= end)):
-            self.now = due[0]
-            ready = [one for one in self.calls if one[0] <= self.now]
-            self.calls = [one for one in self.calls if one[0] > self.now]
-            for _, call in ready:
-                call()
-        self.now = end
-
-
-class Orders:
-    """An executor that only notes its orders."""
-
-    def __init__(self) -> None:
-        self.got: list[tuple[Any, ...]] = []
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args: self.got.append((name, *args))
-
-
-class Rig:
-    def __init__(self) -> None:
-        self.wire, self.hand, self.orders = Wire(), Hand(), Orders()
-        self.ended: list[str] = []
-        self.driver = WorkerDriver("7", SPEC, self.wire, self.hand,
-                                   lambda reports, welcome: self.orders,
-                                   self.ended.append)
-        self.driver.start()
-        self.driver.receive(ms.WorkerWelcome(1, "/store"), None)
-        self.hand.turn()
-
-    def start(self, lease: int) -> None:
-        self.driver.receive(ms.StartAttempt(lease, Action(lease, "a"), (0,)), memoryview(b"p"))
 
 
 def test_the_worker_driver_passes_each_order_to_the_executor_once() -> None:

@@ -82,7 +82,8 @@ def until(true: Callable[[], Any], what: str) -> Any:
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `tangram` commands with a home of their own."""
-    env = {**os.environ, "TANGRAM_HOME": str(tmp_path / "t"), "TMPDIR": str(tmp_path)}
+    env = {**os.environ, "TANGRAM_HOME": str(tmp_path / "t"), "TMPDIR": str(tmp_path),
+           "TANGRAM_GRACE_S": "5"}
     runs = []
 
     def start(*words: str) -> subprocess.Popen[str]:

@@ -130,6 +130,7 @@ class NodeSnapshot:
         home: the name of the folder.
         folder: the path of the folder.
         base: the snapshot whose layers it has below its own; None for none.
+        session: the session of which it was taken on this node; 0 if another node has taken it.
         image, digest: the image of the session, as it was asked for, and its digest.
         mib: the space that it takes on the disk, in MiB.
         users: how many sessions and snapshots need its files.
@@ -137,13 +138,14 @@ class NodeSnapshot:
         listed: whether sessions may still begin from it.
     """
 
-    __slots__ = ("base", "digest", "folder", "home", "image", "listed", "mib", "name", "used_s",
-                 "users")
+    __slots__ = ("base", "digest", "folder", "home", "image", "listed", "mib", "name",
+                 "session", "used_s", "users")
 
     def __init__(self, name: str, home: str, folder: str, base: NodeSnapshot | None = None,
                  image: str = "", digest: str = "") -> None:
         self.name, self.home, self.folder, self.base = name, home, folder, base
         self.image, self.digest = image, digest
+        self.session = 0
         self.mib = self.users = 0
         self.used_s = time.monotonic()
         self.listed = bool(name)

@@ -34,6 +34,10 @@ _LOOK_S = 30.0  # the longest time between two checks for snapshots that were un
 SnapshotReady = Callable[[NodeSnapshot | None, str], None]
 
 
+def _held(one: NodeSnapshot) -> SnapshotReport:
+    return SnapshotReport(one.name, "held", one.session, one.image, one.digest, one.mib)
+
+
 class NodeSnapshots:
     """The snapshots on one worker's node.
 
@@ -80,8 +84,9 @@ class NodeSnapshots:
                 return then(None, why)
             self._keep(wanted)
             wanted.users += 1
+            wanted.session = session
             if wanted.listed:
-                self._report_held(wanted, session)
+                self._reports.snapshot(_held(wanted))
             then(wanted, "")
 
         self._cache.freeze(origin, wanted.folder, frozen)
@@ -116,9 +121,13 @@ class NodeSnapshots:
             self._by_name[one.name] = one
         self._watch()
 
-    def _report_held(self, one: NodeSnapshot, session: int) -> None:
-        self._reports.snapshot(SnapshotReport(one.name, "held", session, one.image, one.digest,
-                                              one.mib))
+    def reports(self) -> list[SnapshotReport]:
+        """Returns a report of each snapshot that clients know, and of each for which sessions wait
+        that is not being fetched.
+        """
+        missing = (name for name in self._waiting if name not in self._fetching)
+        return [*map(_held, self._by_name.values()),
+                *(SnapshotReport(name, "wanted") for name in missing)]
 
     # ---- use ----
 
@@ -203,7 +212,7 @@ class NodeSnapshots:
                 self._supervisor.remove_directory(one.home)
                 return self._answer(one.name, None, why)
             self._keep(one)
-            self._report_held(one, 0)
+            self._reports.snapshot(_held(one))
             self._answer(one.name, one, "")
 
         users = self._supervisor.backends.users

@@ -20,7 +20,13 @@ from ...domain.states import ENDED, ActionState
 from ...errors import InvalidInput
 from ...ports import Images, Reports, SandboxSettings, Store
 from ...protocol import input_flow
-from ...protocol.message import INLINE_MAX, SnapshotOrder, StartAttempt, StreamMessage
+from ...protocol.message import (
+    INLINE_MAX,
+    SnapshotOrder,
+    SnapshotReport,
+    StartAttempt,
+    StreamMessage,
+)
 from ...protocol.payload import ErrorReturn, FunctionCall, decode, encode, owner_of_result
 from ...protocol.process_frames import (
     FRAME_MAX,
@@ -144,6 +150,10 @@ class SandboxExecutor:
         """See `ports.Executor`."""
         if not self._closed:
             self._snapshots.obey(order)
+
+    def snapshot_reports(self) -> list[SnapshotReport]:
+        """See `ports.Executor`."""
+        return self._snapshots.reports()
 
     def start(self, order: StartAttempt, payload: memoryview | bytes) -> None:
         """See `ports.Executor`. A lease that is known is ignored."""

@@ -139,8 +139,10 @@ class ServiceExecutor:
 
     def start(self, order: StartAttempt, payload: memoryview) -> None:
         """Puts a call into the queue of its service and block, and starts the queue if it does not
-        run.
+        run. A lease that is known is ignored.
         """
+        if order.lease in self._by_lease:
+            return
         call, service = PendingCall(order, bytes(payload)), service_of(order.action.key)
         queue = self._queues.setdefault((service, order.gpus), CallQueue(service, order.gpus))
         self._by_lease[order.lease] = queue, call
