@@ -1,6 +1,6 @@
 # ---- broker: a child process of this script, in no job step and without MPI -------------------------
 rm -f "$access" "$step"                                  # files of an earlier start of a requeued job
-tangram broker --placer <PLACER> --nodes "$lenders" <BROKER_OPTIONS> &
+tangram broker --restarts 5 --placer <PLACER> --nodes "$lenders" <BROKER_OPTIONS> &
 broker=$!
 until [ -s "$access" ]; do
     if ! kill -0 "$broker" 2>/dev/null; then

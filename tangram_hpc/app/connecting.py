@@ -1,8 +1,11 @@
 """How a process connects to its broker: over sockets, or over its MPI world's gateway.
 
-The access file names the broker's addresses and holds the key. A trainer's rank in an MPI world
-goes through the gateway and falls back to the socket when the gateway is lost; everybody else uses
-the socket.
+The access file names the broker's addresses and holds the key. A broker that is started again
+writes another file: with a new key, and mostly with other addresses. So each dial after the first
+one reads the file anew.
+
+A trainer's rank in an MPI world goes through the gateway and falls back to the socket when the
+gateway is lost; everybody else uses the socket.
 """
 
 from __future__ import annotations
@@ -10,26 +13,50 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from ..client.client import Client
 from ..config.settings import load_config
 from ..errors import AccessError, BrokerUnreachable
 from ..ports import Dial
-from ..storage.access import Access, read_access
+from ..storage.access import Access
 from ..storage.store import FolderStore
 from ..transport.socket.channel import SocketChannel
 from ..transport.socket.dial import dial
 from ..version import VERSION
+from .access_dial import AccessFileDialer
 from .broker_location import find_access
 
 _rank_pid = 0  # pid of this process once it has met its MPI world; a forked child differs
 
 
-def socket_dial(access: Access) -> Dial:
-    """Returns a function that opens a channel to the broker over its sockets."""
-    return lambda: SocketChannel(dial(access.addresses, access.key, access.job))
+def socket_dial(known: Access, dialer: AccessFileDialer) -> Dial:
+    """Returns a function that opens a channel to the broker over its sockets.
+
+    Args:
+        known: what the access file said; used for the first channel.
+        dialer: opens the sockets of all later channels, for which the broker may be another one.
+    """
+    first = [known]
+
+    def open_channel() -> SocketChannel:
+        if first:
+            access = first.pop()
+            return SocketChannel(dial(access.addresses, access.key, access.job))
+        return _channel_again(dialer, known.job)
+    return open_channel
+
+
+def _channel_again(dialer: AccessFileDialer, job: str) -> SocketChannel:
+    """Opens a channel for a client that has lost its broker.
+
+    Raises:
+        BrokerUnreachable: no broker can be reached, for any reason.
+    """
+    try:
+        return SocketChannel(dialer.dial())
+    except AccessError as error:  # for the caller, the broker it had is gone
+        raise BrokerUnreachable(f"job {job}: {error}") from None
 
 
 def connect(access: str | Path | None = None, *, job: str = "", address: str = "",
@@ -66,26 +93,15 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
     if access is None and not job and not address and in_world:
         return _connect_over_mpi(environ, name)
     path = Path(access) if access is not None else find_access(environ, job)
-    known = read_access(path)
-    if address:
-        known = replace(known, addresses=(address,))
+    dialer = AccessFileDialer(path, address)
+    known = dialer.read()
     try:
         at = f", address={address!r}" if address else ""
-        return Client([socket_dial(known)], known.job, FolderStore, name,
+        return Client([socket_dial(known, dialer)], known.job, FolderStore, name,
                       again=f"tangram_hpc.connect({str(path.absolute())!r}{at})")
     except BrokerUnreachable as error:
-        raise AccessError(f"access file {path}: {error}; the job has ended because its broker was "
-                          "killed, or this host cannot reach it") from None
-
-
-def _fallback(path: str) -> Dial:
-    """Returns a function that opens a socket channel when the gateway is lost. The access file is
-    read only then.
-    """
-    def again() -> SocketChannel:
-        known = read_access(Path(path))
-        return SocketChannel(dial(known.addresses, known.key, known.job))
-    return again
+        raise AccessError(f"access file {path}: {error}; the job has ended, its broker was "
+                          "killed and is not back yet, or this host cannot reach it") from None
 
 
 def _connect_over_mpi(environ: Mapping[str, str], name: str) -> Client:
@@ -99,7 +115,8 @@ def _connect_over_mpi(environ: Mapping[str, str], name: str) -> Client:
     # processes that this rank starts are not ranks: in them `connect()` uses the broker's socket
     os.environ["TANGRAM_ACCESS"] = world.access
     os.environ.pop("TANGRAM_GATEWAY", None)
-    dials = [_fallback(world.access)]
+    dialer = AccessFileDialer(Path(world.access))
+    dials: list[Dial] = [lambda: _channel_again(dialer, world.job)]
     if world.usable:
         spin_us = load_config(environ, say=world.rank == 0).gateway_spin_us
         dials.insert(0, lambda: world.dial(spin_us))

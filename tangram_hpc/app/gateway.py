@@ -1,6 +1,9 @@
 """Puts a gateway together and runs it in its rank of the MPI world.
 
 Every error is told to all ranks when the world meets, so that each of them ends with the same line.
+
+For each rank's connection the access file is read anew, since a broker that was started again has
+another key and mostly other addresses.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from ..transport.mpi.mpi_watchdog import end_if_stopped
 from ..transport.mpi.rank_card import RankCard
 from ..transport.mpi.timer_slack import shorten_timer_slack
 from ..transport.pipes import SocketPipes
-from ..transport.socket.dial import dial
 from ..version import VERSION
+from .access_dial import AccessFileDialer
 from .broker_location import await_access, find_access
+
+_LEAVE_S = 30.0  # how long ranks may take to leave after the grace of a lost broker is over
 
 
 def serve_gateway(config: Config, environ: Mapping[str, str], access: str | Path | None = None,
@@ -50,15 +55,14 @@ def serve_gateway(config: Config, environ: Mapping[str, str], access: str | Path
             raise
         return error.exit_status  # rank 0 prints the error for all ranks
     assert known is not None  # without an access file, `meet` has raised
-    here = known
-    pipes = SocketPipes(lambda: dial(here.addresses, here.key, here.job))
-    gateway = Gateway(world.wire, pipes, world.members, time.monotonic_ns,
-                      world.spin_us(config.gateway_spin_us), os.sched_yield, world.shares_fate)
+    gateway = Gateway(world.wire, SocketPipes(AccessFileDialer(Path(path)).dial), world.members,
+                      time.monotonic_ns, world.spin_us(config.gateway_spin_us), os.sched_yield,
+                      world.shares_fate, config.grace_s + _LEAVE_S)
     shorten_timer_slack()
     if not world.shares_fate:  # else ending a stuck gateway would end all ranks
         watch(lambda: gateway.turns, STUCK_S, end_if_stopped(os.getpid(), STUCK_S))
     orderly = gateway.run()
     world.finalize(orderly)
     if gateway.orphaned:
-        raise BrokerUnreachable(f"the gateway ends: job {here.job}: {gateway.orphaned}")
+        raise BrokerUnreachable(f"the gateway ends: job {known.job}: {gateway.orphaned}")
     return 0

@@ -3,7 +3,8 @@
 It runs the same programs as on a cluster, on one machine. They end with this process, even if it is
 killed: each child holds the reading end of a pipe whose writing end is in this process. The end of
 one of several workers is a node failure, and that worker is not started again. When no worker is
-left, all workers are started again, because otherwise nothing could ever run.
+left, all workers are started again, because otherwise nothing could ever run. A broker that has
+crashed is started again too, and goes on from its journal; the workers stay.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from ..storage.rundir import local_job_name, own_dir
 from .broker_location import await_access
 from .connecting import connect
 from .http_server import HttpServer
+from .restarts import RestartLimit, crashed, how_it_ended
 
 _START_S = 30.0
 _WORKERS_MAX = 1024
 # workers that end within _SHORT_S seconds _AGAIN_MAX times in a row are not started again
 _SHORT_S, _AGAIN_MAX = 10.0, 3
+_BROKER_AGAIN_MAX = 3  # restarts of the broker within 10 minutes
 
 
 class LocalCluster:
@@ -93,10 +96,12 @@ class LocalCluster:
         self.folder = own_dir(self._environ, self.job)
         self.access = self.folder / "access.json"
         self._workers = workers
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._children: list[subprocess.Popen[bytes]] = []  # the broker, then the workers
+        self._restarts = RestartLimit(_BROKER_AGAIN_MAX)
+        self._broker_over = False  # whether the broker has ended and is not started again
         self._lifeline = self._lifeline_read = -1
         self._owner = 0  # the process that started it; 0 before its start
-        self._spawning = threading.Lock()  # held while children are started or closed
+        self._spawning = threading.Lock()  # held while children are started, replaced or closed
         self.client: Client | None = None
         self.http: HttpServer | None = None
         self._with_http = http
@@ -119,7 +124,7 @@ class LocalCluster:
         _clusters.add(self)
         self._lifeline_read, self._lifeline = os.pipe2(os.O_CLOEXEC)
         try:
-            broker = self._spawn("broker", "--job", self.job, "--nodes", str(self._workers))
+            broker = self._spawn_broker()
             self._await_broker(broker)
             self._spawn_workers()
             self.client = connect(self.access)
@@ -128,7 +133,9 @@ class LocalCluster:
                 self.http = HttpServer(self._program, self._environ, self.access,
                                        self._lifeline_read, self.folder / "serve.log")
             _export(self)
-            threading.Thread(target=self._keep, args=(broker,), name="tangram-workers",
+            threading.Thread(target=self._keep_broker, args=(broker,), name="tangram-broker",
+                             daemon=True).start()
+            threading.Thread(target=self._keep_workers, name="tangram-workers",
                              daemon=True).start()
         except BaseException:
             self.close()
@@ -233,15 +240,50 @@ class LocalCluster:
             name = ["--name", f"local{number}"] if self._workers > 1 else []
             self._spawn("worker", *name, access=self.access)
 
-    def _keep(self, broker: subprocess.Popen[bytes]) -> None:
+    def _spawn_broker(self, *more: str) -> subprocess.Popen[bytes]:
+        return self._spawn("broker", "--job", self.job, "--nodes", str(self._workers), *more)
+
+    def _keep_broker(self, broker: subprocess.Popen[bytes]) -> None:
+        """Starts the broker again whenever it has crashed, until it ends in another way or too
+        often."""
+        while True:
+            status = broker.wait()
+            with self._spawning:
+                again = self._restart_broker(status) if self._lifeline >= 0 else None
+                self._broker_over = again is None
+            if again is None:
+                return
+            broker = again
+
+    def _restart_broker(self, status: int) -> subprocess.Popen[bytes] | None:
+        """Starts the broker again if it has crashed; returns it, or None. The lock is held."""
+        if not crashed(status):
+            return None
+        told = (f"tangram: the broker of {self.job} {how_it_ended(status)} "
+                f"({self.folder / 'broker.log'})")
+        if not (taken := self._restarts.take(time.monotonic())):
+            print(f"{told}; it is not started again", file=sys.stderr, flush=True)
+            return None
+        print(f"{told}; it is started again ({taken} of {self._restarts.count} times within 10 "
+              "minutes)", file=sys.stderr, flush=True)
+        try:
+            self._spawn_broker("--workers-live")
+        except (OSError, InvalidInput) as error:
+            print(f"tangram: the broker cannot be started: {error}", file=sys.stderr, flush=True)
+            return None
+        self._children[0] = self._children.pop()
+        return self._children[0]
+
+    def _keep_workers(self) -> None:
         """Starts the workers anew when none is left, unless they ended in order."""
         short, workers = 0, self._children[1:]
         while True:
             begun = time.monotonic()
             statuses = [worker.wait() for worker in workers]
+            if not any(statuses) or not self._await_living_broker():
+                return
             with self._spawning:
-                ours = self._lifeline >= 0 and broker in self._children
-                if not ours or broker.poll() is not None or not any(statuses):
+                if self._lifeline < 0:
                     return
                 short = short + 1 if time.monotonic() - begun < _SHORT_S else 0
                 told = f"tangram: no worker of {self.job} is left ({self.folder / 'worker.log'})"
@@ -256,6 +298,24 @@ class LocalCluster:
                     print(f"tangram: a worker cannot be started: {error}", file=sys.stderr)
                     return
                 workers = self._children[1:]
+
+    def _await_living_broker(self) -> bool:
+        """Waits until the broker serves, which may be crashing or starting again just now. Returns
+        False if the cluster is closed or no broker will serve any more."""
+        while True:
+            with self._spawning:
+                if self._lifeline < 0 or self._broker_over:
+                    return False
+                broker = self._children[0]
+            if self._serves(broker):
+                return True
+            time.sleep(0.05)  # `_keep_broker` is about to see that it has ended
+
+    def _serves(self, broker: subprocess.Popen[bytes]) -> bool:
+        """Waits until this broker has written the access file; returns whether it lives."""
+        with contextlib.suppress(BrokerUnreachable):
+            await_access(self.access, _START_S, lambda: broker.poll() is None, broker.pid)
+        return broker.poll() is None
 
     def _spawn(self, *words: str, access: Path | None = None) -> subprocess.Popen[bytes]:
         """Starts a part. `access` travels in the environment, because every process of this machine

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import InvalidInput
+from .restarts import BROKEN_STATUS
 
 
 class LoopTimer:
@@ -63,7 +64,7 @@ def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str) -> None:
         if error is not None:
             traceback.print_exception(type(error), error, error.__traceback__)
         sys.stderr.flush()
-        os._exit(70)
+        os._exit(BROKEN_STATUS)
 
     loop.set_exception_handler(die)
 

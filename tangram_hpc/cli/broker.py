@@ -1,7 +1,8 @@
 """`tangram broker`: runs the broker of a job; the batch script starts it.
 
 Options win over the settings. The broker requests satellites only if the settings or the options
-limit both their nodes and their core-hours.
+limit both their nodes and their core-hours. With `--restarts` this process only starts the broker,
+as its child, and starts it again when it has crashed.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ def add(verbs: Any) -> None:
                    help="request satellites of at most N nodes in all when the queue needs them")
     p.add_argument("--max-core-hours", type=float, metavar="H",
                    help="limit the core-hours that all satellites together may use to H")
+    p.add_argument("--restarts", type=int, default=0, metavar="N",
+                   help="start the broker again when it has crashed, at most N times within 10 "
+                        "minutes (default: 0, never)")
+    p.add_argument("--workers-live", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--lifeline", type=int, default=-1, help=argparse.SUPPRESS)
     p.set_defaults(go=go)
 
@@ -55,9 +60,11 @@ def go(args: argparse.Namespace) -> int:
     from ..slurm.job_environment import slurm_place
     from ..storage.rundir import local_job_name
 
-    config = load_config(os.environ, {"placer": args.placer, "sync": args.sync, "bind": args.bind})
     place = slurm_place(os.environ)
     job = args.job or (place.job if place is not None else "") or local_job_name()
+    if args.restarts:
+        return _supervised(args, job)
+    config = load_config(os.environ, {"placer": args.placer, "sync": args.sync, "bind": args.bind})
     settings = elastic(config.elastic, {
         "idle_release_s": args.idle_release, "max_nodes": args.max_nodes,
         "max_core_hours": args.max_core_hours,
@@ -65,9 +72,35 @@ def go(args: argparse.Namespace) -> int:
     wanted = settings.max_nodes or (settings.idle_release_s and settings.give_back == "all")
     plan = BrokerPlan(job, args.nodes, config, args.lifeline,
                       alloc_policy(settings) if wanted else None,
-                      _scripts(settings, job, os.environ) if settings.max_nodes else None)
+                      _scripts(settings, job, os.environ) if settings.max_nodes else None,
+                      args.workers_live)
     asyncio.run(serve_broker(plan, os.environ))
     return 0
+
+
+def _supervised(args: argparse.Namespace, job: str) -> int:
+    """Runs the same command without `--restarts` as a child; returns the exit status.
+
+    Raises:
+        InvalidInput: the number of restarts is negative, or the job's name cannot be one.
+    """
+    from ..app.broker_supervisor import supervise
+    from ..errors import InvalidInput
+    from ..storage.rundir import own_dir
+
+    if args.restarts < 0 or args.lifeline >= 0:
+        raise InvalidInput(f"--restarts {args.restarts}: must be at least 0, and 0 with --lifeline")
+    words = ["broker", "--job", job]
+    for option in ("nodes", "placer", "sync", "bind", "idle_release", "max_nodes",
+                   "max_core_hours"):
+        value = getattr(args, option)
+        if value is not None:
+            words.append(f"--{option.replace('_', '-')}={value}")
+    if args.workers_live:
+        words.append("--workers-live")
+    ours = ["-m", "tangram_hpc"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
+    return supervise([sys.executable, *ours, *words], own_dir(os.environ, job) / "access.json",
+                     args.restarts)
 
 
 def _scripts(settings: ElasticSettings, job: str, environ: Mapping[str, str]

@@ -4,6 +4,11 @@ Each rank has one pipe to the broker. The gateway knows the relay's tags (`proto
 nothing of what it carries. It may die at any time without harm: the broker sees connections end,
 and ranks that hear no beat go to their sockets. It sends nothing to a rank that has been silent,
 since MPI may hang or crash when it sends to a dead process.
+
+When the broker dies, each rank is told that its connection ended, and asks for another one until
+its grace is over. The gateway dials for it each time, so the ranks go on through the gateway once
+the broker has been started again. Meanwhile the gateway looks for the broker on its own account,
+and ends if there is none for longer than the ranks would wait.
 """
 
 from __future__ import annotations
@@ -24,7 +29,8 @@ _UNSENT = 64 << 20  # with more bytes than this waiting for the broker, no rank 
 _STALLED_S = 1.0  # after so long without a look, the ranks' silence proves nothing
 _FAREWELL_S = 2.0  # for the last message to reach the ranks
 _STEADY_NS = 5 * 10**9  # a KEEL pipe that lasted so long is opened again when it ends
-_ORPHAN_NS = 60 * 10**9  # how long ranks may take to leave when there is no broker any more
+_ORPHAN_S = 60.0  # how long ranks may take to leave when there is no broker any more
+_AGAIN_NS = 10**9  # pause between two looks for a broker that is gone
 KEEL = -1  # the pipe that carries nothing and ends with the broker
 
 
@@ -61,6 +67,10 @@ class Pipes(Protocol):
 
     def unsent(self) -> int:
         """Returns how many bytes wait for the broker."""
+        ...
+
+    def connected(self, name: int) -> bool:
+        """Returns whether a rank's pipe has reached the broker and has not ended."""
         ...
 
     def hold(self, name: int, held: bool) -> None:
@@ -100,20 +110,23 @@ class Gateway:
         shares_fate: whether the launcher ends all ranks when one exits without finalising MPI, as
             `mpiexec` does. Then a gateway does not end before its ranks do, even if it has given
             them up: they may be at work over the broker's socket.
+        orphan_s: after how many seconds without a broker it ends, in which ranks give the broker up
+            and leave.
     """
 
     def __init__(self, ranks: Ranks, pipes: Pipes, members: Iterable[int],
                  now_ns: Callable[[], int], spin_us: int, yield_cpu: Callable[[], None],
-                 shares_fate: bool = False) -> None:
+                 shares_fate: bool = False, orphan_s: float = _ORPHAN_S) -> None:
         self._ranks, self._pipes, self._now_ns = ranks, pipes, now_ns
         self._yield_cpu, self._shares_fate = yield_cpu, shares_fate
         now = now_ns() / 1e9
         self._members = {rank: _Rank(now) for rank in members}
         self._pace = relay.PollBackoff(spin_us * 1000)
         self._stalls, self._beaten = Stalls(now, _STALLED_S), now
-        self._keel_at = self._orphan_until = 0
+        self._orphan_ns = int(orphan_s * 1e9)
+        self._keel_at = self._orphan_until = self._look_at = 0
         self.turns = 0  # calls of `turn`, by which a watchdog sees progress
-        self.orphaned = ""  # why there is no broker any more; empty while there is one
+        self.orphaned = ""  # why no broker can be reached now; empty while there is one
 
     def run(self) -> bool:
         """Carries bytes until all ranks have left, or no broker is left for them. Returns True if
@@ -207,11 +220,22 @@ class Gateway:
         """Handles the end of the pipe that carries nothing and only tells whether the broker lives.
         """
         now = self._now_ns()
-        if reason and now - self._keel_at > _STEADY_NS:
+        if reason and now - self._keel_at > _STEADY_NS and not self.orphaned:
             self._keel_at = now
             self._pipes.open(KEEL)  # once more: a connection may break without the broker
-        elif reason and not self.orphaned:
-            self.orphaned, self._orphan_until = reason, now + _ORPHAN_NS
+        elif reason:
+            if not self.orphaned:
+                self._orphan_until = now + self._orphan_ns
+            self.orphaned, self._look_at = reason, now + _AGAIN_NS
+
+    def _look_for_broker(self) -> None:
+        """While there is no broker, dials from time to time, as one may be started again."""
+        now = self._now_ns()
+        if self._pipes.connected(KEEL):
+            self.orphaned, self._keel_at, self._look_at = "", now, 0
+        elif self._look_at and now > self._look_at:
+            self._look_at = 0  # until this attempt has failed
+            self._pipes.open(KEEL)
 
     def _say(self, rank: int, tag: int, data: Buffer) -> None:
         member = self._members[rank]
@@ -233,8 +257,9 @@ class Gateway:
 
     def _mind(self, now: float) -> None:
         stalled = self._stalls.look(now)
-        if stalled and self.orphaned:
+        if self.orphaned:
             self._orphan_until += int(stalled * 1e9)
+            self._look_for_broker()
         for rank, member in self._members.items():
             if stalled:
                 member.heard = now
