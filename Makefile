@@ -14,7 +14,7 @@ TRL_TESTS := tests/hooks/test_trl_run.py tests/slurm/test_slurm_trl.py
 # them compiles the package anew: a broker's imports take 1.6 s of CPU then, and 0.5 s without it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install python run test test-long trl test-gpu golden golden-update lint docs coverage bench clean system system-long
+.PHONY: install python run test test-long chaos chaos-long trl test-gpu golden golden-update lint docs coverage bench clean system system-long
 
 install: $(STAMP)
 
@@ -82,6 +82,13 @@ test: install system lint
 test-long: install system-long lint $(TORCH)/.installed trl
 	$(BIN)/python -m pytest -m "long" $(TORCH_TESTS:%=--ignore=%) $(TRL_TESTS:%=--ignore=%)
 	$(TORCH)/bin/python -m pytest -m "long" $(TORCH_TESTS)
+
+# The broker is killed and stopped again and again under load; nothing may be lost or repeated.
+chaos: install
+	$(BIN)/python bench/bench_restarts.py --seconds 180 --gap 8 --pause 10
+
+chaos-long: install
+	$(BIN)/python bench/bench_restarts.py --seconds 3600 --gap 40 --pause 60
 
 # A few steps of the training run with TRL (docs/TRAINING_RUN.md), in its own venv.
 trl: $(TRL)/.installed
