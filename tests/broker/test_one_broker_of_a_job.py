@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.cluster_parts import broker_of, processes_of
+from helpers.cluster_parts import broker_of, kill_broker, processes_of
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.errors import BrokerUnreachable, TangramError
@@ -125,6 +125,7 @@ def test_a_broker_that_was_killed_does_not_block_the_next(tmp_path: Path) -> Non
         one = cluster(tmp_path).start()
         try:
             assert one.submit(f"echo {n}", trusted=True, once="name").result(60).text == "0\n"
+            kill_broker(one)
             for child in processes_of(one):
                 child.kill()
                 child.wait(30)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.cluster_parts import broker_of, processes_of
+from helpers.cluster_parts import broker_of, kill_broker, processes_of
 
 from tangram_hpc import (
     BrokerUnreachable,
@@ -67,8 +67,7 @@ def test_a_run_continues_after_its_broker_was_killed(tmp_path: Path) -> None:
         known = {}
         for name in list(futures)[:5]:
             known[name] = value(futures[name])
-        os.kill(broker_of(first).pid, signal.SIGKILL)
-        broker_of(first).wait(30)
+        kill_broker(first)
     finally:
         first.close()
     for child in processes_of(first):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.cluster_parts import broker_of, processes_of
+from helpers.cluster_parts import kill_broker, processes_of
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
@@ -278,7 +278,7 @@ def test_a_turn_with_a_name_outlives_its_broker(tmp_path: Path) -> None:
                           once="waits", timeout=1.0)
     while first.ask("rollouts")["rollouts"][0]["turns"] < 3:
         time.sleep(0.01)
-    broker_of(first).kill()
+    kill_broker(first)
     for child in processes_of(first):
         child.wait(30)
     first.close()

@@ -290,7 +290,7 @@ def test_the_job_script_starts_and_ends_broker_workers_gateway_and_trainer(
     status, out, err = pretence.run(trainer)
     assert (status, out, err) == (7, "it's $5 & more\n", "")  # its quotes are its own
     told = pretence.logged()
-    assert told[0] == "tangram broker --placer elastic --nodes 3"
+    assert told[0] == "tangram broker --restarts 5 --placer elastic --nodes 3"
     assert set(told[1:-1]) == {
         "tangram worker --component cpu --het-group 0",
         "tangram worker --component gpu --het-group 1", "gateway of 3",

@@ -18,7 +18,7 @@ from tangram_hpc.client.session import Session
 from tangram_hpc.domain import event as ev
 from tangram_hpc.errors import BrokerUnreachable, SessionLost
 from tangram_hpc.protocol import message as ms
-from tangram_hpc.protocol.input_flow import DATA, HANGUP, SIGNAL, WINDOW
+from tangram_hpc.protocol.input_flow import DATA, HANGUP, RESIZE, SIGNAL, WINDOW
 from tangram_hpc.protocol.unconfirmed import UnconfirmedMessages
 
 WAIT_S = 30
@@ -248,6 +248,24 @@ def test_a_broker_that_counts_anew_gets_what_was_not_confirmed() -> None:
     assert client.sent == 2
     client.confirm(1)
     assert [message.session for message, _ in client.missing(1)] == [4]  # type: ignore
+
+
+def test_a_broker_that_did_not_count_gets_all_but_what_harms_twice() -> None:
+    """It counts from 0 afterwards, and so does the client."""
+    client = UnconfirmedMessages()
+    sent: list[ms.Message] = [
+        ms.RenewSession(1), ms.Input(1, DATA, n=1), ms.Input(1, SIGNAL, 2), ms.ReleaseSession(2),
+        ms.Input(1, RESIZE, 24, 80), ms.Input(1, HANGUP), ms.RenewSession(3)]
+    for message in sent:
+        client.add(message, b"x" if message == sent[1] else None)
+    client.confirm(1)
+    kept = sent[3:]
+    assert [message for message, _ in client.missing(-1)] == kept
+    assert client.sent == len(kept)
+    client.add(ms.Input(1, DATA, n=1), b"y")  # typed after the broker came back
+    client.confirm(2)
+    assert client.missing(3) == [(kept[3], None), (ms.Input(1, DATA, n=1), b"y")]
+    assert [message for message, _ in client.missing(-1)] == kept[3:]
 
 
 def test_little_is_kept_of_a_client_that_sends_much() -> None:

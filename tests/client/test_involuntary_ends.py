@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from helpers.builders import World
-from helpers.cluster_parts import broker_of, until, workers_of
+from helpers.cluster_parts import kill_broker, until, workers_of
 
 import tangram_hpc
 from tangram_hpc import as_completed, as_completed_async
@@ -183,7 +183,7 @@ def test_closing_the_client_raises_in_open_futures(cluster: LocalCluster) -> Non
 def test_a_broker_that_dies_raises_in_open_futures(fragile: LocalCluster) -> None:
     with fragile.session() as s:
         inside, plain = s.exec(LONG), fragile.submit(LONG)
-        broker_of(fragile).kill()
+        kill_broker(fragile)
         for future in (inside, plain):
             error = error_of(future)
             assert isinstance(error, BrokerUnreachable) and fragile.job in str(error)

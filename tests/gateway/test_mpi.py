@@ -342,6 +342,7 @@ class Pipes:
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
         self.come: list[tuple[int, bytes, str]] = []
+        self.up: set[int] = set()
         self.waited_s = 0.0
 
     def open(self, name: int) -> None:
@@ -352,6 +353,9 @@ class Pipes:
 
     def unsent(self) -> int:
         return 0
+
+    def connected(self, name: int) -> bool:
+        return name in self.up
 
     def hold(self, name: int, held: bool) -> None:
         self.calls.append(("hold", name, held))
@@ -458,6 +462,37 @@ def test_the_gateway_ends_after_its_broker_is_gone() -> None:
     assert rig.gateway.run() is False
     assert rig.gateway.orphaned and rig.to(0)[-1] == relay.END
     assert rig.pipes.waited_s > 30  # its ranks had time to see it for themselves
+
+
+def test_the_gateway_goes_on_when_its_broker_is_started_again() -> None:
+    """It looks for the broker about once a second, one attempt at a time, and its ranks' pipes are
+    dialled again whenever they ask."""
+    rig, looked = Rig(), ("open", KEEL)
+    rig.hear(0, relay.OPEN, b"\1\0\0\0")
+    rig.pipes.come = [(KEEL, b"", "the broker closed the connection"), (0, b"", "closed")]
+    rig.gateway.turn()
+    assert rig.gateway.orphaned and rig.to(0)[-1] == relay.BROKER_CLOSED
+    for attempts in range(1, 6):
+        rig.later(5)
+        assert rig.pipes.calls.count(looked) == attempts  # the one before has not failed yet
+        rig.pipes.come = [(KEEL, b"", "no broker answers")]
+        rig.gateway.turn()
+    rig.pipes.up = {KEEL}
+    rig.later(1)
+    assert not rig.gateway.orphaned
+    rig.hear(0, relay.OPEN, b"\2\0\0\0")
+    assert rig.pipes.calls[-1] == ("open", 0) and rig.to(0)[-1] == relay.OPEN
+    rig.pipes.up = set()
+    rig.later(100)
+    assert not rig.gateway._over()  # the time without a broker was forgotten
+    rig.pipes.come = [(KEEL, b"", "the broker closed the connection")]
+    rig.gateway.turn()
+    rig.pipes.come = [(KEEL, b"", "no broker answers")]
+    rig.gateway.turn()
+    rig.later(50)
+    assert rig.gateway.orphaned and not rig.gateway._over()
+    rig.later(11)
+    assert rig.gateway._over()
 
 
 def test_an_mpi_channel_drops_messages_of_an_older_connection() -> None:

@@ -7,8 +7,6 @@ real broker. The adapter finds the broker as a trainer's process does, by `TANGR
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from helpers.cluster_parts import kill_broker
 from tangram_hpc import LocalCluster
 from tangram_hpc.hooks.process_client import use_client
 
@@ -153,13 +152,6 @@ def check_restart(adapter: AdapterBehaviours, home: Path) -> None:
             second.close()
     finally:
         first.close()
-
-
-def kill_broker(cluster: LocalCluster) -> None:
-    """Ends the broker of a cluster as a lost node does."""
-    broker = cluster._children[0]
-    os.kill(broker.pid, signal.SIGKILL)
-    broker.wait()
 
 
 def next_broker(home: Path, job: str) -> LocalCluster:

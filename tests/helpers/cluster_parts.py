@@ -33,6 +33,14 @@ def broker_of(cluster: LocalCluster) -> subprocess.Popen[bytes]:
     return cluster._children[0]
 
 
+def kill_broker(cluster: LocalCluster) -> None:
+    """Kills the cluster's broker for good, as a lost node does: it is not started again."""
+    cluster._restarts.count = 0
+    broker = broker_of(cluster)
+    broker.kill()
+    broker.wait(DEADLINE_S)
+
+
 def workers_of(cluster: LocalCluster) -> list[subprocess.Popen[bytes]]:
     """The processes of the cluster's workers, a new list."""
     return cluster._children[1:]

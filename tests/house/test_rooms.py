@@ -81,6 +81,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "subprocess": ("slurm/", "sandbox/", "images/sif.py", "images/pull_process.py",
                    "images/image_builder.py", "transport/mpi/", "services/processes/",
                    "doctor/deadline.py", "app/local.py", "app/http_server.py", "app/ray_node.py",
+                   "app/broker_supervisor.py",
                    "libra/live/plan_costs.py", "demo/",
                    "hooks/reference", "cli/"),
     "multiprocessing": (),

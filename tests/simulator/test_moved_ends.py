@@ -361,7 +361,7 @@ def test_journals_of_older_supported_versions_are_read(tmp_path: Path) -> None:
     record = len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body
     path.write_bytes(b"TGJRNL\x05\0" + record)
     assert list(read_journal(path)) == facts
-    for version in (4, 9):
+    for version in (4, ev.JOURNAL_VERSION + 1):
         path.write_bytes(b"TGJRNL" + bytes([version, 0]) + record)
         with pytest.raises(InvalidInput, match="not a journal of version"):
             list(read_journal(path))

@@ -1,0 +1,93 @@
+"""A client that has lost its broker reads the access file anew: the next broker has other addresses
+and another key."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Queue
+
+import pytest
+
+from tangram_hpc.app.access_dial import AccessFileDialer
+from tangram_hpc.app.connecting import socket_dial
+from tangram_hpc.errors import AccessError, BrokerUnreachable
+from tangram_hpc.storage.access import Access, mark_ended, write_access
+from tangram_hpc.transport.socket.asyncsock import Listener, listen_unix
+
+WAIT_S = 30
+
+
+class Doors:
+    """Sockets that listen as brokers do, and the name of each one to which a peer has come."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.came = folder, Queue[str]()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def open(self, name: str, key: bytes) -> str:
+        """Listens; returns the address."""
+        path = self.folder / name
+
+        async def listen() -> None:
+            Listener(listen_unix(str(path)), key, "j", lambda link: self.came.put(name))
+
+        asyncio.run_coroutine_threadsafe(listen(), self._loop).result(WAIT_S)
+        return f"unix:{path}"
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(WAIT_S)
+
+
+@pytest.fixture
+def doors(tmp_path: Path) -> Iterator[Doors]:
+    doors = Doors(tmp_path)
+    yield doors
+    doors.close()
+
+
+def broker(doors: Doors, name: str, key: bytes) -> Access:
+    return Access("j", (doors.open(name, key),), key, "/store")
+
+
+def test_each_dial_but_the_first_reads_the_access_file_anew(doors: Doors, tmp_path: Path) -> None:
+    path = tmp_path / "access.json"
+    one, two = broker(doors, "one", b"1" * 32), broker(doors, "two", b"2" * 32)
+    write_access(path, two)  # it was replaced after the client had read it
+    dial = socket_dial(one, AccessFileDialer(path))
+    for name in ("one", "two", "two"):
+        dial().close()
+        assert doors.came.get(timeout=WAIT_S) == name
+
+
+def test_an_address_of_the_users_own_stays_and_the_key_is_read_anew(doors: Doors, tmp_path: Path
+                                                                    ) -> None:
+    path = tmp_path / "access.json"
+    other, mine = broker(doors, "other", b"1" * 32), broker(doors, "mine", b"2" * 32)
+    dialer = AccessFileDialer(path, mine.addresses[0])
+    write_access(path, Access("j", other.addresses, b"0" * 32, "/store"))
+    dial = socket_dial(dialer.read(), dialer)
+    with pytest.raises(AccessError, match="the key is wrong"):
+        dial()
+    with pytest.raises(BrokerUnreachable, match="the key is wrong"):
+        dial()
+    write_access(path, Access("j", other.addresses, mine.key, "/store"))
+    dial().close()
+    assert doors.came.get(timeout=WAIT_S) == "mine" and doors.came.empty()
+
+
+def test_a_client_that_finds_no_broker_again_is_told_so(doors: Doors, tmp_path: Path) -> None:
+    """A missing file, and one whose broker has ended, are no wrong input of the caller then."""
+    path = tmp_path / "access.json"
+    dial = socket_dial(broker(doors, "one", b"1" * 32), AccessFileDialer(path))
+    dial().close()
+    with pytest.raises(BrokerUnreachable, match=r"job j: access file .*No such file"):
+        dial()
+    mark_ended(path, "j", "2026-01-01T00:00:00")
+    with pytest.raises(BrokerUnreachable, match="has ended at 2026"):
+        dial()
