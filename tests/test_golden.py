@@ -54,7 +54,8 @@ def test_every_placer_and_every_kind_of_fact_is_in_it() -> None:
     assert all(any(f" {placer}: records" in key for key in golden) for placer in runs.placers())
     assert all(name.partition(":")[0] in {p.partition(":")[0] for p in runs.placers()}
                for name in where.find("placers"))
-    kinds = {event.__struct_config__.tag for path in journals.FOLDER.glob("*-8")
+    version = check.read("frozen", "constants")["journal version"]
+    kinds = {event.__struct_config__.tag for path in journals.FOLDER.glob(f"*-{version}")
              for event in where.find("read_journal")(path)}
     assert {kind.__struct_config__.tag for kind in where.find("AnyEvent").__args__} == kinds
 

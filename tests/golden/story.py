@@ -83,6 +83,8 @@ class Story:
             self._pick(moves)()
             self._plan()
         self._share_session()
+        if self._with_prior:
+            self._broker_comes_back()
         self._record_event("broker-stopped", "the story is over")
         return self
 
@@ -127,6 +129,21 @@ class Story:
             self._join_node()
         self._record_event("nodes-complete", 3)
         self._join_client()
+
+    def _broker_comes_back(self) -> None:
+        """Another broker goes on with the journal, the workers and the clients of this one."""
+        self._submit()
+        self._record_event("broker-started", "4711", self._placer, "batch", "user", "0.1.0", 8,
+                           self._now + 30 * S)
+        for node in sorted(self._nodes):
+            self._record_event("node-rejoined", node)
+        for client in sorted(self._clients):
+            self._record_event("client-joined", client, f"uid-{client}", "again", client, 2,
+                               "socket")
+        self._away.clear()
+        for action in sorted(self._actions):
+            self._record_event("action-resubmitted", action)
+        self._plan()
 
     def _join_client(self) -> None:
         number = max(self._clients, default=0) + 1 if self._clients else 1
