@@ -110,6 +110,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     spill = FolderSpillFiles(folder / "overflow")
     broker = Broker(scheduler, journal, clock, LoopTimer(loop), settings, ended.set, spool, slurm,
                     plan.scripts, TreeFiles(plan.job), spill, _sweeper(loop, settings.store, ended))
+    die_on_broken_law(loop, "broker", broker.say_last)
     key = os.urandom(32)
     scratch, sockets, addresses = _open_ways(plan, environ)
     listeners = [Listener(sock, key, plan.job, lambda link: _converse(broker, link))

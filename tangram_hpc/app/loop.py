@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import os
@@ -38,7 +39,8 @@ def seldom_collect() -> None:
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
-def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str) -> None:
+def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str,
+                      last_words: Callable[[str], None] = lambda why: None) -> None:
     """Ends the process at once on an exception that nobody expected.
 
     Going on with a state that broke an invariant could lose or repeat actions; the journal has all
@@ -48,23 +50,30 @@ def die_on_broken_law(loop: asyncio.AbstractEventLoop, who: str) -> None:
     Args:
         loop: the process's loop.
         who: `broker` or `worker`, for the message.
+        last_words: tells others why this process ends, if its disk is full or fails. Another start
+            would end in the same way, so nobody should wait for one.
     """
 
     def die(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in _DISK:
-            print(f"tangram: {who}: error: {error.strerror} where it writes (TANGRAM_HOME or "
-                  "scratch); make room and start the job again: its journal has what was promised",
-                  file=sys.stderr, flush=True)
+            why = (f"{error.strerror} where it writes (TANGRAM_HOME or scratch); make room and "
+                   "start the job again: its journal has what was promised")
+            last_words(why)
+            with contextlib.suppress(OSError):  # the log may be on the same disk
+                print(f"tangram: {who}: error: {why}", file=sys.stderr, flush=True)
             os._exit(1)
-        if isinstance(error, InvalidInput):  # for example a kept result that the disk has damaged
-            print(f"tangram: {who}: error: {error}", file=sys.stderr, flush=True)
-            os._exit(error.exit_status)
-        print(f"tangram: {who}: broken: {context.get('message')}", file=sys.stderr)
-        if error is not None:
-            traceback.print_exception(type(error), error, error.__traceback__)
-        sys.stderr.flush()
-        os._exit(BROKEN_STATUS)
+        status = BROKEN_STATUS
+        with contextlib.suppress(OSError):
+            if isinstance(error, InvalidInput):  # such as a kept result that the disk has damaged
+                status = error.exit_status
+                print(f"tangram: {who}: error: {error}", file=sys.stderr, flush=True)
+                os._exit(status)
+            print(f"tangram: {who}: broken: {context.get('message')}", file=sys.stderr)
+            if error is not None:
+                traceback.print_exception(type(error), error, error.__traceback__)
+            sys.stderr.flush()
+        os._exit(status)
 
     loop.set_exception_handler(die)
 

@@ -179,6 +179,16 @@ class Broker:
         self._journal.close()
         self._on_end()
 
+    def say_last(self, reason: str) -> None:
+        """Tells every peer why the broker ends at once, because it cannot write any more. Nothing
+        is journaled. Clients would wait for the next broker otherwise, which could not write
+        either.
+        """
+        self.ended = True
+        for peer in self._peers.everyone():
+            peer.link.send(ms.Shutdown(reason))
+            peer.link.flush()
+
     def drain(self, reason: str) -> None:
         """Lends nothing more, not even units of nodes that join later, and requests no more nodes
         from Slurm. Actions that run go on to their end."""
