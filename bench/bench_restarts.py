@@ -65,24 +65,12 @@ def noted(path: str, name: str) -> str:
     return name
 
 
-def connected(access: Path) -> tangram_hpc.Client:
-    """Returns a new client; waits for a broker that is being started again."""
-    until = time.time() + 60
-    while True:
-        try:
-            return tangram_hpc.connect(access)
-        except tangram_hpc.AccessError:
-            if time.time() > until:
-                raise
-            time.sleep(0.1)
-
-
 def client(number: int, access: Path, effects: Path, over: threading.Event, tally: Tally,
            seed: int) -> None:
     """Runs actions one after another until `over` is set."""
     rng, count = random.Random(seed), 0
     ends = tally.ends.setdefault(number, [])
-    with connected(access) as one:
+    with tangram_hpc.connect(access) as one:
         session = one.session(trusted=True)
         while not over.is_set():
             count += 1
@@ -217,7 +205,7 @@ def main() -> int:
                                    random.Random(args.seed))
             over.set()
             _each(threads, threading.Thread.join)
-            with connected(access) as last:
+            with tangram_hpc.connect(access) as last:
                 last.shutdown_broker("its run is over")
             folder = access.parent
             time.sleep(1.0)

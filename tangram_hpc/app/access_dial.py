@@ -7,11 +7,15 @@ addresses. Who kept what the first file said would never find the new broker.
 from __future__ import annotations
 
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 
+from ..errors import AccessError, BrokerUnreachable
 from ..storage.access import Access, read_access
 from ..transport.socket.dial import dial
+
+_PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0  # the first and the longest pause between two attempts
 
 
 class AccessFileDialer:
@@ -24,6 +28,7 @@ class AccessFileDialer:
 
     def __init__(self, path: Path, address: str = "") -> None:
         self._path, self._address = path, address
+        self._refused: Access | None = None  # what the file said when the key was refused
 
     def read(self) -> Access:
         """Returns what the access file says now.
@@ -39,7 +44,28 @@ class AccessFileDialer:
 
         Raises:
             AccessError: as `read`, or the broker does not accept the key.
-            BrokerUnreachable: no address answers.
+            BrokerUnreachable: no address answers; or a broker that would be started again ended the
+                handshake, as it does when it is killed. If it does so twice, the key is wrong.
         """
         known = self.read()
-        return dial(known.addresses, known.key, known.job)
+        try:
+            return dial(known.addresses, known.key, known.job)
+        except AccessError as error:
+            twice, self._refused = self._refused == known, known
+            if twice or not known.back_within_s:
+                raise
+            raise BrokerUnreachable(str(error)) from None
+
+    def dial_patiently(self) -> socket.socket:
+        """Returns a socket as `dial` does, but waits as long as the access file says for a broker
+        that is being started again.
+        """
+        begun, pause = time.monotonic(), _PAUSE_S
+        while True:
+            try:
+                return self.dial()
+            except BrokerUnreachable:
+                if time.monotonic() - begun >= self.read().back_within_s:
+                    raise
+            time.sleep(pause)
+            pause = min(_PAUSE_MAX_S, 2 * pause)

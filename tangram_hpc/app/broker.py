@@ -70,6 +70,7 @@ class BrokerPlan:
         scripts: makes the batch scripts of satellites; None where the job may have no satellites.
         workers_live: whether workers of an earlier start of this broker may live on although the
             broker is embedded.
+        supervised: whether its parent starts the broker again when it has crashed.
     """
 
     job: str
@@ -79,6 +80,7 @@ class BrokerPlan:
     policy: AllocPolicy | None = None
     scripts: SatelliteScripts | None = None
     workers_live: bool = False
+    supervised: bool = False
 
 
 async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
@@ -123,7 +125,8 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     access = folder / "access.json"
     _check_place(folder_lock, plan.job)
     write_access(access, Access(plan.job, tuple(addresses), key, settings.store,
-                                socket.gethostname(), os.getpid()))
+                                socket.gethostname(), os.getpid(),
+                                config.grace_s if plan.supervised else 0.0))
     _end_on_signals(loop, plan, broker)
     _hold(LoopTimer(loop), folder_lock, broker)
     await ended.wait()

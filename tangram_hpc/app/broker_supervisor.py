@@ -19,16 +19,13 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import AccessError
-from ..storage.access import read_access
-from .restarts import RestartLimit, crashed, how_it_ended
+from .restarts import RestartLimit, crashed, how_it_ended, mark_crashed, writer
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _LOOK_S = 0.1  # pause between two looks whether the broker serves, while a signal waits for that
@@ -83,13 +80,15 @@ class _Supervisor:
             begun, child = time.monotonic(), self._start()
             self._attend(child)
             status, now = child.returncode, time.monotonic()
-            if not crashed(status) or self._told_to_end or self._writer() not in self._pids:
+            if not crashed(status) or self._told_to_end or writer(self._access) not in self._pids:
+                mark_crashed(self._access, self._pids)
                 return status if status >= 0 else 128 - status
             told = f"tangram: broker: it {how_it_ended(status)} after {now - begun:.0f} s"
             if not (taken := self._limit.take(now)):
                 print(f"{told}; it is not started again, since it was started again "
                       f"{self._limit.count} times within 10 minutes (--restarts)",
                       file=sys.stderr, flush=True)
+                mark_crashed(self._access, self._pids)
                 return 1
             print(f"{told}; it is started again ({taken} of {self._limit.count} times within 10 "
                   "minutes)", file=sys.stderr, flush=True)
@@ -123,21 +122,11 @@ class _Supervisor:
 
     def _pass_on(self, child: subprocess.Popen[bytes]) -> None:
         """Passes on the signals that need not wait any longer."""
-        writer = self._writer()
-        serves, first = writer == child.pid, writer not in self._pids
+        pid = writer(self._access)
+        serves, first = pid == child.pid, pid not in self._pids
         for number, since in [*self._waiting.items()]:
             # a first start can be broken off at any time, as without a parent
             at_once = first and number != signal.SIGUSR1
             if serves or at_once or time.monotonic() - since > _WAIT_S:
                 del self._waiting[number]
                 child.send_signal(number)
-
-    def _writer(self) -> int:
-        """Returns the process id of the broker that wrote the access file; 0 if there is no file,
-        or if that broker has ended in order, or is on another host.
-        """
-        try:
-            found = read_access(self._access)
-        except AccessError:
-            return 0
-        return found.pid if found.host == socket.gethostname() else 0

@@ -1,8 +1,8 @@
 """How a process connects to its broker: over sockets, or over its MPI world's gateway.
 
 The access file names the broker's addresses and holds the key. A broker that is started again
-writes another file: with a new key, and mostly with other addresses. So each dial after the first
-one reads the file anew.
+writes another file: with a new key, and mostly with other addresses. So each dial reads the file
+anew, and a new client waits for a broker that is being started again.
 
 A trainer's rank in an MPI world goes through the gateway and falls back to the socket when the
 gateway is lost; everybody else uses the socket.
@@ -19,10 +19,8 @@ from ..client.client import Client
 from ..config.settings import load_config
 from ..errors import AccessError, BrokerUnreachable
 from ..ports import Dial
-from ..storage.access import Access
 from ..storage.store import FolderStore
 from ..transport.socket.channel import SocketChannel
-from ..transport.socket.dial import dial
 from ..version import VERSION
 from .access_dial import AccessFileDialer
 from .broker_location import find_access
@@ -30,33 +28,25 @@ from .broker_location import find_access
 _rank_pid = 0  # pid of this process once it has met its MPI world; a forked child differs
 
 
-def socket_dial(known: Access, dialer: AccessFileDialer) -> Dial:
-    """Returns a function that opens a channel to the broker over its sockets.
+def socket_dial(dialer: AccessFileDialer, job: str) -> Dial:
+    """Returns a function that opens a channel to the broker of this job over its sockets.
 
-    Args:
-        known: what the access file said; used for the first channel.
-        dialer: opens the sockets of all later channels, for which the broker may be another one.
+    A client that has had a channel gets BrokerUnreachable for every reason: for it, the broker that
+    it had is gone.
     """
-    first = [known]
+    reached = False
 
     def open_channel() -> SocketChannel:
-        if first:
-            access = first.pop()
-            return SocketChannel(dial(access.addresses, access.key, access.job))
-        return _channel_again(dialer, known.job)
+        nonlocal reached
+        try:
+            channel = SocketChannel(dialer.dial())
+        except AccessError as error:
+            if not reached:
+                raise
+            raise BrokerUnreachable(f"job {job}: {error}") from None
+        reached = True
+        return channel
     return open_channel
-
-
-def _channel_again(dialer: AccessFileDialer, job: str) -> SocketChannel:
-    """Opens a channel for a client that has lost its broker.
-
-    Raises:
-        BrokerUnreachable: no broker can be reached, for any reason.
-    """
-    try:
-        return SocketChannel(dialer.dial())
-    except AccessError as error:  # for the caller, the broker it had is gone
-        raise BrokerUnreachable(f"job {job}: {error}") from None
 
 
 def connect(access: str | Path | None = None, *, job: str = "", address: str = "",
@@ -67,6 +57,9 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
     `name`, the client uses the gateway. The call is then collective over the world, and
     `tangram_hpc.comm` is the trainers' own communicator. In every other case, and when the gateway
     is lost, it uses the broker's socket.
+
+    While a broker that has crashed is being started again, the call waits for it, for the broker's
+    `grace_s` at most.
 
     Args:
         access: the access file; None for that of `job`, else `TANGRAM_ACCESS`, else that of
@@ -97,8 +90,9 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
     known = dialer.read()
     try:
         at = f", address={address!r}" if address else ""
-        return Client([socket_dial(known, dialer)], known.job, FolderStore, name,
-                      again=f"tangram_hpc.connect({str(path.absolute())!r}{at})")
+        return Client([socket_dial(dialer, known.job)], known.job, FolderStore, name,
+                      again=f"tangram_hpc.connect({str(path.absolute())!r}{at})",
+                      back_within_s=known.back_within_s)
     except BrokerUnreachable as error:
         raise AccessError(f"access file {path}: {error}; the job has ended, its broker was "
                           "killed and is not back yet, or this host cannot reach it") from None
@@ -116,13 +110,14 @@ def _connect_over_mpi(environ: Mapping[str, str], name: str) -> Client:
     os.environ["TANGRAM_ACCESS"] = world.access
     os.environ.pop("TANGRAM_GATEWAY", None)
     dialer = AccessFileDialer(Path(world.access))
-    dials: list[Dial] = [lambda: _channel_again(dialer, world.job)]
+    dials = [socket_dial(dialer, world.job)]
     if world.usable:
         spin_us = load_config(environ, say=world.rank == 0).gateway_spin_us
         dials.insert(0, lambda: world.dial(spin_us))
     elif world.rank == 0:
         print("tangram: MPI lacks MPI_THREAD_MULTIPLE: using the broker's socket", file=sys.stderr)
     client = Client(dials, world.job, FolderStore, name, world.rank, world.size,
-                    again=f"tangram_hpc.connect({world.access!r})")
+                    again=f"tangram_hpc.connect({world.access!r})",
+                    back_within_s=dialer.read().back_within_s)
     mpi.leave_after(client)
     return client

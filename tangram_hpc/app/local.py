@@ -30,7 +30,7 @@ from ..storage.rundir import local_job_name, own_dir
 from .broker_location import await_access
 from .connecting import connect
 from .http_server import HttpServer
-from .restarts import RestartLimit, crashed, how_it_ended
+from .restarts import RestartLimit, crashed, how_it_ended, mark_crashed
 
 _START_S = 30.0
 _WORKERS_MAX = 1024
@@ -126,15 +126,16 @@ class LocalCluster:
         try:
             broker = self._spawn_broker()
             self._await_broker(broker)
-            self._spawn_workers()
+            threading.Thread(target=self._keep_broker, args=(broker,), name="tangram-broker",
+                             daemon=True).start()
+            with self._spawning:
+                self._spawn_workers()
             self.client = connect(self.access)
             self._await_workers()
             if self._with_http:
                 self.http = HttpServer(self._program, self._environ, self.access,
                                        self._lifeline_read, self.folder / "serve.log")
             _export(self)
-            threading.Thread(target=self._keep_broker, args=(broker,), name="tangram-broker",
-                             daemon=True).start()
             threading.Thread(target=self._keep_workers, name="tangram-workers",
                              daemon=True).start()
         except BaseException:
@@ -229,7 +230,9 @@ class LocalCluster:
         assert self.client is not None
         deadline = time.monotonic() + _START_S
         while self.client.ask("info")["nodes"] < self._workers:
-            if any(child.poll() is not None for child in self._children):
+            with self._spawning:
+                workers = self._children[1:]
+            if any(child.poll() is not None for child in workers):
                 raise self._not_started("worker")
             if time.monotonic() > deadline:
                 raise BrokerUnreachable("the workers did not join in time")
@@ -241,7 +244,8 @@ class LocalCluster:
             self._spawn("worker", *name, access=self.access)
 
     def _spawn_broker(self, *more: str) -> subprocess.Popen[bytes]:
-        return self._spawn("broker", "--job", self.job, "--nodes", str(self._workers), *more)
+        return self._spawn("broker", "--supervised", "--job", self.job, "--nodes",
+                           str(self._workers), *more)
 
     def _keep_broker(self, broker: subprocess.Popen[bytes]) -> None:
         """Starts the broker again whenever it has crashed, until it ends in another way or too
@@ -263,6 +267,7 @@ class LocalCluster:
                 f"({self.folder / 'broker.log'})")
         if not (taken := self._restarts.take(time.monotonic())):
             print(f"{told}; it is not started again", file=sys.stderr, flush=True)
+            mark_crashed(self.access, (self._children[0].pid,))
             return None
         print(f"{told}; it is started again ({taken} of {self._restarts.count} times within 10 "
               "minutes)", file=sys.stderr, flush=True)

@@ -1,4 +1,5 @@
-"""Which ends of a broker are crashes, and how often it may be started again after one.
+"""What the parents of brokers share: which ends are crashes, how often a broker may be started
+again after one, and what becomes of the access file of one that is not started again.
 
 A crash is a signal that nobody meant for it, or a broken invariant (`BROKEN_STATUS`). After every
 other end another start would end in the same way: the work is done, a setting or the folder is
@@ -8,7 +9,15 @@ refused, another broker serves the job, the disk is full.
 from __future__ import annotations
 
 import signal
+import socket
+import time
 from collections import deque
+from collections.abc import Container
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import AccessError
+from ..storage.access import mark_ended, read_access
 
 BROKEN_STATUS = 70  # exit status of a driver that met an exception which nobody expected
 WINDOW_S = 600.0  # restarts are counted within this time
@@ -55,3 +64,23 @@ def how_it_ended(status: int) -> str:
         return f"was killed by {signal.Signals(-status).name}"
     except ValueError:  # a real-time signal
         return f"was killed by signal {-status}"
+
+
+def writer(access: Path) -> int:
+    """Returns the process id of the broker that wrote this access file; 0 if there is no file, or
+    if that broker has ended in order, or is on another host.
+    """
+    try:
+        found = read_access(access)
+    except AccessError:
+        return 0
+    return found.pid if found.host == socket.gethostname() else 0
+
+
+def mark_crashed(access: Path, pids: Container[int]) -> None:
+    """Marks an access file as ended if it was left by one of these brokers of this host, which is
+    not started again. Without the mark, clients and workers would wait for another broker.
+    """
+    if writer(access) in pids:
+        with suppress(AccessError, OSError):  # a full disk, for example: then they wait in vain
+            mark_ended(access, read_access(access).job, time.strftime("%Y-%m-%dT%H:%M:%S"))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import shutil
 import signal
 import socket
 import sys
@@ -18,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from ..config.settings import Config
 from ..domain.node import NodeSpec
@@ -49,8 +49,9 @@ from ..storage.rundir import make_scratch
 from ..storage.spill_files import FolderSpillFiles
 from ..storage.store import FolderStore
 from ..transport.socket.asyncsock import SocketLink
-from ..transport.socket.dial import dial, probe_broker
+from ..transport.socket.dial import probe_broker
 from ..worker.driver import AHEAD, WorkerDriver
+from .access_dial import AccessFileDialer
 from .broker_location import await_access
 from .broker_redial import BrokerRedial
 from .loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
@@ -185,13 +186,16 @@ class WorkerPlan:
     het_group: int = -1
 
 
+_ENDING = (signal.SIGTERM, signal.SIGINT)  # they tell a worker to leave
 WAY_SHUT = 3  # exit status of a worker, for the script that started it
 
 
 class _JoinedAndLost(BrokerUnreachable):
     """Raised when a broker that was joined is lost. `way` is as `probe_broker` returns it."""
 
-    way = ""
+    def __init__(self, text: str, way: str) -> None:
+        super().__init__(text)
+        self.way = way
 
 
 def lend(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
@@ -244,23 +248,28 @@ class _NodeParts:
                                                        self.meter))
 
 
-async def _close_parts(node: NodeExecutor | None, enforcer: enforce.Enforcer | None,
-                       meter: GpuMeter, scratch: Path) -> None:
+def _make_parts(plan: WorkerPlan, environ: Mapping[str, str], scratch: Path) -> _NodeParts:
+    config, devices = plan.config, lent_devices(plan.config, environ)
+    backends = Backends.probed(config.isolation, config.read_paths, str(scratch))
+    spec = node_spec(config, environ, backends, plan.component, plan.name, devices, plan.het_group)
+    meter, enforcer = GpuMeter(devices), enforce.probe(spec.pinned, config.enforcement)
+    return _NodeParts(config, spec.held_by(enforcer.name), backends, devices, meter, scratch,
+                      enforcer)
+
+
+async def _close_parts(node: NodeExecutor | None, parts: _NodeParts | None, scratch: Path) -> None:
     if node is not None:
         await node.closed()  # and its enforcer
-    elif enforcer is not None:
-        enforcer.close()
-    meter.close()
+    elif parts is not None:
+        parts.enforcer.close()
+    if parts is not None:
+        parts.meter.close()
     folders.remove(str(scratch))  # also what the users of images own in the node's store
 
 
-def _probed(config: Config, scratch: Path) -> Backends:
-    """Probes the backends; removes the scratch folder if the worker cannot start."""
-    try:
-        return Backends.probed(config.isolation, config.read_paths, str(scratch))
-    except InvalidInput:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
+def _end_early(number: int, frame: object) -> NoReturn:
+    """Ends a worker that has no connection yet; what it has made is removed on the way out."""
+    raise SystemExit(128 + number)
 
 
 async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
@@ -278,20 +287,20 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     seldom_collect()
     die_on_broken_law(loop, "worker")
     pull_settings(config, Path())  # a wrong one is told before anything is lent
+    for number in _ENDING:
+        signal.signal(number, _end_early)
     access = await_access(plan.access, _SHARED_FS_S)
     enforce.sweep()  # what workers that were killed here left; `make_scratch` does so for its own
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # until the folder's removal is certain
     scratch = make_scratch(environ, config.scratch, "worker")
-    backends = _probed(config, scratch)
-    devices = lent_devices(config, environ)
-    meter = GpuMeter(devices)
-    spec = node_spec(config, environ, backends, plan.component, plan.name, devices, plan.het_group)
     ended: asyncio.Future[str] = loop.create_future()
     node: NodeExecutor | None = None
-    enforcer: enforce.Enforcer | None = None
+    parts: _NodeParts | None = None
     told = 0
 
     def make_executor(reports: Reports, welcome: WorkerWelcome) -> Executor:
         nonlocal node
+        assert parts is not None  # there is a welcome only after they are made
         node = parts.executor(reports, welcome)
         return node
 
@@ -308,15 +317,14 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
 
     spill = FolderSpillFiles(scratch / "results")
     try:
-        enforcer = enforce.probe(spec.pinned, config.enforcement)
-        spec = spec.held_by(enforcer.name)
-        parts = _NodeParts(config, spec, backends, devices, meter, scratch, enforcer)
-        link = SocketLink(dial(access.addresses, access.key, access.job), loop)
-        driver = WorkerDriver(access.job, spec, link, LoopTimer(loop), make_executor,
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+        parts = _make_parts(plan, environ, scratch)
+        link = SocketLink(AccessFileDialer(plan.access).dial_patiently(), loop)
+        driver = WorkerDriver(access.job, parts.spec, link, LoopTimer(loop), make_executor,
                               ended.set_result, BUSY_GAP_S, secrets.token_hex(16), spill)
         redial = BrokerRedial(plan.access, config.grace_s, driver, attach)
         _listen(link, driver, redial)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _ENDING:
             loop.add_signal_handler(number, on_signal, number)
         if plan.lifeline >= 0:
             watch_lifeline(loop, plan.lifeline, lambda: driver.stop("its parent ended"))
@@ -324,13 +332,14 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
         reason = await ended
         redial.close()
     finally:
-        await _close_parts(node, enforcer, meter, scratch)
+        await _close_parts(node, parts, scratch)
         spill.close()
-    if (driver.fenced or redial.given_up) and not told:
-        lost = _JoinedAndLost(f"job {access.job}: the broker is gone ({reason})")
-        lost.way = "open" if driver.fenced else "shut" if redial.shut else ""
-        raise lost
-    return 128 + told if told else 0
+    if told:
+        return 128 + told
+    if driver.fenced or redial.given_up:
+        way = "open" if driver.fenced else "shut" if redial.shut else ""
+        raise _JoinedAndLost(f"job {access.job}: the broker is gone ({reason})", way)
+    return 0
 
 
 def _listen(link: SocketLink, driver: WorkerDriver, redial: BrokerRedial) -> None:

@@ -48,6 +48,7 @@ def add(verbs: Any) -> None:
                    help="start the broker again when it has crashed, at most N times within 10 "
                         "minutes (default: 0, never)")
     p.add_argument("--workers-live", action="store_true", help=argparse.SUPPRESS)
+    p.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--lifeline", type=int, default=-1, help=argparse.SUPPRESS)
     p.set_defaults(go=go)
 
@@ -73,7 +74,7 @@ def go(args: argparse.Namespace) -> int:
     plan = BrokerPlan(job, args.nodes, config, args.lifeline,
                       alloc_policy(settings) if wanted else None,
                       _scripts(settings, job, os.environ) if settings.max_nodes else None,
-                      args.workers_live)
+                      args.workers_live, args.supervised)
     asyncio.run(serve_broker(plan, os.environ))
     return 0
 
@@ -90,7 +91,7 @@ def _supervised(args: argparse.Namespace, job: str) -> int:
 
     if args.restarts < 0 or args.lifeline >= 0:
         raise InvalidInput(f"--restarts {args.restarts}: must be at least 0, and 0 with --lifeline")
-    words = ["broker", "--job", job]
+    words = ["broker", "--supervised", "--job", job]
     for option in ("nodes", "placer", "sync", "bind", "idle_release", "max_nodes",
                    "max_core_hours"):
         value = getattr(args, option)

@@ -50,6 +50,8 @@ class Client:
         size: the number of ranks of that world; 0 outside of one.
         connect_s: how long to wait for the broker's first answer, in seconds.
         again: a Python call that connects from another process, for messages.
+        back_within_s: how long to try the dials at first, in seconds, as for a broker that is being
+            started again.
 
     Attributes:
         job, name, rank, size: as above.
@@ -64,9 +66,10 @@ class Client:
 
     def __init__(self, dials: Sequence[Dial], job: str, make_store: Callable[[str], Store],
                  name: str = "", rank: int = -1, size: int = 0, connect_s: float = 30.0,
-                 again: str = "tangram_hpc.connect()") -> None:
+                 again: str = "tangram_hpc.connect()", back_within_s: float = 0.0) -> None:
         self.job, self.name, self.rank, self.size = job, name, rank, size
-        self._connection = Connection(dials, job, make_store, name, rank, size, connect_s, again)
+        self._connection = Connection(dials, job, make_store, name, rank, size, connect_s, again,
+                                      back_within_s)
         self._services = ServiceCalls(self._connection)
         self._rollouts = RolloutCalls(self._connection)
         self._grants = GrantSource(self._connection)

@@ -32,7 +32,14 @@ import msgspec
 from ..domain.action import Kind
 from ..domain.ids import mint
 from ..domain.session import SessionSpec
-from ..errors import BrokerUnreachable, ClientClosed, InvalidInput, SessionLost, TangramError
+from ..errors import (
+    AccessError,
+    BrokerUnreachable,
+    ClientClosed,
+    InvalidInput,
+    SessionLost,
+    TangramError,
+)
 from ..ports import Channel, ChannelLost, Dial, Store
 from ..protocol import message as ms
 from ..protocol import payload as pl
@@ -81,7 +88,8 @@ class Connection:
     """
 
     def __init__(self, dials: Sequence[Dial], job: str, make_store: Callable[[str], Store],
-                 name: str, rank: int, size: int, connect_s: float, again: str) -> None:
+                 name: str, rank: int, size: int, connect_s: float, again: str,
+                 back_within_s: float = 0.0) -> None:
         """Connects; the arguments are those of `Client`.
 
         Raises:
@@ -91,7 +99,7 @@ class Connection:
         self.job, self.owner, self.again = job, os.getpid(), again
         self.welcome: ms.Welcome | None = None
         self.failure: TangramError | None = None
-        self._dials = list(dials)
+        self._dials, self._back_within_s = list(dials), back_within_s
         self._uid, self._name, self._rank, self._size = uuid.uuid4().hex, name, rank, size
         self._lock = threading.Lock()  # held to change anything below, except to remove entries
         self._outbox = Outbox()  # messages that were not sent yet
@@ -114,7 +122,7 @@ class Connection:
         watch_forks(self)
         self._thread = threading.Thread(target=self._run, name="tangram-client", daemon=True)
         self._thread.start()
-        welcome = self._await_welcome(connect_s)
+        welcome = self._await_welcome(connect_s + back_within_s)
         self.store = StoredPayloads(make_store(welcome.store), welcome.client)
         self.functions = FunctionCache(self.store)
 
@@ -498,12 +506,13 @@ class Connection:
             self._outbox.put(ms.Ack(tuple(acks)))
 
     def _open(self, first: bool, because: str = "") -> Channel:
-        """A channel whose broker has welcomed us; tries all ways until the grace is over.
+        """A channel whose broker has welcomed us; tries all ways until the grace is over. A first
+        channel is given up at once if the broker does not accept this client.
 
         Raises:
             TangramError: none could be opened; the last reason.
         """
-        grace_s = self.welcome.grace_s if self.welcome is not None else 0.0
+        grace_s = self.welcome.grace_s if self.welcome is not None else self._back_within_s
         grace_s = max([grace_s, *(s.spec.grace_ns / 1e9 for s in list(self._sessions.values())
                                   if s.owned)])
         patience, pause = Patience(time.monotonic(), grace_s, _TRY_S), 0.05
@@ -524,7 +533,8 @@ class Connection:
                 except (ChannelLost, TangramError) as error:
                     channel.close()
                     problem = error if isinstance(error, TangramError) else problem
-            if patience.over(time.monotonic()) or self._closing:
+            refused = first and isinstance(problem, AccessError | InvalidInput)
+            if patience.over(time.monotonic()) or self._closing or refused:
                 raise problem from None
             time.sleep(pause)
             pause = min(1.0, pause * 2)

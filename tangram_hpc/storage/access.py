@@ -32,6 +32,8 @@ class Access:
         store: The folder of large payloads.
         host: The broker's host name.
         pid: The broker's process id.
+        back_within_s: If the broker does not answer, how long to wait for it, in seconds: its
+            parent starts it again when it has crashed. 0 if nobody would do so.
     """
 
     job: str
@@ -40,6 +42,7 @@ class Access:
     store: str
     host: str = ""
     pid: int = 0
+    back_within_s: float = 0.0
 
 
 def write_access(path: Path, access: Access) -> None:
@@ -84,6 +87,7 @@ def read_access(path: Path) -> Access:
             raise AccessError(f"access file {path}: job {fields['job']} has ended at "
                               f"{fields['ended']}; start a new one")
         return Access(fields["job"], tuple(fields["addresses"]), bytes.fromhex(fields["key"]),
-                      fields["store"], fields["host"], fields["pid"])
+                      fields["store"], fields["host"], fields["pid"],
+                      fields.get("back_within_s", 0.0))
     except (ValueError, KeyError, TypeError) as error:
         raise AccessError(f"access file {path}: not an access file ({error!r})") from None

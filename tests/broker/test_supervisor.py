@@ -110,11 +110,17 @@ def supervised(folder: Path, *files: str) -> Iterator[Supervised]:
         process.communicate(timeout=DEADLINE_S)
 
 
+def tell_to_end(folder: Path, status: int) -> None:
+    """Lets the stand-in end with this status. It must never read a file that is still empty."""
+    (folder / "status").write_text(str(status))
+    (folder / "status").rename(folder / "end")
+
+
 def test_a_broker_that_crashes_is_started_again_until_the_limit(tmp_path: Path) -> None:
     with supervised(tmp_path) as it:
         os.kill(it.serving(1), signal.SIGKILL)
         it.serving(2)
-        (tmp_path / "end").write_text(str(BROKEN_STATUS))
+        tell_to_end(tmp_path, BROKEN_STATUS)
         os.kill(it.serving(3), signal.SIGSEGV)
         status, lines = it.ends()
     assert status == 1 and len(lines) == 3, lines
@@ -122,13 +128,15 @@ def test_a_broker_that_crashes_is_started_again_until_the_limit(tmp_path: Path) 
     assert lines[0].endswith("; it is started again (1 of 2 times within 10 minutes)")
     assert "ended with status 70 after" in lines[1] and "(2 of 2 times" in lines[1]
     assert "killed by SIGSEGV" in lines[2] and "not started again" in lines[2]
+    with pytest.raises(AccessError, match="job j has ended"):  # so that nobody waits for another
+        read_access(tmp_path / "access.json")
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 3])
 def test_a_broker_that_ends_by_itself_is_not_started_again(tmp_path: Path, status: int) -> None:
     with supervised(tmp_path) as it:
         it.serving(1)
-        (tmp_path / "end").write_text(str(status))
+        tell_to_end(tmp_path, status)
         assert it.ends() == (status, [])
 
 

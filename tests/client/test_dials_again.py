@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 
@@ -55,12 +56,13 @@ def broker(doors: Doors, name: str, key: bytes) -> Access:
     return Access("j", (doors.open(name, key),), key, "/store")
 
 
-def test_each_dial_but_the_first_reads_the_access_file_anew(doors: Doors, tmp_path: Path) -> None:
+def test_each_dial_reads_the_access_file_anew(doors: Doors, tmp_path: Path) -> None:
     path = tmp_path / "access.json"
     one, two = broker(doors, "one", b"1" * 32), broker(doors, "two", b"2" * 32)
-    write_access(path, two)  # it was replaced after the client had read it
-    dial = socket_dial(one, AccessFileDialer(path))
-    for name in ("one", "two", "two"):
+    dial = socket_dial(AccessFileDialer(path), "j")
+    for written, name in ((one, "one"), (two, "two"), (None, "two")):
+        if written is not None:
+            write_access(path, written)
         dial().close()
         assert doors.came.get(timeout=WAIT_S) == name
 
@@ -71,23 +73,58 @@ def test_an_address_of_the_users_own_stays_and_the_key_is_read_anew(doors: Doors
     other, mine = broker(doors, "other", b"1" * 32), broker(doors, "mine", b"2" * 32)
     dialer = AccessFileDialer(path, mine.addresses[0])
     write_access(path, Access("j", other.addresses, b"0" * 32, "/store"))
-    dial = socket_dial(dialer.read(), dialer)
+    dial = socket_dial(dialer, "j")
     with pytest.raises(AccessError, match="the key is wrong"):
-        dial()
-    with pytest.raises(BrokerUnreachable, match="the key is wrong"):
         dial()
     write_access(path, Access("j", other.addresses, mine.key, "/store"))
     dial().close()
     assert doors.came.get(timeout=WAIT_S) == "mine" and doors.came.empty()
+    write_access(path, Access("j", other.addresses, b"0" * 32, "/store"))
+    with pytest.raises(BrokerUnreachable, match="the key is wrong"):
+        dial()
 
 
 def test_a_client_that_finds_no_broker_again_is_told_so(doors: Doors, tmp_path: Path) -> None:
     """A missing file, and one whose broker has ended, are no wrong input of the caller then."""
     path = tmp_path / "access.json"
-    dial = socket_dial(broker(doors, "one", b"1" * 32), AccessFileDialer(path))
+    write_access(path, broker(doors, "one", b"1" * 32))
+    dial = socket_dial(AccessFileDialer(path), "j")
     dial().close()
+    path.unlink()
     with pytest.raises(BrokerUnreachable, match=r"job j: access file .*No such file"):
         dial()
     mark_ended(path, "j", "2026-01-01T00:00:00")
     with pytest.raises(BrokerUnreachable, match="has ended at 2026"):
         dial()
+
+
+def test_a_broker_that_comes_back_may_end_one_handshake_but_not_two(doors: Doors, tmp_path: Path
+                                                                    ) -> None:
+    """A broker that is killed in the handshake looks like one that does not accept the key."""
+    path = tmp_path / "access.json"
+    one = broker(doors, "one", b"1" * 32)
+    wrong = replace(one, key=b"0" * 32, back_within_s=WAIT_S)
+    write_access(path, wrong)
+    dialer = AccessFileDialer(path)
+    with pytest.raises(BrokerUnreachable, match="the key is wrong"):
+        dialer.dial()
+    with pytest.raises(AccessError, match="the key is wrong"):
+        dialer.dial()
+    with pytest.raises(AccessError, match="the key is wrong"):
+        AccessFileDialer(path).dial_patiently()
+    threading.Timer(0.3, lambda: write_access(path, one)).start()
+    write_access(path, replace(wrong, addresses=(f"unix:{tmp_path}/nobody",)))
+    AccessFileDialer(path).dial_patiently().close()
+    assert doors.came.get(timeout=WAIT_S) == "one"
+
+
+def test_nobody_waits_for_a_broker_that_does_not_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "access.json"
+    nowhere = Access("j", (f"unix:{tmp_path}/nobody",), b"1" * 32, "/store")
+    write_access(path, nowhere)
+    with pytest.raises(BrokerUnreachable, match="no broker answers"):
+        AccessFileDialer(path).dial_patiently()
+    write_access(path, replace(nowhere, back_within_s=WAIT_S))
+    threading.Timer(0.2, lambda: mark_ended(path, "j", "2026-01-01T00:00:00")).start()
+    with pytest.raises(AccessError, match="has ended at 2026"):
+        AccessFileDialer(path).dial_patiently()

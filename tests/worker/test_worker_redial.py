@@ -35,7 +35,7 @@ DEADLINE_S = 60.0
 class FakeBroker:
     """Listens at a socket of its own with a key of its own, and notes what it is told."""
 
-    def __init__(self, folder: Path, number: int) -> None:
+    def __init__(self, folder: Path, number: int, back_within_s: float = 0.0) -> None:
         self.folder = folder
         self.link: SocketLink | None = None
         self.links = 0
@@ -43,7 +43,8 @@ class FakeBroker:
         path, key = str(folder / f"{number}.sock"), os.urandom(32)
         self.listener = Listener(listen_unix(path), key, "local-fake", self._on_link)
         write_access(folder / "access.json",
-                     Access("local-fake", (f"unix:{path}",), key, str(folder / "store")))
+                     Access("local-fake", (f"unix:{path}",), key, str(folder / "store"),
+                            back_within_s=back_within_s))
 
     def _on_link(self, link: SocketLink) -> None:
         self.link, self.links = link, self.links + 1
@@ -292,12 +293,46 @@ def test_a_welcome_renews_the_patience_and_a_mere_connection_does_not(
 def test_a_worker_that_has_waited_for_its_broker_does_not_wait_again(
         monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str, status: int) -> None:
     async def serve(*_: Any) -> int:
-        lost = worker_module._JoinedAndLost("it is gone")
-        lost.way = way
-        raise lost
+        raise worker_module._JoinedAndLost("it is gone", way)
 
     monkeypatch.setattr(worker_module, "serve_worker", serve)
     monkeypatch.setattr(worker_module, "probe_broker", lambda *_: pytest.fail("it waits again"))
     with pytest.raises(BrokerUnreachable) as told:
         worker_module.lend(WorkerPlan(tmp_path / "access.json", Config()), {})
     assert told.value.exit_status == status
+
+
+def test_a_worker_that_starts_while_its_broker_is_away_waits_for_it(
+        lent: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    async def main() -> None:
+        FakeBroker(tmp_path, 1, back_within_s=DEADLINE_S).die()
+        worker = lent(0)
+        await scratch_of(tmp_path)
+        second = FakeBroker(tmp_path, 2)
+        await second.told(ms.WorkerHello)
+        assert worker.poll() is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_is_told_to_end_before_it_has_a_broker_leaves_nothing(
+        lent: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: signal.Signals) -> None:
+    async def main() -> None:
+        FakeBroker(tmp_path, 1, back_within_s=DEADLINE_S).die()
+        worker = lent(0)
+        scratch = await scratch_of(tmp_path)
+        worker.send_signal(number)
+        assert await ended(worker) == 128 + number
+        assert not scratch.exists()
+
+    asyncio.run(main())
+
+
+async def scratch_of(folder: Path) -> Path:
+    """Waits until a worker has made its scratch folder; returns it."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := [*folder.glob("tangram-worker-*")]):
+        assert time.monotonic() < deadline, [*folder.iterdir()]
+        await asyncio.sleep(0.01)
+    return found[0]
