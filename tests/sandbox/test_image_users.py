@@ -50,8 +50,6 @@ from tangram_hpc.images.node_store import NodeStore
 from tangram_hpc.images.pull import PullSettings, pull
 from tangram_hpc.ports import SandboxSettings
 from tangram_hpc.protocol.payload import ExecCall, ShellCall, SnapshotCall, TerminalCall
-from tangram_hpc.resources.gpu.devices import find_devices
-from tangram_hpc.resources.gpu.gpu_meter import GpuMeter
 from tangram_hpc.sandbox.manager.backends import Backends
 
 # what holds for user 0 alone holds for several users
@@ -353,8 +351,7 @@ def test_a_workers_scratch_folder_goes_with_the_users_of_its_images(
     pulled = pull(f"oci:{layout}", PullSettings(str(scratch / "images")), {})
     assert Path(pulled.folder, "home/pg/f").exists()
     if end == "the worker":
-        meter = GpuMeter(find_devices({}, "none", None))
-        asyncio.run(worker._close_parts(None, None, meter, scratch))
+        asyncio.run(worker._close_parts(None, None, scratch))
     else:
         assert main(["worker", f"--remove={scratch}"]) == 0
     assert not scratch.exists()
