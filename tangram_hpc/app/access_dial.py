@@ -59,6 +59,9 @@ class AccessFileDialer:
     def dial_patiently(self) -> socket.socket:
         """Returns a socket as `dial` does, but waits as long as the access file says for a broker
         that is being started again.
+
+        Raises:
+            AccessError, BrokerUnreachable: as `dial`, when it makes no sense to wait any longer.
         """
         begun, pause = time.monotonic(), _PAUSE_S
         while True:

@@ -118,6 +118,16 @@ def _connect_over_mpi(environ: Mapping[str, str], name: str) -> Client:
         print("tangram: MPI lacks MPI_THREAD_MULTIPLE: using the broker's socket", file=sys.stderr)
     client = Client(dials, world.job, FolderStore, name, world.rank, world.size,
                     again=f"tangram_hpc.connect({world.access!r})",
-                    back_within_s=dialer.read().back_within_s)
+                    back_within_s=_back_within_s(dialer))
     mpi.leave_after(client)
     return client
+
+
+def _back_within_s(dialer: AccessFileDialer) -> float:
+    """How long the broker may take to come back; 0 for a rank that cannot read the access file,
+    which needs no more than its gateway.
+    """
+    try:
+        return dialer.read().back_within_s
+    except AccessError:
+        return 0.0

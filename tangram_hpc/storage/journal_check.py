@@ -305,10 +305,7 @@ def read_for_check(path: Path, folder: Path) -> JournalData:
         try:
             events = decode_events(body)
         except msgspec.DecodeError as error:
-            report.problem = report.problem or (
-                f"this release cannot read the record at byte {at} ({error}); use the one that "
-                "wrote it")
-            report.other_release = True
+            _cannot_read(report, at, error)
             break
         report.events += len(events)
         if at < hole:
@@ -406,10 +403,7 @@ def _read_segment(data: bytes, name: str, spool: SpoolData) -> FileReport:
         try:
             kind, once = sp.read_kept(body)
         except msgspec.DecodeError as error:
-            report.problem = report.problem or (
-                f"this release cannot read the record at byte {at} ({error}); use the one that "
-                "wrote it")
-            report.other_release = True
+            _cannot_read(report, at, error)
             break
         spool.newest.pop(once, None)
         if kind == sp.DELETED:
@@ -417,3 +411,10 @@ def _read_segment(data: bytes, name: str, spool: SpoolData) -> FileReport:
         else:
             spool.newest[once] = kind
     return report
+
+
+def _cannot_read(report: FileReport, at: int, error: msgspec.DecodeError) -> None:
+    """Notes a whole record that this release cannot decode."""
+    report.problem = report.problem or (
+        f"this release cannot read the record at byte {at} ({error}); use the one that wrote it")
+    report.other_release = True

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from helpers.cluster_parts import until
 
 import tangram_hpc
 from tangram_hpc.app.restarts import BROKEN_STATUS, WINDOW_S, RestartLimit, crashed, how_it_ended
@@ -59,14 +59,6 @@ from tangram_hpc.app.broker_supervisor import supervise
 folder = Path(sys.argv[1])
 sys.exit(supervise([sys.executable, "-c", sys.argv[2], str(folder)], folder / "access.json", 2))
 """
-
-
-def until(met: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + DEADLINE_S
-    while not (found := met()):
-        assert time.monotonic() < end, f"never: {what}"
-        time.sleep(0.02)
-    return found
 
 
 @dataclass
