@@ -176,7 +176,9 @@ class Broker:
         for peer in self._peers.everyone():
             peer.link.send(ms.Shutdown(reason))
             peer.link.flush()
+        ended = self._keys.commit()
         self._journal.close()
+        self._keys.committed(ended)
         self._on_end()
 
     def say_last(self, reason: str) -> None:
@@ -707,9 +709,10 @@ class Broker:
             if unsent:
                 unsent = False
                 self._peers.flush_workers()
+            self._keys.committed(ended)
             self._peers.deliver(messages)
 
-        self._keys.commit()
+        ended = self._keys.commit()
         self._journal.commit(deliver)
         if unsent:  # the journal is written, and is still to be synced
             unsent = False

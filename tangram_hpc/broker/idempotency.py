@@ -43,6 +43,9 @@ class IdempotencyKeys:
         self._followers: dict[int, list[int]] = {}  # open action -> submissions that wait for it
         self._leader: dict[int, int] = {}  # a submission that waits -> the open action
         self._earlier: set[int] = set()  # actions that were open when this broker began
+        # Keys whose action ended without a result to keep. Their calls are dropped only when the
+        # journal has the end: an action that is open for the next broker needs its call.
+        self._ended: dict[str, int] = {}  # key -> action
 
     # ---- another start of the broker --------------------------------------------------------
 
@@ -114,6 +117,7 @@ class IdempotencyKeys:
             return ("once: the job's spool is full; forget what your checkpoint holds "
                     "(Client.forget), or raise the config field `once_mib`")
         self._names[action.id] = action.once
+        self._ended.pop(action.once, None)  # the call that is kept is that of this action
         return ""
 
     def leader(self, action: int) -> int:
@@ -132,7 +136,7 @@ class IdempotencyKeys:
         name = self._names.pop(result.action, "")
         if name and self._spool is not None:
             if not ran or result.outcome.state not in _KEPT:
-                self._drop([name])
+                self._ended[name] = result.action
             elif not self._spool.has_result(name):
                 self._spool.keep_result(name, result, payload)
         found: list[ms.ActionResult] = []
@@ -165,10 +169,23 @@ class IdempotencyKeys:
         self._spool.drop(names)
         self._on_drop(names)
 
-    def commit(self) -> None:
-        """Hands the spool's changes to the kernel; called before the journal's own commit."""
+    def commit(self) -> dict[str, int]:
+        """Hands the spool's changes to the kernel; called before the journal's own commit.
+
+        Returns:
+            What `committed` is to be given when the journal is safe.
+        """
         if self._spool is not None:
             self._spool.commit()
+        return dict(self._ended)
+
+    def committed(self, ended: dict[str, int]) -> None:
+        """Drops the calls of actions whose ends the journal has."""
+        gone = [name for name, action in ended.items() if self._ended.get(name) == action]
+        for name in gone:
+            del self._ended[name]
+        if gone:
+            self._drop(gone)
 
 
 def _differ(one: Action, other: Action, earlier: bool) -> bool:
