@@ -37,7 +37,7 @@ import tangram_hpc
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.storage.access import read_access
-from tangram_hpc.storage.journal import read_journals
+from tangram_hpc.storage.journal_segments import read_journals
 
 PROGRAM = [sys.executable, "-m", "tangram_hpc"]
 

@@ -37,9 +37,12 @@ from ..slurm.budgeted import BudgetedSlurm
 from ..slurm.choice import make_slurm
 from ..slurm.job_environment import slurm_place
 from ..storage.access import Access, mark_ended, write_access
+from ..storage.checkpoint import Checkpoints, load
 from ..storage.cmlfq_file import TreeFiles
 from ..storage.folder_lock import HEARTBEAT_S, FolderLock
-from ..storage.journal import FileJournal, journals, next_journal, read_journals
+from ..storage.journal import FileJournal
+from ..storage.journal_format import SegmentHead
+from ..storage.journal_segments import JobJournal, begin_next
 from ..storage.rundir import make_scratch
 from ..storage.secrets_file import NAME as SECRETS
 from ..storage.spill_files import FolderSpillFiles
@@ -102,16 +105,19 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     folder_lock = await take_folder(environ, plan.job)
     folder, ended = folder_lock.folder, asyncio.Event()
     scheduler = Scheduler(make_placer(config.placer), round(config.end_margin_s * 1e9))
-    down_s = _apply_earlier(scheduler, folder_lock)
+    earlier = _apply_earlier(scheduler, folder_lock)
+    down_s = earlier.down_s
     spool = FileSpool(folder / "once", config.once_mib << 20)
-    journal = FileJournal(next_journal(folder), config.sync, loop.call_soon_threadsafe, spool.sync,
-                          folder_lock.superseded)
+    journal = FileJournal(begin_next(folder, earlier.head), config.sync, loop.call_soon_threadsafe,
+                          spool.sync, folder_lock.superseded)
+    checkpoints = Checkpoints(folder, journal, earlier.head, earlier.kept, earlier.replayed)
     settings = _settings(plan, folder, endpoints, down_s)
     clock = SystemClock()
     slurm = _slurm_of(plan, environ, clock)
     spill = FolderSpillFiles(folder / "overflow")
     broker = Broker(scheduler, journal, clock, LoopTimer(loop), settings, ended.set, spool, slurm,
-                    plan.scripts, TreeFiles(plan.job), spill, _sweeper(loop, settings.store, ended))
+                    plan.scripts, TreeFiles(plan.job), spill, _sweeper(loop, settings.store, ended),
+                    checkpoints.look)
     die_on_broken_law(loop, "broker", broker.say_last)
     key = os.urandom(32)
     scratch, sockets, addresses = _open_ways(plan, environ)
@@ -131,6 +137,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     _hold(LoopTimer(loop), folder_lock, broker)
     await ended.wait()
     _stop_listening(listeners, scratch)
+    checkpoints.close()
     _check_place(folder_lock, plan.job)  # a broker that has lost its folder may remove nothing
     if broker.over or not spool.names():  # a requeued job needs the kept results and the store
         shutil.rmtree(folder / "store", ignore_errors=True)
@@ -249,18 +256,40 @@ def _sweeper(loop: asyncio.AbstractEventLoop, folder: str, ended: asyncio.Event
     return sweep
 
 
-def _apply_earlier(scheduler: Scheduler, folder_lock: FolderLock) -> float:
-    """Gives the scheduler the events of earlier starts of this job's broker; a replay never plans.
+@dataclass(frozen=True)
+class _Earlier:
+    """What a broker finds of earlier starts of its job.
 
-    Returns:
-        For how many seconds no broker ran before this one; -1 if its workers and clients have ended
-        too: it ended in order, or belonged to an earlier start of the Slurm job.
+    Attributes:
+        down_s: for how many seconds no broker ran; -1 if the workers and clients of the last one
+            have ended too: it ended in order, or belonged to an earlier start of the Slurm job.
+        head: what this broker's first segment of the journal says of the segments before it.
+        kept: how many events the checkpoint had handled.
+        replayed: how many were replayed behind it.
+    """
+
+    down_s: float
+    head: SegmentHead
+    kept: int
+    replayed: int
+
+
+def _apply_earlier(scheduler: Scheduler, folder_lock: FolderLock) -> _Earlier:
+    """Gives the scheduler what the last checkpoint kept, and the events since; a replay never
+    plans.
 
     Raises:
         InvalidInput: a journal is damaged, or was written by a release with other rules.
     """
-    folder, event = folder_lock.folder, None
-    for event in read_journals(folder) if journals(folder) else ():
+    folder, event, replayed = folder_lock.folder, None, 0
+    journal = JobJournal(folder)
+    found = load(folder, journal)
+    segment, kept = "", 0
+    if found is not None:
+        ledger, segment, kept = found
+        scheduler.resume(ledger)
+    for event in journal.events(segment):
+        replayed += 1
         try:
             scheduler.handle(event)
         except (AssertionError, KeyError, InvalidInput) as error:
@@ -269,10 +298,11 @@ def _apply_earlier(scheduler: Scheduler, folder_lock: FolderLock) -> float:
                 f"({error!r:.200}); use the release that wrote it; or, if that was this one, run "
                 f"`tangram journal repair -j {folder.name}`, which keeps the events before; or "
                 "move the folder away to begin anew") from None
-    if event is None or isinstance(event, BrokerStopped) or (
+    down_s = max(0.0, time.time() - folder_lock.earlier_sign_ns / 1e9)
+    if (event is None and not kept) or isinstance(event, BrokerStopped) or (
             folder_lock.earlier_restarts != folder_lock.restarts):
-        return -1.0
-    return max(0.0, time.time() - folder_lock.earlier_sign_ns / 1e9)
+        down_s = -1.0
+    return _Earlier(down_s, journal.next_head(folder_lock.epoch), kept, replayed)
 
 
 def _converse(broker: Broker, link: SocketLink) -> None:

@@ -21,7 +21,7 @@ from ..slurm.commands import Commands
 from ..slurm.job_environment import slurm_place
 from ..storage.folder_lock import SILENT_S, YIELD_S, FileLock, FolderLock, holder_of, last_sign
 from ..storage.identity import JobStart, read_starts, why_foreign, write_starts
-from ..storage.journal import journals
+from ..storage.journal_segments import journals
 from ..storage.rundir import link_last, make_job_dir, move_away
 
 _ASK_S = 30.0  # deadline of the one query to Slurm

@@ -17,7 +17,7 @@ from ..accounting.summary import summary
 from ..domain.event import Event
 from ..errors import InvalidInput
 from ..ports import Slurm, SlurmFailure, SlurmTransient
-from ..storage.journal import read_journals
+from ..storage.journal_segments import read_journals
 
 # enough for some hundred thousand actions; the templates leave more time before the limit
 READ_S = 20.0

@@ -36,7 +36,7 @@ from ..scheduler.policy.admission import refusal, refusal_of_session
 from ..scheduler.policy.lease_reports import finished, held_by_client, reported_by_client
 from ..scheduler.policy.rejoining import awaited_node, repeated, undone
 from ..scheduler.scheduler import Scheduler
-from ..scheduler.state.ledger import ActionEntry
+from ..scheduler.state.ledger import ActionEntry, Ledger
 from .attached_sessions import AttachedSessions
 from .broker_settings import Settings
 from .client_outbox import ClientOutbox
@@ -77,6 +77,8 @@ class Broker:
         trees: keeps what rollout pools learned; None: nothing is kept.
         spill: holds results of clients that do not read them; None: they stay in memory.
         sweep: begins to remove the entries of some owners from the store, and returns at once.
+        checkpoint: called with the ledger after each commit; keeps it now and then, so that the
+            next broker need not replay all events.
 
     Attributes:
         scheduler: see above.
@@ -93,10 +95,11 @@ class Broker:
                  spool: Spool | None = None, slurm: Slurm | None = None,
                  scripts: SatelliteScripts | None = None, trees: TreeStore | None = None,
                  spill: SpillFiles | None = None,
-                 sweep: Callable[[list[str]], None] = lambda owners: None) -> None:
+                 sweep: Callable[[list[str]], None] = lambda owners: None,
+                 checkpoint: Callable[[Ledger], object] = lambda ledger: None) -> None:
         self.scheduler, self.settings = scheduler, settings
         self._journal, self._timer, self._on_end = journal, timer, on_end
-        self._now, self._slurm = clock.now_ns, slurm
+        self._now, self._slurm, self._checkpoint = clock.now_ns, slurm, checkpoint
         self._outbox = ClientOutbox(spill)
         self._peers = Peers(self._outbox)
         self.satellites = Satellites(
@@ -689,6 +692,8 @@ class Broker:
                 self._record_event(event)
             now = self._now()
         self._commit(self._peers.take_messages())
+        if not self.ended:  # the commit finds out whether another broker has taken over
+            self._checkpoint(self.scheduler.ledger)
         busy = self._received >= BUSY_MESSAGES or self.scheduler.ledger.prefetched > 0
         self._cycle_due = busy and self._received > 0 and self.settings.gap_s > 0
         if self._cycle_due:

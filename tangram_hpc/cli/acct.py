@@ -48,7 +48,7 @@ def go(args: argparse.Namespace) -> int:
     from ..accounting.summary import summary
     from ..domain.states import ActionState
     from ..errors import InvalidInput
-    from ..storage.journal import read_journals
+    from ..storage.journal_segments import read_journals
     from ..storage.rundir import job_dir, last_job
 
     if args.helpformat:
@@ -94,7 +94,7 @@ def _rows(named: Sequence[ids.Named]) -> list[ActionRecord]:
     """
     from ..accounting.record import fold
     from ..errors import InvalidInput
-    from ..storage.journal import read_journals
+    from ..storage.journal_segments import read_journals
     from ..storage.rundir import job_dir
 
     rows = []
@@ -115,7 +115,7 @@ def _held(job: str, as_json: bool) -> int:
     from dataclasses import asdict
 
     from ..accounting.held_usage import held, total
-    from ..storage.journal import read_journals
+    from ..storage.journal_segments import read_journals
     from ..storage.rundir import job_dir
 
     rows = held(read_journals(job_dir(os.environ, job)))

@@ -92,7 +92,7 @@ def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
     from ..domain.ids import parse, show
     from ..domain.states import ENDED
     from ..errors import TangramError
-    from ..storage.journal import read_journals
+    from ..storage.journal_segments import read_journals
     from ..storage.rundir import job_dir, last_job
 
     try:

@@ -24,7 +24,7 @@ from ..app.local import LocalCluster
 from ..config.settings import Config
 from ..errors import TangramError
 from ..resources.cpu import affinity
-from ..storage.journal import read_journals
+from ..storage.journal_segments import read_journals
 from ..transport.mpi.launcher import mpiexec
 from . import conditions
 from .demo_isolation import isolation_options

@@ -17,7 +17,7 @@ from typing import Any
 from ..accounting.record import fold
 from ..app.local import LocalCluster
 from ..errors import TangramError
-from ..storage.journal import read_journals
+from ..storage.journal_segments import read_journals
 from .demo_models import DEMO_MODELS, question
 from .job import SESSION_ROOM_MIB, DemoPlan, Progress, run_ranks, warm
 from .mixed_report import MixedMetrics, gather_mixed

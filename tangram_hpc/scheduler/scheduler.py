@@ -105,7 +105,7 @@ class Scheduler:
 
     Attributes:
         state: everything that the scheduler holds.
-        ledger: the ledger of that state, for readers; it is never replaced.
+        ledger: the ledger of that state, for readers; only `resume` replaces it.
     """
 
     def __init__(self, placer: Placer, margin_ns: int = 0) -> None:
@@ -117,6 +117,16 @@ class Scheduler:
         """
         self.ledger = Ledger(margin_ns=margin_ns, block_max=placer.block_max)
         self.state = SchedulerState(self.ledger, placer)
+
+    def resume(self, ledger: Ledger) -> None:
+        """Goes on from a ledger that a checkpoint kept, as if all its events had been handled here;
+        called before anything else.
+
+        Args:
+            ledger: it belongs to this scheduler from now on.
+        """
+        ledger.margin_ns = self.ledger.margin_ns
+        self.ledger = self.state.ledger = ledger
 
     def handle(self, event: ev.Event) -> list[Decision]:
         """Applies one event to the ledger and returns the decisions that follow from it. O(1)."""

@@ -9,8 +9,8 @@ refuses a second broker on the same host exactly while the first lives. An epoch
 a broker that was stopped and continued, or was cut off, find that it was superseded; it then
 answers nothing more.
 
-What this does not cover: a holder that is stopped between its check and its write, and is continued
-after the next one has read the journals, writes one more group of events.
+A holder that is stopped between its check and its write, and is continued after the next one has
+read the journals, writes one more group of events. Nobody uses it (`journal_segments.py`).
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ class FolderLock:
         folder: The job's folder.
         file_lock: The lock of this folder.
         restarts: Which start of the Slurm job this broker belongs to; -1 without Slurm.
+        epoch: The number of this broker's epoch, from 1.
         earlier: Whether another broker had the folder before.
         earlier_restarts: Which start of the Slurm job that broker belonged to; -1 without Slurm, or
             if that is not known.
@@ -140,6 +141,7 @@ class FolderLock:
         except OSError as error:
             raise InvalidInput(f"job folder {folder}: cannot write there ({error.strerror})"
                                ) from None
+        self.epoch = number
         self._path = os.fspath(_path(folder, number))
 
     def superseded(self, now: bool = False) -> bool:

@@ -1,8 +1,8 @@
 """The journal's file: events in commit order, written in groups, readable after any crash.
 
-A file begins with 8 bytes of magic, after which records are appended (`record_file.py`), each a
-msgpack list of events. Readers ignore a torn end, since the crash came before its commit. A record
-that is not as it was written is an error that names the file, the offset and the remedy.
+Its layout is in `journal_format.py`. Readers ignore a torn end, since the crash came before its
+commit. A record that is not as it was written is an error that names the file, the offset and the
+remedy. A job has many such files, its segments: `journal_segments.py`.
 
 The mode says when a commit is done. `none` hands the data to the kernel: it survives the broker's
 death and not the machine's. `batch` answers only after an fdatasync, which many commits share
@@ -18,20 +18,25 @@ from pathlib import Path
 
 import msgspec
 
-from ..domain.event import JOURNAL_VERSION, AnyEvent, Event
+from ..domain.event import JOURNAL_VERSION, Event
 from ..errors import InvalidInput
-from ..protocol.frame import Buffer
-from ..protocol.reading import reader
+from .journal_format import (
+    READ_TOO,
+    UNGUARDED,
+    SegmentHead,
+    beginning,
+    decode_events,
+    decode_head,
+    encode_events,
+    is_compressed,
+    is_head,
+    is_torn_magic,
+    plain,
+    version_of,
+)
 from .record_file import framed, look, look_unguarded, read_records
 
-MAGIC = b"TGJRNL" + bytes([JOURNAL_VERSION, 0])
-# older versions, which lack events, or kinds of actions, of later ones: decisions 0058, 0068, 0069
-# and 0086
-_READ_TOO = (5, 6, 7, 8)
-UNGUARDED = 5  # the records of this version have no checksum over their length
 MODES = ("none", "batch", "always")
-_encoder = msgspec.msgpack.Encoder()
-_read = reader(list[AnyEvent])
 
 
 class FileJournal:
@@ -48,6 +53,9 @@ class FileJournal:
     Attributes:
         mode: See above.
         superseded: See above.
+        path: The file to which it writes.
+        records: How many records of events it has written to that file.
+        count: How many events it was given.
     """
 
     def __init__(self, path: Path, mode: str, wake: Callable[[Callable[[], None]], object],
@@ -55,31 +63,32 @@ class FileJournal:
                  superseded: Callable[[], bool] = lambda: False) -> None:
         assert mode in MODES, mode
         self.superseded = superseded
-        self.mode = mode
+        self.mode, self.path = mode, path
         self._wake, self._first = wake, first
         self._pending: list[Event] = []
-        self._count = 0
+        self.records = self.count = 0
         self._waiting: list[Callable[[], None]] = []
         self._syncing = False
         # kept for all syncs, as starting a thread costs more than a sync
         self._thread = ThreadPoolExecutor(1)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         if os.fstat(self._fd).st_size == 0:
-            os.write(self._fd, MAGIC)
+            os.write(self._fd, beginning(SegmentHead()))
 
     def append(self, events: Iterable[Event]) -> int:
         """Queues events for the next commit; see `ports.Journal.append`."""
         before = len(self._pending)
         self._pending.extend(events)
-        self._count += len(self._pending) - before
-        return self._count
+        self.count += len(self._pending) - before
+        return self.count
 
     def commit(self, then: Callable[[], None]) -> None:
         """Writes the queued events as one record; see `ports.Journal.commit`."""
         if self._pending:
-            body = _encoder.encode(self._pending)
+            body = encode_events(self._pending)
             self._pending = []
             _write_all(self._fd, framed(body))
+            self.records += 1
         if self.mode == "batch":
             self._waiting.append(then)
             self._start_sync()
@@ -88,6 +97,18 @@ class FileJournal:
             self._first()
             os.fdatasync(self._fd)
         then()
+
+    def go_on_in(self, path: Path) -> None:
+        """Writes to another segment from now on, which has begun already. What was written before
+        is on the disk when this returns, unless the mode is `none`.
+        """
+        assert not self._pending, "events wait for their commit"
+        if self.mode != "none":
+            self._first()
+            os.fdatasync(self._fd)
+        old, self.path, self.records = self._fd, path, 0
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._thread.submit(os.close, old)  # behind a sync that may be under way
 
     def close(self) -> None:
         """Commits, syncs in the modes `batch` and `always`, and closes; see `ports.Journal.close`.
@@ -134,41 +155,6 @@ class FileJournal:
         self._start_sync()
 
 
-def journals(folder: Path) -> list[Path]:
-    """Returns a job's journals, one for each start of its broker, oldest first: `journal`,
-    `journal-1`, and so on.
-    """
-    found = [(int(p.name[8:] or 0), p) for p in folder.glob("journal*")
-             if p.name == "journal" or p.name[8:].isdigit()]
-    return [path for _, path in sorted(found)]
-
-
-def next_journal(folder: Path) -> Path:
-    """Returns where the next broker of this job writes.
-
-    It never appends to an earlier broker's file: that file's last record may be torn, and the
-    earlier broker may not have noticed yet that it was superseded.
-    """
-    earlier = journals(folder)
-    if not earlier:
-        return folder / "journal"
-    return folder / f"journal-{int(earlier[-1].name[8:] or 0) + 1}"
-
-
-def read_journals(folder: Path) -> Iterator[Event]:
-    """Yields the events of all starts of a job's broker, oldest first.
-
-    Raises:
-        InvalidInput: There is no journal, or one cannot be read; see `read_journal`.
-    """
-    try:
-        found = journals(folder)
-    except PermissionError:
-        found = []  # the folder belongs to another user: `read_journal` reports it
-    for path in found or [folder / "journal"]:
-        yield from read_journal(path)
-
-
 def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
@@ -176,62 +162,78 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def read_journal(path: Path) -> Iterator[Event]:
-    """Yields the events of a journal, oldest first.
+    """Yields the events of one file, oldest first.
 
     Raises:
         InvalidInput: The file is missing, of another version or release, or damaged before its end.
     """
+    for events in read_commits(path):
+        yield from events
+
+
+def read_commits(path: Path) -> Iterator[list[Event]]:
+    """Yields the events of each record of one file, oldest first; see `read_journal`."""
+    data = memoryview(_content(path))
+    if is_torn_magic(data):
+        return  # its writer died before it had written the magic
+    for body in _bodies(data, path):
+        try:
+            if not is_head(body):
+                yield decode_events(body)
+        except msgspec.DecodeError as error:
+            raise _of_another_release(path, error) from None
+
+
+def read_head(path: Path) -> SegmentHead | None:
+    """Returns the head of a journal's file; None if it has none, because an earlier release wrote
+    it or its writer died too early.
+
+    Raises:
+        InvalidInput: See `read_journal`.
+    """
+    data = memoryview(_content(path, 1 << 16))
+    if is_torn_magic(data) or version_of(data) in READ_TOO:
+        return None
+    body = next(_bodies(data, path), None)
+    if body is None and len(data) == 1 << 16:
+        body = next(_bodies(memoryview(_content(path)), path), None)  # a very long head
+    if body is None or not is_head(body):
+        return None
     try:
-        data = memoryview(path.read_bytes())
+        return decode_head(body)
+    except msgspec.DecodeError as error:
+        raise _of_another_release(path, error) from None
+
+
+def _content(path: Path, most: int = -1) -> bytes:
+    """Returns a file's content, or at least its first bytes."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(most)
+            return plain(data if most < 0 else data + (file.read() if is_compressed(data) else b""),
+                         path, _remedy(path))
     except FileNotFoundError as error:
         raise InvalidInput(f"journal {path}: {error.strerror}; nothing ran under this name here, "
                            "name another with -j or set TANGRAM_HOME") from None
     except OSError as error:
         raise InvalidInput(f"journal {path}: {error.strerror}") from None
-    if is_torn_magic(data):
-        return  # its writer died before it had written the magic
+
+
+def _bodies(data: memoryview, path: Path) -> Iterator[memoryview]:
+    """Yields the body of each record."""
     version = version_of(data)
     if not version:
-        read_too = ", ".join(map(str, _READ_TOO))
+        read_too = ", ".join(map(str, READ_TOO))
         raise InvalidInput(f"journal {path}: not a journal of version {read_too} or "
                            f"{JOURNAL_VERSION}, by its first 8 bytes. {_remedy(path)}")
     examine = look_unguarded if version == UNGUARDED else look
     for _, body in read_records(data, 8, f"journal {path}", _remedy(path), examine):
-        try:
-            yield from decode_events(body)
-        except msgspec.DecodeError as error:
-            raise InvalidInput(f"journal {path}: this release cannot read it ({error}); use the "
-                               "one that wrote it") from None
+        yield body
 
 
-def version_of(data: Buffer) -> int:
-    """Returns the version that a journal's first bytes tell; 0 if this release cannot read it."""
-    magic = bytes(data[:8])
-    if len(magic) < 8 or (magic[:6], magic[7:]) != (MAGIC[:6], MAGIC[7:]):
-        return 0
-    return magic[6] if magic[6] in (*_READ_TOO, JOURNAL_VERSION) else 0
-
-
-def is_torn_magic(data: Buffer) -> bool:
-    """Returns whether the data is the beginning of a magic, and nothing else."""
-    magic = bytes(data[:8])
-    return len(data) < 8 and MAGIC[:6].startswith(magic[:6]) and (
-        len(magic) < 7 or magic[6] in (*_READ_TOO, JOURNAL_VERSION))
-
-
-def decode_events(body: Buffer) -> list[Event]:
-    """Returns the events of one record.
-
-    Raises:
-        msgspec.DecodeError: Another release wrote it.
-    """
-    events: list[Event] = _read(body)
-    return events
-
-
-def encode_events(events: list[Event]) -> bytes:
-    """Returns events as the body of one record."""
-    return _encoder.encode(events)
+def _of_another_release(path: Path, error: msgspec.DecodeError) -> InvalidInput:
+    return InvalidInput(f"journal {path}: this release cannot read it ({error}); use the one that "
+                        "wrote it")
 
 
 def _remedy(path: Path) -> str:

@@ -13,6 +13,7 @@ result is missing. The names of which that cannot be said are counted in `gone`.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -28,7 +29,20 @@ from ..errors import InvalidInput
 from ..scheduler.placement.placers.placer_registry import make_placer
 from ..scheduler.scheduler import Scheduler
 from . import spool as sp
-from .journal import MAGIC, UNGUARDED, decode_events, is_torn_magic, journals, version_of
+from .journal_format import (
+    COMPRESSED,
+    MAGIC,
+    UNGUARDED,
+    SegmentHead,
+    decode_events,
+    decode_head,
+    is_compressed,
+    is_head,
+    is_torn_magic,
+    plain,
+    version_of,
+)
+from .journal_segments import journals, limits
 from .record_file import look, look_unguarded
 from .record_salvage import Salvage, salvage
 
@@ -104,7 +118,8 @@ class JournalData:
         path: The file.
         report: What is told of it.
         salvage: What can be read of it.
-        commits: Offset and events of each record before the first hole.
+        head: The body of its head; empty for none.
+        commits: Offset and events of each record before the first hole that counts.
         behind: How many events can be read behind the first hole.
         gap: Whether journals before this one are missing, so that its events cannot be used.
     """
@@ -112,6 +127,7 @@ class JournalData:
     path: Path
     report: FileReport
     salvage: Salvage
+    head: bytes = b""
     commits: list[tuple[int, list[ev.Event]]] = field(default_factory=list)
     behind: int = 0
     gap: bool = False
@@ -270,7 +286,16 @@ def read_job_journals(folder: Path) -> list[JournalData]:
             journal.report.problem = (journal.report.problem
                                       or "a journal before this one is missing")
             break
+    count = limits([(journal.path.name, _head_of(journal)) for journal in found])
+    for journal in found:  # what an earlier broker wrote after the next one had read it is unused
+        del journal.commits[count.get(journal.path.name, len(journal.commits)):]
     return found
+
+
+def _head_of(journal: JournalData) -> SegmentHead | None:
+    with suppress(msgspec.DecodeError):
+        return decode_head(journal.head) if journal.head else None
+    return None
 
 
 def read_for_check(path: Path, folder: Path) -> JournalData:
@@ -285,6 +310,8 @@ def read_for_check(path: Path, folder: Path) -> JournalData:
         raise InvalidInput(f"journal {path}: {error.strerror}") from None
     report = FileReport(str(path.relative_to(folder)), len(data))
     found = JournalData(path, report, Salvage())
+    data = _inflated(data, found)
+    corrected = found.salvage.corrected
     if is_torn_magic(data):
         report.version, report.torn = 0, len(data)
         return found
@@ -293,14 +320,19 @@ def read_for_check(path: Path, folder: Path) -> JournalData:
     if not version and not found.salvage.records:
         found.salvage = salvage(data, 8, look_unguarded)
     report.version, report.torn = version or -1, found.salvage.torn
-    report.records, report.damaged_at = len(found.salvage.records), found.salvage.damaged_at
+    if found.salvage.records and is_head(found.salvage.records[0][1]):
+        found.head = bytes(found.salvage.records.pop(0)[1])
+    report.records = len(found.salvage.records)
+    if not report.problem:
+        report.damaged_at = found.salvage.damaged_at
     if not version:
         report.damaged_at = 0
         report.problem = "not a journal of a version that this release reads (first 8 bytes)"
         report.other_release = _is_newer(data)
-    elif report.damaged_at >= 0:
+    elif report.damaged_at >= 0 and not report.problem:
         report.problem = _damage(found.salvage)
     hole = found.salvage.holes[0][0] if found.salvage.holes else len(data)
+    found.salvage.corrected += corrected
     for at, body in found.salvage.records:
         try:
             events = decode_events(body)
@@ -313,6 +345,30 @@ def read_for_check(path: Path, folder: Path) -> JournalData:
         else:
             found.behind += len(events)
     return found
+
+
+def _inflated(data: bytes, found: JournalData) -> bytes:
+    """Returns a journal as it was before it was compressed, if it was. Flipped bits of a compressed
+    one are set right, and the report says so; behind any other damage nothing is read.
+    """
+    report = found.report
+    if not is_compressed(data):
+        return data
+    with suppress(InvalidInput):
+        return plain(data, found.path, "")
+    kept, pieces = salvage(data, len(COMPRESSED)), list[bytes]()
+    hole = kept.holes[0][0] if kept.holes else len(data)
+    for at, body in kept.records:
+        if at < hole:
+            with suppress(zlib.error):
+                pieces.append(zlib.decompress(body))
+    found.salvage.corrected = kept.corrected
+    if not kept.holes and pieces and not pieces[-1]:
+        report.problem = _damage(kept)
+        report.damaged_at = kept.damaged_at
+    else:
+        pieces.append(b"\xff" * 16)  # no record begins like this, so what is missing is a hole
+    return b"".join(pieces)
 
 
 def _is_newer(data: bytes) -> bool:

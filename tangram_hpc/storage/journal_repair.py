@@ -32,8 +32,8 @@ from ..atomic_file import replace_file
 from ..domain import event as ev
 from ..errors import InvalidInput, TangramError
 from . import spool as sp
+from .checkpoint import NAME as CHECKPOINT
 from .folder_lock import SILENT_S, FileLock, FolderLock, holder_of, last_sign
-from .journal import MAGIC, UNGUARDED, encode_events, journals
 from .journal_check import (
     DAMAGED,
     REPAIRS,
@@ -47,6 +47,8 @@ from .journal_check import (
     salvage_segment,
     shown,
 )
+from .journal_format import MAGIC, UNGUARDED, encode_events
+from .journal_segments import journals
 from .record_file import framed
 
 
@@ -184,12 +186,12 @@ def _repair_journals(folder: Path, found: list[JournalData], last: int, replay: 
     Args:
         last: See `_replay_kept`.
     """
+    if last + 1 < len(found) or any(journal.report.problem for journal in found):
+        _set_aside(folder, CHECKPOINT, report)  # it may know events that are not used any more
     for journal in reversed(found[last + 1 :]):  # the newest first: the oldest keep the gap loud
         events = sum(len(e) for _, e in journal.commits) + journal.behind
         report.lost_events += events
-        there = _free(folder, journal.report.name)
-        journal.path.rename(there)
-        report.moved[journal.report.name] = str(there.relative_to(folder))
+        _set_aside(folder, journal.report.name, report)
         report.lines.append(f"{journal.report.name}: its {events} events are not used, since they "
                             "build on events that are lost")
     for number, journal in enumerate(found[: last + 1]):
@@ -201,6 +203,8 @@ def _repair_journals(folder: Path, found: list[JournalData], last: int, replay: 
             bodies += _end_kept(replay, spool, report)
         version = journal.report.version
         magic = MAGIC if version < 0 else MAGIC[:6] + bytes((max(version, UNGUARDED + 1), 0))
+        if journal.head:
+            bodies.insert(0, journal.head)
         _replace(folder, journal.report.name, magic + b"".join(framed(bytes(b)) for b in bodies),
                  report)
         report.corrected += len(journal.salvage.corrected)
@@ -284,6 +288,14 @@ def _free(folder: Path, name: str) -> Path:
         number += 1
         there = place / f"{name.replace('/', '-')}~{number}"
     return there
+
+
+def _set_aside(folder: Path, name: str, report: RepairReport) -> None:
+    """Moves a file, if there is one, into `damaged/`."""
+    if (folder / name).exists():
+        there = _free(folder, name)
+        (folder / name).rename(there)
+        report.moved[name] = str(there.relative_to(folder))
 
 
 def _replace(folder: Path, name: str, data: bytes, report: RepairReport) -> None:

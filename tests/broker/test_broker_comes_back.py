@@ -16,7 +16,7 @@ from tangram_hpc.accounting.record import fold
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import AccessError
 from tangram_hpc.storage.access import read_access
-from tangram_hpc.storage.journal import read_journals
+from tangram_hpc.storage.journal_segments import read_journals
 
 WAIT_S = 60.0
 

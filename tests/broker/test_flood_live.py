@@ -9,7 +9,7 @@ from pathlib import Path
 from tangram_hpc import LocalCluster
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.ids import client_of
-from tangram_hpc.storage.journal import read_journals
+from tangram_hpc.storage.journal_segments import read_journals
 
 FLOOD = """
 import sys

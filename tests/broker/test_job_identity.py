@@ -27,7 +27,7 @@ from tangram_hpc import connect
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.app.broker_location import find_access
 from tangram_hpc.client.client import Client
-from tangram_hpc.storage.journal import read_journals
+from tangram_hpc.storage.journal_segments import read_journals
 
 NAME = "step0/reward/0"
 SQUEUE = '#!/bin/sh\nprintf \'%s\\037%s\\037\\n\' 7 "$PRETEND_SUBMITTED"\n'

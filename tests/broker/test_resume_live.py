@@ -24,7 +24,8 @@ from tangram_hpc import (
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.client.future import Future
 from tangram_hpc.domain import event as ev
-from tangram_hpc.storage.journal import FileJournal, journals, read_journals
+from tangram_hpc.storage.journal import FileJournal
+from tangram_hpc.storage.journal_segments import journals, read_journals
 
 CPUS, COUNT = 2, 16
 

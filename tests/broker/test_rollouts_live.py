@@ -26,7 +26,8 @@ from tangram_hpc.config.settings import load_config
 from tangram_hpc.scheduler.routing.cmlfq import CausalTree
 from tangram_hpc.storage import cmlfq_file
 from tangram_hpc.storage.cmlfq_file import FILES_MAX, TreeFiles, load, save
-from tangram_hpc.storage.journal import read_journal, read_journals
+from tangram_hpc.storage.journal import read_journal
+from tangram_hpc.storage.journal_segments import read_journals
 
 FAKE = {"backend": "fake", "call_s": 0.002}
 POOL = {"buckets": [{"services": ["s0", "s1"], "upto": 1_000, "context_max": 8_000},

@@ -20,7 +20,7 @@ from tangram_hpc.app.restarts import BROKEN_STATUS, WINDOW_S, RestartLimit, cras
 from tangram_hpc.errors import AccessError
 from tangram_hpc.resources import process_tree
 from tangram_hpc.storage.access import read_access
-from tangram_hpc.storage.journal import journals
+from tangram_hpc.storage.journal_segments import journals
 
 DEADLINE_S = 60.0
 # stands in for the broker: it writes the access file, then ends as the test says by a file

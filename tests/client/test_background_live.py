@@ -18,7 +18,7 @@ from tangram_hpc.client.session import Session
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol import message as ms
-from tangram_hpc.storage.journal import read_journals
+from tangram_hpc.storage.journal_segments import read_journals
 
 POLL_S = 0.25
 BURN = "import time\nwhile time.process_time() < 0.3:\n    pass\n"

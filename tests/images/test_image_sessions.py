@@ -17,7 +17,7 @@ from tangram_hpc.accounting.fields import as_json
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.cli import main
 from tangram_hpc.storage.access import Access, mark_ended, write_access
-from tangram_hpc.storage.journal import read_journals
+from tangram_hpc.storage.journal_segments import read_journals
 
 pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed")
 

@@ -14,7 +14,7 @@ from helpers.cluster_parts import environ_of, start_worker
 from tangram_hpc import LocalCluster, SessionLost
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.domain import event as ev
-from tangram_hpc.storage.journal import read_journals
+from tangram_hpc.storage.journal_segments import read_journals
 
 pytestmark = pytest.mark.long  # it waits for the end of an allocation
 

@@ -29,7 +29,8 @@ from tangram_hpc.errors import InvalidInput
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
-from tangram_hpc.storage.journal import FileJournal, journals, next_journal, read_journals
+from tangram_hpc.storage.journal import FileJournal
+from tangram_hpc.storage.journal_segments import journals, next_journal, read_journals
 from tangram_hpc.storage.spool import FileSpool
 
 JOB = "7"

@@ -74,15 +74,17 @@ class JournalOf(Kind):
         rng, records = random.Random(version), RECORDS if version == JOURNAL_VERSION else EARLIER
         self.batches = [[ev.LeaseReleased(rng.randrange(1 << 40), rng.randrange(1 << 20))
                          for _ in range(rng.randrange(1, 4))] for _ in range(records)]
+        heads = [{"epoch": 3, "read": {"journal": 17}}] if version >= 10 else []
+        self.heads = len(heads)
         super().__init__(b"TGJRNL" + bytes((version, 0)),
-                         [msgspec.msgpack.encode(batch) for batch in self.batches],
+                         [msgspec.msgpack.encode(body) for body in (*heads, *self.batches)],
                          without_end if version == 5 else framed)
 
     def read(self, path: Path) -> object:
         return list(read_journal(path))
 
     def prefix(self, records: int) -> object:
-        return [event for batch in self.batches[:records] for event in batch]
+        return [event for batch in self.batches[:max(0, records - self.heads)] for event in batch]
 
 
 class SpoolOf(Kind):

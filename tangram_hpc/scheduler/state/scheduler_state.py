@@ -4,8 +4,9 @@ The handlers (`scheduler/handlers`) are free functions `on_<event>(state, event)
 struct and nothing else. A copy of it (`copy.deepcopy`) is a scheduler of its own: no field refers
 to a function that is bound to another state.
 
-Invariants: the ledger is never replaced, and only `Scheduler.handle` changes it. `plan` changes
-`dirty`, the fields below it and the placer's memory; a replay of the journal restores none of them.
+Invariants: the ledger is replaced only before the first event (`Scheduler.resume`), and only
+`Scheduler.handle` changes it. `plan` changes `dirty`, the fields below it and the placer's memory;
+a replay of the journal restores none of them.
 """
 
 from __future__ import annotations
