@@ -11,8 +11,12 @@ This is the only module of the client that pickles, and it never unpickles.
 
 from __future__ import annotations
 
+import functools
+import io
 import pickle
 import threading
+import types
+from collections import ChainMap
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -23,6 +27,7 @@ from .stored_payloads import StoredPayloads
 
 FUNCTIONS_MAX = 1024  # functions that the cache remembers
 FUNCTION_BYTES_MAX = 32 << 20  # largest size in the store of functions that no open action needs
+_NO_FILE = "<dynamic-code>"  # what cloudpickle writes instead of the name of a file
 _NO_ARGUMENTS = pickle.dumps(((), {}), protocol=5)
 
 
@@ -78,7 +83,7 @@ class FunctionCache:
             try:
                 arguments = pickle.dumps((args, kwargs), protocol=5)
             except (pickle.PicklingError, AttributeError, TypeError):
-                arguments = _cloudpickled((args, kwargs), "arguments")
+                arguments = pickled_by_value((args, kwargs), "arguments")
         with self._lock:
             known = self._known.get(id(function))
             if known is None or known.function is not function:
@@ -104,7 +109,7 @@ class FunctionCache:
                 self._release(uploaded)
 
     def _upload(self, function: Callable[..., Any]) -> UploadedFunction:
-        data = _cloudpickled(function, "function")
+        data = pickled_by_value(function, "function")
         old = self._known.pop(id(function), None)  # a former function that had the same id()
         if old is not None:
             self._evict(old)
@@ -127,10 +132,41 @@ class FunctionCache:
                 self._store.release(known.token.pop())
 
 
-def _cloudpickled(value: Any, field: str) -> bytes:
-    import cloudpickle  # imported here, since only function actions need it
+@functools.cache
+def _pickler_class() -> type[pickle.Pickler]:
+    """cloudpickle's pickler, but code keeps the name of its file. It is made here because only
+    function actions need cloudpickle, whose import takes time."""
+    import cloudpickle
 
+    reducers = cloudpickle.Pickler.dispatch_table
+    reduced = reducers[types.CodeType]
+
+    def code_with_file(code: types.CodeType) -> tuple[Any, ...]:
+        make, parts = reduced(code)
+        return make, tuple(code.co_filename if part == _NO_FILE else part for part in parts)
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # the base has no types
+        dispatch_table = ChainMap({types.CodeType: code_with_file}, reducers)
+
+    return Pickler
+
+
+def pickled_by_value(value: Any, field: str) -> bytes:
+    """Pickles what another process may not be able to import, such as a function of a script. Code
+    keeps the name of its file, by which a traceback finds its lines; from version 3.1.3 on,
+    cloudpickle itself drops it.
+
+    Args:
+        value: what to pickle.
+        field: its name in an error.
+
+    Raises:
+        InvalidInput: it cannot be pickled.
+    """
+    file = io.BytesIO()
+    pickler = _pickler_class()(file)
     try:
-        return bytes(cloudpickle.dumps(value))
+        pickler.dump(value)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise InvalidInput(f"{field}: cannot be pickled ({error})") from None
+    return file.getvalue()

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
+from tangram_hpc.client.functions import pickled_by_value
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.session import SessionSpec
@@ -216,7 +216,7 @@ class Rig:
 
     def begin_function(self, function: Any, *args: Any, pickled: bool = False,
                        **action: Any) -> int:
-        digest = self.store.put(cloudpickle.dumps(function))
+        digest = self.store.put(pickled_by_value(function, "function"))
         call = FunctionCall(digest, pickle.dumps((args, {})), pickled)
         return self.begin(call, Kind.FUNCTION, **action)
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 from helpers.executor_rig import Rig
 
 from tangram_hpc import LocalCluster
+from tangram_hpc.client.functions import pickled_by_value
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol.message import StartAttempt
@@ -36,7 +36,7 @@ class Ahead(Rig):
     def chain(self, function: Any, *arguments: tuple[Any, ...]) -> list[int]:
         """Calls of a function that the runner knows, each prefetched behind the one before; returns
         the leases."""
-        digest, leases, took = self.store.put(cloudpickle.dumps(function)), [], []
+        digest, leases, took = self.store.put(pickled_by_value(function, "function")), [], []
 
         async def give() -> None:
             for args in arguments:
