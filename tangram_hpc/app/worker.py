@@ -49,6 +49,7 @@ from ..storage.rundir import make_scratch
 from ..storage.spill_files import FolderSpillFiles
 from ..storage.store import FolderStore
 from ..transport.socket.asyncsock import SocketLink
+from ..transport.socket.connection import Connection
 from ..transport.socket.dial import probe_broker
 from ..worker.driver import AHEAD, WorkerDriver
 from .access_dial import AccessFileDialer
@@ -309,9 +310,9 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
         told = number
         driver.leave(f"it left: {number.name}")
 
-    def attach(sock: socket.socket) -> None:
+    def attach(connection: Connection) -> None:
         """Goes on over another connection."""
-        link = SocketLink(sock, loop)
+        link = SocketLink(connection.sock, loop, connection.encryption)
         _listen(link, driver, redial)
         driver.rejoin(link)
 
@@ -319,7 +320,8 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         parts = _make_parts(plan, environ, scratch)
-        link = SocketLink(AccessFileDialer(plan.access).dial_patiently(), loop)
+        found = AccessFileDialer(plan.access).dial_patiently()
+        link = SocketLink(found.sock, loop, found.encryption)
         driver = WorkerDriver(access.job, parts.spec, link, LoopTimer(loop), make_executor,
                               ended.set_result, BUSY_GAP_S, secrets.token_hex(16), spill)
         redial = BrokerRedial(plan.access, config.grace_s, driver, attach)

@@ -46,6 +46,7 @@ FACE = ("demo", "hooks", "http_api", "cli")  # users of the public face
 DOORS: dict[str, tuple[str, ...]] = {
     "mpi4py": ("transport/mpi/mpi.py", "doctor/mpi_hello.py"),
     "pyslurm": ("slurm/pyslurm_child.py",),
+    "cryptography": ("transport/socket/certificate.py",),
     "pynvml": ("resources/gpu/nvml.py",),
     "pydantic": ("config/", "simulator/workload.py", "simulator/elastic_runs.py",
                  "libra/simulation/rl_scenario.py", "http_api/"),

@@ -350,9 +350,9 @@ def test_an_unreadable_message_ends_the_members_connection_before_its_payload(
     wait_until_entered(channel, 0)
     channel.begin(PLAN, PARAMS, [])
     one.work()  # from here on a payload is allowed
-    one.link._sock.sendall(HEAD.pack(2, PARAMS.nbytes) + b"\xc1\xc1")
-    one.link._sock.settimeout(60)  # ends a hang
-    assert one.link._sock.recv(1) == b""
+    one.link._connection.send(HEAD.pack(2, PARAMS.nbytes) + b"\xc1\xc1")
+    one.link._connection.sock.settimeout(60)  # ends a hang
+    assert one.link._connection.sock.recv(1) == b""
 
 
 # ---- a coordinator on its own --------------------------------------------------------------------
