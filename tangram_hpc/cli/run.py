@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from .helpers import ids
+from .helpers.printable import printable
 
 
 def add(verbs: Any) -> None:
@@ -74,14 +75,13 @@ def go(args: argparse.Namespace) -> int:
         try:
             result = _patient(future)
         except ActionFailed as error:
-            print(f"tangram: error: {error}", file=sys.stderr)
+            print(f"tangram: error: {printable(str(error), lines=True)}", file=sys.stderr)
             return future.details.exit_code if future.details is not None else error.exit_status
         if result is None:
             print(f"tangram: action {future.id} was cancelled", file=sys.stderr)
             return 128 + signal.SIGINT
     if result.reason:
-        print(f"tangram: action {future.id}: {result.state.value}: {result.reason}",
-              file=sys.stderr)
+        _say_why(future, result)
     return int(result.exit_code)
 
 
@@ -104,9 +104,14 @@ def _on_terminal(client: Any, args: argparse.Namespace, command: list[str]) -> i
         print(f"tangram: action {pty.future.id} was cancelled", file=sys.stderr)
         return 128 + signal.SIGINT
     if result.reason:
-        print(f"tangram: action {pty.future.id}: {result.state.value}: {result.reason}",
-              file=sys.stderr)
+        _say_why(pty.future, result)
     return int(result.exit_code)
+
+
+def _say_why(future: Any, result: Any) -> None:
+    """Prints why the action did not end by itself."""
+    print(f"tangram: action {future.id}: {result.state.value}: {printable(result.reason)}",
+          file=sys.stderr)
 
 
 def _patient(future: Any) -> Any:
