@@ -1,7 +1,7 @@
 """Dials the broker that an access file names, and reads the file anew each time.
 
 A broker that is started again replaces the access file by one with another key and mostly other
-addresses. Who kept what the first file said would never find the new broker.
+addresses. A process that kept the content of the first file would never find the new broker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class AccessFileDialer:
 
     Args:
         path: the access file.
-        address: the broker's address, which stays in force; empty for those in the access file.
+        address: the broker's address, to be used instead of those in the access file; empty for
+            the file's own.
     """
 
     def __init__(self, path: Path, address: str = "") -> None:

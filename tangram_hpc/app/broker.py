@@ -1,8 +1,8 @@
 """Puts a broker together and serves one job, from its config to its end.
 
-It takes the job's folder, replays earlier journals, opens the sockets, writes the access file and
-runs the driver until it ends. Only the broker that holds the folder's lock writes there or removes
-files; after the lock is released, the folder is only read.
+It takes the job's folder, loads the last checkpoint, replays the events since, opens the sockets,
+writes the access file and runs the driver until it ends. Only the broker that holds the folder's
+lock writes there or removes files; after the lock is released, the folder is only read.
 """
 
 from __future__ import annotations

@@ -377,14 +377,14 @@ class Broker:
         self._request_cycle()
 
     def _receive_later(self, peer: Peer, hello: ms.ClientHello) -> None:
-        """Receives the hello of a client again, which came before the workers were back. What
-        clients ask for next, such as a snapshot, may be known to workers alone."""
+        """Receives again the hello of a client that came before the workers were back. The client
+        may ask for something that only workers know, such as a snapshot."""
         if not peer.gone:
             self.receive(peer, hello, None)
 
     def _count(self, peer: Peer) -> bool:
-        """Counts a message of a client, for its next Welcome. Returns False for a connection in
-        whose place the client has another one: there it has sent the message again."""
+        """Counts a message of a client, for its next Welcome. Returns False if the client has
+        another connection by now, on which it has sent the message again."""
         if self._peers.clients.get(peer.client) is not peer:
             return False
         self._peers.counted[peer.client] = self._peers.counted.get(peer.client, 0) + 1
@@ -574,8 +574,8 @@ class Broker:
                 self._refuse(peer, f"a worker may not send {type(message).__name__}")
 
     def _finished(self, node: int, message: ms.Finished, payload: Buffer | None) -> None:
-        """Records the end of a lease. A worker that came back repeats ends which the journal has:
-        then the broker before this one may have missed that the units are free.
+        """Records the end of a lease. A worker that came back repeats ends that the journal has
+        already, because the broker before this one may have missed that the units are free.
         """
         ledger, lease, now = self.scheduler.ledger, message.lease, self._now()
         entry = ledger.leases[lease]

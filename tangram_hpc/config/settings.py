@@ -55,8 +55,8 @@ class Config(BaseModel):
     sync: Literal["none", "batch", "always"] = Field(
         "none", description="durability of the journal: none survives a crash of the broker, batch "
                             "and always survive a crash of its node too")
-    grace_s: float = Field(30.0, ge=0, le=86400, description="seconds for which a lost client may "
-                                                             "stay away")
+    grace_s: float = Field(30.0, ge=0, le=86400, description="seconds for which a lost client, or "
+                                                             "a lost broker, may stay away")
     join_s: float = Field(120.0, gt=0, description="seconds to wait for all expected workers")
     end_margin_s: float = Field(
         60.0, ge=0, le=86400, description="a node lends nothing in the last seconds of its "

@@ -350,7 +350,7 @@ class Fork(ProcessFrame, frozen=True, tag=40):
         number: the number by which worker and fork server know it.
         kind: INIT or RUNNER.
         home: the name of its directory.
-        fresh: whether that directory is to be made; otherwise it is that of a dead process.
+        fresh: whether that directory is to be made; otherwise a dead process has left it.
     """
 
     number: int

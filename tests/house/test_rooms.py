@@ -37,8 +37,8 @@ PLACE = {room: (rank, line, step)
          for line, rooms in enumerate(lines)
          for step, room in enumerate([rooms] if isinstance(rooms, str) else rooms)}
 
-# rooms that lie to the left and may not be seen all the same: models need no MPI, no Slurm, no
-# sockets and no processes
+# packages that lie to the left and still may not be imported: the simulators need no MPI, no Slurm,
+# no sockets and no processes
 BLIND = {(room, adapter) for room in ("simulator", "libra/simulation") for adapter in ADAPTERS}
 FACE = ("demo", "hooks", "http_api", "cli")  # users of the public face
 

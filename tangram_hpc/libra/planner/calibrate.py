@@ -157,7 +157,8 @@ class Calibrator:
         return mixed.factor / uniform.factor if uniform else max(1.0, mixed.factor)
 
     def mixed(self) -> float:
-        """`beside`, pulled towards 1 while there are few samples of mixed plans."""
+        """Returns the result of `beside`, pulled towards 1 while there are few samples of mixed
+        plans."""
         samples = self._tracks[MIXED].samples if MIXED in self._tracks else 0
         return float(self.beside() ** (samples / (samples + _PRIOR)))
 

@@ -199,7 +199,8 @@ class SandboxExecutor:
         return lease not in self._attempts
 
     def _free_behind(self, process: ExecutionProcess, asked: int = 0) -> None:
-        """Gives back the calls that a runner has not begun, except that of the lease `asked`."""
+        """Gives back the calls that a runner has not begun, except the call of the lease
+        `asked`."""
         for lease in reversed(process.take_back()):
             del process.leases[lease], self._attempts[lease]
             if lease != asked:

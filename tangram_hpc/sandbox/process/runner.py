@@ -1,8 +1,8 @@
 """Runs users' functions in this process, one at a time, and reports how they ended.
 
-Besides the client this is the only place that unpickles. Users' code can do anything to this
-process, so its worker trusts it with nothing but the calls that it gave it. How calls are given
-ahead and taken back is told in `protocol/process_frames.py`.
+Only this process and the client unpickle what another process has sent. Users' code can do anything
+to this process, so the worker believes its reports only about the calls that it was given. How
+calls are given ahead and taken back is told in `protocol/process_frames.py`.
 """
 
 from __future__ import annotations

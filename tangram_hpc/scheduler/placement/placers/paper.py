@@ -27,7 +27,7 @@ Waiter = tuple[int, ActionShape]
 
 
 class Paper:
-    """Chooses sizes at the start of actions by the greedy of ARL-Tangram."""
+    """Chooses the size of each action at its start, by the greedy algorithm of ARL-Tangram."""
 
     def __init__(self) -> None:
         self.name = "paper"
