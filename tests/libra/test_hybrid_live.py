@@ -474,7 +474,7 @@ def test_a_coordinator_does_not_count_the_time_in_which_it_was_stopped() -> None
         assert coordinator.states()[0] is R.REQUESTED
     one.say(MemberDone(6, 5, told.order.generation, R.REQUESTED))
     assert one.order().order.stage is R.FETCHING_STATE
-    wait_for_role(coordinator, Role.LOST)  # a real silence is one still
+    wait_for_role(coordinator, Role.LOST)  # a member that is really silent is still lost
     coordinator.close()
 
 

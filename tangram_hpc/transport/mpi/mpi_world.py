@@ -110,9 +110,9 @@ class MpiWorld:
         The rank tells the gateway, waits for its answer as long as its heartbeats come, and
         finalises MPI if that cannot hang.
 
-        Where the launcher ends all ranks together, a silent gateway is not dead, or this rank would
-        be dead, too. Then the rank tells the gateway all the same, and no trainer ends before all
-        of them leave.
+        Under a launcher that ends all ranks together, a gateway that is only silent cannot be dead,
+        because this rank lives. So the rank tells even a silent gateway, and no trainer ends before
+        all of them leave.
         """
         if self.forked:  # the child of a fork must not touch MPI
             return self._leave_child()
