@@ -145,10 +145,10 @@ def _pickler_class() -> type[pickle.Pickler]:
         make, parts = reduced(code)
         return make, tuple(code.co_filename if part == _NO_FILE else part for part in parts)
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # the base has no types
+    class _NamingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # the base has no types
         dispatch_table = ChainMap({types.CodeType: code_with_file}, reducers)
 
-    return Pickler
+    return _NamingPickler
 
 
 def pickled_by_value(value: Any, field: str) -> bytes:
