@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ..errors import AccessError, BrokerUnreachable
 from ..storage.access import Access, read_access
-from ..transport.socket.connection import Connection
 from ..transport.socket.dial import dial, through
+from ..transport.socket.socket_connection import SocketConnection
 
 _PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0  # the first and the longest pause between two attempts
 
@@ -42,7 +42,7 @@ class AccessFileDialer:
             return known
         return replace(known, addresses=(through(self._address, known.addresses),))
 
-    def dial(self) -> Connection:
+    def dial(self) -> SocketConnection:
         """Returns an authenticated, blocking connection.
 
         Raises:
@@ -59,7 +59,7 @@ class AccessFileDialer:
                 raise
             raise BrokerUnreachable(str(error)) from None
 
-    def dial_patiently(self) -> Connection:
+    def dial_patiently(self) -> SocketConnection:
         """Returns a connection as `dial` does, but waits as long as the access file says for a
         broker that is being started again.
 

@@ -22,8 +22,8 @@ from typing import NamedTuple
 from ..errors import AccessError, BrokerUnreachable, TangramError
 from ..protocol.liveness import Patience
 from ..storage.access import read_access
-from ..transport.socket.connection import Connection
 from ..transport.socket.dial import dial
+from ..transport.socket.socket_connection import SocketConnection
 from ..worker.driver import WorkerDriver
 
 # Seconds. An attempt takes less; if one took longer, this process was stopped meanwhile.
@@ -38,7 +38,7 @@ class _Attempt(NamedTuple):
     broker's host did not answer at all.
     """
 
-    connection: Connection | None
+    connection: SocketConnection | None
     problem: str = ""
     ended: bool = False
     shut: bool = False
@@ -60,7 +60,7 @@ class BrokerRedial:
     """
 
     def __init__(self, access: Path, grace_s: float, driver: WorkerDriver,
-                 attach: Callable[[Connection], None]) -> None:
+                 attach: Callable[[SocketConnection], None]) -> None:
         self._access, self._grace_s = access, grace_s
         self._driver, self._attach = driver, attach
         self._task: asyncio.Task[None] | None = None

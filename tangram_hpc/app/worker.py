@@ -49,8 +49,8 @@ from ..storage.rundir import make_scratch
 from ..storage.spill_files import FolderSpillFiles
 from ..storage.store import FolderStore
 from ..transport.socket.asyncsock import SocketLink
-from ..transport.socket.connection import Connection
 from ..transport.socket.dial import probe_broker
+from ..transport.socket.socket_connection import SocketConnection
 from ..worker.driver import AHEAD, WorkerDriver
 from .access_dial import AccessFileDialer
 from .broker_location import await_access
@@ -321,7 +321,7 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
         told = number
         driver.leave(f"it left: {number.name}")
 
-    def attach(connection: Connection) -> None:
+    def attach(connection: SocketConnection) -> None:
         """Goes on over another connection."""
         link = SocketLink(connection.sock, loop, connection.encryption)
         _listen(link, driver, redial)

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from ..errors import TangramError
 from ..protocol.frame import RECEIVE, Buffer
 from .socket.asyncsock import consume
-from .socket.connection import Connection
 from .socket.encryption import Encryption
+from .socket.socket_connection import SocketConnection
 
 _IOV = 512  # buffers of one sendmsg; every kernel takes more
 _ENDED = select.EPOLLHUP | select.EPOLLERR
@@ -46,7 +46,7 @@ class _Pipe:
         self.paused = False
         self.watched = 0
 
-    def connect(self, connection: Connection) -> None:
+    def connect(self, connection: SocketConnection) -> None:
         """Takes a connection, and encrypts what waited for it."""
         self.encryption = connection.encryption
         waiting, self.backlog = self.backlog, deque()
@@ -66,12 +66,12 @@ class SocketPipes:
         dial: returns an authenticated, blocking connection, or raises a TangramError.
     """
 
-    def __init__(self, dial: Callable[[], Connection]) -> None:
+    def __init__(self, dial: Callable[[], SocketConnection]) -> None:
         self._dial = dial
         self._epoll = select.epoll()  # made early: `select` needs a descriptor below 1024
         self._pipes: dict[int, _Pipe] = {}
         self._by_fd: dict[int, _Pipe] = {}
-        self._dialled: deque[tuple[_Pipe, Connection | str]] = deque()
+        self._dialled: deque[tuple[_Pipe, SocketConnection | str]] = deque()
         self._bell_out, self._bell_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._epoll.register(self._bell_out, select.EPOLLIN)
 
@@ -148,7 +148,7 @@ class SocketPipes:
 
     def _try(self, pipe: _Pipe) -> None:
         try:
-            result: Connection | str = self._dial()
+            result: SocketConnection | str = self._dial()
         except (TangramError, OSError) as error:
             result = str(error)
         self._dialled.append((pipe, result))
@@ -157,7 +157,7 @@ class SocketPipes:
         except BlockingIOError:
             pass  # the pipe is full of wake-ups already
 
-    def _settle(self, pipe: _Pipe, result: Connection | str,
+    def _settle(self, pipe: _Pipe, result: SocketConnection | str,
                 events: list[tuple[int, bytes, str]]) -> None:
         current = self._pipes.get(pipe.name) is pipe
         if isinstance(result, str):
@@ -175,7 +175,7 @@ class SocketPipes:
             self._drain(pipe)
 
     @staticmethod
-    def _send_last(pipe: _Pipe, connection: Connection) -> None:
+    def _send_last(pipe: _Pipe, connection: SocketConnection) -> None:
         """Sends the last bytes of a rank that closed its pipe, because the broker needs its Bye."""
         try:
             connection.sock.settimeout(0.5)

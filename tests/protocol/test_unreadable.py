@@ -64,8 +64,8 @@ from tangram_hpc.storage.spool import FileSpool
 from tangram_hpc.storage.store import FolderStore
 from tangram_hpc.transport.socket.bulk_socket import BulkLink
 from tangram_hpc.transport.socket.channel import SocketChannel
-from tangram_hpc.transport.socket.connection import Connection
 from tangram_hpc.transport.socket.dial import dial
+from tangram_hpc.transport.socket.socket_connection import SocketConnection
 
 WORD, BROKEN = b"a-word-to-break", b"\xff\xfe\x80 is not text"
 DEEP = b"\x91" * 5000 + b"\x90"  # arrays in arrays
@@ -591,7 +591,7 @@ def test_an_unreadable_gradient_message_is_a_protocol_error(harm: Any) -> None:
     with here, there:
         there.sendall(gradient_messages.HEAD.pack(len(body), 0) + body)
         with pytest.raises(ProtocolError, match="not in the protocol"):
-            BulkLink(Connection(here)).receive()
+            BulkLink(SocketConnection(here)).receive()
 
 
 def _header() -> Any:

@@ -22,9 +22,9 @@ from ...protocol.gradient_messages import HEAD, AnyMemberMessage, MemberMessage,
 from .address import addresses
 from .asyncsock import HANDSHAKE_S, listen_tcp, tune, unproven_max
 from .certificate import Certificate, address_of, certificate_for
-from .connection import Connection
 from .dial import dial
 from .encryption import Encryption
+from .socket_connection import SocketConnection
 
 
 class BulkLink:
@@ -34,7 +34,7 @@ class BulkLink:
         most: Length of the longest payload that is accepted, bytes; 0 at first.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: SocketConnection) -> None:
         self._connection = connection
         self.most = 0
         self._sending = threading.Lock()
@@ -181,7 +181,7 @@ def hang_up(sock: socket.socket) -> None:
 
 
 def welcome(sock: socket.socket, key: bytes, job: str, certificate: Certificate | None
-            ) -> Connection:
+            ) -> SocketConnection:
     """Runs the listener's half of the handshake: first TLS, then the proof of the key
     (`protocol/auth.py`), within `HANDSHAKE_S` in all.
 
@@ -191,7 +191,7 @@ def welcome(sock: socket.socket, key: bytes, job: str, certificate: Certificate 
     """
     deadline = time.monotonic() + HANDSHAKE_S
     encryption = None if certificate is None else Encryption(certificate.context, listening=True)
-    connection = Connection(sock, encryption)
+    connection = SocketConnection(sock, encryption)
 
     def received(most: int) -> bytes:
         # one deadline for all bytes, or a peer that sends a byte now and then could stay for ever

@@ -20,11 +20,11 @@ from ...protocol import auth
 from ...protocol.frame import RECEIVE
 from ...storage.access import read_access
 from .asyncsock import HANDSHAKE_S, tune
-from .connection import Connection
 from .encryption import Encryption, dialling_context
+from .socket_connection import SocketConnection
 
 
-def dial(addresses: Sequence[str], key: bytes, job: str) -> Connection:
+def dial(addresses: Sequence[str], key: bytes, job: str) -> SocketConnection:
     """Returns an authenticated, blocking connection to the first address that answers.
 
     Args:
@@ -48,7 +48,7 @@ def dial(addresses: Sequence[str], key: bytes, job: str) -> Connection:
             continue
         try:
             sock.settimeout(HANDSHAKE_S)
-            connection = Connection(sock, _encrypted(sock, address))
+            connection = SocketConnection(sock, _encrypted(sock, address))
             prove(connection, key, job)
             sock.settimeout(None)
         except (OSError, AccessError) as error:
@@ -141,7 +141,7 @@ def _encrypted(sock: socket.socket, address: str) -> Encryption | None:
     return encryption
 
 
-def prove(connection: Connection, key: bytes, job: str) -> None:
+def prove(connection: SocketConnection, key: bytes, job: str) -> None:
     """Runs the peer's half of the handshake (`protocol/auth.py`) on a new connection.
 
     Raises:
@@ -158,7 +158,7 @@ def prove(connection: Connection, key: bytes, job: str) -> None:
         raise AccessError(f"the broker of job {job} does not hold our key: not answering it")
 
 
-def _exactly(connection: Connection, size: int, refused: str) -> bytes:
+def _exactly(connection: SocketConnection, size: int, refused: str) -> bytes:
     data, at = bytearray(size), 0
     while at < size:
         got = 0

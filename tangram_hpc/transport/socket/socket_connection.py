@@ -14,7 +14,7 @@ _CHUNK = 16 << 20  # bytes that one system call reads at most
 _SEALED = 1 << 20  # bytes that are encrypted at once
 
 
-class Connection:
+class SocketConnection:
     """One connection. One thread may receive while another one sends.
 
     Attributes:
