@@ -23,6 +23,7 @@ from ..errors import InvalidInput
 from ..protocol import payload as pl
 from ..protocol.allow_list import checked_entries
 from ..protocol.message import INLINE_MAX
+from ..protocol.process_frames import PAYLOAD_MAX
 from ..protocol.reading import reader
 from .command_names import name_of
 
@@ -271,7 +272,23 @@ def utf8(text: str, field: str) -> bytes:
         raise InvalidInput(f"{field}: {text[:40]!r} is not UTF-8") from None
 
 
-def packed(record: msgspec.Struct, texts: str) -> bytes:
+def check_size(size: int, what: str, most: int) -> None:
+    """Checks the size of a payload before anything of it is stored.
+
+    Args:
+        size: in bytes.
+        what: the arguments that it is made of, for the error.
+        most: the most that the action's process on its node takes.
+
+    Raises:
+        InvalidInput: it is too large.
+    """
+    if size > most:
+        raise InvalidInput(f"{what}: {size} bytes are more than one action takes ({most}); write "
+                           "large data into files that the nodes share, and pass their paths")
+
+
+def packed(record: msgspec.Struct, texts: str, most: int = PAYLOAD_MAX) -> bytes:
     """Returns the bytes of an action, a session, a query or a payload.
 
     The bytes are decoded once, as the receiver will do it. A record that the receiver cannot read
@@ -281,13 +298,15 @@ def packed(record: msgspec.Struct, texts: str) -> bytes:
     Args:
         record: the record.
         texts: the arguments that hold texts, for the error.
+        most: the most bytes that may result.
 
     Raises:
-        InvalidInput: a field has the wrong type, a text is not UTF-8, or a number has more than
-            64 bits.
+        InvalidInput: a field has the wrong type, a text is not UTF-8, a number has more than 64
+            bits, or there are too many bytes.
     """
     try:
         data = _encoder.encode(record)
+        check_size(len(data), texts, most)
         _reader(type(record))(data)
     except UnicodeEncodeError as error:
         raise InvalidInput(f"{texts}: {error.object[:40]!r} is not UTF-8") from None
