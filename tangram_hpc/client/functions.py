@@ -82,6 +82,9 @@ class FunctionCache:
         """
         arguments = _NO_ARGUMENTS
         if args or kwargs:
+            # a large argument is refused before it is copied: a GiB takes seconds
+            plain = [one for one in (*args, *kwargs.values()) if type(one) in (bytes, str)]
+            check_size(sum(map(len, plain)), "arguments", PAYLOAD_MAX)
             try:
                 arguments = pickle.dumps((args, kwargs), protocol=5)
             except (pickle.PicklingError, AttributeError, TypeError):

@@ -493,7 +493,7 @@ def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str
     arguments are those of `Client.submit`.
 
     Raises:
-        InvalidInput: an empty command, or a field of the wrong type.
+        InvalidInput: an empty command, a field of the wrong type, or too many bytes.
     """
     if not isinstance(work, Iterable) or isinstance(work, bytes | bytearray | memoryview):
         raise InvalidInput(f"work: {work!r:.60} is neither a list of words, a shell line nor a "
@@ -503,9 +503,10 @@ def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str
     if not (shell.strip() if isinstance(work, str) else argv):
         raise InvalidInput("work: the command is empty")
     kept = kept_output(output_max, keep, stream)
-    raw = raw_files(files)
+    raw, given = raw_files(files), raw_bytes(stdin, "stdin")
+    check_size(sum(map(len, raw.values())) + len(given), "stdin, files", PAYLOAD_MAX)
     call = pl.ExecCall(argv=argv, shell=shell, env=environment(env),
-                       cwd=str(cwd), stdin=raw_bytes(stdin, "stdin"), files=raw, stream=stream,
+                       cwd=str(cwd), stdin=given, files=raw, stream=stream,
                        clean_env=clean_env, output_max=kept,
                        keep=keep, user=user, real_user=real_user)
     return call, name_of(shell, argv)

@@ -17,7 +17,7 @@ import pytest
 import tangram_hpc
 from tangram_hpc import LocalCluster
 from tangram_hpc.broker.store_garbage import StoreGarbage
-from tangram_hpc.client import connection, functions
+from tangram_hpc.client import connection, functions, request
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.storage.store import FolderStore
 
@@ -231,7 +231,7 @@ def test_entries_of_an_expired_client_stay_as_long_as_a_session_of_it_is_open() 
 
 def test_what_is_too_large_for_an_action_is_refused_before_anything_is_stored(
         cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (connection, functions):
+    for module in (connection, functions, request):
         monkeypatch.setattr(module, "PAYLOAD_MAX", MIB)
     monkeypatch.setattr(connection, "CALLS_MAX", MIB)
     large, before = bytes(2 * MIB), entries_of(cluster)
