@@ -126,7 +126,8 @@ class Broker:
         self._payloads: dict[int, Buffer] = {}  # the input payloads of open actions, by action id
         self._cycle_due = False  # a cycle is on the timer
         self._received = 0  # messages since the last cycle
-        self._wake_at = 0  # when the timer will wake the broker for a deadline (epoch ns); 0: never
+        # the deadlines (epoch ns) for which the timer will wake the broker, the nearest last
+        self._wakes: list[int] = []
         self._clients_at = 0  # until when clients wait for workers that are away (epoch ns)
         self.draining = ""
         self.ended = self.over = False
@@ -724,14 +725,18 @@ class Broker:
             self._peers.flush_workers()
 
     def _wake_at_deadline(self) -> None:
-        """Asks the timer for a cycle at the scheduler's next deadline."""
+        """Asks the timer for a cycle at the scheduler's next deadline, unless the timer will wake
+        the broker before. A wake-up cannot be taken back, and a far deadline often comes again
+        after a near one. So all wake-ups are remembered, not only the next.
+        """
         deadline = self.scheduler.next_deadline()
-        if deadline and not (self._wake_at and self._wake_at <= deadline):
-            self._wake_at = deadline
-            self._timer.after(max(0.0, (deadline - self._now()) / 1e9) + 0.001, self._wake)
+        if deadline and not (self._wakes and self._wakes[-1] <= deadline):
+            self._wakes.append(deadline)
+            self._timer.after(max(0.0, (deadline - self._now()) / 1e9) + 0.001,
+                              lambda: self._wake(deadline))
 
-    def _wake(self) -> None:
-        self._wake_at = 0
+    def _wake(self, deadline: int) -> None:
+        self._wakes.remove(deadline)
         self._request_cycle()
 
     def _watch(self) -> None:

@@ -30,8 +30,9 @@ _LOST = "it had ended, but its result was lost with its node"
 
 def result_of(ledger: Ledger, reply: ReplyToClient, n: int) -> ms.ActionResult:
     """Returns the message that tells a client how an action ended; `n` is 1 if a payload follows.
+    The name of a node that was lost long ago is not known any more.
     """
-    node = ledger.nodes[reply.node].spec.name if reply.node else ""
+    node = ledger.nodes[reply.node].spec.name if reply.node in ledger.nodes else ""
     return ms.ActionResult(reply.action, reply.outcome, node, reply.cores, reply.attempt,
                            reply.queue_ns, reply.held_ns, n, reply.grants, reply.route)
 

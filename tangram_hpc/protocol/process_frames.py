@@ -30,6 +30,8 @@ from ..errors import ProtocolError
 from .reading import reader
 
 FRAME_MAX = 512 * 1024 * 1024  # bytes
+# bytes of a call, a function or a result; the rest of a frame is for what surrounds it
+PAYLOAD_MAX = FRAME_MAX - (1 << 20)
 FILE_MAX = 256 * 1024 * 1024  # bytes; the largest file that one FileCall reads
 PACKET_MAX = 64 * 1024  # bytes of one packet to or from the fork server
 TAIL = 4096  # bytes of a function's own output that are kept for its error

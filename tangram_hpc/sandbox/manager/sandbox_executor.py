@@ -29,7 +29,7 @@ from ...protocol.message import (
 )
 from ...protocol.payload import ErrorReturn, FunctionCall, decode, encode, owner_of_result
 from ...protocol.process_frames import (
-    FRAME_MAX,
+    PAYLOAD_MAX,
     RUNNER,
     CreditInput,
     Ended,
@@ -209,9 +209,9 @@ class SandboxExecutor:
     def _fetched(self, attempt: NodeAttempt, data: bytes, why: str) -> None:
         if not self.waits(attempt):
             return
-        if why or len(data) > FRAME_MAX - (1 << 20):
+        if why or len(data) > PAYLOAD_MAX:
             return self._fail(attempt, why or f"payload: {len(data)} bytes exceed the limit of "
-                                       f"{FRAME_MAX - (1 << 20)}")
+                                       f"{PAYLOAD_MAX}")
         attempt.payload = data
         self._admit(attempt)
 

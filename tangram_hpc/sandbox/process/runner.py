@@ -32,8 +32,8 @@ from ...domain.service import pushed_by
 from ...domain.states import ActionState
 from ...protocol.payload import ErrorReturn, FunctionCall, ValueReturn, decode, encode
 from ...protocol.process_frames import (
-    FRAME_MAX,
     OUTPUT,
+    PAYLOAD_MAX,
     RECEIVE,
     TAIL,
     Drop,
@@ -213,7 +213,7 @@ class Runner:
 
             result = asyncio.run(result)
         value = _pack(result, call.pickled)
-        if len(value.data) > FRAME_MAX - (1 << 20):
+        if len(value.data) > PAYLOAD_MAX:
             raise OverflowError(f"a result of {len(value.data)} bytes is too large; return a path")
         return encode(value)
 

@@ -44,6 +44,8 @@ class Paper:
         if placement.openings:
             return placement
         start_unitless(view, placement)
+        for gone in [n for n in self._seen if n not in view.nodes]:
+            del self._seen[gone]
         for node in view.nodes.values():
             revision = (view.ledger.nodes[node.node].revision, view.ledger.revision)
             if self._seen.get(node.node) != revision:
