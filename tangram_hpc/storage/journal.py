@@ -211,7 +211,7 @@ def _content(path: Path, most: int = -1) -> bytes:
         with open(path, "rb") as file:
             data = file.read(most)
             return plain(data if most < 0 else data + (file.read() if is_compressed(data) else b""),
-                         path, _remedy(path))
+                         path, remedy_of(path))
     except FileNotFoundError as error:
         raise InvalidInput(f"journal {path}: {error.strerror}; nothing ran under this name here, "
                            "name another with -j or set TANGRAM_HOME") from None
@@ -225,9 +225,9 @@ def _bodies(data: memoryview, path: Path) -> Iterator[memoryview]:
     if not version:
         read_too = ", ".join(map(str, READ_TOO))
         raise InvalidInput(f"journal {path}: not a journal of version {read_too} or "
-                           f"{JOURNAL_VERSION}, by its first 8 bytes. {_remedy(path)}")
+                           f"{JOURNAL_VERSION}, by its first 8 bytes. {remedy_of(path)}")
     examine = look_unguarded if version == UNGUARDED else look
-    for _, body in read_records(data, 8, f"journal {path}", _remedy(path), examine):
+    for _, body in read_records(data, 8, f"journal {path}", remedy_of(path), examine):
         yield body
 
 
@@ -236,7 +236,7 @@ def _of_another_release(path: Path, error: msgspec.DecodeError) -> InvalidInput:
                         "wrote it")
 
 
-def _remedy(path: Path) -> str:
+def remedy_of(path: Path) -> str:
     """Returns what a person can do about a damaged journal."""
     folder = path.parent
     return (f"Put back a copy of the file; or run `tangram journal repair -j {folder.name}`, which "
