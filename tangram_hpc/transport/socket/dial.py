@@ -7,6 +7,7 @@ nonce and our proof is sent. Every failure is one line that names the address.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Sequence
@@ -92,7 +93,8 @@ def _connect(address: str) -> socket.socket:
             raise
         return sock
     host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not port.isdigit():
+    if scheme != "tcp" or not host or not re.fullmatch(r"[0-9]{1,5}", port) or (
+            int(port) > 65535):
         raise InvalidInput(f"address {address!r}: write unix:PATH or tcp:HOST:PORT")
     return socket.create_connection((host.strip("[]"), int(port)), timeout=HANDSHAKE_S)
 
