@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 TORCH := .venv-torch
 TRL := .venv-trl
 DOCS := .venv-docs
+FUZZ := .venv-fuzz
+FUZZ_S ?= 60
 TORCH_TESTS := $(wildcard tests/services/test_*.py tests/client/test_services_client.py \
   tests/demo/test_demo_mixed.py tests/hooks/test_reference*.py)
 TRL_TESTS := tests/hooks/test_trl_run.py tests/slurm/test_slurm_trl.py
@@ -14,7 +16,7 @@ TRL_TESTS := tests/hooks/test_trl_run.py tests/slurm/test_slurm_trl.py
 # them compiles the package anew: a broker's imports take 1.6 s of CPU then, and 0.5 s without it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install python run test test-long chaos chaos-long trl test-gpu golden golden-update lint docs coverage bench clean system system-long
+.PHONY: install python run test test-long chaos chaos-long trl fuzz test-gpu golden golden-update lint docs coverage bench clean system system-long
 
 install: $(STAMP)
 
@@ -94,6 +96,17 @@ chaos-long: install
 trl: $(TRL)/.installed
 	$(TRL)/bin/python -m pytest -m "long" $(TRL_TESTS)
 
+# Each fuzz target for FUZZ_S seconds, guided by coverage; TARGETS=folder: those with this name. The
+# fuzzer is large and has wheels for few versions of Python: it has a venv of its own.
+$(FUZZ)/.installed: $(STAMP)
+	$(PYTHON) -m venv $(FUZZ)
+	$(FUZZ)/bin/pip install -q --upgrade pip
+	$(FUZZ)/bin/pip install -q -e '.[dev,fuzz]'
+	@touch $@
+
+fuzz: $(FUZZ)/.installed
+	$(FUZZ)/bin/python tests/fuzz/run.py --seconds $(FUZZ_S) $(TARGETS)
+
 # What needs an NVIDIA GPU, in a venv of its own that uses a torch which is there already. Without
 # a GPU torch is not fetched: all is skipped, and the reason printed. GPU_PYTHON=python3 takes an
 # interpreter as it is, where nothing can be fetched.
@@ -147,5 +160,5 @@ bench: install
 
 # tangram_hpc/backends: a checkout from before the regrouping (0053) may hold a built library there.
 clean:
-	rm -rf $(VENV) $(TORCH) $(TRL) $(DOCS) $(GPU_VENV) .vm .beside.log tangram_hpc/sandbox/process/*.so tangram_hpc/backends build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*
+	rm -rf $(VENV) $(TORCH) $(TRL) $(DOCS) $(FUZZ) $(GPU_VENV) .fuzz .vm .beside.log tangram_hpc/sandbox/process/*.so tangram_hpc/backends build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

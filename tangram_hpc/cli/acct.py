@@ -149,7 +149,7 @@ def _comment(job: str, line: str) -> int:
     from ..ports import SlurmRejected, SlurmTransient
     from ..slurm.choice import make_adapter
 
-    if not job.isdigit():
+    if not job.isdecimal():
         raise InvalidInput(f"--jobs: {job!r} is not a Slurm job, so it has no Comment; name the "
                            "number of a Slurm job")
     adapter = make_adapter(load_config(os.environ).slurm, os.environ)

@@ -126,7 +126,7 @@ def _cpus(text: str) -> Any:
     from ..errors import InvalidInput
 
     low, _, high = text.partition("-")
-    if not low.isdigit() or (high and not high.isdigit()):
+    if not low.isdecimal() or (high and not high.isdecimal()):
         raise InvalidInput(f"--cpus-per-task: {text!r} must be a number N or a range N-M")
     return (int(low), int(high)) if high else int(low)
 

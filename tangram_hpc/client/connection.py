@@ -37,6 +37,7 @@ from ..errors import (
     BrokerUnreachable,
     ClientClosed,
     InvalidInput,
+    ProtocolError,
     SessionLost,
     TangramError,
 )
@@ -458,6 +459,10 @@ class Connection:
             self._serve(self._open(first=True))
         except TangramError as error:
             self._fail(error)
+        except BaseException as error:  # no future may wait for a thread that is gone
+            self._fail(BrokerUnreachable(f"job {self.job}: the client's own thread failed "
+                                         f"({error!r:.200}); connect again"))
+            raise
         finally:
             if self._channel is not None:
                 self._channel.close()
@@ -643,7 +648,7 @@ class Connection:
             case ms.QueryReply(request=request):
                 question = self._take_question(request)
                 if question is not None and payload is not None:
-                    question.answer.set_result(json.loads(bytes(payload)))
+                    _answer(question, bytes(payload))
             case ms.Pong(stamp=received):
                 with self._lock:
                     self._unconfirmed.confirm(received)
@@ -694,6 +699,15 @@ class Connection:
             session.on_down(str(error), error=error)
         for question in questions:
             question.answer.set_exception(error)
+
+
+def _answer(question: _Question, payload: bytes) -> None:
+    try:
+        told = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        question.answer.set_exception(ProtocolError(f"the broker's answer is not JSON ({error})"))
+    else:
+        question.answer.set_result(told)
 
 
 class _Forgotten(BrokerUnreachable):

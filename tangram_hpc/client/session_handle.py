@@ -68,5 +68,5 @@ def read_handle(handle: SessionHandle | str | None, name: str, token: str) -> Se
     try:
         known = json.loads(handle)
         return SessionHandle(known["name"], known["token"], str(known.get("job", "")))
-    except (TypeError, KeyError, ValueError, AttributeError):
+    except (TypeError, KeyError, ValueError, AttributeError, RecursionError):
         raise InvalidInput("handle: it is neither a SessionHandle nor the text of one") from None

@@ -321,7 +321,7 @@ def _parsed(text: str, path: Path, what: str) -> dict[str, Any]:
     try:
         table: dict[str, Any] = tomllib.loads(text)
         return table
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number too long, too deep a table
         raise InvalidInput(f"{what} {path}: {error}") from None
 
 

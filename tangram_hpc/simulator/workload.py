@@ -259,6 +259,6 @@ def _text(path: Path) -> str:
 def _json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{where}: {error}") from None
 

@@ -14,6 +14,8 @@ import stat
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from ..atomic_file import replace_file
 from ..errors import AccessError
 
@@ -69,7 +71,7 @@ def read_access(path: Path) -> Access:
     """
     try:
         info = os.stat(path)
-        text = path.read_text()
+        text = path.read_bytes()
     except OSError as error:
         raise AccessError(f"access file {path}: {error.strerror}; is the job running, and does "
                           "TANGRAM_ACCESS name its file?") from None
@@ -86,8 +88,6 @@ def read_access(path: Path) -> Access:
         if fields["ended"]:
             raise AccessError(f"access file {path}: job {fields['job']} has ended at "
                               f"{fields['ended']}; start a new one")
-        return Access(fields["job"], tuple(fields["addresses"]), bytes.fromhex(fields["key"]),
-                      fields["store"], fields["host"], fields["pid"],
-                      fields.get("back_within_s", 0.0))
-    except (ValueError, KeyError, TypeError) as error:
+        return msgspec.convert({**fields, "key": bytes.fromhex(fields["key"])}, Access)
+    except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
         raise AccessError(f"access file {path}: not an access file ({error!r})") from None

@@ -195,7 +195,7 @@ def holder_of(folder: Path) -> FolderOwner | None:
         fields = json.loads(_read(_path(folder, found[-1])))
         return FolderOwner(str(fields["host"]), int(fields["pid"]), str(fields["since"]),
                            int(fields["restarts"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 
@@ -212,7 +212,7 @@ def last_sign(folder: Path) -> int:
 def _epochs(folder: Path) -> list[int]:
     """Returns the numbers of a folder's epochs, oldest first."""
     return sorted(int(path.name[len(_PREFIX):]) for path in folder.glob(f"{_PREFIX}*")
-                  if path.name[len(_PREFIX):].isdigit())
+                  if path.name[len(_PREFIX):].isdecimal())
 
 
 def _path(folder: Path, number: int) -> Path:

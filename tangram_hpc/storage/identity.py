@@ -50,7 +50,7 @@ def read_starts(folder: Path) -> list[JobStart]:
             return []
         return [JobStart(str(record["cluster"]), str(record["job"]), int(at), int(count))
                 for at, count in record["starts"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return []
 
 

@@ -215,7 +215,7 @@ def _content(path: Path, whole: bool = True) -> bytes:
         with open(path, "rb") as file:
             data = file.read(-1 if whole else 2 * _BEGINNING)
         if is_compressed(data):
-            return plain(data, path, _remedy(path), whole)
+            return plain(data, path, remedy_of(path), whole)
         return data if whole else data[:_BEGINNING]
     except FileNotFoundError as error:
         raise InvalidInput(f"journal {path}: {error.strerror}; nothing ran under this name here, "
@@ -230,9 +230,9 @@ def _bodies(data: memoryview, path: Path) -> Iterator[memoryview]:
     if not version:
         read_too = ", ".join(map(str, READ_TOO))
         raise InvalidInput(f"journal {path}: not a journal of version {read_too} or "
-                           f"{JOURNAL_VERSION}, by its first 8 bytes. {_remedy(path)}")
+                           f"{JOURNAL_VERSION}, by its first 8 bytes. {remedy_of(path)}")
     examine = look_unguarded if version == UNGUARDED else look
-    for _, body in read_records(data, 8, f"journal {path}", _remedy(path), examine):
+    for _, body in read_records(data, 8, f"journal {path}", remedy_of(path), examine):
         yield body
 
 
@@ -241,7 +241,7 @@ def _of_another_release(path: Path, error: msgspec.DecodeError) -> InvalidInput:
                         "wrote it")
 
 
-def _remedy(path: Path) -> str:
+def remedy_of(path: Path) -> str:
     """Returns what a person can do about a damaged journal."""
     folder = path.parent
     return (f"Put back a copy of the file; or run `tangram journal repair -j {folder.name}`, which "

@@ -12,6 +12,7 @@ that its result is missing. All other names without a result are counted in `gon
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
 from collections.abc import Iterator
@@ -42,8 +43,8 @@ from .journal_format import (
     plain,
     version_of,
 )
-from .journal_segments import journals, limits
-from .record_file import look, look_unguarded
+from .journal_segments import absent, journals, limits, shortfall
+from .record_file import Found, look, look_unguarded
 from .record_salvage import Salvage, salvage
 
 DAMAGED = "damaged"  # the folder into which a repair moves files, in the job's folder
@@ -122,6 +123,7 @@ class JournalData:
         commits: Offset and events of each record before the first hole that counts.
         behind: How many events can be read behind the first hole.
         gap: Whether journals before this one are missing, so that its events cannot be used.
+        cut: Whether records at its end are missing, so that nothing behind it can be used.
     """
 
     path: Path
@@ -131,6 +133,7 @@ class JournalData:
     commits: list[tuple[int, list[ev.Event]]] = field(default_factory=list)
     behind: int = 0
     gap: bool = False
+    cut: bool = False
 
 
 @dataclass
@@ -258,7 +261,7 @@ def accepted_names(folder: Path) -> set[str]:
     found: set[str] = set()
     with suppress(FileNotFoundError):
         for line in (folder / DAMAGED / REPAIRS).read_text().splitlines():
-            with suppress(ValueError):
+            with suppress(ValueError, TypeError, AttributeError, RecursionError):
                 found.update(json.loads(line).get("unseen", ()))
     return found
 
@@ -282,15 +285,31 @@ def read_job_journals(folder: Path) -> list[JournalData]:
     """Reads all journals of a job, as far as each can be read; oldest first."""
     found = [read_for_check(path, folder) for path in journals(folder)]
     for number, journal in enumerate(found):
-        if int(journal.path.name[8:] or 0) != number:
+        if absent([journal.path for journal in found[: number + 1]]):
             journal.gap = True
             journal.report.problem = (journal.report.problem
                                       or "a journal before this one is missing")
             break
-    count = limits([(journal.path.name, _head_of(journal)) for journal in found])
-    for journal in found:  # what an earlier broker wrote after the next one had read it is unused
-        del journal.commits[count.get(journal.path.name, len(journal.commits)):]
+    # a head tells only what the heads before it do not, so one behind a lost head tells too little
+    usable = list(itertools.takewhile(lambda journal: not _lacks_head(journal), found))
+    count = limits([(journal.path.name, _head_of(journal)) for journal in usable])
+    for journal in usable:
+        limit, report = count.get(journal.path.name, -1), journal.report
+        if limit < 0:
+            continue
+        if not journal.salvage.holes and not report.other_release and (
+                why := shortfall(len(journal.commits), limit)):
+            journal.cut, report.problem = True, report.problem or why
+        # what an earlier broker wrote after the next one had read it is unused
+        del journal.commits[limit:]
     return found
+
+
+def _lacks_head(journal: JournalData) -> bool:
+    """Returns whether the head of this segment, or of one before it, is lost."""
+    holes = journal.salvage.holes
+    return journal.gap or journal.report.version == -1 or bool(
+        holes and holes[0][0] == len(MAGIC) and not journal.head)
 
 
 def _head_of(journal: JournalData) -> SegmentHead | None:
@@ -322,7 +341,12 @@ def read_for_check(path: Path, folder: Path) -> JournalData:
         found.salvage = salvage(data, 8, look_unguarded)
     report.version, report.torn = version or -1, found.salvage.torn
     if found.salvage.records and is_head(found.salvage.records[0][1]):
-        found.head = bytes(found.salvage.records.pop(0)[1])
+        at, body = found.salvage.records.pop(0)
+        found.head = bytes(body)
+        try:
+            decode_head(body)
+        except msgspec.DecodeError as error:
+            _cannot_read(report, at, error)
     report.records = len(found.salvage.records)
     if not report.problem:
         report.damaged_at = found.salvage.damaged_at
@@ -338,7 +362,8 @@ def read_for_check(path: Path, folder: Path) -> JournalData:
         try:
             events = decode_events(body)
         except msgspec.DecodeError as error:
-            _cannot_read(report, at, error)
+            if version:
+                _cannot_read(report, at, error)
             break
         report.events += len(events)
         if at < hole:
@@ -354,7 +379,10 @@ def _inflated(data: bytes, found: JournalData) -> bytes:
     """
     report = found.report
     if not is_compressed(data):
-        return data
+        if version_of(data) or not _goes_on_compressed(data):
+            return data
+        data = COMPRESSED + data[len(COMPRESSED):]
+        report.problem, report.damaged_at = "damaged at byte 0: a repair sets it right", 0
     with suppress(InvalidInput):
         return plain(data, found.path, "")
     kept, pieces = salvage(data, len(COMPRESSED)), list[bytes]()
@@ -365,11 +393,19 @@ def _inflated(data: bytes, found: JournalData) -> bytes:
                 pieces.append(zlib.decompress(body))
     found.salvage.corrected = kept.corrected
     if not kept.holes and pieces and not pieces[-1]:
-        report.problem = _damage(kept)
-        report.damaged_at = kept.damaged_at
+        report.problem = report.problem or _damage(kept)
+        report.damaged_at = kept.damaged_at if report.damaged_at < 0 else 0
     else:
         pieces.append(b"\xff" * 16)  # no record begins like this, so what is missing is a hole
     return b"".join(pieces)
+
+
+def _goes_on_compressed(data: bytes) -> bool:
+    """Returns whether a compressed segment follows the first 8 bytes, whatever these are."""
+    found, body, _ = look(memoryview(data), len(COMPRESSED))
+    with suppress(zlib.error):
+        return found is Found.WHOLE and zlib.decompress(body)[:6] == MAGIC[:6]
+    return False
 
 
 def _is_newer(data: bytes) -> bool:
@@ -402,7 +438,7 @@ def replay_all(found: list[JournalData]) -> NamedWorkReplay:
                     journal.report.problem = f"the record at byte {at} cannot be applied: {error}"
                     journal.report.damaged_at = at
                 return replay
-        if journal.salvage.holes or journal.report.version == -1:
+        if journal.salvage.holes or journal.cut or journal.report.version == -1:
             return replay
     return replay
 
@@ -418,7 +454,7 @@ def read_spool(folder: Path) -> SpoolData:
     """
     found, place = SpoolData(), folder / "once"
     with suppress(FileNotFoundError):
-        found.numbers = sorted(int(p.name) for p in place.iterdir() if p.name.isdigit())
+        found.numbers = sorted(int(p.name) for p in place.iterdir() if p.name.isdecimal())
     if found.numbers:
         there = set(found.numbers)
         found.missing = [n for n in range(found.numbers[0], found.numbers[-1]) if n not in there]

@@ -174,7 +174,8 @@ def _replay_kept(found: list[JournalData]) -> tuple[NamedWorkReplay, int]:
                 journal.behind += sum(len(e) for _, e in journal.commits[n:])
                 del journal.commits[n:]
                 return _replay_kept(found[:number + 1])[0], number
-        if journal.salvage.holes or (journal.report.version < 0 and not journal.commits):
+        if journal.salvage.holes or journal.cut or (
+                journal.report.version < 0 and not journal.commits):
             return replay, number
     return replay, len(found)
 

@@ -9,6 +9,9 @@ A broker that was stopped between its check and its write, and is continued afte
 read the journals, still adds to its own segment or begins one. Nobody may ever use that. So the
 head of each segment says which broker writes it, and how many records that broker has read of each
 segment before. `limits` says what follows from all heads.
+
+These numbers also show when something is missing: a whole segment, or records at the end of one
+that is over, which no checksum shows. Of the last segment nobody has said how many there are.
 """
 
 from __future__ import annotations
@@ -19,14 +22,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..domain.event import Event
-from .journal import read_commits, read_head, read_journal
+from ..errors import InvalidInput
+from .journal import read_commits, read_head, read_journal, remedy_of
 from .journal_format import SegmentHead, beginning
 
 
 def journals(folder: Path) -> list[Path]:
     """Returns the segments of a job's journal, oldest first."""
     found = [(_number(p.name), p) for p in folder.glob("journal*")
-             if p.name == "journal" or (p.name[7:8] == "-" and p.name[8:].isdigit())]
+             if p.name == "journal" or (p.name[7:8] == "-" and p.name[8:].isdecimal())]
     return [path for _, path in sorted(found)]
 
 
@@ -80,6 +84,30 @@ def limits(heads: Sequence[tuple[str, SegmentHead | None]]) -> dict[str, int]:
     return found
 
 
+def absent(paths: Sequence[Path]) -> str:
+    """Returns the name of the first segment that is not there although a later one is; empty if
+    there is none.
+    """
+    for number, path in enumerate(paths):
+        if _number(path.name) != number:
+            return f"journal-{number}" if number else "journal"
+    return ""
+
+
+def shortfall(records: int, limit: int) -> str:
+    """Returns why a segment that is over is not whole; empty if it has the records that a later
+    segment tells of.
+
+    Args:
+        records: how many there are.
+        limit: how many count, as `limits` says; -1 for all.
+    """
+    if records >= limit:
+        return ""
+    return (f"it was cut off: {limit - records} of the {limit} records are missing that a later "
+            "broker has read of it")
+
+
 class JobJournal:
     """All segments of a job's journal, as they are now.
 
@@ -93,11 +121,14 @@ class JobJournal:
         read: how many records were read of each segment, once `events` has come to its end.
 
     Raises:
-        InvalidInput: A segment cannot be read; see `journal.read_journal`.
+        InvalidInput: A segment is missing or cannot be read; see `journal.read_journal`.
     """
 
     def __init__(self, folder: Path) -> None:
         self.paths = journals(folder)
+        if name := absent(self.paths):
+            raise InvalidInput(f"journal {folder / name}: it is missing, and later events build on "
+                               f"it. {remedy_of(folder / name)}")
         self.heads = {path.name: read_head(path) for path in self.paths}
         self.limits = limits(list(self.heads.items()))
         self.read: dict[str, int] = {}
@@ -109,7 +140,7 @@ class JobJournal:
             first: the name of the segment to begin with; empty for the oldest.
 
         Raises:
-            InvalidInput: A segment cannot be read; see `journal.read_journal`.
+            InvalidInput: A segment was cut off or cannot be read; see `journal.read_journal`.
         """
         names = [path.name for path in self.paths]
         for path in self.paths[names.index(first) if first else 0 :]:
@@ -119,6 +150,8 @@ class JobJournal:
                 yield from events
                 if self.read[path.name] == limit:
                     break
+            if why := shortfall(self.read[path.name], limit):
+                raise InvalidInput(f"journal {path}: {why}. {remedy_of(path)}")
 
     def next_head(self, epoch: int) -> SegmentHead:
         """Returns the head of the segment that a broker begins now, after it has read the events.
@@ -133,11 +166,15 @@ class JobJournal:
 
 
 def begin_next(folder: Path, head: SegmentHead) -> Path:
-    """Begins the next segment of this job, whatever another broker begins meanwhile.
+    """Begins the next segment of this job, whatever another broker begins meanwhile. The segments
+    of which its head tells are on the disk before.
 
     Raises:
         OSError: The file cannot be made.
     """
+    for name in head.read:
+        with open(folder / name, "rb") as file:
+            os.fsync(file.fileno())
     while not begin_segment(path := next_journal(folder), head):
         pass
     return path

@@ -90,6 +90,7 @@ class SecretsFile:
             if fields["format"] != FORMAT:
                 raise ValueError
             return {str(name): str(value) for name, value in fields["secrets"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError):  # never shows what is in it
+        except (ValueError, KeyError, TypeError, AttributeError,
+                RecursionError):  # never shows what is in it
             raise InvalidInput(f"secrets: {self._path} is no file of secrets; remove it and give "
                                "the values again") from None

@@ -74,7 +74,7 @@ class FileSpool:
         self._readers: dict[int, int] = {}  # segment -> file descriptor for reading
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            old = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+            old = sorted(int(p.name) for p in folder.iterdir() if p.name.isdecimal())
             for number in old:
                 self._index(number)
             self._begin(old[-1] + 1 if old else 0)

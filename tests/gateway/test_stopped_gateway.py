@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.gateway_rig import Rig
 from helpers.slurm_site import Site
-from test_mpi import Rig
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.protocol import relay

@@ -96,12 +96,13 @@ class BrokerRig:
     every message."""
 
     def __init__(self, placer: str = "elastic", check: bool = True, spool: Any = None,
-                 spill: Any = None, **settings: Any) -> None:
+                 spill: Any = None, scheduler: Scheduler | None = None, **settings: Any
+                 ) -> None:
         self.now, self._check = 1_000 * S, check
         self._timers: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
         self.journal = _Journal()
-        self.scheduler = Scheduler(make_placer(placer))
+        self.scheduler = scheduler or Scheduler(make_placer(placer))
         self.broker = Broker(self.scheduler, self.journal, self, self,
                              Settings("j", "/nowhere", **settings), lambda: None, spool,
                              **({} if spill is None else {"spill": spill}))

@@ -55,7 +55,7 @@ def test_public_names_have_docstrings() -> None:
 
 
 SKIPPED = {".git", ".venv", ".venv-torch", ".venv-gpu", ".venv-docs", ".venv-trl", ".vm",
-           ".hypothesis", "__pycache__", ".mypy_cache", ".ruff_cache"}
+           ".venv-fuzz", ".fuzz", ".hypothesis", "__pycache__", ".mypy_cache", ".ruff_cache"}
 
 
 def test_no_file_names_machines_or_registries() -> None:

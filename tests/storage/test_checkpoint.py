@@ -8,22 +8,21 @@ import io
 import os
 import pickle
 import random
-from collections import deque
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from golden.story import Story
+from helpers.job_folder import ReplayedJob, facts
 
 from tangram_hpc.domain import event as ev
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
 from tangram_hpc.storage import checkpoint
-from tangram_hpc.storage.checkpoint import NAME, Checkpoints, load
+from tangram_hpc.storage.checkpoint import NAME
 from tangram_hpc.storage.journal import FileJournal, read_head
 from tangram_hpc.storage.journal_format import (
     SegmentHead,
@@ -37,66 +36,8 @@ PLACERS = [("elastic", 6), ("elastic", 46), ("paper", 59), ("fcfs:4", 2), ("firs
            ("static:1", 6)]
 
 
-def facts(value: Any, within: tuple[int, ...] = ()) -> Any:
-    """What a value holds, in its order; a value inside itself is not looked into again."""
-    if value is None or isinstance(value, int | str | bytes | float | Enum):
-        return value
-    if id(value) in within:
-        return "itself"
-    within = (*within, id(value))
-    if isinstance(value, dict):
-        return [(facts(k, within), facts(v, within)) for k, v in value.items()]
-    if isinstance(value, list | tuple | deque | set):
-        return [facts(v, within) for v in value]
-    names = [*getattr(value, "__dict__", ()),
-             *(n for c in type(value).__mro__ for n in getattr(c, "__slots__", ()))]
-    names += getattr(value, "__struct_fields__", ())
-    return type(value).__name__, [(n, facts(getattr(value, n), within)) for n in names
-                                  if hasattr(value, n)]
-
-
 def new_scheduler(placer: str = "elastic") -> Scheduler:
     return Scheduler(make_placer(placer), 0)
-
-
-class Job:
-    """A job's folder, and brokers that do nothing but handle the events of a story."""
-
-    def __init__(self, folder: Path, events: list[ev.Event], placer: str) -> None:
-        self.folder, self.events, self.placer, self.epoch = folder, events, placer, 0
-
-    def begin(self) -> None:
-        """A broker begins, as `app/broker.py` does it."""
-        self.scheduler, self.epoch = new_scheduler(self.placer), self.epoch + 1
-        journal = JobJournal(self.folder)
-        found, self.replayed, kept, segment = load(self.folder, journal), 0, 0, ""
-        if found is not None:
-            ledger, segment, kept = found
-            self.scheduler.resume(ledger)
-        for event in journal.events(segment):
-            self.scheduler.handle(event)
-            self.replayed += 1
-        self.handled = kept + self.replayed
-        head = journal.next_head(self.epoch)
-        self.journal = FileJournal(begin_next(self.folder, head), "none", lambda call: call())
-        self.checkpoints = Checkpoints(self.folder, self.journal, head, kept, self.replayed)
-
-    def handle(self, upto: int) -> list[Any]:
-        """Handles the next events of the story; returns all decisions."""
-        told = []
-        while self.handled < upto:
-            few = self.events[self.handled : min(upto, self.handled + 7)]
-            self.journal.append(few)
-            for event in few:
-                told += self.scheduler.handle(event)
-            self.handled += len(few)
-            self.journal.commit(lambda: None)
-            self.checkpoints.look(self.scheduler.ledger)
-        return told
-
-    def end(self) -> None:
-        self.checkpoints.close()
-        self.journal.close()
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +52,7 @@ def test_a_broker_with_a_checkpoint_goes_on_as_one_that_was_never_away(
         tmp_path: Path, placer: str, seed: int) -> None:
     events = Story(placer, seed, with_prior=True).play(300).events
     rng, never_away = random.Random(seed), new_scheduler(placer)
-    job, at, fewer = Job(tmp_path, events, placer), 0, 0
+    job, at, fewer = ReplayedJob(tmp_path, events, placer), 0, 0
     while at < len(events):
         job.begin()
         assert job.handled == at
@@ -132,10 +73,10 @@ def test_a_broker_with_a_checkpoint_goes_on_as_one_that_was_never_away(
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path) -> ReplayedJob:
     """A job of 300 events with some checkpoints, whose broker has ended."""
     events = Story("elastic", 6, with_prior=True).play(300).events[:300]
-    job = Job(tmp_path, events, "elastic")
+    job = ReplayedJob(tmp_path, events, "elastic")
     for upto in (100, 200, 290, 300):
         job.begin()
         job.handle(upto)
@@ -144,15 +85,15 @@ def job(tmp_path: Path) -> Job:
     return job
 
 
-def replays_all(job: Job) -> bool:
+def replays_all(job: ReplayedJob) -> bool:
     job.begin()
     job.end()
     assert job.handled == len(job.events)
     return job.replayed == len(job.events)
 
 
-def test_a_damaged_checkpoint_is_told_and_not_used(job: Job, capsys: pytest.CaptureFixture[str]
-                                                   ) -> None:
+def test_a_damaged_checkpoint_is_told_and_not_used(
+        job: ReplayedJob, capsys: pytest.CaptureFixture[str]) -> None:
     path, rng = job.folder / NAME, random.Random(1)
     whole = path.read_bytes()
     for _ in range(40):
@@ -168,7 +109,7 @@ def test_a_damaged_checkpoint_is_told_and_not_used(job: Job, capsys: pytest.Capt
     assert not replays_all(job)
 
 
-def test_a_checkpoint_of_other_sources_is_not_used(job: Job, monkeypatch: pytest.MonkeyPatch
+def test_a_checkpoint_of_other_sources_is_not_used(job: ReplayedJob, monkeypatch: pytest.MonkeyPatch
                                                    ) -> None:
     monkeypatch.setattr(checkpoint, "sources", lambda: "other")
     assert replays_all(job)
@@ -185,7 +126,7 @@ def test_a_checkpoint_cannot_name_what_is_no_part_of_a_ledger() -> None:
                 io.BytesIO(pickle.dumps(evil))).load()
 
 
-def test_a_compressed_segment_is_whole_or_an_error(job: Job) -> None:
+def test_a_compressed_segment_is_whole_or_an_error(job: ReplayedJob) -> None:
     path = next(p for p in journals(job.folder) if is_compressed(p.read_bytes()))
     whole, events, rng = path.read_bytes(), job.events, random.Random(2)
     cases = [whole[:n] for n in range(0, len(whole), 7)]
@@ -227,7 +168,7 @@ def late(folder: Path, head: SegmentHead) -> None:
 
 def test_what_a_superseded_broker_adds_counts_for_nobody(tmp_path: Path) -> None:
     events = Story("elastic", 6, with_prior=True).play(300).events[:50]
-    job = Job(tmp_path, events, "elastic")
+    job = ReplayedJob(tmp_path, events, "elastic")
     job.begin()
     job.handle(30)
     old = job.journal
@@ -247,7 +188,7 @@ def test_what_a_superseded_broker_adds_counts_for_nobody(tmp_path: Path) -> None
 
 def test_a_segment_that_the_next_broker_has_not_seen_counts_for_nobody(tmp_path: Path) -> None:
     events = Story("elastic", 6, with_prior=True).play(300).events[:40]
-    job = Job(tmp_path, events, "elastic")
+    job = ReplayedJob(tmp_path, events, "elastic")
     job.begin()
     job.handle(30)
     seen = JobJournal(tmp_path)
@@ -261,7 +202,7 @@ def test_a_segment_that_the_next_broker_has_not_seen_counts_for_nobody(tmp_path:
 
 def test_a_folder_that_lost_its_epochs_loses_no_events(tmp_path: Path) -> None:
     events = Story("elastic", 6, with_prior=True).play(300).events[:40]
-    job = Job(tmp_path, events, "elastic")
+    job = ReplayedJob(tmp_path, events, "elastic")
     job.epoch = 7
     job.begin()
     job.handle(30)

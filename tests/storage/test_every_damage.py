@@ -1,8 +1,10 @@
-"""Every truncation and every single-bit flip of a journal and of a spool of some hundred records.
+"""Every truncation and every single-bit flip of a journal and of a spool of some hundred records,
+of a segment that is over, plain and compressed, and of a checkpoint.
 
 Each damaged file is read by the reader that a broker uses. What it gives is one of these:
 
-- whole: all that was written (or, of a truncation between two records, all before the cut);
+- whole: all that was written (or, of a truncation between two records of a file that may still
+  grow, all before the cut);
 - torn: everything that was written completely before a truncation inside a record;
 - loud: an error;
 - silent: anything else. There may be none.
@@ -21,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from helpers.job_folder import ReplayedJob, facts, frequent_checkpoints, named_work
 
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.event import JOURNAL_VERSION
@@ -28,7 +31,10 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.protocol import message as ms
+from tangram_hpc.storage.checkpoint import NAME as CHECKPOINT
 from tangram_hpc.storage.journal import read_journal
+from tangram_hpc.storage.journal_format import COMPRESSED, SegmentHead, compressed
+from tangram_hpc.storage.journal_segments import JobJournal, begin_segment
 from tangram_hpc.storage.record_file import framed, look, look_unguarded
 from tangram_hpc.storage.record_salvage import salvage
 from tangram_hpc.storage.spool import MAGIC, FileSpool
@@ -52,8 +58,11 @@ class Kind:
     Attributes:
         data: The file.
         ends: The offset behind the head of the file, and behind each record.
-        prefixes: For each of these, what is read of a file that ends there.
+        file: Its name.
+        over: Whether something says how much was written to it, so that no truncation is torn.
     """
+
+    file, over = "0", False
 
     def __init__(self, head: bytes, bodies: list[bytes], frame: Frame) -> None:
         self.data, self.ends = head, [len(head)]
@@ -74,7 +83,7 @@ class JournalOf(Kind):
         rng, records = random.Random(version), RECORDS if version == JOURNAL_VERSION else EARLIER
         self.batches = [[ev.LeaseReleased(rng.randrange(1 << 40), rng.randrange(1 << 20))
                          for _ in range(rng.randrange(1, 4))] for _ in range(records)]
-        heads = [{"epoch": 3, "read": {"journal": 17}}] if version >= 10 else []
+        heads = [{"epoch": 3, "read": {"one-before": 17}}] if version >= 10 else []
         self.heads = len(heads)
         super().__init__(b"TGJRNL" + bytes((version, 0)),
                          [msgspec.msgpack.encode(body) for body in (*heads, *self.batches)],
@@ -85,6 +94,54 @@ class JournalOf(Kind):
 
     def prefix(self, records: int) -> object:
         return [event for batch in self.batches[:max(0, records - self.heads)] for event in batch]
+
+
+class SegmentThatIsOver(JournalOf):
+    """A segment to which nothing is written any more, as the head of the next one tells."""
+
+    file, over = "journal", True
+
+    def __init__(self, small: bool) -> None:
+        super().__init__(JOURNAL_VERSION)
+        if small:
+            packed = compressed(self.data)
+            self.head, self.data, self.ends = len(COMPRESSED), packed, [len(COMPRESSED)]
+            while self.ends[-1] < len(packed):
+                self.ends.append(look(memoryview(packed), self.ends[-1])[2])
+
+    def read(self, path: Path) -> object:
+        begin_segment(path.with_name("journal-1"), SegmentHead(4, {"journal": RECORDS}))
+        return list(JobJournal(path.parent).events())
+
+    def prefix(self, records: int) -> object:
+        return super().prefix(RECORDS + 1)
+
+
+class CheckpointOf(Kind):
+    """A checkpoint is used as it was written, or not at all; the ledger is the same."""
+
+    file, over = CHECKPOINT, True
+
+    def __init__(self, folder: Path) -> None:
+        self.job = ReplayedJob(folder, named_work(folder / "spool"), "elastic")
+        self.job.begin()
+        with frequent_checkpoints(40):
+            self.job.handle(len(self.job.events))
+        self.job.end()
+        self.data = (folder / CHECKPOINT).read_bytes()
+        self.head, self.examine, self.ends = 8, look, [8]
+        while self.ends[-1] < len(self.data):
+            self.ends.append(look(memoryview(self.data), self.ends[-1])[2])
+        self.everything = facts(self.job.scheduler.ledger)
+
+    def read(self, path: Path) -> object:
+        self.job.begin()
+        self.job.end()
+        self.job.journal.path.unlink()
+        return facts(self.job.scheduler.ledger)
+
+    def prefix(self, records: int) -> object:
+        return self.everything
 
 
 class SpoolOf(Kind):
@@ -123,9 +180,11 @@ class SpoolOf(Kind):
         return found
 
 
-KINDS: dict[str, Callable[[], Kind]] = {
-    "spool": lambda: SpoolOf(True), "spool-without-magic": lambda: SpoolOf(False),
-    **{f"journal-{version}": (lambda v=version: JournalOf(v))
+KINDS: dict[str, Callable[[Path], Kind]] = {
+    "spool": lambda _: SpoolOf(True), "spool-without-magic": lambda _: SpoolOf(False),
+    "journal-over": lambda _: SegmentThatIsOver(False),
+    "journal-compressed": lambda _: SegmentThatIsOver(True), "checkpoint": CheckpointOf,
+    **{f"journal-{version}": (lambda _, v=version: JournalOf(v))
        for version in range(5, JOURNAL_VERSION + 1)}}
 
 
@@ -145,7 +204,7 @@ def cut(kind: Kind, path: Path, cuts: list[int]) -> Counter[str]:
         whole = sum(end <= at for end in kind.ends[1:])
         counts["loud" if found is InvalidInput else
                "silent" if found != kind.prefix(whole) else
-               "whole" if at in kind.ends else "torn"] += 1
+               "whole" if at in kind.ends or kind.over else "torn"] += 1
     return counts
 
 
@@ -180,9 +239,9 @@ def mended(kind: Kind, bits: list[int]) -> Counter[str]:
     return counts
 
 
-def examine(name: str, path: Path, cuts: list[int], bits: list[int]) -> None:
+def examine(name: str, kind: Kind, folder: Path, cuts: list[int], bits: list[int]) -> None:
     """Tries all of these on one kind of file, prints the counts and checks them."""
-    kind = KINDS[name]()
+    path = folder / kind.file
     by_cut, by_flip = cut(kind, path, cuts), flipped(kind, path, bits)
     right = mended(kind, [bit for bit in bits if bit >= 8 * kind.head])
     shown = [", ".join(f"{what} {counts[what]}" for what in ("whole", "torn", "loud", "silent"))
@@ -190,27 +249,32 @@ def examine(name: str, path: Path, cuts: list[int], bits: list[int]) -> None:
     print(f"\n{name}: {len(kind.ends) - 1} records, {len(kind.data)} bytes; {len(cuts)} "
           f"truncations: {shown[0]}; {len(bits)} flipped bits: {shown[1]}; repaired: "
           f"set right {right['set right']}, lost {right['lost']}")
-    assert by_cut["silent"] == by_flip["silent"] == by_cut["loud"] == 0
+    assert by_cut["silent"] == by_flip["silent"] == 0
+    if isinstance(kind, SegmentThatIsOver):
+        assert by_cut["whole"] == (len(kind.data) in cuts), "a cut that nobody noticed"
+    else:
+        assert by_cut["loud"] == 0
     assert right["lost"] == 0
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_sample_of_all_damage_is_never_silent(name: str, tmp_path: Path) -> None:
     """The first and last bytes, and others by chance."""
-    kind, rng = KINDS[name](), random.Random(name)
+    kind, rng = KINDS[name](tmp_path), random.Random(name)
     size = len(kind.data)
     edges = [*range(40), *range(size - 40, size)]
     cuts = sorted({*edges, size, *rng.sample(range(size), SAMPLE)})
     bits = [8 * at + rng.randrange(8) for at in edges] + rng.sample(range(8 * size), SAMPLE)
-    examine(name, tmp_path / "0", cuts, sorted({*range(8 * 8), *bits}))
+    examine(name, kind, tmp_path, cuts, sorted({*range(8 * 8), *bits}))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", KINDS)
 def test_no_truncation_and_no_flipped_bit_is_silent(name: str, tmp_path: Path) -> None:
-    size = len(KINDS[name]().data)
-    examine(name, tmp_path / "0", list(range(size + 1)), list(range(8 * size)))
+    kind = KINDS[name](tmp_path)
+    size = len(kind.data)
+    examine(name, kind, tmp_path, list(range(size + 1)), list(range(8 * size)))
 
 
 @pytest.mark.parametrize("path", sorted(STORIES.iterdir()), ids=lambda path: path.name)

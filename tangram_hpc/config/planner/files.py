@@ -287,7 +287,7 @@ def _lines(path: Path, shape: type[_FileT], made: Callable[[Any], Any]) -> list[
         except ValidationError as error:
             said = describe_first_error(error, shape)
             raise InvalidInput(f"{path} line {number}: {said}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidInput(f"{path} line {number}: {error}") from None
     if not found:
         raise InvalidInput(f"{path}: the file holds no line")

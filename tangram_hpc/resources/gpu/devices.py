@@ -154,7 +154,7 @@ def _by_slurms_word(mask: str | None, numbers: tuple[int, ...], why: str) -> Dev
         return Devices(why=why)
     if set(words) == {str(i) for i in numbers}:
         words = [str(i) for i in numbers]
-    return Devices(tuple(Device(i, "" if w.isdigit() else w, kind=CUDA, selector=w)
+    return Devices(tuple(Device(i, "" if w.isdecimal() else w, kind=CUDA, selector=w)
                          for i, w in zip(numbers, words, strict=True)), CUDA,
                    f"known by Slurm's word only: {why}")
 
@@ -220,7 +220,7 @@ def _units(gpu: Gpu) -> list[Unit]:
 
 def _named(word: str, gpus: Sequence[Gpu], units: Sequence[Unit]) -> list[Unit]:
     """Returns the devices that one entry of a mask names; none if the entry is ambiguous."""
-    if word.isdigit():
+    if word.isdecimal():
         return [u for u in units if u.gpu == int(word)]
     fitting = [u for u in units if word in u.aliases]
     if not fitting and word.startswith("MIG-"):

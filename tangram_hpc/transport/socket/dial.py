@@ -9,6 +9,7 @@ that names the address.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Sequence
@@ -114,7 +115,8 @@ def _connect(address: str) -> socket.socket:
         return sock
     where, _, fingerprint = rest.partition("#")
     host, _, port = where.rpartition(":")
-    if scheme != ("tls" if fingerprint else "tcp") or not host or not port.isdigit():
+    if scheme != ("tls" if fingerprint else "tcp") or not host or not (
+            re.fullmatch(r"[0-9]{1,5}", port) and int(port) <= 65535):
         raise InvalidInput(f"address {address!r}: write unix:PATH or tcp:HOST:PORT")
     return socket.create_connection((host.strip("[]"), int(port)), timeout=HANDSHAKE_S)
 

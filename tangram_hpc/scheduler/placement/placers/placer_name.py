@@ -25,7 +25,7 @@ def parse_placer_name(name: str) -> tuple[str, int]:
     if name == "static":
         return kind, 1
     if kind in ("fcfs", "static"):
-        if not argument.isdigit() or int(argument) < 1:
+        if not argument.isdecimal() or len(argument) > 9 or int(argument) < 1:
             raise InvalidInput(f"placer {name!r}: write {kind}:K with K a whole number of at "
                                f"least 1, such as {kind}:4")
         return kind, int(argument)
