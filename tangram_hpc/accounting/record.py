@@ -256,6 +256,9 @@ class Fold:
             record.outcome = Outcome(event.state, reason=event.reason)
         elif record is not None and record.state not in ENDED:
             self._forced[event.action] = Outcome(event.state, reason=event.reason)
+        elif record is not None and record.outcome is not None \
+                and event.state is ActionState.NODE_FAIL:  # its result was lost
+            record.state, record.outcome = event.state, record.outcome.lost(event.reason)
 
     def _granted(self, event: ev.LeaseGranted) -> None:
         record = self.records[event.action]

@@ -53,7 +53,7 @@ from .satellites import Satellites, SatelliteScripts
 from .snapshots import Snapshots
 from .store_garbage import StoreGarbage
 from .time_limit_poller import TimeLimitPoller
-from .unacknowledged import UnacknowledgedResults, result_of
+from .unacknowledged import UnacknowledgedResults, loss_of_result, result_of
 from .worker_messages import message_of
 
 _POLL_S = 0.1  # between two checks of something that ends without an event
@@ -486,6 +486,8 @@ class Broker:
         if entry.withheld and payload is not None:
             self._payloads[action] = payload
             self._record_event(ev.ActionResubmitted(self._now(), action))
+        elif entry.reply is not None and self._results.asked_again(action):
+            self._lose_results([action])
         self._send_grant(action)
 
     def _request_session(self, client: int, spec: SessionSpec, again: bool,
@@ -605,6 +607,7 @@ class Broker:
         """
         events = self.scheduler.consequences(event)
         self._journal.append(events)
+        lost: list[int] = []
         for each in events:
             if type(each) is ev.ClientExpired:
                 self._results.acknowledged(self.scheduler.ledger.clients[each.client].actions)
@@ -616,7 +619,13 @@ class Broker:
                 self._snapshots.client_gone(each.client)
                 self._peers.counted.pop(each.client, None)
             elif type(each) is ev.NodeLost:
-                self._results.node_lost(each.node)
+                lost += self._results.node_lost(each.node)
+        self._lose_results(lost)
+
+    def _lose_results(self, actions: list[int]) -> None:
+        """Records that the results of these actions were lost with their nodes."""
+        for action in actions:
+            self._record_event(loss_of_result(self._now(), action))
 
     def _record_slurm_event(self, event: ev.Event) -> None:
         """Records an event that follows from an answer of Slurm."""

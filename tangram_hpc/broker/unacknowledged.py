@@ -7,8 +7,10 @@ each action ended, and gets the payload again when the worker comes back.
 
 Confirmations are not urgent. They travel with the next orders to a worker, or after a while.
 
-A result whose node is lost before its worker came back is lost too. Its client is then told that
-the node failed, although the action had ended.
+A result whose node is lost before its worker came back cannot be had again. A client that lacks it
+submits its action again when it connects; it is then told that the node failed, although the action
+had ended, and accounting says the same (`ActionCancelled`). A client that has the result, and whose
+acknowledgement was on its way, keeps it.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ..domain.decision import ReplyToClient
+from ..domain.event import ActionCancelled
 from ..domain.ids import client_of
-from ..domain.outcome import Outcome
 from ..domain.states import ENDED, ActionState
 from ..protocol import message as ms
 from ..protocol.frame import Buffer
@@ -25,7 +27,7 @@ from ..scheduler.state.ledger import ActionEntry, Ledger
 from .client_outbox import ClientOutbox
 from .peers import Peers
 
-_LOST = "it had ended, but its result was lost with its node"
+RESULT_LOST = "it had ended, but its result was lost with its node"
 
 
 def result_of(ledger: Ledger, reply: ReplyToClient, n: int) -> ms.ActionResult:
@@ -35,6 +37,11 @@ def result_of(ledger: Ledger, reply: ReplyToClient, n: int) -> ms.ActionResult:
     node = ledger.nodes[reply.node].spec.name if reply.node in ledger.nodes else ""
     return ms.ActionResult(reply.action, reply.outcome, node, reply.cores, reply.attempt,
                            reply.queue_ns, reply.held_ns, n, reply.grants, reply.route)
+
+
+def loss_of_result(now: int, action: int) -> ActionCancelled:
+    """Returns the event that the result of an action that has ended was lost with its node."""
+    return ActionCancelled(now, action, RESULT_LOST, ActionState.NODE_FAIL)
 
 
 class UnacknowledgedResults:
@@ -49,6 +56,8 @@ class UnacknowledgedResults:
     def __init__(self, ledger: Ledger, peers: Peers, outbox: ClientOutbox) -> None:
         self._ledger, self._peers, self._outbox = ledger, peers, outbox
         self._awaited: dict[int, tuple[int, int]] = {}  # by lease: its action and its node
+        self._wanted: set[int] = set()  # ended actions that their clients have submitted again
+        self._lost: set[int] = set()  # actions whose results are lost and were not asked for
 
     # ---- after another start of the broker -----------------------------------------------------
 
@@ -70,7 +79,7 @@ class UnacknowledgedResults:
             elif reply.node in self._ledger.away:
                 self._awaited[entry.ended_lease] = entry.action.id, reply.node
             else:
-                self._keep(_lost(reply), None)
+                self._lost.add(entry.action.id)
 
     def again(self, node: int, lease: int, payload: Buffer | None) -> None:
         """Takes a result that a worker sends for a lease that is over. It is one that this broker
@@ -85,14 +94,27 @@ class UnacknowledgedResults:
             return self._peers.confirm(node, lease)
         self._keep(entry.reply, payload)
 
-    def node_lost(self, node: int) -> None:
-        """Ends the wait for the results of a node that is lost. O(results that are awaited)."""
+    def node_lost(self, node: int) -> list[int]:
+        """Ends the wait for the results of a node that is lost, and returns those actions whose
+        clients lack them. O(results that are awaited).
+        """
+        lost = []
         for lease, (action, where) in list(self._awaited.items()):
             if where == node:
                 del self._awaited[lease]
                 entry = self._ledger.actions.get(action)
-                if entry is not None and entry.reply is not None:
-                    self._keep(_lost(entry.reply), None)
+                if action in self._wanted:
+                    lost.append(action)
+                elif entry is not None:
+                    self._lost.add(action)
+        return lost
+
+    def asked_again(self, action: int) -> bool:
+        """Notes that a client has submitted an action again that has ended, because it lacks the
+        result. Returns whether that is lost.
+        """
+        self._wanted.add(action)
+        return action in self._lost
 
     def _keep(self, reply: ReplyToClient, payload: Buffer | None) -> None:
         result = result_of(self._ledger, reply, 0 if payload is None else 1)
@@ -112,6 +134,8 @@ class UnacknowledgedResults:
     def acknowledged(self, actions: Iterable[int]) -> None:
         """Confirms the results of actions whose client has them, or will never fetch them."""
         for action in actions:
+            self._wanted.discard(action)
+            self._lost.discard(action)
             entry = self._ledger.actions.get(action)
             if entry is not None and entry.state in ENDED:
                 self._confirm(entry)
@@ -119,7 +143,3 @@ class UnacknowledgedResults:
     def _confirm(self, entry: ActionEntry) -> None:
         if entry.ended_lease and entry.reply is not None and entry.reply.node:
             self._peers.confirm(entry.reply.node, entry.ended_lease)
-
-
-def _lost(reply: ReplyToClient) -> ReplyToClient:
-    return reply.ended_as(Outcome(ActionState.NODE_FAIL, reason=_LOST))

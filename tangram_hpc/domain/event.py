@@ -383,7 +383,9 @@ class ActionResubmitted(Event, frozen=True, tag="action-resubmitted"):
 class ActionCancelled(Event, frozen=True, tag="action-cancelled"):
     """A client cancelled an action, or the action can no longer run.
 
-    It ends as `state`: at once if it waits, and with its lease if it runs.
+    It ends as `state`: at once if it waits, and with its lease if it runs. If it has ended, nothing
+    happens, unless `state` is NODE_FAIL: then its result was lost with its node before the client
+    had it, and the client is told NODE_FAIL.
     """
 
     action: int

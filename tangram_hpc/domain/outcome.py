@@ -111,6 +111,10 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """Returns this outcome with the size of `payload` as `returned`."""
         return msgspec.structs.replace(self, returned=len(payload)) if payload else self
 
+    def lost(self, reason: str) -> Outcome:
+        """Returns this outcome for a result that was lost with its node: it ran, and failed."""
+        return msgspec.structs.replace(self, state=ActionState.NODE_FAIL, reason=reason, returned=0)
+
     def brief(self) -> Outcome:
         """Returns this outcome with each text cut to TEXT_MAX characters.
 

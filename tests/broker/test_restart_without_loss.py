@@ -8,10 +8,21 @@ from pathlib import Path
 import pytest
 from helpers.restart_rig import GRACE_S, Job, S
 
+from tangram_hpc.accounting.record import fold
+from tangram_hpc.broker.unacknowledged import RESULT_LOST
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.ids import client_of
 from tangram_hpc.domain.states import ActionState, SessionState
 from tangram_hpc.protocol import message as ms
+
+
+def accounting_agrees(job: Job) -> None:
+    """Every action ended in accounting as its client was told."""
+    records = fold(job.committed).records
+    for client in job.clients:
+        for action, ends in client.told.items():
+            if isinstance(ends[0], ms.ActionResult):
+                assert records[action].state is ends[0].outcome.state
 
 
 def ready(job: Job) -> None:
@@ -107,6 +118,7 @@ def check_one_job(tmp_path: Path, seed: int) -> None:
               and ends[0].outcome.state not in (ActionState.COMPLETED, ActionState.CANCELLED)}
     assert not failed
     assert max(job.executions.values()) == 1, "an action ran twice"
+    accounting_agrees(job)
     ledger = job.broker.scheduler.ledger
     assert not ledger.away and not ledger.disconnected
     assert not ledger.leases
@@ -116,6 +128,31 @@ def check_one_job(tmp_path: Path, seed: int) -> None:
     assert not any(worker.kept for worker in job.workers), "a result is kept for nobody"
     assert not any(entry.state is SessionState.CLOSING for entry in ledger.sessions.values())
     assert set(ledger.sessions) == {s for worker in job.workers for s in worker.sandboxes}
+
+
+def test_a_client_that_has_the_result_of_a_lost_node_keeps_it(tmp_path: Path) -> None:
+    """Its acknowledgement did not arrive before the broker and the node died."""
+    job = Job(tmp_path, 1)
+    ready(job)
+    job.settle()
+    client = job.clients[0]
+    client.submit()
+    job.settle()
+    (dying,) = (worker for worker in job.workers if worker.running)
+    dying.finish(next(iter(dying.running)))
+    while not client.told:
+        job.step()
+    assert client.wire is not None
+    client.wire.up.clear()
+    dying.dead = True
+    job.kill_broker()
+    while not any(isinstance(event, ev.NodeLost) for event in job.committed):
+        job.pass_time(1)
+    run_to_the_end(job)
+    (ends,) = client.told.values()
+    assert len(ends) == 1 and isinstance(ends[0], ms.ActionResult)
+    assert ends[0].outcome.state is ActionState.COMPLETED
+    accounting_agrees(job)
 
 
 def test_an_action_that_was_cancelled_is_killed_by_the_next_broker(tmp_path: Path) -> None:
@@ -176,3 +213,43 @@ def test_what_a_lost_node_had_ends_when_the_grace_is_over(tmp_path: Path) -> Non
     states = sorted(ends[0].outcome.state.value for ends in client.told.values()
                     if isinstance(ends[0], ms.ActionResult))
     assert states == ["COMPLETED"] * 7 + ["NODE_FAIL"]
+    accounting_agrees(job)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_result_that_was_lost_with_its_node_is_lost_for_the_next_broker_too(
+        tmp_path: Path, told: bool) -> None:
+    """Whether the broker that saw the node's loss could still note the loss of the result or not,
+    client and accounting are told the same end."""
+    job = Job(tmp_path, 1)
+    ready(job)
+    job.settle()
+    client = job.clients[0]
+    client.submit()
+    asked = dict(client.pending)
+    job.settle()
+    (dying,) = (worker for worker in job.workers if worker.running)
+    dying.finish(next(iter(dying.running)))
+    while dying.wire is not None and dying.wire.up:
+        job.broker.receive(dying.wire.peer, *dying.wire.up.popleft())
+    job.broker._run_cycle()  # the end is in the journal
+    for wire in job.wires:
+        wire.down.clear()
+    dying.dead = True
+    job.kill_broker()
+    while not any(isinstance(event, ev.NodeLost) for event in job.committed):
+        job.pass_time(1)
+    (noted,) = (event for event in job.committed if isinstance(event, ev.ActionCancelled))
+    assert noted.reason == RESULT_LOST
+    if not told:  # the broker was killed before it wrote this, and so before it told anybody
+        del job.committed[job.committed.index(noted):]
+        client.pending.update(asked)
+        client.told.clear()
+    job.kill_broker()
+    run_to_the_end(job)
+    record = fold(job.committed).records[noted.action]
+    assert record.state is ActionState.NODE_FAIL and record.outcome is not None
+    assert record.outcome.reason == RESULT_LOST
+    (ends,) = client.told.values()
+    assert isinstance(ends[0], ms.ActionResult)
+    assert ends[0].outcome.state is ActionState.NODE_FAIL

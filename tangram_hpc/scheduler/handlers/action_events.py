@@ -59,11 +59,16 @@ def on_action_resubmitted(state: SchedulerState, event: ev.ActionResubmitted) ->
 
 
 def on_action_cancelled(state: SchedulerState, event: ev.ActionCancelled) -> list[Decision]:
-    """Ends an action that waits, or kills the attempt of one that runs."""
+    """Ends an action that waits, or kills the attempt of one that runs. If the result of an action
+    that has ended was lost, its client is told so.
+    """
     ledger = state.ledger
     entry = ledger.actions.get(event.action)
     if entry is None or entry.state in ENDED:
-        return []
+        if entry is None or entry.reply is None or event.state is not ActionState.NODE_FAIL:
+            return []
+        entry.reply = entry.reply.ended_as(entry.reply.outcome.lost(event.reason))
+        return [entry.reply]
     if entry.state is ActionState.PENDING:
         if entry.action.kind is Kind.BACKGROUND and defer_cancellation(
                 state, entry, Outcome(event.state, reason=event.reason)):
