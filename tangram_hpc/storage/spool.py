@@ -70,6 +70,7 @@ class FileSpool:
         self._sizes: dict[int, int] = {}
         self._pending: list[bytes] = []
         self._fresh: dict[str, _Record] = {}  # key -> its record that is not committed yet
+        self._dropped = False  # keys were dropped since the last commit
         self._fd, self._lock = -1, threading.Lock()  # guards `_fd`: a sync may run in a thread
         self._readers: dict[int, int] = {}  # segment -> file descriptor for reading
         try:
@@ -78,6 +79,7 @@ class FileSpool:
             for number in old:
                 self._index(number)
             self._begin(old[-1] + 1 if old else 0)
+            self._remove_unused()
         except OSError as error:
             raise InvalidInput(f"spool {folder}: {error.strerror}") from None
         except msgspec.DecodeError as error:
@@ -124,9 +126,9 @@ class FileSpool:
         for once in names:
             if once in self._places:
                 self._add(_Record(DELETED, once))
-        self._remove_unused()
         while self._wasteful():
             self._move_oldest()
+        self._dropped = bool(self._pending)
 
     def commit(self) -> None:
         """Writes all pending records; see `ports.Spool.commit`."""
@@ -140,8 +142,12 @@ class FileSpool:
         size, live = self._sizes[self._number], self._live[self._number]
         if size > self._segment or (not live and 8 * size > self._segment):
             self._begin(self._number + 1)
+            self._remove_unused()
             while self._wasteful():
                 self._move_oldest()
+        elif self._dropped:
+            self._remove_unused()  # not in `drop`: what replaces the records was not written then
+        self._dropped = False
 
     def sync(self) -> None:
         """Syncs what was committed to the disk; may be called from any thread."""
@@ -178,7 +184,6 @@ class FileSpool:
         os.write(self._fd, MAGIC)
         self._number = number
         self._live[number], self._sizes[number] = 0, len(MAGIC)
-        self._remove_unused()
 
     def _add(self, record: _Record) -> None:
         body = _encoder.encode(record)

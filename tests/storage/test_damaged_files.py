@@ -71,6 +71,23 @@ def found_in(folder: Path) -> dict[str, bytes | None]:
     return found
 
 
+def test_a_kill_before_the_commit_loses_no_call_whose_segment_is_not_needed_any_more(
+        tmp_path: Path) -> None:
+    """The call's result is not written yet, and another key is dropped in the same cycle."""
+    spool = FileSpool(tmp_path, 1 << 20)
+    spool.keep_call("runs", b"its call")
+    spool.commit()
+    again = FileSpool(tmp_path, 1 << 20)  # of the next broker, with a segment of its own
+    again.keep_result("other", RESULT, b"")
+    again.commit()
+    again.keep_result("runs", RESULT, b"its result")
+    again.drop(["other"])
+    third = FileSpool(tmp_path, 1 << 20)  # the one before was killed
+    assert third.call("runs") == b"its call" and third.names() == ["runs", "other"]
+    again.commit()
+    assert not (tmp_path / "0").exists()
+
+
 def flips(path: Path) -> Iterator[int]:
     """Flips each bit of a file in turn, and yields its number while it is flipped."""
     data = path.read_bytes()
