@@ -1,7 +1,9 @@
 """Dials the broker that an access file names, and reads the file anew each time.
 
 A broker that is started again replaces the access file by one with another key and mostly other
-addresses. A process that kept the content of the first file would never find the new broker.
+addresses. A process that kept the content of the first file would never find the new broker. A file
+of an earlier epoch than one that was read before is that of a superseded broker, and names no
+address.
 """
 
 from __future__ import annotations
@@ -30,17 +32,21 @@ class AccessFileDialer:
     def __init__(self, path: Path, address: str = "") -> None:
         self._path, self._address = path, address
         self._refused: Access | None = None  # what the file said when the key was refused
+        self._epoch = 0  # the highest that was read
 
     def read(self) -> Access:
-        """Returns what the access file says now.
+        """Returns what the access file says now; no address if its broker has been superseded.
 
         Raises:
             AccessError: there is no access file, it must not be trusted, or its broker has ended.
         """
         known = read_access(self._path)
-        if not self._address:
-            return known
-        return replace(known, addresses=(through(self._address, known.addresses),))
+        if 0 < known.epoch < self._epoch:
+            return replace(known, addresses=())
+        self._epoch = max(self._epoch, known.epoch)
+        if self._address and known.addresses:
+            return replace(known, addresses=(through(self._address, known.addresses),))
+        return known
 
     def dial(self) -> SocketConnection:
         """Returns an authenticated, blocking connection.
@@ -51,6 +57,9 @@ class AccessFileDialer:
                 handshake, as it does when it is killed. If it does so twice, the key is wrong.
         """
         known = self.read()
+        if not known.addresses:
+            raise BrokerUnreachable(f"job {known.job}: its broker was superseded, and the one that "
+                                    "took its place does not serve yet")
         try:
             return dial(known.addresses, known.key, known.job)
         except AccessError as error:

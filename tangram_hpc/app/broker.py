@@ -37,7 +37,7 @@ from ..scheduler.scheduler import Scheduler
 from ..slurm.budgeted import BudgetedSlurm
 from ..slurm.choice import make_slurm
 from ..slurm.job_environment import slurm_place
-from ..storage.access import Access, mark_ended, write_access
+from ..storage.access import Access, mark_ended, renew_access, write_access
 from ..storage.checkpoint import Checkpoints, load
 from ..storage.cmlfq_file import TreeFiles
 from ..storage.folder_lock import HEARTBEAT_S, FolderLock
@@ -113,7 +113,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     journal = FileJournal(begin_next(folder, earlier.head), config.sync, loop.call_soon_threadsafe,
                           spool.sync, folder_lock.superseded)
     checkpoints = Checkpoints(folder, journal, earlier.head, earlier.kept, earlier.replayed)
-    settings = _settings(plan, folder, endpoints, down_s)
+    settings = _settings(plan, folder_lock, endpoints, down_s)
     clock = SystemClock()
     slurm = _slurm_of(plan, environ, clock)
     spill = FolderSpillFiles(folder / "overflow")
@@ -130,13 +130,14 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     except InvalidInput:  # a rollout pool of the settings file is wrong
         _stop_listening(listeners, scratch)
         raise
-    access = folder / "access.json"
+    path = folder / "access.json"
+    access = Access(plan.job, tuple(way.address for way in ways), key, settings.store,
+                    socket.gethostname(), os.getpid(), config.grace_s if plan.supervised else 0.0,
+                    folder_lock.epoch)
     _check_place(folder_lock, plan.job)
-    write_access(access, Access(plan.job, tuple(way.address for way in ways), key, settings.store,
-                                socket.gethostname(), os.getpid(),
-                                config.grace_s if plan.supervised else 0.0))
+    write_access(path, access)
     _end_on_signals(loop, plan, broker)
-    _hold(LoopTimer(loop), folder_lock, broker)
+    _hold(LoopTimer(loop), folder_lock, broker, lambda: renew_access(path, access))
     await ended.wait()
     _stop_listening(listeners, scratch)
     checkpoints.close()
@@ -146,7 +147,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
         (folder / SECRETS).unlink(missing_ok=True)
     spill.close()
     spool.close(remove=broker.over)
-    mark_ended(access, plan.job, time.strftime("%Y-%m-%dT%H:%M:%S"))
+    mark_ended(path, plan.job, time.strftime("%Y-%m-%dT%H:%M:%S"), folder_lock.epoch)
     # from here on nothing is written to the folder or removed from it: the next broker may begin
     folder_lock.file_lock.release()
     await asyncio.sleep(0.05)  # the sockets send the last frames
@@ -205,17 +206,20 @@ def _check_place(folder_lock: FolderLock, job: str) -> None:
                            "this one has stopped and answers nobody")
 
 
-def _hold(timer: LoopTimer, folder_lock: FolderLock, broker: Broker) -> None:
+def _hold(timer: LoopTimer, folder_lock: FolderLock, broker: Broker,
+          renew: Callable[[], None]) -> None:
     """Writes a heartbeat every `HEARTBEAT_S`, and checks whether another broker has taken over.
 
-    Without this check, an idle broker would not notice another one.
+    Without this check, an idle broker would not notice another one. `renew` repairs the access file
+    if a broker that this one has superseded has replaced it.
     """
     folder_lock.heartbeat()
     if not broker.superseded() and not broker.ended:
-        timer.after(HEARTBEAT_S, lambda: _hold(timer, folder_lock, broker))
+        renew()
+        timer.after(HEARTBEAT_S, lambda: _hold(timer, folder_lock, broker, renew))
 
 
-def _settings(plan: BrokerPlan, folder: Path, endpoints: tuple[EndpointSpec, ...],
+def _settings(plan: BrokerPlan, folder_lock: FolderLock, endpoints: tuple[EndpointSpec, ...],
               down_s: float) -> Settings:
     """Returns the broker's settings. A broker that was away for `down_s` seconds waits for the
     workers and clients of the one before it, which give up after `grace_s`.
@@ -223,10 +227,11 @@ def _settings(plan: BrokerPlan, folder: Path, endpoints: tuple[EndpointSpec, ...
     config = plan.config
     waits = 0 <= down_s < config.grace_s + _LATE_S and (plan.workers_live or plan.lifeline < 0)
     return Settings(
-        job=plan.job, store=str(folder / "store"), nodes=plan.nodes, grace_s=config.grace_s,
-        join_s=config.join_s, kill_wait_s=config.kill_wait_s, output_max=config.output_max,
-        output_bound=config.output_bound,
-        user=getpass.getuser(), version=VERSION, gap_s=BUSY_GAP_S, policy=plan.policy,
+        job=plan.job, store=str(folder_lock.folder / "store"), nodes=plan.nodes,
+        epoch=folder_lock.epoch, grace_s=config.grace_s, join_s=config.join_s,
+        kill_wait_s=config.kill_wait_s, output_max=config.output_max,
+        output_bound=config.output_bound, user=getpass.getuser(), version=VERSION,
+        gap_s=BUSY_GAP_S, policy=plan.policy,
         endpoints=endpoints, slurm_query_s=config.slurm_query_s,
         rejoin_s=config.grace_s if waits else 0.0, down_s=down_s if waits else 0.0,
         services=tuple(service_spec(name, told) for name, told in config.services.items()),

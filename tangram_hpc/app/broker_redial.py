@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 from ..errors import AccessError, BrokerUnreachable, TangramError
 from ..protocol.liveness import Patience
-from ..storage.access import read_access
 from ..transport.socket.dial import dial
 from ..transport.socket.socket_connection import SocketConnection
 from ..worker.driver import WorkerDriver
+from .access_dial import AccessFileDialer
 
 # Seconds. An attempt takes less; if one took longer, this process was stopped meanwhile.
 _ATTEMPT_S = 20.0
@@ -61,7 +61,7 @@ class BrokerRedial:
 
     def __init__(self, access: Path, grace_s: float, driver: WorkerDriver,
                  attach: Callable[[SocketConnection], None]) -> None:
-        self._access, self._grace_s = access, grace_s
+        self._dialer, self._grace_s = AccessFileDialer(access), grace_s
         self._driver, self._attach = driver, attach
         self._task: asyncio.Task[None] | None = None
         self._reason = ""
@@ -98,7 +98,7 @@ class BrokerRedial:
         self._task = None
 
     async def _try(self) -> None:
-        attempt = await _in_thread(lambda: _reach(self._access))
+        attempt = await _in_thread(lambda: _reach(self._dialer))
         if attempt.connection is not None:
             self.shut = False
             if self._driver.over:
@@ -116,16 +116,16 @@ class BrokerRedial:
             self._driver.lost(reason)
 
 
-def _reach(path: Path) -> _Attempt:
+def _reach(dialer: AccessFileDialer) -> _Attempt:
     """Reads the access file and dials. Blocks."""
     try:
-        access = read_access(path)
+        access = dialer.read()
     except AccessError as error:
         return _Attempt(None, str(error), ended=True)
     try:
         return _Attempt(dial(access.addresses, access.key, access.job))
     except BrokerUnreachable as error:
-        return _Attempt(None, str(error), shut=not error.refused)
+        return _Attempt(None, str(error), shut=bool(access.addresses) and not error.refused)
     except TangramError as error:  # a broker that dies in the handshake looks like a wrong key
         return _Attempt(None, str(error))
 

@@ -33,6 +33,8 @@ class Settings:
         slurm_query_s: least time between two queries to Slurm, in seconds.
         rejoin_s: for how many seconds the broker waits for the workers and clients of the broker
             before it; 0 if they have ended with it.
+        epoch: the broker's epoch of the job's folder, which clients and workers are told; 0 for
+            none.
         down_s: for how many seconds no broker ran before this one; 0 if that does not matter.
     """
 
@@ -54,3 +56,4 @@ class Settings:
     slurm_query_s: float = 30.0
     rejoin_s: float = 0.0
     down_s: float = 0.0
+    epoch: int = 0

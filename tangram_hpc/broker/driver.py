@@ -298,7 +298,7 @@ class Broker:
                                            hello.rank, hello.size, hello.via))
         self._peers.send_to_client(peer.client, ms.Welcome(
             peer.client, s.job, s.store, self.scheduler.state.placer.name, self._journal.mode,
-            s.grace_s, not known, counted))
+            s.grace_s, not known, counted, s.epoch))
         for result in self._outbox.of(peer.client) if known else ():
             self._peers.send_to_client(peer.client, result)
         self._input.rejoined(peer.client)
@@ -315,7 +315,7 @@ class Broker:
         self._liveness.hear(peer.node, now)
         self._peers.send_to_worker(
             peer.node, ms.WorkerWelcome(peer.node, s.store, s.kill_wait_s, s.output_max,
-                                        s.output_bound))
+                                        s.output_bound, s.epoch))
         if back:
             self._rejoin(back, hello)
         else:

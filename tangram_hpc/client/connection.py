@@ -565,6 +565,8 @@ class Connection:
                     welcome = message
                 else:
                     later.append((message, payload))
+        if self.welcome is not None and 0 < welcome.epoch < self.welcome.epoch:
+            raise ChannelLost("the broker has been superseded by one that this client has seen")
         with self._lock:
             self._adopt(channel, welcome, first)
         for message, payload in later:

@@ -360,6 +360,7 @@ class Welcome(Message, frozen=True, tag=30):
     # how many of its messages the broker has counted (`unconfirmed.COUNTED`); -1: this broker does
     # not know, since another one counted them
     received: int = 0
+    epoch: int = 0  # of the broker, from 1; a client that has seen a higher one refuses it
 
 
 class ActionResult(Message, frozen=True, tag=31):
@@ -626,6 +627,7 @@ class WorkerWelcome(Message, frozen=True, tag=70):
     kill_wait_s: float = 2.0
     output_max: int = 1 << 20
     output_bound: int = 64 << 20
+    epoch: int = 0  # of the broker, from 1; a worker that has seen a higher one refuses it
 
 
 class StartAttempt(Message, frozen=True, tag=71):

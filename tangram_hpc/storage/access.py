@@ -4,6 +4,12 @@ It is JSON in a file of mode 0600 in a folder of mode 0700, and every reader che
 in nothing else: no argument, no environment variable, no log. When the broker ends in order, the
 file stays with `ended` set and without key and addresses. A client that comes later then gets a
 clear message instead of a refused connection.
+
+The file says which epoch of the job's folder its broker has (`folder_lock.py`). A broker that was
+stopped between its last check and the write of this file, and is continued after another one has
+taken the folder, replaces the file of its successor. So a reader looks whether the epoch is still
+there, and takes a file without it for the file of a broker that is gone: it gets no address, and
+reads the file again after a while. The successor writes its own file again (`renew_access`).
 """
 
 from __future__ import annotations
@@ -11,15 +17,18 @@ from __future__ import annotations
 import json
 import os
 import stat
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from ..atomic_file import replace_file
 from ..errors import AccessError
+from .folder_lock import epoch_is_gone
 
 FORMAT = "tangram-access/1"
+_NEXT_S = 30.0  # how long to wait for a broker that has taken the folder and does not serve yet
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,7 @@ class Access:
         pid: The broker's process id.
         back_within_s: If the broker does not answer, how long to wait for it, in seconds: its
             parent starts it again when it has crashed. 0 if nobody would do so.
+        epoch: The broker's epoch of the job's folder; 0 if it has none.
     """
 
     job: str
@@ -45,6 +55,7 @@ class Access:
     host: str = ""
     pid: int = 0
     back_within_s: float = 0.0
+    epoch: int = 0
 
 
 def write_access(path: Path, access: Access) -> None:
@@ -53,9 +64,24 @@ def write_access(path: Path, access: Access) -> None:
     _replace(path, fields)
 
 
-def mark_ended(path: Path, job: str, when: str) -> None:
-    """Replaces the file by a tombstone: the job has ended at `when`."""
-    _replace(path, {"format": FORMAT, "job": job, "ended": when})
+def renew_access(path: Path, access: Access) -> None:
+    """Writes the file again if a broker of an earlier epoch has replaced it since."""
+    with suppress(OSError, ValueError):  # the next look comes soon
+        if json.loads(path.read_text()).get("epoch", 0) < access.epoch:
+            write_access(path, access)
+
+
+def mark_ended(path: Path, job: str, when: str, epoch: int = 0) -> None:
+    """Replaces the file by a tombstone: the job has ended at `when`.
+
+    Args:
+        path: The access file.
+        job: The job's name.
+        when: For people.
+        epoch: The epoch of the broker that has ended; 0 if whoever writes knows that no broker
+            serves.
+    """
+    _replace(path, {"format": FORMAT, "job": job, "ended": when, "epoch": epoch})
 
 
 def _replace(path: Path, fields: dict[str, object]) -> None:
@@ -63,7 +89,7 @@ def _replace(path: Path, fields: dict[str, object]) -> None:
 
 
 def read_access(path: Path) -> Access:
-    """Returns the content of an access file.
+    """Returns the content of an access file, without addresses if its broker has been superseded.
 
     Raises:
         AccessError: The file is missing, readable by others, owned by somebody else or no access
@@ -85,6 +111,11 @@ def read_access(path: Path) -> Access:
         fields = json.loads(text)
         if fields["format"] != FORMAT:
             raise AccessError(f"access file {path}: format {fields['format']!r} is not {FORMAT}")
+        epoch = fields.get("epoch", 0)
+        if type(epoch) is int and epoch > 0 and epoch_is_gone(path.parent, epoch):
+            known = msgspec.convert({"store": str(path.parent / "store"), **fields,
+                                     "addresses": (), "key": b""}, Access)
+            return replace(known, back_within_s=max(_NEXT_S, known.back_within_s))
         if fields["ended"]:
             raise AccessError(f"access file {path}: job {fields['job']} has ended at "
                               f"{fields['ended']}; start a new one")

@@ -10,7 +10,8 @@ a broker that was stopped and continued, or was cut off, find that it was supers
 answers nothing more.
 
 A holder that is stopped between its check and its write, and is continued after the next one has
-read the journals, writes one more group of events. Nobody uses it (`journal_segments.py`).
+read the journals, writes one more group of events, or its access file. Nobody uses these
+(`journal_segments.py`, `access.py`).
 """
 
 from __future__ import annotations
@@ -197,6 +198,17 @@ def holder_of(folder: Path) -> FolderOwner | None:
                            int(fields["restarts"]))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+
+
+def epoch_is_gone(folder: Path, epoch: int) -> bool:
+    """Returns whether another broker has taken a folder from the one that made this epoch.
+
+    False for a folder that is no job's folder, and where the epoch's file cannot be examined.
+    """
+    try:
+        return not _read(_path(folder, epoch)) and (folder / "lock").exists()
+    except OSError:
+        return False
 
 
 def last_sign(folder: Path) -> int:

@@ -64,6 +64,13 @@ class BrokerLink:
         self._link, self.joined, self._said = None, False, 0
         self._late.clear()
 
+    def drop(self) -> None:
+        """Closes a connection that is of no use; another one may be attached."""
+        link = self._link
+        self.detach()
+        if link is not None:
+            link.close()
+
     def mute(self) -> None:
         """Lets no further report through, while the connection stays open."""
         self.joined = False

@@ -233,6 +233,8 @@ class WorkerDriver:
     def _welcomed(self, message: WorkerWelcome) -> None:
         if self._broker.joined:
             return
+        if self._welcome is not None and 0 < message.epoch < self._welcome.epoch:
+            return self._broker.drop()  # a superseded broker: this worker has seen its successor
         if self._welcome is not None and message.node != self._welcome.node:
             return self._fence("a broker that does not know this worker has taken its place")
         self._welcome, self._broker.joined = message, True

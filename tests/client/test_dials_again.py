@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from queue import Queue
@@ -14,9 +15,12 @@ import pytest
 
 from tangram_hpc.app.access_dial import AccessFileDialer
 from tangram_hpc.app.connecting import socket_dial
+from tangram_hpc.client.client import Client
 from tangram_hpc.errors import AccessError, BrokerUnreachable
+from tangram_hpc.protocol import message as ms
 from tangram_hpc.storage.access import Access, mark_ended, write_access
-from tangram_hpc.transport.socket.asyncsock import Listener, listen_unix
+from tangram_hpc.storage.store import FolderStore
+from tangram_hpc.transport.socket.asyncsock import Listener, SocketLink, listen_unix
 
 WAIT_S = 30
 
@@ -26,6 +30,7 @@ class Doors:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.came = folder, Queue[str]()
+        self.converse: Callable[[SocketLink], None] | None = None  # instead of noting the name
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -35,10 +40,14 @@ class Doors:
         path = self.folder / name
 
         async def listen() -> None:
-            Listener(listen_unix(str(path)), key, "j", lambda link: self.came.put(name))
+            Listener(listen_unix(str(path)), key, "j",
+                     self.converse or (lambda link: self.came.put(name)))
 
         asyncio.run_coroutine_threadsafe(listen(), self._loop).result(WAIT_S)
         return f"unix:{path}"
+
+    def call(self, function: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(function)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -128,3 +137,38 @@ def test_nobody_waits_for_a_broker_that_does_not_come_back(tmp_path: Path) -> No
     threading.Timer(0.2, lambda: mark_ended(path, "j", "2026-01-01T00:00:00")).start()
     with pytest.raises(AccessError, match="has ended at 2026"):
         AccessFileDialer(path).dial_patiently()
+
+
+def test_a_client_refuses_a_broker_that_was_superseded_by_one_that_it_has_seen(tmp_path: Path
+                                                                               ) -> None:
+    """It was continued after another one had taken the job, and has not noticed yet."""
+    welcomed, wires, epochs = Queue[int](), list[SocketLink](), iter([2, 1, 2])
+    doors = Doors(tmp_path)
+
+    def converse(link: SocketLink) -> None:
+        def answer(message: ms.Message) -> None:
+            if isinstance(message, ms.ClientHello):
+                epoch = next(epochs)
+                link.send(ms.Welcome(1, "j", str(tmp_path), "fcfs:1", "none", 60.0, False, 0,
+                                     epoch))
+                link.flush()
+                welcomed.put(epoch)
+
+        wires.append(link)
+        link.attach(lambda parcel: answer(parcel[0]), lambda: None, lambda reason: None)
+
+    doors.converse = converse
+    path = tmp_path / "access.json"
+    write_access(path, broker(doors, "one", b"1" * 32))
+    client = Client([socket_dial(AccessFileDialer(path), "j")], "j", FolderStore)
+    try:
+        assert welcomed.get(timeout=WAIT_S) == 2
+        doors.call(wires[0].close)
+        assert [welcomed.get(timeout=WAIT_S) for _ in range(2)] == [1, 2]
+        until = time.monotonic() + WAIT_S
+        while not client.via:
+            assert time.monotonic() < until
+        assert client.welcome is not None and client.welcome.epoch == 2
+    finally:
+        client.close()
+        doors.close()

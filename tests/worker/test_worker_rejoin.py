@@ -440,3 +440,19 @@ def test_kept_results_are_sent_again_in_frames_at_the_pace_of_the_connection(
                     for lease in range(1, 8)]
     rig.driver.receive(ms.Confirmed(tuple(range(1, 8))), None)
     assert list((tmp_path / "results").iterdir()) == []
+
+
+def test_a_worker_refuses_a_broker_that_was_superseded_by_one_that_it_has_seen() -> None:
+    """It was continued after another one had taken the job, and has not noticed yet."""
+    rig = Rig("me", joins=False)
+    rig.driver.receive(ms.WorkerWelcome(1, "/store", epoch=2), None)
+    rig.start(1)
+    rig.driver.connection_lost("it died")
+    old = rig.dial()
+    rig.driver.receive(ms.WorkerWelcome(1, "/store", epoch=1), None)
+    assert old.closed and not rig.driver.connected and not rig.ended and not rig.driver.fenced
+    rig.driver.finished(1, DONE, None, True)
+    assert len(old.said()) == 1, "it was told nothing but the hello"
+    rig.dial()
+    rig.driver.receive(ms.WorkerWelcome(1, "/store", epoch=3), None)
+    assert rig.driver.joined and started(rig) == [1]
