@@ -85,12 +85,14 @@ test-long: install system-long lint $(TORCH)/.installed trl
 	$(BIN)/python -m pytest -m "long" $(TORCH_TESTS:%=--ignore=%) $(TRL_TESTS:%=--ignore=%)
 	$(TORCH)/bin/python -m pytest -m "long" $(TORCH_TESTS)
 
-# The broker is killed and stopped again and again under load; nothing may be lost or repeated.
+# Broker, workers and gateway are killed and stopped again and again under load; nothing may be lost
+# or repeated. CHAOS='--keep FOLDER' keeps the job's files.
 chaos: install
-	$(BIN)/python bench/bench_restarts.py --seconds 180 --gap 8 --pause 10
+	$(BIN)/python bench/bench_restarts.py --seconds 180 --gap 6 --pause 2 10 $(CHAOS)
 
 chaos-long: install
-	$(BIN)/python bench/bench_restarts.py --seconds 3600 --gap 40 --pause 60
+	$(BIN)/python bench/bench_restarts.py --seconds 3600 --gap 33 --pause 10 60 --clients 4 \
+	  --threads 5 --grace 120 $(CHAOS)
 
 # A few steps of the training run with TRL (docs/TRAINING_RUN.md), in its own venv.
 trl: $(TRL)/.installed
