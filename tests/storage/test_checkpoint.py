@@ -8,15 +8,14 @@ import io
 import os
 import pickle
 import random
-from collections import deque
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from golden.story import Story
+from helpers.ledger_facts import facts
 
 from tangram_hpc.domain import event as ev
 from tangram_hpc.errors import InvalidInput
@@ -30,24 +29,6 @@ from tangram_hpc.storage.journal_segments import JobJournal, begin_next, journal
 
 PLACERS = [("elastic", 6), ("elastic", 46), ("paper", 59), ("fcfs:4", 2), ("first-fit", 14),
            ("static:1", 6)]
-
-
-def facts(value: Any, within: tuple[int, ...] = ()) -> Any:
-    """What a value holds, in its order; a value inside itself is not looked into again."""
-    if value is None or isinstance(value, int | str | bytes | float | Enum):
-        return value
-    if id(value) in within:
-        return "itself"
-    within = (*within, id(value))
-    if isinstance(value, dict):
-        return [(facts(k, within), facts(v, within)) for k, v in value.items()]
-    if isinstance(value, list | tuple | deque | set):
-        return [facts(v, within) for v in value]
-    names = [*getattr(value, "__dict__", ()),
-             *(n for c in type(value).__mro__ for n in getattr(c, "__slots__", ()))]
-    names += getattr(value, "__struct_fields__", ())
-    return type(value).__name__, [(n, facts(getattr(value, n), within)) for n in names
-                                  if hasattr(value, n)]
 
 
 def new_scheduler(placer: str = "elastic") -> Scheduler:
