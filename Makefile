@@ -16,7 +16,7 @@ TRL_TESTS := tests/hooks/test_trl_run.py tests/slurm/test_slurm_trl.py
 # them compiles the package anew: a broker's imports take 1.6 s of CPU then, and 0.5 s without it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install python run test test-long chaos chaos-long trl fuzz test-gpu golden golden-update lint docs coverage bench clean system system-long
+.PHONY: install python run test test-long chaos chaos-long swarm planted trl fuzz test-gpu golden golden-update lint docs coverage bench clean system system-long
 
 install: $(STAMP)
 
@@ -93,6 +93,15 @@ chaos: install
 chaos-long: install
 	$(BIN)/python bench/bench_restarts.py --seconds 3600 --gap 33 --pause 10 60 --clients 4 \
 	  --threads 5 --grace 120 $(CHAOS)
+
+# Seeds of a whole job in one process, each with many kinds of faults together, under checkers of
+# every law (tests/swarm); and bugs that are planted one by one, which the same checkers must find.
+SEEDS ?= 0:10000
+swarm: install
+	cd tests && ../$(BIN)/python -m swarm --seeds $(SEEDS) --jobs 2
+
+planted: install
+	cd tests && ../$(BIN)/python -m planted --jobs 2
 
 # A few steps of the training run with TRL (docs/TRAINING_RUN.md), in its own venv.
 trl: $(TRL)/.installed

@@ -64,8 +64,12 @@ class Link(Protocol):
         """Hands all queued messages to the transport as one frame."""
         ...
 
+    def discard(self) -> None:
+        """Drops all queued messages."""
+        ...
+
     def close(self) -> None:
-        """Ends the connection after the flushed messages have left."""
+        """Ends the connection after the flushed messages have left; queued messages are dropped."""
         ...
 
 

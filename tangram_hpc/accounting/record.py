@@ -279,10 +279,13 @@ class Fold:
         record.grants = [(at, event.cores)]
 
     def _off(self, lease: int, at: int) -> None:
-        """Takes a lease off its units. The lease behind it, if there is one, begins."""
+        """Takes a lease off its units. The lease behind it, if there is one, begins, unless it has
+        ended already: a call of a batch may be cancelled, and be cleaned up after its batch.
+        """
         grant = self._prefetched.remove(lease)
-        if grant is not None:
-            self._begin(self._by_lease[grant.lease], grant, at)
+        record = self._by_lease.get(grant.lease) if grant is not None else None
+        if grant is not None and record is not None:
+            self._begin(record, grant, at)
 
     def _returned(self, event: ev.LeaseReturned) -> None:
         record = self._by_lease.pop(event.lease)

@@ -189,9 +189,13 @@ class Broker:
         """Tells every peer why the broker ends at once, because it cannot write any more. Nothing
         is journaled. Clients would wait for the next broker otherwise, which could not write
         either.
+
+        Orders that were queued for workers are dropped, since no journal has the events behind
+        them: the next broker would give the same actions to other workers.
         """
         self.ended = True
         for peer in self._peers.everyone():
+            peer.link.discard()
             peer.link.send(ms.Shutdown(reason))
             peer.link.flush()
 
@@ -729,7 +733,7 @@ class Broker:
 
         ended = self._keys.commit()
         self._journal.commit(deliver)
-        if unsent:  # the journal is written, and is still to be synced
+        if unsent and not self.ended and not self.superseded():  # written, and not synced yet
             unsent = False
             self._peers.flush_workers()
 

@@ -50,9 +50,13 @@ class SimulatedLink:
         self._arrives = max(self._arrives, self._event_queue.now + late)
         self._event_queue.put(self._arrives, DELIVERY, lambda: self._deliver(data))
 
+    def discard(self) -> None:
+        """See `ports.Link`."""
+        self._outbox.take()
+
     def close(self) -> None:
         """See `ports.Link`."""
-        self.flush()
+        self.discard()
 
     def cut(self) -> None:
         """Cuts the link: not even messages that are on their way arrive."""

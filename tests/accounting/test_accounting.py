@@ -11,7 +11,7 @@ from tangram_hpc.accounting.record import fold
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
-from tangram_hpc.domain.service import EndpointSpec
+from tangram_hpc.domain.service import EndpointSpec, ServiceSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import InvalidInput
 
@@ -148,3 +148,21 @@ def test_a_job_that_waits_in_the_queue_after_a_requeue_holds_no_cpus(stopped: bo
     assert usage.lent_ns == 500 + 200
     (row,) = held(w.events)
     assert (row.held_ns, row.span_ns, row.used_ns, row.nodes) == (2100, 900, 700, ["b"])
+
+
+def test_a_call_that_is_cleaned_up_after_its_batch_has_one_record() -> None:
+    """It ended while it waited behind the first call of the batch, which then ends."""
+    w = World()
+    node = w.node(gpus=1)
+    w.happen(ev.ServiceDeclared(0, ServiceSpec("s", batch=2)))
+    first, second = (w.submit(1, key="service:s") for _ in range(2))
+    cancelled = Outcome(ActionState.CANCELLED, reason="by its client")
+    w.happen(ev.LeaseGranted(10, 1, first, node, 1, (), (0,)))
+    w.happen(ev.LeaseGranted(10, 2, second, node, 1, (), (0,), after=1))
+    w.happen(ev.ActionCancelled(20, second, "by its client"))
+    w.happen(ev.LeaseFinished(30, 2, cancelled, False))
+    w.happen(ev.LeaseFinished(40, 1, Outcome(ActionState.COMPLETED), True))
+    w.happen(ev.LeaseReleased(50, 2))
+    records = fold(w.events).records
+    assert records[first].state is ActionState.COMPLETED
+    assert records[second].state is ActionState.CANCELLED and records[second].end_ns == 30

@@ -44,8 +44,11 @@ class FakePeer:
         for message, payload in self._in.feed(b"".join(self._out.take())):
             self.heard.append((message, None if payload is None else bytes(payload)))
 
+    def discard(self) -> None:
+        self._out.take()
+
     def close(self) -> None:
-        self.flush()
+        self.discard()
         self.closed = True
 
     # ---- the peer's side ----

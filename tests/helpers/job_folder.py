@@ -5,10 +5,8 @@ writers, and what its next broker makes of it.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,24 +35,6 @@ def frequent_checkpoints(events: int = 60) -> Iterator[None]:
     """A broker begins a checkpoint after so many events."""
     with patch.multiple(checkpoint, EVENTS_MIN=events, EVENTS_EACH=0):
         yield
-
-
-def facts(value: Any, within: tuple[int, ...] = ()) -> Any:
-    """What a value holds, in its order; a value inside itself is not looked into again."""
-    if value is None or isinstance(value, int | str | bytes | float | Enum):
-        return value
-    if id(value) in within:
-        return "itself"
-    within = (*within, id(value))
-    if isinstance(value, dict):
-        return [(facts(k, within), facts(v, within)) for k, v in value.items()]
-    if isinstance(value, list | tuple | deque | set):
-        return [facts(v, within) for v in value]
-    names = [*getattr(value, "__dict__", ()),
-             *(n for c in type(value).__mro__ for n in getattr(c, "__slots__", ()))]
-    names += getattr(value, "__struct_fields__", ())
-    return type(value).__name__, [(n, facts(getattr(value, n), within)) for n in names
-                                  if hasattr(value, n)]
 
 
 class ReplayedJob:

@@ -129,6 +129,23 @@ def test_a_class_with_a_running_action_is_never_forgotten() -> None:
     estimator.ended(running, [(1, MS)], True)
 
 
+def test_what_is_learned_does_not_depend_on_what_was_asked() -> None:
+    """A mean is remembered by the bucket of the work that was done already, and planning may have
+    asked with another amount of the same bucket. A replay does not plan."""
+    asked, silent = Estimator(), Estimator()
+    action = Action(1, "x", degrees=(1, 2, 4))
+    for estimator in (asked, silent):
+        for _ in range(3):
+            estimator.began(action)
+            estimator.ended(action, [(1, 1_000_000_000)], True)
+        estimator.began(action)
+    asked.mean(action.key, action.name, action.degrees, 4_900_000_000)
+    for estimator in (asked, silent):
+        estimator.ended(action, [(1, 5_000_000_000)], False)
+    assert asked.mean(action.key, action.name, (1, 2)) == silent.mean(
+        action.key, action.name, (1, 2))
+
+
 def test_a_replay_with_more_names_than_are_kept_gives_the_same_estimates() -> None:
     w = World("first-fit")
     w.node(cpus=4)

@@ -324,3 +324,26 @@ def test_random_push_back_violates_no_invariant_and_replays(seed: int) -> None:
         again.handle(event)
     assert again.ledger.actions == w.ledger.actions
     assert again.ledger.endpoints == w.ledger.endpoints
+
+
+def test_an_endpoint_that_is_declared_again_keeps_its_calls_and_its_share() -> None:
+    """A broker that was started again declares the endpoints of its config file."""
+    endpoint = rl.full(SPEC, 0)
+    endpoint.draw(0)
+    endpoint.pushed_back(0, 1, 2, FALTERED)
+    assert rl.declared_again(endpoint, SPEC, 5) == endpoint
+    other = rl.declared_again(endpoint, EndpointSpec("search", 3, 10 * MICRO, 3 * MICRO), 5)
+    assert other.busy == 1 and other.free == 2
+
+
+def test_a_clock_that_was_set_back_does_not_stop_the_refill() -> None:
+    world = World()
+    world.happen(ev.EndpointDeclared(3600 * SECOND, SPEC))
+    endpoint = world.ledger.endpoints[SPEC.name]
+    for _ in range(3):
+        endpoint.draw(3600 * SECOND)
+        endpoint.done()
+    assert not endpoint.tokens(3600 * SECOND)
+    world.happen(ev.BrokerStarted(10 * SECOND, "7", "elastic", "none"))
+    assert endpoint.tokens(11 * SECOND) == 3
+    assert endpoint.next_token_at(10 * SECOND) < 11 * SECOND

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 from golden.story import Story
-from helpers.job_folder import ReplayedJob, facts
+from helpers.job_folder import ReplayedJob
+from helpers.ledger_facts import facts
 
 from tangram_hpc.domain import event as ev
 from tangram_hpc.errors import InvalidInput

@@ -23,7 +23,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from helpers.job_folder import ReplayedJob, facts, frequent_checkpoints, named_work
+from helpers.job_folder import ReplayedJob, frequent_checkpoints, named_work
+from helpers.ledger_facts import facts
 
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.event import JOURNAL_VERSION

@@ -22,7 +22,7 @@ from tangram_hpc import LocalCluster
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.protocol import auth
 from tangram_hpc.protocol import message as ms
-from tangram_hpc.protocol.frame import Outbox
+from tangram_hpc.protocol.frame import Inbox, Outbox
 from tangram_hpc.storage.access import read_access
 from tangram_hpc.transport.socket import asyncsock, bulk_socket
 from tangram_hpc.transport.socket.channel import SocketChannel
@@ -251,3 +251,24 @@ def test_a_submit_without_its_payload_is_refused_and_the_connection_continues(
         say(ms.Ping(7))
         assert told == [ms.Pong(7)]
     assert cluster.submit(pow, 2, 2).result(30) == 4
+
+
+def test_a_link_that_is_closed_sends_what_was_flushed_and_drops_what_was_queued() -> None:
+    """A broker that was superseded closes its links; its last orders must reach nobody."""
+    async def heard(discards: bool) -> list[ms.Message]:
+        ours, theirs = socket.socketpair()
+        link = asyncsock.SocketLink(ours, asyncio.get_running_loop())
+        link.send(ms.Ping(1))
+        link.flush()
+        link.send(ms.Ping(2))
+        if discards:
+            link.discard()
+            link.send(ms.Ping(3))
+            link.flush()
+        link.close()
+        with theirs:
+            data = b"".join(iter(lambda: theirs.recv(4096), b""))
+        return [message for message, _ in Inbox().feed(data)]
+
+    assert asyncio.run(heard(False)) == [ms.Ping(1)]
+    assert asyncio.run(heard(True)) == [ms.Ping(1), ms.Ping(3)]

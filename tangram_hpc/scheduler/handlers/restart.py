@@ -30,6 +30,8 @@ def on_broker_started(state: SchedulerState, event: ev.BrokerStarted) -> list[De
     ledger.complete = False  # the nodes of the job have yet to join
     ledger.told_ends.clear()  # a requeued job ends at another time
     ledger.allocs.own = event.job
+    for endpoint in ledger.endpoints.values():
+        endpoint.clock_set(event.at)
     if event.await_until:
         _wait_for_all(ledger, event)
     state.dirty = True

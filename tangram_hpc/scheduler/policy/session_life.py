@@ -3,9 +3,10 @@
 The functions here read the ledger; each end that they name is an event for the driver to journal
 and to hand back. Invariant: as long as an action of a session waits or runs, neither idleness nor
 its client's disconnection closes it, so that an action such as a reward computation never loses its
-sandbox; and the client is not forgotten before. If the client said goodbye, all of its sessions and
-actions end at once. A time-to-live is different: when it is over the session closes, whatever runs
-in it.
+sandbox; and the client is not forgotten before. An action that waits and whose call only its client
+has, because the broker was started again, does not keep its session. If the client said goodbye,
+all of its sessions and actions end at once. A time-to-live is different: when it is over the
+session closes, whatever runs in it.
 
 A session that outlives its client, or that an attached client holds, does not end with its client;
 the actions that this client had submitted to it are cancelled when the client's grace is over.
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...domain import event as ev
+from ...domain.ids import client_of
 from ...domain.states import SessionState
 from ..state.idle import DisconnectedClient
 from ..state.ledger import Ledger, SessionEntry
@@ -49,6 +51,9 @@ def expired(ledger: Ledger, now: int) -> list[ev.Event]:
             open_left = True
             if 0 < due <= now and own.spec.id not in closing:
                 events.append(ev.SessionClosing(now, own.spec.id, _WENT))
+            elif not due and _grace_end(gone, own) <= now:
+                events += [ev.ActionCancelled(now, action, _WENT)
+                           for action in _never_to_start(ledger, own, client)]
         if gone.until <= now:
             events += [ev.ActionCancelled(now, action, _WENT) for action in entry.ends_with_client]
             events += [ev.SessionDetached(now, session, client) for session in entry.attached]
@@ -81,8 +86,11 @@ def next_expiry(ledger: Ledger) -> int:
             if end]
     for client, gone in ledger.disconnected.items():
         entry = ledger.clients[client]
-        dues = [_due(gone, session) for session in ending_of(ledger, client)]
-        ends += [due for due in dues if due]
+        dues = []
+        for session in ending_of(ledger, client):
+            dues.append(_due(gone, session))
+            if dues[-1] or any(True for _ in _never_to_start(ledger, session, client)):
+                ends.append(_grace_end(gone, session))
         if entry.ends_with_client or entry.attached or not dues:
             ends.append(gone.until)
     return min(ends, default=0)
@@ -110,7 +118,17 @@ def _abandoned(session: SessionEntry) -> bool:
 
 def _due(gone: DisconnectedClient, session: SessionEntry) -> int:
     """When a session of a disconnected client ends, epoch ns; 0 as long as it has work."""
-    if not gone.bye and session.serves:
-        return 0
+    return 0 if not gone.bye and session.serves else _grace_end(gone, session)
+
+
+def _grace_end(gone: DisconnectedClient, session: SessionEntry) -> int:
+    """When the client's grace is over for a session, epoch ns."""
     own = session.spec.grace_ns
     return gone.until if gone.bye or own < 0 else gone.since + own
+
+
+def _never_to_start(ledger: Ledger, session: SessionEntry, client: int) -> Iterator[int]:
+    """Yields the actions of a client that wait in a session until the client submits them again."""
+    for action in session.waiting:
+        if ledger.actions[action].withheld and client_of(action) == client:
+            yield action

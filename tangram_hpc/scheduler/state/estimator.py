@@ -228,26 +228,28 @@ class Estimator:
     def mean(self, key: str, name: str, degrees: tuple[int, ...], done_ns: int = 0) -> int:
         """The mean work of those actions of a class that are larger than `done_ns`, shrunk towards
         the means of the parents. O(1).
+
+        It is remembered by the bucket of `done_ns`, so it may be the mean for another amount of the
+        same bucket.
         """
         bucket = octaves(done_ns) if done_ns > 0 else -1
         several = degrees[-1] > degrees[0]
-        known, parent = self._find(key, name), self._parents.get((key, several))
-        own = known.sizes if known is not None else None
-        version = (self._any.version + (parent.version if parent is not None else 0)
-                   + (own.version if own is not None else 0))
+        levels = self._levels(key, name, several)
+        version = sum([sizes.version for sizes in levels])
         memo = self._memo.get((key, name, several, bucket))
         if memo is not None and memo[0] == version:
             return memo[1]
-        levels = [s for s in (self._any, parent, own) if s is not None]
-        n = SHRINK
-        total = SHRINK * max(UNKNOWN_NS, 2 * done_ns if bucket >= 0 else 0)
-        for sizes in levels:
-            k, more = sizes.beyond(bucket)
-            n, total = SHRINK + k, SHRINK * total // n + more
         if len(self._memo) >= _MEMO_MAX:
             self._memo.clear()
-        self._memo[key, name, several, bucket] = (version, total // n)
-        return total // n
+        found = _mean_beyond(levels, done_ns, bucket)
+        self._memo[key, name, several, bucket] = (version, found)
+        return found
+
+    def _levels(self, key: str, name: str, several: bool) -> list[Sizes]:
+        """The histograms of all actions, of the parent of a class, and of the class."""
+        known, parent = self._find(key, name), self._parents.get((key, several))
+        own = known.sizes if known is not None else None
+        return [s for s in (self._any, parent, own) if s is not None]
 
     # ---- called by the handlers of leases ----------------------------------------------------
 
@@ -267,7 +269,10 @@ class Estimator:
             return
         work = max(1, work_of(spans, self.serial(action)))
         if not whole:
-            work = max(work, self.mean(key, action.name, action.degrees, work))
+            # not `mean`: what it remembers depends on what planning has asked, and replays do not
+            # plan
+            levels = self._levels(key, action.name, several)
+            work = max(work, _mean_beyond(levels, work, octaves(work)))
         elif action.degrees[-1] > 1:
             if own.serial is None:
                 own.serial = Serial()
@@ -344,3 +349,13 @@ class Estimator:
             if not variants:
                 del self._variants[general]
         self._memo.clear()
+
+
+def _mean_beyond(levels: Sequence[Sizes], done_ns: int, bucket: int) -> int:
+    """The mean of what lies above a bucket, each level shrunk towards the one before."""
+    n = SHRINK
+    total = SHRINK * max(UNKNOWN_NS, 2 * done_ns if bucket >= 0 else 0)
+    for sizes in levels:
+        k, more = sizes.beyond(bucket)
+        n, total = SHRINK + k, SHRINK * total // n + more
+    return total // n

@@ -131,6 +131,13 @@ class EndpointEntry:
                 self.level = 0
         self.at = max(self.at, self.closed_until)
 
+    def clock_set(self, now: int) -> None:
+        """Goes on at `now`, which may be earlier than the last call, since the wall clock of a
+        broker that was started again may have been set back. Without this, nothing would refill the
+        bucket before the earlier time is reached again.
+        """
+        self.at = min(self.at, max(now, self.closed_until))
+
     def _settle(self, now: int) -> None:
         self.level, self.at = self.level_at(now), max(now, self.at)
 
@@ -141,9 +148,12 @@ def full(spec: EndpointSpec, now: int) -> EndpointEntry:
 
 
 def declared_again(old: EndpointEntry, spec: EndpointSpec, now: int) -> EndpointEntry:
-    """The same endpoint with another quota. The change does not fill its bucket, and a closed
-    endpoint stays closed.
+    """The same endpoint, maybe with another quota. The change does not fill its bucket, and a
+    closed endpoint stays closed. Calls that run go on: a broker that was started again declares the
+    endpoints of its config file, while clients still hold grants of them.
     """
+    if spec == old.spec:
+        return old
     level = old.level_at(now) if old.spec.rate_micro and spec.rate_micro else 0
-    return EndpointEntry(spec, max(now, old.at), min(level, spec.burst_micro * _SECOND),
+    return EndpointEntry(spec, max(now, old.at), min(level, spec.burst_micro * _SECOND), old.busy,
                          closed_until=old.closed_until, calls=old.calls, cost_micro=old.cost_micro)

@@ -82,6 +82,10 @@ class SocketLink:
         if frame and self._sock is not None:
             self.write(frame)
 
+    def discard(self) -> None:
+        """Drops all queued messages; see `ports.Link.discard`."""
+        self._outbox.take()
+
     def write(self, frame: list[Buffer]) -> None:
         """Sends the buffers of a whole frame as they are, behind all unsent bytes."""
         if self._sock is None:
@@ -97,9 +101,8 @@ class SocketLink:
     def close(self) -> None:
         """Closes the connection; see `ports.Link.close`.
 
-        Unsent bytes get half a second to leave. `on_lost` is not called.
+        Flushed bytes get half a second to leave. `on_lost` is not called.
         """
-        self.flush()
         if self._sock is not None and self._backlog:
             self._sock.settimeout(0.5)
             try:
