@@ -110,8 +110,7 @@ def _bring_together(environ: Mapping[str, str], card: RankCard) -> MpiWorld:
     if card.role == "trainer":
         atexit.register(_met.leave)
         _met.stay()
-        if not own_finalize:
-            note_exit_status()
+        note_exit_status()
     return _met
 
 
