@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tangram_hpc.slurm.job_environment import step_marks
 
 MARKS = {"SLURM_JOB_ID": f"7{os.getpid()}", "SLURM_STEP_ID": "3"}
@@ -15,18 +17,19 @@ RANK = """
 import os, sys, time
 from tangram_hpc.slurm.job_environment import step_marks
 from tangram_hpc.transport.mpi.mpi_watchdog import start_watchdog
-with start_watchdog(os.getpid(), 0, 20.0, "none", step_marks(os.environ)):
+with start_watchdog(os.getpid(), 0, 40.0, "none", step_marks(os.environ)):
     while not os.path.exists(sys.argv[1]):
         time.sleep(0.05)
 print("it came up", flush=True)
 """
-GATEWAY = "import sys, time; time.sleep(3); open(sys.argv[1], 'w').close()"
+GATEWAY = "import sys, time; time.sleep(1); open(sys.argv[1], 'w').close()"
 
 
 def state(process: subprocess.Popen[str]) -> str:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+@pytest.mark.long
 def test_a_rank_that_was_stopped_before_its_program_began_is_continued(tmp_path: Path) -> None:
     """Only one of the same step."""
     up, environ = str(tmp_path / "up"), {**os.environ, **MARKS}
