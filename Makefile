@@ -69,8 +69,8 @@ system-long: system
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  missing=""; $(call MISSING,$(LONG_PROGRAMS)); $(INSTALL); fi
 
-# What judges times has the machine for itself; the Slurm tests mostly wait, so the rest runs beside,
-# a file at a time in each of three workers, as many of its tests wait too.
+# Tests that judge times run alone on the machine. The Slurm tests mostly wait, so all other tests run
+# beside them, in three workers that take a file at a time, since many of these tests wait too.
 PART := $(BIN)/python -m pytest --durations=10 -m
 WORKERS := -n 3 --dist loadfile
 test: install system lint

@@ -1,29 +1,30 @@
 """Dials the broker that an access file names, and reads the file anew each time.
 
 A broker that is started again replaces the access file by one with another key and mostly other
-addresses. Who kept what the first file said would never find the new broker.
+addresses. A process that kept the content of the first file would never find the new broker.
 """
 
 from __future__ import annotations
 
-import socket
 import time
 from dataclasses import replace
 from pathlib import Path
 
 from ..errors import AccessError, BrokerUnreachable
 from ..storage.access import Access, read_access
-from ..transport.socket.dial import dial
+from ..transport.socket.dial import dial, through
+from ..transport.socket.socket_connection import SocketConnection
 
 _PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0  # the first and the longest pause between two attempts
 
 
 class AccessFileDialer:
-    """Opens sockets to the broker of an access file, and reads the file anew for each one.
+    """Opens connections to the broker of an access file, and reads the file anew for each one.
 
     Args:
         path: the access file.
-        address: the broker's address, which stays in force; empty for those in the access file.
+        address: the broker's address, to be used instead of those in the access file; empty for
+            the file's own.
     """
 
     def __init__(self, path: Path, address: str = "") -> None:
@@ -37,10 +38,12 @@ class AccessFileDialer:
             AccessError: there is no access file, it must not be trusted, or its broker has ended.
         """
         known = read_access(self._path)
-        return replace(known, addresses=(self._address,)) if self._address else known
+        if not self._address:
+            return known
+        return replace(known, addresses=(through(self._address, known.addresses),))
 
-    def dial(self) -> socket.socket:
-        """Returns a connected, authenticated, blocking socket.
+    def dial(self) -> SocketConnection:
+        """Returns an authenticated, blocking connection.
 
         Raises:
             AccessError: as `read`, or the broker does not accept the key.
@@ -56,9 +59,9 @@ class AccessFileDialer:
                 raise
             raise BrokerUnreachable(str(error)) from None
 
-    def dial_patiently(self) -> socket.socket:
-        """Returns a socket as `dial` does, but waits as long as the access file says for a broker
-        that is being started again.
+    def dial_patiently(self) -> SocketConnection:
+        """Returns a connection as `dial` does, but waits as long as the access file says for a
+        broker that is being started again.
 
         Raises:
             AccessError, BrokerUnreachable: as `dial`, when it makes no sense to wait any longer.

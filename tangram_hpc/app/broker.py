@@ -1,8 +1,8 @@
 """Puts a broker together and serves one job, from its config to its end.
 
-It takes the job's folder, replays earlier journals, opens the sockets, writes the access file and
-runs the driver until it ends. Only the broker that holds the folder's lock writes there or removes
-files; after the lock is released, the folder is only read.
+It takes the job's folder, loads the last checkpoint, replays the events since, opens the sockets,
+writes the access file and runs the driver until it ends. Only the broker that holds the folder's
+lock writes there or removes files; after the lock is released, the folder is only read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..broker.broker_settings import Settings
 from ..broker.driver import Broker
@@ -49,6 +50,7 @@ from ..storage.spill_files import FolderSpillFiles
 from ..storage.spool import FileSpool
 from ..storage.store import TEMPORARY_S, FolderStore
 from ..transport.socket.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
+from ..transport.socket.certificate import Certificate, address_of, certificate_for
 from ..version import VERSION
 from .broker_location import own_addresses
 from .folder import take_folder
@@ -120,9 +122,9 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
                     checkpoints.look)
     die_on_broken_law(loop, "broker", broker.say_last)
     key = os.urandom(32)
-    scratch, sockets, addresses = _open_ways(plan, environ)
-    listeners = [Listener(sock, key, plan.job, lambda link: _converse(broker, link))
-                 for sock in sockets]
+    scratch, ways = _open_ways(plan, environ)
+    listeners = [Listener(way.sock, key, plan.job, lambda link: _converse(broker, link),
+                          way.certificate) for way in ways]
     try:
         broker.start()
     except InvalidInput:  # a rollout pool of the settings file is wrong
@@ -130,7 +132,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
         raise
     access = folder / "access.json"
     _check_place(folder_lock, plan.job)
-    write_access(access, Access(plan.job, tuple(addresses), key, settings.store,
+    write_access(access, Access(plan.job, tuple(way.address for way in ways), key, settings.store,
                                 socket.gethostname(), os.getpid(),
                                 config.grace_s if plan.supervised else 0.0))
     _end_on_signals(loop, plan, broker)
@@ -311,30 +313,44 @@ def _converse(broker: Broker, link: SocketLink) -> None:
                 lambda reason: broker.lost(peer, reason))
 
 
-def _open_ways(plan: BrokerPlan, environ: Mapping[str, str]
-               ) -> tuple[Path, list[socket.socket], list[str]]:
-    """Returns a new scratch folder, the listening sockets, and their addresses.
+class _Way(NamedTuple):
+    """A socket on which the broker listens, and what others are told.
+
+    Attributes:
+        sock: the listening socket.
+        address: what others dial.
+        certificate: with which its connections are encrypted; None if they are not.
+    """
+
+    sock: socket.socket
+    address: str
+    certificate: Certificate | None = None
+
+
+def _open_ways(plan: BrokerPlan, environ: Mapping[str, str]) -> tuple[Path, list[_Way]]:
+    """Returns a new scratch folder and the ways to this broker.
 
     Raises:
         InvalidInput: the folder or a socket cannot be made; what was made already is removed. The
             message names the setting.
     """
     config, embedded = plan.config, plan.lifeline >= 0  # all LocalCluster workers are local
-    scratch = make_scratch(environ, config.scratch, "broker")
-    sockets, addresses = [], [f"unix:{scratch / 'broker.sock'}"]
+    scratch, ways = make_scratch(environ, config.scratch, "broker"), list[_Way]()
+    unix = scratch / "broker.sock"
     try:
-        sockets.append(_listen_unix(scratch / "broker.sock"))
+        ways.append(_Way(_listen_unix(unix), f"unix:{unix}"))
         if (own := own_addresses(config.bind, {} if embedded else environ,
                                  plan.scripts is not None)) is not None:
-            sockets.append(_listen_tcp(own.listen))
-            host = f"[{own.advertised}]" if ":" in own.advertised else own.advertised
-            addresses.append(f"tcp:{host}:{sockets[-1].getsockname()[1]}")
+            sock = _listen_tcp(own.listen, config.ports)
+            certificate = certificate_for(own.listen) if config.encryption == "tls" else None
+            ways.append(_Way(sock, address_of(own.advertised, sock.getsockname()[1], certificate),
+                             certificate))
     except InvalidInput:
-        for sock in sockets:
-            sock.close()
+        for way in ways:
+            way.sock.close()
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-    return scratch, sockets, addresses
+    return scratch, ways
 
 
 def _listen_unix(path: Path) -> socket.socket:
@@ -346,9 +362,14 @@ def _listen_unix(path: Path) -> socket.socket:
                            "with a short name") from None
 
 
-def _listen_tcp(address: str) -> socket.socket:
+def _listen_tcp(address: str, ports: str) -> socket.socket:
+    first, _, last = ports.partition("-")
+    asked = range(int(first), int(last or first) + 1) if ports else (0,)
     try:
-        return listen_tcp(address)
-    except OSError as error:
-        raise InvalidInput(f"config field `bind`: cannot listen on {address} "
-                           f"({error.strerror})") from None
+        return listen_tcp(address, asked)
+    except (OSError, OverflowError) as error:  # OverflowError: there are ports up to 65535
+        why = error.strerror if isinstance(error, OSError) else error
+        if ports:
+            raise InvalidInput(f"config field `ports`: no port of {ports} can be had on {address} "
+                               f"({why}); each broker on a node needs one of its own") from None
+        raise InvalidInput(f"config field `bind`: cannot listen on {address} ({why})") from None

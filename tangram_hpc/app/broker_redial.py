@@ -12,7 +12,6 @@ this process ran. A broker that has ended in order is not waited for.
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from ..errors import AccessError, BrokerUnreachable, TangramError
 from ..protocol.liveness import Patience
 from ..storage.access import read_access
 from ..transport.socket.dial import dial
+from ..transport.socket.socket_connection import SocketConnection
 from ..worker.driver import WorkerDriver
 
 # Seconds. An attempt takes less; if one took longer, this process was stopped meanwhile.
@@ -32,13 +32,13 @@ _PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0  # the first and the longest pause between tw
 
 
 class _Attempt(NamedTuple):
-    """What came of one attempt: a connected socket, or why there is none.
+    """What came of one attempt: a connection, or why there is none.
 
     `ended` says that the job has ended, so that no other attempt is of use, and `shut` that the
     broker's host did not answer at all.
     """
 
-    sock: socket.socket | None
+    connection: SocketConnection | None
     problem: str = ""
     ended: bool = False
     shut: bool = False
@@ -60,7 +60,7 @@ class BrokerRedial:
     """
 
     def __init__(self, access: Path, grace_s: float, driver: WorkerDriver,
-                 attach: Callable[[socket.socket], None]) -> None:
+                 attach: Callable[[SocketConnection], None]) -> None:
         self._access, self._grace_s = access, grace_s
         self._driver, self._attach = driver, attach
         self._task: asyncio.Task[None] | None = None
@@ -99,12 +99,12 @@ class BrokerRedial:
 
     async def _try(self) -> None:
         attempt = await _in_thread(lambda: _reach(self._access))
-        if attempt.sock is not None:
+        if attempt.connection is not None:
             self.shut = False
             if self._driver.over:
-                attempt.sock.close()
+                attempt.connection.close()
             else:
-                self._attach(attempt.sock)
+                self._attach(attempt.connection)
             return
         self.shut = attempt.shut
         if attempt.ended:
@@ -140,8 +140,8 @@ async def _in_thread(work: Callable[[], _Attempt]) -> _Attempt:
     def settle(attempt: _Attempt) -> None:
         if not future.done():
             future.set_result(attempt)
-        elif attempt.sock is not None:
-            attempt.sock.close()
+        elif attempt.connection is not None:
+            attempt.connection.close()
 
     def run() -> None:
         attempt = _Attempt(None, "the attempt was not carried out")
@@ -151,8 +151,8 @@ async def _in_thread(work: Callable[[], _Attempt]) -> _Attempt:
             with suppress(RuntimeError):  # the loop is closed, since the worker has ended
                 loop.call_soon_threadsafe(settle, attempt)
                 attempt = _Attempt(None)
-            if attempt.sock is not None:
-                attempt.sock.close()
+            if attempt.connection is not None:
+                attempt.connection.close()
 
     threading.Thread(target=run, name="tangram-redial", daemon=True).start()
     return await future

@@ -2,7 +2,7 @@
 
 The broker keeps its journal, and workers and clients wait for it for `grace_s`. So a broker that is
 killed, for example by the kernel because memory ran out, need cost no more than a pause. The parent
-loads little and does little, so that it gives nobody a reason to end it.
+loads little and does little, so that it is unlikely to be killed or to fail itself.
 
 It starts the broker again only after a crash (`restarts.py`), and only while the access file is one
 that a broker of this parent wrote: a broker that never served would probably crash again, and one
@@ -100,7 +100,7 @@ class _Supervisor:
 
         def prepare() -> None:
             libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-            if os.getppid() != parent:  # it was killed before the kernel knew what to do then
+            if os.getppid() != parent:  # the parent was killed before `prctl` took effect
                 os._exit(1)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -125,7 +125,7 @@ class _Supervisor:
         pid = writer(self._access)
         serves, first = pid == child.pid, pid not in self._pids
         for number, since in [*self._waiting.items()]:
-            # a first start can be broken off at any time, as without a parent
+            # the very first start may be broken off at any time, as it could be without a parent
             at_once = first and number != signal.SIGUSR1
             if serves or at_once or time.monotonic() - since > _WAIT_S:
                 del self._waiting[number]

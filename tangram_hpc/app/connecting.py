@@ -39,13 +39,13 @@ def socket_dial(dialer: AccessFileDialer, job: str) -> Dial:
     def open_channel() -> SocketChannel:
         nonlocal reached
         try:
-            channel = SocketChannel(dialer.dial())
+            connection = dialer.dial()
         except AccessError as error:
             if not reached:
                 raise
             raise BrokerUnreachable(f"job {job}: {error}") from None
         reached = True
-        return channel
+        return SocketChannel(connection.sock, connection.encryption)
     return open_channel
 
 
@@ -65,8 +65,9 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
         access: the access file; None for that of `job`, else `TANGRAM_ACCESS`, else that of
             `TANGRAM_JOB` or of the Slurm job that this process is in.
         job: the job's name, instead of `access`.
-        address: the broker's address, `unix:PATH` or `tcp:HOST:PORT`; empty for the addresses in
-            the access file.
+        address: the broker's address, `unix:PATH` or `tcp:HOST:PORT`, such as the near end of a
+            tunnel; empty for the addresses in the access file. Whether the connection is encrypted,
+            and with which certificate, the access file says.
         name: the client's name in `tangram info`; empty for "host:pid".
 
     Returns:

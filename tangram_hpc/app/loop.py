@@ -1,4 +1,4 @@
-"""What asyncio drivers need: a timer, ends on errors and lost parents, rarer garbage collection."""
+"""Helpers of asyncio drivers: a timer, the end on an error or a lost parent, rarer collections."""
 
 from __future__ import annotations
 

@@ -158,8 +158,8 @@ def _started(node: RayNode, environ: Mapping[str, str]
 
 @contextmanager
 def _signals_put_off() -> Iterator[None]:
-    """Handles the signals that come during the body after it, so that none of them ends this
-    process between the start of Ray and the note of it. A mask would be inherited by Ray."""
+    """Delays signals until the `with` body is over, so that none ends this process after Ray has
+    started and before this process has noted that. Ray would inherit a signal mask."""
     came: list[int] = []
     old = {number: signal.signal(number, lambda number, frame: came.append(number))
            for number in _SIGNALS}

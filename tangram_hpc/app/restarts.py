@@ -1,9 +1,9 @@
-"""What the parents of brokers share: which ends are crashes, how often a broker may be started
-again after one, and what becomes of the access file of one that is not started again.
+"""Rules for a parent that starts its broker again: which ends are crashes, how often a broker may
+be started again after a crash, and what becomes of its access file when that is over.
 
-A crash is a signal that nobody meant for it, or a broken invariant (`BROKEN_STATUS`). After every
-other end another start would end in the same way: the work is done, a setting or the folder is
-refused, another broker serves the job, the disk is full.
+A crash is a death by a signal, or a broken invariant (`BROKEN_STATUS`). After every other end
+another start would end in the same way: the work is done, a setting or the folder is refused,
+another broker serves the job, the disk is full.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ WINDOW_S = 600.0  # restarts are counted within this time
 
 
 class RestartLimit:
-    """Allows so many restarts within `WINDOW_S`.
+    """Allows at most `count` restarts within `WINDOW_S`.
 
     Args:
-        count: how many.
+        count: the largest number of restarts.
     """
 
     def __init__(self, count: int) -> None:

@@ -6,7 +6,8 @@ import time
 
 
 class SystemClock:
-    """Epoch time that never runs backwards: the epoch is read once, then the monotonic clock."""
+    """Tells the epoch time and never runs backwards: it reads the epoch once, and from then on adds
+    the time of the monotonic clock."""
 
     def __init__(self) -> None:
         self._offset = time.time_ns() - time.monotonic_ns()

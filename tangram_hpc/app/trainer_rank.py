@@ -19,7 +19,6 @@ from ..slurm.job_environment import slurm_place
 from ..transport.mpi.mpi_launch import launch_of, launch_rank, managed
 from ..transport.mpi.mpi_oversubscription import wait_environment
 
-GATEWAY_MODES = ("auto", "on", "off")
 _LOCALS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _MEET_S = 60.0
 _GATEWAY = ("TANGRAM_GATEWAY", "TANGRAM_WORLD_SIZE")
@@ -62,7 +61,7 @@ def rank_of(environ: Mapping[str, str], gateway: str, mpi: bool) -> TrainerTask:
 
     Args:
         environ: the process's environment.
-        gateway: one of GATEWAY_MODES. `auto` makes the last rank a gateway if the step was started
+        gateway: `auto`, `on` or `off`. `auto` makes the last rank a gateway if the step was started
             with MPI, has another rank, and `mpi` is true.
         mpi: whether this program could use MPI.
 

@@ -50,6 +50,7 @@ from ..storage.spill_files import FolderSpillFiles
 from ..storage.store import FolderStore
 from ..transport.socket.asyncsock import SocketLink
 from ..transport.socket.dial import probe_broker
+from ..transport.socket.socket_connection import SocketConnection
 from ..worker.driver import AHEAD, WorkerDriver
 from .access_dial import AccessFileDialer
 from .broker_location import await_access
@@ -257,14 +258,33 @@ def _make_parts(plan: WorkerPlan, environ: Mapping[str, str], scratch: Path) -> 
                       enforcer)
 
 
-async def _close_parts(node: NodeExecutor | None, parts: _NodeParts | None, scratch: Path) -> None:
-    if node is not None:
-        await node.closed()  # and its enforcer
-    elif parts is not None:
-        parts.enforcer.close()
-    if parts is not None:
-        parts.meter.close()
-    folders.remove(str(scratch))  # also what the users of images own in the node's store
+@dataclass
+class _Lent:
+    """What this process has made so far to lend its node, and must close.
+
+    Attributes:
+        scratch: the folder of everything that it writes.
+        parts: what exists before the broker's welcome; None at first.
+        executor: what runs the node's work; None before the welcome.
+    """
+
+    scratch: Path
+    parts: _NodeParts | None = None
+    executor: NodeExecutor | None = None
+
+    def make_executor(self, reports: Reports, welcome: WorkerWelcome) -> Executor:
+        assert self.parts is not None  # there is a welcome only after they are made
+        self.executor = self.parts.executor(reports, welcome)
+        return self.executor
+
+    async def close(self) -> None:
+        if self.executor is not None:
+            await self.executor.closed()  # and its enforcer
+        elif self.parts is not None:
+            self.parts.enforcer.close()
+        if self.parts is not None:
+            self.parts.meter.close()
+        folders.remove(str(self.scratch))  # also what users of images own in the node's store
 
 
 def _end_early(number: int, frame: object) -> NoReturn:
@@ -294,34 +314,28 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # until the folder's removal is certain
     scratch = make_scratch(environ, config.scratch, "worker")
     ended: asyncio.Future[str] = loop.create_future()
-    node: NodeExecutor | None = None
-    parts: _NodeParts | None = None
-    told = 0
-
-    def make_executor(reports: Reports, welcome: WorkerWelcome) -> Executor:
-        nonlocal node
-        assert parts is not None  # there is a welcome only after they are made
-        node = parts.executor(reports, welcome)
-        return node
+    lent, told = _Lent(scratch), 0
 
     def on_signal(number: signal.Signals) -> None:
         nonlocal told
         told = number
         driver.leave(f"it left: {number.name}")
 
-    def attach(sock: socket.socket) -> None:
+    def attach(connection: SocketConnection) -> None:
         """Goes on over another connection."""
-        link = SocketLink(sock, loop)
+        link = SocketLink(connection.sock, loop, connection.encryption)
         _listen(link, driver, redial)
         driver.rejoin(link)
 
     spill = FolderSpillFiles(scratch / "results")
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
-        parts = _make_parts(plan, environ, scratch)
-        link = SocketLink(AccessFileDialer(plan.access).dial_patiently(), loop)
-        driver = WorkerDriver(access.job, parts.spec, link, LoopTimer(loop), make_executor,
-                              ended.set_result, BUSY_GAP_S, secrets.token_hex(16), spill)
+        lent.parts = _make_parts(plan, environ, scratch)
+        found = AccessFileDialer(plan.access).dial_patiently()
+        link = SocketLink(found.sock, loop, found.encryption)
+        driver = WorkerDriver(access.job, lent.parts.spec, link, LoopTimer(loop),
+                              lent.make_executor, ended.set_result, BUSY_GAP_S,
+                              secrets.token_hex(16), spill)
         redial = BrokerRedial(plan.access, config.grace_s, driver, attach)
         _listen(link, driver, redial)
         for number in _ENDING:
@@ -332,14 +346,18 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
         reason = await ended
         redial.close()
     finally:
-        await _close_parts(node, parts, scratch)
+        await lent.close()
         spill.close()
-    if told:
-        return 128 + told
+    if not told:
+        _check_end(access.job, driver, redial, reason)
+    return 128 + told if told else 0
+
+
+def _check_end(job: str, driver: WorkerDriver, redial: BrokerRedial, reason: str) -> None:
+    """Raises _JoinedAndLost if the broker did not say that the job is over."""
     if driver.fenced or redial.given_up:
         way = "open" if driver.fenced else "shut" if redial.shut else ""
-        raise _JoinedAndLost(f"job {access.job}: the broker is gone ({reason})", way)
-    return 0
+        raise _JoinedAndLost(f"job {job}: the broker is gone ({reason})", way)
 
 
 def _listen(link: SocketLink, driver: WorkerDriver, redial: BrokerRedial) -> None:

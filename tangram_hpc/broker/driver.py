@@ -126,7 +126,8 @@ class Broker:
         self._payloads: dict[int, Buffer] = {}  # the input payloads of open actions, by action id
         self._cycle_due = False  # a cycle is on the timer
         self._received = 0  # messages since the last cycle
-        self._wake_at = 0  # when the timer will wake the broker for a deadline (epoch ns); 0: never
+        # the deadlines (epoch ns) for which the timer will wake the broker, the nearest last
+        self._wakes: list[int] = []
         self._clients_at = 0  # until when clients wait for workers that are away (epoch ns)
         self.draining = ""
         self.ended = self.over = False
@@ -377,14 +378,14 @@ class Broker:
         self._request_cycle()
 
     def _receive_later(self, peer: Peer, hello: ms.ClientHello) -> None:
-        """Receives the hello of a client again, which came before the workers were back. What
-        clients ask for next, such as a snapshot, may be known to workers alone."""
+        """Receives again the hello of a client that came before the workers were back. The client
+        may ask for something that only workers know, such as a snapshot."""
         if not peer.gone:
             self.receive(peer, hello, None)
 
     def _count(self, peer: Peer) -> bool:
-        """Counts a message of a client, for its next Welcome. Returns False for a connection in
-        whose place the client has another one: there it has sent the message again."""
+        """Counts a message of a client, for its next Welcome. Returns False if the client has
+        another connection by now, on which it has sent the message again."""
         if self._peers.clients.get(peer.client) is not peer:
             return False
         self._peers.counted[peer.client] = self._peers.counted.get(peer.client, 0) + 1
@@ -574,8 +575,8 @@ class Broker:
                 self._refuse(peer, f"a worker may not send {type(message).__name__}")
 
     def _finished(self, node: int, message: ms.Finished, payload: Buffer | None) -> None:
-        """Records the end of a lease. A worker that came back repeats ends which the journal has:
-        then the broker before this one may have missed that the units are free.
+        """Records the end of a lease. A worker that came back repeats ends that the journal has
+        already, because the broker before this one may have missed that the units are free.
         """
         ledger, lease, now = self.scheduler.ledger, message.lease, self._now()
         entry = ledger.leases[lease]
@@ -724,14 +725,18 @@ class Broker:
             self._peers.flush_workers()
 
     def _wake_at_deadline(self) -> None:
-        """Asks the timer for a cycle at the scheduler's next deadline."""
+        """Asks the timer for a cycle at the scheduler's next deadline, unless the timer will wake
+        the broker before. A wake-up cannot be taken back, and a far deadline often comes again
+        after a near one. So all wake-ups are remembered, not only the next.
+        """
         deadline = self.scheduler.next_deadline()
-        if deadline and not (self._wake_at and self._wake_at <= deadline):
-            self._wake_at = deadline
-            self._timer.after(max(0.0, (deadline - self._now()) / 1e9) + 0.001, self._wake)
+        if deadline and not (self._wakes and self._wakes[-1] <= deadline):
+            self._wakes.append(deadline)
+            self._timer.after(max(0.0, (deadline - self._now()) / 1e9) + 0.001,
+                              lambda: self._wake(deadline))
 
-    def _wake(self) -> None:
-        self._wake_at = 0
+    def _wake(self, deadline: int) -> None:
+        self._wakes.remove(deadline)
         self._request_cycle()
 
     def _watch(self) -> None:

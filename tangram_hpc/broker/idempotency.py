@@ -117,7 +117,7 @@ class IdempotencyKeys:
             return ("once: the job's spool is full; forget what your checkpoint holds "
                     "(Client.forget), or raise the config field `once_mib`")
         self._names[action.id] = action.once
-        self._ended.pop(action.once, None)  # the call that is kept is that of this action
+        self._ended.pop(action.once, None)  # the spool's call belongs to this action now
         return ""
 
     def leader(self, action: int) -> int:

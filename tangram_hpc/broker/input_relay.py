@@ -70,6 +70,9 @@ class InputRelay:
                 was started again; otherwise 0.
         """
         action = self._ledger.leases[lease].action
+        entry = self._ledger.actions.get(action)
+        if entry is None or entry.outcome is not None:
+            return  # only its last processes are left, and nobody would forget the credit
         if received:
             self._window.restore(action, count, received)
             return self._peers.send_to_client(

@@ -19,7 +19,7 @@ from ..protocol import message as ms
 from ..protocol.frame import Buffer
 from .client_outbox import LINK_MAX, ClientOutbox, SendQueue
 
-_CONFIRM_AFTER = 256  # so many confirmations do not wait for other messages to their worker
+_CONFIRM_AFTER = 256  # confirmations to a worker that no longer wait for another message to it
 ToClient = tuple[int, ms.Message, Buffer | None]  # the client's number, a message, its payload
 
 

@@ -6,9 +6,10 @@ node publishes an archive in the job's store, and the first node fetches the arc
 environment is identified by a fingerprint of everything it is made of. The first client that asks
 for it builds it; all others wait for that client.
 
-Nobody waits for a peer that is gone: another node publishes, another client builds, or who waits is
-told why not. For a builder whose connection lives others wait as long as it takes. Each of its
-steps has a time limit of its own (`timeout` of `Client.prepared`), its waits for a node have none.
+Nobody waits for a peer that is gone: another node publishes, another client builds, or the waiting
+peers are told why not. While a builder's connection lives, the others wait as long as it takes:
+each of the builder's steps has a time limit (`timeout` of `Client.prepared`), its waits for a node
+have none.
 
 This state is kept in memory only. To a broker that is started again, the workers tell which
 snapshots they have, and prepared environments are built once more.
@@ -247,7 +248,7 @@ class Snapshots:
 
     def _built(self, client: int, asked: ms.ManageSnapshot) -> None:
         """Notes that a client has built its environment or failed, and answers all who wait. A
-        client that only waited, and does so no more, says that it failed too."""
+        client that stops waiting for another client's build reports a failure as well."""
         one = self._environments.get(asked.name)
         if one is not None and one.builder == client:
             ready = asked.op == "ready" and asked.text in self._known

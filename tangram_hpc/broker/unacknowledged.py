@@ -1,14 +1,14 @@
 """Results whose clients have not acknowledged them: workers keep them for the next broker.
 
-The broker keeps the payloads of such results in memory (`client_outbox`), and would lose them with
-itself. So the worker on which an action ended keeps its result too, until the broker confirms that
-nobody needs it any more. A broker that is started again knows from its journal how each action
-ended, and gets the payload again when the worker comes back.
+The broker keeps the payloads of such results in memory (`client_outbox`), and they would be lost if
+the broker died. So the worker on which an action ended keeps its result too, until the broker
+confirms that nobody needs it any more. A broker that is started again knows from its journal how
+each action ended, and gets the payload again when the worker comes back.
 
 Confirmations are not urgent. They travel with the next orders to a worker, or after a while.
 
-A result whose node is lost before its worker came back cannot be had again. Its client is then told
-that the node failed, although the action had ended.
+A result whose node is lost before its worker came back is lost too. Its client is then told that
+the node failed, although the action had ended.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _LOST = "it had ended, but its result was lost with its node"
 
 def result_of(ledger: Ledger, reply: ReplyToClient, n: int) -> ms.ActionResult:
     """Returns the message that tells a client how an action ended; `n` is 1 if a payload follows.
+    The name of a node that was lost long ago is not known any more.
     """
-    node = ledger.nodes[reply.node].spec.name if reply.node else ""
+    node = ledger.nodes[reply.node].spec.name if reply.node in ledger.nodes else ""
     return ms.ActionResult(reply.action, reply.outcome, node, reply.cores, reply.attempt,
                            reply.queue_ns, reply.held_ns, n, reply.grants, reply.route)
 

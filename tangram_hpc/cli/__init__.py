@@ -21,6 +21,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import TangramError
+from .helpers.printable import printable
 
 VERBS = ("demo", "run", "acct", "info", "explain", "sim", "sim_rl", "size", "plan", "replay",
          "image", "template", "config", "doctor", "journal", "broker", "worker", "gateway", "rank",
@@ -110,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TangramError as error:
         if os.environ.get("TANGRAM_DEBUG") == "1":
             raise
-        print(f"tangram: error: {error}", file=sys.stderr)
+        print(f"tangram: error: {printable(str(error), lines=True)}", file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:
         # The reader of stdout is gone; without this, Python's flush at exit would fail too.

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .helpers import ids
+from .helpers.printable import printable
 
 if TYPE_CHECKING:
     from ..accounting.record import ActionRecord
@@ -75,7 +76,7 @@ def go(args: argparse.Namespace) -> int:
         if not args.noheader:
             print("|".join(f.name for f, _ in columns))
         for r in rows:
-            print("|".join(f.text(r) for f, _ in columns))
+            print("|".join(printable(f.text(r)).replace("|", "\\x7c") for f, _ in columns))
         return 0
     columns = [(f, _whole(f, w, rows)) for f, w in columns]
     if not args.noheader:
@@ -132,7 +133,7 @@ def _held(job: str, as_json: bool) -> int:
         print(f"{r.job or '-':<12} {r.name or ('own' if r.own else ''):<12} "
               f"{_fit(','.join(r.nodes), -20)} {r.cpus:>6} "
               f"{r.span_ns / 1e9:>8.1f} {r.held_ns / 3600e9:>11.3f} "
-              f"{r.used_ns / 3600e9:>11.3f} {share:>5}  {r.why}")
+              f"{r.used_ns / 3600e9:>11.3f} {share:>5}  {printable(r.why)}")
     print(f"{'all':<12} {'':<12} {'':<20} {'':>6} {'':>8} {held_ns / 3600e9:>11.3f} "
           f"{used_ns / 3600e9:>11.3f} {used_ns / max(1, held_ns):>5.0%}")
     return 0
@@ -183,7 +184,7 @@ def _fit(text: str, width: int) -> str:
     """Fits a text into a column as sacct does: right aligned, or left aligned for a negative
     width. A text that was cut ends with `+`.
     """
-    size = abs(width)
+    text, size = printable(text), abs(width)
     if len(text) > size:
         text = text[: size - 1] + "+"
     return text.ljust(size) if width < 0 else text.rjust(size)

@@ -13,6 +13,7 @@ from typing import Any
 
 from .helpers import ids
 from .helpers.allocation_view import elastic_lines
+from .helpers.printable import printable_answer
 from .helpers.shared_sessions import shared_line
 
 
@@ -54,7 +55,7 @@ def go(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(answer))
         return 0
-    for line in lines(answer):
+    for line in lines(printable_answer(answer)):
         print(line)
     return 0
 

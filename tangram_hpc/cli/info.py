@@ -11,6 +11,7 @@ from typing import Any
 
 from .helpers import ids
 from .helpers.allocation_view import elastic_lines
+from .helpers.printable import printable_answer
 from .helpers.shared_sessions import shared_line
 
 _SHARED_MAX = 20  # lines of shared sessions
@@ -43,6 +44,7 @@ def go(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(answer))
     else:
+        answer = printable_answer(answer)
         _print_job(answer)
         _print_resources(answer)
         _print_sessions(answer)

@@ -346,7 +346,7 @@ def _panels(found: SplitPlan, costs: Costs, search: Search, name: str, gpus: int
 
 
 def _by_gpus(costs: Costs, search: Search, gpus: int) -> list[Split]:
-    """Returns the best split of up to twelve smaller numbers of GPUs, and of all GPUs."""
+    """Returns the best split for all GPUs, and for up to twelve smaller numbers of GPUs."""
     from ..errors import InvalidInput
     from ..libra.planner.split import plan
 

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from .helpers import ids
+from .helpers.printable import printable
 
 
 def add(verbs: Any) -> None:
@@ -49,7 +50,7 @@ def go(args: argparse.Namespace) -> int:
     """Runs the command and waits for it; returns its exit status."""
     from ..app.broker_location import find_access
     from ..app.connecting import connect
-    from ..errors import AccessError, ActionFailed, InvalidInput
+    from ..errors import AccessError, InvalidInput
     from ..slurm.job_environment import without_slurm
     from ..storage.rundir import last_job
 
@@ -61,50 +62,48 @@ def go(args: argparse.Namespace) -> int:
     except AccessError:
         access = find_access(os.environ, last_job(os.environ))
     with connect(access, name="tangram run") as client:
-        if args.pty:
-            return _on_terminal(client, args, command)
-        future = client.submit(
-            command, cpus=_cpus(args.cpus), mem=args.mem, gpus=args.gpus, timeout=args.time,
-            name=args.name, component=args.component,
-            cwd=args.chdir or ("" if args.untrusted else os.getcwd()),
-            env=without_slurm(os.environ), clean_env=False, stdin=_stdin(), retries=0,
-            on_output=_emit, trusted=not args.untrusted)
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: future.cancel())
-        try:
-            result = _patient(future)
-        except ActionFailed as error:
-            print(f"tangram: error: {error}", file=sys.stderr)
-            return future.details.exit_code if future.details is not None else error.exit_status
-        if result is None:
-            print(f"tangram: action {future.id} was cancelled", file=sys.stderr)
-            return 128 + signal.SIGINT
-    if result.reason:
-        print(f"tangram: action {future.id}: {result.state.value}: {result.reason}",
-              file=sys.stderr)
-    return int(result.exit_code)
+        options = {
+            "cpus": _cpus(args.cpus), "mem": args.mem, "gpus": args.gpus, "timeout": args.time,
+            "name": args.name, "component": args.component,
+            "cwd": args.chdir or ("" if args.untrusted else os.getcwd()),
+            "env": without_slurm(os.environ), "clean_env": False, "trusted": not args.untrusted}
+        return (_on_terminal if args.pty else _streamed)(client, command, options)
 
 
-def _on_terminal(client: Any, args: argparse.Namespace, command: list[str]) -> int:
+def _streamed(client: Any, command: list[str], options: dict[str, Any]) -> int:
+    """Runs the command and prints its output as it comes; returns its exit status."""
+    from ..errors import ActionFailed
+
+    future = client.submit(command, stdin=_stdin(), retries=0, on_output=_emit, **options)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: future.cancel())
+    try:
+        return _status(future, _patient(future))
+    except ActionFailed as error:
+        print(f"tangram: error: {printable(str(error), lines=True)}", file=sys.stderr)
+        return future.details.exit_code if future.details is not None else error.exit_status
+
+
+def _on_terminal(client: Any, command: list[str], options: dict[str, Any]) -> int:
     """Runs the command on a terminal that is connected with this one; returns its exit status."""
-    from ..slurm.job_environment import without_slurm
     from .helpers import own_terminal
 
     rows, cols = own_terminal.size()
-    env = without_slurm(os.environ)
-    with client.pty(command, rows=rows, cols=cols, echo=True, cpus=_cpus(args.cpus), mem=args.mem,
-                    gpus=args.gpus, timeout=args.time, name=args.name, component=args.component,
-                    cwd=args.chdir or ("" if args.untrusted else os.getcwd()), env=env,
-                    clean_env=False, trusted=not args.untrusted) as pty:
+    with client.pty(command, rows=rows, cols=cols, echo=True, **options) as pty:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: pty.close())
         own_terminal.connect(pty)
         result = _patient(pty.future)
+    return _status(pty.future, result)
+
+
+def _status(future: Any, result: Any) -> int:
+    """Prints why the action ended, if that needs saying; returns the exit status."""
     if result is None:
-        print(f"tangram: action {pty.future.id} was cancelled", file=sys.stderr)
+        print(f"tangram: action {future.id} was cancelled", file=sys.stderr)
         return 128 + signal.SIGINT
     if result.reason:
-        print(f"tangram: action {pty.future.id}: {result.state.value}: {result.reason}",
+        print(f"tangram: action {future.id}: {result.state.value}: {printable(result.reason)}",
               file=sys.stderr)
     return int(result.exit_code)
 

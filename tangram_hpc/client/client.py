@@ -558,7 +558,7 @@ class Client:
             jitter_ms: by how many milliseconds the network may delay one call more than another.
                 The broker keeps the burst smaller by the calls of that time, so that the endpoint
                 never sees more than its quota.
-            options: of the Endpoint that is returned, see `endpoint`.
+            options: other arguments of `endpoint`, for the Endpoint that is returned.
 
         Returns:
             The endpoint, for calls from this process.

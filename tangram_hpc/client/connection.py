@@ -46,6 +46,8 @@ from ..protocol import payload as pl
 from ..protocol.frame import Buffer, Outbox
 from ..protocol.input_flow import SIGNAL
 from ..protocol.liveness import PING_S, Patience
+from ..protocol.process_frames import PAYLOAD_MAX
+from ..protocol.service_frames import FRAME_MAX as CALLS_MAX
 from ..protocol.unconfirmed import COUNTED, UnconfirmedMessages
 from .attachments import Attachments
 from .client_metrics import ActionWindows
@@ -183,7 +185,8 @@ class Connection:
             if uploaded is not None and action.once:
                 call = msgspec.structs.replace(
                     call, digest=self.store.keep(uploaded.name, action.once))
-            payload = packed(call, "work, env, cwd, files")
+            payload = packed(call, "work, env, cwd, files",
+                             CALLS_MAX if kind is Kind.CALL else PAYLOAD_MAX)
             if len(payload) > ms.INLINE_MAX:
                 stored = self.store.put(payload, action.once)
                 payload = pl.encode(pl.Stored(stored, len(payload)))

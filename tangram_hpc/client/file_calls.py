@@ -40,7 +40,7 @@ class PartialRead:
         self._first: tuple[int, int] | None = None
 
     def call(self) -> pl.FileCall:
-        """The next call."""
+        """Returns the call that asks for the next part of the file."""
         return pl.FileCall(self._path, offset=self._at, length=min(PART, self._left))
 
     def take(self, piece: pl.FileReturn, future: Future) -> bytes | None:

@@ -23,6 +23,8 @@ from typing import Any
 
 from ..errors import InvalidInput
 from ..protocol import payload as pl
+from ..protocol.process_frames import PAYLOAD_MAX
+from .request import check_size
 from .stored_payloads import StoredPayloads
 
 FUNCTIONS_MAX = 1024  # functions that the cache remembers
@@ -76,14 +78,18 @@ class FunctionCache:
             `not_submitted` is called for this call.
 
         Raises:
-            InvalidInput: the function or an argument cannot be pickled.
+            InvalidInput: the function or an argument cannot be pickled, or is too large.
         """
         arguments = _NO_ARGUMENTS
         if args or kwargs:
+            # a large argument is refused before it is copied: a GiB takes seconds
+            plain = [one for one in (*args, *kwargs.values()) if type(one) in (bytes, str)]
+            check_size(sum(map(len, plain)), "arguments", PAYLOAD_MAX)
             try:
                 arguments = pickle.dumps((args, kwargs), protocol=5)
             except (pickle.PicklingError, AttributeError, TypeError):
                 arguments = pickled_by_value((args, kwargs), "arguments")
+        check_size(len(arguments), "arguments", PAYLOAD_MAX)
         with self._lock:
             known = self._known.get(id(function))
             if known is None or known.function is not function:
@@ -110,6 +116,7 @@ class FunctionCache:
 
     def _upload(self, function: Callable[..., Any]) -> UploadedFunction:
         data = pickled_by_value(function, "function")
+        check_size(len(data), "function", PAYLOAD_MAX)
         old = self._known.pop(id(function), None)  # a former function that had the same id()
         if old is not None:
             self._evict(old)
@@ -145,10 +152,10 @@ def _pickler_class() -> type[pickle.Pickler]:
         make, parts = reduced(code)
         return make, tuple(code.co_filename if part == _NO_FILE else part for part in parts)
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # the base has no types
+    class _NamingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # the base has no types
         dispatch_table = ChainMap({types.CodeType: code_with_file}, reducers)
 
-    return Pickler
+    return _NamingPickler
 
 
 def pickled_by_value(value: Any, field: str) -> bytes:

@@ -23,6 +23,7 @@ from ..errors import InvalidInput
 from ..protocol import payload as pl
 from ..protocol.allow_list import checked_entries
 from ..protocol.message import INLINE_MAX
+from ..protocol.process_frames import PAYLOAD_MAX
 from ..protocol.reading import reader
 from .command_names import name_of
 
@@ -271,7 +272,23 @@ def utf8(text: str, field: str) -> bytes:
         raise InvalidInput(f"{field}: {text[:40]!r} is not UTF-8") from None
 
 
-def packed(record: msgspec.Struct, texts: str) -> bytes:
+def check_size(size: int, what: str, most: int) -> None:
+    """Checks the size of a payload before anything of it is stored.
+
+    Args:
+        size: in bytes.
+        what: the arguments that it is made of, for the error.
+        most: the most that the action's process on its node takes.
+
+    Raises:
+        InvalidInput: it is too large.
+    """
+    if size > most:
+        raise InvalidInput(f"{what}: {size} bytes are more than one action takes ({most}); write "
+                           "large data into files that the nodes share, and pass their paths")
+
+
+def packed(record: msgspec.Struct, texts: str, most: int = PAYLOAD_MAX) -> bytes:
     """Returns the bytes of an action, a session, a query or a payload.
 
     The bytes are decoded once, as the receiver will do it. A record that the receiver cannot read
@@ -281,13 +298,15 @@ def packed(record: msgspec.Struct, texts: str) -> bytes:
     Args:
         record: the record.
         texts: the arguments that hold texts, for the error.
+        most: the most bytes that may result.
 
     Raises:
-        InvalidInput: a field has the wrong type, a text is not UTF-8, or a number has more than
-            64 bits.
+        InvalidInput: a field has the wrong type, a text is not UTF-8, a number has more than 64
+            bits, or there are too many bytes.
     """
     try:
         data = _encoder.encode(record)
+        check_size(len(data), texts, most)
         _reader(type(record))(data)
     except UnicodeEncodeError as error:
         raise InvalidInput(f"{texts}: {error.object[:40]!r} is not UTF-8") from None
@@ -474,7 +493,7 @@ def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str
     arguments are those of `Client.submit`.
 
     Raises:
-        InvalidInput: an empty command, or a field of the wrong type.
+        InvalidInput: an empty command, a field of the wrong type, or too many bytes.
     """
     if not isinstance(work, Iterable) or isinstance(work, bytes | bytearray | memoryview):
         raise InvalidInput(f"work: {work!r:.60} is neither a list of words, a shell line nor a "
@@ -484,9 +503,10 @@ def exec_call(work: Sequence[str] | str, *, cwd: str = "", env: Mapping[str, str
     if not (shell.strip() if isinstance(work, str) else argv):
         raise InvalidInput("work: the command is empty")
     kept = kept_output(output_max, keep, stream)
-    raw = raw_files(files)
+    raw, given = raw_files(files), raw_bytes(stdin, "stdin")
+    check_size(sum(map(len, raw.values())) + len(given), "stdin, files", PAYLOAD_MAX)
     call = pl.ExecCall(argv=argv, shell=shell, env=environment(env),
-                       cwd=str(cwd), stdin=raw_bytes(stdin, "stdin"), files=raw, stream=stream,
+                       cwd=str(cwd), stdin=given, files=raw, stream=stream,
                        clean_env=clean_env, output_max=kept,
                        keep=keep, user=user, real_user=real_user)
     return call, name_of(shell, argv)

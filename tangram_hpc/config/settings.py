@@ -55,8 +55,8 @@ class Config(BaseModel):
     sync: Literal["none", "batch", "always"] = Field(
         "none", description="durability of the journal: none survives a crash of the broker, batch "
                             "and always survive a crash of its node too")
-    grace_s: float = Field(30.0, ge=0, le=86400, description="seconds for which a lost client may "
-                                                             "stay away")
+    grace_s: float = Field(30.0, ge=0, le=86400, description="seconds for which a lost client, or "
+                                                             "a lost broker, may stay away")
     join_s: float = Field(120.0, gt=0, description="seconds to wait for all expected workers")
     end_margin_s: float = Field(
         60.0, ge=0, le=86400, description="a node lends nothing in the last seconds of its "
@@ -76,6 +76,13 @@ class Config(BaseModel):
     bind: str = Field("", description="where to listen besides the Unix socket: an address, "
                                       "an interface or a network of the host; empty: chosen so "
                                       "that other nodes can reach it; none: no TCP")
+    ports: str = Field("", pattern=r"^(\d{1,5}(-\d{1,5})?)?$",
+                       description="TCP ports that the broker may listen on, such as 7000-7019; "
+                                   "empty: the kernel chooses")
+    encryption: Literal["tls", "off"] = Field(
+        "tls", description="tls: TCP connections of the job are encrypted; off: whoever sees the "
+                           "network's packets reads all commands, files and results, and can "
+                           "change them")
     cpus: int = Field(0, ge=0, le=65536, description="CPUs that a worker lends; 0: all that it may "
                                                      "use")
     mem_mib: int = Field(0, ge=0, description="memory that a worker lends in MiB; 0: what the job "

@@ -24,6 +24,7 @@ from ..storage.access import Access, write_access
 from ..storage.rundir import tangram_home
 from ..transport.socket import address
 from ..transport.socket.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
+from ..transport.socket.certificate import Certificate, address_of, certificate_for
 from ..transport.socket.dial import dial
 from .check import JOB, LOGIN, CheckContext, CheckSpec, Finding, fail, ok, skip, warn
 from .deadline import CommandOutput, run_step
@@ -91,24 +92,31 @@ def tcp(context: CheckContext) -> Finding:
         return none
     listen = context.listen or context.address
     return _answered(f"tcp:{context.address}", lambda: listen_tcp(listen),
-                     "set `bind` to an address of this node (see `interfaces`)", context.address)
+                     "set `bind` to an address of this node (see `interfaces`)", context.address,
+                     _certificate(context, listen))
 
 
-def _answered(shown: str, listen: Callable[[], socket.socket], remedy: str, host: str = ""
-              ) -> Finding:
+def _certificate(context: CheckContext, listen: str) -> Certificate | None:
+    return certificate_for(listen) if context.config.encryption == "tls" else None
+
+
+def _answered(shown: str, listen: Callable[[], socket.socket], remedy: str, host: str = "",
+              certificate: Certificate | None = None) -> Finding:
     key = os.urandom(32)
     try:
         sock = listen()
     except OSError as error:
         return fail(f"{shown}: cannot listen: {error.strerror or error}", remedy)
     name = sock.getsockname()
-    to = f"unix:{name}" if isinstance(name, str) else f"tcp:{host or name[0]}:{name[1]}"
+    to = (f"unix:{name}" if isinstance(name, str) else
+          address_of(host or name[0], name[1], certificate))
     try:
-        times = asyncio.run(_served(sock, key, lambda: [_dialled(to, key) for _ in range(_TIMES)]))
+        times = asyncio.run(_served(sock, key, lambda: [_dialled(to, key) for _ in range(_TIMES)],
+                                    certificate))
     except (AccessError, BrokerUnreachable) as error:
         return fail(f"{shown}: {error}", remedy)
     return ok(f"{shown} was reached with the job's handshake in "
-              f"{statistics.median(times) * 1000:.1f} ms")
+              f"{statistics.median(times) * 1000:.1f} ms{', encrypted' if certificate else ''}")
 
 
 def _dialled(to: str, key: bytes) -> float:
@@ -117,10 +125,11 @@ def _dialled(to: str, key: bytes) -> float:
     return time.perf_counter() - began
 
 
-async def _served(sock: socket.socket, key: bytes, work: Callable[[], T]) -> T:
+async def _served(sock: socket.socket, key: bytes, work: Callable[[], T],
+                  certificate: Certificate | None) -> T:
     """Runs blocking work in a thread while a broker's listener answers on the socket."""
     links: list[SocketLink] = []
-    listener = Listener(sock, key, _JOB, links.append)
+    listener = Listener(sock, key, _JOB, links.append, certificate)
     try:
         return await asyncio.get_running_loop().run_in_executor(None, work)
     finally:
@@ -148,15 +157,18 @@ def nodes(context: CheckContext) -> Finding:
             else [f"--het-group=0-{len(groups) - 1}"])
     try:
         with trial_folder(tangram_home(context.environ)) as folder:
-            sock = listen_tcp(context.listen or context.address)
-            port = sock.getsockname()[1]
+            listen = context.listen or context.address
+            sock = listen_tcp(listen)
+            certificate = _certificate(context, listen)
             path = folder / "access.json"
-            write_access(path, Access(_JOB, (f"tcp:{context.address}:{port}",), key, str(folder)))
+            to = address_of(context.address, sock.getsockname()[1], certificate)
+            write_access(path, Access(_JOB, (to,), key, str(folder)))
             argv = ["--overlap", "--overcommit", *size, "--ntasks-per-node=1",
                     "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none",
                     "--kill-on-bad-exit=0", "--input=none", sys.executable, "-m", STEP, str(path)]
             before = time.time()
-            output = asyncio.run(_served(sock, key, lambda: _step(argv, context, sum(groups))))
+            output = asyncio.run(_served(sock, key, lambda: _step(argv, context, sum(groups)),
+                                         certificate))
     except NoFolder:
         raise
     except OSError as error:

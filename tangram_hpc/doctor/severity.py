@@ -29,8 +29,8 @@ NEEDS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "home": (_ANY, "the journal and the access file lie there"),
     "latency": (_ANY, "the journal is written there"),
     "scratch": (_ANY, "sockets and sandboxes lie there"),
-    "unix socket": (_ANY, "clients of the broker's node come by it"),
-    "tcp": ((JOB,), "workers on other nodes come by it"),
+    "unix socket": (_ANY, "clients on the broker's node reach the broker by it"),
+    "tcp": ((JOB,), "workers on other nodes reach the broker by it"),
     "nodes": ((JOB,), "workers on those nodes would not reach the broker"),
     "embedded run": (_ANY, "it is the main job in small"),
 }

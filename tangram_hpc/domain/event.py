@@ -452,8 +452,8 @@ class LeaseReturned(Event, frozen=True, tag="lease-returned"):
 
     Attributes:
         lease: number of the lease.
-        undelivered: the order for it never reached its worker, because the broker ended. Such a
-            lease may be the first of its unit.
+        undelivered: whether the order for it never reached its worker, because the broker ended.
+            Only such a lease may be one that began at once, without a lease in front of it.
     """
 
     lease: int
@@ -550,7 +550,7 @@ class TrajectoryEnded(Event, frozen=True, tag="trajectory-ended"):
         pool: the rollout pool.
         trajectory: the client's name for the trajectory.
         tokens: how many tokens it generated; -1 if it was cut off.
-        epoch: the training step; -1 for that of the trajectory that ended before this one.
+        epoch: the training step; -1 for the step of the trajectory that ended before this one.
     """
 
     client: int

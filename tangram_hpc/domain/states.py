@@ -50,7 +50,8 @@ class SessionState(str, Enum):
 
 
 class NodeState(str, Enum):
-    """The states of a node. A worker that joins again is a new node, with a new number.
+    """The states of a node. A worker that comes back after its node was given up joins as a new
+    node.
 
     AWAY means that the broker was started again and waits for the node's worker to come back.
     """

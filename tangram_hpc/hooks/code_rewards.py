@@ -3,8 +3,8 @@
 The verdicts are the same as those of verl's own reward, which asks a SandboxFusion server over
 HTTP. Two things differ because no HTTP is involved. First, an action waits for its cores for as
 long as it must, whereas a server has to answer before its client gives up. Second, an action is
-submitted again when its broker goes away, whereas verl takes a refused connection for a wrong
-answer. So a reward does not depend on the load of the machine.
+submitted again when its broker is lost for good, whereas verl takes a refused connection for a
+wrong answer. So a reward does not depend on the load of the machine.
 """
 
 from __future__ import annotations

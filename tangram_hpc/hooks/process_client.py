@@ -87,11 +87,12 @@ def use_client(client: Client | None) -> None:
 
 
 async def lasting(submit: Callable[[Client], Future], patience_s: float = 600.0) -> Any:
-    """Awaits an action that has no state, and submits it again if its broker goes away for good.
+    """Awaits an action that has no state, and submits it again if its broker is lost for good.
 
-    If a broker comes back to the same address within its grace, the client itself reconnects. This
-    function is for the other case, such as a job that was requeued to other nodes. With a client
-    that `use_client` has set, nothing is submitted again, because this module cannot replace it.
+    If a broker comes back within `grace_s`, the client itself reconnects and the action goes on.
+    This function is for the other case, such as a job that was requeued to other nodes. With a
+    client that `use_client` has set, nothing is submitted again, because this module cannot replace
+    that client.
 
     Args:
         submit: submits the action with the client that it is given.

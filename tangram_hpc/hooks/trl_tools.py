@@ -231,7 +231,8 @@ async def _scored(call: _Call, grade: Callable[[ExecResult], float], limits: dic
 
 async def _outside(score: Callable[..., Any], values: dict[str, Any], limits: dict[str, Any]
                    ) -> Any:
-    """Calls a function in a runner. If its broker ends, it is called again, as it has no state."""
+    """Calls a function in a runner. If the broker is lost for good, the function is called again,
+    which does no harm because it has no state."""
     return await lasting(lambda client: client.submit(score, kwargs=values, **limits))
 
 

@@ -1,7 +1,7 @@
-"""Makes files below one folder, wherever the names and links that it is told lead.
+"""Makes files below one folder and never outside of it, whatever names and links an archive holds.
 
-The names come from archives that nobody vouches for. So every directory of a path is opened by
-itself, without following a link. A link inside the tree is followed by hand, as a program that runs
+The archives come from strangers. So every directory of a path is opened by itself, without
+following a link. A link inside the tree is followed by hand, as a program that runs
 with this tree as its root would follow it: an absolute target begins at the root of the tree, and a
 target that climbs above the root is refused.
 

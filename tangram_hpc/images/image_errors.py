@@ -15,13 +15,13 @@ _NOT_NOW = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno
 
 class ImageRefused(InvalidInput):
     """Raised when an image can never be used as it is: it does not exist, breaks a rule, is too
-    large, or is not what its digest says. To ask again is of no use.
+    large, or is not what its digest says. Another attempt is of no use.
     """
 
 
 class ImageUnavailable(TangramError):
-    """Raised when an image cannot be had now: its registry does not answer, or a disk is full. To
-    ask again later may help.
+    """Raised when an image cannot be had now: its registry does not answer, or a disk is full. A
+    later attempt may help.
     """
 
 

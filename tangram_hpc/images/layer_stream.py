@@ -136,7 +136,8 @@ class _Gzip:
 
 
 def _zstd(file: IO[bytes], first: bytes) -> Callable[[], bytes]:
-    """zstd, by Python's own module (from 3.14 on) or by the library `zstandard`."""
+    """Returns what `_source` returns for zstd, by Python's own module (from 3.14 on) or by the
+    library `zstandard`."""
     whole: Any = _Joined(file, first)
     try:
         module = importlib.import_module("compression.zstd")

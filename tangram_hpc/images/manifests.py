@@ -37,12 +37,10 @@ class BlobRef:
     Attributes:
         digest: its digest, `sha256:HEX`.
         size: its size in bytes.
-        media_type: the media type that the manifest gives; empty if it gives none.
     """
 
     digest: str
     size: int
-    media_type: str = ""
 
 
 @dataclass(frozen=True)
@@ -198,7 +196,7 @@ def _blob(value: Any, field: str) -> BlobRef:
     if type(size) is not int or not 0 <= size <= _SIZE_MAX:
         raise ImageRefused(f"image: its manifest gives a blob in `{field}` the size "
                            f"{str(size)[:40]}")
-    return BlobRef(value["digest"], size, _text(value.get("mediaType")))
+    return BlobRef(value["digest"], size)
 
 
 def _index_entry(value: Any) -> tuple[BlobRef, str]:

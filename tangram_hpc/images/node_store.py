@@ -39,7 +39,7 @@ from .image_errors import ImageUnavailable
 from .merge_layers import UnpackedLayer
 from .unpack_layer import LayerNotes
 
-_LISTS = ("names", "diff_ids", "env")  # which JSON gives back as lists
+_LISTS = ("names", "diff_ids", "env")  # fields that are tuples, which JSON returns as lists
 _FOLDERS = ("layers", "images", "names", "locks", "drafts")
 _OWNED = ("layers", "images")
 

@@ -1,12 +1,12 @@
 """The helper process of a worker that makes one image ready.
 
-To fetch and unpack an image is minutes of work on what a stranger wrote. In a process of its own it
-takes no time from the worker's loop, can be killed at any moment, and can be confined: where the
-kernel has Landlock, it may write only into the stores and devices such as /dev/null.
+To fetch and unpack an image is minutes of work on what a stranger wrote. In a process of its own
+this work takes no time from the worker's loop, can be killed at any moment, and can be confined:
+where the kernel has Landlock, it may write only into the stores and devices such as /dev/null.
 
-It reads one line of JSON, `{"image": ..., "settings": {...}}`, and answers with one:
+The process reads one line of JSON, `{"image": ..., "settings": {...}}`, and answers with one line:
 `{"folder": ..., "digest": ..., "env": [...], ...}` or `{"error": ..., "never": ...}`. When its
-input ends, its worker is dead, and it ends too.
+input ends, its worker is dead, and the process ends too.
 """
 
 from __future__ import annotations

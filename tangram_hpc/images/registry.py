@@ -5,9 +5,9 @@ repeated when the registry does not answer or answers 429 or 5xx, and a blob goe
 stopped. Every manifest and every blob is compared with its digest.
 
 Connections are encrypted and verified by the system's certificates, and those in the `certs.d`
-folders of containers and Docker. Without encryption only registries on the loopback are spoken to,
-and those that a setting names. Credentials go to the registry and to the token service that it
-names, and to nobody to whom these redirect.
+folders of containers and Docker. Only registries on the loopback, and those that a setting names,
+are used without encryption. Credentials go to the registry and to the token service that it names,
+but not to a host to which these redirect.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class RegistryImage:
             pause *= 2
 
     def _judge(self, error: urllib.error.HTTPError) -> None:
-        """Raises if to ask again is of no use."""
+        """Raises ImageRefused if another attempt would fail in the same way."""
         code, name = error.code, self._name
         error.close()
         if code in (401, 403):
@@ -176,7 +176,7 @@ class RegistryImage:
                                f"({code} {error.reason})")
 
     def _get(self, path: str, headers: Mapping[str, str]) -> HttpAnswer:
-        """Asks the registry, and proves who asks where it wants that."""
+        """Sends a GET to the registry, with the user's credentials if the registry demands them."""
         if not self._scheme:
             self._scheme = self._find_scheme()
         where = f"{self._scheme}://{self._host}/v2/{self._name.repository}/{path}"

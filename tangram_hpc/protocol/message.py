@@ -188,7 +188,8 @@ class DeclareRollouts(Message, frozen=True, tag=22):
 
 
 class ReportToolReturn(Message, frozen=True, tag=23):
-    """Reports that a tool of a trajectory, which ran elsewhere, returned so many characters.
+    """Reports that a tool of a trajectory, which ran outside of the broker, returned `characters`
+    characters.
 
     `status` is SUCCESS, FAILURE or TIMEOUT of `scheduler.routing.cmlfq`. The broker ignores the
     message if it does not know the trajectory.
@@ -202,10 +203,10 @@ class ReportToolReturn(Message, frozen=True, tag=23):
 
 
 class EndTrajectory(Message, frozen=True, tag=24):
-    """Reports that a trajectory ended with so many generated tokens; -1 if it was cut off.
+    """Reports that a trajectory ended with `tokens` generated tokens; -1 if it was cut off.
 
-    `epoch` is the training step; -1 for the same as that of the trajectory before. The broker
-    ignores the message if it does not know the trajectory.
+    `epoch` is the training step; -1 for the step of the trajectory that ended before this one. The
+    broker ignores the message if it does not know the trajectory.
     """
 
     pool: str
@@ -231,7 +232,7 @@ class Input(Message, frozen=True, tag=29):
     """Input for a running command: a signal, or what its terminal gets (`protocol/input_flow.py`).
 
     Attributes:
-        id: of the action from a client to the broker, of the lease from there to a worker.
+        id: the action, from a client to the broker; the lease, from the broker to a worker.
         kind: what it is, a number of `input_flow`.
         number: the signal, or rows.
         other: columns.
@@ -431,7 +432,7 @@ class SessionDown(Message, frozen=True, tag=34):
 class Output(Message, frozen=True, tag=35):
     """A part of the output of an action that streams; `stream` 1 is stdout, 2 is stderr."""
 
-    id: int  # of the action from the broker to a client, of the lease from a worker
+    id: int  # the lease, from a worker to the broker; the action, from the broker to a client
     stream: int
     n: int = 1
 
@@ -476,11 +477,12 @@ class Granted(Message, frozen=True, tag=37):
 class InputCredit(Message, frozen=True, tag=39):
     """Allows `count` more bytes of input for a running command.
 
-    `id` is that of the lease from a worker, that of the action from the broker to a client. The
-    broker also says how many bytes it has allowed in all (`total`), since one of these messages may
-    be lost with the client's connection; it repeats the total on a new one. A worker that comes
-    back to a broker which was started again says in `count` how many bytes it has allowed in all,
-    and in `total` how many of them it has received.
+    A worker sends the message with the lease's number as `id`, the broker passes it on to the
+    client with the action's id. The broker also says how many bytes it has allowed in all
+    (`total`), since such a message may be lost with the client's connection; on a new connection
+    the broker repeats the total. A worker that comes back to a broker which was started again says
+    in `count` how many bytes it has allowed in all, and in `total` how many of them it has
+    received.
     """
 
     id: int

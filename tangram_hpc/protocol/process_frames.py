@@ -30,6 +30,8 @@ from ..errors import ProtocolError
 from .reading import reader
 
 FRAME_MAX = 512 * 1024 * 1024  # bytes
+# bytes of a call, a function or a result; the rest of a frame is for what surrounds it
+PAYLOAD_MAX = FRAME_MAX - (1 << 20)
 FILE_MAX = 256 * 1024 * 1024  # bytes; the largest file that one FileCall reads
 PACKET_MAX = 64 * 1024  # bytes of one packet to or from the fork server
 TAIL = 4096  # bytes of a function's own output that are kept for its error
@@ -350,7 +352,7 @@ class Fork(ProcessFrame, frozen=True, tag=40):
         number: the number by which worker and fork server know it.
         kind: INIT or RUNNER.
         home: the name of its directory.
-        fresh: whether that directory is to be made; otherwise it is that of a dead process.
+        fresh: whether that directory is to be made; otherwise a dead process has left it.
     """
 
     number: int

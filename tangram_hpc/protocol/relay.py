@@ -3,8 +3,8 @@ Pure.
 
 One message is a tag and bytes. DATA is a part of the byte stream between the rank's client and the
 broker; the stream is kept in order, and the gateway does not read it. OPEN carries the number of
-the connection, and the gateway echoes it. What reaches the rank before that echo belongs to an
-older connection.
+the connection, and the gateway echoes it. Messages that reach the rank before that echo belong to
+an older connection.
 
 A rank that hears nothing for `DOUBT_S` sends nothing more, and after `SILENCE_S` it counts its
 gateway as dead. MPI itself reports no death, and to send to a dead process can hang or crash. So
@@ -24,12 +24,12 @@ LEAVE = 4  # the rank's program ends: b"" in order, b"!" with an error
 # gateway -> rank
 BROKER_CLOSED = 6  # the broker's side of the connection ended; the bytes are the reason
 PART = 7  # all ranks end in order: finalise MPI
-END = 8  # some rank cannot: end without finalising MPI
+END = 8  # some rank cannot end in order: end without finalising MPI
 
 BEAT_S = 0.5
 DOUBT_S = 1.5
-SILENCE_S = 5.0  # how long a rank waits for a word of its gateway
-DEAF_S = 15.0  # how long a gateway waits for a word of a rank; a client pings every 2 s
+SILENCE_S = 5.0  # how long a rank waits for a message of its gateway
+DEAF_S = 15.0  # how long a gateway waits for a message of a rank; a client pings every 2 s
 STOPPED_S = 30.0  # a gateway that is stopped for so long is continued
 PIECE = 1 << 20  # bytes in one DATA, at most
 WINDOW = 8 << 20  # bytes on their way to one peer, at most; the rest waits in the sender

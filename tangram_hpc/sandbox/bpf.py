@@ -156,7 +156,8 @@ class _Assembler:
         return self._places[key]
 
     def _near(self, place: int) -> int:
-        """`place`, or that of a jump to it where a comparison cannot reach so far."""
+        """Returns `place`; if a comparison cannot reach so far, emits a jump there and returns the
+        place of that jump."""
         if len(self._lines) - place <= _LONGEST:
             return place
         self._lines.append((_JUMP, 0, place, -1))

@@ -63,8 +63,9 @@ def with_image(base: Mapping[str, str], variables: Sequence[str]) -> dict[str, s
 
 @lru_cache(maxsize=256)
 def hints(units: int, most: int = 0) -> tuple[tuple[str, str], ...]:
-    """How programs are told of their CPUs. What starts workers is told the most that the action may
-    hold, as it cannot start more later and manages with fewer cores meanwhile.
+    """Returns the variables that tell a program of its CPUs. Programs that start a fixed number of
+    threads or processes get the most CPUs that the action may hold, because they cannot start more
+    later, while they can share fewer cores meanwhile.
     """
     n = str(max(1, units, most))
     return (

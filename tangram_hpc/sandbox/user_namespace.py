@@ -145,7 +145,8 @@ class OutsideMaps:
         self.close()
 
     def close(self) -> None:
-        """Closes the pipes of this process: whoever waits at their other ends goes on."""
+        """Closes the pipes of this process, so that a process that waits at the other end goes
+        on."""
         for fd in list(self._open):
             self._close(fd)
 

@@ -147,7 +147,7 @@ class Curve:
         return [Point(n, self.scale.holding(n), self.at(n)) for n in sorted(self._levels)]
 
     def shown(self) -> list[Point]:
-        """The levels of the grid, and that of the answer."""
+        """Returns the points to show: the levels of the grid, and the level of the answer."""
         wanted = set(grid(self.scale)) | ({self.answer.level} if self.answer else set())
         return [p for p in self.points() if p.level in wanted]
 

@@ -131,7 +131,7 @@ class Cluster(_Model):
                 for s in self.services]
 
     def endpoint_specs(self) -> list[EndpointSpec]:
-        """Each endpoint."""
+        """Returns the specification of each endpoint of the cluster."""
         return [_endpoint(e) for e in self.endpoints]
 
 

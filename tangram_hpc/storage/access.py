@@ -26,8 +26,8 @@ class Access:
 
     Attributes:
         job: The job's name.
-        addresses: Where the broker listens, such as `unix:PATH` and `tcp:HOST:PORT`, in the order
-            in which clients try them.
+        addresses: Where the broker listens, such as `unix:PATH` and
+            `tls:HOST:PORT#FINGERPRINT`, in the order in which clients try them.
         key: The job's secret.
         store: The folder of large payloads.
         host: The broker's host name.

@@ -8,10 +8,11 @@ A checkpoint only saves time. The journals stay, and accounting reads them all; 
 over is compressed. A checkpoint that is missing, damaged, of another release, or of a broker that
 had been superseded is not used, and everything is replayed.
 
-The ledger is written by `pickle`, which keeps what is shared shared. Loading accepts only classes
-of this project's `domain` and `scheduler`, and the containers that they use, so that a file cannot
-name anything else to call. A release with other sources of these two does not use the checkpoint,
-since the same events might give it another ledger.
+The ledger is written by `pickle`, so an object that two places share is still one object
+afterwards. Loading accepts only classes of this project's `domain` and `scheduler`, and the
+containers that they use, so that a file cannot name anything else to call. A release with other
+sources of these two does not use the checkpoint, since the same events might give it another
+ledger.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ _SHARED = {"collections": ("OrderedDict", "deque", "defaultdict", "Counter")}
 
 
 class _About(msgspec.Struct, frozen=True):
-    """What a checkpoint is of.
+    """The first record of a checkpoint: what the ledger in the second record was made from.
 
     Attributes:
         sources: fingerprint of the classes in it.
-        segment: the segment of the journal that begins behind the checkpoint.
-        epoch: the broker that wrote it.
+        segment: the segment of the journal whose events come after the checkpoint.
+        epoch: the epoch of the broker that wrote the checkpoint.
         events: how many events the ledger had handled.
     """
 

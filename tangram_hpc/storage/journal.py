@@ -21,6 +21,7 @@ import msgspec
 from ..domain.event import JOURNAL_VERSION, Event
 from ..errors import InvalidInput
 from .journal_format import (
+    PIECE,
     READ_TOO,
     UNGUARDED,
     SegmentHead,
@@ -37,6 +38,7 @@ from .journal_format import (
 from .record_file import framed, look, look_unguarded, read_records
 
 MODES = ("none", "batch", "always")
+_BEGINNING = PIECE  # bytes of a segment in which its head is looked for first
 
 
 class FileJournal:
@@ -191,11 +193,11 @@ def read_head(path: Path) -> SegmentHead | None:
     Raises:
         InvalidInput: See `read_journal`.
     """
-    data = memoryview(_content(path, 1 << 16))
+    data = memoryview(_content(path, whole=False))
     if is_torn_magic(data) or version_of(data) in READ_TOO:
         return None
     body = next(_bodies(data, path), None)
-    if body is None and len(data) == 1 << 16:
+    if body is None and len(data) == _BEGINNING:
         body = next(_bodies(memoryview(_content(path)), path), None)  # a very long head
     if body is None or not is_head(body):
         return None
@@ -205,13 +207,16 @@ def read_head(path: Path) -> SegmentHead | None:
         raise _of_another_release(path, error) from None
 
 
-def _content(path: Path, most: int = -1) -> bytes:
-    """Returns a file's content, or at least its first bytes."""
+def _content(path: Path, whole: bool = True) -> bytes:
+    """Returns a file's content, or its first `_BEGINNING` bytes, for which a compressed file is not
+    read to its end.
+    """
     try:
         with open(path, "rb") as file:
-            data = file.read(most)
-            return plain(data if most < 0 else data + (file.read() if is_compressed(data) else b""),
-                         path, _remedy(path))
+            data = file.read(-1 if whole else 2 * _BEGINNING)
+        if is_compressed(data):
+            return plain(data, path, _remedy(path), whole)
+        return data if whole else data[:_BEGINNING]
     except FileNotFoundError as error:
         raise InvalidInput(f"journal {path}: {error.strerror}; nothing ran under this name here, "
                            "name another with -j or set TANGRAM_HOME") from None

@@ -6,8 +6,8 @@ job's next broker will do. From what the scheduler answers it follows which name
 (`Action.once`) has ended by itself, and so must have a kept result unless it was forgotten.
 
 Whether a name was forgotten is in no event. The spool tells: forgetting writes a record, and
-segments are only removed oldest first. A name counts as lost only if neither can explain that its
-result is missing. The names of which that cannot be said are counted in `gone`.
+segments are only removed oldest first. A name counts as lost only if neither of these can explain
+that its result is missing. All other names without a result are counted in `gone`.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ class NamedWorkReplay:
     Attributes:
         scheduler: The scheduler, with all events applied.
         submitted: All names.
-        ended: Names that ended by themselves, with how many brokers had ended in order before.
+        ended: Names that ended by themselves, each with the number of brokers that had ended in
+            order before.
         stops: How many brokers ended in order.
         at: Time of the last event, ns since the epoch; 0 before the first.
     """
@@ -229,7 +230,7 @@ def _check_once(folder: Path) -> JobReport:
     report.kept, report.calls = len(results), len(spool.newest) - len(results)
     report.lost = lost_names(replay, spool)
     accepted = accepted_names(folder)
-    if not any(journal.report.problem for journal in found):  # which would explain it
+    if not any(journal.report.problem for journal in found):  # else the damage explains them
         report.unseen = [n for n in results if n not in replay.submitted and n not in accepted]
     report.gone = sum(n not in results for n in replay.ended) - len(report.lost)
     report.problems = [f"{f.name}: {f.problem}" for f in report.files if f.problem]
@@ -253,7 +254,7 @@ def shown(names: list[str]) -> str:
 
 
 def accepted_names(folder: Path) -> set[str]:
-    """Returns names of which no journal knows and of which an earlier repair has told so."""
+    """Returns the names that no journal knows and that an earlier repair has already reported."""
     found: set[str] = set()
     with suppress(FileNotFoundError):
         for line in (folder / DAMAGED / REPAIRS).read_text().splitlines():
@@ -264,8 +265,8 @@ def accepted_names(folder: Path) -> set[str]:
 
 def lost_names(replay: NamedWorkReplay, spool: SpoolData) -> list[str]:
     """Returns names that ended by themselves, whose results must be in the spool and are not."""
-    # a spool that is emptied when a broker ends in order begins at 0 again: what it holds tells
-    # since when that has not happened
+    # a broker that ends in order may empty the spool, whose segments then begin at 0 again: the
+    # names that the spool still knows show since which of these ends it was not emptied
     since = min((replay.ended[n] for n in (*spool.newest, *spool.deleted) if n in replay.ended),
                 default=replay.stops)
     unbroken = spool.numbers[:1] in ([], [0])

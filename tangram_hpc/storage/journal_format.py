@@ -13,6 +13,7 @@ as it was.
 from __future__ import annotations
 
 import zlib
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -29,7 +30,7 @@ COMPRESSED = b"TGJRNZ" + bytes([1, 0])
 # 0068, 0069, 0086 and 0089
 READ_TOO = (5, 6, 7, 8, 9)
 UNGUARDED = 5  # the records of this version have no checksum over their length
-_PIECE = 1 << 16
+PIECE = 1 << 16
 _encoder = msgspec.msgpack.Encoder()
 _read = reader(list[AnyEvent])
 
@@ -104,16 +105,17 @@ def encode_events(events: list[Event]) -> bytes:
 def compressed(data: Buffer) -> bytes:
     """Returns a whole segment in its compressed form."""
     view = memoryview(data)
-    pieces = [view[at : at + _PIECE] for at in range(0, len(view), _PIECE)]
+    pieces = [view[at : at + PIECE] for at in range(0, len(view), PIECE)]
     pieces.append(view[:0])
     return COMPRESSED + b"".join(framed(zlib.compress(piece, 6)) for piece in pieces)
 
 
-def plain(data: bytes, path: Path, remedy: str) -> bytes:
+def plain(data: bytes, path: Path, remedy: str, whole: bool = True) -> bytes:
     """Returns a segment as it was before it was compressed, if it was.
 
     Args:
-        data: the content of the file.
+        data: the content of the file, or its beginning if not `whole`; then only the first piece is
+            returned.
         path: the file, for the error's text.
         remedy: what the reader of an error can do.
 
@@ -123,9 +125,9 @@ def plain(data: bytes, path: Path, remedy: str) -> bytes:
     if not is_compressed(data):
         return data
     where = f"journal {path}"
-    pieces = [zlib.decompress(body) for _, body in read_records(
-        data, len(COMPRESSED), where, remedy)]
-    if not pieces or pieces[-1]:
+    bodies = read_records(data, len(COMPRESSED), where, remedy)
+    pieces = [zlib.decompress(body) for _, body in (bodies if whole else islice(bodies, 1))]
+    if not pieces or (pieces[-1] and whole):
         raise InvalidInput(f"{where}: damaged: it was compressed, and its end is missing. {remedy}")
     return b"".join(pieces)
 

@@ -123,7 +123,7 @@ def _take(folder: Path) -> FileLock:
 
 
 def _open(folder: Path) -> bool:
-    """Returns whether the access file does not say that its broker has ended."""
+    """Returns whether the access file names a broker that may still live."""
     with suppress(OSError, ValueError):
         return '"ended": ""' in (folder / "access.json").read_text()
     return False
@@ -188,7 +188,7 @@ def _repair_journals(folder: Path, found: list[JournalData], last: int, replay: 
     """
     if last + 1 < len(found) or any(journal.report.problem for journal in found):
         _set_aside(folder, CHECKPOINT, report)  # it may know events that are not used any more
-    for journal in reversed(found[last + 1 :]):  # the newest first: the oldest keep the gap loud
+    for journal in reversed(found[last + 1 :]):  # newest first: until the end, a check sees the gap
         events = sum(len(e) for _, e in journal.commits) + journal.behind
         report.lost_events += events
         _set_aside(folder, journal.report.name, report)
@@ -312,7 +312,8 @@ def _replace(folder: Path, name: str, data: bytes, report: RepairReport) -> None
 
 
 def _note(folder: Path, report: RepairReport) -> None:
-    """Adds a line to the notes of repairs; it has the names of which a check need not tell again.
+    """Adds the report to the notes of repairs, where a later check finds the names that it need
+    not report again.
     """
     place = folder / DAMAGED
     place.mkdir(mode=0o700, exist_ok=True)

@@ -41,8 +41,8 @@ def _number(name: str) -> int:
 
 
 def begin_segment(path: Path, head: SegmentHead) -> bool:
-    """Makes a segment with this head; returns whether that was done. It is not if the file is there
-    already, because another broker has begun it.
+    """Makes a segment with this head; returns False if the file exists already, because another
+    broker has begun it.
 
     Raises:
         OSError: The file cannot be made.
@@ -59,7 +59,7 @@ def begin_segment(path: Path, head: SegmentHead) -> bool:
 
 
 def limits(heads: Sequence[tuple[str, SegmentHead | None]]) -> dict[str, int]:
-    """Returns how many records count of those segments of which not everything counts.
+    """Returns how many records count of each segment that does not count as a whole.
 
     Args:
         heads: the name and the head of each segment, oldest first; None for a segment without one.
@@ -71,7 +71,7 @@ def limits(heads: Sequence[tuple[str, SegmentHead | None]]) -> dict[str, int]:
         if 0 < head.epoch < newest:
             found[name] = 0  # its writer had been superseded when it began this segment
             continue
-        if head.epoch > newest:  # what it has not read of segments before, nobody counts
+        if head.epoch > newest:  # a newer broker: what it has not read before does not count
             for earlier, _ in heads[:n]:
                 found.setdefault(earlier, head.read.get(earlier, 0))
         for earlier, records in head.read.items():
@@ -89,7 +89,7 @@ class JobJournal:
     Attributes:
         paths: the segments, oldest first.
         heads: the head of each, by file name; None for a segment without one.
-        limits: how many records count of the segments of which not everything counts.
+        limits: how many records count of each segment that does not count as a whole.
         read: how many records were read of each segment, once `events` has come to its end.
 
     Raises:

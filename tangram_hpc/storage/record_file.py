@@ -87,9 +87,9 @@ def look_unguarded(view: memoryview, at: int) -> tuple[Found, memoryview, int]:
     """Does what `look` does, for files of the earlier format, which are still read.
 
     A record of that format is: u32 length, u32 crc32 of the body, body. There is no checksum over
-    the length. What looks like a torn end is therefore taken for damage if it is a whole record
-    but for its length (some beginning of the rest has the checksum and is a whole msgpack value),
-    or but for one bit.
+    the length. What looks like a torn end is therefore taken for damage in two cases: only the
+    length is wrong (some beginning of the rest has the checksum and is a whole msgpack value), or
+    only one bit is wrong.
     """
     begin = at + UNGUARDED_HEAD
     if begin > len(view):

@@ -3,7 +3,9 @@
 A spool is a folder of segments that only grow. Each start of a broker begins a new segment, so that
 nothing is ever written behind a torn end. A segment is 8 bytes of magic and then records
 (`record_file.py`), each a msgpack array. The newest record of a key counts. Segments are removed,
-oldest first, when no record in them counts any more.
+oldest first, when no record in them counts any more. One key that is kept for long would keep all
+segments behind its own. So when much of the spool counts no more, the records that count in the
+oldest segments are written again at the end, and these segments are removed.
 
 Invariants: a call or result is committed here before the journal has its event. A torn end is
 ignored, since its commit was not over. A record that is not as it was written is an error that
@@ -18,6 +20,7 @@ import threading
 import zlib
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
@@ -63,6 +66,7 @@ class FileSpool:
         self._folder, self._limit, self._segment = folder, limit, min(segment, limit // 8)
         self._places: dict[str, _Place] = {}
         self._live: dict[int, int] = {}  # segment -> records in it that count, oldest first
+        self._live_bytes = 0  # of all records that count
         self._sizes: dict[int, int] = {}
         self._pending: list[bytes] = []
         self._fresh: dict[str, _Record] = {}  # key -> its record that is not committed yet
@@ -121,6 +125,8 @@ class FileSpool:
             if once in self._places:
                 self._add(_Record(DELETED, once))
         self._remove_unused()
+        while self._wasteful():
+            self._move_oldest()
 
     def commit(self) -> None:
         """Writes all pending records; see `ports.Spool.commit`."""
@@ -134,6 +140,8 @@ class FileSpool:
         size, live = self._sizes[self._number], self._live[self._number]
         if size > self._segment or (not live and 8 * size > self._segment):
             self._begin(self._number + 1)
+            while self._wasteful():
+                self._move_oldest()
 
     def sync(self) -> None:
         """Syncs what was committed to the disk; may be called from any thread."""
@@ -185,9 +193,11 @@ class FileSpool:
         old = self._places.pop(record.once, None)
         if old is not None:
             self._live[old[0]] -= 1
+            self._live_bytes -= HEAD + old[2]
         if record.kind != DELETED:
-            self._places[record.once] = place
+            self._places[record.once] = place  # behind all older ones: `_move_oldest` needs that
             self._live[place[0]] += 1
+            self._live_bytes += HEAD + place[2]
 
     def _find(self, once: str, kind: int) -> _Record | None:
         place = self._places.get(once)
@@ -218,6 +228,29 @@ class FileSpool:
             del self._live[number], self._sizes[number]
             if number in self._readers:
                 os.close(self._readers.pop(number))
+
+    def _wasteful(self) -> bool:
+        """Returns whether the spool takes more than half of its limit, and a quarter of the limit
+        is for records that count no more. The bytes that `_move_oldest` writes are then at most
+        three times those that it frees, over time.
+        """
+        size = sum(self._sizes.values())
+        return (len(self._sizes) > 1 and 2 * size > self._limit
+                and 4 * (size - self._live_bytes) > self._limit)
+
+    def _move_oldest(self) -> None:
+        """Writes the records that count in the oldest segment again, and removes the segment once
+        they are on the disk. O(records that count in it).
+        """
+        oldest = next(iter(self._live))
+        moved = list(takewhile(lambda kept: kept[1][0] == oldest, self._places.items()))
+        for once, place in moved:
+            record = self._find(once, place[4])
+            assert record is not None
+            self._add(record)
+        self.commit()
+        self.sync()
+        self._remove_unused()
 
     def _index(self, number: int) -> None:
         data = self._path(number).read_bytes()

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from ..errors import TangramError
 from ..protocol.frame import RECEIVE, Buffer
 from .socket.asyncsock import consume
+from .socket.encryption import Encryption
+from .socket.socket_connection import SocketConnection
 
 _IOV = 512  # buffers of one sendmsg; every kernel takes more
 _ENDED = select.EPOLLHUP | select.EPOLLERR
@@ -28,34 +30,48 @@ class _Pipe:
     Attributes:
         name: the rank.
         sock: the connected socket; None while it is dialled.
-        backlog: buffers that wait to be sent.
+        encryption: turns the socket's bytes into the rank's; None if they are not encrypted.
+        backlog: buffers that wait to be sent; encrypted as soon as the socket is connected.
         paused: whether reading is stopped, because the rank does not keep up.
         watched: the events for which epoll watches the socket.
     """
 
-    __slots__ = ("backlog", "name", "paused", "sock", "watched")
+    __slots__ = ("backlog", "encryption", "name", "paused", "sock", "watched")
 
     def __init__(self, name: int) -> None:
         self.name = name
         self.sock: socket.socket | None = None
+        self.encryption: Encryption | None = None
         self.backlog: deque[Buffer] = deque()
         self.paused = False
         self.watched = 0
+
+    def connect(self, connection: SocketConnection) -> None:
+        """Takes a connection, and encrypts what waited for it."""
+        self.encryption = connection.encryption
+        waiting, self.backlog = self.backlog, deque()
+        for data in waiting:
+            self.queue(data)
+        self.sock = connection.sock
+
+    def queue(self, data: Buffer) -> None:
+        """Puts the rank's bytes behind all that wait to be sent."""
+        self.backlog.append(data if self.encryption is None else self.encryption.seal([data]))
 
 
 class SocketPipes:
     """The sockets of all ranks.
 
     Args:
-        dial: returns a connected, authenticated, blocking socket, or raises a TangramError.
+        dial: returns an authenticated, blocking connection, or raises a TangramError.
     """
 
-    def __init__(self, dial: Callable[[], socket.socket]) -> None:
+    def __init__(self, dial: Callable[[], SocketConnection]) -> None:
         self._dial = dial
         self._epoll = select.epoll()  # made early: `select` needs a descriptor below 1024
         self._pipes: dict[int, _Pipe] = {}
         self._by_fd: dict[int, _Pipe] = {}
-        self._dialled: deque[tuple[_Pipe, socket.socket | str]] = deque()
+        self._dialled: deque[tuple[_Pipe, SocketConnection | str]] = deque()
         self._bell_out, self._bell_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._epoll.register(self._bell_out, select.EPOLLIN)
 
@@ -71,7 +87,7 @@ class SocketPipes:
         if pipe is None:
             return
         waiting = bool(pipe.backlog)
-        pipe.backlog.append(data)
+        pipe.queue(data)
         if pipe.sock is not None and not waiting:
             self._drain(pipe)
 
@@ -132,7 +148,7 @@ class SocketPipes:
 
     def _try(self, pipe: _Pipe) -> None:
         try:
-            result: socket.socket | str = self._dial()
+            result: SocketConnection | str = self._dial()
         except (TangramError, OSError) as error:
             result = str(error)
         self._dialled.append((pipe, result))
@@ -141,7 +157,7 @@ class SocketPipes:
         except BlockingIOError:
             pass  # the pipe is full of wake-ups already
 
-    def _settle(self, pipe: _Pipe, result: socket.socket | str,
+    def _settle(self, pipe: _Pipe, result: SocketConnection | str,
                 events: list[tuple[int, bytes, str]]) -> None:
         current = self._pipes.get(pipe.name) is pipe
         if isinstance(result, str):
@@ -151,28 +167,32 @@ class SocketPipes:
         elif not current:
             self._send_last(pipe, result)
         else:
-            result.setblocking(False)
-            pipe.sock = result
-            self._by_fd[result.fileno()] = pipe
-            self._epoll.register(result, select.EPOLLIN)
+            result.sock.setblocking(False)
+            pipe.connect(result)
+            self._by_fd[result.sock.fileno()] = pipe
+            self._epoll.register(result.sock, select.EPOLLIN)
             pipe.watched = select.EPOLLIN
             self._drain(pipe)
 
     @staticmethod
-    def _send_last(pipe: _Pipe, sock: socket.socket) -> None:
+    def _send_last(pipe: _Pipe, connection: SocketConnection) -> None:
         """Sends the last bytes of a rank that closed its pipe, because the broker needs its Bye."""
         try:
-            sock.settimeout(0.5)
-            sock.sendall(b"".join(pipe.backlog))
+            connection.sock.settimeout(0.5)
+            connection.send(b"".join(pipe.backlog))
         except OSError:
             pass
-        sock.close()
+        connection.close()
 
     def _read(self, pipe: _Pipe, events: list[tuple[int, bytes, str]]) -> None:
         assert pipe.sock is not None
         try:
             data = pipe.sock.recv(RECEIVE)
             reason = "" if data else "the broker closed the connection"
+            if pipe.encryption is not None and data:
+                data = pipe.encryption.open(data)
+                if not data:
+                    return  # a part of a record of TLS
         except BlockingIOError:
             return
         except OSError as error:

@@ -3,8 +3,8 @@
 Everything that happens in one turn of the loop leaves as one frame. A busy worker leaves a gap
 between two frames, so that frames are few and large. A worker that has nothing to say sends pings.
 
-The connection has three states. Without a link, nothing is sent: what the broker must hear all the
-same is told again when it welcomes the worker. With a link and no welcome yet, only the hello and
+The connection has three states. Without a link, nothing is sent; the worker reports what the broker
+must know when the broker welcomes it again. With a link and no welcome yet, only the hello and
 pings are sent. After the welcome (`joined`), everything is sent.
 
 The hello lists the leases that the worker holds. If one is released or returned before the welcome

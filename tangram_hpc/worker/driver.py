@@ -536,6 +536,7 @@ class WorkerDriver:
         for each in (*behind, lease):
             self._running.pop(each, None)
             self._open.discard(each)
+            self._early.pop(each, None)
         self._send(Returned((*behind, lease)))
 
     def output(self, lease: int, stream: int, data: bytes) -> None:

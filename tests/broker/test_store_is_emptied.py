@@ -17,6 +17,8 @@ import pytest
 import tangram_hpc
 from tangram_hpc import LocalCluster
 from tangram_hpc.broker.store_garbage import StoreGarbage
+from tangram_hpc.client import connection, functions, request
+from tangram_hpc.errors import InvalidInput
 from tangram_hpc.storage.store import FolderStore
 
 MIB = 1 << 20
@@ -225,6 +227,28 @@ def test_entries_of_an_expired_client_stay_as_long_as_a_session_of_it_is_open() 
     garbage.watch()
     garbage.watch()
     assert swept == ["8.", "7."]
+
+
+def test_what_is_too_large_for_an_action_is_refused_before_anything_is_stored(
+        cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (connection, functions, request):
+        monkeypatch.setattr(module, "PAYLOAD_MAX", MIB)
+    monkeypatch.setattr(connection, "CALLS_MAX", MIB)
+    large, before = bytes(2 * MIB), entries_of(cluster)
+    with cluster.session() as session:
+        for call in (lambda: cluster.submit(turned, large), lambda: cluster.submit(lambda: large),
+                     lambda: cluster.submit(turned, large, once="large"),
+                     lambda: cluster.submit(["cat"], stdin=large),
+                     lambda: session.exec(["cat"], files={"f": large}),
+                     lambda: cluster.call("model", "score", data=large)):
+            with pytest.raises(InvalidInput, match=f"{MIB}"):
+                call()
+    assert entries_of(cluster) == before
+    assert cluster.submit(turned, bytes(MIB // 2)).result(60) == bytes(MIB // 2)
+
+
+def entries_of(c: LocalCluster) -> set[str]:
+    return {path.name for path in (c.folder / "store").glob("*")}
 
 
 def test_large_function_definitions_take_bounded_room_in_the_store(cluster: LocalCluster) -> None:

@@ -275,7 +275,7 @@ class Pretence:
         return self.log.read_text().splitlines() if self.log.exists() else []
 
     def ends(self) -> list[str]:
-        """The processes that ended or were told to, in order."""
+        """The log's lines about processes that ended or were cancelled, in order."""
         return [line for line in self.logged() if line.endswith("ended") or "scancel" in line]
 
 

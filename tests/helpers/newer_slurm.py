@@ -21,7 +21,8 @@ PACKAGES = [
     "slurmctld", "slurmd", "slurmdbd", "slurm-client", "munge", "mariadb-server",
     "slurm-wlm-basic-plugins", "libslurm-dev", "gcc", "libc6-dev", "make", "iproute2", "procps",
     "python3", "python3-venv", "python3-msgspec", "python3-numpy", "python3-pydantic",
-    "python3-cloudpickle", "python3-pytest", "python3-hypothesis", "python3-mpi4py",
+    "python3-cloudpickle", "python3-cryptography", "python3-pytest", "python3-hypothesis",
+    "python3-mpi4py",
 ]  # fmt: skip
 SEEN = ("tangram_hpc", "slurm", "tests", "sbatch_templates", "bench", "pyproject.toml", "setup.py",
         "README.md")

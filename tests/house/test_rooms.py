@@ -37,8 +37,8 @@ PLACE = {room: (rank, line, step)
          for line, rooms in enumerate(lines)
          for step, room in enumerate([rooms] if isinstance(rooms, str) else rooms)}
 
-# rooms that lie to the left and may not be seen all the same: models need no MPI, no Slurm, no
-# sockets and no processes
+# packages that lie to the left and still may not be imported: the simulators need no MPI, no Slurm,
+# no sockets and no processes
 BLIND = {(room, adapter) for room in ("simulator", "libra/simulation") for adapter in ADAPTERS}
 FACE = ("demo", "hooks", "http_api", "cli")  # users of the public face
 
@@ -46,6 +46,7 @@ FACE = ("demo", "hooks", "http_api", "cli")  # users of the public face
 DOORS: dict[str, tuple[str, ...]] = {
     "mpi4py": ("transport/mpi/mpi.py", "doctor/mpi_hello.py"),
     "pyslurm": ("slurm/pyslurm_child.py",),
+    "cryptography": ("transport/socket/certificate.py",),
     "pynvml": ("resources/gpu/nvml.py",),
     "pydantic": ("config/", "simulator/workload.py", "simulator/elastic_runs.py",
                  "libra/simulation/rl_scenario.py", "http_api/"),

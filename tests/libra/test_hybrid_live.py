@@ -350,9 +350,9 @@ def test_an_unreadable_message_ends_the_members_connection_before_its_payload(
     wait_until_entered(channel, 0)
     channel.begin(PLAN, PARAMS, [])
     one.work()  # from here on a payload is allowed
-    one.link._sock.sendall(HEAD.pack(2, PARAMS.nbytes) + b"\xc1\xc1")
-    one.link._sock.settimeout(60)  # ends a hang
-    assert one.link._sock.recv(1) == b""
+    one.link._connection.send(HEAD.pack(2, PARAMS.nbytes) + b"\xc1\xc1")
+    one.link._connection.sock.settimeout(60)  # ends a hang
+    assert one.link._connection.sock.recv(1) == b""
 
 
 # ---- a coordinator on its own --------------------------------------------------------------------
@@ -474,7 +474,7 @@ def test_a_coordinator_does_not_count_the_time_in_which_it_was_stopped() -> None
         assert coordinator.states()[0] is R.REQUESTED
     one.say(MemberDone(6, 5, told.order.generation, R.REQUESTED))
     assert one.order().order.stage is R.FETCHING_STATE
-    wait_for_role(coordinator, Role.LOST)  # a real silence is one still
+    wait_for_role(coordinator, Role.LOST)  # a member that is really silent is still lost
     coordinator.close()
 
 

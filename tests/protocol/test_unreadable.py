@@ -65,6 +65,7 @@ from tangram_hpc.storage.store import FolderStore
 from tangram_hpc.transport.socket.bulk_socket import BulkLink
 from tangram_hpc.transport.socket.channel import SocketChannel
 from tangram_hpc.transport.socket.dial import dial
+from tangram_hpc.transport.socket.socket_connection import SocketConnection
 
 WORD, BROKEN = b"a-word-to-break", b"\xff\xfe\x80 is not text"
 DEEP = b"\x91" * 5000 + b"\x90"  # arrays in arrays
@@ -141,7 +142,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 def answers_to(cluster: LocalCluster, *data: bytes) -> list[ms.Message]:
     """What the broker answers to these bytes, until it closes the connection."""
     known = read_access(cluster.access)
-    with dial(known.addresses, known.key, known.job) as sock:
+    with dial(known.addresses, known.key, known.job).sock as sock:
         sock.settimeout(30)
         inbox, told = Inbox(), list[ms.Message]()
         for piece in data:
@@ -590,7 +591,7 @@ def test_an_unreadable_gradient_message_is_a_protocol_error(harm: Any) -> None:
     with here, there:
         there.sendall(gradient_messages.HEAD.pack(len(body), 0) + body)
         with pytest.raises(ProtocolError, match="not in the protocol"):
-            BulkLink(here).receive()
+            BulkLink(SocketConnection(here)).receive()
 
 
 def _header() -> Any:

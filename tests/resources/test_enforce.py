@@ -470,7 +470,7 @@ def test_a_frozen_group_uses_no_cpu_time(
     until(lambda: group.freeze(True), "it is frozen")
     before, began = group.usage().cpu_ns or 0, time.monotonic_ns()
     time.sleep(0.3)
-    spent = (group.usage().cpu_ns or 0) - before  # its way into the freezer may still be booked
+    spent = (group.usage().cpu_ns or 0) - before  # CPU time of before may be counted late
     assert spent * 20 < time.monotonic_ns() - began
     before += spent
     assert group.freeze(False)

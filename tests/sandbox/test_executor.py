@@ -109,7 +109,7 @@ def test_a_command_inherits_no_descriptor_and_default_signal_settings(rig: Rig) 
     assert fds == ["0", "1", "2", "3"]  # 3 is the listing itself
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert int(fields["SigBlk"], 16) == 0
-    # the program's own Python ignores SIGPIPE and SIGXFSZ again; what it inherited shows in a cat
+    # a Python program ignores SIGPIPE and SIGXFSZ by itself, so a `cat` shows what was inherited
     _, back = rig.exec("cat", "/proc/self/status")
     fields = dict(line.split(":\t", 1) for line in back.stdout.decode().splitlines() if ":\t" in
                   line)

@@ -196,7 +196,7 @@ def test_the_epilog_removes_hostile_content_without_touching_other_files(
 
 @root_only
 def test_the_epilog_has_one_bound_of_time_for_all_folders(epilog: Epilog, base: Path) -> None:
-    """What one removal takes, the next one does not get."""
+    """The time that one removal takes is taken from the removals after it."""
     log, slow = base / "log", base / "timeout"
     log.touch(mode=0o666)
     log.chmod(0o666)

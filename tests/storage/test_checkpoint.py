@@ -24,8 +24,13 @@ from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
 from tangram_hpc.storage import checkpoint
 from tangram_hpc.storage.checkpoint import NAME, Checkpoints, load
-from tangram_hpc.storage.journal import FileJournal
-from tangram_hpc.storage.journal_format import SegmentHead, is_compressed
+from tangram_hpc.storage.journal import FileJournal, read_head
+from tangram_hpc.storage.journal_format import (
+    SegmentHead,
+    beginning,
+    compressed,
+    is_compressed,
+)
 from tangram_hpc.storage.journal_segments import JobJournal, begin_next, journals, read_journals
 
 PLACERS = [("elastic", 6), ("elastic", 46), ("paper", 59), ("fcfs:4", 2), ("first-fit", 14),
@@ -195,6 +200,21 @@ def test_a_compressed_segment_is_whole_or_an_error(job: Job) -> None:
                 list(read_journals(job.folder))
     path.write_bytes(whole)
     assert list(read_journals(job.folder)) == events
+
+
+def test_the_head_of_a_compressed_segment_is_read_without_the_rest(tmp_path: Path) -> None:
+    """A broker that starts reads the heads of all segments; that must not cost a whole replay."""
+    path = tmp_path / "journal"
+    plain = beginning(SegmentHead(7, {"journal": 3})) + bytes(random.Random(1).randbytes(300_000))
+    whole = compressed(plain)
+    path.write_bytes(whole)
+    assert read_head(path) == SegmentHead(7, {"journal": 3})
+    path.write_bytes(whole[:100_000] + b"damaged" + whole[100_007:])
+    assert read_head(path) == SegmentHead(7, {"journal": 3})
+    for data in (whole[:8], whole[:1000], whole[:500] + b"damaged" + whole[507:]):
+        path.write_bytes(data)
+        with pytest.raises(InvalidInput):
+            read_head(path)
 
 
 def late(folder: Path, head: SegmentHead) -> None:

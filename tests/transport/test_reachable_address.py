@@ -36,7 +36,7 @@ from pathlib import Path
 from tangram_hpc.storage.access import read_access
 from tangram_hpc.transport.socket.dial import dial
 access = read_access(Path(sys.argv[1]))
-dial([a for a in access.addresses if a.startswith("tcp:")], access.key, access.job).close()
+dial([a for a in access.addresses if not a.startswith("unix:")], access.key, access.job).close()
 """
 
 
@@ -105,7 +105,7 @@ class Pair:
                 assert child.poll() is None, child.communicate()[1]
                 time.sleep(0.05)
             told = json.loads(self.access.read_text())["addresses"]
-            yield [a for a in told if a.startswith("tcp:")]
+            yield [a for a in told if not a.startswith("unix:")]
         finally:
             child.send_signal(signal.SIGTERM)
             child.communicate(timeout=60)
@@ -146,7 +146,7 @@ def apart(tmp_path: Path) -> Iterator[Pair]:
 @pytest.mark.parametrize("bind", ["", "0.0.0.0", "fast0", f"{CABLE}.0/24"])
 def test_a_broker_publishes_an_address_that_other_nodes_reach(pair: Pair, bind: str) -> None:
     with pair.broker(TANGRAM_BIND=bind) as told:
-        assert [a.rpartition(":")[0] for a in told] == [f"tcp:{CABLE}.1"]
+        assert [a.rpartition(":")[0] for a in told] == [f"tls:{CABLE}.1"]
         done = pair.dialled()
         assert done.returncode == 0, done.stderr
 
@@ -224,6 +224,7 @@ def test_other_nodes_of_a_job_are_read_from_its_environment() -> None:
 def test_a_hybrid_pool_channel_publishes_no_wildcard_address() -> None:
     listener = BulkListener("0.0.0.0", b"k" * 32, "job", lambda link: None)
     try:
-        assert not listener.address.startswith("tcp:0.0.0.0"), listener.address
+        scheme, _, rest = listener.address.partition(":")
+        assert scheme == "tls" and not rest.startswith("0.0.0.0"), listener.address
     finally:
         listener.close()

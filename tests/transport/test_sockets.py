@@ -214,7 +214,7 @@ def test_a_peer_of_another_version_or_job_is_refused_with_the_reason(cluster: Lo
     for hello, said in ((ms.ClientHello(99, known.job, "u"), "protocol version 99"),
                         (ms.ClientHello(ms.PROTOCOL_VERSION, "other", "u"), "not other"),
                         (ms.Ping(1), "the first message must be a Hello")):
-        sock = dial(known.addresses, known.key, known.job)
+        sock = dial(known.addresses, known.key, known.job).sock
         outbox = Outbox()
         outbox.put(hello)
         sock.sendall(b"".join(outbox.take()))
@@ -232,7 +232,7 @@ def test_a_submit_without_its_payload_is_refused_and_the_connection_continues(
     from tangram_hpc.transport.socket.dial import dial
 
     known = read_access(cluster.access)
-    with dial(known.addresses, known.key, known.job) as sock:
+    with dial(known.addresses, known.key, known.job).sock as sock:
         sock.settimeout(30)
         inbox, told = Inbox(), list[object]()
 

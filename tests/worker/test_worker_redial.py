@@ -28,6 +28,7 @@ from tangram_hpc.protocol import message as ms
 from tangram_hpc.protocol.payload import ExecCall, decode, encode
 from tangram_hpc.storage.access import Access, mark_ended, write_access
 from tangram_hpc.transport.socket.asyncsock import Listener, SocketLink, listen_unix
+from tangram_hpc.transport.socket.socket_connection import SocketConnection
 
 DEADLINE_S = 60.0
 
@@ -226,15 +227,15 @@ class Dialling:
         self.redial = BrokerRedial(tmp_path / "access.json", grace_s, self.driver,  # type: ignore[arg-type]
                                    self._attach)
 
-    def _dial(self, *_: Any) -> socket.socket:
+    def _dial(self, *_: Any) -> SocketConnection:
         self.dials += 1
         outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
         if outcome is not None:
             raise outcome
-        return socket.socket()
+        return SocketConnection(socket.socket())
 
-    def _attach(self, sock: socket.socket) -> None:
-        sock.close()
+    def _attach(self, connection: SocketConnection) -> None:
+        connection.close()
         self.driver.connected = True
 
     async def until_over(self) -> None:

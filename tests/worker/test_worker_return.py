@@ -5,70 +5,22 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.tcp_relay import Relay
 
 import tangram_hpc
 from tangram_hpc.errors import BrokerUnreachable
 from tangram_hpc.transport.socket import dial as dialling
 from tangram_hpc.transport.socket.asyncsock import tune
-
-
-class Relay:
-    """A relay to a broker that can be cut: all connections over it break at once."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._to = (host, port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                peer, _ = self._listener.accept()
-                pair = (peer, socket.create_connection(self._to))
-            except OSError:
-                self._listener.close()  # nobody is there: nor is the way
-                return
-            self._pairs.append(pair)
-            threading.Thread(target=self._carry, args=pair, daemon=True).start()
-
-    def _carry(self, one: socket.socket, two: socket.socket) -> None:
-        with selectors.DefaultSelector() as chosen:
-            chosen.register(one, selectors.EVENT_READ, two)
-            chosen.register(two, selectors.EVENT_READ, one)
-            try:
-                while True:
-                    for key, _ in chosen.select():
-                        data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
-                        if not data:
-                            raise ConnectionError
-                        key.data.sendall(data)
-            except OSError:
-                for sock in (one, two):
-                    sock.close()
-
-    def shut(self) -> None:
-        """Breaks all open connections; new ones are accepted."""
-        for pair in self._pairs:
-            for sock in pair:
-                try:
-                    sock.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass  # broken already
-        self._pairs.clear()
 
 
 def until(true: Callable[[], Any], what: str) -> Any:

@@ -92,7 +92,7 @@ class PreparedEnvironments:
         more. Does not wait for the answer."""
         why = str(error) if isinstance(error, TangramError) else (
             f"setup: the client that prepared it was ended ({type(error).__name__})")
-        with suppress(TangramError):  # the connection is over, and who waits is told of that
+        with suppress(TangramError):  # the connection is over; the waiting threads learn that
             self._connection.begin(lambda request: ms.ManageSnapshot(
                 request, "failed", fingerprint, why[:_SHOWN + 400]))
 

@@ -81,7 +81,7 @@ class LengthsTable(_Model):
 
 
 class ModelFile(_Model):
-    """A whole model file."""
+    """The content of a model file."""
 
     name: str = Field(min_length=1)
     layers: int = Field(ge=1, le=1 << 24)

@@ -72,7 +72,7 @@ class BucketPart(_Part):
 
 
 class PlanFile(_Part):
-    """A whole plan file."""
+    """The content of a plan file."""
 
     format: Literal["tangram-plan/1"]
     model: str

@@ -42,7 +42,8 @@ class Routes(Protocol):
         ...
 
     def ended(self, trajectory: str, generated: int, step: int) -> None:
-        """Reports that a trajectory has ended, with so many tokens of the policy, in this step."""
+        """Reports that a trajectory has ended in this step, after `generated` tokens of the
+        policy."""
         ...
 
     def tally(self) -> dict[str, int]:

@@ -16,7 +16,6 @@ from .wire_errors import RpcError
 
 MESSAGE_MAX = 8 << 20  # bytes of one envelope that a client may send
 MESSAGES_MAX = 4096  # of one request; small ones would cost much more memory than they have bytes
-JSON = "application/json"
 STREAM_JSON = "application/connect+json"
 _COMPRESSED, _LAST = 1, 2
 _HEAD = struct.Struct(">BI")

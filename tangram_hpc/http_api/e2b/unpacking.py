@@ -4,9 +4,9 @@ A gzip member ends with the size that it has unpacked, modulo 2**32 (RFC 1952). 
 bound: if it is larger than `UNPACKED_MAX`, nothing is unpacked; if more than that comes out, the
 body is wrong, and zlib checks the rest.
 
-A small body may honestly have `UNPACKED_MAX` bytes unpacked. So all uploads of this process share
-`UPLOADS`: one whose size does not fit waits for those before it, and is refused after `WAIT_S`. The
-copies that are made of a content while it is split and sent are not counted.
+The content of a small body may really have `UNPACKED_MAX` bytes. So all uploads of this process
+share the memory that `UPLOADS` counts: an upload that does not fit waits for those before it, and
+is refused after `WAIT_S`. Copies that are made while a content is split and sent are not counted.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class HybridPool:
         return told
 
     def state(self, replica: int) -> R:
-        """The state of a replica."""
+        """Returns the state in which a replica is now."""
         return self._replicas[replica].state
 
     def rests(self, replica: int) -> bool:

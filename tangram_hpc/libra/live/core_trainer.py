@@ -68,7 +68,7 @@ class CoreTrainer:
         if comm.size != len(core_training) * width:
             raise InvalidInput(f"core_training: {len(core_training)} cores of {width} GPUs do not "
                                f"match the communicator's {comm.size} ranks")
-        self._comm, self._width, self._patience_s = comm, width, patience_s
+        self._comm, self._patience_s = comm, patience_s
         self._step = -1
         self._replicas = len(replicas)
         pool = HybridPool(rules or PoolRules(), core_training, core_rollout, replicas)
@@ -104,7 +104,7 @@ class CoreTrainer:
         The all-reduce over the core trainer and the optimizer's step stay with the caller.
 
         Args:
-            step: Number of the train_step, above that of the last call.
+            step: Number of the train_step; each call has a larger number than the call before.
             version: Version of `params`; a gradient that was computed at another version is not
                 added.
             params: The parameters as one contiguous vector of floats.

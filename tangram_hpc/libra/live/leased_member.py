@@ -97,8 +97,8 @@ class LeasedMember:
                 self._link = None
 
     def _hang_up(self) -> None:
-        """Closes the connection to the process, which then ends, or cancels an action that has not
-        begun.
+        """Ends the member: closes the connection to its process, which then ends; if the process
+        has not begun, cancels its action.
         """
         self._waiting.clear()
         if self._link is not None:

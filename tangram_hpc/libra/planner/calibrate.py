@@ -157,15 +157,16 @@ class Calibrator:
         return mixed.factor / uniform.factor if uniform else max(1.0, mixed.factor)
 
     def mixed(self) -> float:
-        """`beside`, pulled towards 1 while there are few samples of mixed plans."""
+        """Returns the result of `beside`, pulled towards 1 while there are few samples of mixed
+        plans."""
         samples = self._tracks[MIXED].samples if MIXED in self._tracks else 0
         return float(self.beside() ** (samples / (samples + _PRIOR)))
 
     def loss(self, routing: float) -> float:
-        """The learned routing loss, where `routing` is the loss that was believed at first.
+        """Returns the learned routing loss, where `routing` is the loss that was assumed at first.
 
-        A loss of 0 stays 0, as lengths are known there. Once mixed plans were measured the result
-        is at least 0.001, even if the router seems to lose nothing.
+        An assumed loss of 0 means that lengths are known, and stays 0. Otherwise the result is at
+        least 0.001 once mixed plans were measured, even if the router seems to lose nothing.
         """
         mixed = self.mixed()
         return max(_LEAST_LOSS, (1 + routing) * mixed - 1) if routing and mixed != 1 else routing
@@ -175,7 +176,7 @@ class Calibrator:
         return self._tracks[key].changes if key in self._tracks else 0
 
     def factors(self) -> Factors:
-        """The present factors."""
+        """Returns the factors of measured over modelled time, as learned so far."""
         train = self._tracks[TRAIN].factor if TRAIN in self._tracks else 1.0
         return Factors(train, tuple((key, self._tracks[key].factor)
                                     for key in sorted(self._tracks) if key > TRAIN))

@@ -79,8 +79,8 @@ class RolloutDpTable:
         return found[::-1]
 
     def _ways(self, g: int, at: int, ns: int) -> Iterator[StrataRange]:
-        """Yields each instance that can be the last one of a division of `g` GPUs which serves all
-        strata before `at` in `ns`; instances of small degrees come first.
+        """Yields the instances that can come last when `g` GPUs are divided so that all strata
+        before `at` are served in `ns`; instances of small degrees come first.
         """
         for degree, ending in self._ending.items():
             if degree <= g:

@@ -53,7 +53,7 @@ class ModelShape:
 
     @cached_property
     def params(self) -> int:
-        """All weights."""
+        """How many weights the model has, those of inactive experts included."""
         layer = self.dense_params + self.experts * self.expert_params
         return self.layers * layer + self.head_params * (1 if self.tied else 2)
 

@@ -70,7 +70,7 @@ class Split:
 
     @property
     def train_gpus(self) -> int:
-        """GPUs that train."""
+        """How many GPUs train."""
         return self.layout.gpus
 
     @property

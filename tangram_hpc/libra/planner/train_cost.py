@@ -85,7 +85,7 @@ class TrainCost:
         return found
 
     def _loads(self, of: _Layouts) -> tuple[TokenLoad, TokenLoad]:
-        """The load of the slowest replica, and that of its longest micro-batch."""
+        """Returns the load of the slowest replica, and the load of its longest micro-batch."""
         pairs = zip(of.dp.tolist(), of.micro.tolist(), strict=True)
         tokens, squares, micros, top_tokens, top_squares = np.array(
             [self._deal(dp, micro) for dp, micro in pairs], np.int64).T

@@ -67,7 +67,7 @@ SYSTEMS = (
     System("+ elastic", "planner", uniform=False, routing=CMLFQ, elastic=True,
            about="and the hybrid pool: all of Libra"),
 )
-BASELINES, STRONGER, ABLATION = SYSTEMS[:4], SYSTEMS[4:6], (SYSTEMS[1], *SYSTEMS[6:])
+BASELINES, ABLATION = SYSTEMS[:4], (SYSTEMS[1], *SYSTEMS[6:])
 LIBRA = SYSTEMS[-1]
 
 

@@ -211,7 +211,7 @@ class CgroupEnforcer:
         raise NotImplementedError
 
     def _end(self) -> None:
-        """Removes the cgroups that this worker has made besides those of the groups."""
+        """Removes the cgroups that this worker has made for itself, not for one of the groups."""
         raise NotImplementedError
 
     def group(self, number: int, pid: int) -> CgroupGroup:

@@ -46,8 +46,8 @@ class Devices:
     """The devices that a node lends.
 
     Attributes:
-        devices: all of one kind.
-        kind: that kind; empty when there are none.
+        devices: the devices, which are all of one kind.
+        kind: the kind of the devices; empty when there are none.
         why: one line that says what is missing.
         mps: whether several processes may share a GPU at once (NVIDIA MPS).
     """

@@ -113,8 +113,8 @@ class _Lease:
         self.guessed[gpu] = self.guessed.get(gpu, 0.0) + energy_mj
 
     def settle(self, gpu: str, factor: float) -> None:
-        """Corrects the estimate for a device: by the counter, the device drew `factor` times as
-        much.
+        """Corrects the estimate for a device whose energy counter showed `factor` times the energy
+        that was estimated.
         """
         self.settled_mj += self.guessed.pop(gpu, 0.0) * factor
 

@@ -98,7 +98,7 @@ def read(home: str, path: str, offset: int = 0, length: int = -1) -> FilePiece:
 
 
 def _content(fd: int, offset: int, most: int) -> bytes:
-    """Reads up to `most` bytes. The files of /proc have no size, so only the end is believed."""
+    """Reads up to `most` bytes. The size of a file is not used, since files of /proc have none."""
     if offset:
         os.lseek(fd, offset, os.SEEK_SET)
     pieces, got = [], 0

@@ -2,7 +2,7 @@
 inside.
 
 Each one holds `home`, where commands begin, `tmp` for temporary files, and files of ours beside the
-two. That of a session with a root that it can write also holds `changes`, what the session changed
+two. If the session can write its root, the directory also holds `changes`: what the session changed
 in its image. Nothing may run in a directory while it is changed here.
 """
 

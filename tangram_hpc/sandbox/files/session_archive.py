@@ -32,7 +32,7 @@ _PIECE = 1 << 20
 _HEADERS = 1 << 14  # bytes at the beginning of an archive that hold the headers of its first entry
 # If a session has a root record, it is the first entry of its archive (`_has_root` reads it).
 _PARTS = (scratch.root_record, scratch.home, scratch.tmp, scratch.changes)
-_LAYER = ("--xattrs", "--xattrs-include=user.*")  # of a layer; tar may have been built without them
+_LAYER = ("--xattrs", "--xattrs-include=user.*")  # for layers only, as some tars lack them
 _PACK = ("tar", "--create", "--format=posix", "--sparse", "--file=-")
 _UNPACK = ("tar", "--extract", "--preserve-permissions", "--numeric-owner", "--file=-")
 
@@ -80,7 +80,7 @@ def unpack(digest: str, folder: str, store: Store, stopped: Stopped, users: User
     """Makes a scratch directory from an archive. Blocks.
 
     Args:
-        digest: the archive's.
+        digest: the digest of the archive.
         folder: the directory to make.
         store: the store that holds the archive.
         stopped: see `Stopped`.
@@ -125,8 +125,8 @@ def _has_root(archive: memoryview) -> bool:
 
 
 def _scrap(folder: str) -> IO[bytes]:
-    """A file without a name on the disk of a scratch directory. It goes with this process in any
-    case.
+    """Opens a file without a name on the disk of a scratch directory. The file is gone once this
+    process has ended, in whatever way.
     """
     return tempfile.TemporaryFile(dir=folder, buffering=0)
 

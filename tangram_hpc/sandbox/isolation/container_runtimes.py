@@ -1,10 +1,10 @@
 """How each container runtime is asked for the same sandbox. Pure, except that it looks which paths
 exist.
 
-Every sandbox sees this: `/session` is the session's directory, for reading and writing, and `/tmp`
-its `tmp`, in which what is listed of the node's own /tmp is read-only; `/dev/shm` and `/proc` are
-its own; there are a few devices; everything else is read-only, and nothing of the node is visible
-but what is listed. The host name is `sandbox`. There is no network but a loopback, unless it is
+Every sandbox sees the same. `/session` is the session's directory, for reading and writing. `/tmp`
+is its `tmp`, in which listed paths of the node's own /tmp are visible read-only. `/dev/shm` and
+`/proc` are the sandbox's own, and there are a few devices. Of the node only listed paths are
+visible, read-only. The host name is `sandbox`. There is no network but a loopback, unless it is
 asked for. Nothing is started here.
 
 With bwrap an image is mounted at IMAGE, beside the node's programs. The pause process is a program
@@ -77,7 +77,6 @@ class Runtime(Protocol):
     """A program that builds sandboxes."""
 
     name: str
-    takes_images: bool
     needs_image: bool
 
     def argv(self, box: ContainerSpec) -> list[str]:
@@ -103,7 +102,7 @@ def _env(base: Mapping[str, str], *names: str) -> dict[str, str]:
 class Bwrap:
     """bubblewrap, unprivileged, with the node's programs or a directory as the root."""
 
-    name, takes_images, needs_image = "bwrap", True, False
+    name, needs_image = "bwrap", False
 
     def argv(self, box: ContainerSpec) -> list[str]:
         """See `Runtime`."""
@@ -226,7 +225,7 @@ class Podman:
     box allows it: to fetch one while a session opens is slow, and a site may not want it.
     """
 
-    name, takes_images, needs_image = "podman", True, True
+    name, needs_image = "podman", True
 
     def argv(self, box: ContainerSpec) -> list[str]:
         """See `Runtime`. If root runs the worker, the container gets a user namespace in which
@@ -277,7 +276,7 @@ class Apptainer:
     join). It has not been run: this is written from its documentation.
     """
 
-    name, takes_images, needs_image = "apptainer", True, True
+    name, needs_image = "apptainer", True
 
     def argv(self, box: ContainerSpec) -> list[str]:
         """See `Runtime`. Its /dev/shm is a tmpfs whose size is the site's (`sessiondir max size` in
@@ -310,7 +309,7 @@ class Enroot:
     mounts.d.
     """
 
-    name, takes_images, needs_image = "enroot", True, True
+    name, needs_image = "enroot", True
 
     def argv(self, box: ContainerSpec) -> list[str]:
         """See `Runtime`."""

@@ -162,8 +162,8 @@ def missing(way: str) -> str:
 
 def prepare(way: str, image: str, home: str, resolver: str, users: UserMap | None = None
             ) -> ImageRoot:
-    """Makes the folders in the scratch directory `home` for a root over `image`, or takes over
-    those of a dead init, an origin or another node.
+    """Makes the folders in the scratch directory `home` for a root over `image`. If the directory
+    holds such folders already, of a dead init, an origin or another node, they are taken over.
 
     Args:
         way: the best way of this node, one of `WAYS`. An image whose files belong to several users
@@ -312,8 +312,8 @@ def _make_room(name: str, folder: int) -> None:
 
 
 def _copy_network_files(root: int, resolver: str) -> None:
-    """Gives a sandbox with a way out its resolver, and the names that the node knows. An image
-    whose /etc is not a folder goes without.
+    """Gives a sandbox with a network its `resolv.conf`, and the node's `hosts`. An image whose /etc
+    is not a folder gets neither.
     """
     try:
         etc = os.open("etc", _FOLDER, dir_fd=root)

@@ -59,8 +59,8 @@ def enter(pid: int, cwd: str = "/", root: str = "", keep: Collection[int] = (),
         hold: the numbers of capabilities that only this process keeps there, and no program that it
             starts.
         read_only: mount points in the root of `pid` that are made read-only if they exist, so that
-            nobody can change the mode and the times of the file. A device can be written all the
-            same. With a kernel before 5.12 they stay as they are.
+            nobody can change the mode and the times of the file. A device can still be written.
+            With a kernel before 5.12 the mount points stay writable.
 
     Raises:
         OSError: it could not enter, or is not inside. This process may be half inside and must end.

@@ -7,7 +7,7 @@ what needs no open file: stat, chmod, chown, utime and extended attributes by a 
 to a Unix socket that has a path. The system call filter takes these away, except utime and stat. So
 the user's other files can be neither read nor changed, except for their times.
 
-Which paths those are is decided elsewhere.
+The caller decides which paths these are.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The filter is a binary search over ranges of call numbers, which `bpf` assembles. Most calls are
 answered without a look at their arguments, and the kernel (5.11 and later) then remembers the
 answer for each number. A filter sees numbers only, so it cannot judge paths or anything else in
-memory. Calls newer than the table get ENOSYS, which is what programs expect of an older kernel; so
-do those of x32. Programs for another machine (32-bit ones) get ENOSYS for everything.
+memory. Calls newer than the table, and calls of the x32 ABI, get ENOSYS, which is what programs
+expect of an older kernel. Programs for another machine (32-bit ones) get ENOSYS for everything.
 
 In a session whose root can be written and that has user 0 alone, calls that change a user, a group
 or the owner of a file succeed without effect, as in Charliecloud, because package managers stop

@@ -23,9 +23,10 @@ from ..network.open_network import STACK
 from .probe import examine
 
 _PROBE_S = 10.0
-_ROOT_BY = "image root by "  # in `why_not`
-SEVERAL_USERS = "several users in an image"  # in `why_not`
-OPEN_NETWORK = "open network"  # in `why_not`
+# what `why_not` has reasons for, besides the names of backends
+_ROOT_BY = "image root by "  # followed by one of WAYS
+SEVERAL_USERS = "several users in an image"
+OPEN_NETWORK = "open network"
 _ROOT = ("this worker is root, and root runs untrusted code only in namespaces: install "
          "bubblewrap (apt-get install bubblewrap, dnf install bubblewrap), or start the worker as "
          "an ordinary user")

@@ -23,8 +23,8 @@ ANSWER_S = 10.0  # added to every deadline: on a crowded node an init waits for 
 class InitWatchdog:
     """The watchdog of one worker. Call `look` every LOOK_S while anything runs.
 
-    Looks are counted instead of time: after Slurm has suspended and resumed a job, everything is
-    late by the clock.
+    The watchdog counts its own looks instead of time: after Slurm has suspended and resumed a job,
+    every deadline would have passed by the clock.
 
     Args:
         kill_wait_s: seconds between SIGTERM and SIGKILL.

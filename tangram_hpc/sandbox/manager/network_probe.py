@@ -53,8 +53,9 @@ def why_not_open(runtime: Runtime, box: ContainerSpec, seconds: float) -> str:
 
     Args:
         runtime: bubblewrap.
-        box: a sandbox that it can build.
-        seconds: how long building it may take. Where nothing is carried, the attack adds 4 to 8 s.
+        box: the specification of a sandbox that bubblewrap can build here.
+        seconds: how long building the sandbox may take. If the network carries nothing, the attack
+            takes 4 to 8 s more.
     """
     if reason := open_network.why_not():
         return reason

@@ -67,7 +67,7 @@ class NodeSnapshots:
         Args:
             origin: the scratch directory.
             wanted: a new snapshot, from `new`.
-            session: the session, for the report.
+            session: the number of the session, which the report to the broker names.
             then: is called once. The caller is then counted as a user of the snapshot, and must
                 release it.
         """

@@ -32,8 +32,8 @@ from .backends import Backends
 from .execution_processes import ExecutionProcess, ForkServerClient, Owner
 from .pools import Pool, StartLimiter
 
-_WARM_BOXES = 4  # most warm pools at a time: those of the boxes that were used last
-_SPARE = 4  # inits beyond one for each unit: some actions hold no unit
+_WARM_BOXES = 4  # most warm pools at a time; the pool that was used longest ago is dropped first
+_SPARE = 4  # inits beyond one for each unit, because some actions hold no unit
 _RUNNER_BOX = SandboxSpec()
 _FREE = SandboxLimits()
 
@@ -80,8 +80,9 @@ class ProcessSupervisor:
         return self._fork_server.pid
 
     def pool(self, box: SandboxSpec) -> Pool:
-        """The pool of a box. A pool stays warm from its first use until four others have been used
-        since. That of an open network has no warm processes: each would have a stack that runs.
+        """Returns the pool of a box. A pool is warm from its first use until four other pools have
+        been used since. A pool for an open network has no warm processes, since each of them would
+        need a network stack that runs.
         """
         pool = self._pools.pop(box, None)
         if pool is None:

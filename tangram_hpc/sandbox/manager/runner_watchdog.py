@@ -1,7 +1,7 @@
 """Notices runners that take long for one call while other calls wait behind it.
 
-Those calls could run elsewhere, so they are given back; what is done about them is not decided
-here.
+The calls that wait could run elsewhere. This module only notices such a runner; the executor gives
+its waiting calls back.
 """
 
 from __future__ import annotations

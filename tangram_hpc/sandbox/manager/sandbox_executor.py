@@ -29,7 +29,7 @@ from ...protocol.message import (
 )
 from ...protocol.payload import ErrorReturn, FunctionCall, decode, encode, owner_of_result
 from ...protocol.process_frames import (
-    FRAME_MAX,
+    PAYLOAD_MAX,
     RUNNER,
     CreditInput,
     Ended,
@@ -199,7 +199,8 @@ class SandboxExecutor:
         return lease not in self._attempts
 
     def _free_behind(self, process: ExecutionProcess, asked: int = 0) -> None:
-        """Gives back the calls that a runner has not begun, except that of the lease `asked`."""
+        """Gives back the calls that a runner has not begun, except the call of the lease
+        `asked`."""
         for lease in reversed(process.take_back()):
             del process.leases[lease], self._attempts[lease]
             if lease != asked:
@@ -208,9 +209,9 @@ class SandboxExecutor:
     def _fetched(self, attempt: NodeAttempt, data: bytes, why: str) -> None:
         if not self.waits(attempt):
             return
-        if why or len(data) > FRAME_MAX - (1 << 20):
+        if why or len(data) > PAYLOAD_MAX:
             return self._fail(attempt, why or f"payload: {len(data)} bytes exceed the limit of "
-                                       f"{FRAME_MAX - (1 << 20)}")
+                                       f"{PAYLOAD_MAX}")
         attempt.payload = data
         self._admit(attempt)
 

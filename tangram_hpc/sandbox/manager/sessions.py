@@ -152,8 +152,8 @@ class Sessions:
         return process
 
     def _unpack(self, session: NodeSession) -> None:
-        """Unpacks the files of a session that moved here; its init takes them over like those of a
-        dead one.
+        """Unpacks the files of a session that moved here. Its init takes them over, as the next
+        init of a session does after the death of the one before.
         """
         home, folder = self._supervisor.new_directory()
 

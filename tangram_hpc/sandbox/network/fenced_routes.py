@@ -18,7 +18,7 @@ import socket
 import struct
 from contextlib import suppress
 
-NAMESERVER = ("127.0.0.1", 53)  # where a program looks that finds no resolv.conf
+NAMESERVER = ("127.0.0.1", 53)  # the resolver of a program that finds no resolv.conf
 _NS_GET_USERNS = 0xB701
 _NEWROUTE, _ERROR = 24, 2
 _REQUEST = 0x1 | 0x4 | 0x200 | 0x400  # NLM_F_REQUEST, ACK, EXCL, CREATE
@@ -35,7 +35,8 @@ def namespaces_of(pid: int) -> tuple[int, int]:
     """Opens the network namespace of a process, and the user namespace that owns it.
 
     Raises:
-        OSError: it has ended, or shares its network with this process's superiors.
+        OSError: the process has ended, or its network namespace belongs to a user namespace above
+            this process's own, as the node's does.
     """
     network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -49,7 +50,7 @@ def namespaces_of(pid: int) -> tuple[int, int]:
 
 def prepare(network: int, owner: int) -> list[socket.socket]:
     """Fences the network namespace, and returns a UDP socket and a listening TCP socket at
-    `NAMESERVER` in it. A process of its own does that, as this one stays outside.
+    `NAMESERVER` in it. A child process enters the namespace for this; this process stays outside.
 
     Raises:
         OSError: the namespace cannot be entered or changed.

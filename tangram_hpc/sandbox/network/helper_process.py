@@ -2,7 +2,8 @@
 
 The init forks it before it enters the namespaces, and keeps one end of a pair of sockets. Code in
 the sandbox cannot see the process, signal it, or reach its descriptors. The process ends with its
-init. What it does is its caller's: a proxy (`proxy_process`), or a way out (`open_network`).
+init. Its work is a function of the caller: a proxy (`proxy_process`), or the stack of an open
+network (`open_network`).
 """
 
 from __future__ import annotations

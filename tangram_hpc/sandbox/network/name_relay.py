@@ -41,7 +41,7 @@ def resolvers() -> list[str]:
 
 
 def resolv_conf() -> str:
-    """The text of `/etc/resolv.conf` for a sandbox: that of the node with the relay's address."""
+    """Returns the `/etc/resolv.conf` of a sandbox: the node's, but with the relay's address."""
     kept = [" ".join(words) for words in _lines() if words[0] in _PASSED_ON]
     return "\n".join([f"nameserver {NAMESERVER[0]}", *kept, ""])
 
@@ -62,8 +62,8 @@ class NameRelay:
             each.setblocking(False)
 
     def fds(self) -> list[int]:
-        """What to wait for before each `serve`. While too many queries run, no new one is among
-        these.
+        """Returns the descriptors to wait for before `serve`. While too many queries run, they
+        bring no new query.
         """
         if self._running < QUERIES_MAX:
             return [self._freed.fileno(), self._datagrams.fileno(), self._streams.fileno()]
@@ -84,10 +84,10 @@ class NameRelay:
                 if not self._start(self._carry, line):
                     line.close()
         except OSError:
-            pass  # it went away meanwhile
+            pass  # the program that asked has closed its socket meanwhile
 
     def _start(self, work: Callable[..., None], *words: object) -> bool:
-        """Runs it in a thread; returns whether one could be started."""
+        """Runs `work` in a thread; returns whether a thread could be started."""
         def run() -> None:
             try:
                 work(*words)

@@ -22,7 +22,7 @@ _PIECE = 1 << 16
 
 
 class NearAddresses:
-    """The addresses that are near, by the kernel's routing tables, which are read at each question.
+    """The addresses that are near, by the kernel's routing tables, which each call reads anew.
 
     Create the object before the process confines itself: its constructor opens the tables.
 

@@ -28,8 +28,8 @@ from .name_relay import NameRelay
 
 STACK = "slirp4netns"
 DEVICE = "tap0"
-# The network between sandbox and stack is of a range for documentation (RFC 5737), which no site
-# has. The stack passes on what is sent to its name server's address, which it is told not to be.
+# The network between sandbox and stack is from a range for documentation (RFC 5737), which no site
+# uses. With `--disable-dns` the stack is no name server: packets to NAME_SERVER are passed on.
 NETWORK, GATEWAY, NAME_SERVER = "192.0.2.0/24", "192.0.2.2", "192.0.2.3"
 NOT_INSTALLED = f"{STACK} is not installed (apt-get install {STACK}, dnf install {STACK})"
 _TUN = "/dev/net/tun"
@@ -158,16 +158,17 @@ def _installed() -> list[str]:
 
 
 def _start(network: int, owner: int) -> tuple[int, int]:
-    """Starts the stack. Returns what it says to stderr, and a descriptor: the stack ends when that
-    is closed.
+    """Starts the stack. Returns a descriptor of its stderr, and a descriptor whose closing ends the
+    stack.
 
     Raises:
         NoOpenNetwork: it cannot be run, or it has ended, with its last words.
     """
     ready, ends = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
     said = os.pipe2(os.O_CLOEXEC)
-    # It gives up the powers of root by this option, which makes mounts, so Landlock must not be on
-    # yet. For another user it would need a user 0, which a sandbox of bwrap has not.
+    # `--enable-sandbox` makes the stack give up the powers of root. The stack makes mounts for
+    # that, so Landlock must not be on yet. Started by another user, the stack would need a user 0
+    # in the sandbox's user namespace, which a bwrap sandbox does not have.
     options = _OPTIONS if os.geteuid() else (*_OPTIONS, "--enable-sandbox")
     argv = [STACK, *options, f"--ready-fd={ready[1]}", f"--exit-fd={ends[0]}",
             "--netns-type=path", f"--userns-path=/proc/self/fd/{owner}",

@@ -21,7 +21,7 @@ class BackgroundProcesses:
     """The background processes of one sandbox. Call `tick` at `due`.
 
     Attributes:
-        leased: those of a session with `background="run"`.
+        leased: the background processes if the session has `background="run"`.
     """
 
     def __init__(self, processes: SandboxProcesses, leased: LeasedBackground) -> None:
@@ -88,7 +88,7 @@ class BackgroundProcesses:
         self._still = False
 
     def tick(self) -> None:
-        """Begins or ends a turn of theirs when it is due."""
+        """Lets the processes run for their share of the time, or stops them, when that is due."""
         if self.leased.there:
             return self.leased.tick()
         if not self._due or (now := time.monotonic_ns()) < self._due:

@@ -1,7 +1,7 @@
 """One command of an action: how it is started, its output, and how it ended.
 
 The init calls this module when something has happened; nothing here waits. A command is stopped by
-its process group; its other processes are the init's to end.
+its process group; the init ends its other processes.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ class StartedCommand(Protocol):
 
     Attributes:
         pid: its process id.
-        out: the pipe of its standard output; `err` that of its error output.
+        out: the pipe of its standard output.
+        err: the pipe of its error output.
         ended: whether it has ended; then `status` is its wait status.
         started_ns: when it started (monotonic).
         cpu_ns: CPU time measured so far; `maxrss_kib` is its peak memory.
-        hidden: whether its peak memory is unknown, as that of its init is larger.
+        hidden: whether its peak memory is unknown, because its init had used more memory before.
     """
 
     pid: int
@@ -75,15 +76,15 @@ class Command:
     Attributes:
         run: the order to run it.
         call: what to run.
-        isolation: of its sandbox, for the outcome.
+        isolation: the isolation of its sandbox, which the outcome names.
         usage: what it has used.
         pid: its process id, which is also its process group.
-        pipes: of its output and its error output; -1 for one that is closed.
+        pipes: the pipes of its output and of its error output; -1 for a closed pipe.
         status: its wait status; None while it runs.
         state: the state that its outcome will have because someone stopped it, with `reason`; None
             otherwise.
         reported: whether its outcome has been sent.
-        terminal: on which it runs; None for none.
+        terminal: the terminal on which it runs; None for none.
         identity: the numbers of the user that it runs as; None for those of its init.
         chase_at: when `chase` must be called (monotonic ns); 0 for never.
         act_at: when its init must look at it again (monotonic ns); 0 for never.
@@ -267,8 +268,9 @@ class Command:
                 os.killpg(self.pid, number)
 
     def limit_processes(self, count: int) -> None:
-        """Limits its processes for good to `count` at once; 0 for no limit. What it has started
-        before keeps its first limit and may raise it; the cgroup or the meter limits that.
+        """Limits the command to `count` processes at once, for good; 0 for no limit. Processes that
+        it has started before keep their earlier limit and may raise it; the cgroup or the meter
+        limits them.
         """
         if count:
             with suppress(OSError):  # it has ended

@@ -116,12 +116,12 @@ class FastPath:
         doors: descriptors of the control socket, of a pipe with a byte for every signal, of the
             `UnitsFile`, of `bootstrap.open_oom_score` and of /dev/null.
         changed: signals that a command gets back with their default action.
-        isolation: of the sandbox.
-        output_max: bytes of a stream; Python serves a command that writes more.
-        begin: the directory in which commands begin; empty for that of this process.
+        isolation: the isolation of the sandbox.
+        output_max: bytes of one output stream; Python serves a command that writes more.
+        begin: the directory in which commands begin; empty for this process's own.
 
     Attributes:
-        stands: what the orders learned take for granted; None when none was learned.
+        stands: the state on which all learned orders rely; None when none was learned.
     """
 
     def __init__(self, doors: tuple[int, int, int, int, int], changed: tuple[int, ...],

@@ -111,7 +111,7 @@ class Init:
         _command: the running command; None between commands.
         _watch_at: when to begin to read the command's output (monotonic ns); 0 once that has begun.
         _file_mib: the limit in MiB on the size of one file; 0 for none.
-        _ending: the loop stops. `_closing`: and the files go too.
+        _ending: whether the loop stops; `_closing`: whether the files are removed then.
         _wake: a pipe with a byte for each signal.
     """
 
@@ -481,8 +481,8 @@ class Init:
                 resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
 
     def _refuse(self, run: RunAction, code: int, reason: str, told: Payload | None = None) -> None:
-        """Ends an action that has not run. Its payload tells the worker's driver that no signal
-        ended it: it holds back such ends without one.
+        """Ends an action that has not run. The end has a payload, because the worker's driver holds
+        back a failure without one, which a signal of Slurm might have caused.
         """
         outcome = Outcome(ActionState.FAILED, exit_code=code, reason=reason,
                           isolation=self._isolation.name)

@@ -69,8 +69,9 @@ class SandboxIsolation:
         tmp: the directory for temporary files, as its commands name it.
         units: the file that tells a command how many CPUs it has.
         own_root: whether commands see another root than the node's.
-        changes: where an image that may be written keeps what was changed; else None. The sandbox's
-            user is 0 then, and `changes.users` says whether there are others.
+        changes: the folder with what a sandbox has changed in its writable image; None without such
+            an image. With one the sandbox's user is 0, and `changes.users` says whether there are
+            others.
         pause: the pause process, where there is one.
         own: the numbers of the processes of `pause` inside.
         nodes: names in `tmp` that are read-only mounts of the node's files.
@@ -240,8 +241,8 @@ def _container(setup: Setup, home: str, root: str = "") -> ContainerSpec:
 
 
 def _resolver(box: SandboxSpec, home: str) -> str:
-    """The file that is `/etc/resolv.conf` in the sandbox; empty where it has no way out. That of an
-    open network is written beside the directories of the sandbox.
+    """Returns the file that is `/etc/resolv.conf` in the sandbox; empty for a sandbox without a
+    network. For an open network the file is written beside the directories of the sandbox.
     """
     if box.network != OPEN:
         return RESOLV_CONF if leads_outside(box.network) else ""

@@ -6,7 +6,7 @@ run any more. The end of a lease is reported like that of an action, with CPU ti
 
 Without a lease, processes that wait are left alone, so that a server notices its client. Those that
 run use a twentieth of one core, and are stopped beyond that. The limits of the session hold under a
-lease as they do for an action; whoever breaks one is killed with all other background processes.
+lease as they do for an action; if a process exceeds one, all background processes are killed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LeasedBackground:
         self._demand = BackgroundDemand()
         self.there = False
         self._order: LeaseBackground | None = None
-        self._stop: tuple[ActionState, str] | None = None  # they are being killed
+        self._stop: tuple[ActionState, str] | None = None  # why they are being killed
         self._kill_at = self._not_before = 0
         self._began = self._used_ns = self._maxrss_kib = 0
 
@@ -227,8 +227,8 @@ class LeasedBackground:
 
 
 class _CpuClock:
-    """The CPU time of background processes: that of their cgroup, or else the sum of what /proc
-    says of those that live, and of those that have been waited for.
+    """Measures the CPU time of background processes by their cgroup. Where they have none, the time
+    is the sum of what /proc says of living processes and of what `wait` said of ended ones.
     """
 
     def __init__(self, group: GroupCpu) -> None:
@@ -241,8 +241,8 @@ class _CpuClock:
         return self._group.ns() >= 0
 
     def used(self, pids: list[int]) -> int:
-        """The time in ns since the last call. Where no cgroup counts it, it is known in whole clock
-        ticks, and not for processes that end unseen.
+        """Returns the CPU time in ns since the last call. Where no cgroup counts, the time is known
+        in whole clock ticks, and the time of processes that end between two calls is missing.
         """
         now_ns = self._group.ns()
         if now_ns < 0:

@@ -1,8 +1,8 @@
 """Runs users' functions in this process, one at a time, and reports how they ended.
 
-Besides the client this is the only place that unpickles. Users' code can do anything to this
-process, so its worker trusts it with nothing but the calls that it gave it. How calls are given
-ahead and taken back is told in `protocol/process_frames.py`.
+Only this process and the client unpickle what another process has sent. Users' code can do anything
+to this process, so the worker believes its reports only about the calls that it was given. How
+calls are given ahead and taken back is told in `protocol/process_frames.py`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ...domain.service import pushed_by
 from ...domain.states import ActionState
 from ...protocol.payload import ErrorReturn, FunctionCall, ValueReturn, decode, encode
 from ...protocol.process_frames import (
-    FRAME_MAX,
     OUTPUT,
+    PAYLOAD_MAX,
     RECEIVE,
     TAIL,
     Drop,
@@ -213,7 +213,7 @@ class Runner:
 
             result = asyncio.run(result)
         value = _pack(result, call.pickled)
-        if len(value.data) > FRAME_MAX - (1 << 20):
+        if len(value.data) > PAYLOAD_MAX:
             raise OverflowError(f"a result of {len(value.data)} bytes is too large; return a path")
         return encode(value)
 

@@ -47,7 +47,7 @@ class SandboxMeter:
         self._others = others
         self._free_mib = 0
         if changes is not None:
-            # the folder lies outside of the sandbox's root; "/" is that of what is open in it
+            # the folder lies outside of the sandbox's root, so it is measured by its descriptor
             self._folders = (*folders, changes.changes_fd)
             self._free_mib = changes.image_mib
         self._processes = processes

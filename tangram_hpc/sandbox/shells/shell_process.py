@@ -191,7 +191,8 @@ class ShellProcess:
         return self._serial
 
     def _first_line(self) -> str:
-        """What `eval` runs before the text: what the third line changed is as it was."""
+        """Returns what `eval` runs before the text: it restores the tracing flags and the exit
+        status that the third line of the command before has changed."""
         words = ["unset __tangram"]
         if back := "".join(flag for flag in "xv" if flag in self._flags):
             words.append(f"set -{back}")

@@ -136,7 +136,7 @@ class Terminal:
         return select.POLLIN | (select.POLLOUT if self.waits_to_write else 0)
 
     def close(self) -> None:
-        """Closes both sides: what still runs on it gets SIGHUP."""
+        """Closes both sides: programs that still run on the terminal get SIGHUP."""
         self.started()
         if self.fd >= 0:
             with suppress(OSError):

@@ -49,7 +49,7 @@ def _ends_with_session(session: SessionEntry, submitter: ClientEntry) -> bool:
 
 
 def on_action_resubmitted(state: SchedulerState, event: ev.ActionResubmitted) -> list[Decision]:
-    """Lets an action start whose payload a broker that was started again has now."""
+    """Lets a withheld action start, because the broker has received its payload again."""
     entry = state.ledger.actions.get(event.action)
     if entry is not None and entry.withheld:
         entry.withheld = False

@@ -114,6 +114,7 @@ def on_allocation_ended(state: SchedulerState, event: ev.AllocationEnded) -> lis
         _note(allocs, event.at, f"satellite {event.alloc} ({entry.shape.name}) ended: "
                              f"{event.reason}")
     _forget(allocs, entry, event.ended or event.at)
+    state.ledger.told_ends.pop(entry.job, None)
     return []
 
 

@@ -14,7 +14,7 @@ from ...domain.states import AllocState, NodeState
 from ..policy.ending import lends_until, next_end
 from ..state.core_sets import CoreSet
 from ..state.gpu_blocks import GpuSet
-from ..state.ledger import Ledger, NodeEntry
+from ..state.ledger import LOST_MAX, Ledger, NodeEntry
 from ..state.scheduler_state import SchedulerState
 from ..state.transitions import NODE_MOVES, move
 from .allocation_events import node_came, node_left
@@ -108,7 +108,9 @@ def on_allocation_end_told(state: SchedulerState, event: ev.AllocationEndTold) -
 
 
 def on_node_lost(state: SchedulerState, event: ev.NodeLost) -> list[Decision]:
-    """Marks a node as down. Its leases and sessions end by events of their own."""
+    """Marks a node as down. Its leases and sessions end by events of their own, which come before
+    the next node is lost and another one may be forgotten.
+    """
     ledger = state.ledger
     node = ledger.nodes[event.node]
     node.state = move(NODE_MOVES, node.state, NodeState.DOWN, event)
@@ -116,6 +118,10 @@ def on_node_lost(state: SchedulerState, event: ev.NodeLost) -> list[Decision]:
     node_left(ledger, event)
     ledger.draining.pop(event.node, None)
     ledger.away.pop(event.node, None)
+    ledger.lost[event.node] = None
+    if len(ledger.lost) > LOST_MAX:
+        oldest = next(iter(ledger.lost))
+        del ledger.lost[oldest], ledger.nodes[oldest]
     ledger.next_end = next_end(ledger)
     update_services(ledger, node)
     return []

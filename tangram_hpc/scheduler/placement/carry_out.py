@@ -57,8 +57,9 @@ class Carrier:
         return events
 
     def _apart(self, grants: list[Grant]) -> list[Grant]:
-        """The grants without those of background actions whose sessions start another action too:
-        background processes run beside that one and need no CPUs of their own.
+        """Returns the grants without those of background actions whose session starts another
+        action too, because background processes run beside that action and need no CPUs of their
+        own.
         """
         if len(grants) < 2:
             return grants

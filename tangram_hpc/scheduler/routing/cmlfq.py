@@ -242,8 +242,8 @@ class CausalTree:
                  ) -> LengthEstimate | None:
         """Estimates the tokens left after these returns; None if no prefix of the returns is known.
 
-        The deepest known prefix wins, and at equal depth that of the prompt. O(depth + cells of one
-        node).
+        The estimate comes from the deepest known prefix; if the prompt's own tree and the global
+        tree know prefixes of equal depth, from the prompt's tree. O(depth + cells of one node).
 
         Args:
             prompt: number of the prompt.
@@ -496,9 +496,10 @@ class Cmlfq:
     Args:
         tree: gives the estimates, and learns from requests that end.
         edges: the most remaining tokens of each bucket but the last, in ascending order.
-        rule: how a request moves. `nearest`: to the nearest of the buckets from that of the mean to
-            that of the 90th percentile; `agree`: only if both name one bucket (the paper's rule);
-            `mean`: to the bucket of the mean.
+        rule: how a request moves. Its estimate names two buckets, one by the mean and one by the
+            90th percentile. `nearest`: it moves to the nearest bucket from the one to the other;
+            `agree`: it moves only if both are the same (the paper's rule); `mean`: it moves to the
+            bucket of the mean.
 
     Raises:
         InvalidInput: the edges do not ascend.

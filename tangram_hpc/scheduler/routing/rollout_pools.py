@@ -121,7 +121,8 @@ class Epochs:
     held: int = 0
 
     def of(self, step: int) -> int:
-        """Returns the epoch of a trajectory that ended in this step; -1: the last step named."""
+        """Counts a trajectory that ended in this step (-1: in the step that was named last) and
+        returns its epoch."""
         if step > self.told or 0 <= step < self.told - self.kept:
             self.told = step
             if self.held >= self.share:

@@ -33,6 +33,7 @@ from .session_queue import SessionQueue
 from .session_turns import SessionTurns
 
 RESIZE_GAP_NS = 20_000_000  # least time for which a lease keeps a size
+LOST_MAX = 64  # lost nodes that are remembered
 
 
 @dataclass(slots=True)
@@ -363,7 +364,9 @@ class Ledger:
     Attributes:
         clients: the clients by number.
         by_uid: the number of each client that has not expired, by its uid.
-        nodes: the nodes by number, lost ones included.
+        nodes: the nodes by number, with the lost ones that are in `lost`.
+        lost: the nodes that were lost, in order of their losses; the last LOST_MAX of them, so that
+            neither memory nor a pass of the placer grows with the nodes that came and went.
         sessions: the sessions by id.
         services: the declared services by name.
         endpoints: the declared endpoints by name, each with its quota.
@@ -411,6 +414,7 @@ class Ledger:
     clients: dict[int, ClientEntry] = field(default_factory=dict)
     by_uid: dict[str, int] = field(default_factory=dict)
     nodes: dict[int, NodeEntry] = field(default_factory=dict)
+    lost: dict[int, None] = field(default_factory=dict)
     sessions: dict[int, SessionEntry] = field(default_factory=dict)
     services: dict[str, ServiceSpec] = field(default_factory=dict)
     endpoints: dict[str, EndpointEntry] = field(default_factory=dict)
@@ -468,6 +472,8 @@ class Ledger:
         """
         for node in [self.outside, *self.nodes.values()]:
             self._check_node(node)
+        down = {n.node for n in self.nodes.values() if n.state is NodeState.DOWN}
+        assert down == set(self.lost) and len(down) <= LOST_MAX, f"{down} are lost, not {self.lost}"
         away = {n.node for n in self.nodes.values() if n.state is NodeState.AWAY}
         assert away == set(self.away), f"{away} are away, not {self.away}"
         self.allocs.check({n.node for n in self.nodes.values() if n.state is not NodeState.DOWN})

@@ -1,7 +1,7 @@
 """Runs one copy of a service in a process of its own, its runner, and leaves nothing of it behind.
 
 The worker and the runner exchange the frames of `protocol/service_frames.py` over a socket pair,
-one order and one answer at a time. What a model is, only the runner knows (`services/torch/`).
+one order and one answer at a time. Only the runner knows what a model is (`services/torch/`).
 
 Invariants: the runner is a child in a process session of its own, and ends with its worker: the
 kernel sends it SIGKILL when the thread that started it ends, and its socket closes. The end of a

@@ -127,9 +127,9 @@ class MpiWorld:
         The rank tells the gateway, waits for its answer as long as its heartbeats come, and
         finalises MPI if that cannot hang. To a gateway from which nothing comes, it sends nothing.
 
-        Where the launcher ends all ranks together, a silent gateway is not dead, or this rank would
-        be dead, too. Then the rank tells the gateway all the same, waits until a gateway that was
-        stopped has been continued, and no trainer ends before all of them leave.
+        Under a launcher that ends all ranks together, a gateway that is only silent cannot be dead,
+        because this rank lives. So the rank tells even a silent gateway, waits until a gateway that
+        was stopped has been continued, and no trainer ends before all of them leave.
         """
         if self.forked:  # the child of a fork must not touch MPI
             return self._leave_child()

@@ -1,7 +1,8 @@
 """Sockets on asyncio's loop, for broker, worker and gateway: links, listeners, TCP options.
 
-No listener is without authentication. A peer that has not proven the job's key within
-`HANDSHAKE_S` is dropped before any frame is read, and a Unix peer must be the same user. If too
+No listener is without authentication, and a TCP connection is encrypted before anything else
+(`encryption.py`). A peer that has not proven the job's key within `HANDSHAKE_S` is dropped before
+any frame is read, and a Unix peer must be the same user. If too
 many peers are still in the handshake, the oldest is dropped: peers without the key must not take
 the file descriptors of peers with it.
 
@@ -17,13 +18,15 @@ import resource
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from ...errors import AccessError, ProtocolError, TangramError
 from ...protocol import auth
 from ...protocol.frame import RECEIVE, Buffer, Inbox, Outbox, Parcel
 from ...protocol.message import Message
+from .certificate import Certificate
+from .encryption import Encryption
 
 HANDSHAKE_S = 5.0  # how long the mutual challenge may take
 TCP_TIMEOUT_S = 30.0  # equal to the broker's limit for a silent worker
@@ -49,9 +52,11 @@ class SocketLink:
         unsent: bytes that wait for the peer to read.
     """
 
-    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop,
+                 encryption: Encryption | None = None) -> None:
         sock.setblocking(False)
         self._sock: socket.socket | None = sock
+        self._encryption = encryption
         self._loop = loop
         self._inbox, self._outbox = Inbox(), Outbox()
         self._backlog: deque[Buffer] = deque()
@@ -82,6 +87,8 @@ class SocketLink:
         if self._sock is None:
             return
         waiting = bool(self._backlog)
+        if self._encryption is not None:
+            frame = [self._encryption.seal(frame)]
         self._backlog.extend(frame)
         self.unsent += sum(map(len, frame))
         if not waiting:
@@ -123,13 +130,15 @@ class SocketLink:
             return  # earlier messages are still being handed on
         try:
             data = self._sock.recv(RECEIVE)
+            if not data:
+                self._lose("connection closed by the peer")
+                return
+            if self._encryption is not None:
+                data = self._encryption.open(data)
         except BlockingIOError:
             return
         except OSError as error:
             self._lose(f"connection failed: {error.strerror}")
-            return
-        if not data:
-            self._lose("connection closed by the peer")
             return
         self._parcels = self._inbox.feed(data)
         self._hand_on()
@@ -195,11 +204,14 @@ class Listener:
         key: the job's key.
         job: the job's name, which is part of the proof.
         on_link: called with each new link.
+        certificate: with which connections are encrypted; None for a Unix socket.
     """
 
     def __init__(self, sock: socket.socket, key: bytes, job: str,
-                 on_link: Callable[[SocketLink], None]) -> None:
+                 on_link: Callable[[SocketLink], None],
+                 certificate: Certificate | None = None) -> None:
         self._sock, self._key, self._job, self._on_link = sock, key, job, on_link
+        self._certificate = certificate
         self._loop = asyncio.get_running_loop()
         self._greeting: dict[asyncio.Task[None], None] = {}  # running handshakes, oldest first
         self._unproven_max = unproven_max()
@@ -240,27 +252,46 @@ class Listener:
         try:
             if peer.family == socket.AF_UNIX:
                 _check_same_user(peer)
-            await asyncio.wait_for(self._handshake(peer), HANDSHAKE_S)
+            encryption = await asyncio.wait_for(self._handshake(peer), HANDSHAKE_S)
         except (OSError, TangramError, asyncio.TimeoutError, asyncio.CancelledError):
             peer.close()  # an unproven peer gets no answer
             return
         tune(peer)
-        self._on_link(SocketLink(peer, self._loop))
+        self._on_link(SocketLink(peer, self._loop, encryption))
 
-    async def _handshake(self, peer: socket.socket) -> None:
-        nonce = os.urandom(auth.NONCE)
-        await self._loop.sock_sendall(peer, auth.MAGIC + nonce)
-        answer = b""
+    async def _handshake(self, peer: socket.socket) -> Encryption | None:
+        """Encrypts the connection, and lets the peer prove the key."""
+        encryption = await self._encrypted(peer) if self._certificate is not None else None
+
+        async def send(data: bytes) -> None:
+            await self._loop.sock_sendall(
+                peer, data if encryption is None else encryption.seal([data]))
+
+        nonce, answer = os.urandom(auth.NONCE), b""
+        await send(auth.MAGIC + nonce)
         while len(answer) < auth.ANSWER:
-            more = await self._loop.sock_recv(peer, auth.ANSWER - len(answer))
-            if not more:
-                raise AccessError("the peer left during the handshake")
-            answer += more
-        theirs, given = answer[: auth.NONCE], answer[auth.NONCE :]
+            answer += await self._received(peer, encryption, auth.ANSWER - len(answer))
+        theirs, given = answer[: auth.NONCE], answer[auth.NONCE : auth.ANSWER]
         if not auth.proven(given, self._key, "peer", nonce, theirs, self._job):
             raise AccessError("the peer does not hold the key")
-        await self._loop.sock_sendall(
-            peer, auth.proof(self._key, "broker", nonce, theirs, self._job))
+        await send(auth.proof(self._key, "broker", nonce, theirs, self._job))
+        return encryption
+
+    async def _encrypted(self, peer: socket.socket) -> Encryption:
+        assert self._certificate is not None
+        encryption = Encryption(self._certificate.context, listening=True)
+        while not encryption.established:
+            answer = encryption.handshake(await self._received(peer, None, RECEIVE))
+            if answer:
+                await self._loop.sock_sendall(peer, answer)
+        return encryption
+
+    async def _received(self, peer: socket.socket, encryption: Encryption | None, most: int
+                        ) -> bytes:
+        data = await self._loop.sock_recv(peer, most if encryption is None else RECEIVE)
+        if not data:
+            raise AccessError("the peer left during the handshake")
+        return data if encryption is None else encryption.open(data)
 
 
 def unproven_max() -> int:
@@ -300,10 +331,28 @@ def listen_unix(path: str) -> socket.socket:
     return sock
 
 
-def listen_tcp(host: str) -> socket.socket:
-    """Returns a listening TCP socket on one address, with a port that the kernel chooses."""
+def listen_tcp(host: str, ports: Iterable[int] = (0,)) -> socket.socket:
+    """Returns a listening TCP socket on one address.
+
+    Args:
+        host: the address.
+        ports: the ports to try, in this order; 0 stands for one that the kernel chooses.
+
+    Raises:
+        OSError: none of the ports can be had; the error is that of the last one.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.bind((host, 0))
-    sock.listen(1024)
-    return sock
+    failed = OSError(errno.EADDRNOTAVAIL, "no port to listen on")
+    for port in ports:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            if port:  # what is left of an earlier broker's connections must not block its port
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, port))
+            sock.listen(1024)
+        except OSError as error:
+            sock.close()
+            failed = error
+            continue
+        return sock
+    raise failed

@@ -1,9 +1,10 @@
 """Blocking, authenticated sockets for few and large messages, such as those of the hybrid pool.
 
-Invariants: no frame is accepted before both sides have proven the key (`protocol/auth.py`). A peer
-that has not done so within `HANDSHAKE_S` is dropped without an answer; when too many unproven peers
-are connected, the oldest of them is dropped. The message in front of a payload is decoded first;
-then the payload is read straight into an array of its size.
+Invariants: connections between hosts are encrypted (`encryption.py`). No frame is accepted before
+both sides have proven the key (`protocol/auth.py`). A peer that has not done so within
+`HANDSHAKE_S` is dropped without an answer; when too many unproven peers are connected, the oldest
+of them is dropped. The message in front of a payload is decoded first; then the payload is read
+straight into an array of its size.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from collections.abc import Callable
 
 from ...errors import AccessError, ProtocolError
 from ...protocol import auth
-from ...protocol.frame import Buffer
+from ...protocol.frame import RECEIVE, Buffer
 from ...protocol.gradient_messages import HEAD, AnyMemberMessage, MemberMessage, pack, sizes, unpack
 from .address import addresses
 from .asyncsock import HANDSHAKE_S, listen_tcp, tune, unproven_max
+from .certificate import Certificate, address_of, certificate_for
 from .dial import dial
-
-_CHUNK = 16 << 20  # bytes that one system call reads at most
+from .encryption import Encryption
+from .socket_connection import SocketConnection
 
 
 class BulkLink:
@@ -32,8 +34,8 @@ class BulkLink:
         most: Length of the longest payload that is accepted, bytes; 0 at first.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+    def __init__(self, connection: SocketConnection) -> None:
+        self._connection = connection
         self.most = 0
         self._sending = threading.Lock()
         self._closed = False
@@ -46,9 +48,9 @@ class BulkLink:
         """
         views = [memoryview(piece).cast("B") for piece in payload]
         with self._sending:
-            self._sock.sendall(pack(message, sum(map(len, views))))
+            self._connection.send(pack(message, sum(map(len, views))))
             for view in views:
-                self._sock.sendall(view)
+                self._connection.send(view)
 
     def receive(self) -> tuple[AnyMemberMessage, bytearray] | None:
         """Returns the next message and its payload, or None when the peer is gone.
@@ -73,15 +75,15 @@ class BulkLink:
         """Closes the connection and wakes the receiving thread. A second call does nothing."""
         if not self._closed:
             self._closed = True
-            hang_up(self._sock)
-            self._sock.close()
+            hang_up(self._connection.sock)
+            self._connection.close()
 
     def _exactly(self, size: int) -> bytearray | None:
         data = bytearray(size)
         view, at = memoryview(data), 0
         while at < size:
             try:
-                got = self._sock.recv_into(view[at:], min(size - at, _CHUNK))
+                got = self._connection.receive_into(view[at:])
             except OSError:
                 return None
             if not got:
@@ -101,7 +103,7 @@ class BulkListener:
         serve: Called with each authenticated connection; it returns when the connection has ended.
 
     Attributes:
-        address: Where peers connect, such as `tcp:10.0.0.1:40321`.
+        address: Where peers connect, such as `tls:10.0.0.1:40321#FINGERPRINT`.
     """
 
     def __init__(self, host: str, key: bytes, job: str, serve: Callable[[BulkLink], None]) -> None:
@@ -109,7 +111,8 @@ class BulkListener:
         listen, address = addresses(host)
         self._sock = listen_tcp(listen)
         port = self._sock.getsockname()[1]
-        self.address = f"tcp:[{address}]:{port}" if ":" in address else f"tcp:{address}:{port}"
+        self._certificate = certificate_for(listen)
+        self.address = address_of(address, port, self._certificate)
         self._closed = False
         self._links: dict[int, BulkLink] = {}
         self._unproven: dict[int, socket.socket] = {}  # the oldest first
@@ -144,7 +147,7 @@ class BulkListener:
 
     def _greet(self, peer: socket.socket) -> None:
         try:
-            welcome(peer, self._key, self._job)
+            connection = welcome(peer, self._key, self._job, self._certificate)
             peer.settimeout(None)
             tune(peer)
         except (OSError, AccessError):
@@ -153,7 +156,7 @@ class BulkListener:
         finally:
             with self._lock:
                 self._unproven.pop(id(peer), None)
-        link = BulkLink(peer)
+        link = BulkLink(connection)
         with self._lock:
             if self._closed:
                 link.close()
@@ -177,29 +180,38 @@ def hang_up(sock: socket.socket) -> None:
         pass  # the connection was closed already
 
 
-def welcome(sock: socket.socket, key: bytes, job: str) -> None:
-    """Runs the listener's half of the handshake (`protocol/auth.py`), within `HANDSHAKE_S` in all.
+def welcome(sock: socket.socket, key: bytes, job: str, certificate: Certificate | None
+            ) -> SocketConnection:
+    """Runs the listener's half of the handshake: first TLS, then the proof of the key
+    (`protocol/auth.py`), within `HANDSHAKE_S` in all.
 
     Raises:
         AccessError: The peer does not hold the key.
         OSError: The connection broke or timed out.
     """
     deadline = time.monotonic() + HANDSHAKE_S
-    sock.settimeout(HANDSHAKE_S)
-    nonce = os.urandom(auth.NONCE)
-    sock.sendall(auth.MAGIC + nonce)
-    answer = b""
-    while len(answer) < auth.ANSWER:
+    encryption = None if certificate is None else Encryption(certificate.context, listening=True)
+    connection = SocketConnection(sock, encryption)
+
+    def received(most: int) -> bytes:
         # one deadline for all bytes, or a peer that sends a byte now and then could stay for ever
         sock.settimeout(max(0.001, deadline - time.monotonic()))
-        more = sock.recv(auth.ANSWER - len(answer))
-        if not more:
+        if not (data := sock.recv(most)):
             raise AccessError("the peer left during the handshake")
-        answer += more
-    theirs, given = answer[: auth.NONCE], answer[auth.NONCE :]
+        return data
+
+    while encryption is not None and not encryption.established:
+        sock.sendall(encryption.handshake(received(RECEIVE)))
+    nonce, answer = os.urandom(auth.NONCE), b""
+    connection.send(auth.MAGIC + nonce)
+    while len(answer) < auth.ANSWER:
+        data = received(auth.ANSWER - len(answer) if encryption is None else RECEIVE)
+        answer += data if encryption is None else encryption.open(data)
+    theirs, given = answer[: auth.NONCE], answer[auth.NONCE : auth.ANSWER]
     if not auth.proven(given, key, "peer", nonce, theirs, job):
         raise AccessError("the peer does not hold the key")
-    sock.sendall(auth.proof(key, "broker", nonce, theirs, job))
+    connection.send(auth.proof(key, "broker", nonce, theirs, job))
+    return connection
 
 
 def dial_bulk(addresses: tuple[str, ...], key: bytes, job: str) -> BulkLink:

@@ -17,6 +17,7 @@ from ...errors import ProtocolError
 from ...ports import ChannelLost
 from ...protocol.frame import RECEIVE, Buffer, Inbox, Parcel
 from .asyncsock import consume
+from .encryption import Encryption
 
 _IOV = 512  # buffers of one sendmsg; every kernel takes more
 
@@ -26,9 +27,9 @@ class SocketChannel:
 
     via = "socket"
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, encryption: Encryption | None = None) -> None:
         sock.setblocking(False)
-        self._sock = sock
+        self._sock, self._encryption = sock, encryption
         self._inbox = Inbox()
         self._backlog: deque[Buffer] = deque()
         self._wake_out, self._wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -41,6 +42,8 @@ class SocketChannel:
 
     def send(self, frame: list[Buffer]) -> None:
         """Sends a frame, or queues what the kernel does not take; see `Channel.send`."""
+        if self._encryption is not None:
+            frame = [self._encryption.seal(frame)]
         self._backlog.extend(frame)
         self._drain()
 
@@ -93,12 +96,14 @@ class SocketChannel:
     def _receive(self) -> Iterator[Parcel]:
         try:
             data = self._sock.recv(RECEIVE)
+            if not data:
+                raise ChannelLost("the broker closed the connection")
+            if self._encryption is not None:
+                data = self._encryption.open(data)
         except BlockingIOError:
             return
         except OSError as error:
             raise ChannelLost(f"connection failed: {error.strerror}") from None
-        if not data:
-            raise ChannelLost("the broker closed the connection")
         try:
             yield from self._inbox.feed(data)
         except ProtocolError as error:

@@ -1,7 +1,9 @@
 """Connects to a broker: tries its addresses in order, then runs the mutual challenge. Blocking.
 
-An address is `unix:PATH` or `tcp:HOST:PORT`. Before the broker has proven the key, nothing but our
-nonce and our proof is sent. Every failure is one line that names the address.
+An address is `unix:PATH`, `tls:HOST:PORT#FINGERPRINT` with the fingerprint of the certificate that
+the broker shows (`encryption.py`), or `tcp:HOST:PORT` where encryption is turned off. Before the
+broker has proven the key, nothing but our nonce and our proof is sent. Every failure is one line
+that names the address.
 """
 
 from __future__ import annotations
@@ -10,19 +12,24 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ...errors import AccessError, BrokerUnreachable, InvalidInput
 from ...protocol import auth
+from ...protocol.frame import RECEIVE
 from ...storage.access import read_access
 from .asyncsock import HANDSHAKE_S, tune
+from .encryption import Encryption, dialling_context
+from .socket_connection import SocketConnection
 
 
-def dial(addresses: Sequence[str], key: bytes, job: str) -> socket.socket:
-    """Returns an authenticated, blocking socket to the first address that answers.
+def dial(addresses: Sequence[str], key: bytes, job: str) -> SocketConnection:
+    """Returns an authenticated, blocking connection to the first address that answers.
 
     Args:
-        addresses: `unix:PATH` or `tcp:HOST:PORT`, in the order in which they are tried.
+        addresses: `unix:PATH`, `tls:HOST:PORT#FINGERPRINT` or `tcp:HOST:PORT`, in the order in
+            which they are tried.
         key: The job's secret.
         job: The job's name, which is part of the proof.
 
@@ -41,7 +48,8 @@ def dial(addresses: Sequence[str], key: bytes, job: str) -> socket.socket:
             continue
         try:
             sock.settimeout(HANDSHAKE_S)
-            prove(sock, key, job)
+            connection = SocketConnection(sock, _encrypted(sock, address))
+            prove(connection, key, job)
             sock.settimeout(None)
         except (OSError, AccessError) as error:
             sock.close()
@@ -51,11 +59,24 @@ def dial(addresses: Sequence[str], key: bytes, job: str) -> socket.socket:
             refused = False
             continue
         tune(sock)
-        return sock
+        return connection
     nobody = BrokerUnreachable(f"job {job}: no broker answers "
                                f"({'; '.join(problems) or 'no address'})")
     nobody.refused = refused
     raise nobody
+
+
+def through(address: str, known: Sequence[str]) -> str:
+    """Returns an address that a user gave, such as a tunnel's end `tcp:localhost:7000`, with the
+    fingerprint of the broker that it leads to.
+
+    Args:
+        address: what the user gave; a `tcp:` address becomes a `tls:` one if the broker encrypts.
+        known: the broker's own addresses.
+    """
+    fingerprint = next((a.partition("#")[2] for a in known if a.startswith("tls:")), "")
+    scheme, _, rest = address.partition(":")
+    return f"tls:{rest}#{fingerprint}" if fingerprint and scheme == "tcp" else address
 
 
 def probe_broker(access: Path, patience_s: float) -> str:
@@ -91,37 +112,59 @@ def _connect(address: str) -> socket.socket:
             sock.close()
             raise
         return sock
-    host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not port.isdigit():
+    where, _, fingerprint = rest.partition("#")
+    host, _, port = where.rpartition(":")
+    if scheme != ("tls" if fingerprint else "tcp") or not host or not port.isdigit():
         raise InvalidInput(f"address {address!r}: write unix:PATH or tcp:HOST:PORT")
     return socket.create_connection((host.strip("[]"), int(port)), timeout=HANDSHAKE_S)
 
 
-def prove(sock: socket.socket, key: bytes, job: str) -> None:
-    """Runs the peer's half of the handshake (`protocol/auth.py`) on a connected socket.
+def _encrypted(sock: socket.socket, address: str) -> Encryption | None:
+    """Runs the TLS handshake if the address says so.
+
+    Raises:
+        AccessError: the other side shows another certificate than the address names.
+        OSError: it does not speak TLS, or the connection broke or timed out.
+    """
+    if not address.startswith("tls:"):
+        return None
+    encryption, received = Encryption(dialling_context()), b""
+    while True:
+        answer = encryption.handshake(received)
+        if answer:
+            sock.sendall(answer)
+        if encryption.established:
+            break
+        if not (received := sock.recv(RECEIVE)):
+            raise ConnectionResetError(0, "closed during the handshake")
+    encryption.check_certificate(address.partition("#")[2])
+    return encryption
+
+
+def prove(connection: SocketConnection, key: bytes, job: str) -> None:
+    """Runs the peer's half of the handshake (`protocol/auth.py`) on a new connection.
 
     Raises:
         AccessError: The other side is not a broker of this job with this key.
         OSError: The connection broke or timed out.
     """
-    greeting = _exactly(sock, auth.GREETING, "it is not a tangram broker")
+    greeting = _exactly(connection, auth.GREETING, "it is not a tangram broker")
     if greeting[: len(auth.MAGIC)] != auth.MAGIC:
         raise AccessError("what listens there is not a tangram broker of this version")
     theirs, ours = greeting[len(auth.MAGIC) :], os.urandom(auth.NONCE)
-    sock.sendall(ours + auth.proof(key, "peer", theirs, ours, job))
-    given = _exactly(sock, auth.PROOF, f"the key is wrong for job {job}")
+    connection.send(ours + auth.proof(key, "peer", theirs, ours, job))
+    given = _exactly(connection, auth.PROOF, f"the key is wrong for job {job}")
     if not auth.proven(given, key, "broker", theirs, ours, job):
         raise AccessError(f"the broker of job {job} does not hold our key: not answering it")
 
 
-def _exactly(sock: socket.socket, size: int, refused: str) -> bytes:
-    data = b""
-    while len(data) < size:
-        try:
-            more = sock.recv(size - len(data))
-        except ConnectionResetError:
-            more = b""
-        if not more:
+def _exactly(connection: SocketConnection, size: int, refused: str) -> bytes:
+    data, at = bytearray(size), 0
+    while at < size:
+        got = 0
+        with suppress(ConnectionResetError):
+            got = connection.receive_into(memoryview(data)[at:])
+        if not got:
             raise AccessError(f"the broker closed the connection: {refused}")
-        data += more
-    return data
+        at += got
+    return bytes(data)

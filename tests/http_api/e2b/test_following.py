@@ -13,7 +13,7 @@ from tangram_hpc.http_api.e2b.running_command import CommandConfig, SandboxProce
 
 
 class EndlessFile:
-    """A session in which `1.out` gets two pieces longer with each read of one."""
+    """A session whose file `1.out` grows by two pieces whenever one piece of it is read."""
 
     def __init__(self) -> None:
         self.size, self.reads = PIECE + 1, 0

@@ -24,7 +24,7 @@ from .base import Placement, Resizing, grant
 from .cpu_division import ResizableLease, WaitingCandidate, divide_cpus, weight
 from .waiting import OVERDUE_NS, Waiting
 
-STARTS = 64  # after so many grants a cycle ends, if waiting actions may start on any node
+STARTS = 64  # grants after which a cycle ends, if waiting actions may start on any node
 
 
 def is_elastic(resizable: bool, degrees: tuple[int, ...]) -> bool:

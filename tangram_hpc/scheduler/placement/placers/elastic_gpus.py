@@ -313,7 +313,7 @@ class _Cycle:
                 self._booked, self._drains = (number, frozenset(gpus)), not since
 
     def _last_residency(self, node: NodeView, gpus: tuple[int, ...]) -> int:
-        """Returns when the youngest copy that must stay on a block came there; 0 for none."""
+        """Returns when the newest copy that must stay was brought to this block; 0 for none."""
         found = (self._copies.at.get((node.node, gpu)) for gpu in gpus)
         return max((c.since for c in found if c is not None and self._must_stay(c)), default=0)
 

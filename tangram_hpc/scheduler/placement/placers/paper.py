@@ -27,7 +27,7 @@ Waiter = tuple[int, ActionShape]
 
 
 class Paper:
-    """Chooses sizes at the start of actions by the greedy of ARL-Tangram."""
+    """Chooses the size of each action at its start, by the greedy algorithm of ARL-Tangram."""
 
     def __init__(self) -> None:
         self.name = "paper"
@@ -44,6 +44,8 @@ class Paper:
         if placement.openings:
             return placement
         start_unitless(view, placement)
+        for gone in [n for n in self._seen if n not in view.nodes]:
+            del self._seen[gone]
         for node in view.nodes.values():
             revision = (view.ledger.nodes[node.node].revision, view.ledger.revision)
             if self._seen.get(node.node) != revision:

@@ -1,0 +1,79 @@
+"""The part `live` of `bench_bounds.py`: a steady soak of a `LocalCluster`.
+
+Commands, functions, and sessions with commands and files run in turn. The resident memory of this
+process, which is the client, of the broker, and of the workers with all processes beneath them is
+sampled. The first half warms everything up.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from growth import Growth, Sample, resident
+
+from tangram_hpc import LocalCluster
+from tangram_hpc.resources.process_tree import descendants
+
+BYTES = 32.0  # resident bytes an action that a process may seem to grow by
+NOISE = 4 << 20  # bytes by which the resident memory of a steady process may differ
+
+
+def live(count: int) -> dict[str, Any]:
+    """Runs so many actions; returns slopes in bytes an action for each process."""
+    with tempfile.TemporaryDirectory() as home, LocalCluster(cpus=2, home=Path(home)) as cluster:
+        began = time.monotonic()
+
+        def look() -> Sample:
+            found: Sample = dict.fromkeys(("broker", "worker", "sandboxes"), 0.0)
+            for pid in descendants(os.getpid()):
+                with suppress(OSError):  # it has ended meanwhile
+                    role = _role(pid)
+                    found[role] += resident(pid)
+            return found
+
+        growth = Growth(look)
+        every = max(20, count // 40)
+        for done in range(0, count, 20):
+            if done % every < 20:
+                growth.sample(done)
+            _twenty(cluster, done)
+        growth.sample(count)
+        figures: dict[str, Any] = {"actions": count, "seconds": round(time.monotonic() - began, 1)}
+        wrong = []
+        for who in ("rss", "broker", "worker", "sandboxes"):
+            name = "client" if who == "rss" else who
+            each = growth.second_half(who)
+            figures[f"{name}_bytes_each"] = round(each, 1)
+            figures[f"{name}_mib"] = round(growth.last(who) / 2**20, 1)
+            if each > BYTES and each * count / 2 > NOISE:
+                wrong.append(f"live: {name}: {each:.1f} bytes each")
+        figures["client_blocks_each"] = round(growth.second_half("blocks"), 3)
+        return {**figures, "wrong": wrong}
+
+
+def _role(pid: int) -> str:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    for role in ("broker", "worker"):
+        if b"tangram_hpc" in words and role.encode() in words:
+            return role
+    return "sandboxes"
+
+
+def _twenty(cluster: LocalCluster, first: int) -> None:
+    """20 actions."""
+    futures = [cluster.submit(abs, -n) for n in range(8)]
+    futures += [cluster.submit(["true"], name=f"tool {first}") for _ in range(6)]
+    futures.append(cluster.submit(len, bytes(100_000)))
+    for future in futures:
+        future.result(60)
+    with cluster.session() as session:
+        session.exec(["true"]).result(60)
+        session.write("file", b"data").result(60)
+        session.read("file").result(60)
+    for future in [cluster.submit(abs, n) for n in range(2)]:
+        future.result(60)
