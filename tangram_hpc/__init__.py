@@ -47,6 +47,7 @@ _HOMES = {
     "FileIsNoFolder": "errors",
     "FileInTheWay": "errors",
     "FileDenied": "errors",
+    "StoreFailed": "errors",
     "PortFailed": "errors",
     "RemoteError": "errors",
     "UntrustedResult": "errors",

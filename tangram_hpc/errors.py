@@ -164,6 +164,15 @@ class FileDenied(FileFailed, PermissionError):
     """The sandbox may not do this with the file (EACCES, EPERM, EROFS)."""
 
 
+class StoreFailed(TangramError, OSError):
+    """The job's store cannot be read or written: its disk is full, or fails. It is an `OSError`
+    too, and `errno` says what is wrong.
+    """
+
+    def __str__(self) -> str:
+        return str(self.args[-1])
+
+
 class PortFailed(TangramError, ConnectionError):
     """A stream to a port of a session could not be opened, or broke. It is a `ConnectionError` too.
 

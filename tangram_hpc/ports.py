@@ -619,7 +619,11 @@ class Store(Protocol):
     """
 
     def put(self, data: Buffer, owner: str = "") -> str:
-        """Stores the bytes for an owner; returns their name, which begins with their digest."""
+        """Stores the bytes for an owner; returns their name, which begins with their digest.
+
+        Raises:
+            StoreFailed: they cannot be written.
+        """
         ...
 
     def get(self, name: str) -> bytes:
@@ -627,6 +631,7 @@ class Store(Protocol):
 
         Raises:
             InvalidInput: the payload is missing or does not match its digest.
+            StoreFailed: it cannot be read.
         """
         ...
 

@@ -11,13 +11,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 
 from ..config.settings import Config
 from ..errors import BrokerUnreachable, TangramError
 from ..gateway.driver import Gateway
 from ..gateway.watchdog import STUCK_S, watch
-from ..transport.mpi.mpi_watchdog import end_if_stopped
+from ..protocol.relay import STOPPED_S
+from ..transport.mpi.mpi_oversubscription import shares_fate
+from ..transport.mpi.mpi_watchdog import continue_if_stopped
 from ..transport.mpi.rank_card import RankCard
 from ..transport.mpi.timer_slack import shorten_timer_slack
 from ..transport.pipes import SocketPipes
@@ -38,6 +41,9 @@ def serve_gateway(config: Config, environ: Mapping[str, str], access: str | Path
         AccessError: no broker can be found.
         BrokerUnreachable: the broker went away for good.
     """
+    # Where the launcher ends all ranks together, ending a stuck gateway would end their work.
+    may_kill = not shares_fate(environ)
+    alive = continue_if_stopped(os.getpid(), STOPPED_S, may_kill)
     from ..transport.mpi import mpi
 
     known, path, problem = None, "", ""
@@ -59,8 +65,7 @@ def serve_gateway(config: Config, environ: Mapping[str, str], access: str | Path
                       time.monotonic_ns, world.spin_us(config.gateway_spin_us), os.sched_yield,
                       world.shares_fate, config.grace_s + _LEAVE_S)
     shorten_timer_slack()
-    if not world.shares_fate:  # else ending a stuck gateway would end all ranks
-        watch(lambda: gateway.turns, STUCK_S, end_if_stopped(os.getpid(), STUCK_S))
+    watch(lambda: None if gateway.over else gateway.turns, STUCK_S if may_kill else inf, alive)
     orderly = gateway.run()
     world.finalize(orderly)
     if gateway.orphaned:

@@ -48,7 +48,7 @@ class StoredPayloads:
             The entry's name.
 
         Raises:
-            InvalidInput: the store cannot be written.
+            StoreFailed: the store cannot be written.
         """
         if once:
             return self._store.put(data, owner_by_name(once))

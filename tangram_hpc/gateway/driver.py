@@ -27,6 +27,7 @@ _SENDING_S = 0.0002  # longest pause while something is on its way to a rank
 _HOLD = 4 << 20  # with more bytes than this on their way to a rank, its pipe is not read
 _UNSENT = 64 << 20  # with more bytes than this waiting for the broker, no rank is read
 _STALLED_S = 1.0  # after so long without a look, the ranks' silence proves nothing
+_FALTERED_S = relay.SILENCE_S / 2  # after such a stall, ranks may have given the gateway up
 _FAREWELL_S = 2.0  # for the last message to reach the ranks
 _STEADY_NS = 5 * 10**9  # a KEEL pipe that lasted so long is opened again when it ends
 _ORPHAN_S = 60.0  # how long ranks may take to leave when there is no broker any more
@@ -89,11 +90,11 @@ class Pipes(Protocol):
 @dataclass(slots=True)
 class _Rank:
     heard: float
+    known: bool = False  # something has come from it, so it goes on saying that it lives
     open: bool = False
     left: bool = False
     failed: bool = False  # it will not finalise MPI
     deaf: bool = False  # taken for dead: nothing is sent to it
-    owes: bool = False  # it was told that its conversation ended, and has not answered
     held: bool = False
 
 
@@ -109,9 +110,9 @@ class Gateway:
         yield_cpu: gives the CPU to another process between two probes.
         shares_fate: whether the launcher ends all ranks when one exits without finalising MPI, as
             `mpiexec` does. Then a gateway does not end before its ranks do, even if it has given
-            them up: they may be at work over the broker's socket.
+            them up or has no broker: they may be at work over the broker's socket, or alone.
         orphan_s: after how many seconds without a broker it ends, in which ranks give the broker up
-            and leave.
+            and leave; not where `shares_fate`.
     """
 
     def __init__(self, ranks: Ranks, pipes: Pipes, members: Iterable[int],
@@ -123,9 +124,11 @@ class Gateway:
         self._members = {rank: _Rank(now) for rank in members}
         self._pace = relay.PollBackoff(spin_us * 1000)
         self._stalls, self._beaten = Stalls(now, _STALLED_S), now
+        self._faltered = False  # it was stopped for so long that ranks may have given it up
         self._orphan_ns = int(orphan_s * 1e9)
         self._keel_at = self._orphan_until = self._look_at = 0
         self.turns = 0  # calls of `turn`, by which a watchdog sees progress
+        self.over = False  # whether all ranks have left, or no broker is left for them
         self.orphaned = ""  # why no broker can be reached now; empty while there is one
 
     def run(self) -> bool:
@@ -136,7 +139,11 @@ class Gateway:
         self._pipes.open(KEEL)
         while not self._over():
             self.turn()
+        self.over = True
         orderly = all(r.left and not r.failed and not r.deaf for r in self._members.values())
+        # A rank that gave the gateway up has exited, and MPI_Finalize would wait for it. Where the
+        # launcher ends all ranks together, ranks wait longer than a gateway stays stopped.
+        orderly = orderly and (self._shares_fate or not self._faltered)
         self._part(relay.PART if orderly else relay.END)
         return orderly
 
@@ -174,10 +181,8 @@ class Gateway:
 
     def _hear(self, rank: int, tag: int, data: bytearray) -> bool:
         member = self._members[rank]
-        member.heard = self._now_ns() / 1e9
+        member.heard, member.known = self._now_ns() / 1e9, True
         deaf, member.deaf = member.deaf, False
-        if tag in (relay.OPEN, relay.CLOSE, relay.LEAVE):
-            member.owes = False
         if deaf and tag not in (relay.OPEN, relay.LEAVE):  # it lives after all: it may begin anew
             self._say(rank, relay.BROKER_CLOSED, b"the gateway had given this rank up")
         if tag == relay.DATA and member.open:
@@ -206,10 +211,7 @@ class Gateway:
             if rank == KEEL:
                 self._keel_moved(reason)
             elif reason:
-                # A rank that lives answers by CLOSE at once. A rank that took the gateway for dead
-                # while that was stopped went to the broker's socket, which is why the broker closed
-                # this pipe, and says nothing here any more, not even that it leaves.
-                self._members[rank].open, self._members[rank].owes = False, True
+                self._members[rank].open = False
                 self._say(rank, relay.BROKER_CLOSED, reason.encode())
             else:
                 self._say(rank, relay.DATA, data)
@@ -257,6 +259,7 @@ class Gateway:
 
     def _mind(self, now: float) -> None:
         stalled = self._stalls.look(now)
+        self._faltered |= stalled > _FALTERED_S
         if self.orphaned:
             self._orphan_until += int(stalled * 1e9)
             self._look_for_broker()
@@ -269,17 +272,19 @@ class Gateway:
             return
         self._beaten = now
         for rank, member in self._members.items():
-            if (member.open or member.owes) and now - member.heard > relay.DEAF_S:
+            if not member.known or member.failed:
+                continue  # it has not begun, or it has exited
+            if now - member.heard > relay.DEAF_S:
                 self._give_up(rank)
-            elif (member.open or member.left) and not self._ranks.sending(rank):
+            elif not self._ranks.sending(rank):
                 self._say(rank, relay.BEAT, b"")
 
     def _give_up(self, rank: int) -> None:
-        self._members[rank].deaf, self._members[rank].owes = True, False
+        self._members[rank].deaf = True
         self._shut(rank)
 
     def _over(self) -> bool:
-        if self.orphaned and self._now_ns() > self._orphan_until:
+        if self.orphaned and not self._shares_fate and self._now_ns() > self._orphan_until:
             return True
         return all(r.left or (r.deaf and not self._shares_fate) for r in self._members.values())
 

@@ -28,6 +28,7 @@ from .. import (
     InvalidInput,
     Session,
     SessionLost,
+    StoreFailed,
 )
 from .code_wire import CommandRunResult, RunCodeRequest, RunCodeResponse
 from .compiled import Compiled, CompiledPrograms
@@ -69,7 +70,8 @@ class CodeRunner:
             if not work.done():
                 raise HTTPException(504, "no cores were free in time; try again")
             return work.result()
-        except (BrokerUnreachable, ActionFailed) as error:  # the program itself is not to blame
+        # the program itself is not to blame
+        except (BrokerUnreachable, ActionFailed, StoreFailed) as error:
             raise HTTPException(504, str(error)) from None
         finally:
             for task in (work, hung_up):

@@ -7,7 +7,9 @@ the connection, and the gateway echoes it. Messages that reach the rank before t
 an older connection.
 
 A rank that hears nothing for `DOUBT_S` sends nothing more, and after `SILENCE_S` it counts its
-gateway as dead. MPI itself reports no death, and to send to a dead process can hang or crash.
+gateway as dead. MPI itself reports no death, and to send to a dead process can hang or crash. So
+both sides say BEAT, from the meeting of the ranks until the rank leaves: while a client is open,
+its pings are the rank's beats.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from __future__ import annotations
 # both ways
 OPEN = 1  # rank: begin connection N (u32); gateway: it has begun, and what follows belongs to it
 DATA = 2  # bytes of the connection
+BEAT = 5  # the sender lives
 # rank -> gateway
 CLOSE = 3  # the connection ends
 LEAVE = 4  # the rank's program ends: b"" in order, b"!" with an error
 # gateway -> rank
-BEAT = 5  # the gateway lives
 BROKER_CLOSED = 6  # the broker's side of the connection ended; the bytes are the reason
 PART = 7  # all ranks end in order: finalise MPI
 END = 8  # some rank cannot end in order: end without finalising MPI
@@ -27,7 +29,8 @@ END = 8  # some rank cannot end in order: end without finalising MPI
 BEAT_S = 0.5
 DOUBT_S = 1.5
 SILENCE_S = 5.0  # how long a rank waits for a message of its gateway
-DEAF_S = 15.0  # how long a gateway waits for a message of a rank, whose client pings every 2 s
+DEAF_S = 15.0  # how long a gateway waits for a message of a rank; a client pings every 2 s
+STOPPED_S = 30.0  # a gateway that is stopped for so long is continued
 PIECE = 1 << 20  # bytes in one DATA, at most
 WINDOW = 8 << 20  # bytes on their way to one peer, at most; the rest waits in the sender
 

@@ -180,5 +180,14 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
+def step_marks(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns environment entries that all processes of this job step have, and no others; empty
+    outside of a job step.
+    """
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    marks = tuple(f"{name}={environ[name]}" for name in names if environ.get(name))
+    return marks if len(marks) == len(names) else ()
+
+
 def _int(text: str | None) -> int:
     return int(text) if text and text.isdigit() else 0

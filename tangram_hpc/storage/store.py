@@ -16,6 +16,7 @@ owner's entries, or when nobody has written to it for `TEMPORARY_S`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -24,12 +25,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..atomic_file import replace_file
-from ..errors import InvalidInput
+from ..errors import InvalidInput, StoreFailed
 from .secrets_file import SecretsFile
 
 _NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-z.-]{1,100})?")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{64}\..+")
 _DIGITS = 64
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_SHARE = "clients and workers must share this folder"
 TEMPORARY_S = 600.0  # a temporary file that nobody wrote to for so long has lost its writer
 
 
@@ -45,40 +48,46 @@ class FolderStore:
         Storing the same payload for the same owner again costs a hash and one look at the folder.
 
         Raises:
-            InvalidInput: the folder cannot be written.
+            StoreFailed: the folder cannot be written.
         """
         digest = hashlib.sha256(data).hexdigest()
         name = f"{digest}.{owner}" if owner else digest
         path = self._folder / name
         if not path.exists():
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 try:
                     replace_file(path, data)
                 except FileNotFoundError:  # the temporary file was removed while we were stopped
                     replace_file(path, data)
             except OSError as error:
-                raise InvalidInput(f"store {self._folder}: cannot write ({error.strerror}); "
-                                   "clients and workers must share this folder") from None
+                raise self._failed(error, "cannot write") from None
         return name
 
     def get(self, name: str) -> bytes:
         """Returns the payload of this name; see `ports.Store.get`.
 
         Raises:
-            InvalidInput: the name is no entry's, the entry cannot be read, or it was changed.
+            InvalidInput: there is no such entry, or it was changed.
+            StoreFailed: the entry cannot be read.
         """
         if not _NAME.fullmatch(name):  # names come from messages: a path could name any file
             raise InvalidInput(f"store {self._folder}: no payload {name[:12]!r} (not a digest)")
         try:
             data = (self._folder / name).read_bytes()
-        except OSError as error:
+        except FileNotFoundError as error:
             raise InvalidInput(f"store {self._folder}: no payload {name[:12]} "
-                               f"({error.strerror}); clients and workers must share this folder"
-                               ) from None
+                               f"({error.strerror}); {_SHARE}") from None
+        except OSError as error:
+            raise self._failed(error, f"cannot read payload {name[:12]}") from None
         if hashlib.sha256(data).hexdigest() != name[:_DIGITS]:
             raise InvalidInput(f"store {self._folder}: payload {name[:12]} was changed")
         return data
+
+    def _failed(self, error: OSError, what: str) -> StoreFailed:
+        remedy = "make room on that disk, or have it repaired" if error.errno in _DISK else _SHARE
+        return StoreFailed(error.errno, f"store {self._folder}: {what} ({error.strerror}); "
+                           f"{remedy}")
 
     def drop(self, name: str) -> None:
         """Removes an entry if it is there; what cannot be removed stays until the job ends."""

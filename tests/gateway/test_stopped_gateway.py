@@ -8,15 +8,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
-from helpers.gateway_rig import Rig
+from helpers.gateway_rig import Ranks, Rig
 from helpers.slurm_site import Site
 
 from tangram_hpc import LocalCluster
+from tangram_hpc.gateway.driver import KEEL
 from tangram_hpc.protocol import relay
+from tangram_hpc.transport.mpi.mpi_presence import Presence
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 TRAINER = """
@@ -105,34 +108,138 @@ def test_the_gateway_gives_up_a_rank_that_does_not_answer() -> None:
     assert rig.gateway._over()
 
 
-def test_a_rank_that_answers_by_closing_is_waited_for() -> None:
+def test_a_rank_without_a_client_is_waited_for_while_it_says_that_it_lives() -> None:
     rig = Rig((0,))
     rig.hear(0, relay.OPEN, b"\1\0\0\0")
-    rig.pipes.come = [(0, b"", "the broker closed the connection")]
-    rig.gateway.turn()
-    rig.hear(0, relay.CLOSE)  # its client is closed, its program computes on
-    rig.later(relay.DEAF_S + 2)
+    rig.hear(0, relay.CLOSE)  # its program computes on
+    for _ in range(60):
+        rig.later(1)
+        rig.hear(0, relay.BEAT)
     assert not rig.gateway._over()
+    assert rig.to(0).count(relay.BEAT) >= 60  # and the rank hears the gateway
     rig.hear(0, relay.LEAVE)
     assert rig.gateway._over()
 
 
-def test_a_process_that_stays_stopped_is_ended_by_its_watchdog() -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_rank_that_was_killed_while_it_had_no_client_is_given_up(shared: bool) -> None:
+    """But where the launcher ends all ranks together, a silent rank is not dead."""
+    rig = Rig((0, 1), shared)
+    for rank in (0, 1):
+        rig.hear(rank, relay.BEAT)  # as after the meeting
+    rig.hear(1, relay.OPEN, b"\1\0\0\0")
+    rig.hear(1, relay.CLOSE)
+    rig.hear(1, relay.LEAVE)
+    for _ in range(round(relay.DEAF_S) + 2):
+        rig.later(1)
+        rig.hear(1, relay.BEAT)
+    assert rig.gateway._over() is not shared
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_nobody_finalises_mpi_after_a_gateway_was_stopped_for_long(shared: bool) -> None:
+    """A rank may have given it up and exited. Where the launcher ends all ranks together, each rank
+    waits longer than a gateway stays stopped."""
+    rig = Rig((0,), shared)
+    rig.hear(0, relay.OPEN, b"\1\0\0\0")
+    rig.ns += int((relay.SILENCE_S - 1) * 1e9)
+    rig.gateway.turn()
+    rig.hear(0, relay.LEAVE)
+    assert rig.gateway.run() is shared
+    assert rig.to(0)[-1] == (relay.PART if shared else relay.END)
+
+
+def test_a_gateway_without_a_broker_ends_no_rank_that_works_on() -> None:
+    """`mpiexec` would kill the ranks with it, as one that saves its state for some minutes."""
+    rig = Rig((0,), True)
+    rig.pipes.come = [(KEEL, b"", "the broker closed the connection")]
+    rig.gateway.turn()
+    rig.later(500)
+    assert rig.gateway.orphaned and not rig.gateway._over()
+    rig.hear(0, relay.LEAVE)
+    assert rig.gateway._over()
+
+
+class Line(Ranks):
+    """A rank's messages with a gateway that beats while it `lives`."""
+
+    lives = True
+
+    def take(self) -> tuple[int, int, bytearray] | None:
+        if self.lives and self.said and not self.come:
+            self.said.pop()
+            return 2, relay.BEAT, bytearray()
+        return super().take()
+
+
+def test_a_rank_without_a_client_says_that_it_lives_and_notices_a_dead_gateway(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("BEAT_S", 0.02), ("DOUBT_S", 0.5), ("SILENCE_S", 1.0)):
+        monkeypatch.setattr(relay, name, value)
+    line, lost = Line(), list[str]()
+    presence = Presence(line, 2, lambda: True, lost.append)
+    presence.start()
+    time.sleep(1.5)
+    assert not lost and presence.hears()
+    line.lives = False
+    presence._thread.join(30)
+    assert lost and "silent" in lost[0]
+    assert not presence.hears()
+    said = len(line.said)
+    presence.stop()
+    assert len(line.said) == said
+
+
+def test_a_rank_that_did_not_run_asks_again_whether_its_gateway_lives(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a library holds the GIL until the program ends. Beats that came before prove nothing.
+    """
+    monkeypatch.setattr(relay, "SILENCE_S", 0.3)
+    line, lost = Line(), list[str]()
+    line.lives = False
+    presence = Presence(line, 2, lambda: True, lost.append)
+    presence._last_sign -= 60
+    assert not presence.hears() and not line.said
+    presence._last_sign -= 60
+    line.come.append((2, relay.BEAT, bytearray()))
+    assert not presence.hears()
+    line.lives = True
+    line.said.append((2, relay.BEAT, b""))
+    presence._last_sign -= 60
+    line.come.append((2, relay.BEAT, bytearray()))
+    threading.Timer(0.1, lambda: line.said.append((2, relay.BEAT, b""))).start()
+    assert presence.hears()
+
+
+def watched(then: str) -> subprocess.Popen[str]:
     text = ("import os, time\n"
-            "from tangram_hpc.transport.mpi.mpi_watchdog import end_if_stopped\n"
+            "from tangram_hpc.transport.mpi.mpi_watchdog import continue_if_stopped\n"
             "from tangram_hpc.gateway.watchdog import watch\n"
             "turns = iter(range(10**9))\n"
-            "watch(lambda: next(turns), 4.0, end_if_stopped(os.getpid(), 3.0))\n"
+            "watch(lambda: next(turns), 4.0, continue_if_stopped(os.getpid(), 3.0, True))\n"
             "time.sleep(5)\n"  # it runs: nobody ends it
-            "print('alive', flush=True)\n"
-            "time.sleep(60)\n")
+            "print('alive', flush=True)\n" + then)
     process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "alive\n"
+    return process
+
+
+def test_a_process_that_stays_stopped_is_continued_by_its_watchdog() -> None:
+    process = watched("begun = time.monotonic()\n"
+                      "while time.monotonic() - begun < 1.5:\n"
+                      "    time.sleep(0.1)\n")
     process.send_signal(signal.SIGSTOP)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL and said.count("it was stopped for 3 s") == 1
+    assert process.returncode == 0 and said.count("it was stopped for 3 s") == 1
+
+
+def test_a_process_that_hangs_in_c_is_ended_by_its_watchdog() -> None:
+    """No thread of it runs, as in a call of MPI that holds the GIL."""
+    process = watched("import ctypes\nctypes.PyDLL(None).sleep(60)\n")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL and said.count("it hangs since 3 s") == 1
 
 
 @pytest.mark.slurm

@@ -66,10 +66,11 @@ class Pipes:
 class Rig:
     """A gateway whose time advances only while it waits, and by `later`."""
 
-    def __init__(self, members: tuple[int, ...] = (0, 1)) -> None:
+    def __init__(self, members: tuple[int, ...] = (0, 1), shares_fate: bool = False) -> None:
         self.ns = 10**9
         self.ranks, self.pipes = Ranks(), Pipes()
-        self.gateway = Gateway(self.ranks, self.pipes, members, self.now, 200, lambda: None)
+        self.gateway = Gateway(self.ranks, self.pipes, members, self.now, 200, lambda: None,
+                               shares_fate)
 
     def now(self) -> int:
         self.ns += 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from tangram_hpc.config.services import service_spec
 from tangram_hpc.domain.action import Action, Kind
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import ServiceSpec
+from tangram_hpc.errors import StoreFailed
 from tangram_hpc.ports import (
     OutOfDeviceMemory,
     ServiceDied,
@@ -100,8 +102,11 @@ class Shelf:
 
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}
+        self.full = False
 
     def put(self, data: bytes, owner: str = "") -> str:
+        if self.full:
+            raise StoreFailed(errno.ENOSPC, "store: cannot write (No space left on device)")
         self.kept[str(len(self.kept))] = bytes(data)
         return str(len(self.kept) - 1)
 

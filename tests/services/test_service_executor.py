@@ -261,6 +261,18 @@ def test_a_wrong_call_fails_alone_and_large_answers_use_the_store() -> None:
     play(scene)
 
 
+def test_an_answer_that_the_store_cannot_keep_fails_its_call_alone() -> None:
+    """The disk is full: the worker must not end for it."""
+    async def scene(rig: Rig) -> None:
+        rig.declare("a")
+        rig.store.full = True
+        large, small = rig.call("a", "x" * 200_000), rig.call("a", "y")
+        await rig.all(large, small)
+        assert rig.ends[large].state is FAILED and "No space left" in rig.ends[large].reason
+        assert rig.values[small] == {"fake": "y"}
+    play(scene)
+
+
 def test_closing_the_service_executor_cancels_calls_and_leaves_nothing() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a", batch=1)

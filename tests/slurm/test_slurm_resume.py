@@ -58,3 +58,38 @@ def test_five_minutes_of_work_finish_under_a_two_minute_limit_by_requeues(quick:
 
 def said(site: Site, job: str) -> str:
     return "".join(p.read_text() for p in sorted(site.cluster.home.glob(f"once-{job}*.out")))
+
+
+def test_a_requeued_job_keeps_what_it_promises_for_each_kind_of_work(quick: Site) -> None:
+    """`scontrol requeue` in the middle of its work: row by row what docs/FAULTS.md says of a job
+    that is requeued."""
+    site, effects = quick, quick.cluster.home / "requeued.effects"
+    effects.unlink(missing_ok=True)
+    job = site.sbatch("rq", f"python trainer_requeued.py {effects.name}", "trainer_requeued.py",
+                      ranks=1)
+    log = site.cluster.home / f"rq-{job}.1.out"
+    site.until(lambda: "start 0: ready" in site.output("rq", job), "work of each kind", 120,
+               lambda: site.output("rq", job))
+    told = site.cluster.run_as_user(["scontrol", "requeue", job])
+    assert told.returncode == 0, told.stderr
+    site.until(lambda: log.exists() and "start 1: [" in log.read_text(), "the next start", 400,
+               lambda: f"{site.state(job)} {log.read_text() if log.exists() else ''}")
+    said = log.read_text() + site.finish("rq", job)
+    assert "start 1: ['done', 'runs', 'waits']\n" in said, said
+    assert "start 1: 0 sessions\n" in said, said
+    # named work: what had ended is not run again, what ran is run again, what waited ran once
+    left = Counter(effects.read_text().split())
+    assert {k: v for k, v in left.items() if k.endswith("ended")} == {
+        "done.ended": 1, "runs.ended": 1, "waits.ended": 1}, left
+    assert (left["done.begun"], left["runs.begun"], left["waits.begun"]) == (1, 2, 1), left
+    rows = {r["name"]: r for r in site.acct(job)}
+    # its node may have been given it ahead of its turn
+    assert rows["session waits"]["state"] in ("NODE_FAIL", "CANCELLED"), rows["session waits"]
+    assert {n: r["state"] for n, r in rows.items() if n not in ("write", "session waits")} == {
+        "once done": "COMPLETED", "once runs": "COMPLETED", "once waits": "COMPLETED",
+        "session runs": "NODE_FAIL", "plain runs": "NODE_FAIL", "plain waits": "NODE_FAIL",
+        "fills": "NODE_FAIL"}, rows
+    told = {name: rows[name]["reason"] for name in (
+        "plain runs", "plain waits", "fills", "session runs", "session waits")}
+    assert all("the broker was started again" in reason for reason in told.values()), told
+    assert not site.left_behind()

@@ -50,7 +50,7 @@ def pack(folder: str, store: Store, stopped: Stopped, owner: str = "") -> str:
     Raises:
         ArchiveError: the files are too large, or one cannot be read.
         OSError: the disk is full, or there is no tar.
-        InvalidInput: the store cannot be written.
+        StoreFailed: the store cannot be written.
     """
     with _scrap(folder) as file, _scrap(folder) as said:
         names = [os.path.relpath(path, folder) for part in _PARTS

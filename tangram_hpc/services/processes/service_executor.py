@@ -24,7 +24,7 @@ from ...config.services import Service, options_of
 from ...domain.outcome import Outcome, too_long
 from ...domain.service import FALTERED, ServiceSpec, service_of
 from ...domain.states import ActionState
-from ...errors import InvalidInput
+from ...errors import InvalidInput, StoreFailed
 from ...ports import (
     OutOfDeviceMemory,
     Reports,
@@ -279,7 +279,12 @@ class ServiceExecutor:
                               restore_ns=call.restore_ns, returned=len(payload))
             if len(payload) > INLINE_MAX:
                 owner = owner_of_result(call.order.action, call.order.lease)
-                payload = encode(Stored(self._store.put(payload, owner), len(payload)))
+                try:
+                    payload = encode(Stored(self._store.put(payload, owner), len(payload)))
+                except StoreFailed as error:
+                    outcome = msgspec.structs.replace(outcome, state=ActionState.FAILED,
+                                                      reason=str(error))
+                    payload = encode(ErrorReturn("StoreFailed", str(error)))
             self._end(call, outcome, payload)
 
     def _time_out(self, batch: Sequence[PendingCall], spent_ns: int) -> None:
@@ -333,7 +338,7 @@ class ServiceExecutor:
                 message = decode(self._store.get(message.digest))
         except msgspec.DecodeError as error:
             return f"payload: not in the protocol ({error})"
-        except InvalidInput as error:
+        except (InvalidInput, StoreFailed) as error:
             return str(error)
         if not isinstance(message, ServiceCall):
             return f"payload: a service cannot run a {type(message).__name__}"

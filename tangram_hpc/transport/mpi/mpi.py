@@ -26,6 +26,7 @@ from ...errors import (
     WrongWorld,
     how_to_install,
 )
+from ...slurm.job_environment import step_marks
 from .mpi_exit import note_exit_status, one_line_hook, refuse
 from .mpi_launch import REMEDY, Launch, launch_of, launch_rank
 from .mpi_oversubscription import oversubscribed, shares_fate, wait_environment
@@ -92,7 +93,7 @@ def _bring_together(environ: Mapping[str, str], card: RankCard) -> MpiWorld:
     launch = launch_of(environ)
     is_shared = oversubscribed(environ, len(os.sched_getaffinity(0)), os.cpu_count() or 1)
     os.environ.update(wait_environment(environ, is_shared))  # MPI reads it when it starts
-    with start_watchdog(os.getpid(), launch.rank, launch.timeout_s, REMEDY):
+    with start_watchdog(os.getpid(), launch.rank, launch.timeout_s, REMEDY, step_marks(environ)):
         MPI, own_finalize = _start()
         full = {**asdict(card), "size": launch.size, "source": launch.source,
                 "threads": MPI.Query_thread() == MPI.THREAD_MULTIPLE, "library": _library(MPI)}
@@ -108,8 +109,8 @@ def _bring_together(environ: Mapping[str, str], card: RankCard) -> MpiWorld:
     assert _met is not None
     if card.role == "trainer":
         atexit.register(_met.leave)
-        if not own_finalize:
-            note_exit_status()
+        _met.stay()
+        note_exit_status()
     return _met
 
 

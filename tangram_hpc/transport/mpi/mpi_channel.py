@@ -58,7 +58,7 @@ class MpiChannel:
         on_dead: called once, with the reason, when the gateway counts as dead.
 
     Attributes:
-        closed: whether the client has closed the connection.
+        closed: whether the client has closed the connection, which uses `wire` no more.
     """
 
     via = "mpi"
@@ -76,7 +76,7 @@ class MpiChannel:
         self._pace = relay.PollBackoff(spin_ns)
         self._last_sign = time.monotonic()
         self._stalls = Stalls(self._last_sign, _STALLED_S)
-        self.closed = self._lost = False
+        self.closed = self._closing = self._lost = False
 
     def send(self, frame: list[Buffer]) -> None:
         """Cuts a frame into pieces and sends what the window allows; see `Channel.send`."""
@@ -125,11 +125,14 @@ class MpiChannel:
         For half a second, unsent bytes are sent as the window allows. After that they are given to
         MPI without the window's limit, as the gateway must hear that we close.
         """
-        if self.closed:
+        if self._closing:
             return
+        self._closing = True
+        if not self._lost:
+            self._say_close()
         self.closed = True
-        if self._lost:
-            return
+
+    def _say_close(self) -> None:
         self._unsent.append((relay.CLOSE, b""))
         patience = Patience(time.monotonic(), _CLOSING_S, _CLOSING_S / 10)
         try:
@@ -150,7 +153,7 @@ class MpiChannel:
 
     def abandon(self) -> None:
         """See `Channel.abandon`; the child of a fork must not touch MPI."""
-        self.closed = self._lost = True
+        self.closed = self._closing = self._lost = True
 
     def _gateway_unconfirmed(self) -> bool:  # the gateway may be dead: sends to it may never end
         return time.monotonic() - self._last_sign > relay.DOUBT_S

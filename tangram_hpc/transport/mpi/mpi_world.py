@@ -7,14 +7,17 @@ handed in, since `mpi.py` alone may import it.
 
 Where a rank has died or the gateway is silent, no rank may finalise, because MPI_Finalize waits for
 dead ranks. `MpiWorld.leave` decides whether a rank may finalise, and ends the process without
-MPI_Finalize where mpi4py would call it.
+MPI_Finalize where mpi4py would call it. Should MPI_Finalize wait for a rank that died just then,
+the process ends all the same after a minute, with its own status.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import sys
+import threading
 import time
 from array import array
 from collections.abc import Sequence
@@ -26,9 +29,12 @@ from ...protocol import relay
 from ...protocol.liveness import Patience
 from .mpi_channel import MpiChannel
 from .mpi_exit import exit_status
+from .mpi_presence import Presence
 from .mpi_wire import MpiWire
 from .rank_card import RankCard
 from .timer_slack import shorten_timer_slack
+
+_FINALIZE_S = 60  # how long MPI_Finalize may take; a gateway that was stopped is continued earlier
 
 
 class MpiWorld:
@@ -71,6 +77,12 @@ class MpiWorld:
         self._opened, self._owner = 0, os.getpid()  # connections made; the process that met
         self._ending = False  # whether we already run this process's exit handlers
         self._channel: MpiChannel | None = None
+        self._presence = Presence(self.wire, self.gateway, self._idle, self.lose)
+
+    def stay(self) -> None:
+        """Tells the gateway from now on that this trainer lives, whether or not it has a client."""
+        if self.usable:
+            self._presence.start()
 
     def dial(self, spin_us: int) -> MpiChannel:
         """Opens a new connection with the broker (implements `ports.Dial`).
@@ -83,13 +95,18 @@ class MpiWorld:
         """
         if self.dead:
             raise BrokerUnreachable(f"job {self.job}: the MPI gateway is lost ({self.dead})")
-        if self._channel is not None and not self._channel.closed:
-            raise BrokerUnreachable(f"job {self.job}: another client of this process uses MPI")
         shorten_timer_slack()  # for the calling thread, which is the client's own
-        self._opened += 1
         spin_ns = self.spin_us(spin_us) * 1000
-        self._channel = MpiChannel(self.wire, self.gateway, self._opened, spin_ns, self.lose)
-        return self._channel
+        with self._presence.lock:
+            if not self._idle():
+                raise BrokerUnreachable(f"job {self.job}: another client of this process uses MPI")
+            self._opened += 1
+            self._channel = MpiChannel(self.wire, self.gateway, self._opened, spin_ns, self.lose)
+            return self._channel
+
+    def _idle(self) -> bool:
+        """Whether no connection uses MPI."""
+        return self._channel is None or self._channel.closed
 
     @property
     def forked(self) -> bool:
@@ -108,23 +125,32 @@ class MpiWorld:
         """Leaves the world at a trainer's end; the client must be closed.
 
         The rank tells the gateway, waits for its answer as long as its heartbeats come, and
-        finalises MPI if that cannot hang.
+        finalises MPI if that cannot hang. To a gateway from which nothing comes, it sends nothing.
 
         Under a launcher that ends all ranks together, a gateway that is only silent cannot be dead,
-        because this rank lives. So the rank tells even a silent gateway, and no trainer ends before
-        all of them leave.
+        because this rank lives. So the rank tells even a silent gateway, waits until a gateway that
+        was stopped has been continued, and no trainer ends before all of them leave.
         """
         if self.forked:  # the child of a fork must not touch MPI
             return self._leave_child()
         failed = hasattr(sys, "last_value")  # whether an exception ends this program
         if self._mpi.Is_finalized():
             return
-        can = (not self.dead or self.shares_fate) and self._may_finalize(b"!" if failed else b"")
+        self._presence.stop()
+        can = self._gateway_lives() and self._may_finalize(b"!" if failed else b"")
         if self.shares_fate and not failed:
             can = self._all_can(can)
         if not can:
             self.lose("it did not let us finalise")
         self.finalize(can)
+
+    def _gateway_lives(self) -> bool:
+        if self.shares_fate:
+            return True
+        try:
+            return not self.dead and (not self.usable or self._presence.hears())
+        except ChannelLost:
+            return False
 
     def _all_can(self, can: bool) -> bool:
         """Waits until all trainers leave; returns whether each of them may finalise MPI.
@@ -154,9 +180,34 @@ class MpiWorld:
             can: whether MPI_Finalize can return.
         """
         if can and not self._mpi.Is_finalized():
-            self._mpi.Finalize()
-        elif not self._own_finalize and not self._ending:
-            # at exit, mpi4py would finalise and hang: so run the other exit handlers and end here
+            self._finalize()
+        elif not self._own_finalize:
+            self._end()  # at exit, mpi4py would finalise and hang
+
+    def _finalize(self) -> None:
+        """Calls MPI_Finalize, which waits for all ranks, by ctypes: mpi4py would hold the GIL, and
+        the thread that bounds the wait could not run.
+        """
+        done = threading.Event()
+
+        def bound() -> None:
+            for _ in range(_FINALIZE_S):  # counted, as time in which this process was stopped
+                if done.wait(1.0):  # must not count
+                    return
+            print("tangram: MPI_Finalize waits for a rank that is gone: ending without it",
+                  file=sys.stderr, flush=True)
+            self._end()
+
+        threading.Thread(target=bound, name="tangram-finalize", daemon=True).start()
+        # an mpi4py that finds its library only when it runs has no such symbol
+        status = getattr(ctypes.CDLL(self._mpi.__file__), "MPI_Finalize", self._mpi.Finalize)()
+        done.set()
+        if status:
+            raise self._mpi.Exception(status)
+
+    def _end(self) -> None:
+        """Runs the exit handlers that are left, and ends this process here."""
+        if not self._ending:
             self._ending = True
             atexit._run_exitfuncs()
             sys.stdout.flush()
@@ -165,24 +216,28 @@ class MpiWorld:
 
     def _may_finalize(self, parting: bytes) -> bool:
         wire, pause = self.wire, 50e-6
-        patience = _patience()
+        patience, beat_at = self._patience(), time.monotonic() + relay.BEAT_S
         try:
             wire.send(self.gateway, relay.LEAVE, parting)
             while not patience.over(time.monotonic()):
                 wire.sweep()
                 while (message := wire.take()) is not None:
-                    patience = _patience()
+                    patience = self._patience()
                     if message[1] in (relay.PART, relay.END):
                         return message[1] == relay.PART
                 if parting and not wire.sending(self.gateway):
                     return False
+                if time.monotonic() > beat_at and not wire.sending(self.gateway):
+                    wire.send(self.gateway, relay.BEAT, b"")
+                    beat_at = time.monotonic() + relay.BEAT_S
                 time.sleep(pause)
                 pause = min(0.02, pause * 1.5)
         except ChannelLost:
             pass
         return False
 
-
-def _patience() -> Patience:
-    """Returns a timeout that starts now; when it has passed, a silent gateway counts as dead."""
-    return Patience(time.monotonic(), relay.SILENCE_S, 1.0)
+    def _patience(self) -> Patience:
+        """Returns a timeout that starts now; when it has passed, a silent gateway counts as dead.
+        """
+        limit_s = 2 * relay.STOPPED_S if self.shares_fate else relay.SILENCE_S
+        return Patience(time.monotonic(), limit_s, 1.0)
