@@ -1,7 +1,7 @@
 """OpenEnv's wire where OpenEnv is not installed: the messages of its client and its server, over a
-WebSocket of the standard library. Tests with the real package are in the long suite.
+WebSocket of the standard library.
 
-The frames were recorded between the client and the server of OpenEnv 0.3.0: `reset`, `step` and
+The messages are those in the source of OpenEnv 0.3.0: `reset`, `step` and
 `close` from the client, `observation` and `error` from the server, and GET /health before them.
 """
 

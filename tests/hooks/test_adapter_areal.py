@@ -1,18 +1,14 @@
-"""AReaL's agent against a real broker, called as AReaL's workflow calls it. The policy is scripted:
-behind a stand-in of the package `openai` in the short suite, and behind HTTP and the real package
-in the long suite. AReaL itself needs torch and an inference engine, and is not run."""
+"""AReaL's agent against a real broker, called as AReaL's workflow calls it. The policy is scripted,
+behind a stand-in of the package `openai`. AReaL itself needs torch and an inference engine, and is
+not run."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import queue
-import subprocess
 import sys
 import threading
 import types
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +21,6 @@ from helpers.adapter_behaviours import (
     eventually,
     sessions_open,
 )
-from helpers.other_python import client_env, find_python, make_venv
 
 from tangram_hpc import InvalidInput, LocalCluster, SessionLost
 from tangram_hpc.hooks.areal.sandbox_agent import SandboxAgent
@@ -166,63 +161,3 @@ def test_a_sandbox_that_is_lost_before_the_score_is_an_error(cluster: LocalClust
 def test_a_setting_that_is_not_known_is_refused() -> None:
     with pytest.raises(InvalidInput, match="turns"):
         SandboxAgent({"turns": 3})
-
-
-# ---- the real client of the proxy ----------------------------------------------------------------
-
-PROGRAM = """
-import asyncio, json
-from tangram_hpc.hooks.areal.sandbox_agent import SandboxAgent
-data = {"messages": [{"role": "user", "content": "Write 42."}], "answer": "grep -qx 42 answer"}
-print(asyncio.run(SandboxAgent(temperature=0.5).run(data)))
-"""
-
-
-class Proxy(BaseHTTPRequestHandler):
-    """A server of completions that answers from a script, as AReaL's proxy does from its policy."""
-
-    requests: list[dict[str, Any]] = []
-    answers = ("<bash>echo 42 > answer</bash>", "<bash>cat answer</bash>", "Done.")
-
-    def do_POST(self) -> None:
-        told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.requests.append({"path": self.path, "key": self.headers["Authorization"], **told})
-        body = json.dumps({
-            "id": "1", "object": "chat.completion", "created": 0, "model": "default", "choices": [
-                {"index": 0, "finish_reason": "stop", "message": {
-                    "role": "assistant", "content": self.answers[len(self.requests) - 1]}}],
-        }).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: Any) -> None:
-        """Says nothing."""
-
-
-@pytest.fixture(name="proxy")
-def served_proxy() -> Iterator[str]:
-    Proxy.requests.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_the_real_package_openai_plays_an_episode(cluster: LocalCluster, tmp_path: Path,
-                                                  proxy: str) -> None:
-    programs = make_venv(tmp_path / "venv", find_python((3, 11)), ["openai>=2.7"])
-    told = subprocess.run(
-        [str(programs / "python"), "-c", PROGRAM], capture_output=True, text=True, check=False,
-        timeout=300, env=client_env(cluster.access, OPENAI_BASE_URL=proxy, OPENAI_API_KEY="key",
-                                    NO_PROXY="127.0.0.1"))
-    assert told.returncode == 0, told.stderr[-3000:]
-    assert float(told.stdout) == 1.0 and len(Proxy.requests) == 3
-    assert {(each["path"], each["key"], each["temperature"]) for each in Proxy.requests} == {
-        ("/v1/chat/completions", "Bearer key", 0.5)}
-    assert Proxy.requests[-1]["messages"][-1] == {"role": "user", "content": "42"}
-    assert eventually(lambda: sessions_open(cluster) == 0)
