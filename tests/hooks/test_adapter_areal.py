@@ -23,7 +23,7 @@ from helpers.adapter_behaviours import (
 )
 
 from tangram_hpc import InvalidInput, LocalCluster, SessionLost
-from tangram_hpc.hooks.areal.sandbox_agent import SandboxAgent
+from tangram_hpc.hooks.areal.sandbox_agent import EpisodeAgent
 from tangram_hpc.hooks.text_episodes import SandboxEpisode
 
 __all__ = ["adapters_cluster"]
@@ -60,7 +60,7 @@ def openai(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openai", made)
 
 
-class RecordedAgent(SandboxAgent):
+class RecordedAgent(EpisodeAgent):
     """An agent that keeps its last episode."""
 
     def _episode(self, data: Any) -> SandboxEpisode:
@@ -79,7 +79,7 @@ class Trajectory:
         self._thread.start()
         self.seen.get(timeout=60)
 
-    def _run(self, agent: SandboxAgent) -> None:
+    def _run(self, agent: EpisodeAgent) -> None:
         try:
             told = asyncio.run(agent.run({"messages": [{"role": "user", "content": "a task"}]},
                                          base_url=self._policy, api_key="key", http_client=None))
@@ -122,7 +122,7 @@ def test_a_killed_broker_rejects_the_trajectory_and_the_next_one_works(tmp_path:
     check_restart(TestAReaL(), tmp_path)
 
 
-def play(agent: SandboxAgent, answers: list[str], task: Any) -> tuple[float, list[Any]]:
+def play(agent: EpisodeAgent, answers: list[str], task: Any) -> tuple[float, list[Any]]:
     """Returns the reward of a run with scripted answers, and the messages of its last request."""
     told: list[Any] = []
     script = iter(answers)
@@ -136,7 +136,7 @@ def play(agent: SandboxAgent, answers: list[str], task: Any) -> tuple[float, lis
 
 
 def test_an_episode_is_scored_after_its_last_answer(cluster: LocalCluster) -> None:
-    agent = SandboxAgent({"max_turns": 3}, temperature=0.5)
+    agent = EpisodeAgent({"max_turns": 3}, temperature=0.5)
     answers = ["<bash>echo 42 > answer</bash>", "<bash>cat answer</bash>", "Done."]
     reward, messages = play(agent, answers, {"command": "grep -qx 42 answer"})
     assert reward == 1.0 and isinstance(reward, float)
@@ -160,4 +160,4 @@ def test_a_sandbox_that_is_lost_before_the_score_is_an_error(cluster: LocalClust
 
 def test_a_setting_that_is_not_known_is_refused() -> None:
     with pytest.raises(InvalidInput, match="turns"):
-        SandboxAgent({"turns": 3})
+        EpisodeAgent({"turns": 3})

@@ -17,7 +17,7 @@ from helpers.openenv_stand_in import SERVER, StandInClient
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.errors import InvalidInput
-from tangram_hpc.hooks.openenv.container_provider import TangramProvider
+from tangram_hpc.hooks.openenv.container_provider import SessionContainerProvider
 
 __all__ = ["adapters_cluster"]
 
@@ -32,7 +32,7 @@ class Episode:
     """An environment with its provider, or the error that its start raised."""
 
     def __init__(self, **options: Any) -> None:
-        self.provider, self.error = TangramProvider(command(), **options), ""
+        self.provider, self.error = SessionContainerProvider(command(), **options), ""
         try:
             self.env = StandInClient.from_docker_image("", provider=self.provider)
         except RuntimeError as error:
@@ -63,7 +63,7 @@ class TestOpenEnvWithItsClientStoodIn(AdapterBehaviours):
 
 
 def test_a_server_that_does_not_start_is_told_with_its_log(cluster: LocalCluster) -> None:
-    provider = TangramProvider("echo it breaks >&2; exit 3")
+    provider = SessionContainerProvider("echo it breaks >&2; exit 3")
     url = provider.start_container()
     with pytest.raises(TimeoutError, match="log ends with: it breaks"):
         provider.wait_for_ready(url, timeout_s=1)
@@ -74,7 +74,7 @@ def test_a_server_that_does_not_start_is_told_with_its_log(cluster: LocalCluster
 
 def test_the_application_of_an_image_is_found_and_missed_by_its_name(
         cluster: LocalCluster) -> None:
-    provider = TangramProvider()
+    provider = SessionContainerProvider()
     url = provider.start_container()
     with pytest.raises(TimeoutError, match="name the server's command as cmd"):
         provider.wait_for_ready(url, timeout_s=1)
@@ -82,7 +82,7 @@ def test_the_application_of_an_image_is_found_and_missed_by_its_name(
 
 
 def test_variables_and_the_local_port_are_those_of_the_call(cluster: LocalCluster) -> None:
-    first = TangramProvider(command())
+    first = SessionContainerProvider(command())
     free = int(first.start_container().rpartition(":")[2])
     first.stop_container()
     env = StandInClient.from_docker_image("", provider=first, port=free, env_vars={"WORD": "told"})
@@ -93,7 +93,7 @@ def test_variables_and_the_local_port_are_those_of_the_call(cluster: LocalCluste
 
 
 def test_a_provider_that_is_forgotten_leaves_no_session(cluster: LocalCluster) -> None:
-    provider = TangramProvider(command())
+    provider = SessionContainerProvider(command())
     provider.start_container()
     assert sessions_open(cluster) == 1
     del provider
@@ -103,4 +103,4 @@ def test_a_provider_that_is_forgotten_leaves_no_session(cluster: LocalCluster) -
 @pytest.mark.parametrize("options", [{"memory": 1}, {"network": "somewhere"}])
 def test_an_option_that_is_not_known_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=min(options)):
-        TangramProvider(**options)
+        SessionContainerProvider(**options)

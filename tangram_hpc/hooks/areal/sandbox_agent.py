@@ -1,6 +1,6 @@
 """AReaL: an agent workflow whose commands run in a session, and whose reward is judged there.
 
-    trainer.train(workflow="tangram_hpc.hooks.areal.sandbox_agent.SandboxAgent",
+    trainer.train(workflow="tangram_hpc.hooks.areal.sandbox_agent.EpisodeAgent",
                   workflow_kwargs={"settings": {"session": {"mem": "512M"}}, "temperature": 1.0})
 
 AReaL calls `run` once for each trajectory. It gives the URL and the key of its proxy, which records
@@ -20,7 +20,7 @@ from tangram_hpc import SessionLost
 from ..text_episodes import SandboxEpisode, TaskSettings
 
 
-class SandboxAgent:
+class EpisodeAgent:
     """Plays episodes of `tangram_hpc.hooks.text_episodes`, which describes the form of commands.
 
     Args:

@@ -1,7 +1,7 @@
 """OpenEnv's container provider: the server of an environment runs in a session of the job.
 
     env = await CodingEnv.from_docker_image(
-        "registry.hf.space/openenv-coding-env:latest", provider=TangramProvider(mem="2G"))
+        "registry.hf.space/openenv-coding-env:latest", provider=SessionContainerProvider(mem="2G"))
 
 OpenEnv's client asks its provider for a container, waits until the server in it is ready, and stops
 the container when it is closed. Here the container is a session: memory is held until its end, and
@@ -46,7 +46,7 @@ cd "$(dirname "$file")" && exec python -m uvicorn "$app" --host 127.0.0.1 --port
 """
 
 
-class TangramProvider:
+class SessionContainerProvider:
     """Runs one environment server at a time in a session; see OpenEnv's `ContainerProvider`.
 
     Args:
@@ -62,7 +62,7 @@ class TangramProvider:
         InvalidInput: a key is unknown, or `network` cannot be understood.
 
     Example:
-        provider = TangramProvider(cmd="python -m uvicorn server.app:app --port 8000", mem="1G")
+        provider = SessionContainerProvider(cmd="uvicorn server.app:app --port 8000", mem="1G")
         env = GenericEnvClient.from_docker_image("envs/echo:1", provider=provider)
     """
 
