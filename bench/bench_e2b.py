@@ -7,6 +7,7 @@ beside ours are of another system on other hardware, and are not measured here.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import base64
 import json
@@ -111,8 +112,15 @@ async def measure(url: str, key: str, callers: int, calls: int) -> dict[str, Any
 
 def main() -> None:
     """Runs the benchmark and prints its result as one line of JSON."""
-    tiny = common.arguments(__doc__).tiny
-    crowds, calls = ([1, 4], 3) if tiny else ([1, 16, 64, 250], 20)
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--tiny", action="store_true", help="some seconds, for the tests")
+    p.add_argument("--callers", type=int, nargs="+", default=[1, 16, 64, 250],
+                   help="how many callers at once, one measurement each")
+    p.add_argument("--calls", type=int, default=20, help="commands of each caller")
+    args = p.parse_args()
+    crowds, calls = ([1, 4], 3) if args.tiny else (args.callers, args.calls)
+    common.allow_open_files()
     figures: dict[str, Any] = {"published": PUBLISHED}
     for callers in crowds:
         with tempfile.TemporaryDirectory() as home, \

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import time
@@ -35,6 +36,13 @@ def line(name: str, parameters: dict[str, Any], figures: dict[str, Any]) -> None
         "versions": {"python": platform.python_version(), "kernel": platform.release(),
                      **{p: _version(p) for p in ("tangram-hpc", "msgspec", "mpi4py", "mpich")}},
         "cpus": len(os.sched_getaffinity(0)), "commit": _commit()}), flush=True)
+
+
+def allow_open_files() -> None:
+    """Lets this process, and those that it starts, open as many files as it may at most: each
+    caller of a server has a connection."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:

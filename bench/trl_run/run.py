@@ -12,7 +12,8 @@ verifier are the same in all of them, so that the rewards must be equal step by 
 A run writes one JSON file. `summary.py` compares runs and `plots.py` draws them. Inside of a Slurm
 job with a broker, `--broker job` uses that broker instead of one on this machine. With
 `--checkpoints FOLDER` a run that was cut off goes on after its last whole step when it is started
-again, as a requeued job does.
+again, as a requeued job does. With `--judge-steps N` the policy is first trained for N steps to
+judge candidates (`judge.py`), and then, from these weights, to guess.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,9 +43,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 from datasets import Dataset, disable_progress_bars
 from environments import FolderTask, InsideTask, SandboxTask, Setting, folder_reward, sandbox_score
+from judge import RIGHT, SAMPLES, WRONG, balanced, labels, verdict_reward
 from stopwatch import StepTimes, stopwatch
 from task import rows
-from tiny_model import Policy, make_policy
+from tiny_model import Policy, make_policy, sampled, with_verdicts
 from tool_times import ToolTimes
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -55,6 +58,9 @@ from tangram_hpc.hooks.process_client import use_client
 from tangram_hpc.hooks.trl_tools import prefetching, release_environments, reward_function
 
 RECORDS = "steps.json"  # in the folder of checkpoints: the records of all steps so far
+# With few prompts a step, or with the learning rate of the other stage, the tiny judge soon gives
+# the same verdict to all candidates of a task, and then gets no gradient any more.
+JUDGE_PROMPTS, JUDGE_LR = 64, 1e-3
 MODES = ("inside", "local", "pool", "broker", "broker-all")
 
 
@@ -68,6 +74,8 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--mode", choices=MODES, default="broker-all")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--steps", type=int, default=100)
+    p.add_argument("--judge-steps", type=int, default=0,
+                   help="steps of a first stage, in which the policy learns to judge candidates")
     p.add_argument("--generations", type=int, default=8, help="rollouts of each of the 8 tasks")
     p.add_argument("--turns", type=int, default=2, help="the most tool calls of a rollout")
     p.add_argument("--cpus", type=int, default=16, help="CPUs, virtual where the machine has less")
@@ -114,17 +122,21 @@ class Recorder(TrainerCallback):
         times: where the times of a step's parts are measured.
         minutes: see `--minutes`.
         file: keeps the records of a run that may be cut off; None for none.
+        stage: the name of the stage of training; each stage draws other random numbers.
     """
 
-    def __init__(self, times: StepTimes, minutes: float, file: Path | None) -> None:
+    def __init__(self, times: StepTimes, minutes: float = 0.0, file: Path | None = None,
+                 stage: str = "") -> None:
         self.steps: list[dict[str, Any]] = []
-        self._file = file
+        self.began_with = ""  # the digest of the weights before the first step
+        self._file, self._stage = file, stage
         self.metrics: dict[str, float] = {}
         self._times, self._began = times, 0.0
         self._until = time.monotonic() + 60 * minutes if minutes else float("inf")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Reads the records of the steps that an earlier start has done."""
+        self.began_with = weights_digest(others["model"])
         if self._file is not None and state.global_step:
             self.steps = json.loads(self._file.read_text())[:state.global_step]
 
@@ -139,7 +151,7 @@ class Recorder(TrainerCallback):
         """Begins a step. Its random numbers depend on its number alone, so a run that was cut off
         draws the same ones as a run that was not."""
         # a hash, because torch uses 32 bits of a seed, and seeds in a row give similar numbers
-        text = f"{args.seed}:{state.global_step}".encode()
+        text = f"{args.seed}:{self._stage}{state.global_step}".encode()
         torch.manual_seed(int.from_bytes(hashlib.sha256(text).digest()[:4], "big"))
         self._began = time.perf_counter()
 
@@ -157,15 +169,15 @@ class Recorder(TrainerCallback):
                                "tool_failures": logs.get("tools/failure_frequency")}
 
 
-def sandbox_reward(client: Client, recorder: Recorder) -> Callable[..., Any]:
-    """Makes TRL's reward function for sandboxes; it also hands the broker's metrics to TRL's log.
+def with_metrics(score: Callable[..., Any], client: Client, recorder: Recorder
+                 ) -> Callable[..., Any]:
+    """Makes a reward function that also hands the broker's metrics to TRL's log.
 
     Args:
+        score: the reward function for sandboxes.
         client: the client whose metrics are logged.
         recorder: keeps the metrics of the step.
     """
-    score = reward_function(sandbox_score)
-
     async def reward(*args: Any, log_metric: Callable[[str, float], None], **columns: Any
                      ) -> list[float | None]:
         rewards = await score(*args, **columns)
@@ -175,6 +187,14 @@ def sandbox_reward(client: Client, recorder: Recorder) -> Callable[..., Any]:
         return rewards
 
     return reward
+
+
+def weights_digest(model: Any) -> str:
+    """Returns a digest of a model's weights, by which two stages tell that they share them."""
+    digest = hashlib.sha256()
+    for name, values in sorted(model.state_dict().items()):
+        digest.update(name.encode() + values.detach().float().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def last_whole(folder: Path | None) -> str | None:
@@ -188,43 +208,104 @@ def last_whole(folder: Path | None) -> str | None:
     return str(whole[-1]) if whole else None
 
 
-def settings(args: argparse.Namespace, policy: Policy) -> GRPOConfig:
-    """Returns TRL's settings; a step has `--generations` rollouts of each task."""
+def settings(args: argparse.Namespace, policy: Policy, *, steps: int, prompts: int, lr: float,
+             checkpoints: Path | None = None) -> GRPOConfig:
+    """Returns TRL's settings; a step has `--generations` rollouts of each of its prompts."""
     return GRPOConfig(
-        output_dir=str(args.checkpoints or tempfile.gettempdir()), save_steps=1, save_total_limit=2,
-        save_strategy="steps" if args.checkpoints else "no", seed=args.seed, max_steps=args.steps,
-        per_device_train_batch_size=len(rows()) * args.generations, shuffle_dataset=False,
+        output_dir=str(checkpoints or tempfile.gettempdir()), save_steps=1, save_total_limit=2,
+        save_strategy="steps" if checkpoints else "no", seed=args.seed, max_steps=steps,
+        per_device_train_batch_size=prompts * args.generations, shuffle_dataset=False,
         num_generations=args.generations, max_completion_length=96,
-        max_tool_calling_iterations=args.turns, learning_rate=args.lr,
+        max_tool_calling_iterations=args.turns, learning_rate=lr,
         lr_scheduler_type="constant", beta=0.0, temperature=1.0,
         generation_kwargs=policy.generation_options(), logging_steps=1,
         disable_tqdm=True, use_cpu=True, bf16=False, gradient_checkpointing=False,
         report_to=["tensorboard"] if args.tensorboard else [])
 
 
-def train(args: argparse.Namespace, client: Client | None) -> tuple[list[dict[str, Any]], Setting]:
-    """Trains; returns a record for each step, and the setting of the environments."""
-    together = args.mode in ("pool", "broker-all")
+@dataclass
+class Trained:
+    """What a training leaves: the records of its steps, and of its judging stage if it had one.
+
+    Attributes:
+        steps: a record for each step of the stage that generates.
+        setting: the setting of the environments.
+        judge: `steps` of the stage that judges, and how many candidates it had; empty without one.
+        weights: the digests of the weights at the beginning of each stage and after judging.
+    """
+
+    steps: list[dict[str, Any]]
+    setting: Setting
+    judge: dict[str, Any]
+    weights: dict[str, str]
+
+
+def make_setting(args: argparse.Namespace) -> tuple[Setting, ThreadPoolExecutor | None]:
+    """Returns the setting of the environments, and the threads of the mode `pool`."""
     cpus = tool_cpus(args.tool_cpus)
     setting = Setting(ToolTimes(args.seed, args.scale), sys.executable, args.serial, cpus,
                       backend=args.backend)
-    threads = None
-    if args.mode == "pool":
-        assert isinstance(cpus, int), "--tool-cpus: a local pool cannot change a tool's size"
-        setting.slots = threading.Semaphore(max(1, args.cpus // cpus))
-        threads = ThreadPoolExecutor(max(1, args.cpus // cpus))
+    if args.mode != "pool":
+        return setting, None
+    assert isinstance(cpus, int), "--tool-cpus: a local pool cannot change a tool's size"
+    slots = max(1, args.cpus // cpus)
+    setting.slots = threading.Semaphore(slots)
+    return setting, ThreadPoolExecutor(slots)
+
+
+def judge_first(args: argparse.Namespace, policy: Policy, score: Callable[..., Any]
+                ) -> tuple[dict[str, Any], dict[str, str]]:
+    """Trains the policy in place to judge candidates; returns `judge` and `weights` of `Trained`.
+
+    Args:
+        args: the command line.
+        policy: the policy.
+        score: the reward function of the environments, which labels the candidates.
+    """
+    setting, _ = make_setting(args)  # of its own, so that the other stage draws its own durations
+    environments: list[Any] = []
+
+    def make_environment() -> Any:
+        environments.append(ENVIRONMENTS.get(args.mode, SandboxTask)(setting))
+        return environments[-1]
+
+    candidates = sampled(policy, args.seed, SAMPLES)
+    right = labels(candidates, make_environment, score)
+    release_environments(environments)
+    rows_of_judge = balanced(candidates, right, args.seed)
+    judge = with_verdicts(policy, (RIGHT, WRONG))
+    trainer = GRPOTrainer(
+        model=judge.model, processing_class=judge.tokenizer, reward_funcs=verdict_reward,
+        train_dataset=Dataset.from_list(rows_of_judge),
+        callbacks=[recorder := Recorder(StepTimes(), stage="judge")],
+        args=settings(args, judge, steps=args.judge_steps, lr=JUDGE_LR,
+                      prompts=min(JUDGE_PROMPTS, len(rows_of_judge))))
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    return ({"steps": recorder.steps, "candidates": len(candidates), "verified": len(right),
+             "right": sum(right.values()), "rows": len(rows_of_judge)},
+            {"judge_began": recorder.began_with, "judge_ended": weights_digest(judge.model)})
+
+
+def train(args: argparse.Namespace, client: Client | None) -> Trained:
+    """Trains in all stages of the command line."""
+    setting, threads = make_setting(args)
+    score = folder_reward(threads) if client is None else reward_function(sandbox_score)
     policy, folder = make_policy(args.seed), args.checkpoints
+    judge, weights = judge_first(args, policy, score) if args.judge_steps else ({}, {})
     recorder = Recorder(times := StepTimes(), args.minutes, folder and folder / RECORDS)
+    together = args.mode in ("pool", "broker-all")
     trainer = stopwatch(prefetching(GRPOTrainer) if together else GRPOTrainer, times)(
         model=policy.model, processing_class=policy.tokenizer,
         train_dataset=Dataset.from_list(rows()), callbacks=[recorder],
         environment_factory=lambda: ENVIRONMENTS.get(args.mode, SandboxTask)(setting),
-        reward_funcs=folder_reward(threads) if client is None else sandbox_reward(client, recorder),
-        args=settings(args, policy))
+        reward_funcs=score if client is None else with_metrics(score, client, recorder),
+        args=settings(args, policy, steps=args.steps, prompts=len(rows()), lr=args.lr,
+                      checkpoints=folder))
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=last_whole(folder))
     release_environments(trainer.environments or [])  # None where all steps were done before
-    return recorder.steps, setting
+    return Trained(recorder.steps, setting, judge, {**weights, "began": recorder.began_with})
 
 
 def main() -> None:
@@ -240,20 +321,25 @@ def main() -> None:
     if args.mode.startswith("broker"):
         with broker(args) as client:
             use_client(client)
-            steps, setting = train(args, client)
+            trained = train(args, client)
             left, held = leftovers(client), usage(client.job)
             use_client(None)
     else:
-        steps, setting = train(args, None)
-        left, held = {"sandboxes": len(setting.open_folders)}, {}
+        trained = train(args, None)
+        left, held = {"sandboxes": len(trained.setting.open_folders)}, {}
+    steps = trained.steps
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps({
         "format": "trl-run/1",
         **{k: v for k, v in vars(args).items() if k not in ("out", "checkpoints")},
         "wall_s": time.perf_counter() - began, "steps_done": steps, "left": left, "usage": held,
+        "judge": trained.judge, "weights": trained.weights,
         "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(),
         "versions": {p: version(p) for p in ("trl", "transformers", "torch", "tangram-hpc")},
         "torch_threads": torch.get_num_threads()}))
+    if judged := trained.judge.get("steps"):
+        print(f"judge seed {args.seed}: share of right verdicts {judged[0]['reward']:.3f} -> "
+              f"{judged[-1]['reward']:.3f}, {trained.judge['verified']} candidates verified")
     print(f"{args.mode} seed {args.seed}: reward {steps[0]['reward']:.3f} -> "
           f"{steps[-1]['reward']:.3f}, left {left}", flush=True)
 

@@ -98,6 +98,12 @@ def judged(candidates: Sequence[str], examples: Sequence[tuple[int, int, int]]) 
     return f"{right} of {len(examples) * len(candidates)} tests passed"
 
 
+def call_text(expression: str) -> str:
+    """Returns a whole tool call, as the policy writes it."""
+    return ('<tool_call>\n{"name": "run_tests", "arguments": {"expression": "'
+            f'{expression}"}}}}\n</tool_call>')
+
+
 def verdict(output: str) -> str:
     """Returns the line of the verifier's output that the policy is shown."""
     found = re.search(r"^\d+ of \d+ tests passed$", output, re.MULTILINE)

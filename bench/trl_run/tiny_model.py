@@ -11,11 +11,12 @@ show the tools to the policy (their description is 600 tokens that a tiny model 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from task import EXPRESSIONS
+from task import EXPRESSIONS, call_text, rows
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl.chat_template_utils import (
@@ -29,12 +30,6 @@ DONE = "I am done."
 _FRAME = ("<|im_start|>", "<tool_response>", "</tool_response>", "<think>\n\n</think>\n\n",
           "user\n", "assistant\n")
 _ANSWERS = ("the tests did not run", *(f"{k} of 4 tests passed" for k in range(5)))
-
-
-def call_text(expression: str) -> str:
-    """Returns a whole tool call, as the policy writes it."""
-    return ('<tool_call>\n{"name": "run_tests", "arguments": {"expression": "'
-            f'{expression}"}}}}\n</tool_call>')
 
 
 @dataclass(frozen=True)
@@ -86,3 +81,33 @@ def make_policy(seed: int) -> Policy:
     choices = [tokenizer.convert_tokens_to_ids(text)
                for text in (DONE, *map(call_text, EXPRESSIONS))]
     return Policy(model, tokenizer, tuple(choices))
+
+
+def with_verdicts(policy: Policy, verdicts: Sequence[str]) -> Policy:
+    """Adds a token for each verdict to a policy, in place; all other weights stay as they are.
+
+    Returns:
+        The policy whose only choices are the verdicts. It has the same model and tokenizer.
+    """
+    policy.tokenizer.add_tokens(list(verdicts))
+    policy.model.resize_token_embeddings(len(policy.tokenizer), mean_resizing=False)
+    return replace(policy, choices=tuple(policy.tokenizer.convert_tokens_to_ids([*verdicts])))
+
+
+def sampled(policy: Policy, seed: int, samples: int) -> list[tuple[int, str]]:
+    """Samples candidates of every task from the policy.
+
+    Returns:
+        Numbers of tasks, and expressions; `samples` of them for each task.
+    """
+    tokens = policy.tokenizer.convert_tokens_to_ids([*map(call_text, EXPRESSIONS)])
+    options = replace(policy, choices=tuple(tokens)).generation_options()
+    torch.manual_seed(seed)
+    found = []
+    for number, row in enumerate(rows()):
+        prompt = policy.tokenizer.apply_chat_template(
+            row["prompt"], add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        written = policy.model.generate(**prompt, do_sample=True, max_new_tokens=1,
+                                        num_return_sequences=samples, **options)
+        found += [(number, EXPRESSIONS[tokens.index(token)]) for token in written[:, -1].tolist()]
+    return found

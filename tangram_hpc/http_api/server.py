@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -113,6 +114,7 @@ async def serve(app: ASGIApp, where: Where, key: str,
     Raises:
         InvalidInput: the address cannot be used.
     """
+    _allow_open_files()
     listening, url = bind(where)
     if where.is_open:
         print(f"tangram: warning: {where.host} is reached over a network, and keys travel in the "
@@ -137,6 +139,13 @@ async def serve(app: ASGIApp, where: Where, key: str,
         listening.close()
         if where.unix:
             Path(where.unix).unlink(missing_ok=True)
+
+
+def _allow_open_files() -> None:
+    """Raises the limit of open files to the most that this process may have. The usual limit of
+    1024 is reached by a thousand waiting callers, and further ones would not be accepted."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class _Server(uvicorn.Server):

@@ -51,6 +51,28 @@ def test_rewards_are_equal_wherever_tools_run_and_nothing_is_left(tmp_path: Path
             calls + STEPS * ROLLOUTS)
 
 
+def test_a_policy_that_judged_verified_candidates_generates_from_the_judges_weights(
+        tmp_path: Path) -> None:
+    judge_steps = 4
+    runs = [trained(mode, tmp_path, "--judge-steps", str(judge_steps))
+            for mode in ("inside", "broker-all")]
+    # sandboxes give the labels that judging in the trainer gives, so both stages go the same way
+    inside, broker = ([[step["reward"] for step in steps]
+                       for steps in (run["judge"]["steps"], run["steps_done"])] for run in runs)
+    assert inside == broker and [len(curve) for curve in inside] == [judge_steps, STEPS]
+    assert 0 < sum(inside[0]) < judge_steps
+    for run in runs:
+        weights, judge = run["weights"], run["judge"]
+        assert weights["judge_began"] != weights["judge_ended"] == weights["began"]
+        assert 0 < judge["right"] < judge["verified"] <= judge["rows"] <= judge["candidates"]
+        assert set(run["left"].values()) == {0}
+    # the candidates were verified by actions in sandboxes, beside those of the rollouts
+    steps, verified = runs[1]["steps_done"], runs[1]["judge"]["verified"]
+    assert verified > STEPS * ROLLOUTS  # so that they are more than the rollouts' final tests
+    assert (sum(step["metrics"]["tangram/tools/count"] for step in steps)
+            >= runs[1]["usage"]["tool_calls"] + verified)
+
+
 def test_a_run_that_is_killed_goes_on_from_its_last_whole_step(tmp_path: Path) -> None:
     steps, kept = 40, tmp_path / "kept"
 

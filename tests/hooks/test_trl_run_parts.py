@@ -18,11 +18,19 @@ from tangram_hpc import LocalCluster
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "trl_run"
 sys.path.append(str(BENCH))
 
+import judge  # noqa: E402
 import plots  # noqa: E402
 import summary  # noqa: E402
 import task  # noqa: E402
 import what_is_left  # noqa: E402
-from environments import Attempts, FolderTask, SandboxTask, Setting, sandbox_score  # noqa: E402
+from environments import (  # noqa: E402
+    Attempts,
+    FolderTask,
+    SandboxTask,
+    Setting,
+    folder_reward,
+    sandbox_score,
+)
 from tool_times import ToolTimes  # noqa: E402
 
 from tangram_hpc.hooks.process_client import use_client  # noqa: E402
@@ -134,6 +142,45 @@ def test_environments_of_two_runs_draw_the_same_durations() -> None:
     runs = [Setting(ToolTimes(0, 1.0), "python") for _ in range(2)]
     commands = [[one.check("a") for one in [Attempts(run), Attempts(run)]] for run in runs]
     assert commands[0] == commands[1] and commands[0][0] != commands[0][1]
+
+
+# ---- the data of the judge -----------------------------------------------------------------------
+
+
+def test_labels_are_the_verdicts_of_the_runs_own_reward_function() -> None:
+    setting = Setting(ToolTimes(0, 0.001), sys.executable)
+    wanted = [(number, each) for number in (0, 4) for each in task.EXPRESSIONS] * 2
+    found = judge.labels(wanted, lambda: FolderTask(setting), folder_reward(None))
+    assert set(found) == set(wanted) and setting.open_folders == set()
+    assert [each for each, right in found.items() if right] == [
+        (number, task.EXPRESSIONS[number]) for number in (0, 4)]
+
+
+def test_a_candidate_without_a_label_ends_the_run() -> None:
+    setting = Setting(ToolTimes(0, 0.001), sys.executable)
+
+    async def lost(environments: list[Any], **columns: Any) -> list[float | None]:
+        return [None, *folder_reward(None)(None, environments)][:len(environments)]
+
+    with pytest.raises(RuntimeError, match="1 of 2 candidates have no label"):
+        judge.labels([(0, "a + b"), (0, "a - b")], lambda: FolderTask(setting), lost)
+
+
+def test_a_task_has_as_many_right_as_wrong_candidates_or_none() -> None:
+    right = {(0, "a + b"): True, (0, "a - b"): False, (1, "a - b"): True, (2, "a"): False}
+    drawn = [(0, "a + b")] * 3 + [(0, "a - b")] * 9 + [(1, "a - b")] * 5 + [(2, "a")] * 5
+    rows = judge.balanced(drawn, right, seed=0)
+    prompts = {row["prompt"][0]["content"]: row["right"] for row in rows}
+    assert [row["right"] for row in rows].count(True) == 3 == len(rows) / 2
+    assert prompts == {f"task 0{task.call_text('a + b')}": True,
+                       f"task 0{task.call_text('a - b')}": False}
+    assert judge.balanced(drawn, right, seed=0) == rows
+
+
+def test_a_verdict_is_rewarded_if_it_is_the_label() -> None:
+    said = [[{"role": "assistant", "content": each}]
+            for each in (judge.RIGHT, judge.RIGHT, judge.WRONG, judge.WRONG, "nothing")]
+    assert judge.verdict_reward(said, right=[True, False, True, False, False]) == [1, 0, 0, 1, 0]
 
 
 # ---- accounting ----------------------------------------------------------------------------------

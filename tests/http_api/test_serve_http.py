@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import concurrent.futures
+import contextlib
 import http.client
 import json
+import resource
 import shutil
 import signal
 import socket
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -292,6 +295,23 @@ def test_rewards_are_scored_for_both_trainers(cluster: LocalCluster, tmp_path: P
     assert status == 404 and "known: broken, exact, vague" in answer["detail"]
     for wrong in ({}, {**one, "response": "x"}, {**one, "labels": []}):
         assert ask(f"{url}/exact", wrong)[0] == 422
+    assert server.end() == (0, "")
+
+
+def test_more_callers_are_answered_than_files_may_usually_be_open(cluster: LocalCluster) -> None:
+    usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, most))
+    try:
+        server = Server(cluster)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (usual, most))
+    where = urllib.parse.urlsplit(server.told["url"])
+    with contextlib.ExitStack() as held:
+        for _ in range(200):
+            link = http.client.HTTPConnection(where.hostname or "", where.port, timeout=60)
+            held.callback(link.close)
+            link.request("GET", f"/{server.told['key']}/v1/ping")
+            assert json.load(link.getresponse()) == "pong"  # and the connection stays open
     assert server.end() == (0, "")
 
 
