@@ -351,7 +351,7 @@ def test_a_workers_scratch_folder_goes_with_the_users_of_its_images(
     pulled = pull(f"oci:{layout}", PullSettings(str(scratch / "images")), {})
     assert Path(pulled.folder, "home/pg/f").exists()
     if end == "the worker":
-        asyncio.run(worker._close_parts(None, None, scratch))
+        asyncio.run(worker._Lent(scratch).close())
     else:
         assert main(["worker", f"--remove={scratch}"]) == 0
     assert not scratch.exists()

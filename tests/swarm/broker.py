@@ -95,7 +95,7 @@ class BrokerProcess(Process):
         if not newest or self.lock.superseded(now=True):  # `_check_place`
             return self.end()
         world.serves(self)
-        _hold(self, self.lock, self.broker)  # type: ignore[arg-type]  # it is a timer
+        _hold(self, self.lock, self.broker, lambda: None)  # type: ignore[arg-type]  # it is a timer
 
     def accept(self, wire: Wire) -> None:
         """Makes a peer of a new connection."""
