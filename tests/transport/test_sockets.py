@@ -31,7 +31,8 @@ from tangram_hpc.transport.socket.dial import dial
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(cpus=2, home=tmp_path_factory.mktemp("home"), bind="127.0.0.1") as c:
+    with LocalCluster(cpus=2, home=tmp_path_factory.mktemp("home"), bind="127.0.0.1",
+                      grace_s=3) as c:
         yield c
 
 
