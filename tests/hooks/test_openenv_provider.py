@@ -93,6 +93,7 @@ def test_variables_and_the_local_port_are_those_of_the_call(cluster: LocalCluste
 
 
 def test_a_provider_that_is_forgotten_leaves_no_session(cluster: LocalCluster) -> None:
+    assert eventually(lambda: sessions_open(cluster) == 0)
     provider = SessionContainerProvider(command())
     provider.start_container()
     assert sessions_open(cluster) == 1

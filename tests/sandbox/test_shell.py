@@ -211,6 +211,22 @@ def test_a_shell_is_stopped_between_commands_and_exec_runs_beside_it(make: Any,
 
 
 @BOTH
+def test_a_command_sent_with_the_close_of_its_shell_never_reaches_it(make: Any,
+                                                                    backend: str) -> None:
+    rig = make(backend)
+    for turn in range(5):
+        rig.start(shell=turn)
+        rig.told("sleep 60 & J=$!", shell=turn)
+        leases = [rig.begin(ShellCall("close", turn), Kind.FILE, session=rig.session, cores=()),
+                  rig.begin_run("echo reached", shell=turn),
+                  rig.begin_run("echo new$J", shell=turn, start=True)]
+        closed, refused, new = (rig.end(lease) for lease in leases)
+        assert closed[0].state is ActionState.COMPLETED
+        assert refused[1].kind == SHELL_ENDED and "it was closed" in refused[1].text
+        assert new[1].stdout == b"new\n"
+
+
+@BOTH
 def test_a_shell_lost_with_its_init_is_reported(make: Any, backend: str) -> None:
     rig = make(backend)
     rig.start()

@@ -46,15 +46,19 @@ class Shells:
     def __init__(self, poll: select.poll) -> None:
         self._poll = poll
         self._shells: dict[int, ShellProcess] = {}
+        self._closed: list[ShellProcess] = []  # killed, and not yet waited for
         self._ends: dict[int, str] = {}  # number of a shell that has ended -> how
         self.by_fd: dict[int, ShellProcess] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._shells)
+        return bool(self._shells or self._closed)
 
     def inside(self) -> frozenset[int]:
         """The process ids of the shells as the sandbox's /proc shows them."""
-        return frozenset(shell.inside for shell in self._shells.values() if shell.inside)
+        return frozenset(shell.inside for shell in self._all() if shell.inside)
+
+    def _all(self) -> list[ShellProcess]:
+        return [*self._shells.values(), *self._closed]
 
     def command(self, run: RunAction, call: ShellCall, output_max: int, isolation: str,
                 usage: ResourceUsage, grants: Grants) -> ShellCommand:
@@ -116,15 +120,18 @@ class Shells:
         self._wait_to_write(command.shell)
 
     def close(self, number: int) -> None:
-        """Ends a shell with its background jobs; what runs in it ends too."""
-        shell = self._shells.get(number)
+        """Ends a shell with its background jobs; what runs in it ends too. From now on no command
+        can be sent to it, and its number is free, although its process may live a moment longer.
+        """
+        shell = self._shells.pop(number, None)
         if shell is not None:
+            self._closed.append(shell)
             self._ends[number] = "it was closed"
             shell.kill()
 
     def reaped(self, pid: int, status: int) -> ShellProcess | None:
         """Notes the end of a process; returns the shell that it was, if it was one."""
-        for shell in self._shells.values():
+        for shell in self._all():
             if shell.pid == pid:
                 shell.status = status
                 return shell
@@ -134,15 +141,18 @@ class Shells:
         """Forgets a shell that has ended, when its last output has been read."""
         self._forget_fds(shell)
         shell.close()
-        self._shells.pop(shell.number, None)
+        if shell in self._closed:
+            self._closed.remove(shell)
+            return
+        del self._shells[shell.number]
         assert shell.status is not None
-        self._ends.setdefault(shell.number, how_ended(shell.status))
+        self._ends[shell.number] = how_ended(shell.status)
         while len(self._ends) > _KEPT:
             del self._ends[next(iter(self._ends))]
 
     def forget_ended(self) -> None:
         """Forgets all shells that have ended, when no command runs."""
-        for shell in [each for each in self._shells.values() if each.status is not None]:
+        for shell in [each for each in self._all() if each.status is not None]:
             self.ended(shell)
 
     def _forget_fds(self, shell: ShellProcess) -> None:
