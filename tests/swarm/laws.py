@@ -90,8 +90,7 @@ class Laws:
         self._runs_again_only_after_a_loss(earlier, one)
         if action.session and earlier:
             raise LawBroken("in a session an action runs at most once", show(action.id))
-        if not action.once and len(earlier) >= action.attempts_max and len(
-                self._reported(earlier)) >= action.attempts_max:
+        if not action.once and len(earlier) >= action.attempts_max:
             raise LawBroken("a plain action runs at most 1 + retries times",
                             f"{show(action.id)}: {len(earlier) + 1} of {action.attempts_max}")
         self.executions[action.id].append(one)
@@ -105,14 +104,6 @@ class Laws:
         known = {event.lease for event in JobJournal(self.job.folder).events()
                  if isinstance(event, ev.LeaseGranted)}
         return [each for each in executions if each.order.lease in known]
-
-    def _reported(self, executions: list[Execution]) -> list[Execution]:
-        """The executions but those of prefetched leases that were lost with their node before it
-        had reported their start: they count as no attempt (decision 0008).
-        """
-        returned = {event.lease for event in self.job.events_of_journal()
-                    if isinstance(event, ev.LeaseReturned)}
-        return [each for each in executions if each.order.lease not in returned]
 
     def _fits(self, executor: PlayedExecutor, one: Execution) -> None:
         """Leases never hold more than a node has, and each has its units for itself."""

@@ -75,16 +75,18 @@ def _of_node_lost(state: SchedulerState, event: ev.NodeLost) -> list[ev.Event]:
 
 def _loss(ledger: Ledger, event: ev.NodeLost, restart: bool) -> list[ev.Event]:
     """The end of all leases and sessions of a lost node. After a `restart` of the broker, actions
-    with an idempotency key are sent back instead of failed."""
+    with an idempotency key are sent back instead of failed.
+
+    A prefetched lease fails as the one in front of it does: its action may have begun, or even
+    ended, before its node could say so, and must not run more often than it allows.
+    """
     node = ledger.nodes[event.node]
     outcome = Outcome(ActionState.NODE_FAIL, reason=f"node {node.spec.name}: {event.reason}")
     events: list[ev.Event] = [event]
-    for lease in node.leases:
+    # the last of a queue first, as the next one moves up when the first of it is gone
+    for lease in (each for first in node.leases
+                  for each in [*list(ledger.leases[first].lease_queue)[:0:-1], first]):
         entry = ledger.leases[lease]
-        for later in list(entry.lease_queue)[:0:-1]:
-            events.append(ev.LeaseFinished(event.at, later, outcome, True)
-                          if ledger.leases[later].session
-                          else ev.LeaseReturned(event.at, later))
         if entry.state is LeaseState.RELEASING:
             events.append(ev.LeaseReleased(event.at, lease))
             continue
