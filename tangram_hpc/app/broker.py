@@ -37,6 +37,7 @@ from ..scheduler.scheduler import Scheduler
 from ..slurm.budgeted import BudgetedSlurm
 from ..slurm.choice import make_slurm
 from ..slurm.job_environment import slurm_place
+from ..storage.access import NAME as ACCESS
 from ..storage.access import Access, mark_ended, renew_access, write_access
 from ..storage.checkpoint import Checkpoints, load
 from ..storage.cmlfq_file import TreeFiles
@@ -130,7 +131,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     except InvalidInput:  # a rollout pool of the settings file is wrong
         _stop_listening(listeners, scratch)
         raise
-    path = folder / "access.json"
+    path = folder / ACCESS
     access = Access(plan.job, tuple(way.address for way in ways), key, settings.store,
                     socket.gethostname(), os.getpid(), config.grace_s if plan.supervised else 0.0,
                     folder_lock.epoch)
@@ -141,18 +142,29 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     await ended.wait()
     _stop_listening(listeners, scratch)
     checkpoints.close()
-    _check_place(folder_lock, plan.job)  # a broker that has lost its folder may remove nothing
-    if broker.over or not spool.names():  # a requeued job needs the kept results and the store
-        shutil.rmtree(folder / "store", ignore_errors=True)
-        (folder / SECRETS).unlink(missing_ok=True)
-    spill.close()
-    spool.close(remove=broker.over)
-    mark_ended(path, plan.job, time.strftime("%Y-%m-%dT%H:%M:%S"), folder_lock.epoch)
-    # from here on nothing is written to the folder or removed from it: the next broker may begin
-    folder_lock.file_lock.release()
+    _leave_folder(folder_lock, plan.job, broker.over, spool, spill)
     await asyncio.sleep(0.05)  # the sockets send the last frames
     if slurm is not None:
         await _leave_slurm(slurm, broker, plan, folder)
+
+
+def _leave_folder(folder_lock: FolderLock, job: str, over: bool, spool: FileSpool,
+                  spill: FolderSpillFiles) -> None:
+    """Removes what the next broker of the job does not need, and lets it begin.
+
+    Args:
+        over: whether the job is over, so that kept results are no longer needed.
+    """
+    folder = folder_lock.folder
+    _check_place(folder_lock, job)  # a broker that has lost its folder may remove nothing
+    if over or not spool.names():  # a requeued job needs the kept results and the store
+        shutil.rmtree(folder / "store", ignore_errors=True)
+        (folder / SECRETS).unlink(missing_ok=True)
+    spill.close()
+    spool.close(remove=over)
+    mark_ended(folder / ACCESS, job, time.strftime("%Y-%m-%dT%H:%M:%S"), folder_lock.epoch)
+    # from here on nothing is written to the folder or removed from it: the next broker may begin
+    folder_lock.file_lock.release()
 
 
 def _stop_listening(listeners: Sequence[Listener], scratch: Path) -> None:

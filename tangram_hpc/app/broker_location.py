@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..errors import AccessError, BrokerUnreachable
 from ..slurm.job_environment import other_nodes, slurm_place
+from ..storage.access import NAME as ACCESS
 from ..storage.access import Access, read_access
 from ..storage.rundir import job_dir, tangram_home
 from ..transport.socket.address import Addresses, addresses, rank_address
@@ -60,13 +61,13 @@ def find_access(environ: Mapping[str, str], job: str = "") -> Path:
         AccessError: none of these is set.
     """
     if job:
-        return job_dir(environ, job) / "access.json"
+        return job_dir(environ, job) / ACCESS
     if environ.get("TANGRAM_ACCESS"):
         return Path(environ["TANGRAM_ACCESS"])
     place = slurm_place(environ)
     named = environ.get("TANGRAM_JOB") or (place.job if place is not None else "")
     if named:
-        return job_dir(environ, named) / "access.json"
+        return job_dir(environ, named) / ACCESS
     raise AccessError("no way to a broker: set TANGRAM_ACCESS to an access file or TANGRAM_JOB to "
                       f"a job below {tangram_home(environ)}, or start one with LocalCluster")
 

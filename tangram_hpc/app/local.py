@@ -26,6 +26,7 @@ from ..client.forked import not_ours
 from ..config.settings import Config, load_config
 from ..errors import BrokerUnreachable, InvalidInput, TangramError
 from ..slurm.job_environment import without_slurm
+from ..storage.access import NAME as ACCESS
 from ..storage.rundir import local_job_name, own_dir
 from .broker_location import await_access
 from .connecting import connect
@@ -94,7 +95,7 @@ class LocalCluster:
                               if v is not None})
         load_config(self._environ)  # checks the settings as the broker and the workers will
         self.folder = own_dir(self._environ, self.job)
-        self.access = self.folder / "access.json"
+        self.access = self.folder / ACCESS
         self._workers = workers
         self._children: list[subprocess.Popen[bytes]] = []  # the broker, then the workers
         self._restarts = RestartLimit(_BROKER_AGAIN_MAX)

@@ -87,6 +87,7 @@ def _supervised(args: argparse.Namespace, job: str) -> int:
     """
     from ..app.broker_supervisor import supervise
     from ..errors import InvalidInput
+    from ..storage.access import NAME as ACCESS
     from ..storage.rundir import own_dir
 
     if args.restarts < 0 or args.lifeline >= 0:
@@ -100,7 +101,7 @@ def _supervised(args: argparse.Namespace, job: str) -> int:
     if args.workers_live:
         words.append("--workers-live")
     ours = ["-m", "tangram_hpc"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
-    return supervise([sys.executable, *ours, *words], own_dir(os.environ, job) / "access.json",
+    return supervise([sys.executable, *ours, *words], own_dir(os.environ, job) / ACCESS,
                      args.restarts)
 
 

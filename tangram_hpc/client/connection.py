@@ -186,11 +186,7 @@ class Connection:
             if uploaded is not None and action.once:
                 call = msgspec.structs.replace(
                     call, digest=self.store.keep(uploaded.name, action.once))
-            payload = packed(call, "work, env, cwd, files",
-                             CALLS_MAX if kind is Kind.CALL else PAYLOAD_MAX)
-            if len(payload) > ms.INLINE_MAX:
-                stored = self.store.put(payload, action.once)
-                payload = pl.encode(pl.Stored(stored, len(payload)))
+            payload, stored = self._payload_of(call, kind, action.once)
             with self._lock:
                 self._check_open()
                 if future is None:
@@ -208,6 +204,15 @@ class Connection:
             self.functions.not_submitted(uploaded)
             raise
         return future
+
+    def _payload_of(self, call: pl.Payload, kind: Kind, once: str) -> tuple[bytes, str]:
+        """Returns a call's payload, and its name in the store; empty if it is not stored."""
+        payload = packed(call, "work, env, cwd, files",
+                         CALLS_MAX if kind is Kind.CALL else PAYLOAD_MAX)
+        if len(payload) <= ms.INLINE_MAX:
+            return payload, ""
+        stored = self.store.put(payload, once)
+        return pl.encode(pl.Stored(stored, len(payload))), stored
 
     def submit_grant(self, pending: Pending) -> None:
         """Submits an action that asks for a grant of an endpoint, which has no payload."""

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from ..errors import AccessError, BrokerUnreachable
 from ..slurm.job_environment import unsized
+from ..storage.access import NAME as ACCESS
 from ..storage.access import Access, write_access
 from ..storage.rundir import tangram_home
 from ..transport.socket import address
@@ -160,7 +161,7 @@ def nodes(context: CheckContext) -> Finding:
             listen = context.listen or context.address
             sock = listen_tcp(listen)
             certificate = _certificate(context, listen)
-            path = folder / "access.json"
+            path = folder / ACCESS
             to = address_of(context.address, sock.getsockname()[1], certificate)
             write_access(path, Access(_JOB, (to,), key, str(folder)))
             argv = ["--overlap", "--overcommit", *size, "--ntasks-per-node=1",

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..config.settings import gather, ignored_line
+from ..storage.access import NAME as ACCESS
 from ..storage.rundir import tangram_home
 from .check import MACHINE, CheckContext, CheckSpec, Finding, fail, ok, skip, warn
 
@@ -101,7 +102,7 @@ def folder(context: CheckContext) -> Finding:
            f"{free / 1024:.1f} GiB free"
     try:
         with trial_folder(path) as trial:
-            (trial / "access.json").write_text("{}")
+            (trial / ACCESS).write_text("{}")
     except OSError as error:
         return fail(f"{text}: cannot be written ({error.strerror})",
                     "set TANGRAM_HOME to a folder of yours on a file system that all nodes share")

@@ -27,6 +27,7 @@ from ..atomic_file import replace_file
 from ..errors import AccessError
 from .folder_lock import epoch_is_gone
 
+NAME = "access.json"  # in the folder of a job
 FORMAT = "tangram-access/1"
 _NEXT_S = 30.0  # how long to wait for a broker that has taken the folder and does not serve yet
 
@@ -86,6 +87,16 @@ def mark_ended(path: Path, job: str, when: str, epoch: int = 0) -> None:
 
 def _replace(path: Path, fields: dict[str, object]) -> None:
     replace_file(path, json.dumps(fields))
+
+
+def may_serve(folder: Path) -> bool:
+    """Returns whether the access file of a job's folder names a broker that serves, or was killed
+    before it could mark its end.
+    """
+    try:
+        return '"ended": ""' in (folder / NAME).read_text()
+    except (OSError, ValueError):
+        return False
 
 
 def read_access(path: Path) -> Access:

@@ -32,6 +32,7 @@ from ..atomic_file import replace_file
 from ..domain import event as ev
 from ..errors import InvalidInput, TangramError
 from . import spool as sp
+from .access import may_serve
 from .checkpoint import NAME as CHECKPOINT
 from .folder_lock import SILENT_S, FileLock, FolderLock, holder_of, last_sign
 from .journal_check import (
@@ -107,7 +108,7 @@ def _take(folder: Path) -> FileLock:
     lock, holder = FileLock(folder), holder_of(folder)
     who = holder.show() if holder is not None else "it is just starting"
     alive = not lock.held
-    if holder is not None and holder.host != socket.gethostname() and (alive or _open(folder)):
+    if holder is not None and holder.host != socket.gethostname() and (alive or may_serve(folder)):
         # a file system may hide the lock of another host, or keep it for a while after its end; so
         # the holder's signs of life decide
         sign, until, alive = last_sign(folder), time.monotonic() + SILENT_S, False
@@ -120,13 +121,6 @@ def _take(folder: Path) -> FileLock:
                            f"it first (`tangram shutdown -j {folder.name}`), then repair")
     FolderLock(folder, lock)
     return lock
-
-
-def _open(folder: Path) -> bool:
-    """Returns whether the access file names a broker that may still live."""
-    with suppress(OSError, ValueError):
-        return '"ended": ""' in (folder / "access.json").read_text()
-    return False
 
 
 def _repair(folder: Path) -> RepairReport:

@@ -29,6 +29,7 @@ from ..atomic_file import replace_link
 from ..errors import InvalidInput
 from ..sandbox.files import scratch
 from ..slurm.job_environment import slurm_place
+from .access import may_serve
 from .folder_lock import FileLock
 
 KEPT_LOCAL_RUNS = 50
@@ -77,23 +78,15 @@ def job_dir(environ: Mapping[str, str], job: str) -> Path:
             return folder
     link = named.with_name(job)
     last = Path(os.path.realpath(link)) if os.path.islink(link) else link
-    if os.path.isdir(last) and _listens(last):
+    if os.path.isdir(last) and may_serve(last):
         return last
     found = map(Path, glob.glob(f"{glob.escape(str(named.parent / job))}@*"))
     others = [p for p in found if "~" not in p.name]
-    alive = [p for p in others if _listens(p)]
+    alive = [p for p in others if may_serve(p)]
     if len(alive) > 1:
         raise InvalidInput(f"job: {job} runs on several clusters; name one of "
                            f"{', '.join(sorted(p.name for p in alive))}")
     return alive[0] if alive else last if os.path.isdir(last) or len(others) != 1 else others[0]
-
-
-def _listens(folder: Path) -> bool:
-    """Returns whether a broker serves this folder, or was killed before it could mark its end."""
-    try:
-        return '"ended": ""' in (folder / "access.json").read_text()
-    except (OSError, ValueError):
-        return False
 
 
 def make_job_dir(environ: Mapping[str, str], job: str) -> Path:
