@@ -61,8 +61,8 @@ class ActionRecord:
     grants: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     gpus: tuple[int, ...] = ()
     route: Routed | None = None  # the last route of a rollout's turn
-    # Whether a prefetched lease was lost with its node. The node may have started the action
-    # without a report; then `attempt` is a lower bound.
+    # Whether a prefetched lease was given back when its node was lost, as journals of earlier
+    # releases tell. The node may have started the action; then `attempt` is a lower bound.
     lost_ahead: bool = False
     client_name: str = ""
     session_name: str = ""
@@ -302,6 +302,10 @@ class Fold:
         record = self._by_lease.pop(event.lease, None)
         if record is None:
             return
+        granted = self._prefetched.get(event.lease)
+        if granted is not None and event.outcome.state is ActionState.NODE_FAIL:
+            # it may have begun before its node was lost
+            record.attempt, record.node = granted.attempt, self._nodes[granted.node][0]
         if event.clean:
             self._off(event.lease, event.at)
         forced = self._forced.pop(record.action.id, None)

@@ -10,6 +10,7 @@ from helpers.builders import World, replies, started
 
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.domain import decision as de
+from tangram_hpc.accounting.record import fold
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Profile
 from tangram_hpc.domain.lease_queues import LeaseQueues
@@ -112,6 +113,14 @@ def test_a_lost_node_ends_the_attempts_of_its_prefetched_actions_too() -> None:
         once: ActionState.NODE_FAIL, once_too: ActionState.NODE_FAIL}
     assert w.ledger.actions[again].state is ActionState.PENDING
     assert w.ledger.actions[again].attempt == 1
+    records = fold(w.events).records
+    assert [(records[each].state, records[each].attempt) for each in (once, once_too)] == [
+        (ActionState.NODE_FAIL, 1)] * 2
+    assert records[again].attempt == 1
+    w.node(cpus=1)
+    w.plan()
+    w.finish(again)
+    assert fold(w.events).records[again].attempt == w.ledger.actions[again].attempt == 2
 
 
 def test_a_session_with_a_prefetched_action_is_busy_until_the_lease_is_returned() -> None:

@@ -81,6 +81,7 @@ class Submission:
         calls: for a grant, how often the user's call was made.
         cancelled: whether the user asked for its cancellation.
         turn: for a grant, its request.
+        unseen: whether its user's process died before it had ended.
     """
 
     client: ClientProcess
@@ -93,6 +94,7 @@ class Submission:
     turn: GrantRequest | None = None
     calls: int = 0
     calling: bool = False
+    unseen: bool = False
 
     @property
     def id(self) -> int:
@@ -178,6 +180,13 @@ class ClientProcess(Process):
     def open_ones(self) -> list[Submission]:
         """Its submissions that have not ended."""
         return [one for one in self.submissions if not one.future.done()]
+
+    def die(self) -> None:
+        """Ends it at once. Its thread, as it ends, fails the futures, which nobody sees any more.
+        """
+        for one in self.open_ones():
+            one.unseen = True
+        super().die()
 
     # ---- what the user does ----
 

@@ -16,6 +16,7 @@ from swarm.broker import END_MARGIN_S, BrokerProcess, files_of
 from swarm.client import ClientProcess, OpenedSession
 from swarm.laws import LawBroken, Laws
 from swarm.plan import Plan
+from swarm.wires import Wire
 from swarm.worker import WorkerProcess
 from swarm.world import Process, S, World
 from tangram_hpc.domain.session import SessionSpec
@@ -287,6 +288,17 @@ class Job(World):
         """The loss of this worker has a cause from now on."""
         if worker.driver is not None:
             self.laws.blamed.add(worker.driver._uid)
+
+    def dial(self, peer: Process) -> Wire:
+        """Connects a peer with the broker that serves; see `World.dial`. One that must do so while
+        the broker stands still for long may lose it.
+        """
+        if self.serving is not None and self.serving.stopped_until - self.now >= LONG_S * S:
+            if isinstance(peer, ClientProcess):
+                peer.may_lose = True
+            elif isinstance(peer, WorkerProcess):
+                self.blame(peer)
+        return super().dial(peer)
 
     def blame_all(self) -> None:
         """The loss of every worker and client that lives has a cause from now on."""
