@@ -1,4 +1,5 @@
-"""Seeds that once broke a law: each is played by the short tests, with the plan that it had.
+"""Seeds that once broke a law, or break one where a bug is planted (`tests/planted`): each is played
+by the short tests, with the plan that it had.
 
 What a seed draws changes when fault kinds are added, so the minimised plan is kept, with one line
 about what was wrong.
@@ -14,4 +15,13 @@ KEPT: tuple[tuple[Plan, str], ...] = (
      "a session waited for calls of a client that was gone"),
     (Plan(39, {"disk_error": 12.0}, 231, 1, acts=0.5),
      "last words carried orders that no journal had"),
+    (Plan(135, {"cut_worker": 4.0, "pause_client": 2.0, "duplicate": 60.0}, 450, 1,
+          checkpoint=150, acts=0.5),
+     "accounting forgot the attempt of a prefetched lease that was lost with its node"),
+    (Plan(500010, {"kill_at_write": 6.0, "cut_worker": 0.5, "kill_worker": 0.5, "kill_client": 0.25,
+                   "duplicate": 30.0}, 394, 3, 3, "always", 150, 0.15),
+     "a client waited for a result that was lost with its node"),
+    (Plan(500083, {"kill_broker": 3.0, "supersede_at_write": 1.5, "power": 3.0, "requeue": 1.0,
+                   "delay": 5.0}, 600, 1, 3, "batch", 150, 0.5),
+     "a result counted as lost with its node although its client had it"),
 )
