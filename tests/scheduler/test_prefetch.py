@@ -10,7 +10,6 @@ from helpers.builders import World, replies, started
 
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.domain import decision as de
-from tangram_hpc.accounting.record import fold
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Profile
 from tangram_hpc.domain.lease_queues import LeaseQueues
