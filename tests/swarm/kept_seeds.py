@@ -1,5 +1,5 @@
-"""Seeds that once broke a law, or break one where a bug is planted (`tests/planted`): each is played
-by the short tests, with the plan that it had.
+"""Seeds that once broke a law, or break one where a bug is planted (`tests/planted`): each is
+played by the short tests, with the plan that it had.
 
 What a seed draws changes when fault kinds are added, so the minimised plan is kept, with one line
 about what was wrong.
