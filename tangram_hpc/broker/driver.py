@@ -409,10 +409,8 @@ class Broker:
         client, ledger = peer.client, self.scheduler.ledger
         match message:
             case ms.Ack(actions=actions):
-                own = tuple(action for action in actions if client_of(action) == client)
-                self._outbox.acknowledged(client, own)
-                self._results.acknowledged(own)
-                self._record_event(ev.ActionAcknowledged(self._now(), own))
+                self._acknowledged(client, tuple(
+                    action for action in actions if client_of(action) == client))
             case ms.RequestSession(spec=spec, again=again):
                 self._request_session(client, spec, again, payload)
             case ms.ReleaseSession(session=session):
@@ -453,6 +451,8 @@ class Broker:
                     self._record_event(event)
             case ms.Ping(stamp=stamp):
                 self._peers.send_to_client(client, ms.Pong(stamp))
+                if held := self._results.lost_but_held(client):
+                    self._acknowledged(client, held)
             case ms.Bye():
                 peer.said_bye = True
             case ms.Shutdown(reason=reason):
@@ -493,6 +493,12 @@ class Broker:
         elif entry.reply is not None and self._results.asked_again(action):
             self._lose_results([action])
         self._send_grant(action)
+
+    def _acknowledged(self, client: int, actions: tuple[int, ...]) -> None:
+        """Records that a client has the results of these actions of its own."""
+        self._outbox.acknowledged(client, actions)
+        self._results.acknowledged(actions)
+        self._record_event(ev.ActionAcknowledged(self._now(), actions))
 
     def _request_session(self, client: int, spec: SessionSpec, again: bool,
                          context: Buffer | None) -> None:

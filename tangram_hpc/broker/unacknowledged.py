@@ -10,7 +10,8 @@ Confirmations are not urgent. They travel with the next orders to a worker, or a
 A result whose node is lost before its worker came back cannot be had again. A client that lacks it
 submits its action again when it connects; it is then told that the node failed, although the action
 had ended, and accounting says the same (`ActionCancelled`). A client that has the result, and whose
-acknowledgement was on its way, keeps it.
+acknowledgement was on its way, keeps it: it does not submit the action again, and the Ping that
+follows what it submits again acknowledges it.
 """
 
 from __future__ import annotations
@@ -115,6 +116,13 @@ class UnacknowledgedResults:
         """
         self._wanted.add(action)
         return action in self._lost
+
+    def lost_but_held(self, client: int) -> tuple[int, ...]:
+        """Returns the actions whose results are lost but are with their client. It is called at a
+        Ping of the client: on its connection, all that it submits again comes before. O(lost).
+        """
+        return tuple(action for action in self._lost
+                     if client_of(action) == client and action not in self._wanted)
 
     def _keep(self, reply: ReplyToClient, payload: Buffer | None) -> None:
         result = result_of(self._ledger, reply, 0 if payload is None else 1)
