@@ -292,6 +292,8 @@ class Fold:
         granted = self._prefetched.get(event.lease)
         if granted is not None and granted.node in self._gone:  # lost, not returned
             record.lost_ahead = True
+        elif granted is None:  # it never reached its worker, so it was no attempt
+            record.attempt, record.start_ns, record.grants = record.attempt - 1, 0, []
         self._off(event.lease, event.at)
         forced = self._forced.pop(record.action.id, None)
         record.state = ActionState.PENDING
