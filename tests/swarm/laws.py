@@ -172,12 +172,15 @@ class Laws:
                                 f"{other.node} and {executor.node}")
 
     def called(self, one: Submission) -> None:
-        """A grant of an endpoint is used at most once, and no more at once than it has slots."""
+        """A grant of an endpoint is used at most once, and no more at once than it has slots. A
+        broker that did not wait for the clients of the one before cannot know their calls.
+        """
         if one.calls > 1:
             raise LawBroken("a grant is used at most once", show(one.id))
         calling = [each for each in self.submissions.values()
                    if each.calling and each.client.alive and not each.future.done()
-                   and not each.cancelled]
+                   and not each.cancelled
+                   and not (self.job.restarted_for_good and each.client.may_lose)]
         if len(calling) > 2:
             raise LawBroken("an endpoint has no more calls than slots", str(len(calling)))
 

@@ -138,14 +138,19 @@ def come_to_the_end(job: Job) -> None:
         not session.record.closed.done() for client in job.clients
         for session in client.sessions.values()))
     _until(job, lambda: _nothing_is_left(job))
+    while job.step():  # the last events go to the journal
+        pass
 
 
 def _nothing_is_left(job: Job) -> bool:
-    """Whether the graces of those that are gone have ended, and all confirmations have arrived."""
+    """Whether the graces of those that are gone have ended, and all confirmations have arrived. A
+    worker whose node was given up hears of it when it can connect again.
+    """
     ledger = job.ledger()
     left = (ledger.actions, ledger.sessions, ledger.leases, ledger.disconnected, ledger.away)
     return not any(left) and not any(
-        worker.driver is not None and worker.driver._kept.results for worker in job.workers)
+        worker.driver is not None and worker.executor is not None and (
+            worker.driver._kept.results or worker.executor.sandboxes) for worker in job.workers)
 
 
 def _until(job: Job, met: object) -> None:
