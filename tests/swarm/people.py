@@ -138,8 +138,6 @@ def come_to_the_end(job: Job) -> None:
         not session.record.closed.done() for client in job.clients
         for session in client.sessions.values()))
     _until(job, lambda: _nothing_is_left(job))
-    while job.step():  # the last events go to the journal
-        pass
 
 
 def _nothing_is_left(job: Job) -> bool:
@@ -155,9 +153,11 @@ def _nothing_is_left(job: Job) -> bool:
 
 def _until(job: Job, met: object) -> None:
     end = job.now + _END_S * S
-    while not met() and job.now < end:  # type: ignore[operator]
-        while job.step():
+    while job.now < end:
+        while job.step():  # the last events go to the journal
             pass
+        if met():  # type: ignore[operator]
+            return
         work_goes_on(job)
         if not job.step():
             job.pass_time()
