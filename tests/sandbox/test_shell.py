@@ -323,6 +323,15 @@ def test_a_resize_after_the_program_closed_its_terminal_is_harmless(make: Any) -
     assert rig.end(lease)[0].exit_code == 5, "its init is alive"
 
 
+def test_a_program_that_closed_its_terminal_lives_on_and_may_open_it_again(make: Any) -> None:
+    rig = make("bwrap")
+    call = TerminalCall(ExecCall(shell="echo one; T=$(tty); exec <&- >&- 2>&-; "
+                                       "sleep 0.5; exec >$T; echo two; exit 5", stream=True))
+    lease = rig.begin(call, Kind.EXEC, session=rig.session)
+    assert rig.end(lease)[0].exit_code == 5
+    assert b"".join(data for _, data in rig.pieces[lease]) == b"one\r\ntwo\r\n"
+
+
 def test_a_terminal_is_refused_with_the_remedy_where_there_is_none(make: Any) -> None:
     rig = make("process")
     assert rig.start(size=(24, 80)).reason == (

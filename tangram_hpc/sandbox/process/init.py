@@ -525,7 +525,8 @@ class Init:
         elif terminal is not None:
             self._credit(command, terminal.write(order.data[:input_flow.PIECE_MAX]))
         if terminal is not None and terminal.fd >= 0 and terminal.fd in command.pipes:
-            self._poll.modify(terminal.fd, terminal.events)
+            # it is watched again here, if its programs had closed it
+            self._poll.register(terminal.fd, terminal.events)
 
     def _credit(self, command: Command, count: int) -> None:
         if count:

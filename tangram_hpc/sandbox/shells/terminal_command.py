@@ -57,17 +57,19 @@ class TerminalCommand(Command):
             self.terminal.interrupt(number, self.pid)
 
     def _close(self, stream: int) -> None:
-        if self.terminal is not None:
-            self.terminal.close()
-        self.pipes = (-1, -1)
+        """Keeps the terminal open: a program that has closed it may not have ended yet, and would
+        get SIGHUP if it were closed here too.
+        """
 
     def drain(self) -> list[tuple[int, bytes]]:
-        """See `Command.drain`."""
+        """See `Command.drain`. Closes the terminal."""
         pieces = []
         for _ in range(DRAIN_MAX):
             piece = self.read(self.pipes[0]) if self.pipes[0] >= 0 else None
             if piece is None or not piece[0]:
                 break
             pieces.append(piece)
-        self._close(1)
+        if self.terminal is not None:
+            self.terminal.close()
+        self.pipes = (-1, -1)
         return pieces
