@@ -577,6 +577,10 @@ class Broker:
                 report = event_of_report(self.scheduler.ledger, peer.node, message, now)
                 if report is not None:
                     self._record_event(report)
+                elif (isinstance(message, ms.SandboxUp)
+                      and message.session not in self.scheduler.ledger.sessions):
+                    # it was asked for again while its sandbox of an earlier broker was closing
+                    self._peers.send_to_worker(peer.node, ms.CloseSandbox(message.session))
             case ms.SnapshotReport():
                 self._snapshots.report(peer.node, message)
             case ms.Ping(stamp=stamp):

@@ -24,4 +24,8 @@ KEPT: tuple[tuple[Plan, str], ...] = (
     (Plan(500083, {"kill_broker": 3.0, "supersede_at_write": 1.5, "power": 3.0, "requeue": 1.0,
                    "delay": 5.0}, 600, 1, 3, "batch", 150, 0.5),
      "a result counted as lost with its node although its client had it"),
+    (Plan(700036, {"power": 12.0}, 300, sync="batch", acts=0.5),
+     "the spool was not synced before the journal"),
+    (Plan(700044, {"power": 12.0}, 300, sync="batch", acts=0.5),
+     "a session was opened where its earlier sandbox was closing, and its new one stayed"),
 )
