@@ -196,8 +196,12 @@ def make_scratch(environ: Mapping[str, str], named: str, what: str) -> Path:
         if Path(base).name.startswith(_NODES):
             sweep_scratch(Path(base).parent)
         folder = tempfile.mkdtemp(prefix=f"tangram-{what}-{f'job{job}-' if job else ''}", dir=base)
-        lock = os.open(f"{folder}/{_ALIVE}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # locked before it has its name: with a lock file that is not locked, the folder would look
+        # abandoned to another process that starts in this moment
+        fresh = f"{folder}/{_ALIVE}.new"
+        lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
+        os.rename(fresh, f"{folder}/{_ALIVE}")
         _locks.append(lock)
         return Path(folder)
     except OSError as error:

@@ -3,6 +3,7 @@ dead, whatever they contain, and no others."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import stat
@@ -79,6 +80,20 @@ def test_the_next_worker_removes_scratch_of_killed_workers_and_spares_live_ones(
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root can give a folder to another user")
+def test_scratch_is_not_removed_while_its_maker_is_about_to_lock_it(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, swept = fcntl.flock, list[list[Path]]()
+
+    def sweep_before(fd: int, how: int) -> None:
+        if how == fcntl.LOCK_EX:
+            swept.append(sweep_scratch(tmp_path))
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", sweep_before)
+    assert make_scratch({}, str(tmp_path), "broker").exists()
+    assert swept == [[]] and sweep_scratch(tmp_path) == []
+
+
 def test_scratch_of_another_user_is_not_removed(tmp_path: Path) -> None:
     foreign = dead_workers_folder(tmp_path)
     os.chown(foreign, 64321, 64321)
