@@ -36,14 +36,15 @@ class ActionRecord:
         start_ns: when its last attempt began; 0 if none did.
         end_ns: when its result was known; 0 if it is not.
         node: the node of its last attempt; None if there was none, or if its client makes the call.
-        attempt: how often it was started, as far as the nodes reported.
+        attempt: how often it was started. A prefetched lease that was lost with its node counts,
+            since the node may have started the action.
         outcome: how its last attempt ended; None if it did not.
         state: its state.
         grants: for each size that its last lease had: since when, and the CPUs.
         gpus: the GPUs of its last attempt.
         route: where a turn was routed to last; None for other actions.
-        lost_ahead: whether a prefetched lease was lost with its node. The node may have started the
-            action without having reported it, so that `attempt` is a lower bound.
+        lost_ahead: whether the journal is one of an earlier release that did not count such a
+            lease, so that `attempt` is a lower bound.
         image: digest of the image that its session had; empty for none.
     """
 
@@ -55,14 +56,12 @@ class ActionRecord:
     start_ns: int = 0  # of the last attempt
     end_ns: int = 0
     node: NodeSpec | None = None
-    attempt: int = 0  # how often it was started, as far as nodes reported
+    attempt: int = 0
     outcome: Outcome | None = None
     state: ActionState = ActionState.PENDING
     grants: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     gpus: tuple[int, ...] = ()
     route: Routed | None = None  # the last route of a rollout's turn
-    # Whether a prefetched lease was given back when its node was lost, as journals of earlier
-    # releases tell. The node may have started the action; then `attempt` is a lower bound.
     lost_ahead: bool = False
     client_name: str = ""
     session_name: str = ""
@@ -292,7 +291,7 @@ class Fold:
         granted = self._prefetched.get(event.lease)
         if granted is not None and granted.node in self._gone:  # lost, not returned
             record.lost_ahead = True
-        elif granted is None:  # it never reached its worker, so it was no attempt
+        elif granted is None:  # the lease never reached its worker, so it was no attempt
             record.attempt, record.start_ns, record.grants = record.attempt - 1, 0, []
         self._off(event.lease, event.at)
         forced = self._forced.pop(record.action.id, None)
@@ -306,7 +305,7 @@ class Fold:
             return
         granted = self._prefetched.get(event.lease)
         if granted is not None and event.outcome.state is ActionState.NODE_FAIL:
-            # it may have begun before its node was lost
+            # the action may have begun before the node was lost
             record.attempt, record.node = granted.attempt, self._nodes[granted.node][0]
         if event.clean:
             self._off(event.lease, event.at)

@@ -579,7 +579,8 @@ class Broker:
                     self._record_event(report)
                 elif (isinstance(message, ms.SandboxUp)
                       and message.session not in self.scheduler.ledger.sessions):
-                    # it was asked for again while its sandbox of an earlier broker was closing
+                    # Its session was requested again while the sandbox that it had under an earlier
+                    # broker was closing. The end of that sandbox has ended the session.
                     self._peers.send_to_worker(peer.node, ms.CloseSandbox(message.session))
             case ms.SnapshotReport():
                 self._snapshots.report(peer.node, message)

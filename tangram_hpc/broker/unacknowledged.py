@@ -118,8 +118,10 @@ class UnacknowledgedResults:
         return action in self._lost
 
     def lost_but_held(self, client: int) -> tuple[int, ...]:
-        """Returns the actions whose results are lost but are with their client. It is called at a
-        Ping of the client: on its connection, all that it submits again comes before. O(lost).
+        """Returns the actions of a client whose results are lost here, and which the client has.
+
+        It may be called when a Ping of the client arrives: on a new connection the client first
+        submits again all actions whose results it lacks. O(lost results).
         """
         return tuple(action for action in self._lost
                      if client_of(action) == client and action not in self._wanted)

@@ -196,8 +196,8 @@ def make_scratch(environ: Mapping[str, str], named: str, what: str) -> Path:
         if Path(base).name.startswith(_NODES):
             sweep_scratch(Path(base).parent)
         folder = tempfile.mkdtemp(prefix=f"tangram-{what}-{f'job{job}-' if job else ''}", dir=base)
-        # locked before it has its name: with a lock file that is not locked, the folder would look
-        # abandoned to another process that starts in this moment
+        # The lock file is locked before it gets its name. Another process that starts in this
+        # moment takes a folder whose lock file is not locked for abandoned, and removes it.
         fresh = f"{folder}/{_ALIVE}.new"
         lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)

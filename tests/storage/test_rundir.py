@@ -79,7 +79,6 @@ def test_the_next_worker_removes_scratch_of_killed_workers_and_spares_live_ones(
             run.wait()
 
 
-@pytest.mark.skipif(not AS_ROOT, reason="only root can give a folder to another user")
 def test_scratch_is_not_removed_while_its_maker_is_about_to_lock_it(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock, swept = fcntl.flock, list[list[Path]]()
@@ -94,6 +93,7 @@ def test_scratch_is_not_removed_while_its_maker_is_about_to_lock_it(
     assert swept == [[]] and sweep_scratch(tmp_path) == []
 
 
+@pytest.mark.skipif(not AS_ROOT, reason="only root can give a folder to another user")
 def test_scratch_of_another_user_is_not_removed(tmp_path: Path) -> None:
     foreign = dead_workers_folder(tmp_path)
     os.chown(foreign, 64321, 64321)

@@ -525,7 +525,7 @@ class Init:
         elif terminal is not None:
             self._credit(command, terminal.write(order.data[:input_flow.PIECE_MAX]))
         if terminal is not None and terminal.fd >= 0 and terminal.fd in command.pipes:
-            # it is watched again here, if its programs had closed it
+            # A terminal that its programs have closed is not watched; they may open it again.
             self._poll.register(terminal.fd, terminal.events)
 
     def _credit(self, command: Command, count: int) -> None:

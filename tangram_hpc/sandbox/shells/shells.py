@@ -126,8 +126,13 @@ class Shells:
         shell = self._shells.pop(number, None)
         if shell is not None:
             self._closed.append(shell)
-            self._ends[number] = "it was closed"
+            self._remember(number, "it was closed")
             shell.kill()
+
+    def _remember(self, number: int, how: str) -> None:
+        self._ends[number] = how
+        while len(self._ends) > _KEPT:
+            del self._ends[next(iter(self._ends))]
 
     def reaped(self, pid: int, status: int) -> ShellProcess | None:
         """Notes the end of a process; returns the shell that it was, if it was one."""
@@ -146,9 +151,7 @@ class Shells:
             return
         del self._shells[shell.number]
         assert shell.status is not None
-        self._ends[shell.number] = how_ended(shell.status)
-        while len(self._ends) > _KEPT:
-            del self._ends[next(iter(self._ends))]
+        self._remember(shell.number, how_ended(shell.status))
 
     def forget_ended(self) -> None:
         """Forgets all shells that have ended, when no command runs."""

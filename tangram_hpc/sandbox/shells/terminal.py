@@ -81,7 +81,7 @@ class Terminal:
 
     def resize(self, rows: int, columns: int) -> None:
         """Changes the size; the kernel sends SIGWINCH to the foreground processes."""
-        if self.fd < 0:  # its programs have closed it
+        if self.fd < 0:  # its command has ended
             return
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
 

@@ -57,12 +57,12 @@ class TerminalCommand(Command):
             self.terminal.interrupt(number, self.pid)
 
     def _close(self, stream: int) -> None:
-        """Keeps the terminal open: a program that has closed it may not have ended yet, and would
-        get SIGHUP if it were closed here too.
+        """Does nothing, unlike `Command._close`: the terminal stays open until `drain`. A program
+        that has closed its side may live on, and would get SIGHUP if this side were closed too.
         """
 
     def drain(self) -> list[tuple[int, bytes]]:
-        """See `Command.drain`. Closes the terminal."""
+        """See `Command.drain`. The terminal is closed here."""
         pieces = []
         for _ in range(DRAIN_MAX):
             piece = self.read(self.pipes[0]) if self.pipes[0] >= 0 else None
