@@ -16,7 +16,7 @@ TRL_TESTS := tests/hooks/test_trl_run.py tests/slurm/test_slurm_trl.py
 # them compiles the package anew: a broker's imports take 1.6 s of CPU then, and 0.5 s without it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install python run test test-long chaos chaos-long swarm planted trl fuzz test-gpu golden golden-update lint docs coverage bench clean system system-long
+.PHONY: install python run test test-long chaos chaos-long swarm planted trl fuzz test-gpu gpu-all golden golden-update lint docs coverage bench clean system system-long
 
 install: $(STAMP)
 
@@ -133,6 +133,11 @@ $(GPU_VENV)/.$(GPU_EXTRAS): pyproject.toml setup.py | python
 
 test-gpu: $(if $(filter $(GPU_VENV)/%,$(GPU_PYTHON)),$(GPU_VENV)/.$(GPU_EXTRAS))
 	$(GPU_PYTHON) -m pytest -m gpu
+
+# All of it and the benches, in ten minutes, without a network. GPU_ALL='--cpu --tiny' runs them on
+# slots of CPU, as the long tests do.
+gpu-all: $(if $(filter $(GPU_VENV)/%,$(GPU_PYTHON)),$(GPU_VENV)/.$(GPU_EXTRAS))
+	$(GPU_PYTHON) bench/gpu_all.py $(GPU_ALL)
 
 # What users, files and other processes meet is what it was: docs/GOLDEN.md. `make golden-update
 # CLASS=listed` writes the listings; CLASS=frozen needs FROZEN=rewrite as well.

@@ -1,8 +1,10 @@
-"""Measures how fast a torch service of 8 GB moves to its GPU and back, compared with plain copies.
+"""Measures how fast torch services of 1, 4 and 16 GB move to their GPU and back, beside copies.
 
 The weights are random and made by the benchmark. The reference is the best of several copies of one
-large pinned block. The service's times are medians, measured through the backend that a worker
-uses. A ratio of 1 means that the service reaches the speed of the hardware.
+large pinned block, in both directions. The service's times are medians, measured through the
+backend that a worker uses. A ratio of 1 means that the service reaches the speed of the hardware;
+`rest_ms` is what a wake takes beyond the plain copy of as many bytes. Parking copies nothing,
+because the host keeps its copy of the weights, so it is faster than a copy.
 """
 
 from __future__ import annotations
@@ -15,17 +17,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import common
+from large_models import LAYERS, hidden_for, make_large
 
 from tangram_hpc.config.services import service_spec
 from tangram_hpc.ports import ServicePlace
-from tangram_hpc.resources.gpu.devices import Devices, find_devices
+from tangram_hpc.resources.gpu.devices import CUDA, Devices, find_devices
+from tangram_hpc.resources.gpu.nvml import look
+from tangram_hpc.services.processes.process import ProcessBackend
 
-# hidden size, layers: 9 x hidden^2 parameters a layer, 2 bytes each
-LARGE, TINY = (8192, 7), (256, 2)
+SIZES_GB = (1.0, 4.0, 16.0)
+TINY = (256, 2)  # hidden size, layers
 
 
 def copy_rates(mib: int, times: int) -> None:
@@ -56,10 +62,14 @@ async def park_and_wake(folder: Path, place: ServicePlace, rounds: int) -> dict[
     spec = service_spec("bench", {"backend": "torch", "model": str(folder), "dtype": "bfloat16",
                                   "load_s": 1800})
     backend = make_backend(spec, place)
+    assert isinstance(backend, ProcessBackend)
     took: dict[str, list[float]] = {"wake": [], "park": []}
+    began = time.perf_counter()
     try:
         held_mib = await backend.load()
-        for _ in range(rounds + 1):  # the first round is left out: it makes the device's context
+        load_s = time.perf_counter() - began
+        own_mib = own_memory_mib(backend.pid)
+        for _ in range(rounds + 1):  # the first round is left out: it loads the device's kernels
             for name in ("wake", "park"):
                 began = time.perf_counter()
                 await (backend.wake(place.gpus) if name == "wake" else backend.park())
@@ -68,6 +78,7 @@ async def park_and_wake(folder: Path, place: ServicePlace, rounds: int) -> dict[
         await backend.close()
     weights = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
     figures: dict[str, Any] = {"weights_gb": round(weights / 1e9, 3), "held_mib": held_mib,
+                               "own_mib": own_mib, "load_s": round(load_s, 2),
                                "first_wake_s": round(took["wake"][0], 3)}
     for name, seconds in took.items():
         middle = statistics.median(seconds[1:])
@@ -75,31 +86,40 @@ async def park_and_wake(folder: Path, place: ServicePlace, rounds: int) -> dict[
     return figures
 
 
-def measure(devices: Devices, size: tuple[int, int], block_mib: int, rounds: int
-            ) -> dict[str, Any]:
-    """Returns the rates of the plain copies and of the service, and their ratios."""
-    from tangram_hpc.services.torch.tiny import make_tiny
+def own_memory_mib(pid: int) -> int:
+    """Memory that the process shares with no other, MiB: weights are in it only where they could
+    not be mapped."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) >> 10
 
+
+def measure(devices: Devices, shapes: Sequence[tuple[int, int]], block_mib: int, rounds: int
+            ) -> dict[str, Any]:
+    """Returns the rates of the plain copies, and for each size those of the service."""
     env = devices.visible(devices.indices[:1])
     told = subprocess.run([sys.executable, __file__, "--copy", str(block_mib), str(rounds)],
                           env={**os.environ, **env}, check=True, capture_output=True, text=True)
     rates = json.loads(told.stdout)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = make_tiny(Path(scratch) / "model", hidden=size[0], layers=size[1],
-                           dtype="bfloat16")
-        place = ServicePlace(devices.indices[:1], devices.kind, f"{scratch}/copy",
-                             tuple(env.items()), len(os.sched_getaffinity(0)))
-        figures = asyncio.run(park_and_wake(folder, place, rounds))
-    return {"device": devices.summary(), **{k: round(v, 2) for k, v in rates.items()}, **figures,
-            "wake_over_copy": round(figures["wake_gbs"] / rates["to_device_gbs"], 3),
-            "park_over_copy": round(figures["park_gbs"] / rates["to_host_gbs"], 3)}
+    models = []
+    for hidden, layers in shapes:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = make_large(Path(scratch) / "model", hidden, layers)
+            place = ServicePlace(devices.indices[:1], devices.kind, f"{scratch}/copy",
+                                 tuple(env.items()), len(os.sched_getaffinity(0)))
+            seen = asyncio.run(park_and_wake(folder, place, rounds))
+        plain_s = seen["weights_gb"] / rates["to_device_gbs"]
+        models.append({**seen, "rest_ms": round((seen["wake_s"] - plain_s) * 1e3, 1),
+                       "wake_over_copy": round(seen["wake_gbs"] / rates["to_device_gbs"], 3),
+                       "park_over_copy": round(seen["park_gbs"] / rates["to_host_gbs"], 3)})
+    return {"device": devices.summary(), "driver": look().driver,
+            **{k: round(v, 2) for k, v in rates.items()}, "models": models}
 
 
 def lacking(devices: Devices) -> str:
-    """Returns why this machine cannot run the benchmark; empty when it can."""
-    if devices.kind != "cuda":
+    """Returns why a benchmark cannot run on these devices; empty when it can."""
+    if not devices.kind:
         return f"no GPU: {devices.why}"
-    if any(d.uuid == "" for d in devices.devices):
+    if any(d.kind == CUDA and d.uuid == "" for d in devices.devices):
         return devices.why
     try:
         import tangram_hpc.services.torch.tiny  # noqa: F401
@@ -111,12 +131,12 @@ def lacking(devices: Devices) -> str:
 def main() -> None:
     """Prints one line."""
     tiny = common.arguments(__doc__).tiny
-    size, block_mib, rounds = (TINY, 16, 1) if tiny else (LARGE, 1024, 7)
+    shapes = [TINY] if tiny else [(hidden_for(size), LAYERS) for size in SIZES_GB]
+    block_mib, rounds = (16, 1) if tiny else (1024, 5)
     devices = find_devices(os.environ)
     why = lacking(devices)
-    figures = {"left_out": why} if why else measure(devices, size, block_mib, rounds)
-    common.line("gpu_park", {"hidden": size[0], "layers": size[1], "block_mib": block_mib,
-                             "rounds": rounds}, figures)
+    figures = {"left_out": why} if why else measure(devices, shapes, block_mib, rounds)
+    common.line("gpu_park", {"shapes": shapes, "block_mib": block_mib, "rounds": rounds}, figures)
 
 
 if __name__ == "__main__":

@@ -117,6 +117,8 @@ class Side:
         outcomes = [r.outcome for r in records if r.outcome is not None]
         assert len(outcomes) == len(self.acts)
         restores = [o for o in outcomes if o.restore_ns]
+        restored_s = sum(o.restore_ns for o in restores) / 1e9
+        called_s = sum(o.exec_ns / o.batch for o in outcomes) / 1e9  # each batch once
         return {"mean_act_ms": round(mean(self.acts) * 1e3, 2),
                 **{f"act_{k}": v for k, v in common.percentiles(self.acts).items()},
                 "restores_per_min": round(len(restores) / self.spent_s * 60, 1),
@@ -124,6 +126,7 @@ class Side:
                 # all calls of a batch waited for the restore
                 "restore_share_of_act": round(
                     sum(o.restore_ns * o.batch for o in restores) / 1e9 / sum(self.acts), 4),
+                "restore_share_of_busy": round(restored_s / (restored_s + called_s), 4),
                 "mean_exec_ms": round(mean([o.exec_ns for o in outcomes]) / 1e6, 2),
                 "largest_batch": max(o.batch for o in outcomes),
                 "mean_batch": round(1 / mean([1 / o.batch for o in outcomes]), 2),

@@ -34,7 +34,8 @@ def line(name: str, parameters: dict[str, Any], figures: dict[str, Any]) -> None
     print(json.dumps({
         "bench": name, "parameters": parameters, "figures": figures,
         "versions": {"python": platform.python_version(), "kernel": platform.release(),
-                     **{p: _version(p) for p in ("tangram-hpc", "msgspec", "mpi4py", "mpich")}},
+                     **{p: _version(p) for p in ("tangram-hpc", "msgspec", "mpi4py", "mpich")},
+                     **{p: v for p in ("torch", "transformers") if (v := _version(p))}},
         "cpus": len(os.sched_getaffinity(0)), "commit": _commit()}), flush=True)
 
 

@@ -488,7 +488,14 @@ class ServiceBackend(Protocol):
 
     One task awaits its methods, one at a time: load, then any number of wake, call..., park. Each
     of them may raise ServiceDied.
+
+    Attributes:
+        shares_gpu: whether its weights may stay on a GPU while other copies are called there, and
+            those of other copies while it is called. They take as much memory there as `load` says
+            that they take of the host's.
     """
+
+    shares_gpu: bool
 
     async def load(self) -> int:
         """Makes the copy ready, parked in host memory; returns how many MiB of host memory it
@@ -512,6 +519,12 @@ class ServiceBackend(Protocol):
 
         Raises:
             OutOfDeviceMemory: the batch does not fit.
+        """
+        ...
+
+    async def stand_by(self) -> None:
+        """Frees what the copy takes of its GPU besides its weights. Only a copy that shares its GPU
+        is asked to.
         """
         ...
 

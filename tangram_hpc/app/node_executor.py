@@ -1,16 +1,37 @@
-"""Sends each order to the part of a node that carries it out: its sandboxes or its services."""
+"""Sends each order to the part of a node that carries it out: its sandboxes or its services.
+
+An action that is lent GPUs and is no call of a service starts when the services have freed the
+memory of these GPUs, as the scheduler expects of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from ..domain.action import Kind
+from ..domain.outcome import Outcome
 from ..domain.service import ServiceSpec
 from ..domain.session import SessionSpec
 from ..domain.states import ActionState
-from ..ports import Sandboxes
+from ..ports import Reports, Sandboxes
 from ..protocol.message import SnapshotOrder, SnapshotReport, StartAttempt, StreamMessage
+from ..services.processes.node_copies import raise_failure
 from ..services.processes.service_executor import ServiceExecutor
+
+
+@dataclass
+class _DelayedStart:
+    """An action whose GPUs are being freed.
+
+    Attributes:
+        task: frees them, and starts the action afterwards.
+        later: the orders about the action that came in the meantime.
+    """
+
+    task: asyncio.Task[None]
+    later: list[Callable[[], None]] = field(default_factory=list)
 
 
 class NodeExecutor:
@@ -19,10 +40,12 @@ class NodeExecutor:
     Args:
         sandboxes: runs actions that are code.
         services: runs calls of services.
+        reports: the worker, which is told of outcomes.
     """
 
-    def __init__(self, sandboxes: Sandboxes, services: ServiceExecutor) -> None:
-        self._sandboxes, self._services = sandboxes, services
+    def __init__(self, sandboxes: Sandboxes, services: ServiceExecutor, reports: Reports) -> None:
+        self._sandboxes, self._services, self._reports = sandboxes, services, reports
+        self._delayed: dict[int, _DelayedStart] = {}  # by lease
 
     def open_session(self, spec: SessionSpec) -> None:
         """Opens a session; see `ports.Executor`."""
@@ -52,8 +75,28 @@ class NodeExecutor:
         """Starts an action; see `ports.Executor`."""
         if order.action.kind is Kind.CALL:
             self._services.start(order, payload)
+        elif order.lease in self._delayed:
+            return  # the order came twice
+        elif self._services.occupies(order.gpus):
+            task = asyncio.ensure_future(self._start_later(order, bytes(payload)))
+            task.add_done_callback(raise_failure)
+            self._delayed[order.lease] = _DelayedStart(task)
         else:
             self._sandboxes.start(order, payload)
+
+    async def _start_later(self, order: StartAttempt, payload: bytes) -> None:
+        await self._services.vacate(order.gpus)
+        delayed = self._delayed.pop(order.lease)
+        self._sandboxes.start(order, memoryview(payload))
+        for each in delayed.later:
+            each()
+
+    def _give_up(self, lease: int) -> bool:
+        """Forgets an action whose start is delayed; returns whether there is one."""
+        delayed = self._delayed.pop(lease, None)
+        if delayed is not None:
+            delayed.task.cancel()
+        return delayed is not None
 
     def follow(self, order: StartAttempt, payload: memoryview) -> bool:
         """Takes a prefetched action; see `ports.Executor`. A call is handed over at once, because
@@ -68,18 +111,23 @@ class NodeExecutor:
         """Gives up a prefetched lease; see `ports.Executor`."""
         if lease in self._services:
             return self._services.take_back(lease)
+        if self._give_up(lease):
+            return True
         return self._sandboxes.take_back(lease)
 
     def kill(self, lease: int, state: ActionState, reason: str) -> None:
         """Ends what runs under a lease; see `ports.Executor`."""
         if lease in self._services:
             self._services.kill(lease, state, reason)
+        elif self._give_up(lease):
+            self._reports.finished(lease, Outcome(state, reason=reason), None, True)
         else:
             self._sandboxes.kill(lease, state, reason)
 
     def give_input(self, lease: int, kind: int, data: bytes, number: int, other: int) -> None:
         """Gives input to a command; calls of services take none."""
-        self._sandboxes.give_input(lease, kind, data, number, other)
+        self._once_started(lease, lambda: self._sandboxes.give_input(lease, kind, data, number,
+                                                                     other))
 
     def carry(self, message: StreamMessage, data: bytes) -> None:
         """Passes a port stream on; only sessions have ports."""
@@ -87,10 +135,18 @@ class NodeExecutor:
 
     def resize(self, lease: int, cores: tuple[int, ...]) -> None:
         """Moves an action to other cores; the GPUs of a call stay what they are."""
-        self._sandboxes.resize(lease, cores)
+        self._once_started(lease, lambda: self._sandboxes.resize(lease, cores))
+
+    def _once_started(self, lease: int, do: Callable[[], None]) -> None:
+        if lease in self._delayed:
+            self._delayed[lease].later.append(do)
+        else:
+            do()
 
     def close(self) -> None:
         """Ends sandboxes at once and begins to end services; await `closed` for the services."""
+        for lease in list(self._delayed):
+            self.kill(lease, ActionState.CANCELLED, "its worker was closed")
         self._services.close()
         self._sandboxes.close()
 

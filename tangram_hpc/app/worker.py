@@ -37,7 +37,7 @@ from ..protocol.frame import BUSY_GAP_S
 from ..protocol.message import WorkerWelcome
 from ..resources import memory
 from ..resources.cpu import affinity, enforce
-from ..resources.gpu.devices import Devices, find_devices
+from ..resources.gpu.devices import CUDA, Devices, find_devices
 from ..resources.gpu.gpu_meter import GpuMeter
 from ..sandbox.files import scratch as folders
 from ..sandbox.manager.backends import OPEN_NETWORK, Backends
@@ -150,6 +150,16 @@ def pull_settings(config: Config, store: Path, job_share: str = "") -> PullSetti
         config.image_store_mib)
 
 
+def weights_cache_mib(config: Config, devices: Devices) -> int:
+    """Returns how much of each GPU's memory the weights of services may take while they are
+    parked, in MiB: by the setting, otherwise half of the smallest GPU, and nothing on stand-ins.
+    """
+    if config.weights_cache_mib >= 0:
+        return config.weights_cache_mib
+    sizes = [device.mem_mib for device in devices.devices if device.kind == CUDA]
+    return min(sizes, default=0) // 2
+
+
 def service_maker(spec: NodeSpec, devices: Devices, scratch: Path
                   ) -> Callable[[ServiceSpec, int], ServiceBackend]:
     """Returns the function that makes a copy of a service on this node."""
@@ -245,8 +255,9 @@ class _NodeParts:
                                         self.config, self.scratch / "images",
                                         f"{welcome.store}/images")))
         make = service_maker(spec, self.devices, self.scratch / "services")
-        return NodeExecutor(sandboxes, ServiceExecutor(reports, store, make, spec.mem_mib,
-                                                       self.meter))
+        services = ServiceExecutor(reports, store, make, spec.mem_mib, self.meter,
+                                   weights_cache_mib(self.config, self.devices))
+        return NodeExecutor(sandboxes, services, reports)
 
 
 def _make_parts(plan: WorkerPlan, environ: Mapping[str, str], scratch: Path) -> _NodeParts:

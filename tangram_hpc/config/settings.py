@@ -94,6 +94,10 @@ class Config(BaseModel):
         "", description="devices that a worker lends; empty: the GPUs that Slurm gave or that the "
                         "node has; none: no device; cpu:N or fake:N: N stand-ins (without :N as "
                         "many as Slurm gave)")
+    weights_cache_mib: int = Field(
+        -1, ge=-1, description="memory of each GPU in MiB that weights may take while services are "
+                               "parked, until it is needed; -1: half of the GPU, and none on "
+                               "stand-ins; 0: none")
     disk_mib: int = Field(10240, ge=0, description="disk quota in MiB of a session that declares "
                                                    "none; 0: no limit")
     session_pids: int = Field(1024, ge=16, le=1 << 22, description="largest number of processes in "

@@ -69,6 +69,10 @@ class ExitRunner(ServiceFrame, frozen=True, tag=5):
     """Exit. There is no answer."""
 
 
+class StandBy(ServiceFrame, frozen=True, tag=6):
+    """Free the device's memory except for the weights."""
+
+
 # ---- runner -> worker ------------------------------------------------------------------------
 
 
@@ -79,7 +83,7 @@ class Loaded(ServiceFrame, frozen=True, tag=20):
 
 
 class CopyMoved(ServiceFrame, frozen=True, tag=21):
-    """A Wake or Park has been carried out."""
+    """A Wake, Park or StandBy has been carried out."""
 
 
 class Answers(ServiceFrame, frozen=True, tag=22):
@@ -100,7 +104,7 @@ class ModelRefused(ServiceFrame, frozen=True, tag=24):
     text: str
 
 
-RunnerOrder = Union[LoadModel, Wake, Park, CallBatch, ExitRunner]  # noqa: UP007 - by tag
+RunnerOrder = Union[LoadModel, Wake, Park, CallBatch, ExitRunner, StandBy]  # noqa: UP007 - by tag
 RunnerAnswer = Union[Loaded, CopyMoved, Answers, NoRoom, ModelRefused]  # noqa: UP007
 
 _encoder = msgspec.msgpack.Encoder()

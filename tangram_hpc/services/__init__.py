@@ -4,6 +4,6 @@
 speaks to engines that somebody else runs, and `torch/` is our own runner. What a person writes
 about a service is checked in `config/services.py`, and the scheduler decides which call may run.
 
-Experimental: the torch runner was run on CPU slots only, never on a GPU. The engines were tested
+Experimental: `docs/GPUS.md` says what of the torch runner was run on a GPU. The engines were tested
 only against fakes of their protocols.
 """

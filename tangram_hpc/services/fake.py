@@ -28,9 +28,12 @@ class FakeBackend:
     """One copy of a fake service (serves `ports.ServiceBackend`).
 
     Attributes:
+        shares_gpu: See `ports.ServiceBackend`; there is no memory in which anything could stay.
         trouble: For an order ("load", "wake", "call" or "park"), the entry of `TROUBLES` that the
             next such order meets.
     """
+
+    shares_gpu = False
 
     def __init__(self, service: FakeService) -> None:
         self._service = service
@@ -63,6 +66,9 @@ class FakeBackend:
             self.trouble.setdefault("call", asked[0])
         await self._take("call", self._service.call_s + tokens * self._service.token_s)
         return replies
+
+    async def stand_by(self) -> None:
+        """Does nothing; see `ports.ServiceBackend.stand_by`."""
 
     async def park(self) -> None:
         """Waits for `park_s` seconds; see `ports.ServiceBackend.park`."""

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import pytest
 
 from helpers.executor_rig import alive
+from helpers.gpu_rig import NEEDS_GPU, gpu_place, needs_torch
 from tangram_hpc.config.services import service_spec
 from tangram_hpc.ports import ServiceBackend, ServicePlace, ServiceReply, ServiceRequest
 from tangram_hpc.protocol.value import decode_value, encode_value
@@ -134,7 +135,10 @@ class Torch:
         spec = service_spec("it", {"backend": "torch", "model": str(tiny(home, self.task)),
                                    "task": self.task})
         env = (("TANGRAM_DEVICE_MIB", str(self._place_mib[tight])),)
-        return make_backend(spec, ServicePlace((0,), "cpu", str(scratch), env))
+        return make_backend(spec, self.place(scratch, env))
+
+    def place(self, scratch: Path, env: tuple[tuple[str, str], ...]) -> ServicePlace:
+        return ServicePlace((0,), "cpu", str(scratch), env)
 
     def freeze(self, copy: ServiceBackend, order: str) -> None:
         assert isinstance(copy, ProcessBackend)
@@ -160,10 +164,27 @@ class Torch:
             await asyncio.sleep(0.002)
 
 
+class TorchOnGpu(Torch):
+    """The same models on a real GPU."""
+
+    _place_mib = {"": 4096, "wake": 1, "call": 256}  # what torch takes for itself is much of it
+
+    def __init__(self, task: str) -> None:
+        super().__init__(task)
+        self.name += "-gpu"
+        rows = 1000
+        self.large = [request("score", texts=["x" * 500] * rows) if task == "classifier" else
+                      request("logprobs", prompts=["x" * 500] * rows, completions=["y"] * rows)]
+
+    def place(self, scratch: Path, env: tuple[tuple[str, str], ...]) -> ServicePlace:
+        return gpu_place(str(scratch), env)
+
+
 ADAPTERS: list[Any] = [
     pytest.param(Fake(), id="fake"),
     pytest.param(Torch("causal"), id="torch-causal", marks=NEEDS_TORCH),
     pytest.param(Torch("classifier"), id="torch-classifier", marks=NEEDS_TORCH),
+    pytest.param(TorchOnGpu("causal"), id="torch-causal-gpu", marks=[*NEEDS_GPU, needs_torch]),
 ]
 
 
@@ -186,3 +207,19 @@ def nothing_left(scratch: Path) -> Iterator[None]:
     assert set(process_tree.descendants(os.getpid())) <= processes
     assert len(os.listdir("/proc/self/fd")) <= files
     assert not scratch.exists()
+
+
+def on_gpu(folder: Path, scratch: Path, steps: Callable[[ProcessBackend], Awaitable[None]],
+           dtype: str = "float32") -> None:
+    """Takes a copy of a model through `steps` and closes it."""
+    async def life() -> None:
+        spec = service_spec("it", {"backend": "torch", "model": str(folder), "dtype": dtype})
+        copy = make_backend(spec, gpu_place(str(scratch)))
+        assert isinstance(copy, ProcessBackend)
+        try:
+            await steps(copy)
+        finally:
+            await copy.close()
+
+    with nothing_left(scratch):
+        asyncio.run(life())

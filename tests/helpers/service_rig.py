@@ -38,6 +38,7 @@ class FakeCopy:
     fit beside another request, `hang` never ends, `wrong` is refused."""
 
     def __init__(self, rig: Rig, spec: ServiceSpec, number: int) -> None:
+        self.shares_gpu = spec.name != "engine"
         self.rig, self.spec, self.number = rig, spec, number
         self.state, self.killed = "new", asyncio.Event()
 
@@ -59,11 +60,19 @@ class FakeCopy:
         trouble = self.rig.trouble.pop(("wake", self.spec.name), None)
         if trouble is not None:
             raise trouble
+        beside = []
         for other in self.rig.copies:
             stands = getattr(other, "gpus", ())
-            assert other.state != "awake" or set(stands).isdisjoint(gpus), "two on one GPU"
+            if other.state == "awake" and not set(stands).isdisjoint(gpus):
+                beside.append(other)
+        assert len(beside) <= max(0, self.rig.cache_mib - 1), "too many on one GPU"
+        if len(beside) >= self.rig.device_mib:
+            raise OutOfDeviceMemory("the device is full")
         self.state, self.gpus = "awake", gpus
         self.log("wake", gpus)
+
+    async def stand_by(self) -> None:
+        assert self.state == "awake", self.state
 
     async def park(self) -> None:
         assert self.state == "awake", self.state
@@ -82,6 +91,10 @@ class FakeCopy:
             raise OutOfDeviceMemory("too many at once")
         if "huge" in methods:
             raise OutOfDeviceMemory("too large")
+        if "alone" in methods and any(
+                other is not self and other.state == "awake" and other.gpus == self.gpus
+                for other in self.rig.copies):
+            raise OutOfDeviceMemory("other copies take its room")
         if "hang" in methods:
             await self.killed.wait()
             self.state = "dead"
@@ -119,6 +132,8 @@ class Rig:
     """An executor; each copy takes 1 MiB."""
 
     mem_mib: int = 0
+    cache_mib: int = 0
+    device_mib: int = 99  # what there really is on each GPU
     load_s: float = 0.0  # of copies after a service's first
     call_s: float = 0.0
     log: list[tuple[object, ...]] = field(default_factory=list)
@@ -131,7 +146,8 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.store = Shelf()
-        self.executor = ServiceExecutor(self, self.store, self._make, self.mem_mib)
+        self.executor = ServiceExecutor(self, self.store, self._make, self.mem_mib,
+                                        cache_mib=self.cache_mib)
 
     def _make(self, spec: ServiceSpec, number: int) -> FakeCopy:
         self.copies.append(FakeCopy(self, spec, number))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -12,22 +11,15 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.gpu_rig import DEVICES, NEEDS_GPU, SEEN, needs_torch
 
 from tangram_hpc import LocalCluster
-from tangram_hpc.resources.gpu.devices import MASK, allowed, find_devices
+from tangram_hpc.resources.gpu.devices import MASK, allowed
 from tangram_hpc.resources.gpu.gpu_meter import GpuMeter
-from tangram_hpc.resources.gpu.nvml import look, open_nvml
+from tangram_hpc.resources.gpu.nvml import open_nvml
 
 BARE = {k: v for k, v in os.environ.items() if k != MASK}
-SEEN = look()
-DEVICES = find_devices(os.environ)
-WHY = SEEN.why if not SEEN.gpus else DEVICES.why if not DEVICES.devices else ""
-
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300),
-              pytest.mark.skipif(bool(WHY), reason=f"no GPU: {WHY}")]
-
-needs_torch = pytest.mark.skipif(not WHY and importlib.util.find_spec("torch") is None,
-                                 reason="torch (extra `torch`) is not installed")
+pytestmark = NEEDS_GPU
 
 # asks the driver itself, without torch; prints the UUIDs that this process sees
 CUDA = """
@@ -143,4 +135,5 @@ def test_the_parking_bench_prints_its_figures(tmp_path: Path) -> None:
     assert told.returncode == 0, told.stderr[-2000:]
     figures = json.loads(told.stdout)["figures"]
     assert "left_out" not in figures, figures
-    assert figures["wake_over_copy"] > 0 and figures["to_device_gbs"] > 0
+    [model] = figures["models"]
+    assert model["wake_over_copy"] > 0 and figures["to_device_gbs"] > 0

@@ -55,6 +55,80 @@ def test_a_parked_service_returns_to_its_block_without_loading_again() -> None:
     play(scene)
 
 
+def moves(rig: Rig) -> list[tuple[object, object]]:
+    """Which services were woken and parked, in order."""
+    return [(e[0], e[2]) for e in rig.log if e[2] in ("wake", "park")]
+
+
+def test_weights_stay_on_the_gpu_until_their_room_is_needed() -> None:
+    async def scene(rig: Rig) -> None:
+        for service in "abcd":
+            rig.declare(service)
+        for service in "abcbac":
+            await rig.all(rig.call(service))
+        assert moves(rig) == [("a", "wake"), ("b", "wake"), ("c", "wake")]
+        restores = [rig.ends[lease].restore_ns for lease in (1, 2, 3, 4, 5, 6)]
+        assert all(restores)  # the scheduler learns how short they are
+        await rig.all(rig.call("d"))  # `b` was used longest ago
+        assert moves(rig)[3:] == [("b", "park"), ("d", "wake")]
+        await rig.all(rig.call("a"), rig.call("b", gpus=(1,)))
+        assert moves(rig)[5:] == [("b", "wake")]  # a GPU of its own
+    play(scene, cache_mib=3)
+
+
+def test_an_engine_gets_the_whole_memory_of_its_gpu() -> None:
+    async def scene(rig: Rig) -> None:
+        for service in ("a", "b", "engine"):
+            rig.declare(service)
+        for service in ("a", "b", "engine", "a"):
+            await rig.all(rig.call(service))
+        assert moves(rig) == [("a", "wake"), ("b", "wake"), ("a", "park"), ("b", "park"),
+                              ("engine", "wake"), ("engine", "park"), ("a", "wake")]
+    play(scene, cache_mib=9)
+
+
+def test_a_copy_that_is_kept_on_one_gpu_can_serve_another() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a")
+        rig.declare("b")
+        await rig.all(rig.call("a"))
+        await rig.all(rig.call("b"))
+        await rig.all(rig.call("a", gpus=(1,)))
+        assert moves(rig) == [("a", "wake"), ("b", "wake"), ("a", "park"), ("a", "wake")]
+        assert [e[3] for e in rig.of("wake")] == [(0,), (0,), (1,)]
+    play(scene, cache_mib=3, mem_mib=2)
+
+
+def test_kept_weights_go_when_the_gpu_has_less_room_than_the_setting_says() -> None:
+    async def scene(rig: Rig) -> None:
+        for service in "abc":
+            rig.declare(service)
+        for service in "abc":
+            await rig.all(rig.call(service))
+        assert moves(rig) == [("a", "wake"), ("b", "wake"), ("a", "park"), ("b", "park"),
+                              ("c", "wake")]
+        await rig.all(rig.call("b"))
+        alone = rig.call("b", method="alone")  # a batch that needs the memory of `c`
+        await rig.all(alone)
+        assert rig.ends[alone].state is DONE and moves(rig)[5:] == [("b", "wake"), ("c", "park")]
+    play(scene, cache_mib=9, device_mib=2)
+
+
+def test_the_gpus_of_other_actions_are_vacated() -> None:
+    async def scene(rig: Rig) -> None:
+        for service in "abc":
+            rig.declare(service)
+        for service, gpu in (("a", 0), ("b", 0), ("c", 1)):
+            await rig.all(rig.call(service, gpus=(gpu,)))
+        assert rig.executor.occupies((0,)) and not rig.executor.occupies((2,))
+        await rig.executor.vacate((0,))
+        assert sorted(moves(rig)[3:]) == [("a", "park"), ("b", "park")]
+        assert not rig.executor.occupies((0,)) and rig.executor.occupies((0, 1))
+        await rig.all(rig.call("b"))
+        assert moves(rig)[5:] == [("b", "wake")]
+    play(scene, cache_mib=9)
+
+
 def test_a_call_on_a_larger_block_parks_all_overlapping_copies() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a", degrees=(1,))
@@ -288,8 +362,9 @@ async def rig_turn() -> None:
     await asyncio.sleep(0.002)
 
 
+@pytest.mark.parametrize("cache_mib", [0, 2])
 @pytest.mark.parametrize("seed", range(8))
-def test_every_service_call_ends_once_under_random_failures(seed: int) -> None:
+def test_every_service_call_ends_once_under_random_failures(seed: int, cache_mib: int) -> None:
     async def scene(rig: Rig) -> None:
         draw = random.Random(seed)
         rig.call_s = 0.001
@@ -314,7 +389,7 @@ def test_every_service_call_ends_once_under_random_failures(seed: int) -> None:
             assert state in (right[method], ActionState.CANCELLED), (method, rig.ends[lease])
             if state is DONE:
                 assert rig.values[lease] == {"fake": n}
-    play(scene)
+    play(scene, cache_mib=cache_mib)
 
 
 def test_a_call_and_a_service_that_are_ordered_twice_run_once() -> None:

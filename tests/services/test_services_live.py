@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import FIRST_COMPLETED, wait
+import time
+from concurrent.futures import FIRST_COMPLETED, CancelledError, wait
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,30 @@ def test_crashing_service_copies_lose_no_call_of_others(tmp_path: Path) -> None:
             answer = future.result(60)
             assert answer["fake"] is True and answer["method"] == f"method-{n}"
         assert max(future.result()["batch"] for future in good) > 1
+
+
+def test_an_action_with_a_gpu_waits_until_the_service_there_is_parked(tmp_path: Path) -> None:
+    """The scheduler counts such a service as parked, so the memory of the GPU must be free."""
+    with LocalCluster(2, devices="cpu:1", mem_mib=4096, home=tmp_path) as cluster:
+        cluster.register_service("a", {"backend": "fake", "wake_s": 0.002, "park_s": 0.4})
+        call = cluster.call("a", "score")
+        call.result(60)
+        assert call.details.restore_s > 0
+        began = time.monotonic()
+        action = cluster.submit(["true"], gpus=1, trusted=True)
+        cluster.submit(["true"], trusted=True).result(60)  # others do not wait
+        beside_s = time.monotonic() - began
+        action.result(60)
+        assert beside_s < time.monotonic() - began >= 0.4
+        call = cluster.call("a", "score")
+        call.result(60)
+        assert call.details.restore_s > 0
+        action = cluster.submit(["true"], gpus=1, trusted=True)
+        time.sleep(0.1)
+        assert action.cancel()
+        with pytest.raises(CancelledError):
+            action.result(60)
+        cluster.call("a", "score").result(60)
 
 
 def runners() -> list[int]:

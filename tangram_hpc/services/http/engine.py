@@ -53,9 +53,12 @@ class HttpEngine:
 
     Attributes:
         health_path: The path whose GET says whether the server is well; empty if it has none.
+        shares_gpu: See `ports.ServiceBackend`; an awake server takes as much of a GPU as it was
+            told to.
     """
 
     health_path = "/health"
+    shares_gpu = False
 
     def __init__(self, name: str, web: Web, weights_mib: int) -> None:
         self._name, self._web, self._weights_mib = name, web, weights_mib
@@ -79,6 +82,9 @@ class HttpEngine:
         if not self._awake:
             await self._until_killed(self._wake())
             self._awake = True
+
+    async def stand_by(self) -> None:
+        """Does nothing; see `ServiceBackend.stand_by`."""
 
     async def park(self) -> None:
         """Parks the server if it is awake; see `ServiceBackend.park`."""

@@ -2,7 +2,8 @@
 
 A service copy is one loaded instance of a model. It is loaded once, into host memory, and is then
 either parked there or resident on one block of GPUs. Before calls can run on a block, `on` parks
-whatever overlaps that block and wakes a copy there.
+whatever overlaps that block and wakes a copy there. The weights of a parked copy stay in the GPU's
+memory until that memory is needed (`device_cache.py`); then the copy need not be woken.
 
 A second copy of a service is loaded when more blocks want the service than copies exist and the
 node's memory suffices. Nobody waits for that load while a copy that exists can serve: those that
@@ -20,11 +21,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 
 from ...domain.service import ServiceSpec
 from ...ports import OutOfDeviceMemory, ServiceBackend, ServiceDied, ServiceRefused
+from .device_cache import DeviceCache
 from .gpu_occupancy import Block, GpuOccupancy
+from .service_copy import ServiceCopy
 
 LOADS = 2  # copies that may be loading at the same time
 DEATHS = 3  # a service is refused after so many copies in a row died while loading
@@ -34,36 +36,6 @@ KEEPS = 4  # minimum residency while others wait for the copy, in restore times 
 Make = Callable[[ServiceSpec, int], ServiceBackend]
 
 
-@dataclass(eq=False)
-class ServiceCopy:
-    """One copy of a service, loaded in this node's host memory.
-
-    Attributes:
-        service: the service's name.
-        backend: what runs the model.
-        mib: host memory that the copy takes, as `backend.load` reported it, MiB.
-        block: the GPUs on which the copy is resident; () while it is parked.
-        dead: whether the copy has died or was closed; such a copy is in no list any more.
-        claimed: whether a caller was given this copy and is about to wake it.
-        yield_due: whether the copy has been resident for its minimum residency while other blocks
-            wait for it; the next caller that wants it on its present block must then queue too.
-        since: when the copy became resident, monotonic ns; 0 before the first time.
-        restore_ns: how long the last restore took: freeing the block and waking the copy, ns.
-        lock: held while the copy is called, woken or parked.
-    """
-
-    service: str
-    backend: ServiceBackend
-    mib: int = 0
-    block: Block = ()
-    dead: bool = False
-    claimed: bool = False
-    yield_due: bool = False
-    since: int = 0
-    restore_ns: int = 0
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
 class NodeCopies:
     """All service copies of a node.
 
@@ -71,11 +43,12 @@ class NodeCopies:
         make: makes a backend that is not loaded yet.
         mem_mib: host memory that all copies together may take, MiB; 0 for no limit. The first copy
             of each service is loaded whatever the limit says.
+        cache_mib: memory of each GPU that weights may take while copies are parked, MiB.
     """
 
-    def __init__(self, make: Make, mem_mib: int = 0) -> None:
+    def __init__(self, make: Make, mem_mib: int = 0, cache_mib: int = 0) -> None:
         self._make, self._mem_mib = make, mem_mib
-        self._occupancy = GpuOccupancy()
+        self._occupancy, self._cache = GpuOccupancy(), DeviceCache(cache_mib)
         self._loads = asyncio.Semaphore(LOADS)
         self._specs: dict[str, ServiceSpec] = {}
         self._preload: dict[str, int] = {}  # copies to load before any call asks for them
@@ -138,6 +111,30 @@ class NodeCopies:
             self._occupancy.give(block)
             self._changed()
 
+    def occupy(self, block: Block) -> bool:
+        """Returns whether any copy is resident or kept on a GPU of a block. O(copies)."""
+        return bool(self._on(block) or self._cache.on(block))
+
+    async def vacate(self, block: Block) -> None:
+        """Frees the memory of a block for somebody who is no service: parks what is resident there
+        and drops what is kept there.
+        """
+        await self._occupancy.take(block)
+        try:
+            await asyncio.gather(*(self._park(c) for c in self._on(block)))
+            await self.drop_kept(block)
+        finally:
+            self._occupancy.give(block)
+            self._changed()
+
+    async def drop_kept(self, block: Block) -> bool:
+        """Drops the weights that are kept on a block, which the caller occupies; returns whether
+        there were any.
+        """
+        found = self._cache.on(block)
+        await asyncio.gather(*(self._drop(copy) for copy in found))
+        return bool(found)
+
     def kill(self) -> None:
         """Kills all copies at once; call `close` afterwards to wait for their end."""
         for task in self._loading.values():
@@ -155,6 +152,9 @@ class NodeCopies:
     def _all(self) -> list[ServiceCopy]:
         return [copy for copies in self._copies.values() for copy in copies]
 
+    def _on(self, block: Block) -> list[ServiceCopy]:
+        return [copy for copy in self._all() if not set(copy.block).isdisjoint(block)]
+
     # ---- residency ----
 
     def _resident(self, service: str, block: Block) -> ServiceCopy | None:
@@ -167,14 +167,18 @@ class NodeCopies:
     async def _bring(self, service: str, block: Block) -> ServiceCopy:
         """Parks what overlaps the block, then wakes a copy there."""
         began = time.monotonic_ns()
-        over = [c for c in self._all() if not set(c.block).isdisjoint(block)]
-        await asyncio.gather(*(self._park(c) for c in over))
+        await asyncio.gather(*(self._leave(c) for c in self._on(block)))
         took = time.monotonic_ns() - began
-        copy = await self._free_copy(service)
+        copy = await self._free_copy(service, block)
         began = time.monotonic_ns()
         try:
+            if copy.kept != block:
+                await self._make_room(copy, block)
             async with copy.lock:
-                await copy.backend.wake(block)
+                if copy.kept:
+                    self._cache.forget(copy)
+                else:
+                    await self._wake(copy, block)
                 copy.block, copy.since = block, time.monotonic_ns()
                 copy.restore_ns = max(1, took + copy.since - began)
         except ServiceDied:
@@ -184,19 +188,63 @@ class NodeCopies:
             copy.claimed = copy.yield_due = False
         return copy
 
-    async def _park(self, copy: ServiceCopy) -> None:
+    async def _make_room(self, copy: ServiceCopy, block: Block) -> None:
+        """Drops what would leave too little memory on the block, and what the copy itself still
+        has on another GPU.
+        """
+        dropped = self._cache.excess(copy, block)
+        await asyncio.gather(*(self._drop(each) for each in [*dropped, copy]))
+
+    async def _wake(self, copy: ServiceCopy, block: Block) -> None:
+        try:
+            await copy.backend.wake(block)
+        except OutOfDeviceMemory:
+            # other programs may have less memory left than the cache was told that it has
+            if not await self.drop_kept(block):
+                raise
+            await copy.backend.wake(block)
+
+    async def _leave(self, copy: ServiceCopy) -> None:
+        """Takes a copy off its block; its weights stay there if they may."""
         async with copy.lock:
             if not copy.block or copy.dead:
-                return  # another caller parked it while this one waited for the lock
+                return  # another caller did it while this one waited for the lock
             try:
-                await copy.backend.park()
+                if self._cache.takes(copy):
+                    await copy.backend.stand_by()
+                    self._cache.keep(copy)
+                else:
+                    await copy.backend.park()
             except ServiceDied:
                 await self._remove(copy)
             copy.block = ()
         self._changed()
 
-    async def _free_copy(self, service: str) -> ServiceCopy:
-        """Waits in line for a copy of the service, and returns it parked and claimed.
+    async def _park(self, copy: ServiceCopy) -> None:
+        """Takes a copy off its block and frees its memory there."""
+        async with copy.lock:
+            if not copy.block or copy.dead:
+                return  # another caller did it while this one waited for the lock
+            await self._free_memory(copy)
+            copy.block = ()
+        self._changed()
+
+    async def _drop(self, copy: ServiceCopy) -> None:
+        """Frees the memory where the weights of a parked copy are kept, if they are."""
+        async with copy.lock:
+            if copy.kept and not copy.dead:
+                await self._free_memory(copy)
+                self._cache.forget(copy)
+
+    async def _free_memory(self, copy: ServiceCopy) -> None:
+        try:
+            await copy.backend.park()
+        except ServiceDied:
+            await self._remove(copy)
+
+    async def _free_copy(self, service: str, block: Block) -> ServiceCopy:
+        """Waits in line for a copy of the service, and returns it parked and claimed. A copy whose
+        weights are kept on the block comes first.
 
         The copy may be newly loaded, parked already, or parked now from a block that nobody uses.
         """
@@ -208,7 +256,7 @@ class NodeCopies:
                 change = self._change
                 if service in self._refused:
                     raise ServiceRefused(self._refused[service])
-                if queue[0] is ticket and (copy := await self._unused(service)) is not None:
+                if queue[0] is ticket and (copy := await self._unused(service, block)) is not None:
                     return copy
                 if self._may_load(service):
                     self._load_another(service)
@@ -217,19 +265,20 @@ class NodeCopies:
             queue.remove(ticket)
             self._changed()
 
-    async def _unused(self, service: str) -> ServiceCopy | None:
+    async def _unused(self, service: str, block: Block) -> ServiceCopy | None:
         free = [c for c in self._copies[service] if not c.claimed and not c.dead]
-        for copy in sorted(free, key=lambda c: c.block):  # parked copies first
+        # parked copies before resident ones, and a copy that is kept elsewhere last among them
+        for copy in sorted(free, key=lambda c: (c.block, c.kept != block, c.kept)):
             if not copy.block:
                 copy.claimed = True
                 return copy
-            block = copy.block
-            if self._occupancy.try_take(block):
+            there = copy.block
+            if self._occupancy.try_take(there):
                 copy.claimed = True
                 try:
                     await self._park(copy)
                 finally:
-                    self._occupancy.give(block)
+                    self._occupancy.give(there)
                 if not copy.dead:
                     return copy
         return None
@@ -253,7 +302,7 @@ class NodeCopies:
 
     def _load_another(self, service: str) -> None:
         task = self._loading[service] = asyncio.ensure_future(self._load(service))
-        task.add_done_callback(_check)
+        task.add_done_callback(raise_failure)
 
     async def _load(self, service: str) -> None:
         own = self._copies[service]
@@ -295,12 +344,14 @@ class NodeCopies:
     async def _remove(self, copy: ServiceCopy) -> None:
         if not copy.dead:
             copy.dead, copy.block = True, ()
+            self._cache.forget(copy)
             self._copies[copy.service].remove(copy)
             with suppress(ServiceDied, OutOfDeviceMemory):
                 await copy.backend.close()
             self._changed()
 
 
-def _check(task: asyncio.Task[None]) -> None:
+def raise_failure(task: asyncio.Task[None]) -> None:
+    """Raises what a task that nobody awaits has raised: it must reach the loop's handler."""
     if not task.cancelled():
-        task.result()  # an exception nobody expected must reach the loop's handler
+        task.result()

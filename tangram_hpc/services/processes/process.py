@@ -55,7 +55,12 @@ class ProcessBackend:
         load: The first order to the runner.
         place: Where the copy runs; its scratch folder is made, and removed with all that is in it.
         load_s: How long loading may take, seconds.
+
+    Attributes:
+        shares_gpu: See `ports.ServiceBackend`.
     """
+
+    shares_gpu = True
 
     def __init__(self, load: frames.LoadModel, place: ServicePlace, load_s: float) -> None:
         self._load, self._place, self._load_s = load, place, load_s
@@ -106,6 +111,10 @@ class ProcessBackend:
         order = frames.CallBatch(tuple((r.method, r.arguments) for r in requests))
         answer = await self._request(order, frames.Answers)
         return [ServiceReply(value, error) for value, error in answer.replies]
+
+    async def stand_by(self) -> None:
+        """Frees all of the device's memory but the weights; see `ports.ServiceBackend.stand_by`."""
+        await self._request(frames.StandBy(), frames.CopyMoved)
 
     async def park(self) -> None:
         """Moves the weights back to host memory; see `ports.ServiceBackend.park`."""

@@ -46,7 +46,8 @@ from ...protocol.payload import (
 )
 from ...resources.gpu.gpu_meter import GpuMeter
 from .gpu_occupancy import Block
-from .node_copies import Make, NodeCopies, ServiceCopy
+from .node_copies import Make, NodeCopies, raise_failure
+from .service_copy import ServiceCopy
 
 DEATHS_MAX = 3  # copies that may die under one call
 DIED = "its service copy died"
@@ -116,12 +117,13 @@ class ServiceExecutor:
         make: Makes a backend for a copy of a service.
         mem_mib: Host memory that all copies may take, MiB; 0 for no limit.
         meter: Measures what a call used of its GPUs; None where that cannot be measured.
+        cache_mib: Memory of each GPU that weights of parked copies may take, MiB.
     """
 
     def __init__(self, reports: Reports, store: Store, make: Make, mem_mib: int = 0,
-                 meter: GpuMeter | None = None) -> None:
+                 meter: GpuMeter | None = None, cache_mib: int = 0) -> None:
         self._reports, self._store, self._meter = reports, store, meter
-        self._copies = NodeCopies(make, mem_mib)
+        self._copies = NodeCopies(make, mem_mib, cache_mib)
         self._queues: dict[tuple[str, Block], CallQueue] = {}
         self._by_lease: dict[int, tuple[CallQueue, PendingCall]] = {}  # lease -> its queue and call
         self._tasks: list[asyncio.Task[None]] = []  # queues' tasks, which `close` cancelled
@@ -153,7 +155,7 @@ class ServiceExecutor:
         queue.calls.append(call)
         if queue.task is None:
             queue.task = asyncio.ensure_future(self._serve(queue))
-            queue.task.add_done_callback(_check)
+            queue.task.add_done_callback(raise_failure)
 
     def take_back(self, lease: int) -> bool:
         """Forgets a call that has not begun; returns whether it could be forgotten."""
@@ -180,6 +182,14 @@ class ServiceExecutor:
         elif not call.reported:
             call.reported = True
             self._reports.finished(lease, outcome, None, False)
+
+    def occupies(self, block: Block) -> bool:
+        """Returns whether weights of a service are in the memory of any of these GPUs."""
+        return self._copies.occupy(block)
+
+    async def vacate(self, block: Block) -> None:
+        """Frees the memory of these GPUs for an action that is no call of a service."""
+        await self._copies.vacate(block)
 
     def close(self) -> None:
         """Ends all calls and kills all copies; call `closed` afterwards to wait for their end."""
@@ -254,6 +264,8 @@ class ServiceExecutor:
             replies = await _within(copy.backend.call([c.request for c in batch]),
                                     min(limits, default=None), copy.backend.kill)
         except OutOfDeviceMemory as error:
+            if await self._copies.drop_kept(copy.block):
+                return await self._call(copy, batch)
             if len(batch) == 1:
                 raise
             half = len(batch) // 2  # a batch that does not fit may fit in halves
@@ -361,11 +373,6 @@ def _batch(calls: deque[PendingCall], options: Service) -> list[PendingCall]:
 
 def _alone(call: PendingCall) -> bool:
     return call.deaths >= DEATHS_MAX - 1
-
-
-def _check(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.result()  # an exception nobody expected must reach the loop's handler
 
 
 async def _within(work: Awaitable[list[ServiceReply]], limit_s: float | None,

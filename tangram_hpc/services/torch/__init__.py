@@ -4,5 +4,5 @@ Only this package and the reference trainer import torch, transformers, safetens
 It imports nothing of the broker; the worker talks to it in the frames of
 `protocol/service_frames.py`.
 
-Experimental: run on CPU slots only, never on a GPU.
+Experimental: `docs/GPUS.md` says what was run on a GPU.
 """

@@ -44,8 +44,8 @@ def make_tiny(folder: str | Path, task: Literal["causal", "classifier"] = "causa
     logging.disable_progress_bar()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer(positions)
-    config = _config(kind, hidden, layers, positions, len(tokenizer))
+    tokenizer = byte_tokenizer(positions)
+    config = model_config(kind, hidden, layers, positions, len(tokenizer))
     config.num_labels = 1
     factory = (AutoModelForCausalLM if task == "causal" else AutoModelForSequenceClassification)
     with torch.random.fork_rng(devices=[]):
@@ -56,18 +56,20 @@ def make_tiny(folder: str | Path, task: Literal["causal", "classifier"] = "causa
     return folder
 
 
-def _config(kind: str, hidden: int, layers: int, positions: int, vocabulary: int) -> Any:
+def model_config(kind: str, hidden: int, layers: int, positions: int, vocabulary: int) -> Any:
+    """Returns the configuration of a model; the arguments are those of `make_tiny`."""
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     if kind == "gpt2":
         return GPT2Config(vocab_size=vocabulary, n_positions=positions, n_embd=hidden,
                           n_layer=layers, n_head=4, initializer_range=0.2, **tokens)
     return LlamaConfig(vocab_size=vocabulary, hidden_size=hidden, intermediate_size=2 * hidden,
-                       num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
+                       num_hidden_layers=layers, num_attention_heads=max(4, hidden // 128),
+                       num_key_value_heads=2,
                        max_position_embeddings=positions, initializer_range=0.2,
                        tie_word_embeddings=True, **tokens)
 
 
-def _tokenizer(positions: int) -> PreTrainedTokenizerFast:
+def byte_tokenizer(positions: int) -> PreTrainedTokenizerFast:
     """Returns a tokenizer with one token for each byte and no merges."""
     letters = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     core = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))

@@ -1,7 +1,7 @@
 """Limits the memory of a CPU slot that stands in for a GPU, by counting the bytes of its tensors.
 
-Nothing else limits the memory of such a slot. A real device has its own limit and must not be
-metered here.
+Nothing else limits the memory of such a slot. On a real device torch's allocator keeps the limit,
+so that device must not be metered here.
 """
 
 from __future__ import annotations

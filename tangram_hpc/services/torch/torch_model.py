@@ -29,7 +29,8 @@ from .torch_methods import METHODS, BatchRow, ForwardPass, Method
 from .torch_request import InvalidRequest, Reader
 from .torch_weights import Weights, release
 
-DEVICE_MIB = "TANGRAM_DEVICE_MIB"  # memory of a CPU slot that stands in for a GPU, MiB
+# most memory, MiB, that a copy may take of its GPU or of the CPU slot that stands in for one
+DEVICE_MIB = "TANGRAM_DEVICE_MIB"
 _FACTORIES = {"causal": transformers.AutoModelForCausalLM,
               "classifier": transformers.AutoModelForSequenceClassification}
 
@@ -68,6 +69,7 @@ class Model:
         self._fresh = Path(order.fresh) if order.fresh else None
         self._weights = Weights(module, folder, self._device, mapped=self._fresh is None)
         self.host_mib = -(-self._weights.host_bytes >> 20)
+        _limit(self._device)
         engine = self._engine = ForwardPass(module, tokenizer, self._device)
         reader = Reader(tokenizer, module.get_input_embeddings().num_embeddings,
                         _longest(module.config, order.max_len))
@@ -84,6 +86,10 @@ class Model:
             self._device = self._engine.device = torch.device("cuda", number)
         with self._on_device():
             self._weights.wake(self._device)
+
+    def stand_by(self) -> None:
+        """Frees what calls have left on the device; the weights stay."""
+        release(self._device)
 
     def park(self) -> None:
         """Moves the weights off the device."""
@@ -161,6 +167,14 @@ def _device(kind: str) -> torch.device:
 def _meter(kind: str) -> TensorMemoryMeter | None:
     mib = os.environ.get(DEVICE_MIB, "")
     return TensorMemoryMeter(int(mib) << 20) if kind == "cpu" and mib else None
+
+
+def _limit(device: torch.device) -> None:
+    """Lets torch take no more of each GPU than it may."""
+    mib = os.environ.get(DEVICE_MIB, "")
+    for number in range(torch.cuda.device_count() if device.type == "cuda" and mib else 0):
+        whole = torch.cuda.get_device_properties(number).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, (int(mib) << 20) / whole), number)
 
 
 def _longest(config: Any, wanted: int) -> int:

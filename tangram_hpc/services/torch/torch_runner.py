@@ -74,6 +74,8 @@ def _carry_out(model: Model, order: frames.RunnerOrder) -> frames.RunnerAnswer:
             return frames.Answers(tuple(model.call(order.requests)))
         if isinstance(order, frames.Wake):
             model.wake(order.device)
+        elif isinstance(order, frames.StandBy):
+            model.stand_by()
         else:
             model.park()
         return frames.CopyMoved()

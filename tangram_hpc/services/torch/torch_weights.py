@@ -8,8 +8,9 @@ computed buffers) is one private buffer.
 
 On the device all weights are one allocation, which few large copies fill, because tensors that are
 neighbours in a file are neighbours on the device too. With CUDA the host's buffers are page-locked,
-so that they are copied at the full width of the bus; mapped files stay shared where the driver can
-lock pages that it only reads. The device "cpu" uses exactly the same code.
+so that they are copied at the full width of the bus. A file is mapped only where the driver can
+lock pages that it only reads; elsewhere its tensors go into the private buffer. The device "cpu"
+uses the same code, without locks.
 
 Nothing here computes with the weights. Nobody else may change them: parking copies nothing back.
 """
@@ -18,6 +19,8 @@ from __future__ import annotations
 
 import ctypes
 import json
+import mmap
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +79,8 @@ class Weights:
     def __init__(self, module: torch.nn.Module, model: Path, device: torch.device,
                  mapped: bool = True) -> None:
         self._device = device
-        self._buffers: list[torch.Tensor] = []
+        if device.type == "cuda":
+            torch.zeros(1, device=device)  # makes CUDA create its context now
         self._runs: list[_Run] = []
         self._spots: list[_Spot] = []
         self._flat: torch.Tensor | None = None
@@ -89,11 +93,7 @@ class Weights:
         self.host_bytes = sum(len(run.host) for run in self._runs)
         self._by_name = {names[id(spot.tensor)]: spot for spot in self._spots}
         self._put_on_host()
-        if device.type == "cuda":
-            torch.zeros(1, device=device)  # makes CUDA create its context now
-            for buffer in self._buffers:
-                _lock(buffer)
-            release(device)
+        release(device)
 
     @property
     def awake(self) -> bool:
@@ -151,25 +151,22 @@ class Weights:
 
     def _map(self, path: Path, named: dict[str, torch.Tensor]) -> None:
         """Maps a file, and removes from `named` the tensors that it holds in the form in use."""
-        size = path.stat().st_size
-        buffer = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        buffer = _map_file(path)
+        found = [(name, start, stop) for name, start, stop in _entries(buffer)
+                 if name in named and _holds(buffer[start:stop], start, named[name])]
+        if not found or (self._device.type == "cuda"
+                         and not _lock(buffer, _PORTABLE | _READ_ONLY)):
+            return
         begin, end = -1, -1  # offsets of the current run in the file
-        for name, start, stop in _entries(buffer):
-            tensor = named.get(name)
-            if tensor is None or stop - start != tensor.nbytes or start % tensor.itemsize:
-                continue
-            host = buffer[start:stop].view(tensor.dtype).view(tensor.shape)
-            if not torch.equal(host, tensor):  # a tensor with NaNs is never equal, and is copied
-                continue
+        for name, start, stop in found:
+            tensor = named.pop(name)
             if start != end or (start - begin) % _RUN_ALIGN:
                 self._end_run(buffer, begin, end)
                 begin = start
             end = stop
+            host = buffer[start:stop].view(tensor.dtype).view(tensor.shape)
             self._spots.append(_Spot(tensor, host, self.bytes + start - begin))
-            del named[name]
-        if end >= 0:
-            self._end_run(buffer, begin, end)
-            self._buffers.append(buffer)
+        self._end_run(buffer, begin, end)
 
     def _copy_privately(self, tensors: list[torch.Tensor]) -> None:
         """Copies these tensors into one buffer of our own."""
@@ -187,7 +184,8 @@ class Weights:
             self._spots.append(_Spot(tensor, host, self.bytes + start))
             tensor.data = host  # frees the tensor's old data before the next is copied
         self._end_run(buffer, 0, size)
-        self._buffers.append(buffer)
+        if self._device.type == "cuda":
+            _lock(buffer, _PORTABLE)  # where this is refused, copies are only slower
 
     def _end_run(self, buffer: torch.Tensor, begin: int, end: int) -> None:
         if end > begin >= 0:
@@ -223,16 +221,29 @@ def _entries(buffer: torch.Tensor) -> Iterator[tuple[str, int, int]]:
         yield name, data + start, data + stop
 
 
-def _lock(buffer: torch.Tensor) -> None:
-    """Page-locks a buffer for CUDA's current device.
-
-    Locking for reading leaves a mapped file's pages shared; locking for writing, tried second,
-    makes them this process's own. If the driver refuses both, copies go through its own buffer and
-    are only slower. The driver is called directly, because CUDA's runtime would report a refusal
-    again to its next caller.
+def _holds(data: torch.Tensor, start: int, tensor: torch.Tensor) -> bool:
+    """Returns whether these bytes, at this offset of a file, are exactly the tensor's values. A
+    tensor with NaNs is never equal, and is copied.
     """
+    return (len(data) == tensor.nbytes and start % tensor.itemsize == 0
+            and bool(torch.equal(data.view(tensor.dtype).view(tensor.shape), tensor)))
+
+
+def _map_file(path: Path) -> torch.Tensor:
+    """Maps a file for reading; all processes that map it share its pages."""
+    with path.open("rb") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch warns of memory that is only read
+        return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ),
+                                dtype=torch.uint8)
+
+
+def _lock(buffer: torch.Tensor, flags: int) -> bool:
+    """Page-locks a buffer for CUDA, and returns whether the driver did.
+
+    The driver is called directly, because CUDA's runtime would report a refusal again to its next
+    caller.
+    """
+    begin, size = ctypes.c_void_p(buffer.data_ptr()), ctypes.c_size_t(len(buffer))
     driver = ctypes.CDLL("libcuda.so.1")
-    for flags in (_PORTABLE | _READ_ONLY, _PORTABLE):
-        begin, size = ctypes.c_void_p(buffer.data_ptr()), ctypes.c_size_t(len(buffer))
-        if driver.cuMemHostRegister_v2(begin, size, ctypes.c_uint(flags)) == 0:
-            return
+    status: int = driver.cuMemHostRegister_v2(begin, size, ctypes.c_uint(flags))
+    return status == 0
