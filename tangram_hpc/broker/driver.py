@@ -48,7 +48,7 @@ from .peers import Peer, Peers, ToClient
 from .port_relay import PortRelay
 from .queries.query_replies import reply_to
 from .registration import Registration
-from .sandbox_reports import event_of_report
+from .sandbox_reports import DisownedSandboxes, event_of_report
 from .satellites import Satellites, SatelliteScripts
 from .snapshots import Snapshots
 from .store_garbage import StoreGarbage
@@ -121,6 +121,7 @@ class Broker:
         self._results = UnacknowledgedResults(scheduler.ledger, self._peers, self._outbox)
         self._failure_detector = FailureDetector(self._now, self._record_event, self.satellites)
         self._liveness = self._failure_detector.liveness
+        self._disowned = DisownedSandboxes()
         self._input = InputRelay(scheduler.ledger, self._peers)
         self._ports = PortRelay(scheduler.ledger, self._peers)
         self._payloads: dict[int, Buffer] = {}  # the input payloads of open actions, by action id
@@ -335,6 +336,7 @@ class Broker:
         for event in undone(ledger, node, leases, sessions, self._now()):
             self._record_event(event)
         self._record_event(ev.NodeRejoined(self._now(), node))
+        self._disowned.add(node, sessions.difference(ledger.nodes[node].sessions))
         for order in repeated(ledger, node, leases, sessions):
             self._perform(order, None)
 
@@ -574,14 +576,10 @@ class Broker:
                 self._ports.from_worker(peer.node, message, payload)
             case (ms.SandboxUp() | ms.SandboxDown() | ms.SandboxPacked()
                   | ms.BackgroundWants()):
-                report = event_of_report(self.scheduler.ledger, peer.node, message, now)
-                if report is not None:
-                    self._record_event(report)
-                elif (isinstance(message, ms.SandboxUp)
-                      and message.session not in self.scheduler.ledger.sessions):
-                    # Its session was requested again while the sandbox that it had under an earlier
-                    # broker was closing. The end of that sandbox has ended the session.
-                    self._peers.send_to_worker(peer.node, ms.CloseSandbox(message.session))
+                if not self._disowned.concerns(peer.node, message):
+                    report = event_of_report(self.scheduler.ledger, peer.node, message, now)
+                    if report is not None:
+                        self._record_event(report)
             case ms.SnapshotReport():
                 self._snapshots.report(peer.node, message)
             case ms.Ping(stamp=stamp):

@@ -414,8 +414,8 @@ class WorkerDriver:
         executor.carry(message, b"" if payload is None else bytes(payload))
 
     def _open_sandbox(self, executor: Executor, order: OpenSandbox, _: memoryview | None) -> None:
-        self._sessions.opening(order.spec.id)
-        executor.open_session(order.spec)
+        if self._sessions.opening(order.spec):
+            executor.open_session(order.spec)
 
     def _prepare_service(self, executor: Executor, order: InstallService,
                          _: memoryview | None) -> None:
@@ -425,6 +425,7 @@ class WorkerDriver:
         for lease in [lease for lease, (held, _) in self._queues.items()
                       if held.action.session == order.session]:
             self._end_held(lease, ActionState.CANCELLED, "its session was closed")
+        self._sessions.closing(order.session)
         executor.close_session(order.session)
 
     def _pack_sandbox(self, executor: Executor, order: PackSandbox, _: memoryview | None) -> None:
@@ -565,15 +566,22 @@ class WorkerDriver:
 
     def session_down(self, session: int, reason: str, never: bool = False) -> None:
         """Reports that the session's sandbox is gone; see `ports.Reports`."""
-        report = SandboxDown(session, reason[:TEXT_MAX], never)
-        self._sessions.ended(report)
-        self._send(report)
+        self._session_ended(SandboxDown(session, reason[:TEXT_MAX], never))
 
     def session_packed(self, session: int, files: str) -> None:
         """Reports that the session's files are in the store; see `ports.Reports`."""
-        report = SandboxPacked(session, files)
+        self._session_ended(SandboxPacked(session, files))
+
+    def _session_ended(self, report: SandboxDown | SandboxPacked) -> None:
+        """Reports the end of a sandbox, and opens the session again if it was requested meanwhile.
+        """
         self._sessions.ended(report)
         self._send(report)
+        again = self._sessions.reopened(report.session)
+        if again is not None and self._executor is not None:
+            self._open_sandbox(self._executor, OpenSandbox(again.spec), None)
+            if again.closed:
+                self._close_sandbox(self._executor, CloseSandbox(report.session), None)
 
     def background_wants(self, session: int) -> None:
         """Reports that background processes could run; see `ports.Reports`."""

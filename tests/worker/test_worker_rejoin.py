@@ -251,6 +251,35 @@ def test_a_session_that_moved_away_and_came_back_is_only_up() -> None:
     assert rig.come_back() == [(ms.SandboxUp(5), None)]
 
 
+def test_a_session_requested_while_its_sandbox_is_closed_waits_for_the_end_of_that() -> None:
+    rig = Rig("me")
+    opened, close = ms.OpenSandbox(SessionSpec(5)), ms.CloseSandbox(5)
+
+    def orders() -> list[str]:
+        names = {"open_session": "open", "close_session": "close"}
+        return [names[one[0]] for one in rig.orders.got if one[0] in names]
+
+    rig.driver.receive(opened, None)
+    rig.driver.session_up(5)
+    for order in (close, opened, opened):  # the third one is a repetition
+        rig.driver.receive(order, None)
+    assert orders() == ["open", "close"]
+    rig.driver.session_down(5, "")
+    assert orders() == ["open", "close", "open"]
+    rig.driver.connection_lost("it died")
+    assert rig.come_back() == []  # it is open, and not ready yet
+    rig.driver.session_up(5)
+    # a close that comes while the session waits to be opened is carried out, and told, too
+    for order in (close, opened, close):
+        rig.driver.receive(order, None)
+    rig.driver.session_down(5, "")
+    assert orders()[3:] == ["close", "close", "open", "close"]
+    rig.driver.session_down(5, "")
+    assert len(orders()) == 7
+    rig.driver.connection_lost("and again")
+    assert rig.come_back() == [(ms.SandboxDown(5, ""), None)]
+
+
 def test_only_the_last_ends_of_sandboxes_are_kept() -> None:
     rig = Rig()
     for session in range(1, ENDS_MAX + 3):
