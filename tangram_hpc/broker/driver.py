@@ -151,9 +151,7 @@ class Broker:
         self._record_event(ev.BrokerStarted(self._now(), s.job, p.name, self._journal.mode, s.user,
                                             s.version, p.block_max, until))
         self._results.resume(self._keys.spooled)
-        self._payloads, lost = self._keys.resume(self._now())
-        for event in lost:
-            self._record_event(event)
+        self._payloads = self._keys.resume()
         for service in s.services:
             self._record_event(ev.ServiceDeclared(self._now(), service))
         for endpoint in s.endpoints:
@@ -492,6 +490,8 @@ class Broker:
         if entry.withheld and payload is not None:
             self._payloads[action] = payload
             self._record_event(ev.ActionResubmitted(self._now(), action))
+        elif payload is not None and self._keys.submitted_again(entry.action, payload):
+            self._payloads[action] = payload
         elif entry.reply is not None and self._results.asked_again(action):
             self._lose_results([action])
         self._send_grant(action)
@@ -549,7 +549,7 @@ class Broker:
                 if self._owns(peer, lease):
                     self._finished(peer.node, message, payload)
                 else:
-                    self._results.again(peer.node, lease, payload)
+                    self._take_again(peer.node, lease, payload)
             case ms.Released(lease=lease):
                 if self._owns(peer, lease):
                     self._record_event(ev.LeaseReleased(now, lease))
@@ -598,11 +598,17 @@ class Broker:
         if entry.state is LeaseState.RELEASING:
             if message.clean:
                 self._record_event(ev.LeaseReleased(now, lease))
-            return self._results.again(node, lease, payload)
+            return self._take_again(node, lease, payload)
         end = ev.LeaseFinished(now, lease, mended(message.outcome), message.clean)
         for event in finished(ledger, end) if end.outcome.pushed else (end,):
             self._record_event(event, payload)
         self._results.ended(node, lease, entry.action)
+
+    def _take_again(self, node: int, lease: int, payload: Buffer | None) -> None:
+        """Takes the result of a lease whose end the journal has already."""
+        result = self._results.again(node, lease, payload)
+        if result is not None:
+            self._keys.found_again(result, payload)
 
     def _owns(self, peer: Peer, lease: int) -> bool:
         """Fencing: a message about a lease counts only from the node that holds it now."""
@@ -704,13 +710,19 @@ class Broker:
             self._cycle_due = True
             self._timer.after(0, self._run_cycle)
 
+    def _planned(self, now: int) -> list[ev.Event]:
+        """Returns what is to happen next. Actions that nobody could start are ended first."""
+        for event in self._keys.unstartable(now):
+            self._record_event(event)
+        return self.scheduler.plan(now)
+
     def _run_cycle(self) -> None:
         """Plans until there is nothing to do, then sends all messages."""
         if self.ended or self.superseded():
             return
         self._cycle_due, now = True, self._now()
         self._failure_detector.look(now)
-        while events := self.scheduler.plan(now):
+        while events := self._planned(now):
             for event in events:
                 self._record_event(event)
             now = self._now()

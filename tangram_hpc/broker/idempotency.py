@@ -46,6 +46,7 @@ class IdempotencyKeys:
         # Keys whose action ended without a result to keep. Their calls are dropped only when the
         # journal has the end: an action that is open for the next broker needs its call.
         self._ended: dict[str, int] = {}  # key -> action
+        self._without_call: set[int] = set()  # open actions whose call was not kept
 
     # ---- another start of the broker --------------------------------------------------------
 
@@ -62,24 +63,44 @@ class IdempotencyKeys:
                 found.append(ev.LeaseFinished(now, lease.lease, kept[0].outcome, True))
         return found
 
-    def resume(self, now: int) -> tuple[dict[int, Buffer], list[ev.Event]]:
-        """Returns the payloads of actions that wait again, by action id, and the ends of actions
-        whose payload was not kept."""
+    def resume(self) -> dict[int, Buffer]:
+        """Returns the payloads of the open actions whose call was kept, by action id."""
         payloads: dict[int, Buffer] = {}
-        lost: list[ev.Event] = []
         if self._spool is None:
-            return payloads, lost
+            return payloads
         self._earlier = set(self._ledger.once.values())
         for name, action in self._ledger.once.items():
-            payload = self._spool.call(name)
+            payload, self._names[action] = self._spool.call(name), name
             if payload is None:
-                lost.append(ev.ActionCancelled(now, action, "what it was to do was not kept",
-                                               ActionState.NODE_FAIL))
+                self._without_call.add(action)
             else:
-                payloads[action], self._names[action] = payload, name
+                payloads[action] = payload
         self._drop([name for name in self._spool.names()
                     if name not in self._ledger.once and not self._spool.has_result(name)])
-        return payloads, lost
+        return payloads
+
+    def unstartable(self, now: int) -> list[ev.Event]:
+        """Returns the ends of actions that wait and whose call was not kept, as after a failure of
+        the broker's machine. One that a node may be running is left alone: it can end by itself.
+        O(such actions).
+        """
+        found: list[ev.Event] = []
+        for action in sorted(self._without_call):
+            entry = self._ledger.actions.get(action)
+            if entry is None or not entry.lease:
+                self._without_call.discard(action)
+                if entry is not None and entry.state is ActionState.PENDING:
+                    found.append(ev.ActionCancelled(now, action, "what it was to do was not kept",
+                                                    ActionState.NODE_FAIL))
+        return found
+
+    def submitted_again(self, action: Action, payload: Buffer) -> bool:
+        """Keeps the call of an open action whose call was not kept, since its client has submitted
+        it again; returns whether it was such an action and its call is kept now."""
+        if action.id not in self._without_call or self.keep(action, payload):
+            return False
+        self._without_call.discard(action.id)
+        return True
 
     def spooled(self, name: str) -> Buffer | None:
         """Returns the payload of the result that is kept for a key; None if there is none."""
@@ -146,6 +167,15 @@ class IdempotencyKeys:
             if owner is not None and owner.uid:
                 found.append(result.under(follower))
         return found
+
+    def found_again(self, result: ms.ActionResult, payload: Buffer | None) -> None:
+        """Keeps the result of an action that has ended, which its worker sends once more: after a
+        failure of the broker's machine the spool may lack it.
+        """
+        name = self._ledger.actions[result.action].action.once
+        if (name and self._spool is not None and name not in self._ledger.once
+                and result.outcome.state in _KEPT and not self._spool.has_result(name)):
+            self._spool.keep_result(name, result, payload)
 
     def forget(self, names: tuple[str, ...], prefix: str) -> int:
         """Drops the results of these keys, and of all keys that begin with `prefix` if it is not

@@ -82,18 +82,18 @@ class UnacknowledgedResults:
             else:
                 self._lost.add(entry.action.id)
 
-    def again(self, node: int, lease: int, payload: Buffer | None) -> None:
-        """Takes a result that a worker sends for a lease that is over. It is one that this broker
-        awaits, or nobody needs it.
+    def again(self, node: int, lease: int, payload: Buffer | None) -> ms.ActionResult | None:
+        """Takes a result that a worker sends for a lease that is over. Returns it if this broker
+        awaits it; otherwise nobody needs it.
         """
         action, where = self._awaited.get(lease, (0, 0))
-        if where != node:
-            return self._peers.confirm(node, lease)
-        del self._awaited[lease]
-        entry = self._ledger.actions.get(action)
+        entry = self._ledger.actions.get(action) if where == node else None
+        if where == node:
+            del self._awaited[lease]
         if entry is None or entry.reply is None:
-            return self._peers.confirm(node, lease)
-        self._keep(entry.reply, payload)
+            self._peers.confirm(node, lease)
+            return None
+        return self._keep(entry.reply, payload)
 
     def node_lost(self, node: int) -> list[int]:
         """Ends the wait for the results of a node that is lost, and returns those actions whose
@@ -126,10 +126,11 @@ class UnacknowledgedResults:
         return tuple(action for action in self._lost
                      if client_of(action) == client and action not in self._wanted)
 
-    def _keep(self, reply: ReplyToClient, payload: Buffer | None) -> None:
+    def _keep(self, reply: ReplyToClient, payload: Buffer | None) -> ms.ActionResult:
         result = result_of(self._ledger, reply, 0 if payload is None else 1)
         self._outbox.keep(result, payload)
         self._peers.send_to_client(client_of(reply.action), result, payload)
+        return result
 
     # ---- confirmations -------------------------------------------------------------------------
 

@@ -28,4 +28,8 @@ KEPT: tuple[tuple[Plan, str], ...] = (
      "the spool was not synced before the journal"),
     (Plan(700044, {"power": 12.0}, 300, sync="batch", acts=0.5),
      "a session was opened where its earlier sandbox was closing, and its new one stayed"),
+    (Plan(700055, {"power": 12.0}, 300, sync="batch", acts=0.5),
+     "a named action ran again although its node still ran it: its call was not kept"),
+    (Plan(700246, {"power": 12.0}, 300, sync="batch", acts=0.5),
+     "a named action ran again although its worker still had its result: the spool had lost it"),
 )
