@@ -24,10 +24,10 @@ from ..errors import TangramError
 from .helpers.printable import printable
 
 VERBS = ("demo", "run", "acct", "info", "explain", "sim", "sim_rl", "size", "plan", "replay",
-         "image", "template", "config", "doctor", "journal", "broker", "worker", "gateway", "rank",
-         "serve", "shutdown")
+         "image", "clean", "template", "config", "doctor", "journal", "broker", "worker", "gateway",
+         "rank", "serve", "shutdown")
 # verbs that are in a folder of this package
-_IN_FOLDERS = {"journal": "job_files.journal_verb"}
+_IN_FOLDERS = {"clean": "job_files.clean_verb", "journal": "job_files.journal_verb"}
 
 _READ_SETTINGS = ("demo", "acct", "plan", "replay", "image", "config", "doctor", "broker", "worker",
                   "gateway", "rank")

@@ -1,4 +1,4 @@
-"""Holds verbs that read and mend the files of a job's folder, without its broker.
+"""Holds verbs that read, mend and remove the files of jobs, without their brokers.
 
 Nothing here knows how these files are made; `storage` does.
 """

@@ -1,0 +1,143 @@
+"""`tangram clean`: lists the folders of jobs, and removes those that are old or too large."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ...storage.job_folders import JobFolder
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_WHY = {"runs": "its job runs", "queued": "Slurm has its job"}
+_BYTES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def add(verbs: Any) -> None:
+    """Adds this verb to the command line."""
+    p = verbs.add_parser(
+        "clean", help="list the folders of jobs, and remove old ones",
+        description="Lists the folders of jobs below $TANGRAM_HOME with what they take on the "
+                    "disk, and removes those that are named, old or too much. With a folder go "
+                    "the job's accounting, its logs and the results of its named actions. The "
+                    "folder of a job that runs, or that Slurm may start again, always stays.")
+    p.add_argument("jobs", nargs="*", metavar="JOB", help="remove the folders of these jobs")
+    p.add_argument("--older-than", type=_seconds, metavar="TIME", default=None,
+                   help="remove folders that were not changed for so long, such as 30d, 12h")
+    p.add_argument("--keep", type=_bytes, metavar="SIZE", default=None,
+                   help="remove the oldest folders until all together take no more than this, such "
+                        "as 20G")
+    p.add_argument("-n", "--dry-run", action="store_true", help="remove nothing, and say what "
+                                                                "would be removed")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
+    p.set_defaults(go=go)
+
+
+def go(args: argparse.Namespace) -> int:
+    """Lists and removes; returns 1 if a folder that was named could not be removed."""
+    from ...storage.job_folders import job_folders, outdated, remove_job_folder, sweep_removed
+    from ...storage.rundir import tangram_home
+
+    home = tangram_home(os.environ)
+    folders = job_folders(home, _queued(home))
+    doomed = outdated(folders, time.time_ns(),
+                      None if args.older_than is None else args.older_than * 10**9, args.keep)
+    doomed += [each for each in _named(folders, args.jobs) if each not in doomed]
+    done: dict[str, str] = {}
+    for each in doomed:
+        if each.needed:
+            done[each.path.name] = f"stays: {_WHY[each.state]}"
+        elif args.dry_run:
+            done[each.path.name] = "would be removed"
+        else:
+            done[each.path.name] = ("removed" if remove_job_folder(each) else
+                                    "stays: its job has just been started")
+    if not args.dry_run:
+        sweep_removed(home)
+    _print(folders, done, args.json)
+    return int(any(text.startswith("stays") for text in done.values()))
+
+
+def _named(folders: list[JobFolder], jobs: list[str]) -> list[JobFolder]:
+    """Returns the folders of jobs that are given as ID or ID@CLUSTER."""
+    from ...errors import InvalidInput
+
+    found = []
+    for job in jobs:
+        own = [each for each in folders if each.path.name == job]
+        own = own or [each for each in folders if each.path.name.partition("@")[0] == job]
+        if len(own) != 1:
+            there = ", ".join(each.path.name for each in own)
+            raise InvalidInput(f"JOB: {job} has the folders {there}; name one of them" if own else
+                               f"JOB: {job} has no folder; `tangram clean` lists all")
+        found += own
+    return found
+
+
+def _queued(home: Path) -> set[int]:
+    """Returns the ids of those jobs with folders that Slurm has in its queue, by one query."""
+    from ...ports import SlurmRejected, SlurmTransient
+    from ...slurm.commands import Commands
+
+    ids = {int(number) for path in (home / "jobs").glob("*")
+           if (number := path.name.partition("@")[0]).isdecimal()}
+    if not ids or shutil.which("squeue") is None:
+        return set()
+    try:
+        views = asyncio.run(Commands(os.environ).query(sorted(ids), ["-"]))
+    except (SlurmRejected, SlurmTransient) as why:
+        print(f"tangram: {why}; the folders of all Slurm jobs stay", file=sys.stderr)
+        return ids
+    return {view.job for view in views if not view.over}
+
+
+def _print(folders: list[JobFolder], done: dict[str, str], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"folders": [
+            {"job": each.path.name, "path": str(each.path), "state": each.state,
+             "bytes": each.size, "changed_s": round(each.seen_ns / 1e9, 3),
+             "done": done.get(each.path.name, "")} for each in folders],
+            "bytes": sum(each.size for each in folders)}))
+        return
+    width = max((len(each.path.name) for each in folders), default=3)
+    print(f"{'JOB':<{width}} {'STATE':<10} {'SIZE':>7} {'CHANGED':<16}")
+    for each in folders:
+        changed = time.strftime("%Y-%m-%dT%H:%M", time.localtime(each.seen_ns / 1e9))
+        print(f"{each.path.name:<{width}} {each.state:<10} {_size(each.size):>7} {changed:<16} "
+              f"{done.get(each.path.name, '')}".rstrip())
+    gone = [each for each in folders if "removed" in done.get(each.path.name, "")]
+    words = "would be removed" if "would be removed" in done.values() else "removed"
+    print(f"{len(folders)} folders, {_size(sum(each.size for each in folders))}; {words}: "
+          f"{len(gone)}, {_size(sum(each.size for each in gone))}")
+
+
+def _size(count: int) -> str:
+    for unit in ("T", "G", "M"):
+        if count >= _BYTES[unit]:
+            return f"{count / _BYTES[unit]:.1f}{unit}"
+    return f"{count / 1024:.0f}K"
+
+
+def _seconds(text: str) -> int:
+    found = re.fullmatch(r"(\d+)([smhdw])", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; give a number and one of s, m, h, "
+                                         "d, w, such as 30d")
+    return int(found[1]) * _SECONDS[found[2]]
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d+)([KMGT])", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; give a number and one of K, M, G, "
+                                         "T, such as 20G")
+    return int(found[1]) * _BYTES[found[2]]

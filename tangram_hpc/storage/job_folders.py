@@ -1,0 +1,159 @@
+"""The job folders of one user: how large each is, whether its job may still need it, its removal.
+
+A folder is removed while this process holds its lock, so that no broker starts in it meanwhile. It
+is renamed first: a removal that is cut off leaves a hidden folder, which the next one takes along.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import InvalidInput
+from .access import NAME as ACCESS
+from .access import may_serve
+from .folder_lock import FileLock, last_sign
+
+RUNS, QUEUED, ENDED, BROKEN_OFF = "runs", "queued", "ended", "broken off"
+_SIGN_S = 60.0  # a broker on another node that gave a sign of life within so many seconds lives
+_GOING = ".removing-"  # the beginning of the name of a folder that is being removed
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """The folder of one job.
+
+    Attributes:
+        path: The folder.
+        state: RUNS (its broker lives), QUEUED (Slurm has the job, which may start again), ENDED (in
+            order), or BROKEN_OFF (its broker was killed; a job of this name goes on from it).
+        size: What its files take on the disk, bytes.
+        seen_ns: When one of its files was changed last, ns since the epoch.
+    """
+
+    path: Path
+    state: str
+    size: int
+    seen_ns: int
+
+    @property
+    def needed(self) -> bool:
+        """Whether the folder belongs to a job that runs or may be started again by Slurm."""
+        return self.state in (RUNS, QUEUED)
+
+
+def job_folders(home: Path, queued: Collection[int] = ()) -> list[JobFolder]:
+    """Returns the job folders below `$TANGRAM_HOME`, those that were changed longest ago first.
+
+    Other folders there are left out. O(files).
+
+    Args:
+        home: `$TANGRAM_HOME`.
+        queued: The ids of the jobs that Slurm has.
+    """
+    try:
+        paths = sorted((home / "jobs").iterdir())
+    except OSError:
+        return []
+    found = [_folder(path, queued) for path in paths if not path.name.startswith(".")
+             and not path.is_symlink() and path.is_dir() and _is_a_jobs(path)]
+    return sorted(found, key=lambda each: (each.seen_ns, each.path))
+
+
+def outdated(folders: Sequence[JobFolder], now_ns: int, older_ns: int | None, keep: int | None
+             ) -> list[JobFolder]:
+    """Returns the folders to remove. Pure.
+
+    Args:
+        folders: All folders, those that were changed longest ago first.
+        now_ns: The time, ns since the epoch.
+        older_ns: Remove what was not changed for longer than this, ns; None: nothing for its age.
+        keep: Remove the oldest until all folders together take no more than this, bytes; None:
+            nothing for its size.
+    """
+    total, found = sum(each.size for each in folders), []
+    for each in folders:
+        old = older_ns is not None and now_ns - each.seen_ns > older_ns
+        if not each.needed and (old or (keep is not None and total > keep)):
+            found.append(each)
+            total -= each.size
+    return found
+
+
+def remove_job_folder(folder: JobFolder) -> bool:
+    """Removes a folder, and the link that leads to it; returns False if a broker has it by now.
+
+    Raises:
+        InvalidInput: It cannot be removed.
+    """
+    try:
+        lock = FileLock(folder.path)
+    except InvalidInput:
+        return not folder.path.exists()  # somebody else has just removed it
+    try:
+        if not lock.held or _gives_signs(folder.path):
+            return False
+        going = folder.path.with_name(f"{_GOING}{folder.path.name}")
+        shutil.rmtree(going, ignore_errors=True)  # what a removal that was cut off has left
+        folder.path.rename(going)
+        shutil.rmtree(going)
+        link = folder.path.with_name(folder.path.name.partition("@")[0])
+        if link.is_symlink() and not link.exists():
+            link.unlink(missing_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"job folder {folder.path}: cannot be removed ({error.strerror})"
+                           ) from None
+    finally:
+        lock.release()
+    return True
+
+
+def sweep_removed(home: Path) -> None:
+    """Removes what removals that were cut off have left."""
+    for path in (home / "jobs").glob(f"{_GOING}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_a_jobs(path: Path) -> bool:
+    return any(path.glob("journal*")) or any(path.glob("epoch-*")) or (path / ACCESS).exists()
+
+
+def _folder(path: Path, queued: Collection[int]) -> JobFolder:
+    size, seen_ns = 0, 0
+    for base, _, names in os.walk(path):
+        for name in (".", *names):
+            with suppress(OSError):  # it has just gone
+                about = os.lstat(os.path.join(base, name))
+                size += about.st_blocks * 512
+                if name not in (".", "lock"):
+                    seen_ns = max(seen_ns, about.st_mtime_ns)
+    return JobFolder(path, _state(path, queued), size, seen_ns or path.stat().st_mtime_ns)
+
+
+def _state(path: Path, queued: Collection[int]) -> str:
+    if _gives_signs(path) or _is_locked(path):
+        return RUNS
+    number = path.name.partition("@")[0]
+    if number.isdecimal() and int(number) in queued:
+        return QUEUED
+    return BROKEN_OFF if may_serve(path) else ENDED
+
+
+def _is_locked(path: Path) -> bool:
+    if not (path / "lock").exists():
+        return False  # no lock file is made in a folder that is only looked at
+    with suppress(InvalidInput):
+        lock = FileLock(path)
+        lock.release()
+        return not lock.held
+    return True
+
+
+def _gives_signs(path: Path) -> bool:
+    """Returns whether a broker on any node has shown lately that it lives."""
+    return may_serve(path) and time.time() - last_sign(path) / 1e9 < _SIGN_S
