@@ -55,12 +55,13 @@ class Plan:
     """The parameters of the measurement.
 
     Attributes:
+        seed: from which texts and times are drawn.
         cpu: on one slot of CPU in place of a GPU.
-        gigabytes: size of each teacher.
+        gigabytes, layers: size of each teacher, and the number of its layers.
         loads: offered calls, as fractions of those that the device serves in full batches; each is
             measured by itself.
         seconds: about how long the sides are played in all. The number of calls follows from it.
-        calls: calls of each teacher in a round.
+        rounds: how often the sides are played at each load.
         length: mean length of a text, bytes.
     """
 

@@ -112,15 +112,17 @@ def devices(cpu: bool) -> dict[str, Any]:
             "mig": [gpu.name for gpu in seen.gpus if gpu.mig]}
 
 
-def brief(told: Any, key: str = "") -> list[str]:
-    """The figures of a result that a reader looks for first, with where they stand in it."""
-    if isinstance(told, dict):
-        return [line for name, value in told.items() for line in brief(
-            value, f"{key}.{name}" if key and name not in FIGURES else name if not key else
-            f"{key} {name}")]
-    if isinstance(told, list):
-        return [line for n, value in enumerate(told) for line in brief(value, f"{key}[{n}]")]
-    return [f"{key} = {told}"] if key.split(" ")[-1] in FIGURES else []
+def brief(told: Any, where: str = "") -> list[str]:
+    """The figures of a result that a reader looks for first, each with its place in the result."""
+    if not isinstance(told, (dict, list)):
+        return []
+    lines = []
+    for key, value in told.items() if isinstance(told, dict) else enumerate(told):
+        if key in FIGURES:
+            lines.append(f"{where}{key} = {value}")
+        else:
+            lines += brief(value, f"{where}{key} ")
+    return lines
 
 
 def main() -> int:

@@ -486,8 +486,9 @@ class ServiceReply:
 class ServiceBackend(Protocol):
     """One copy of a service, from `load` to `close`; it is parked or on one block of GPUs.
 
-    One task awaits its methods, one at a time: load, then any number of wake, call..., park. Each
-    of them may raise ServiceDied.
+    One task awaits its methods, one at a time: load, then any number of wake, call..., park. A copy
+    that shares its GPU may stand by (`stand_by`) while it is awake; after that it is called again
+    or parked. Each of them may raise ServiceDied.
 
     Attributes:
         shares_gpu: whether its weights may stay on a GPU while other copies are called there, and

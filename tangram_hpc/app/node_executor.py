@@ -26,11 +26,11 @@ class _DelayedStart:
     """An action whose GPUs are being freed.
 
     Attributes:
-        task: frees them, and starts the action afterwards.
+        session: the action's session; 0 for none.
         later: the orders about the action that came in the meantime.
     """
 
-    task: asyncio.Task[None]
+    session: int
     later: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -46,6 +46,7 @@ class NodeExecutor:
     def __init__(self, sandboxes: Sandboxes, services: ServiceExecutor, reports: Reports) -> None:
         self._sandboxes, self._services, self._reports = sandboxes, services, reports
         self._delayed: dict[int, _DelayedStart] = {}  # by lease
+        self._freeing: set[asyncio.Task[None]] = set()
 
     def open_session(self, spec: SessionSpec) -> None:
         """Opens a session; see `ports.Executor`."""
@@ -53,6 +54,8 @@ class NodeExecutor:
 
     def close_session(self, session: int) -> None:
         """Closes a session; see `ports.Executor`."""
+        for lease in [n for n, each in self._delayed.items() if each.session == session]:
+            self.kill(lease, ActionState.CANCELLED, "its session was closed")
         self._sandboxes.close_session(session)
 
     def pack_session(self, session: int) -> None:
@@ -78,25 +81,29 @@ class NodeExecutor:
         elif order.lease in self._delayed:
             return  # the order came twice
         elif self._services.occupies(order.gpus):
+            self._delayed[order.lease] = _DelayedStart(order.action.session)
             task = asyncio.ensure_future(self._start_later(order, bytes(payload)))
+            self._freeing.add(task)
+            task.add_done_callback(self._freeing.discard)
             task.add_done_callback(raise_failure)
-            self._delayed[order.lease] = _DelayedStart(task)
         else:
             self._sandboxes.start(order, payload)
 
     async def _start_later(self, order: StartAttempt, payload: bytes) -> None:
-        await self._services.vacate(order.gpus)
-        delayed = self._delayed.pop(order.lease)
-        self._sandboxes.start(order, memoryview(payload))
-        for each in delayed.later:
-            each()
+        try:
+            await self._services.vacate(order.gpus)
+        finally:  # whatever happens to the copies there, the action must end in its own way
+            delayed = self._delayed.pop(order.lease, None)
+            if delayed is not None:
+                self._sandboxes.start(order, memoryview(payload))
+                for each in delayed.later:
+                    each()
 
     def _give_up(self, lease: int) -> bool:
-        """Forgets an action whose start is delayed; returns whether there is one."""
-        delayed = self._delayed.pop(lease, None)
-        if delayed is not None:
-            delayed.task.cancel()
-        return delayed is not None
+        """Forgets an action whose start is delayed; returns whether there is one. Its GPUs are
+        freed all the same, since a copy must not be interrupted while it is parked.
+        """
+        return self._delayed.pop(lease, None) is not None
 
     def follow(self, order: StartAttempt, payload: memoryview) -> bool:
         """Takes a prefetched action; see `ports.Executor`. A call is handed over at once, because
@@ -153,3 +160,4 @@ class NodeExecutor:
     async def closed(self) -> None:
         """Waits until nothing of the services is left."""
         await self._services.closed()
+        await asyncio.gather(*self._freeing, return_exceptions=True)

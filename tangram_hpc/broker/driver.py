@@ -150,7 +150,8 @@ class Broker:
             self._record_event(ev.BrokerStalled(self._now(), int(s.down_s * 1e9)))
         self._record_event(ev.BrokerStarted(self._now(), s.job, p.name, self._journal.mode, s.user,
                                             s.version, p.block_max, until))
-        self._results.resume(self._keys.spooled)
+        for result in self._results.resume(self._keys.spooled):
+            self._keys.found_again(result, None)
         self._payloads = self._keys.resume()
         for service in s.services:
             self._record_event(ev.ServiceDeclared(self._now(), service))
@@ -490,7 +491,8 @@ class Broker:
         if entry.withheld and payload is not None:
             self._payloads[action] = payload
             self._record_event(ev.ActionResubmitted(self._now(), action))
-        elif payload is not None and self._keys.submitted_again(entry.action, payload):
+        elif (payload is not None and entry.reply is None
+                and self._keys.submitted_again(entry.action, payload)):
             self._payloads[action] = payload
         elif entry.reply is not None and self._results.asked_again(action):
             self._lose_results([action])

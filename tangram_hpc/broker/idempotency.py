@@ -155,6 +155,7 @@ class IdempotencyKeys:
             ran: the result comes from a node, not from the broker itself.
         """
         name = self._names.pop(result.action, "")
+        self._without_call.discard(result.action)
         if name and self._spool is not None:
             if not ran or result.outcome.state not in _KEPT:
                 self._ended[name] = result.action
@@ -169,8 +170,8 @@ class IdempotencyKeys:
         return found
 
     def found_again(self, result: ms.ActionResult, payload: Buffer | None) -> None:
-        """Keeps the result of an action that has ended, which its worker sends once more: after a
-        failure of the broker's machine the spool may lack it.
+        """Keeps the result of an action that has ended, which its worker sends once more or the
+        journal has: after a failure of the broker's machine the spool may lack it.
         """
         name = self._ledger.actions[result.action].action.once
         if (name and self._spool is not None and name not in self._ledger.once

@@ -62,12 +62,14 @@ class UnacknowledgedResults:
 
     # ---- after another start of the broker -----------------------------------------------------
 
-    def resume(self, spooled: Callable[[str], Buffer | None]) -> None:
-        """Takes over the results that clients had not acknowledged. O(actions that have ended).
+    def resume(self, spooled: Callable[[str], Buffer | None]) -> list[ms.ActionResult]:
+        """Takes over the results that clients had not acknowledged, and returns those of nodes
+        that have no payload. O(actions that have ended).
 
         Args:
             spooled: the payload that is kept for an idempotency key; None if there is none.
         """
+        bare = []
         for entry in self._ledger.actions.values():
             reply = entry.reply
             if reply is None:
@@ -76,11 +78,13 @@ class UnacknowledgedResults:
             if payload is not None:
                 self._keep(reply, payload)
             elif not reply.node or not reply.outcome.returned:
-                self._keep(reply, None)
+                result = self._keep(reply, None)
+                bare += [result] if reply.node else []
             elif reply.node in self._ledger.away:
                 self._awaited[entry.ended_lease] = entry.action.id, reply.node
             else:
                 self._lost.add(entry.action.id)
+        return bare
 
     def again(self, node: int, lease: int, payload: Buffer | None) -> ms.ActionResult | None:
         """Takes a result that a worker sends for a lease that is over. Returns it if this broker

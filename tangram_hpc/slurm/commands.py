@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import calendar
 import os
+import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -75,6 +76,12 @@ class Commands:
             raise
         rows = [row.split(_CUT) for row in output.split(_END) if row.strip()]
         return wanted([view for row in rows if (view := _view(row)) is not None], jobs, names)
+
+    async def cluster(self) -> str:
+        """Returns the name of the cluster; empty if its configuration does not tell."""
+        output = await self._run(["scontrol", "show", "config"])
+        found = re.search(r"^ClusterName\s*=\s*(\S+)", output, re.MULTILINE)
+        return found[1] if found else ""
 
     async def cancel(self, jobs: Sequence[JobRef]) -> None:
         """Cancels all jobs with one scancel; see `adapter.SlurmAdapter.cancel`."""

@@ -6,10 +6,12 @@ is renamed first: a removal that is cut off leaves a hidden folder, which the ne
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,8 @@ from .access import NAME as ACCESS
 from .access import may_serve
 from .folder_lock import FileLock, last_sign
 
-RUNS, QUEUED, ENDED, BROKEN_OFF = "runs", "queued", "ended", "broken off"
+RUNS, QUEUED, NOT_ASKED = "runs", "queued", "not asked"
+ENDED, BROKEN_OFF = "ended", "broken off"
 _SIGN_S = 60.0  # a broker on another node that gave a sign of life within so many seconds lives
 _GOING = ".removing-"  # the beginning of the name of a folder that is being removed
 
@@ -30,8 +33,9 @@ class JobFolder:
 
     Attributes:
         path: The folder.
-        state: RUNS (its broker lives), QUEUED (Slurm has the job, which may start again), ENDED (in
-            order), or BROKEN_OFF (its broker was killed; a job of this name goes on from it).
+        state: RUNS (its broker lives), QUEUED (Slurm has the job, which may start again), NOT_ASKED
+            (it is a Slurm job, and its cluster could not be asked), ENDED (in order), or
+            BROKEN_OFF (its broker was killed; a job of this name goes on from it).
         size: What its files take on the disk, bytes.
         seen_ns: When one of its files was changed last, ns since the epoch.
     """
@@ -46,28 +50,54 @@ class JobFolder:
         """Whether the folder belongs to a job that runs or may be started again by Slurm."""
         return self.state in (RUNS, QUEUED)
 
+    @property
+    def over(self) -> bool:
+        """Whether the folder belongs to a job that is known to be over."""
+        return self.state in (ENDED, BROKEN_OFF)
 
-def job_folders(home: Path, queued: Collection[int] = ()) -> list[JobFolder]:
+
+@dataclass(frozen=True)
+class SlurmQueue:
+    """What one cluster has in its queue.
+
+    Attributes:
+        cluster: The cluster's name.
+        jobs: The ids of this user's jobs there.
+    """
+
+    cluster: str
+    jobs: frozenset[int]
+
+
+def slurm_ids(home: Path) -> list[int]:
+    """Returns the ids of all Slurm jobs that have a folder."""
+    return sorted({int(number) for path in (home / "jobs").glob("*")
+                   if (number := path.name.partition("@")[0]).isdecimal()})
+
+
+def job_folders(home: Path, queue: SlurmQueue | None = None) -> list[JobFolder]:
     """Returns the job folders below `$TANGRAM_HOME`, those that were changed longest ago first.
 
     Other folders there are left out. O(files).
 
     Args:
         home: `$TANGRAM_HOME`.
-        queued: The ids of the jobs that Slurm has.
+        queue: What Slurm answered; None if it could not be asked.
     """
     try:
         paths = sorted((home / "jobs").iterdir())
     except OSError:
         return []
-    found = [_folder(path, queued) for path in paths if not path.name.startswith(".")
-             and not path.is_symlink() and path.is_dir() and _is_a_jobs(path)]
+    now = _now_s(home)
+    found = [_folder(path, queue, now) for path in paths if not path.name.startswith(".")
+             and not path.is_symlink() and path.is_dir() and _is_job_folder(path)]
     return sorted(found, key=lambda each: (each.seen_ns, each.path))
 
 
 def outdated(folders: Sequence[JobFolder], now_ns: int, older_ns: int | None, keep: int | None
              ) -> list[JobFolder]:
-    """Returns the folders to remove. Pure.
+    """Returns the folders to remove. Those of jobs that are needed, or may be, are never among
+    them. Pure.
 
     Args:
         folders: All folders, those that were changed longest ago first.
@@ -79,7 +109,7 @@ def outdated(folders: Sequence[JobFolder], now_ns: int, older_ns: int | None, ke
     total, found = sum(each.size for each in folders), []
     for each in folders:
         old = older_ns is not None and now_ns - each.seen_ns > older_ns
-        if not each.needed and (old or (keep is not None and total > keep)):
+        if each.over and (old or (keep is not None and total > keep)):
             found.append(each)
             total -= each.size
     return found
@@ -96,12 +126,14 @@ def remove_job_folder(folder: JobFolder) -> bool:
     except InvalidInput:
         return not folder.path.exists()  # somebody else has just removed it
     try:
-        if not lock.held or _gives_signs(folder.path):
+        if not lock.held or _gives_signs(folder.path, _now_s(folder.path.parent.parent)):
             return False
         going = folder.path.with_name(f"{_GOING}{folder.path.name}")
         shutil.rmtree(going, ignore_errors=True)  # what a removal that was cut off has left
         folder.path.rename(going)
-        shutil.rmtree(going)
+        shutil.rmtree(going, ignore_errors=True)
+        if going.exists():
+            raise OSError(errno.EACCES, f"a part of it stays in {going}")
         link = folder.path.with_name(folder.path.name.partition("@")[0])
         if link.is_symlink() and not link.exists():
             link.unlink(missing_ok=True)
@@ -119,11 +151,11 @@ def sweep_removed(home: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_a_jobs(path: Path) -> bool:
+def _is_job_folder(path: Path) -> bool:
     return any(path.glob("journal*")) or any(path.glob("epoch-*")) or (path / ACCESS).exists()
 
 
-def _folder(path: Path, queued: Collection[int]) -> JobFolder:
+def _folder(path: Path, queue: SlurmQueue | None, now_s: float) -> JobFolder:
     size, seen_ns = 0, 0
     for base, _, names in os.walk(path):
         for name in (".", *names):
@@ -132,15 +164,18 @@ def _folder(path: Path, queued: Collection[int]) -> JobFolder:
                 size += about.st_blocks * 512
                 if name not in (".", "lock"):
                     seen_ns = max(seen_ns, about.st_mtime_ns)
-    return JobFolder(path, _state(path, queued), size, seen_ns or path.stat().st_mtime_ns)
+    return JobFolder(path, _state(path, queue, now_s), size, seen_ns or path.stat().st_mtime_ns)
 
 
-def _state(path: Path, queued: Collection[int]) -> str:
-    if _gives_signs(path) or _is_locked(path):
+def _state(path: Path, queue: SlurmQueue | None, now_s: float) -> str:
+    if _gives_signs(path, now_s) or (may_serve(path) and _is_locked(path)):
         return RUNS
-    number = path.name.partition("@")[0]
-    if number.isdecimal() and int(number) in queued:
-        return QUEUED
+    number, _, cluster = path.name.partition("~")[0].partition("@")
+    if number.isdecimal():
+        if queue is None or cluster not in ("", queue.cluster):
+            return NOT_ASKED
+        if int(number) in queue.jobs:
+            return QUEUED
     return BROKEN_OFF if may_serve(path) else ENDED
 
 
@@ -154,6 +189,23 @@ def _is_locked(path: Path) -> bool:
     return True
 
 
-def _gives_signs(path: Path) -> bool:
-    """Returns whether a broker on any node has shown lately that it lives."""
-    return may_serve(path) and time.time() - last_sign(path) / 1e9 < _SIGN_S
+def _gives_signs(path: Path, now_s: float) -> bool:
+    """Returns whether a broker on any node has shown lately that it lives: one that serves, or one
+    that has taken the folder and does not serve yet.
+    """
+    sign_ns = last_sign(path)
+    try:
+        fresh = may_serve(path) or sign_ns > (path / ACCESS).stat().st_mtime_ns
+    except OSError:
+        fresh = True  # there is no access file yet
+    return fresh and now_s - sign_ns / 1e9 < _SIGN_S
+
+
+def _now_s(home: Path) -> float:
+    """Returns the time by the clock of the home's file system, which signs of life are stamped by.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=home / "jobs") as file:
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return time.time()

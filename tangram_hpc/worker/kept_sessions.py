@@ -22,7 +22,7 @@ ENDS_MAX = 256  # reports of ended sandboxes that are kept
 
 @dataclass
 class ReopenedSession:
-    """A session that is requested while its sandbox of before is being closed.
+    """A session that is requested again while its earlier sandbox is being closed.
 
     Attributes:
         spec: what it is to be.
@@ -84,8 +84,9 @@ class KeptSessions:
         return (*self._open, *self._ends)
 
     def reports(self) -> Iterator[SandboxUp | SandboxDown | SandboxPacked]:
-        """Yields the report of each sandbox that is ready, then those of the ended sandboxes in
-        the order in which they ended.
+        """Yields the report of each sandbox that is ready and stays, then those of the ended
+        sandboxes in the order in which they ended.
         """
-        yield from (report for report in self._open.values() if report is not None)
+        yield from (report for session, report in self._open.items()
+                    if report is not None and session not in self._closing)
         yield from self._ends.values()

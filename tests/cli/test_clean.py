@@ -19,9 +19,11 @@ from tangram_hpc.storage.folder_lock import FileLock, FolderLock
 from tangram_hpc.storage.job_folders import (
     BROKEN_OFF,
     ENDED,
+    NOT_ASKED,
     QUEUED,
     RUNS,
     JobFolder,
+    SlurmQueue,
     job_folders,
     outdated,
     remove_job_folder,
@@ -71,19 +73,33 @@ def test_jobs_that_run_stay_and_those_that_are_over_go(tmp_path: Path) -> None:
 
 
 def test_folders_go_by_age_by_size_and_by_name(tmp_path: Path) -> None:
-    for name, days in (("1@east", 40), ("2@east", 20), ("3", 10), ("4", 1)):
+    for name, days in (("a", 40), ("b", 20), ("c", 10), ("d", 1)):
         a_job(tmp_path, name, days, size=1 << 20)
-    os.symlink("1@east", tmp_path / "jobs" / "1")
     (tmp_path / "jobs" / "no-job").mkdir()
-    assert listed(tmp_path, "-n", "--older-than", "30d")["1@east"] == (ENDED, "would be removed")
+    assert listed(tmp_path, "-n", "--older-than", "30d")["a"] == (ENDED, "would be removed")
     assert listed(tmp_path, "--older-than", "30d") == {
-        "1@east": (ENDED, "removed"), "2@east": (ENDED, ""), "3": (ENDED, ""), "4": (ENDED, "")}
+        "a": (ENDED, "removed"), "b": (ENDED, ""), "c": (ENDED, ""), "d": (ENDED, "")}
+    assert {n for n, (_, done) in listed(tmp_path, "--keep", "2500K").items() if done} == {"b"}
+    told = clean(tmp_path, "e", "--older-than", "5d")
+    assert told.returncode == 2 and "JOB: e has no folder" in told.stderr
+    assert set(listed(tmp_path, "c")) == {"c", "d"} and set(listed(tmp_path)) == {"d"}
+    assert sorted(p.name for p in (tmp_path / "jobs").iterdir()) == ["d", "no-job"]
+
+
+def test_a_folder_of_slurm_goes_only_by_name_where_its_cluster_cannot_be_asked(tmp_path: Path
+                                                                               ) -> None:
+    for name in ("1@east", "2@east", "3"):
+        a_job(tmp_path, name, 40)
+    os.symlink("1@east", tmp_path / "jobs" / "1")
+    told = clean(tmp_path, "--older-than", "30d", "--keep", "0K")  # there is no squeue
+    assert told.returncode == 0 and "stay unless they are named" in told.stderr
+    assert listed(tmp_path) == dict.fromkeys(("1@east", "2@east", "3"), (NOT_ASKED, ""))
+    here = SlurmQueue("west", frozenset({2}))
+    assert {f.path.name: f.state for f in job_folders(tmp_path, here)} == {
+        "1@east": NOT_ASKED, "2@east": NOT_ASKED, "3": ENDED}
+    assert clean(tmp_path, "1").returncode == 0
     assert not os.path.lexists(tmp_path / "jobs" / "1")  # the link that led to it
-    assert {n for n, (_, done) in listed(tmp_path, "--keep", "2500K").items() if done} == {"2@east"}
-    told = clean(tmp_path, "5", "--older-than", "5d")
-    assert told.returncode == 2 and "JOB: 5 has no folder" in told.stderr
-    assert set(listed(tmp_path, "3")) == {"3", "4"} and set(listed(tmp_path)) == {"4"}
-    assert sorted(p.name for p in (tmp_path / "jobs").iterdir()) == ["4", "no-job"]
+    assert sorted(p.name for p in (tmp_path / "jobs").iterdir()) == ["2@east", "3"]
 
 
 @pytest.mark.skipif(shutil.which("squeue") is None, reason="Slurm's commands are not installed")
@@ -91,7 +107,7 @@ def test_where_slurm_does_not_answer_the_folders_of_its_jobs_stay(tmp_path: Path
     for name in ("11@east", "local-1"):
         a_job(tmp_path, name, 40)
     told = clean(tmp_path, "--older-than", "30d", path=os.environ["PATH"])
-    assert told.stderr.count("\n") == 1 and "the folders of all Slurm jobs stay" in told.stderr
+    assert told.stderr.count("\n") == 1 and "stay unless they are named" in told.stderr
     assert [p.name for p in (tmp_path / "jobs").iterdir()] == ["11@east"]
 
 
@@ -103,24 +119,31 @@ def test_an_amount_without_a_unit_is_refused_with_an_example(words: list[str], t
 
 
 def test_a_broker_that_was_killed_leaves_a_folder_that_is_broken_off(tmp_path: Path) -> None:
-    folder = a_job(tmp_path, "7", 2, ended=False)
-    assert [each.state for each in job_folders(tmp_path)] == [BROKEN_OFF]
-    assert [each.state for each in job_folders(tmp_path, {7})] == [QUEUED]
+    folder = a_job(tmp_path, "7@east", 2, ended=False)
+    idle, queued = SlurmQueue("east", frozenset()), SlurmQueue("east", frozenset({7}))
+    assert [each.state for each in job_folders(tmp_path, idle)] == [BROKEN_OFF]
+    assert [each.state for each in job_folders(tmp_path, queued)] == [QUEUED]
     lock = FileLock(folder)  # a broker of this host starts
-    assert [each.state for each in job_folders(tmp_path)] == [RUNS]
+    assert [each.state for each in job_folders(tmp_path, idle)] == [RUNS]
     assert not remove_job_folder(JobFolder(folder, BROKEN_OFF, 0, 0)) and folder.exists()
     lock.release()
     FolderLock(folder, FileLock(folder))  # one of another host, whose lock is not seen here
-    assert [each.state for each in job_folders(tmp_path)] == [RUNS]
+    assert [each.state for each in job_folders(tmp_path, idle)] == [RUNS]
+    (folder / ACCESS).write_text(json.dumps({"ended": "its job is over"}))
+    at = time.time() - 40
+    os.utime(folder / ACCESS, (at, at))  # the next broker has just taken the folder
+    assert [each.state for each in job_folders(tmp_path, idle)] == [RUNS]
+    os.utime(folder / ACCESS)  # and has ended in order
+    assert [each.state for each in job_folders(tmp_path, idle)] == [ENDED]
 
 
 def test_a_removal_that_was_cut_off_is_finished_by_the_next(tmp_path: Path) -> None:
-    a_job(tmp_path, "8")
-    a_job(tmp_path, ".removing-9")
-    assert set(listed(tmp_path, "-n")) == {"8"}
-    assert (tmp_path / "jobs" / ".removing-9").exists()
-    assert set(listed(tmp_path)) == {"8"}
-    assert [p.name for p in (tmp_path / "jobs").iterdir()] == ["8"]
+    a_job(tmp_path, "a")
+    a_job(tmp_path, ".removing-b")
+    assert set(listed(tmp_path, "-n")) == {"a"}
+    assert (tmp_path / "jobs" / ".removing-b").exists()
+    assert set(listed(tmp_path)) == {"a"}
+    assert [p.name for p in (tmp_path / "jobs").iterdir()] == ["a"]
 
 
 def test_needed_folders_count_for_the_size_and_are_never_chosen() -> None:

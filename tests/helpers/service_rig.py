@@ -55,11 +55,18 @@ class FakeCopy:
         self.state = "parked"
         return 1
 
-    async def wake(self, gpus: tuple[int, ...]) -> None:
-        assert self.state == "parked", self.state
-        trouble = self.rig.trouble.pop(("wake", self.spec.name), None)
+    async def _trouble(self, order: str) -> None:
+        """Takes as long as such an order takes, and raises what it is to meet."""
+        await asyncio.sleep(self.rig.move_s)
+        trouble = self.rig.trouble.pop((order, self.spec.name), None)
+        if isinstance(trouble, ServiceDied):
+            self.state = "dead"
         if trouble is not None:
             raise trouble
+
+    async def wake(self, gpus: tuple[int, ...]) -> None:
+        assert self.state == "parked", self.state
+        await self._trouble("wake")
         beside = []
         for other in self.rig.copies:
             stands = getattr(other, "gpus", ())
@@ -73,9 +80,15 @@ class FakeCopy:
 
     async def stand_by(self) -> None:
         assert self.state == "awake", self.state
+        await self._trouble("stand_by")
 
     async def park(self) -> None:
         assert self.state == "awake", self.state
+        try:
+            await self._trouble("park")
+        except asyncio.CancelledError:
+            self.state = "interrupted"  # nobody may do this to a copy that lives on
+            raise
         self.state = "parked"
         self.log("park")
 
@@ -136,6 +149,7 @@ class Rig:
     device_mib: int = 99  # what there really is on each GPU
     load_s: float = 0.0  # of copies after a service's first
     call_s: float = 0.0
+    move_s: float = 0.0  # of wake, stand_by and park
     log: list[tuple[object, ...]] = field(default_factory=list)
     trouble: dict[tuple[str, str], Exception] = field(default_factory=dict)
     copies: list[FakeCopy] = field(default_factory=list)

@@ -136,6 +136,22 @@ def test_a_wrong_request_fails_alone_in_its_batch(
     through(adapter, home, scratch, steps)
 
 
+@EVERY
+def test_a_copy_that_stands_by_answers_again_and_can_be_parked(
+        adapter: BackendCase, home: Path, scratch: Path) -> None:
+    async def steps(copy: ServiceBackend) -> None:
+        await copy.load()
+        await copy.wake((0,))
+        before = [reply.value for reply in await copy.call(adapter.good)]
+        for _ in range(2):
+            await copy.stand_by()
+            assert [reply.value for reply in await copy.call(adapter.good)] == before
+        await copy.stand_by()
+        await copy.park()
+
+    through(adapter, home, scratch, steps)
+
+
 # ---- in trouble --------------------------------------------------------------------------------
 
 

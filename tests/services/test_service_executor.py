@@ -76,6 +76,20 @@ def test_weights_stay_on_the_gpu_until_their_room_is_needed() -> None:
     play(scene, cache_mib=3)
 
 
+def test_a_copy_that_died_while_its_weights_were_kept_is_replaced_and_no_call_is_blamed() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a")
+        rig.declare("b")
+        await rig.all(rig.call("a"))
+        await rig.all(rig.call("b"))
+        rig.trouble["stand_by", "a"] = ServiceDied("it was killed")
+        calls = [rig.call("a", n) for n in range(3)]
+        await rig.all(*calls)
+        assert all(rig.ends[call].state is DONE for call in calls)
+        assert len(rig.of("call")) == 3 and len(rig.of("load")) == 3
+    play(scene, cache_mib=9)
+
+
 def test_an_engine_gets_the_whole_memory_of_its_gpu() -> None:
     async def scene(rig: Rig) -> None:
         for service in ("a", "b", "engine"):
@@ -363,7 +377,7 @@ async def rig_turn() -> None:
 
 
 @pytest.mark.parametrize("cache_mib", [0, 2])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(12))
 def test_every_service_call_ends_once_under_random_failures(seed: int, cache_mib: int) -> None:
     async def scene(rig: Rig) -> None:
         draw = random.Random(seed)
@@ -375,8 +389,11 @@ def test_every_service_call_ends_once_under_random_failures(seed: int, cache_mib
             method = draw.choices(("echo", "die", "too-big", "wrong", "huge"), (80, 4, 6, 5, 5))[0]
             lease = rig.call(draw.choice("abc"), n, method, draw.choice(((0,), (1,), (0, 1))))
             asked[lease] = method, n
-            if n in (10, 20, 50, 60):  # fewer than would make a call queue give up
-                rig.trouble["wake" if n % 20 else "load", draw.choice("abc")] = ServiceDied("!")
+            if n in (10, 20, 50, 60, 70, 80, 90):  # fewer than would make a call queue give up
+                order = "wake" if n % 20 else "load"
+                if n > 50:
+                    order = draw.choice(("stand_by", "park"))
+                rig.trouble[order, draw.choice("abc")] = ServiceDied("!")
             if draw.random() < 0.1:
                 rig.executor.kill(draw.choice(list(asked)), ActionState.CANCELLED, "no")
             if draw.random() < 0.3:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from helpers.slurm_site import Site
@@ -15,13 +16,17 @@ def test_the_folder_of_a_job_in_the_queue_stays_until_the_job_is_cancelled(site:
                                     input="#!/bin/sh\ntrue\n")
     job = told.stdout.strip()
     assert job.isdigit(), told.stderr
-    folder = site.cluster.home / ".tangram" / "jobs" / f"{job}@here"
+    conf = site.cluster.run_as_user(["scontrol", "show", "config"]).stdout
+    cluster = re.search(r"ClusterName\s*=\s*(\S+)", conf)
+    assert cluster is not None
+    name = f"{job}@{cluster[1]}"
+    folder = site.cluster.home / ".tangram" / "jobs" / name
     site.cluster.run_as_user(["mkdir", "-p", str(folder)])
     site.cluster.run_as_user(["touch", "-d", "1 day ago", str(folder / "journal")])
 
     def state() -> tuple[str, str]:
         rows = json.loads(site.tangram("clean", "--json", "--older-than", "12h").stdout)["folders"]
-        row = next(row for row in rows if row["job"] == f"{job}@here")
+        row = next(row for row in rows if row["job"] == name)
         return row["state"], row["done"]
 
     assert state() == ("queued", "") and folder.exists()

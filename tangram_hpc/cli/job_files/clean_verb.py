@@ -7,18 +7,14 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ...storage.job_folders import JobFolder
+    from ...storage.job_folders import JobFolder, SlurmQueue
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_WHY = {"runs": "its job runs", "queued": "Slurm has its job"}
 _BYTES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -27,9 +23,11 @@ def add(verbs: Any) -> None:
     p = verbs.add_parser(
         "clean", help="list the folders of jobs, and remove old ones",
         description="Lists the folders of jobs below $TANGRAM_HOME with what they take on the "
-                    "disk, and removes those that are named, old or too much. With a folder go "
-                    "the job's accounting, its logs and the results of its named actions. The "
-                    "folder of a job that runs, or that Slurm may start again, always stays.")
+                    "disk, and removes those that are named here, that are old, or that take "
+                    "too much. With a folder go the job's accounting, its logs and the results of "
+                    "its named actions. The folder of a job that runs, or that Slurm has in its "
+                    "queue, always stays; that of a job whose cluster cannot be asked goes only "
+                    "if it is named.")
     p.add_argument("jobs", nargs="*", metavar="JOB", help="remove the folders of these jobs")
     p.add_argument("--older-than", type=_seconds, metavar="TIME", default=None,
                    help="remove folders that were not changed for so long, such as 30d, 12h")
@@ -43,28 +41,35 @@ def add(verbs: Any) -> None:
 
 
 def go(args: argparse.Namespace) -> int:
-    """Lists and removes; returns 1 if a folder that was named could not be removed."""
-    from ...storage.job_folders import job_folders, outdated, remove_job_folder, sweep_removed
+    """Lists and removes; returns 1 if a folder that was to be removed stays."""
+    from ...storage.job_folders import job_folders, outdated, slurm_ids, sweep_removed
     from ...storage.rundir import tangram_home
 
     home = tangram_home(os.environ)
-    folders = job_folders(home, _queued(home))
-    doomed = outdated(folders, time.time_ns(),
+    folders = job_folders(home, _queue(slurm_ids(home)))
+    chosen = outdated(folders, time.time_ns(),
                       None if args.older_than is None else args.older_than * 10**9, args.keep)
-    doomed += [each for each in _named(folders, args.jobs) if each not in doomed]
-    done: dict[str, str] = {}
-    for each in doomed:
-        if each.needed:
-            done[each.path.name] = f"stays: {_WHY[each.state]}"
-        elif args.dry_run:
-            done[each.path.name] = "would be removed"
-        else:
-            done[each.path.name] = ("removed" if remove_job_folder(each) else
-                                    "stays: its job has just been started")
+    chosen += [each for each in _named(folders, args.jobs) if each not in chosen]
+    done = {each.path.name: _remove(each, args.dry_run) for each in chosen}
     if not args.dry_run:
         sweep_removed(home)
     _print(folders, done, args.json)
     return int(any(text.startswith("stays") for text in done.values()))
+
+
+def _remove(folder: JobFolder, dry_run: bool) -> str:
+    """Removes a folder if that may be, and returns what was done, for the list."""
+    from ...errors import InvalidInput
+    from ...storage.job_folders import RUNS, remove_job_folder
+
+    if folder.needed:
+        return "stays: its job runs" if folder.state == RUNS else "stays: Slurm has its job"
+    if dry_run:
+        return "would be removed"
+    try:
+        return "removed" if remove_job_folder(folder) else "stays: its job has just been started"
+    except InvalidInput as error:
+        return f"stays: {error}"
 
 
 def _named(folders: list[JobFolder], jobs: list[str]) -> list[JobFolder]:
@@ -83,21 +88,25 @@ def _named(folders: list[JobFolder], jobs: list[str]) -> list[JobFolder]:
     return found
 
 
-def _queued(home: Path) -> set[int]:
-    """Returns the ids of those jobs with folders that Slurm has in its queue, by one query."""
+def _queue(ids: list[int]) -> SlurmQueue | None:
+    """Returns what Slurm has of these jobs, by one query; None if it cannot be asked."""
     from ...ports import SlurmRejected, SlurmTransient
     from ...slurm.commands import Commands
+    from ...storage.job_folders import SlurmQueue
 
-    ids = {int(number) for path in (home / "jobs").glob("*")
-           if (number := path.name.partition("@")[0]).isdecimal()}
-    if not ids or shutil.which("squeue") is None:
-        return set()
+    async def ask() -> SlurmQueue:
+        slurm = Commands(os.environ)
+        cluster, views = await slurm.cluster(), await slurm.query(ids, ["-"])
+        return SlurmQueue(cluster, frozenset(view.job for view in views if not view.over))
+
+    if not ids:
+        return None
     try:
-        views = asyncio.run(Commands(os.environ).query(sorted(ids), ["-"]))
+        return asyncio.run(ask())
     except (SlurmRejected, SlurmTransient) as why:
-        print(f"tangram: {why}; the folders of all Slurm jobs stay", file=sys.stderr)
-        return ids
-    return {view.job for view in views if not view.over}
+        print(f"tangram: {why}; the folders of Slurm jobs stay unless they are named",
+              file=sys.stderr)
+        return None
 
 
 def _print(folders: list[JobFolder], done: dict[str, str], as_json: bool) -> None:

@@ -41,13 +41,13 @@ class DeviceCache:
             copy.kept = ()
             self.kept.remove(copy)
 
-    def on(self, block: Block) -> list[ServiceCopy]:
+    def kept_on(self, block: Block) -> list[ServiceCopy]:
         """Returns the copies that are kept on any GPU of a block. O(copies), as `excess`."""
         return [copy for copy in self.kept if not set(copy.kept).isdisjoint(block)]
 
     def excess(self, coming: ServiceCopy, block: Block) -> list[ServiceCopy]:
         """Returns the copies to drop before another one comes to a block."""
-        found = self.on(block)
+        found = self.kept_on(block)
         if not coming.backend.shares_gpu:
             return found
         total = sum(copy.mib for copy in [coming, *found])

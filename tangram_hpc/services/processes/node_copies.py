@@ -10,9 +10,10 @@ node's memory suffices. Nobody waits for that load while a copy that exists can 
 want a copy take turns, and each keeps it for `KEEPS` restore times, so that moving the copy takes a
 small part of the time.
 
-Invariants: a GPU has at most one resident copy. A copy is moved to or from a block only by the
-caller that occupies the block, so nobody else moves anything there. This module knows nothing of
-leases or calls; `service_executor.py` does.
+Invariants: a GPU has at most one resident copy. A copy becomes resident on a block, and leaves it,
+only by the caller that occupies the block. Weights that are kept on a GPU may be dropped by others
+too, under the lock of their copy. This module knows nothing of leases or calls;
+`service_executor.py` does.
 """
 
 from __future__ import annotations
@@ -95,8 +96,7 @@ class NodeCopies:
         try:
             copy, took = self._resident(service, block), 0
             if copy is None:
-                copy = await self._bring(service, block)
-                took = copy.restore_ns
+                copy, took = await self._bring(service, block)
             async with copy.lock:
                 try:
                     yield copy, took
@@ -111,9 +111,9 @@ class NodeCopies:
             self._occupancy.give(block)
             self._changed()
 
-    def occupy(self, block: Block) -> bool:
+    def occupies(self, block: Block) -> bool:
         """Returns whether any copy is resident or kept on a GPU of a block. O(copies)."""
-        return bool(self._on(block) or self._cache.on(block))
+        return bool(self._resident_on(block) or self._cache.kept_on(block))
 
     async def vacate(self, block: Block) -> None:
         """Frees the memory of a block for somebody who is no service: parks what is resident there
@@ -121,7 +121,7 @@ class NodeCopies:
         """
         await self._occupancy.take(block)
         try:
-            await asyncio.gather(*(self._park(c) for c in self._on(block)))
+            await asyncio.gather(*(self._park(c) for c in self._resident_on(block)))
             await self.drop_kept(block)
         finally:
             self._occupancy.give(block)
@@ -131,7 +131,7 @@ class NodeCopies:
         """Drops the weights that are kept on a block, which the caller occupies; returns whether
         there were any.
         """
-        found = self._cache.on(block)
+        found = self._cache.kept_on(block)
         await asyncio.gather(*(self._drop(copy) for copy in found))
         return bool(found)
 
@@ -152,7 +152,7 @@ class NodeCopies:
     def _all(self) -> list[ServiceCopy]:
         return [copy for copies in self._copies.values() for copy in copies]
 
-    def _on(self, block: Block) -> list[ServiceCopy]:
+    def _resident_on(self, block: Block) -> list[ServiceCopy]:
         return [copy for copy in self._all() if not set(copy.block).isdisjoint(block)]
 
     # ---- residency ----
@@ -164,10 +164,12 @@ class NodeCopies:
                 return copy
         return None
 
-    async def _bring(self, service: str, block: Block) -> ServiceCopy:
-        """Parks what overlaps the block, then wakes a copy there."""
+    async def _bring(self, service: str, block: Block) -> tuple[ServiceCopy, int]:
+        """Parks what overlaps the block, then wakes a copy there; returns it, and how long that
+        took, ns.
+        """
         began = time.monotonic_ns()
-        await asyncio.gather(*(self._leave(c) for c in self._on(block)))
+        await asyncio.gather(*(self._leave(c) for c in self._resident_on(block)))
         took = time.monotonic_ns() - began
         copy = await self._free_copy(service, block)
         began = time.monotonic_ns()
@@ -175,18 +177,23 @@ class NodeCopies:
             if copy.kept != block:
                 await self._make_room(copy, block)
             async with copy.lock:
-                if copy.kept:
+                if copy.dead:
+                    raise ServiceDied("it ended while it left another GPU")
+                if kept := copy.kept:
+                    await copy.backend.stand_by()  # raises if the copy died meanwhile
                     self._cache.forget(copy)
                 else:
                     await self._wake(copy, block)
                 copy.block, copy.since = block, time.monotonic_ns()
-                copy.restore_ns = max(1, took + copy.since - began)
+                took = max(1, took + copy.since - began)
+                if not kept:
+                    copy.restore_ns = took
         except ServiceDied:
             await self._remove(copy)
             raise
         finally:
             copy.claimed = copy.yield_due = False
-        return copy
+        return copy, took
 
     async def _make_room(self, copy: ServiceCopy, block: Block) -> None:
         """Drops what would leave too little memory on the block, and what the copy itself still

@@ -24,7 +24,8 @@ class ServiceCopy:
         yield_due: whether the copy has been resident for its minimum residency while other blocks
             wait for it; the next caller that wants it on its present block must then queue too.
         since: when the copy became resident, monotonic ns; 0 before the first time.
-        restore_ns: how long the last restore took: freeing the block and waking the copy, ns.
+        restore_ns: how long the last restore took in which weights were moved: freeing the block
+            and waking the copy, ns.
         lock: held while the copy is called, woken or parked.
     """
 

@@ -185,7 +185,7 @@ class ServiceExecutor:
 
     def occupies(self, block: Block) -> bool:
         """Returns whether weights of a service are in the memory of any of these GPUs."""
-        return self._copies.occupy(block)
+        return self._copies.occupies(block)
 
     async def vacate(self, block: Block) -> None:
         """Frees the memory of these GPUs for an action that is no call of a service."""
