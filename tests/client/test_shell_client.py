@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import pickle
 import pty as ptys
@@ -224,9 +225,9 @@ def test_run_pty_connects_two_terminals(cluster: LocalCluster) -> None:
     os.close(theirs)
     seen = b""
 
-    def read_until(wanted: bytes) -> None:
+    def read_until(wanted: bytes, within_s: float = 60.0) -> None:
         nonlocal seen
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + within_s
         while wanted not in seen:
             assert time.monotonic() < deadline, seen
             if select.select([ours], [], [], 0.1)[0]:
@@ -236,6 +237,14 @@ def test_run_pty_connects_two_terminals(cluster: LocalCluster) -> None:
     os.write(ours, b"hello\r")
     read_until(b"<hello>")
     os.write(ours, b"\x03")  # ^C goes to the program there
-    assert program.wait(60) == 130
+    try:
+        assert program.wait(60) == 130
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(AssertionError):
+            read_until(b"nothing more", 1.0)
+        there = subprocess.run(["ps", "-eo", "pid,ppid,pgid,tpgid,stat,wchan:16,args"], text=True,
+                               capture_output=True, check=False).stdout
+        program.kill()
+        raise AssertionError(f"^C ended nothing: {seen!r}\n{there}") from None
     os.close(ours)
     assert re.search(rb"hello\r\n<hello>", seen)  # echoed there, once
