@@ -134,7 +134,7 @@ $(GPU_VENV)/.$(GPU_EXTRAS): pyproject.toml setup.py | python
 test-gpu: $(if $(filter $(GPU_VENV)/%,$(GPU_PYTHON)),$(GPU_VENV)/.$(GPU_EXTRAS))
 	$(GPU_PYTHON) -m pytest -m gpu
 
-# All of it and the benches, in ten minutes, without a network. GPU_ALL='--cpu --tiny' runs them on
+# The tests of `test-gpu` and the GPU benches, in at most ten minutes, without a network. GPU_ALL='--cpu --tiny' runs them on
 # slots of CPU, as the long tests do.
 gpu-all: $(if $(filter $(GPU_VENV)/%,$(GPU_PYTHON)),$(GPU_VENV)/.$(GPU_EXTRAS))
 	$(GPU_PYTHON) bench/gpu_all.py $(GPU_ALL)

@@ -1,4 +1,4 @@
-"""Measures how fast torch services of 1, 4 and 16 GB move to their GPU and back, beside copies.
+"""Measures how fast torch services of 1, 4 and 16 GB come to a GPU, compared with plain copies.
 
 The weights are random and made by the benchmark. The reference is the best of several copies of one
 large pinned block, in both directions. The service's times are medians, measured through the

@@ -8,8 +8,8 @@ four sides, one after the other in each round, on the same device and with the s
 - `swapped`: the placer `elastic`.
 - `kept`: `elastic`, and weights of parked teachers stay on the device as far as there is room for
   four of the nine (setting `weights_cache_mib`).
-- `oracle`: all nine are on the device all the time, so nothing is ever restored. No placer with
-  swaps can be faster.
+- `oracle`: all nine are on the device all the time, so no weights are copied. The other sides are
+  compared with it, to show what their swaps cost.
 
 `overhead` is the share of the ACT that is neither execution nor waiting for the device: the restore
 that a call waits for, as ARL-Tangram counts it (it states about 25 % for its GPU workloads).
@@ -81,18 +81,14 @@ class Plan:
 
 
 def capacity(side: Side, calls: Sequence[Timed]) -> float:
-    """Calls a second that the device serves in full batches of one teacher. They are made twice:
-    the first batches load the device's kernels."""
+    """Calls a second that the device serves in full batches of one teacher. They are made twice,
+    and the second time counts: the first batches load the device's kernels."""
     for _ in range(2):
-        rate = _capacity(side, calls)
+        began = time.perf_counter()
+        for future in [side.submit(Timed(0, 0, c.prompt, c.completion), False) for c in calls]:
+            future.result(WITHIN_S)
+        rate = len(calls) / (time.perf_counter() - began)
     return rate
-
-
-def _capacity(side: Side, calls: Sequence[Timed]) -> float:
-    began = time.perf_counter()
-    for future in [side.submit(Timed(0, 0, c.prompt, c.completion), False) for c in calls]:
-        future.result(WITHIN_S)
-    return len(calls) / (time.perf_counter() - began)
 
 
 def swap_s(side: Side, calls: Sequence[Timed]) -> float:

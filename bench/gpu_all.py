@@ -1,4 +1,4 @@
-"""Runs every check that needs a GPU, one after the other, in ten minutes and without a network.
+"""Runs every check that needs a GPU, one by one, in at most ten minutes, without a network.
 
     python bench/gpu_all.py [--cpu] [--tiny] [--seconds 600] [--out FOLDER]
 
@@ -48,7 +48,8 @@ class Check:
 
 
 def checks(cpu: bool, tiny: bool) -> list[Check]:
-    """All checks, the most telling first."""
+    """All checks, the most telling first. Of the tests, those in `alone` read the GPU's memory, so
+    that nothing may run beside them; those in `beside` share the GPU."""
     small, slots = ("--tiny",) * tiny, ("--cpu",) * cpu
     spread = ("-n", str(min(WORKERS, len(os.sched_getaffinity(0))))) if find_spec("xdist") else ()
     tests = ("-m", "pytest", "-q", "--durations=5", "-m", "" if cpu else "gpu")
@@ -59,9 +60,9 @@ def checks(cpu: bool, tiny: bool) -> list[Check]:
         alone = ["tests/services/test_gpu_memory.py", "tests/resources/test_gpu_real.py"]
     return [
         Check("mopd", ("bench/bench_mopd_gpu.py", *small, *slots), 0.5),
-        Check("exact", (*tests, *alone), 0.4),
+        Check("alone", (*tests, *alone), 0.4),
         Check("park", ("bench/bench_park.py" if cpu else "bench/bench_gpu_park.py", *small), 0.3),
-        Check("services", (*tests, *spread, *beside, "-k", "torch or gpu"), 0.3),
+        Check("beside", (*tests, *spread, *beside, "-k", "torch or gpu"), 0.3),
     ]
 
 

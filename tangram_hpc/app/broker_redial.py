@@ -23,6 +23,7 @@ from ..errors import AccessError, BrokerUnreachable, TangramError
 from ..protocol.liveness import Patience
 from ..transport.socket.dial import dial
 from ..transport.socket.socket_connection import SocketConnection
+from ..unawaited import raise_failure
 from ..worker.driver import WorkerDriver
 from .access_dial import AccessFileDialer
 
@@ -76,7 +77,7 @@ class BrokerRedial:
             self._reason, self.shut = reason, False
             if self._task is None:
                 self._task = asyncio.ensure_future(self._come_back())
-                self._task.add_done_callback(_check)
+                self._task.add_done_callback(raise_failure)
 
     def close(self) -> None:
         """Makes no further attempt."""
@@ -156,8 +157,3 @@ async def _in_thread(work: Callable[[], _Attempt]) -> _Attempt:
 
     threading.Thread(target=run, name="tangram-redial", daemon=True).start()
     return await future
-
-
-def _check(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.result()  # an exception nobody expected must reach the loop's handler

@@ -17,8 +17,8 @@ from ..domain.session import SessionSpec
 from ..domain.states import ActionState
 from ..ports import Reports, Sandboxes
 from ..protocol.message import SnapshotOrder, SnapshotReport, StartAttempt, StreamMessage
-from ..services.processes.node_copies import raise_failure
 from ..services.processes.service_executor import ServiceExecutor
+from ..unawaited import raise_failure
 
 
 @dataclass

@@ -70,7 +70,8 @@ class IdempotencyKeys:
             return payloads
         self._earlier = set(self._ledger.once.values())
         for name, action in self._ledger.once.items():
-            payload, self._names[action] = self._spool.call(name), name
+            payload = self._spool.call(name)
+            self._names[action] = name
             if payload is None:
                 self._without_call.add(action)
             else:

@@ -1,4 +1,4 @@
-"""Pure. Makes the event that follows from a worker's report about a session's sandbox.
+"""Pure. Decides what follows from a worker's report about a session's sandbox.
 
 A report counts only if it comes from the node that is the session's home now. After a migration the
 earlier home may still report about a sandbox that is not needed any more; such a report is ignored.

@@ -115,30 +115,30 @@ def outdated(folders: Sequence[JobFolder], now_ns: int, older_ns: int | None, ke
     return found
 
 
-def remove_job_folder(folder: JobFolder) -> bool:
+def remove_job_folder(folder: Path) -> bool:
     """Removes a folder, and the link that leads to it; returns False if a broker has it by now.
 
     Raises:
         InvalidInput: It cannot be removed.
     """
     try:
-        lock = FileLock(folder.path)
+        lock = FileLock(folder)
     except InvalidInput:
-        return not folder.path.exists()  # somebody else has just removed it
+        return not folder.exists()  # somebody else has just removed it
     try:
-        if not lock.held or _gives_signs(folder.path, _now_s(folder.path.parent.parent)):
+        if not lock.held or _gives_signs(folder, _now_s(folder.parent.parent)):
             return False
-        going = folder.path.with_name(f"{_GOING}{folder.path.name}")
+        going = folder.with_name(f"{_GOING}{folder.name}")
         shutil.rmtree(going, ignore_errors=True)  # what a removal that was cut off has left
-        folder.path.rename(going)
+        folder.rename(going)
         shutil.rmtree(going, ignore_errors=True)
         if going.exists():
             raise OSError(errno.EACCES, f"a part of it stays in {going}")
-        link = folder.path.with_name(folder.path.name.partition("@")[0])
+        link = folder.with_name(folder.name.partition("@")[0])
         if link.is_symlink() and not link.exists():
             link.unlink(missing_ok=True)
     except OSError as error:
-        raise InvalidInput(f"job folder {folder.path}: cannot be removed ({error.strerror})"
+        raise InvalidInput(f"job folder {folder}: cannot be removed ({error.strerror})"
                            ) from None
     finally:
         lock.release()

@@ -17,7 +17,6 @@ import fcntl
 import glob
 import os
 import re
-import shutil
 import stat
 import tempfile
 import time
@@ -30,7 +29,7 @@ from ..errors import InvalidInput
 from ..sandbox.files import scratch
 from ..slurm.job_environment import slurm_place
 from .access import may_serve
-from .folder_lock import FileLock
+from .job_folders import remove_job_folder
 
 KEPT_LOCAL_RUNS = 50
 _OURS = ("tangram-worker-", "tangram-broker-")
@@ -160,11 +159,8 @@ def _prune(jobs: Path) -> None:
     """Removes the oldest runs without Slurm; the folders of Slurm jobs are the user's to remove."""
     local = sorted(jobs.glob("local-*"), key=lambda p: p.stat().st_mtime_ns)
     for old in local[: max(0, len(local) - KEPT_LOCAL_RUNS)]:
-        with suppress(InvalidInput):  # another process has just removed it
-            lock = FileLock(old)
-            if lock.held:  # a run whose lock cannot be taken still has its broker
-                shutil.rmtree(old, ignore_errors=True)
-            lock.release()
+        with suppress(InvalidInput):  # the next start tries again
+            remove_job_folder(old)
 
 
 _ALIVE = ".alive"  # locked by the folder's maker for as long as that process lives

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 from helpers.backend_rig import on_gpu, request, tiny, value
 from helpers.gpu_rig import DEVICES, NEEDS_GPU, needs_torch
 
+from tangram_hpc.resources.gpu.mps import mps_serves
 from tangram_hpc.services.processes.process import ProcessBackend
 
 pytestmark = [*NEEDS_GPU, needs_torch]
@@ -65,10 +67,6 @@ def test_logprobs_on_a_gpu_are_those_of_plain_torch(dtype: str, near: float, tmp
 
 
 def test_a_daemon_of_mps_is_found(tmp_path: Path) -> None:
-    import shutil
-
-    from tangram_hpc.resources.gpu.mps import mps_serves
-
     if shutil.which("nvidia-cuda-mps-control") is None:
         pytest.skip("nvidia-cuda-mps-control is not there")
     env = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "CUDA_MPS_LOG_DIRECTORY": str(tmp_path)}

@@ -6,9 +6,9 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ def add(verbs: Any) -> None:
                     "queue, always stays; that of a job whose cluster cannot be asked goes only "
                     "if it is named.")
     p.add_argument("jobs", nargs="*", metavar="JOB", help="remove the folders of these jobs")
-    p.add_argument("--older-than", type=_seconds, metavar="TIME", default=None,
+    p.add_argument("--older-than", type=_amount(_SECONDS, "time", "30d"), metavar="TIME",
                    help="remove folders that were not changed for so long, such as 30d, 12h")
-    p.add_argument("--keep", type=_bytes, metavar="SIZE", default=None,
+    p.add_argument("--keep", type=_amount(_BYTES, "size", "20G"), metavar="SIZE",
                    help="remove the oldest folders until all together take no more than this, such "
                         "as 20G")
     p.add_argument("-n", "--dry-run", action="store_true", help="remove nothing, and say what "
@@ -67,9 +67,10 @@ def _remove(folder: JobFolder, dry_run: bool) -> str:
     if dry_run:
         return "would be removed"
     try:
-        return "removed" if remove_job_folder(folder) else "stays: its job has just been started"
+        gone = remove_job_folder(folder.path)
     except InvalidInput as error:
         return f"stays: {error}"
+    return "removed" if gone else "stays: its job has just been started"
 
 
 def _named(folders: list[JobFolder], jobs: list[str]) -> list[JobFolder]:
@@ -89,7 +90,9 @@ def _named(folders: list[JobFolder], jobs: list[str]) -> list[JobFolder]:
 
 
 def _queue(ids: list[int]) -> SlurmQueue | None:
-    """Returns what Slurm has of these jobs, by one query; None if it cannot be asked."""
+    """Returns what Slurm has of these jobs, by one `scontrol` and one `squeue`; None if it cannot
+    be asked.
+    """
     from ...ports import SlurmRejected, SlurmTransient
     from ...slurm.commands import Commands
     from ...storage.job_folders import SlurmQueue
@@ -136,17 +139,11 @@ def _size(count: int) -> str:
     return f"{count / 1024:.0f}K"
 
 
-def _seconds(text: str) -> int:
-    found = re.fullmatch(r"(\d+)([smhdw])", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; give a number and one of s, m, h, "
-                                         "d, w, such as 30d")
-    return int(found[1]) * _SECONDS[found[2]]
-
-
-def _bytes(text: str) -> int:
-    found = re.fullmatch(r"(\d+)([KMGT])", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; give a number and one of K, M, G, "
-                                         "T, such as 20G")
-    return int(found[1]) * _BYTES[found[2]]
+def _amount(units: dict[str, int], kind: str, example: str) -> Callable[[str], int]:
+    """Returns a parser of whole numbers with a unit, for argparse's `type=`."""
+    def parse(text: str) -> int:
+        if not text[:-1].isdecimal() or text[-1] not in units:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {kind}; give a number and one of "
+                                             f"{', '.join(units)}, such as {example}")
+        return int(text[:-1]) * units[text[-1]]
+    return parse

@@ -25,6 +25,7 @@ from contextlib import asynccontextmanager, suppress
 
 from ...domain.service import ServiceSpec
 from ...ports import OutOfDeviceMemory, ServiceBackend, ServiceDied, ServiceRefused
+from ...unawaited import raise_failure
 from .device_cache import DeviceCache
 from .gpu_occupancy import Block, GpuOccupancy
 from .service_copy import ServiceCopy
@@ -356,9 +357,3 @@ class NodeCopies:
             with suppress(ServiceDied, OutOfDeviceMemory):
                 await copy.backend.close()
             self._changed()
-
-
-def raise_failure(task: asyncio.Task[None]) -> None:
-    """Raises what a task that nobody awaits has raised: it must reach the loop's handler."""
-    if not task.cancelled():
-        task.result()

@@ -45,8 +45,9 @@ from ...protocol.payload import (
     owner_of_result,
 )
 from ...resources.gpu.gpu_meter import GpuMeter
+from ...unawaited import raise_failure
 from .gpu_occupancy import Block
-from .node_copies import Make, NodeCopies, raise_failure
+from .node_copies import Make, NodeCopies
 from .service_copy import ServiceCopy
 
 DEATHS_MAX = 3  # copies that may die under one call
