@@ -338,6 +338,7 @@ class Broker:
         self._disowned.add(node, sessions.difference(ledger.nodes[node].sessions))
         for order in repeated(ledger, node, leases, sessions):
             self._perform(order, None)
+        self._lose_results(self._results.not_held(node, leases))
 
     def _join_time_is_over(self) -> None:
         """Ends the time that workers had to join. Time in which the broker did not run is added
@@ -555,6 +556,7 @@ class Broker:
             case ms.Released(lease=lease):
                 if self._owns(peer, lease):
                     self._record_event(ev.LeaseReleased(now, lease))
+                self._lose_results(self._results.released(peer.node, lease))
             case ms.Returned(leases=leases):
                 for lease in leases:
                     if self._owns(peer, lease):
@@ -640,7 +642,7 @@ class Broker:
                 self._snapshots.client_gone(each.client)
                 self._peers.counted.pop(each.client, None)
             elif type(each) is ev.NodeLost:
-                lost += self._results.node_lost(each.node)
+                lost += self._results.not_held(each.node)
         self._lose_results(lost)
 
     def _lose_results(self, actions: list[int]) -> None:

@@ -16,7 +16,7 @@ follows what it submits again acknowledges it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from ..domain.decision import ReplyToClient
 from ..domain.event import ActionCancelled
@@ -99,20 +99,28 @@ class UnacknowledgedResults:
             return None
         return self._keep(entry.reply, payload)
 
-    def node_lost(self, node: int) -> list[int]:
-        """Ends the wait for the results of a node that is lost, and returns those actions whose
-        clients lack them. O(results that are awaited).
+    def not_held(self, node: int, held: Collection[int] = ()) -> list[int]:
+        """Ends the wait for those results of a node that are not of the leases in `held`, and
+        returns the actions whose clients lack them. O(results that are awaited).
+
+        A worker that comes back names the leases that it holds. It may have had a confirmation of
+        a broker whose disk then lost the acknowledgement of the client.
         """
-        lost = []
-        for lease, (action, where) in list(self._awaited.items()):
-            if where == node:
-                del self._awaited[lease]
-                entry = self._ledger.actions.get(action)
-                if action in self._wanted:
-                    lost.append(action)
-                elif entry is not None:
-                    self._lost.add(action)
-        return lost
+        return [action for lease, (_, where) in list(self._awaited.items())
+                if where == node and lease not in held for action in self.released(node, lease)]
+
+    def released(self, node: int, lease: int) -> list[int]:
+        """Ends the wait for the result of a lease of which nothing is left on its node. Returns
+        its action if the client lacks the result."""
+        action, where = self._awaited.get(lease, (0, 0))
+        if where != node:
+            return []
+        del self._awaited[lease]
+        if action in self._wanted:
+            return [action]
+        if action in self._ledger.actions:
+            self._lost.add(action)
+        return []
 
     def asked_again(self, action: int) -> bool:
         """Notes that a client has submitted an action again that has ended, because it lacks the

@@ -32,4 +32,6 @@ KEPT: tuple[tuple[Plan, str], ...] = (
      "a named action ran again although its node still ran it: its call was not kept"),
     (Plan(700246, {"power": 12.0}, 300, sync="batch", acts=0.5),
      "a named action ran again although its worker still had its result: the spool had lost it"),
+    (Plan(702140, {"power": 12.0}, 300, sync="batch", acts=0.5),
+     "a broker waited for a result that its worker no longer had, and whose client had it"),
 )
