@@ -26,6 +26,8 @@ KEPT: tuple[tuple[Plan, str], ...] = (
      "a result counted as lost with its node although its client had it"),
     (Plan(700036, {"power": 12.0}, 300, sync="batch", acts=0.5),
      "the spool was not synced before the journal"),
+    (Plan(701162, {"power": 12.0}, 300, sync="batch", acts=0.5),
+     "a name had two results, since the spool was not synced before the journal"),
     (Plan(700044, {"power": 12.0}, 300, sync="batch", acts=0.5),
      "a session was opened where its earlier sandbox was closing, and its new one stayed"),
     (Plan(700055, {"power": 12.0}, 300, sync="batch", acts=0.5),

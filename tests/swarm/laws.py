@@ -250,6 +250,23 @@ def a_client_gets_an_error_only_for_a_cause(laws: Laws, events: list[ev.Event]) 
             raise LawBroken("an action fails only for a cause", f"{show(one.id)}: {error}")
 
 
+def a_result_is_lost_only_with_its_node(laws: Laws, events: list[ev.Event]) -> None:
+    """Who is told that a result was lost with its node has lost that node. A disk that failed may
+    have lost the event that says so."""
+    if laws.job.struck["power"]:
+        return
+    lost = {event.node for event in events if isinstance(event, ev.NodeLost)}
+    ran_on = dict[int, int]()
+    for event in events:
+        if isinstance(event, ev.LeaseGranted):
+            ran_on[event.action] = event.node
+    for one in laws.submissions.values():
+        told = one.future.told
+        if told is not None and _RESULT_LOST in told[0].outcome.reason and (
+                ran_on.get(told[0].action) not in lost):
+            raise LawBroken("a result is lost only with its node", show(one.id))
+
+
 def a_node_is_lost_only_for_a_cause(laws: Laws, events: list[ev.Event]) -> None:
     """A node whose worker lives and could be heard within the grace is not given up."""
     uids: dict[int, str] = {}
@@ -385,7 +402,7 @@ def nothing_is_left(laws: Laws, events: list[ev.Event]) -> None:
 
 LAWS_AT_THE_END: tuple[Callable[[Laws, list[ev.Event]], None], ...] = (
     every_submission_is_answered_once, an_answer_is_what_the_work_gave,
-    a_client_gets_an_error_only_for_a_cause, a_node_is_lost_only_for_a_cause,
-    a_session_is_lost_only_with_its_node, named_work_has_one_result, work_that_was_done_was_done,
-    accounting_agrees_with_the_clients, the_journal_gives_the_ledger, an_action_ends_once,
-    nothing_is_left)
+    a_client_gets_an_error_only_for_a_cause, a_result_is_lost_only_with_its_node,
+    a_node_is_lost_only_for_a_cause, a_session_is_lost_only_with_its_node,
+    named_work_has_one_result, work_that_was_done_was_done, accounting_agrees_with_the_clients,
+    the_journal_gives_the_ledger, an_action_ends_once, nothing_is_left)
