@@ -57,6 +57,7 @@ from .broker_location import own_addresses
 from .folder import take_folder
 from .job_comment import set_job_comment
 from .loop import LoopTimer, die_on_broken_law, seldom_collect, watch_lifeline
+from .missing_workers import MissingWorkers
 from .system_clock import SystemClock
 
 _LATE_S = 10.0  # a sign of life that is so much older than the grace may still be the last one
@@ -138,7 +139,10 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     _check_place(folder_lock, plan.job)
     write_access(path, access)
     _end_on_signals(loop, plan, broker)
+    in_slurm = slurm is not None
+    missing = MissingWorkers(plan.job, config.no_worker_s if in_slurm else 0.0, in_slurm)
     _hold(LoopTimer(loop), folder_lock, broker, lambda: renew_access(path, access))
+    _await_workers(LoopTimer(loop), broker, missing)
     await ended.wait()
     _stop_listening(listeners, scratch)
     checkpoints.close()
@@ -146,6 +150,8 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     await asyncio.sleep(0.05)  # the sockets send the last frames
     if slurm is not None:
         await _leave_slurm(slurm, broker, plan, folder)
+    if missing.gave_up:
+        raise TangramError(f"job {plan.job}: {missing.gave_up}")
 
 
 def _leave_folder(folder_lock: FolderLock, job: str, over: bool, spool: FileSpool,
@@ -229,6 +235,21 @@ def _hold(timer: LoopTimer, folder_lock: FolderLock, broker: Broker,
     if not broker.superseded() and not broker.ended:
         renew()
         timer.after(HEARTBEAT_S, lambda: _hold(timer, folder_lock, broker, renew))
+
+
+def _await_workers(timer: LoopTimer, broker: Broker, missing: MissingWorkers) -> None:
+    """Looks every `HEARTBEAT_S` whether the broker has workers; see `missing_workers.py`."""
+    ledger = broker.scheduler.ledger
+    if broker.ended:
+        return
+    waits = not broker.draining and not ledger.allocs.policy.max_nodes
+    line = missing.look(time.monotonic(), len(ledger.held_nodes()), waits)
+    if line:
+        print(f"tangram: broker: {line}", file=sys.stderr, flush=True)
+    if missing.gave_up:
+        broker.stop(missing.gave_up)
+    else:
+        timer.after(HEARTBEAT_S, lambda: _await_workers(timer, broker, missing))
 
 
 def _settings(plan: BrokerPlan, folder_lock: FolderLock, endpoints: tuple[EndpointSpec, ...],

@@ -14,6 +14,8 @@ from typing import Any
 from .helpers import ids
 from .helpers.printable import printable
 
+WAITS_S = 1.0  # srun says after about this time that its job waits
+
 
 def add(verbs: Any) -> None:
     """Adds this verb to the command line."""
@@ -78,7 +80,7 @@ def _streamed(client: Any, command: list[str], options: dict[str, Any]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: future.cancel())
     try:
-        return _status(future, _patient(future))
+        return _status(future, _patient(future, client))
     except ActionFailed as error:
         print(f"tangram: error: {printable(str(error), lines=True)}", file=sys.stderr)
         return future.details.exit_code if future.details is not None else error.exit_status
@@ -108,18 +110,42 @@ def _status(future: Any, result: Any) -> int:
     return int(result.exit_code)
 
 
-def _patient(future: Any) -> Any:
+def _patient(future: Any, client: Any = None) -> Any:
     """Returns the result, or None if the action was cancelled. ^C cancels it and waits for its end.
+
+    Args:
+        client: is asked why the action waits, if it does for long; None on a terminal that the
+            command draws on.
     """
     import concurrent.futures
 
     while True:
         try:
+            if client is not None:
+                asked, client = client, None
+                concurrent.futures.wait([future], WAITS_S)
+                _say_if_it_waits(asked, future)
             return future.result()
         except KeyboardInterrupt:
             future.cancel()
         except concurrent.futures.CancelledError:
             return None
+
+
+def _say_if_it_waits(client: Any, future: Any) -> None:
+    """Prints why the action has not begun, if it has not."""
+    from ..errors import TangramError
+
+    if future.done():
+        return
+    try:
+        waiting = client.ask("pending", future.id).get("pending", ())
+    except TangramError:
+        return  # the future tells why the broker does not answer
+    for one in waiting:
+        if one["id"] == future.id:  # a broker of an earlier release tells all that wait
+            print(f"tangram: action {future.id} waits ({one['reason']}); what for: tangram explain "
+                  f"-j {client.job} {future.id}", file=sys.stderr, flush=True)
 
 
 def _cpus(text: str) -> Any:

@@ -605,7 +605,8 @@ class Client:
         Args:
             what: the query: "info", "nodes", "pending", "services", "sessions", "rollouts", or
                 "explain".
-            argument: for "explain", the id of an action or a session.
+            argument: for "explain", the id of an action or a session; for "pending", the id of an
+                action, or nothing for all that wait.
             timeout_s: how long to wait for the answer, in seconds.
 
         Returns:

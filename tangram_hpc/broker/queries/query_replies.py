@@ -14,7 +14,7 @@ from ..satellites import Satellites
 from .allocations_view import allocations
 from .explain import explain
 from .rollouts_view import rollouts
-from .status import info, nodes, pending, services, sessions, slurm_calls
+from .status import info, nodes, pending, pending_one, services, sessions, slurm_calls
 
 _VIEWS = {"info": info, "nodes": nodes, "pending": pending, "services": services,
           "rollouts": rollouts, "sessions": sessions}
@@ -27,6 +27,8 @@ def reply_to(ask: Query, scheduler: Scheduler, job: str, slurm: Slurm | None,
         return {"elastic": allocations(scheduler, satellites, now)}
     if ask.what == "explain":
         return explain(scheduler, now, ask.argument)
+    if ask.what == "pending" and ask.argument:
+        return pending_one(scheduler, ask.argument, now)
     view = _VIEWS.get(ask.what)
     if view is None:
         return {"error": f"{ask.what!r} is not a query; known are {', '.join(_VIEWS)}, explain"}

@@ -1,0 +1,51 @@
+"""A broker without workers says so, and one that holds nodes of Slurm for nothing ends."""
+
+from __future__ import annotations
+
+from tangram_hpc.app.missing_workers import SAID_AFTER_S, MissingWorkers
+
+
+def lines(watch: MissingWorkers, first: int, last: int, workers: int = 0, waits: bool = True
+          ) -> list[str]:
+    """What is said when somebody looks every two seconds."""
+    said = [watch.look(float(now), workers, waits) for now in range(first, last, 2)]
+    return [line for line in said if line]
+
+
+def test_a_broker_without_workers_says_so_once_and_what_to_do() -> None:
+    watch = MissingWorkers("local-7", 0.0, in_slurm=False)
+    assert lines(watch, 0, int(SAID_AFTER_S)) == []
+    [line] = lines(watch, int(SAID_AFTER_S), 4000)
+    assert line == ("job local-7: no worker has joined within 60 s; start one with `tangram worker "
+                    "--job local-7`")
+    assert not watch.gave_up
+    assert lines(watch, 4000, 4010, 1) == ["job local-7: a worker has joined after 3998 s"]
+    [line] = lines(watch, 4010, 4100)
+    assert "no worker has been there for 60 s" in line
+
+
+def test_in_slurm_the_line_tells_of_steps_and_the_broker_ends_at_the_limit() -> None:
+    watch = MissingWorkers("4711", 900.0, in_slurm=True)
+    [line] = lines(watch, 0, 898)
+    assert "squeue --steps -j 4711" in line and "ends after 900 s (setting no_worker_s)" in line
+    assert not watch.gave_up
+    assert lines(watch, 898, 901) == []
+    assert watch.gave_up.startswith("no worker has joined within 900 s; see `squeue --steps")
+
+
+def test_workers_that_come_begin_the_time_anew() -> None:
+    watch = MissingWorkers("4711", 900.0, in_slurm=True)
+    lines(watch, 0, 890)
+    lines(watch, 890, 892, workers=2)
+    lines(watch, 892, 1780)
+    assert not watch.gave_up
+    lines(watch, 1780, 1791)
+    assert watch.gave_up.startswith("no worker has been there for 900 s")
+
+
+def test_a_broker_that_was_stopped_or_waits_for_satellites_gives_nothing_up() -> None:
+    stopped = MissingWorkers("4711", 900.0, in_slurm=True)
+    lines(stopped, 0, 50)
+    assert stopped.look(5000.0, 0, True) == "" and not stopped.gave_up
+    elastic = MissingWorkers("4711", 900.0, in_slurm=True)
+    assert lines(elastic, 0, 5000, waits=False) == [] and not elastic.gave_up
