@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ from tangram_hpc.resources.gpu.nvml import look
 ROOM = 4  # teachers for whose weights the side `kept` has room
 SIDES = {"one_at_a_time": ("fcfs:1", 0), "swapped": ("elastic", 0), "kept": ("elastic", ROOM),
          "oracle": ("elastic", TEACHERS)}
+# calls of each teacher in the rounds before the first that is measured, and the seconds between two
+WARMING = ((1, 0.0), (8, 0.0), (8, 0.05))
 # largest mean difference of the log-probabilities of a call between sides, where other calls share
 # its batch; bfloat16 has 8 bits
 CLOSE = 0.25
@@ -80,15 +83,36 @@ class Plan:
         return hidden_for(self.gigabytes, self.layers)
 
 
+def load_and_warm(plan: Plan, sides: Sequence[Side]) -> None:
+    """Loads all copies of all sides and calls them until their device has loaded its kernels.
+
+    A device loads a kernel when a process uses it for the first time, and texts and batches of
+    another size use other kernels. Those calls take seconds, so none of them may be measured. The
+    sides do this at the same time.
+    """
+    rounds = [schedule(plan.seed - 1 - n, TEACHERS, n, spacing * TEACHERS * n, plan.length)
+              for n, spacing in WARMING]
+    with ThreadPoolExecutor(len(sides)) as threads:
+        for calls in rounds:
+            for side in threads.map(lambda side, calls=calls: played_once(side, calls), sides):
+                if side.lost:
+                    raise SystemExit(f"{side.lost} of the first {len(calls)} calls were lost")
+            say(f"{len(calls)} calls on each side, not measured")
+
+
+def played_once(side: Side, calls: Sequence[Timed]) -> Side:
+    """A round whose figures are not those of the side."""
+    apart = Side(side.clusters)
+    apart.play(calls, False)
+    return apart
+
+
 def capacity(side: Side, calls: Sequence[Timed]) -> float:
-    """Calls a second that the device serves in full batches of one teacher. They are made twice,
-    and the second time counts: the first batches load the device's kernels."""
-    for _ in range(2):
-        began = time.perf_counter()
-        for future in [side.submit(Timed(0, 0, c.prompt, c.completion), False) for c in calls]:
-            future.result(WITHIN_S)
-        rate = len(calls) / (time.perf_counter() - began)
-    return rate
+    """Calls a second that the device serves in full batches of one teacher."""
+    began = time.perf_counter()
+    for future in [side.submit(Timed(0, 0, c.prompt, c.completion), False) for c in calls]:
+        future.result(WITHIN_S)
+    return len(calls) / (time.perf_counter() - began)
 
 
 def swap_s(side: Side, calls: Sequence[Timed]) -> float:
@@ -128,21 +152,20 @@ def measure(plan: Plan, home: Path) -> dict[str, Any]:
                 for folder in folders]
     with ExitStack() as stack:
         clusters = start(plan, home, mib, stack)
+        say("models are written")
         first = schedule(plan.seed, TEACHERS, 2, 1.0, plan.length)
         ready = {name: Side([cluster]) for name, cluster in clusters.items()}
         for side in ready.values():
             side.register(services)
-        for side in ready.values():  # the first copy of each is loaded when this is done
-            side.one_by_one(first, False)
+        load_and_warm(plan, list(ready.values()))
         settle()
         rate = capacity(ready["oracle"], (first * BATCH)[:16 * BATCH])
         each_s = swap_s(ready["one_at_a_time"], first)
         calls = calls_for(plan, rate, each_s)
         say(f"{rate:.1f} calls/s in full batches, {each_s:.3f} s for a call with a swap, "
             f"{calls} calls of each teacher in a round")
-        played = [play_load(plan, load, rate, calls, clusters) for load in plan.loads]
         told = [{"load": load, **judged(sides)}
-                for load, sides in zip(plan.loads, played, strict=True)]
+                for load, sides in played_loads(plan, rate, calls, clusters)]
     return {"backend": "torch on CPU" if plan.cpu else "torch", "weights_mib": mib,
             "devices_calls_per_s": round(rate, 1), "alone_with_swap_s": round(each_s, 4),
             "calls_of_each": calls, "loads": told}
@@ -151,6 +174,19 @@ def measure(plan: Plan, home: Path) -> dict[str, Any]:
 def say(text: str) -> None:
     """Tells on stderr how far the measurement is."""
     print(f"bench_mopd_gpu: {time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def played_loads(plan: Plan, rate: float, number: int, clusters: dict[str, LocalCluster]
+                 ) -> list[tuple[float, dict[str, Side]]]:
+    """Returns the sides of each load. After ^C these are the loads that were played to their end:
+    what was measured until then is not lost."""
+    played: list[tuple[float, dict[str, Side]]] = []
+    try:
+        for load in plan.loads:
+            played.append((load, play_load(plan, load, rate, number, clusters)))
+    except KeyboardInterrupt:
+        say(f"stopped: {len(played)} of {len(plan.loads)} loads were measured")
+    return played
 
 
 def play_load(plan: Plan, load: float, rate: float, number: int,

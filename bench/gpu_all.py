@@ -57,7 +57,8 @@ def checks(cpu: bool, tiny: bool) -> list[Check]:
     alone = ["tests/services/test_service_numbers.py"]
     if not cpu:
         beside.append("tests/services/test_gpu_services.py")
-        alone = ["tests/services/test_gpu_memory.py", "tests/resources/test_gpu_real.py"]
+        alone = ["tests/services/test_gpu_memory.py", "tests/resources/test_gpu_real.py",
+                 "tests/services/test_vllm_real.py"]
     return [
         Check("mopd", ("bench/bench_mopd_gpu.py", *small, *slots), 0.5),
         Check("alone", (*tests, *alone), 0.4),

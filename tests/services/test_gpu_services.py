@@ -66,6 +66,30 @@ def test_logprobs_on_a_gpu_are_those_of_plain_torch(dtype: str, near: float, tmp
     on_gpu(folder, tmp_path / "s", steps, dtype)
 
 
+def test_texts_of_a_new_length_cost_no_more_than_others(tmp_path: Path) -> None:
+    folder = tiny(tmp_path, "causal", hidden=512, layers=8, positions=2048)
+    asked = [request("logprobs", prompts=["x" * (length + 7), "y" * length],
+                     completions=["z" * length] * 2) for length in range(300, 700, 17)]
+
+    async def steps(copy: ProcessBackend) -> None:
+        await copy.load()
+        await copy.wake((0,))
+        await copy.call(asked[:1])  # the first call loads kernels that all of them need
+        seconds: list[list[float]] = [[], []]
+        for turn in seconds:
+            for one in asked[1:]:
+                began = time.perf_counter()
+                [reply] = await copy.call([one])
+                turn.append(time.perf_counter() - began)
+                value(reply)
+        first, again = (float(np.median(turn)) for turn in seconds)
+        print(f"a new length {first * 1e3:.1f} ms, the same again {again * 1e3:.1f} ms")
+        assert first < 5 * again
+        await copy.park()
+
+    on_gpu(folder, tmp_path / "s", steps, "bfloat16")
+
+
 def test_a_daemon_of_mps_is_found(tmp_path: Path) -> None:
     if shutil.which("nvidia-cuda-mps-control") is None:
         pytest.skip("nvidia-cuda-mps-control is not there")

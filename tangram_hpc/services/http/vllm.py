@@ -1,6 +1,6 @@
 """vLLM's HTTP protocol: its sleep mode, and which of its paths answers which of our methods.
 
-Experimental: tested against a fake of the protocol, never run against a real vLLM server.
+Experimental: `docs/ENGINES.md` says what was run against a real server.
 
 Invariants: after `park` the server itself says that it sleeps. A request to a sleeping vLLM can end
 it, so none is ever sent to one.

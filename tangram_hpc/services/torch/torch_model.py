@@ -70,6 +70,7 @@ class Model:
         self._weights = Weights(module, folder, self._device, mapped=self._fresh is None)
         self.host_mib = -(-self._weights.host_bytes >> 20)
         _limit(self._device)
+        _use_attention_without_plans()
         engine = self._engine = ForwardPass(module, tokenizer, self._device)
         reader = Reader(tokenizer, module.get_input_embeddings().num_embeddings,
                         _longest(module.config, order.max_len))
@@ -175,6 +176,15 @@ def _limit(device: torch.device) -> None:
     for number in range(torch.cuda.device_count() if device.type == "cuda" and mib else 0):
         whole = torch.cuda.get_device_properties(number).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, (int(mib) << 20) / whole), number)
+
+
+def _use_attention_without_plans() -> None:
+    """Keeps torch from the attention of cuDNN, which it prefers on Hopper GPUs and later ones.
+
+    cuDNN builds a plan for each shape of a batch that a process meets for the first time, about
+    half a second each, and the lengths of texts hardly ever repeat.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _longest(config: Any, wanted: int) -> int:
