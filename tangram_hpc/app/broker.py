@@ -30,7 +30,9 @@ from ..config.settings import Config
 from ..domain.allocation import AllocPolicy
 from ..domain.event import BrokerStopped
 from ..domain.service import EndpointSpec
+from ..domain.slurm import JobView
 from ..errors import InvalidInput, TangramError
+from ..ports import SlurmFailure
 from ..protocol.frame import BUSY_GAP_S
 from ..scheduler.placement.placers.placer_registry import make_placer
 from ..scheduler.scheduler import Scheduler
@@ -142,7 +144,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     in_slurm = slurm is not None
     missing = MissingWorkers(plan.job, config.no_worker_s if in_slurm else 0.0, in_slurm)
     _hold(LoopTimer(loop), folder_lock, broker, lambda: renew_access(path, access))
-    _await_workers(LoopTimer(loop), broker, missing)
+    _await_workers(LoopTimer(loop), broker, missing, slurm)
     await ended.wait()
     _stop_listening(listeners, scratch)
     checkpoints.close()
@@ -237,9 +239,10 @@ def _hold(timer: LoopTimer, folder_lock: FolderLock, broker: Broker,
         timer.after(HEARTBEAT_S, lambda: _hold(timer, folder_lock, broker, renew))
 
 
-def _await_workers(timer: LoopTimer, broker: Broker, missing: MissingWorkers) -> None:
+def _await_workers(timer: LoopTimer, broker: Broker, missing: MissingWorkers,
+                   slurm: BudgetedSlurm | None) -> None:
     """Looks every `HEARTBEAT_S` whether the broker has workers; see `missing_workers.py`."""
-    ledger = broker.scheduler.ledger
+    ledger, job = broker.scheduler.ledger, broker.settings.job
     if broker.ended:
         return
     waits = not broker.draining and not ledger.allocs.policy.max_nodes
@@ -247,9 +250,18 @@ def _await_workers(timer: LoopTimer, broker: Broker, missing: MissingWorkers) ->
     if line:
         print(f"tangram: broker: {line}", file=sys.stderr, flush=True)
     if missing.gave_up:
-        broker.stop(missing.gave_up)
-    else:
-        timer.after(HEARTBEAT_S, lambda: _await_workers(timer, broker, missing))
+        return broker.stop(missing.gave_up)
+    if slurm is not None and job.isdigit() and missing.asks():
+        slurm.query([int(job)], lambda answer: _end_with_job(broker, job, answer))
+    timer.after(HEARTBEAT_S, lambda: _await_workers(timer, broker, missing, slurm))
+
+
+def _end_with_job(broker: Broker, job: str, answer: tuple[JobView, ...] | SlurmFailure) -> None:
+    """Ends the broker if Slurm says that its job holds no nodes any more."""
+    if isinstance(answer, tuple) and not any(view.holds for view in answer):
+        print(f"tangram: broker: job {job} has ended, and the broker with it", file=sys.stderr,
+              flush=True)
+        broker.stop(f"Slurm job {job} has ended")
 
 
 def _settings(plan: BrokerPlan, folder_lock: FolderLock, endpoints: tuple[EndpointSpec, ...],

@@ -4,6 +4,9 @@ A job in which no worker joins holds its nodes and does nothing, and everybody w
 waits without a word. Usually the job step of the workers has not begun, because another step holds
 the CPUs or the memory that it asks for, or the workers cannot reach the broker.
 
+A Slurm job that has ended takes its workers along, but not a broker that was started beside it, as
+with `salloc`. So Slurm is asked whether the job still runs, once a while at most.
+
 Time in which the broker itself did not run does not count. A broker that may ask Slurm for
 satellites has no worker while it needs none, so nothing is said there.
 """
@@ -11,6 +14,8 @@ satellites has no worker while it needs none, so nothing is said there.
 from __future__ import annotations
 
 SAID_AFTER_S = 60.0
+ASKED_AFTER_S = 10.0
+ASKED_EVERY_S = 120.0
 _LONGEST_S = 10.0  # a longer time between two looks is a stall, of which only this counts
 
 
@@ -29,7 +34,7 @@ class MissingWorkers:
     def __init__(self, job: str, limit_s: float, in_slurm: bool) -> None:
         self._job, self._limit_s, self._in_slurm = job, limit_s, in_slurm
         self._looked_at: float | None = None
-        self._missing_s = 0.0
+        self._missing_s, self._asks_at_s = 0.0, ASKED_AFTER_S
         self._ever = self._said = False
         self.gave_up = ""
 
@@ -45,7 +50,7 @@ class MissingWorkers:
         self._looked_at, missed_s = now_s, self._missing_s
         if workers or not waits:
             said, self._said, self._missing_s = self._said and workers > 0, False, 0.0
-            self._ever |= workers > 0
+            self._ever, self._asks_at_s = self._ever or workers > 0, ASKED_AFTER_S
             return f"job {self._job}: a worker has joined after {missed_s:.0f} s" if said else ""
         self._missing_s += min(since_s, _LONGEST_S)
         if 0 < self._limit_s <= self._missing_s:
@@ -57,6 +62,13 @@ class MissingWorkers:
         ends = (f". The broker ends after {self._limit_s:.0f} s (setting no_worker_s)"
                 if self._limit_s else "")
         return f"job {self._job}: {self._fact()}; {self._remedy()}{ends}"
+
+    def asks(self) -> bool:
+        """Returns whether Slurm is to be asked now whether the job still runs."""
+        if not self._in_slurm or self._missing_s < self._asks_at_s:
+            return False
+        self._asks_at_s = self._missing_s + ASKED_EVERY_S
+        return True
 
     def _fact(self) -> str:
         what = "has been there for" if self._ever else "has joined within"

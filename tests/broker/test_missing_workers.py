@@ -49,3 +49,16 @@ def test_a_broker_that_was_stopped_or_waits_for_satellites_gives_nothing_up() ->
     assert stopped.look(5000.0, 0, True) == "" and not stopped.gave_up
     elastic = MissingWorkers("4711", 900.0, in_slurm=True)
     assert lines(elastic, 0, 5000, waits=False) == [] and not elastic.gave_up
+
+
+def test_slurm_is_asked_seldom_and_only_while_a_job_of_it_has_no_worker() -> None:
+    watch = MissingWorkers("4711", 0.0, in_slurm=True)
+    asked = []
+    for now in range(0, 600, 2):
+        watch.look(float(now), 1 if 300 <= now < 320 else 0, True)
+        if watch.asks():
+            asked.append(now)
+    assert asked == [10, 130, 250, 328, 448, 568]
+    other = MissingWorkers("local-7", 0.0, in_slurm=False)
+    lines(other, 0, 600)
+    assert not other.asks()

@@ -165,8 +165,9 @@ def pending_one(scheduler: Scheduler, argument: str, now: int) -> dict[str, Any]
         entry = scheduler.ledger.actions.get(parse(argument))
     except ValueError:
         return {"error": f"{argument!r} is no action id; write CLIENT.NUMBER, such as 2.17"}
-    waits = entry is not None and entry.state is ActionState.PENDING
-    return {"pending": [_pending_action(scheduler, entry, now)] if waits else []}
+    if entry is None or entry.state is not ActionState.PENDING:
+        return {"pending": []}
+    return {"pending": [_pending_action(scheduler, entry, now)]}
 
 
 def _pending_action(scheduler: Scheduler, entry: ActionEntry, now: int) -> dict[str, Any]:
