@@ -114,21 +114,27 @@ def _cpus_asked(r: ActionRecord) -> int:
 
 FIELDS = (
     Field("JobID", 22, job_id, "job, client and the client's own counter"),
+    Field("JobIDRaw", 22, job_id, "the same"),
     Field("JobName", 16, lambda r: r.action.name, "the action's class"),
     Field("User", 10, lambda r: r.user, "who ran the job"),
     Field("Partition", 10, lambda r: r.node.component if r.node else "", "component of the node"),
     Field("NodeList", 14, lambda r: r.node.name if r.node else "None assigned", "where it ran"),
+    Field("NNodes", 6, lambda r: "1" if r.node else "0", "number of nodes"),
     Field("State", 14, lambda r: r.state.value, "Slurm's state words"),
     Field("ExitCode", 8, _exit_code, "exit code:signal"),
     Field("Submit", 23, lambda r: stamp(r.submit_ns), "when it was submitted"),
     Field("Start", 23, lambda r: stamp(r.start_ns), "when its units were lent"),
     Field("End", 23, lambda r: stamp(r.end_ns), "when its result was known"),
     Field("Elapsed", 13, lambda r: duration(r.elapsed_ns), "Start to End"),
+    Field("ElapsedRaw", 10, lambda r: str(r.elapsed_ns // 10**9), "the same, whole seconds"),
     Field("Planned", 13, lambda r: duration(r.planned_ns), "Submit to Start"),
     Field("ExecTime", 13, lambda r: duration(_of(r, "exec_ns")), "run time on the node"),
     Field("ReqCPUS", 8, lambda r: str(_cpus_asked(r)), "the fewest CPUs it asked for"),
     Field("NCPUS", 6, lambda r: str(r.cpus), "the most CPUs it held"),
+    Field("AllocCPUS", 9, lambda r: str(r.cpus), "the same"),
+    Field("NTasks", 6, lambda r: "1", "always 1"),
     Field("CPUTime", 13, lambda r: duration(r.cpu_held_ns), "CPUs held x time"),
+    Field("CPUTimeRAW", 10, lambda r: str(r.cpu_held_ns // 10**9), "the same, whole seconds"),
     Field("TotalCPU", 13, lambda r: _bound(r, "cpu") + duration(_of(r, "cpu_ns")),
           "user + system time used; >: at least"),
     Field("MaxRSS", 10, lambda r: f"{_bound(r, 'maxrss')}{_of(r, 'maxrss_kib')}K",
@@ -144,6 +150,7 @@ FIELDS = (
           "starts beyond the first; >: at least"),
     Field("Reason", 30, lambda r: (r.outcome.reason if r.outcome else "") or "None",
           "why it ended so"),
+    Field("AdminComment", 12, lambda r: "", "always empty; tools for sacct ask for it"),
     Field("Cost", 10, lambda r: f"{_of(r, 'cost_micro') / 1e6:g}", "what its caller says it cost"),
     Field("Once", 16, lambda r: r.action.once, "its caller's name for this work"),
     Field("Trajectory", 16, _trajectory, "of a rollout's turn, or of a tool: whose it is"),
@@ -167,8 +174,24 @@ FIELDS = (
           "the most taken on its GPUs; sacct: gres/gpumem in TRESUsageInMax"),
     Field("ConsumedEnergy", 14, _energy, "J its GPUs drew for it; ~: an estimate"),
 )
+BRIEF = "JobID,State,ExitCode"
+OF_JOBS = "JobID,User,NodeList,NCPUS,State,Elapsed,CPUTime,TotalCPU"
 DEFAULT = "JobID,JobName,NodeList,NCPUS,State,ExitCode,Planned,Elapsed,TotalCPU"
 _BY_NAME = {f.name.lower(): f for f in FIELDS}
+
+
+_WHOLE_SECONDS = frozenset({"Submit", "Start", "End", "Elapsed", "Planned", "ExecTime", "CPUTime",
+                            "Timelimit", "GPUTime", "Restore"})
+
+
+def as_sacct(field: Field, text: str) -> str:
+    """Returns a column's text exactly as sacct writes it: times have whole seconds, but for a CPU
+    time below an hour, and nothing marks a bound or an estimate.
+    """
+    text = text.lstrip(">~")
+    if field.name == "TotalCPU":
+        return text.removeprefix("00:") if text.startswith("00:") else text.partition(".")[0]
+    return text.partition(".")[0] if field.name in _WHOLE_SECONDS else text
 
 
 def choose_fields(text: str) -> list[tuple[Field, int]]:

@@ -76,7 +76,7 @@ class MissingWorkers:
 
     def _remedy(self) -> str:
         if not self._in_slurm:
-            return f"start one with `tangram worker --job {self._job}`"
+            return f"start one with `TANGRAM_JOB={self._job} tangram worker`"
         return (f"see `squeue --steps -j {self._job}`. If it shows no step of the workers, srun "
                 "waits for CPUs or memory that another step holds: its words are in the job's "
                 "output, and `tangram template check SCRIPT` says whether the steps fit. If it "

@@ -1,8 +1,8 @@
 """`tangram acct`: prints a row for each action of a job, with sacct's column names.
 
 The rows are folded from the job's journal, so that they are available during the job and after it.
-No broker is asked. With `--held` the rows are allocations; with `--comment` a summary becomes the
-Comment of the Slurm job.
+No broker is asked. With `-X` the rows are jobs, with `--held` allocations; with `--comment` a
+summary becomes the Comment of the Slurm job.
 """
 
 from __future__ import annotations
@@ -11,27 +11,51 @@ import argparse
 import asyncio
 import json
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Union
 
 from .helpers import ids
 from .helpers.printable import printable
 
 if TYPE_CHECKING:
+    from ..accounting.fields import Field
+    from ..accounting.job_row import JobRow
     from ..accounting.record import ActionRecord
+
+    Row = Union[ActionRecord, JobRow]  # noqa: UP007
+
+# Slurm's short codes of states
+_CODES = {"PD": "PENDING", "CF": "CONFIGURING", "R": "RUNNING", "CD": "COMPLETED", "F": "FAILED",
+          "TO": "TIMEOUT", "OOM": "OUT_OF_MEMORY", "CA": "CANCELLED", "NF": "NODE_FAIL",
+          "PR": "PREEMPTED"}
 
 
 def add(verbs: Any) -> None:
     """Adds this verb to the command line."""
-    p = verbs.add_parser("acct", help="print the resources that each action of a job used")
+    p = verbs.add_parser(
+        "acct", help="print the resources that each action of a job used",
+        description="Prints a row for each action, or for each job. Options and columns are those "
+                    "of sacct.")
     p.add_argument("-j", "--jobs", type=ids.jobs, default=[], metavar="ID[,ID...]",
-                   help="ids of jobs, or of actions such as 4711.2.17 (default: the last job)")
+                   help="ids of jobs, or of actions such as 4711.2.17 (default: the last job; with "
+                        "-S, -E, -a or -u: all jobs)")
+    p.add_argument("-X", "--allocations", action="store_true",
+                   help="print one row for each job instead of its actions")
+    p.add_argument("--sacct", action="store_true",
+                   help="print the row of the job above those of its actions, and all figures as "
+                        "sacct writes them, for programs that read sacct")
+    _add_choice(p)
     p.add_argument("-o", "--format", default="",
                    help="columns to print, such as JobID%%20,State,MaxRSS")
+    p.add_argument("-b", "--brief", action="store_true", help="print JobID, State and ExitCode")
+    p.add_argument("-l", "--long", action="store_true", help="print all columns")
+    p.add_argument("-p", "--parsable", action="store_true",
+                   help="separate the columns by |, and end each row with one")
     p.add_argument("-P", "--parsable2", action="store_true", help="separate the columns by |")
+    p.add_argument("--delimiter", default="|", metavar="TEXT",
+                   help="what separates the columns with -p and -P (default: |)")
     p.add_argument("-n", "--noheader", action="store_true", help="print no header")
-    p.add_argument("-s", "--state", default="",
-                   help="print only actions in these states, separated by commas")
     p.add_argument("--json", action="store_true", help='print one JSON object, {"actions": [...]}')
     p.add_argument("--held", action="store_true",
                    help="print a row per allocation instead: the core-hours that it held and used")
@@ -42,73 +66,197 @@ def add(verbs: Any) -> None:
     p.set_defaults(go=go)
 
 
+def _add_choice(p: argparse.ArgumentParser) -> None:
+    """Adds the options that choose among the rows."""
+    p.add_argument("-s", "--state", default="", metavar="STATE[,STATE...]",
+                   help="print only actions in these states: COMPLETED or CD, FAILED or F, ...")
+    p.add_argument("-S", "--starttime", default="", metavar="TIME",
+                   help="print only what had not ended at TIME: 2026-11-26T14:30, 14:30, "
+                        "now-2hours, today")
+    p.add_argument("-E", "--endtime", default="", metavar="TIME",
+                   help="print only what was submitted before TIME")
+    p.add_argument("-N", "--nodelist", default="", metavar="NODE[,NODE...]",
+                   help="print only actions that ran on these nodes")
+    p.add_argument("-r", "--partition", default="", metavar="NAME[,NAME...]",
+                   help="print only actions on nodes of these components")
+    p.add_argument("--name", default="", metavar="NAME[,NAME...]",
+                   help="print only actions of these classes")
+    p.add_argument("-u", "--user", "--uid", default="", metavar="USER[,USER...]",
+                   help="print only jobs that these users ran")
+    p.add_argument("-a", "--allusers", action="store_true", help="print the jobs of all users")
+
+
 def go(args: argparse.Namespace) -> int:
-    """Folds the journal and prints the rows; returns the exit status."""
-    from ..accounting.fields import DEFAULT, FIELDS, as_json, choose_fields
+    """Folds the journals and prints the rows; returns the exit status."""
+    from ..accounting.fields import FIELDS, as_json
     from ..accounting.record import fold
     from ..accounting.summary import summary
-    from ..domain.states import ActionState
     from ..errors import InvalidInput
     from ..storage.journal_segments import read_journals
-    from ..storage.rundir import job_dir, last_job
+    from ..storage.rundir import job_dir
 
     if args.helpformat:
         for f in FIELDS:
             print(f"{f.name:<14} {f.about}")
         return 0
-    wanted = {s.strip().upper() for s in args.state.split(",") if s.strip()}
-    for state in sorted(wanted - {s.value for s in ActionState}):
-        raise InvalidInput(f"--state: {state!r} is not the state of an action; choose from "
-                           f"{', '.join(s.value for s in ActionState)}")
-    columns = choose_fields(args.format or os.environ.get("TANGRAM_ACCT_FORMAT") or DEFAULT)
-    named = args.jobs or [ids.Named(last_job(os.environ))]
+    columns, keep = _columns(args), _choice(args)
+    named = args.jobs or _jobs_in_question(args)
     if args.held or args.comment:
         if len({one.job for one in named}) > 1:
             raise InvalidInput("--jobs: --held and --comment take one job only; name one")
         job = named[0].job
         return _held(job, args.json) if args.held else _comment(
             job, summary(fold(read_journals(job_dir(os.environ, job)))))
-    rows = [r for r in _rows(named) if not wanted or r.state.value in wanted]
+    jobs = _folded(named, bool(args.jobs) or len(named) == 1)
     if args.json:
-        print(json.dumps({"actions": [as_json(r) for r in rows]}))
-        return 0
-    if args.parsable2:
-        if not args.noheader:
-            print("|".join(f.name for f, _ in columns))
-        for r in rows:
-            print("|".join(printable(f.text(r)).replace("|", "\\x7c") for f, _ in columns))
-        return 0
-    columns = [(f, _whole(f, w, rows)) for f, w in columns]
-    if not args.noheader:
-        print(" ".join(_fit(f.name, w) for f, w in columns))
-        print(" ".join("-" * abs(w) for _, w in columns))
-    for r in rows:
-        print(" ".join(_fit(f.text(r), w) for f, w in columns))
+        return _print_json([as_json(r) for records, _ in jobs for r in records if keep(r)],
+                           [row for _, row in jobs if keep(row)] if args.allocations else None)
+    rows: list[Row] = []
+    for records, row in jobs:
+        if (args.allocations or args.sacct) and keep(row):
+            rows.append(row)
+        rows += () if args.allocations else filter(keep, records)
+    _print_rows(args, columns, rows)
     return 0
 
 
-def _rows(named: Sequence[ids.Named]) -> list[ActionRecord]:
-    """Returns the records of the requested actions, job by job, each once.
+def _columns(args: argparse.Namespace) -> list[tuple[Field, int]]:
+    from ..accounting.fields import BRIEF, DEFAULT, FIELDS, OF_JOBS, choose_fields
+
+    usual = OF_JOBS if args.allocations else os.environ.get("TANGRAM_ACCT_FORMAT") or DEFAULT
+    if args.brief:
+        usual = BRIEF
+    if args.long:
+        usual = ",".join(f.name for f in FIELDS)
+    return choose_fields(args.format or usual)
+
+
+def _choice(args: argparse.Namespace) -> Callable[[Row], bool]:
+    """Returns what says whether a row is wanted.
+
+    Raises:
+        InvalidInput: a state or a time is none.
+    """
+    from datetime import datetime
+
+    from ..accounting.job_row import JobRow
+    from .helpers.times import parse_time
+
+    states, now = _states(args.state), datetime.now()
+    since = parse_time("--starttime", args.starttime, now) if args.starttime else 0
+    until = parse_time("--endtime", args.endtime, now) if args.endtime else 0
+    nodes, parts, names, users = (
+        {word.strip() for word in text.split(",") if word.strip()}
+        for text in (args.nodelist, args.partition, args.name, args.user))
+
+    def wanted(row: Row) -> bool:
+        if users and row.user not in users:
+            return False
+        if isinstance(row, JobRow):
+            in_time = (row.running or row.end_ns >= since) and (not until or row.start_ns < until)
+            return in_time and (not nodes or bool(nodes & {*row.nodes}))
+        on = row.node
+        return ((not states or row.state.value in states)
+                and (not names or row.action.name in names)
+                and (not nodes or (on is not None and on.name in nodes))
+                and (not parts or (on is not None and on.component in parts))
+                and (not row.end_ns or row.end_ns >= since)
+                and (not until or row.submit_ns < until))
+
+    return wanted
+
+
+def _states(text: str) -> set[str]:
+    """Returns the states that are named in full or by Slurm's short codes."""
+    from ..domain.states import ActionState
+    from ..errors import InvalidInput
+
+    named = {word.strip().upper() for word in text.split(",") if word.strip()}
+    wanted = {_CODES.get(word, word) for word in named}
+    for state in sorted(wanted - {s.value for s in ActionState}):
+        raise InvalidInput(f"--state: {state!r} is not the state of an action; choose from "
+                           f"{', '.join(s.value for s in ActionState)}")
+    return wanted
+
+
+def _jobs_in_question(args: argparse.Namespace) -> list[ids.Named]:
+    """Returns the jobs when none is named: all that are known if a time or a user is, else the
+    last one."""
+    from ..storage.rundir import known_jobs, last_job
+
+    if args.starttime or args.endtime or args.user or args.allusers:
+        return [ids.Named(job) for job in known_jobs(os.environ)]
+    return [ids.Named(last_job(os.environ))]
+
+
+def _folded(named: Sequence[ids.Named], strict: bool
+            ) -> list[tuple[list[ActionRecord], JobRow]]:
+    """Returns the requested records of each job, each once, and the row of the job.
+
+    Args:
+        strict: whether a journal that cannot be read is an error; else one line tells of it.
 
     Raises:
         InvalidInput: a job, or an action of a job, is not known.
     """
-    from ..accounting.record import fold
+    from ..accounting.job_row import fold_with_job
     from ..errors import InvalidInput
     from ..storage.journal_segments import read_journals
     from ..storage.rundir import job_dir
 
-    rows = []
+    jobs = []
     for job in dict.fromkeys(one.job for one in named):
-        records = fold(read_journals(job_dir(os.environ, job))).records
-        of_job = [one for one in named if one.job == job]
+        try:
+            fold, row = fold_with_job(read_journals(job_dir(os.environ, job)))
+        except InvalidInput as error:
+            if strict:
+                raise
+            print(f"tangram: acct: {error}", file=sys.stderr)
+            continue
+        records, of_job = fold.records, [one for one in named if one.job == job]
         for one in of_job:
             if one.action and one.number not in records:
                 raise InvalidInput(f"--jobs: job {job} had no action {one.action}; `tangram acct "
                                    f"-j {job}` prints all of its actions")
         chosen = None if any(not one.action for one in of_job) else {o.number for o in of_job}
-        rows += [r for number, r in records.items() if chosen is None or number in chosen]
-    return rows
+        jobs.append(([r for number, r in records.items() if chosen is None or number in chosen],
+                     row))
+    return jobs
+
+
+def _print_json(actions: list[dict[str, Any]], jobs: list[JobRow] | None) -> int:
+    from dataclasses import asdict
+
+    print(json.dumps({"actions": actions} if jobs is None else
+                     {"jobs": [asdict(row) for row in jobs]}))
+    return 0
+
+
+def _print_rows(args: argparse.Namespace, columns: list[tuple[Field, int]],
+                rows: Sequence[Row]) -> None:
+    """Prints the rows as a table, or with a delimiter."""
+    from ..accounting.fields import as_sacct
+    from ..accounting.job_row import JobRow, text_of_job
+
+    def text(field: Field, row: Row) -> str:
+        found = text_of_job(field, row) if isinstance(row, JobRow) else field.text(row)
+        return as_sacct(field, found) if args.sacct else found
+
+    if args.parsable or args.parsable2:
+        cut, end = args.delimiter, args.delimiter if args.parsable else ""
+        escaped = "".join(f"\\x{ord(letter):02x}" for letter in cut)
+        if not args.noheader:
+            print(cut.join(f.name for f, _ in columns) + end)
+        for row in rows:
+            cells = (printable(text(f, row)) for f, _ in columns)
+            print(cut.join(cell.replace(cut, escaped) for cell in cells) + end)
+        return
+    columns = [(f, _whole(f, w, [text(f, row) for row in rows])) for f, w in columns]
+    if not args.noheader:
+        print(" ".join(_fit(f.name, w) for f, w in columns))
+        print(" ".join("-" * abs(w) for _, w in columns))
+    for row in rows:
+        print(" ".join(_fit(text(f, row), w) for f, w in columns))
 
 
 def _held(job: str, as_json: bool) -> int:
@@ -168,7 +316,7 @@ def _comment(job: str, line: str) -> int:
     return 0
 
 
-def _whole(field: Any, width: int, rows: Sequence[Any]) -> int:
+def _whole(field: Field, width: int, texts: Sequence[str]) -> int:
     """Returns the width of a column. JobID is as wide as its longest value unless a width was
     requested.
 
@@ -177,7 +325,7 @@ def _whole(field: Any, width: int, rows: Sequence[Any]) -> int:
     """
     if field.name != "JobID" or width != field.width:
         return width
-    return max([width, *(len(field.text(r)) for r in rows)])
+    return max([width, *map(len, texts)])
 
 
 def _fit(text: str, width: int) -> str:

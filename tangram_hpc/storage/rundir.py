@@ -131,6 +131,19 @@ def link_last(folder: Path, job: str) -> Path | None:
     return moved
 
 
+def known_jobs(environ: Mapping[str, str]) -> list[str]:
+    """Returns the jobs that have a journal, the one that was written to last at the end. O(files).
+    """
+    written: dict[str, int] = {}
+    for journal in (tangram_home(environ) / "jobs").glob("*/journal*"):
+        folder = journal.parent
+        if not folder.is_symlink() and "~" not in folder.name:
+            with suppress(OSError):  # it may be removed at this moment
+                at = journal.stat().st_mtime_ns
+                written[folder.name] = max(at, written.get(folder.name, 0))
+    return sorted(written, key=lambda name: written[name])
+
+
 def last_job(environ: Mapping[str, str]) -> str:
     """Returns the job whose journal was written to last.
 

@@ -16,8 +16,8 @@ def test_a_broker_without_workers_says_so_once_and_what_to_do() -> None:
     watch = MissingWorkers("local-7", 0.0, in_slurm=False)
     assert lines(watch, 0, int(SAID_AFTER_S)) == []
     [line] = lines(watch, int(SAID_AFTER_S), 4000)
-    assert line == ("job local-7: no worker has joined within 60 s; start one with `tangram worker "
-                    "--job local-7`")
+    assert line == ("job local-7: no worker has joined within 60 s; start one with "
+                    "`TANGRAM_JOB=local-7 tangram worker`")
     assert not watch.gave_up
     assert lines(watch, 4000, 4010, 1) == ["job local-7: a worker has joined after 3998 s"]
     [line] = lines(watch, 4010, 4100)

@@ -1,0 +1,63 @@
+"""Parses times as `sacct -S` and `-E` take them: dates, times of the day, and words such as
+`now-2hours`. Pure: the present time is handed in.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+
+from ...errors import InvalidInput
+
+_UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
+_WORD = re.compile(r"(now|today|midnight|noon|fika|teatime)"
+                   r"(?:([+-])(\d+)(second|minute|hour|day|week)?s?)?")
+_HOURS = {"today": 0, "midnight": 0, "noon": 12, "fika": 15, "teatime": 16}
+# a form without a year comes before the one with it, which would take a digit of the day for it
+_DATES = ("%Y-%m-%d", "%m/%d", "%m/%d/%y", "%m/%d/%Y", "%d.%m", "%d.%m.%y", "%d.%m.%Y", "%m%d",
+          "%m%d%y")
+_TIMES = ("%H:%M", "%H:%M:%S")
+
+
+def parse_time(option: str, text: str, now: datetime) -> int:
+    """Returns the time that a text means, in ns since the epoch, local time.
+
+    Args:
+        option: the option that has the text, for the error message.
+        text: a word, a date, a time of the day, or a date and a time with `T` or `-` between them.
+        now: the present time.
+
+    Raises:
+        InvalidInput: the text is no time.
+    """
+    word = _WORD.fullmatch(text.strip().lower())
+    if word is not None:
+        name, sign, count, unit = word.groups()
+        base = now if name == "now" else now.replace(hour=_HOURS[name], minute=0, second=0,
+                                                     microsecond=0)
+        seconds = int(count or 0) * _UNITS[unit or "second"]
+        return _ns(base + timedelta(seconds=-seconds if sign == "-" else seconds))
+    for date in _DATES:
+        for form in (date, *(f"{date}{cut}{time}" for time in _TIMES for cut in "T-")):
+            if (found := _read(text, form, now)) is not None:
+                return _ns(found)
+    for time in _TIMES:
+        if (at := _read(text, time, now)) is not None:
+            return _ns(now.replace(hour=at.hour, minute=at.minute, second=at.second,
+                                   microsecond=0))
+    raise InvalidInput(f"{option}: {text!r} is no time; write one as 2026-11-26T14:30, 14:30, "
+                       "now-2hours, today or midnight")
+
+
+def _read(text: str, form: str, now: datetime) -> datetime | None:
+    """Returns what a text means in one form; a date without a year is one of this year."""
+    try:
+        if "%Y" in form or "%y" in form or "%d" not in form:
+            return datetime.strptime(text, form)
+        return datetime.strptime(f"{now.year} {text}", f"%Y {form}")
+    except ValueError:
+        return None
+
+
+def _ns(at: datetime) -> int:
+    return round(at.timestamp() * 10**6) * 1000

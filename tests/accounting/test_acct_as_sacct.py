@@ -1,0 +1,122 @@
+"""`tangram acct` with sacct's options: what is chosen, how it is printed, and the rows of jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tangram_hpc import LocalCluster
+from tangram_hpc.cli.helpers.times import parse_time
+from tangram_hpc.errors import InvalidInput
+
+NOW = datetime(2026, 11, 26, 14, 30, 15)
+
+
+@pytest.mark.parametrize(("text", "meant"), [
+    ("now", NOW), ("now-2hours", NOW - timedelta(hours=2)), ("now-90", NOW - timedelta(seconds=90)),
+    ("now+1day", NOW + timedelta(days=1)), ("today", datetime(2026, 11, 26)),
+    ("midnight-1week", datetime(2026, 11, 19)), ("noon", datetime(2026, 11, 26, 12)),
+    ("2026-11-25", datetime(2026, 11, 25)), ("2026-11-25T08:05", datetime(2026, 11, 25, 8, 5)),
+    ("2026-11-25T08:05:09", datetime(2026, 11, 25, 8, 5, 9)), ("08:05", NOW.replace(
+        hour=8, minute=5, second=0)), ("1125", datetime(2026, 11, 25)),
+    ("112525", datetime(2025, 11, 25)), ("11/25", datetime(2026, 11, 25)),
+    ("11/25/25", datetime(2025, 11, 25)), ("25.11.2025", datetime(2025, 11, 25)),
+    ("11/25-08:05", datetime(2026, 11, 25, 8, 5)),
+])
+def test_times_mean_what_sacct_takes_them_for(text: str, meant: datetime) -> None:
+    assert parse_time("--starttime", text, NOW) == round(meant.timestamp()) * 10**9
+
+
+@pytest.mark.parametrize("text", ["", "yesterday-ish", "2026-13-01", "now*2", "25:00",
+                                  "now-2years"])
+def test_a_text_that_is_no_time_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"--starttime: .* is no time; write one as"):
+        parse_time("--starttime", text, NOW)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two jobs, of which the second has an action that fails and one that computes."""
+    home = tmp_path_factory.mktemp("home")
+    with LocalCluster(2, home=home, job="4711") as first:
+        first.submit(["true"], name="early", trusted=True).result(60)
+    with LocalCluster(2, home=home, job="4712") as second:
+        second.submit(["sh", "-c", "exit 3"], name="fails", trusted=True).result(60)
+        second.submit([sys.executable, "-c", "sum(range(4 * 10**6))"], name="computes",
+                      trusted=True).result(60)
+    return home
+
+
+def acct(home: Path, *words: str, status: int = 0) -> str:
+    told = subprocess.run([sys.executable, "-m", "tangram_hpc", "acct", *words], text=True,
+                          env={**os.environ, "TANGRAM_HOME": str(home)}, capture_output=True)
+    assert told.returncode == status and "Traceback" not in told.stderr, told.stderr
+    return told.stdout or told.stderr
+
+
+def names(home: Path, *words: str) -> list[str]:
+    return acct(home, "-P", "-n", "-o", "JobName", *words).split()
+
+
+def test_rows_are_chosen_as_sacct_chooses_them(home: Path) -> None:
+    assert names(home) == ["fails", "computes"]  # of the last job
+    assert names(home, "-a") == ["early", "fails", "computes"]
+    assert names(home, "-S", "now-1hour", "-E", "now+1hour") == ["early", "fails", "computes"]
+    assert names(home, "-S", "now+1hour") == [] and names(home, "-E", "now-1hour") == []
+    assert names(home, "-a", "-s", "F") == names(home, "-a", "--state=failed") == ["fails"]
+    assert names(home, "-a", "-s", "CD,F") == ["early", "fails", "computes"]
+    assert names(home, "-a", "--name", "early,computes") == ["early", "computes"]
+    node = acct(home, "-P", "-n", "-o", "NodeList", "-j", "4711").strip()
+    assert names(home, "-j", "4711", "-N", f"other,{node}") == ["early"]
+    assert names(home, "-j", "4711", "-N", "other") == []
+    assert names(home, "-j", "4711", "-r", "other") == []
+    assert names(home, "-u", "nobody-of-this-name") == []
+    assert "'XX' is not the state of an action" in acct(home, "-s", "XX", status=2)
+    assert "is no time" in acct(home, "-S", "soon", status=2)
+
+
+def test_a_job_has_a_row_of_its_own(home: Path) -> None:
+    rows = [line.split("|") for line in acct(
+        home, "-X", "-a", "-P", "-n", "-o", "JobID,State,NCPUS,NNodes,JobName").splitlines()]
+    assert rows == [["4711", "COMPLETED", "2", "1", ""], ["4712", "COMPLETED", "2", "1", ""]]
+    both = acct(home, "--sacct", "-j", "4712", "-P", "-n", "-o", "JobID,State").split()
+    assert both[0] == "4712|COMPLETED" and len(both) == 3
+    assert [row.partition("|")[2] for row in both[1:]] == ["FAILED", "COMPLETED"]
+    [job] = json.loads(acct(home, "-X", "--json", "-j", "4712"))["jobs"]
+    actions = json.loads(acct(home, "--json", "-j", "4712"))["actions"]
+    assert job["cpu_ns"] == sum(action["cpu_ns"] for action in actions) > 0
+    assert sum(action["cpu_held_ns"] for action in actions) <= job["held_ns"]
+
+
+def test_separators_and_figures_are_those_of_sacct(home: Path) -> None:
+    line = acct(home, "-p", "-n", "--delimiter=^|^", "--sacct", "-j", "4712", "-o",
+                "JobID,AdminComment,Elapsed,TotalCPU,Start,NTasks").splitlines()[-1]
+    cells = line.split("^|^")
+    assert len(cells) == 7 and cells[-1] == cells[1] == "" and cells[5] == "1"
+    assert len(cells[2]) == len("00:00:00") and len(cells[3]) == len("00:00.123")
+    assert datetime.strptime(cells[4], "%Y-%m-%dT%H:%M:%S").year >= 2026
+    usual = acct(home, "-o", "JobID,State,Elapsed,MaxRSS", "-P", "-j", "4711").splitlines()
+    assert usual[0] == "JobID|State|Elapsed|MaxRSS" and usual[1].endswith("K")
+    assert acct(home, "-b", "-j", "4711").split()[:3] == ["JobID", "State", "ExitCode"]
+    every = {line.split()[0] for line in acct(home, "-e").splitlines()}
+    assert every == set(acct(home, "-l", "-P", "-j", "4711").splitlines()[0].split("|"))
+
+
+def test_a_damaged_journal_hides_no_other_job(home: Path, tmp_path: Path) -> None:
+    here = tmp_path / "jobs"
+    subprocess.run(["cp", "-a", str(home / "jobs"), str(here)], check=True)
+    journal = here / "4711" / "journal"
+    data = bytearray(journal.read_bytes())
+    data[len(data) // 2] ^= 64
+    journal.write_bytes(data)
+    told = subprocess.run(
+        [sys.executable, "-m", "tangram_hpc", "acct", "-X", "-a", "-P", "-n", "-o", "JobID"],
+        env={**os.environ, "TANGRAM_HOME": str(tmp_path)}, capture_output=True, text=True)
+    assert told.stdout.split() == ["4712"] and told.returncode == 0
+    assert "4711" in told.stderr and "Traceback" not in told.stderr
