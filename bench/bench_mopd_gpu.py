@@ -101,7 +101,7 @@ def load_and_warm(plan: Plan, sides: Sequence[Side]) -> None:
 
 
 def played_once(side: Side, calls: Sequence[Timed]) -> Side:
-    """A round whose figures are not those of the side."""
+    """Plays a round and returns it, apart from the measured rounds of the side."""
     apart = Side(side.clusters)
     apart.play(calls, False)
     return apart

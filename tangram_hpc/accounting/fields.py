@@ -114,7 +114,7 @@ def _cpus_asked(r: ActionRecord) -> int:
 
 FIELDS = (
     Field("JobID", 22, job_id, "job, client and the client's own counter"),
-    Field("JobIDRaw", 22, job_id, "the same"),
+    Field("JobIDRaw", 22, job_id, "same as JobID"),
     Field("JobName", 16, lambda r: r.action.name, "the action's class"),
     Field("User", 10, lambda r: r.user, "who ran the job"),
     Field("Partition", 10, lambda r: r.node.component if r.node else "", "component of the node"),
@@ -126,15 +126,15 @@ FIELDS = (
     Field("Start", 23, lambda r: stamp(r.start_ns), "when its units were lent"),
     Field("End", 23, lambda r: stamp(r.end_ns), "when its result was known"),
     Field("Elapsed", 13, lambda r: duration(r.elapsed_ns), "Start to End"),
-    Field("ElapsedRaw", 10, lambda r: str(r.elapsed_ns // 10**9), "the same, whole seconds"),
+    Field("ElapsedRaw", 10, lambda r: str(r.elapsed_ns // 10**9), "Elapsed in whole seconds"),
     Field("Planned", 13, lambda r: duration(r.planned_ns), "Submit to Start"),
     Field("ExecTime", 13, lambda r: duration(_of(r, "exec_ns")), "run time on the node"),
     Field("ReqCPUS", 8, lambda r: str(_cpus_asked(r)), "the fewest CPUs it asked for"),
     Field("NCPUS", 6, lambda r: str(r.cpus), "the most CPUs it held"),
-    Field("AllocCPUS", 9, lambda r: str(r.cpus), "the same"),
+    Field("AllocCPUS", 9, lambda r: str(r.cpus), "same as NCPUS"),
     Field("NTasks", 6, lambda r: "1", "always 1"),
     Field("CPUTime", 13, lambda r: duration(r.cpu_held_ns), "CPUs held x time"),
-    Field("CPUTimeRAW", 10, lambda r: str(r.cpu_held_ns // 10**9), "the same, whole seconds"),
+    Field("CPUTimeRAW", 10, lambda r: str(r.cpu_held_ns // 10**9), "CPUTime in whole seconds"),
     Field("TotalCPU", 13, lambda r: _bound(r, "cpu") + duration(_of(r, "cpu_ns")),
           "user + system time used; >: at least"),
     Field("MaxRSS", 10, lambda r: f"{_bound(r, 'maxrss')}{_of(r, 'maxrss_kib')}K",
@@ -174,6 +174,7 @@ FIELDS = (
           "the most taken on its GPUs; sacct: gres/gpumem in TRESUsageInMax"),
     Field("ConsumedEnergy", 14, _energy, "J its GPUs drew for it; ~: an estimate"),
 )
+# the columns of --brief, of -X, and of actions
 BRIEF = "JobID,State,ExitCode"
 OF_JOBS = "JobID,User,NodeList,NCPUS,State,Elapsed,CPUTime,TotalCPU"
 DEFAULT = "JobID,JobName,NodeList,NCPUS,State,ExitCode,Planned,Elapsed,TotalCPU"
@@ -181,16 +182,18 @@ _BY_NAME = {f.name.lower(): f for f in FIELDS}
 
 
 _WHOLE_SECONDS = frozenset({"Submit", "Start", "End", "Elapsed", "Planned", "ExecTime", "CPUTime",
-                            "Timelimit", "GPUTime", "Restore"})
+                            "TotalCPU", "Timelimit", "GPUTime", "Restore"})
+_MARKED = frozenset({"TotalCPU", "MaxRSS", "Restarts", "ConsumedEnergy"})
 
 
 def as_sacct(field: Field, text: str) -> str:
     """Returns a column's text exactly as sacct writes it: times have whole seconds, but for a CPU
     time below an hour, and nothing marks a bound or an estimate.
     """
-    text = text.lstrip(">~")
-    if field.name == "TotalCPU":
-        return text.removeprefix("00:") if text.startswith("00:") else text.partition(".")[0]
+    if field.name in _MARKED:
+        text = text.lstrip(">~")
+    if field.name == "TotalCPU" and text.startswith("00:") and not text.endswith(".000"):
+        return text.removeprefix("00:")
     return text.partition(".")[0] if field.name in _WHOLE_SECONDS else text
 
 

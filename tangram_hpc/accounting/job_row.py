@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..domain import event as ev
+from ..domain.node import NodeSpec
 from .fields import Field, duration, stamp
 from .held_usage import HeldUsage, total
 from .record import Fold
 from .starts import without_gaps
+
+_KILLED = "its broker was killed"
 
 
 @dataclass(frozen=True)
@@ -24,21 +27,21 @@ class JobRow:
     Attributes:
         job: the Slurm job, or the name of another run.
         user: who ran it.
-        running: whether its broker has not ended.
+        state: RUNNING, COMPLETED when its broker has ended in order, else FAILED.
+        reason: why its broker ended; empty while it runs.
         start_ns: when its broker first began.
-        end_ns: when its broker ended, or the last event of one that runs.
+        end_ns: when its broker ended; of one that was killed, the last event.
         nodes: names of the nodes that it lent.
         partitions: the components of these nodes.
-        cpus: CPUs of these nodes.
-        mem_mib: memory of these nodes, MiB.
-        gpus: GPUs of these nodes.
+        cpus, mem_mib, gpus: what the nodes lent that it had at one time, at most; MiB.
         held_ns: core-ns that its nodes were held.
         cpu_ns: CPU time that the processes of its actions used.
     """
 
     job: str
     user: str
-    running: bool
+    state: str
+    reason: str
     start_ns: int
     end_ns: int
     nodes: tuple[str, ...]
@@ -50,29 +53,67 @@ class JobRow:
     cpu_ns: int
 
 
-def fold_with_job(events: Iterable[ev.Event]) -> tuple[Fold, JobRow]:
-    """Returns the fold of all events, and the row of their job."""
-    fold, usage = Fold(), HeldUsage()
-    specs, began, running = {}, 0, True
+def fold_with_job(events: Iterable[ev.Event], served: bool, now_ns: int) -> tuple[Fold, JobRow]:
+    """Returns the fold of all events, and the row of their job.
+
+    Args:
+        served: whether a broker serves the job now; the journal of one that was killed has no end.
+        now_ns: the present time.
+    """
+    fold, usage, nodes = Fold(), HeldUsage(), _Nodes()
+    user, began, reason = "", 0, _KILLED
     for event in without_gaps(events):
         fold.add(event)
         usage.add(event)
-        if isinstance(event, ev.NodeJoined):
-            specs[event.spec.name] = event.spec
-        elif isinstance(event, ev.BrokerStarted):
-            began, running = began or event.at, True
+        nodes.add(event)
+        if isinstance(event, ev.BrokerStarted):
+            user, began, reason = event.user, began or event.at, _KILLED
         elif isinstance(event, ev.BrokerStopped):
-            running = False
+            reason = event.reason
     fold.close()
     usage.close()
     held_ns, _ = total(usage.rows.values())
-    user = next((record.user for record in fold.records.values()), "")
+    killed = reason == _KILLED
+    running = killed and served
+    cpus, mem_mib, gpus = nodes.most
     return fold, JobRow(
-        fold.job, user, running, began, fold.last_ns, tuple(specs),
-        tuple(dict.fromkeys(spec.component for spec in specs.values() if spec.component)),
-        sum(len(spec.cores) for spec in specs.values()),
-        sum(spec.mem_mib for spec in specs.values()), sum(len(s.gpus) for s in specs.values()),
-        held_ns, fold.usage.burnt_ns)
+        fold.job, user, "RUNNING" if running else "FAILED" if killed else "COMPLETED",
+        "" if running else reason, began, now_ns if running else fold.last_ns, nodes.names,
+        nodes.partitions, cpus, mem_mib, gpus, held_ns, fold.usage.burnt_ns)
+
+
+class _Nodes:
+    """The nodes of a job.
+
+    Attributes:
+        most: CPUs, MiB and GPUs that were lent at one time, at most.
+    """
+
+    def __init__(self) -> None:
+        self._ever: dict[int, NodeSpec] = {}
+        self._up: dict[int, NodeSpec] = {}
+        self.most = (0, 0, 0)
+
+    def add(self, event: ev.Event) -> None:
+        """Takes one event."""
+        if isinstance(event, ev.NodeLost):
+            self._up.pop(event.node, None)
+        elif isinstance(event, ev.NodeJoined):
+            self._ever[event.node] = self._up[event.node] = event.spec
+            up = self._up.values()
+            self.most = max(self.most, (sum(len(spec.cores) for spec in up),
+                                        sum(spec.mem_mib for spec in up),
+                                        sum(len(spec.gpus) for spec in up)))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all nodes, each once."""
+        return tuple(dict.fromkeys(spec.name for spec in self._ever.values()))
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """Components of all nodes, each once."""
+        return tuple(dict.fromkeys(s.component for s in self._ever.values() if s.component))
 
 
 def _tres(row: JobRow) -> str:
@@ -87,11 +128,11 @@ _TEXTS: dict[str, Callable[[JobRow], str]] = {
     "Partition": lambda r: ",".join(r.partitions),
     "NodeList": lambda r: ",".join(r.nodes) or "None assigned",
     "NNodes": lambda r: str(len(r.nodes)),
-    "State": lambda r: "RUNNING" if r.running else "COMPLETED",
-    "ExitCode": lambda r: "0:0",
+    "State": lambda r: r.state,
+    "ExitCode": lambda r: "1:0" if r.state == "FAILED" else "0:0",
     "Submit": lambda r: stamp(r.start_ns),
     "Start": lambda r: stamp(r.start_ns),
-    "End": lambda r: "Unknown" if r.running else stamp(r.end_ns),
+    "End": lambda r: "Unknown" if r.state == "RUNNING" else stamp(r.end_ns),
     "Elapsed": lambda r: duration(r.end_ns - r.start_ns),
     "ElapsedRaw": lambda r: str((r.end_ns - r.start_ns) // 10**9),
     "ReqCPUS": lambda r: str(r.cpus),
@@ -104,7 +145,7 @@ _TEXTS: dict[str, Callable[[JobRow], str]] = {
     "ReqTRES": _tres,
     "AllocTRES": _tres,
     "Timelimit": lambda r: "UNLIMITED",
-    "Reason": lambda r: "None",
+    "Reason": lambda r: r.reason or "None",
 }
 
 

@@ -241,24 +241,33 @@ def _hold(timer: LoopTimer, folder_lock: FolderLock, broker: Broker,
 
 def _await_workers(timer: LoopTimer, broker: Broker, missing: MissingWorkers,
                    slurm: BudgetedSlurm | None) -> None:
-    """Looks every `HEARTBEAT_S` whether the broker has workers; see `missing_workers.py`."""
+    """Looks every `HEARTBEAT_S` whether the broker has workers; see `missing_workers.py`.
+
+    A broker that may ask for satellites or give allocations back has no worker while it needs
+    none, one that drains waits for none, and calls of endpoints need none.
+    """
     ledger, job = broker.scheduler.ledger, broker.settings.job
     if broker.ended:
         return
-    waits = not broker.draining and not ledger.allocs.policy.max_nodes
-    line = missing.look(time.monotonic(), len(ledger.held_nodes()), waits)
+    policy = ledger.allocs.policy
+    needed = not (broker.draining or policy.max_nodes or policy.idle_ns or ledger.endpoints)
+    line = missing.look(time.monotonic(), len(ledger.held_nodes()), needed)
     if line:
         print(f"tangram: broker: {line}", file=sys.stderr, flush=True)
     if missing.gave_up:
         return broker.stop(missing.gave_up)
-    if slurm is not None and job.isdigit() and missing.asks():
-        slurm.query([int(job)], lambda answer: _end_with_job(broker, job, answer))
+    if slurm is not None and job.isdigit() and missing.take_question():
+        slurm.query([int(job)], lambda answer: _end_with_job(broker, missing, answer))
     timer.after(HEARTBEAT_S, lambda: _await_workers(timer, broker, missing, slurm))
 
 
-def _end_with_job(broker: Broker, job: str, answer: tuple[JobView, ...] | SlurmFailure) -> None:
-    """Ends the broker if Slurm says that its job holds no nodes any more."""
-    if isinstance(answer, tuple) and not any(view.holds for view in answer):
+def _end_with_job(broker: Broker, missing: MissingWorkers,
+                  answer: tuple[JobView, ...] | SlurmFailure) -> None:
+    """Ends the broker if Slurm says that its job has ended. Workers may have joined meanwhile."""
+    if broker.ended or not isinstance(answer, tuple) or broker.scheduler.ledger.held_nodes():
+        return
+    if missing.has_ended(answer):
+        job = broker.settings.job
         print(f"tangram: broker: job {job} has ended, and the broker with it", file=sys.stderr,
               flush=True)
         broker.stop(f"Slurm job {job} has ended")

@@ -5,13 +5,16 @@ waits without a word. Usually the job step of the workers has not begun, because
 the CPUs or the memory that it asks for, or the workers cannot reach the broker.
 
 A Slurm job that has ended takes its workers along, but not a broker that was started beside it, as
-with `salloc`. So Slurm is asked whether the job still runs, once a while at most.
+with `salloc`. So Slurm is asked now and then whether the job still runs, while there is no worker.
 
-Time in which the broker itself did not run does not count. A broker that may ask Slurm for
-satellites has no worker while it needs none, so nothing is said there.
+Time in which the broker itself did not run, or in which its job was suspended, does not count.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..domain.slurm import JobView
 
 SAID_AFTER_S = 60.0
 ASKED_AFTER_S = 10.0
@@ -34,41 +37,61 @@ class MissingWorkers:
     def __init__(self, job: str, limit_s: float, in_slurm: bool) -> None:
         self._job, self._limit_s, self._in_slurm = job, limit_s, in_slurm
         self._looked_at: float | None = None
-        self._missing_s, self._asks_at_s = 0.0, ASKED_AFTER_S
-        self._ever = self._said = False
+        self._alone_s = 0.0  # how long there has been no worker
+        self._missing_s = 0.0  # how long none has been there although the broker needs one
+        self._asks_at_s = ASKED_AFTER_S
+        self._ever = self._said = self._held = False
         self.gave_up = ""
 
-    def look(self, now_s: float, workers: int, waits: bool) -> str:
+    def look(self, now_s: float, workers: int, needed: bool) -> str:
         """Returns a line for people, or nothing.
 
         Args:
             now_s: the time of the monotonic clock, seconds.
             workers: how many workers have joined and are not lost.
-            waits: whether the broker waits for workers at all.
+            needed: whether the broker is of no use without a worker.
         """
-        since_s = 0.0 if self._looked_at is None else now_s - self._looked_at
-        self._looked_at, missed_s = now_s, self._missing_s
-        if workers or not waits:
-            said, self._said, self._missing_s = self._said and workers > 0, False, 0.0
-            self._ever, self._asks_at_s = self._ever or workers > 0, ASKED_AFTER_S
-            return f"job {self._job}: a worker has joined after {missed_s:.0f} s" if said else ""
-        self._missing_s += min(since_s, _LONGEST_S)
+        since_s = 0.0 if self._looked_at is None else min(now_s - self._looked_at, _LONGEST_S)
+        self._looked_at = now_s
+        if workers:
+            return self._joined()
+        self._alone_s += since_s
+        self._missing_s = self._missing_s + since_s if needed else 0.0
         if 0 < self._limit_s <= self._missing_s:
             self.gave_up = f"{self._fact()}; {self._remedy()}"
-            return ""
-        if self._missing_s < SAID_AFTER_S or self._said:
-            return ""
-        self._said = True
-        ends = (f". The broker ends after {self._limit_s:.0f} s (setting no_worker_s)"
-                if self._limit_s else "")
-        return f"job {self._job}: {self._fact()}; {self._remedy()}{ends}"
+        elif self._missing_s >= SAID_AFTER_S and not self._said:
+            self._said = True
+            ends = (f". The broker ends after {self._limit_s:.0f} s (setting no_worker_s)"
+                    if self._limit_s else "")
+            return f"job {self._job}: {self._fact()}; {self._remedy()}{ends}"
+        return ""
 
-    def asks(self) -> bool:
-        """Returns whether Slurm is to be asked now whether the job still runs."""
-        if not self._in_slurm or self._missing_s < self._asks_at_s:
+    def take_question(self) -> bool:
+        """Returns whether Slurm is to be asked now whether the job still runs. The next question
+        is then due after `ASKED_EVERY_S`."""
+        if not self._in_slurm or self._alone_s < self._asks_at_s:
             return False
-        self._asks_at_s = self._missing_s + ASKED_EVERY_S
+        self._asks_at_s = self._alone_s + ASKED_EVERY_S
         return True
+
+    def has_ended(self, views: Sequence[JobView]) -> bool:
+        """Takes Slurm's answer, and returns whether it says that the job has ended.
+
+        Slurm shows a user the jobs of that user alone, and a container may give us another number.
+        So an empty answer says that the job has ended only if an earlier one has shown it.
+        """
+        if any(view.state == "SUSPENDED" for view in views):
+            self._missing_s = 0.0
+        if any(view.holds for view in views):
+            self._held = True
+            return False
+        return bool(views) or self._held
+
+    def _joined(self) -> str:
+        alone_s, said = self._alone_s, self._said
+        self._alone_s = self._missing_s = 0.0
+        self._asks_at_s, self._ever, self._said = ASKED_AFTER_S, True, False
+        return f"job {self._job}: a worker has joined after {alone_s:.0f} s" if said else ""
 
     def _fact(self) -> str:
         what = "has been there for" if self._ever else "has joined within"
@@ -78,7 +101,7 @@ class MissingWorkers:
         if not self._in_slurm:
             return f"start one with `TANGRAM_JOB={self._job} tangram worker`"
         return (f"see `squeue --steps -j {self._job}`. If it shows no step of the workers, srun "
-                "waits for CPUs or memory that another step holds: its words are in the job's "
+                "waits for CPUs or memory that another step holds: its message is in the job's "
                 "output, and `tangram template check SCRIPT` says whether the steps fit. If it "
-                "shows one, its worker does not reach this broker: its words are in the job's "
-                "output, and settings are bind and ports")
+                "shows one, its worker does not reach this broker: the worker's message is in the "
+                "job's output; check the settings `bind` and `ports`")

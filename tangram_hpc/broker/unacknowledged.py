@@ -7,7 +7,8 @@ each action ended, and gets the payload again when the worker comes back.
 
 Confirmations are not urgent. They travel with the next orders to a worker, or after a while.
 
-A result whose node is lost before its worker came back cannot be had again. A client that lacks it
+A result whose node is lost before its worker came back, or that its worker no longer has, cannot be
+had again. A client that lacks it
 submits its action again when it connects; it is then told that the node failed, although the action
 had ended, and accounting says the same (`ActionCancelled`). A client that has the result, and whose
 acknowledgement was on its way, keeps it: it does not submit the action again, and the Ping that
@@ -110,8 +111,8 @@ class UnacknowledgedResults:
                 if where == node and lease not in held for action in self.released(node, lease)]
 
     def released(self, node: int, lease: int) -> list[int]:
-        """Ends the wait for the result of a lease of which nothing is left on its node. Returns
-        its action if the client lacks the result."""
+        """Ends the wait for the result of a lease, because nothing of the lease is left on its
+        node. Returns its action if the client lacks the result."""
         action, where = self._awaited.get(lease, (0, 0))
         if where != node:
             return []

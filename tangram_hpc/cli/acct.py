@@ -29,14 +29,17 @@ if TYPE_CHECKING:
 _CODES = {"PD": "PENDING", "CF": "CONFIGURING", "R": "RUNNING", "CD": "COMPLETED", "F": "FAILED",
           "TO": "TIMEOUT", "OOM": "OUT_OF_MEMORY", "CA": "CANCELLED", "NF": "NODE_FAIL",
           "PR": "PREEMPTED"}
+# states of jobs that actions do not have; programs name them beside others
+_NEVER = frozenset({"BF", "BOOT_FAIL", "CG", "COMPLETING", "DL", "DEADLINE", "RQ", "REQUEUED", "RS",
+                    "RESIZING", "RV", "REVOKED", "S", "SUSPENDED"})
 
 
 def add(verbs: Any) -> None:
     """Adds this verb to the command line."""
     p = verbs.add_parser(
         "acct", help="print the resources that each action of a job used",
-        description="Prints a row for each action, or for each job. Options and columns are those "
-                    "of sacct.")
+        description="Prints a row for each action, or for each job, with the options and columns "
+                    "that sacct has for the same.")
     p.add_argument("-j", "--jobs", type=ids.jobs, default=[], metavar="ID[,ID...]",
                    help="ids of jobs, or of actions such as 4711.2.17 (default: the last job; with "
                         "-S, -E, -a or -u: all jobs)")
@@ -56,7 +59,8 @@ def add(verbs: Any) -> None:
     p.add_argument("--delimiter", default="|", metavar="TEXT",
                    help="what separates the columns with -p and -P (default: |)")
     p.add_argument("-n", "--noheader", action="store_true", help="print no header")
-    p.add_argument("--json", action="store_true", help='print one JSON object, {"actions": [...]}')
+    p.add_argument("--json", action="store_true",
+                   help='print one JSON object, {"actions": [...]}; with -X {"jobs": [...]}')
     p.add_argument("--held", action="store_true",
                    help="print a row per allocation instead: the core-hours that it held and used")
     p.add_argument("--comment", action="store_true",
@@ -76,14 +80,14 @@ def _add_choice(p: argparse.ArgumentParser) -> None:
     p.add_argument("-E", "--endtime", default="", metavar="TIME",
                    help="print only what was submitted before TIME")
     p.add_argument("-N", "--nodelist", default="", metavar="NODE[,NODE...]",
-                   help="print only actions that ran on these nodes")
+                   help="print only actions that ran on these nodes, such as cpu[1-4]")
     p.add_argument("-r", "--partition", default="", metavar="NAME[,NAME...]",
                    help="print only actions on nodes of these components")
     p.add_argument("--name", default="", metavar="NAME[,NAME...]",
                    help="print only actions of these classes")
     p.add_argument("-u", "--user", "--uid", default="", metavar="USER[,USER...]",
-                   help="print only jobs that these users ran")
-    p.add_argument("-a", "--allusers", action="store_true", help="print the jobs of all users")
+                   help="print only jobs that these users ran; names or numbers")
+    p.add_argument("-a", "--allusers", action="store_true", help="print all jobs of TANGRAM_HOME")
 
 
 def go(args: argparse.Namespace) -> int:
@@ -93,7 +97,7 @@ def go(args: argparse.Namespace) -> int:
     from ..accounting.summary import summary
     from ..errors import InvalidInput
     from ..storage.journal_segments import read_journals
-    from ..storage.rundir import job_dir
+    from ..storage.rundir import job_dir, last_job
 
     if args.helpformat:
         for f in FIELDS:
@@ -101,6 +105,8 @@ def go(args: argparse.Namespace) -> int:
         return 0
     columns, keep = _columns(args), _choice(args)
     named = args.jobs or _jobs_in_question(args)
+    if not named:
+        named = [ids.Named(last_job(os.environ))]  # raises, since no job has run here
     if args.held or args.comment:
         if len({one.job for one in named}) > 1:
             raise InvalidInput("--jobs: --held and --comment take one job only; name one")
@@ -113,9 +119,10 @@ def go(args: argparse.Namespace) -> int:
                            [row for _, row in jobs if keep(row)] if args.allocations else None)
     rows: list[Row] = []
     for records, row in jobs:
-        if (args.allocations or args.sacct) and keep(row):
+        kept = [record for record in records if keep(record)]
+        if keep(row) if args.allocations else args.sacct and (kept or not records):
             rows.append(row)
-        rows += () if args.allocations else filter(keep, records)
+        rows += () if args.allocations else kept
     _print_rows(args, columns, rows)
     return 0
 
@@ -132,10 +139,10 @@ def _columns(args: argparse.Namespace) -> list[tuple[Field, int]]:
 
 
 def _choice(args: argparse.Namespace) -> Callable[[Row], bool]:
-    """Returns what says whether a row is wanted.
+    """Returns the function that tells whether the options choose a row.
 
     Raises:
-        InvalidInput: a state or a time is none.
+        InvalidInput: a state, a time or a list of nodes is wrong.
     """
     from datetime import datetime
 
@@ -145,16 +152,18 @@ def _choice(args: argparse.Namespace) -> Callable[[Row], bool]:
     states, now = _states(args.state), datetime.now()
     since = parse_time("--starttime", args.starttime, now) if args.starttime else 0
     until = parse_time("--endtime", args.endtime, now) if args.endtime else 0
-    nodes, parts, names, users = (
-        {word.strip() for word in text.split(",") if word.strip()}
-        for text in (args.nodelist, args.partition, args.name, args.user))
+    parts, names, users = ({word.strip() for word in text.split(",") if word.strip()}
+                           for text in (args.partition, args.name, args.user))
+    nodes, users = _nodes(args.nodelist), set(map(_user_name, users))
 
     def wanted(row: Row) -> bool:
         if users and row.user not in users:
             return False
         if isinstance(row, JobRow):
-            in_time = (row.running or row.end_ns >= since) and (not until or row.start_ns < until)
-            return in_time and (not nodes or bool(nodes & {*row.nodes}))
+            return (row.end_ns >= since and (not until or row.start_ns < until)
+                    and (not states or row.state in states)
+                    and (not nodes or bool(nodes & {*row.nodes}))
+                    and (not parts or bool(parts & {*row.partitions})))
         on = row.node
         return ((not states or row.state.value in states)
                 and (not names or row.action.name in names)
@@ -166,13 +175,36 @@ def _choice(args: argparse.Namespace) -> Callable[[Row], bool]:
     return wanted
 
 
+def _nodes(text: str) -> set[str]:
+    """Returns the names of a hostlist such as `cpu[1-4],gpu7`."""
+    from ..errors import InvalidInput
+    from ..slurm.hostlist import expand
+
+    try:
+        return set(expand(text))
+    except ValueError as error:
+        raise InvalidInput(f"--nodelist: {error}") from None
+
+
+def _user_name(text: str) -> str:
+    """Returns the login name for a user's number; a name, or a number without one, as it is."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(int(text)).pw_name
+    except (ValueError, KeyError, OverflowError):
+        return text
+
+
 def _states(text: str) -> set[str]:
     """Returns the states that are named in full or by Slurm's short codes."""
     from ..domain.states import ActionState
     from ..errors import InvalidInput
 
     named = {word.strip().upper() for word in text.split(",") if word.strip()}
-    wanted = {_CODES.get(word, word) for word in named}
+    wanted = {_CODES.get(word, word) for word in named - _NEVER}
+    if named and not wanted:
+        return {""}  # only states that no action has
     for state in sorted(wanted - {s.value for s in ActionState}):
         raise InvalidInput(f"--state: {state!r} is not the state of an action; choose from "
                            f"{', '.join(s.value for s in ActionState)}")
@@ -199,15 +231,19 @@ def _folded(named: Sequence[ids.Named], strict: bool
     Raises:
         InvalidInput: a job, or an action of a job, is not known.
     """
+    import time
+
     from ..accounting.job_row import fold_with_job
     from ..errors import InvalidInput
+    from ..storage.job_folders import is_served
     from ..storage.journal_segments import read_journals
     from ..storage.rundir import job_dir
 
     jobs = []
     for job in dict.fromkeys(one.job for one in named):
+        folder = job_dir(os.environ, job)
         try:
-            fold, row = fold_with_job(read_journals(job_dir(os.environ, job)))
+            fold, row = fold_with_job(read_journals(folder), is_served(folder), time.time_ns())
         except InvalidInput as error:
             if strict:
                 raise

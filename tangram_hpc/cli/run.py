@@ -144,8 +144,8 @@ def _say_if_it_waits(client: Any, future: Any) -> None:
         return  # the future tells why the broker does not answer
     for one in waiting:
         if one["id"] == future.id:  # a broker of an earlier release tells all that wait
-            print(f"tangram: action {future.id} waits ({one['reason']}); what for: tangram explain "
-                  f"-j {client.job} {future.id}", file=sys.stderr, flush=True)
+            print(f"tangram: action {future.id} is pending ({one['reason']}); `tangram explain -j "
+                  f"{client.job} {future.id}` says what it waits for", file=sys.stderr, flush=True)
 
 
 def _cpus(text: str) -> Any:

@@ -11,8 +11,9 @@ import msgspec
 # Slurm's words, as `squeue -o %T` writes them. In every other state a job holds nodes.
 _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD",
                       "SPECIAL_EXIT"})
-_OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL",
-                   "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"})
+_OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED",
+                   "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "RECONFIG_FAIL", "REVOKED",
+                   "TIMEOUT"})
 
 
 MARK = "tangram:"  # our part of a Comment begins with this

@@ -151,6 +151,11 @@ def sweep_removed(home: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def is_served(folder: Path) -> bool:
+    """Returns whether a broker has shown within the last minute that it serves this job."""
+    return may_serve(folder) and _gives_signs(folder, _now_s(folder.parents[1]))
+
+
 def _is_job_folder(path: Path) -> bool:
     return any(path.glob("journal*")) or any(path.glob("epoch-*")) or (path / ACCESS).exists()
 

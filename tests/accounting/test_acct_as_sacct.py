@@ -12,9 +12,14 @@ from pathlib import Path
 import pytest
 
 from tangram_hpc import LocalCluster
+from tangram_hpc.accounting.fields import FIELDS, as_sacct
+from tangram_hpc.accounting.job_row import JobRow, fold_with_job
 from tangram_hpc.cli.helpers.times import parse_time
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.errors import InvalidInput
 
+SECOND = 10**9
 NOW = datetime(2026, 11, 26, 14, 30, 15)
 
 
@@ -27,16 +32,18 @@ NOW = datetime(2026, 11, 26, 14, 30, 15)
         hour=8, minute=5, second=0)), ("1125", datetime(2026, 11, 25)),
     ("112525", datetime(2025, 11, 25)), ("11/25", datetime(2026, 11, 25)),
     ("11/25/25", datetime(2025, 11, 25)), ("25.11.2025", datetime(2025, 11, 25)),
-    ("11/25-08:05", datetime(2026, 11, 25, 8, 5)),
+    ("11/25-08:05", datetime(2026, 11, 25, 8, 5)), ("2:30pm", NOW.replace(second=0)),
+    ("08:05:09 AM", NOW.replace(hour=8, minute=5, second=9)),
 ])
 def test_times_mean_what_sacct_takes_them_for(text: str, meant: datetime) -> None:
     assert parse_time("--starttime", text, NOW) == round(meant.timestamp()) * 10**9
 
 
 @pytest.mark.parametrize("text", ["", "yesterday-ish", "2026-13-01", "now*2", "25:00",
-                                  "now-2years"])
+                                  "now-2years", "112", "now-300000weeks", "now-99999999999weeks",
+                                  "0001-01-01"])
 def test_a_text_that_is_no_time_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(InvalidInput, match=r"--starttime: .* is no time; write one as"):
+    with pytest.raises(InvalidInput, match=r"--starttime: .* is not a time; write one as"):
         parse_time("--starttime", text, NOW)
 
 
@@ -77,8 +84,12 @@ def test_rows_are_chosen_as_sacct_chooses_them(home: Path) -> None:
     assert names(home, "-j", "4711", "-N", "other") == []
     assert names(home, "-j", "4711", "-r", "other") == []
     assert names(home, "-u", "nobody-of-this-name") == []
+    assert names(home, "-u", str(os.getuid())) == ["early", "fails", "computes"]
+    assert names(home, "-j", "4711", "-N", f"cpu[1-4],{node}") == ["early"]
+    assert "--nodelist" in acct(home, "-N", "cpu[1-", status=2)
+    assert names(home, "-s", "S,BF") == [] and names(home, "-s", "S,F") == ["fails"]
     assert "'XX' is not the state of an action" in acct(home, "-s", "XX", status=2)
-    assert "is no time" in acct(home, "-S", "soon", status=2)
+    assert "is not a time" in acct(home, "-S", "soon", status=2)
 
 
 def test_a_job_has_a_row_of_its_own(home: Path) -> None:
@@ -88,6 +99,12 @@ def test_a_job_has_a_row_of_its_own(home: Path) -> None:
     both = acct(home, "--sacct", "-j", "4712", "-P", "-n", "-o", "JobID,State").split()
     assert both[0] == "4712|COMPLETED" and len(both) == 3
     assert [row.partition("|")[2] for row in both[1:]] == ["FAILED", "COMPLETED"]
+    jobs = acct(home, "-X", "-a", "-P", "-n", "-o", "JobID", "-s", "CD", "-u", str(os.getuid()))
+    assert jobs.split() == ["4711", "4712"]
+    assert acct(home, "-X", "-a", "-P", "-n", "-s", "F") == ""
+    assert acct(home, "--sacct", "-a", "-P", "-n", "-o", "JobID", "--name", "early"
+                ).split()[0] == "4711"
+    assert "4712" not in acct(home, "--sacct", "-a", "-P", "-n", "--name", "early")
     [job] = json.loads(acct(home, "-X", "--json", "-j", "4712"))["jobs"]
     actions = json.loads(acct(home, "--json", "-j", "4712"))["actions"]
     assert job["cpu_ns"] == sum(action["cpu_ns"] for action in actions) > 0
@@ -120,3 +137,40 @@ def test_a_damaged_journal_hides_no_other_job(home: Path, tmp_path: Path) -> Non
         env={**os.environ, "TANGRAM_HOME": str(tmp_path)}, capture_output=True, text=True)
     assert told.stdout.split() == ["4712"] and told.returncode == 0
     assert "4711" in told.stderr and "Traceback" not in told.stderr
+
+
+def test_a_home_without_jobs_is_told_in_one_line(tmp_path: Path) -> None:
+    for words in (["-a"], ["-X", "-a"], ["--held", "-a"], ["-S", "today"], []):
+        assert "no job has run here" in acct(tmp_path, *words, status=2)
+
+
+def folded(*events: ev.Event, served: bool = False) -> JobRow:
+    return fold_with_job(events, served, 90 * SECOND)[1]
+
+
+def test_the_row_of_a_job_tells_how_its_broker_ended_and_what_it_had_at_once() -> None:
+    start = ev.BrokerStarted(10 * SECOND, "4711", "elastic", "none", "ann")
+    first, second = (ev.NodeJoined(at * SECOND, number, NodeSpec(
+        "n1", "n1", tuple(range(cores)), mem_mib=100))
+                     for at, number, cores in ((20, 1, 4), (40, 2, 8)))
+    lost = ev.NodeLost(30 * SECOND, 1, "gone")
+    row = folded(start, first, lost, second, ev.BrokerStopped(60 * SECOND, "shut down"))
+    assert (row.user, row.state, row.reason, row.cpus) == ("ann", "COMPLETED", "shut down", 8)
+    assert (row.nodes, row.end_ns - row.start_ns) == (("n1",), 50 * SECOND)
+    assert folded(start, first, ev.NodeJoined(40 * SECOND, 2, second.spec)).cpus == 12
+    killed = folded(start, first)
+    assert (killed.state, killed.reason, killed.end_ns) == (
+        "FAILED", "its broker was killed", 20 * SECOND)
+    runs = folded(start, first, served=True)
+    assert (runs.state, runs.reason, runs.end_ns) == ("RUNNING", "", 90 * SECOND)
+
+
+@pytest.mark.parametrize(("name", "ours", "sacct"), [
+    ("TotalCPU", ">00:01:02.345", "01:02.345"), ("TotalCPU", "00:00:05.000", "00:00:05"),
+    ("TotalCPU", "1-02:00:00.001", "1-02:00:00"), ("MaxRSS", ">99K", "99K"),
+    ("JobName", "~x>y", "~x>y"), ("Once", "~/run", "~/run"),
+    ("Elapsed", "00:00:01.999", "00:00:01"),
+])
+def test_figures_lose_our_marks_and_texts_keep_theirs(name: str, ours: str, sacct: str) -> None:
+    field = next(field for field in FIELDS if field.name == name)
+    assert as_sacct(field, ours) == sacct

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from tangram_hpc.app.missing_workers import SAID_AFTER_S, MissingWorkers
+from tangram_hpc.domain.slurm import JobView
 
 
-def lines(watch: MissingWorkers, first: int, last: int, workers: int = 0, waits: bool = True
+def lines(watch: MissingWorkers, first: int, last: int, workers: int = 0, needed: bool = True
           ) -> list[str]:
     """What is said when somebody looks every two seconds."""
-    said = [watch.look(float(now), workers, waits) for now in range(first, last, 2)]
+    said = [watch.look(float(now), workers, needed) for now in range(first, last, 2)]
     return [line for line in said if line]
 
 
@@ -43,12 +44,12 @@ def test_workers_that_come_begin_the_time_anew() -> None:
     assert watch.gave_up.startswith("no worker has been there for 900 s")
 
 
-def test_a_broker_that_was_stopped_or_waits_for_satellites_gives_nothing_up() -> None:
+def test_a_broker_that_was_stopped_or_needs_no_worker_gives_nothing_up() -> None:
     stopped = MissingWorkers("4711", 900.0, in_slurm=True)
     lines(stopped, 0, 50)
     assert stopped.look(5000.0, 0, True) == "" and not stopped.gave_up
     elastic = MissingWorkers("4711", 900.0, in_slurm=True)
-    assert lines(elastic, 0, 5000, waits=False) == [] and not elastic.gave_up
+    assert lines(elastic, 0, 5000, needed=False) == [] and not elastic.gave_up
 
 
 def test_slurm_is_asked_seldom_and_only_while_a_job_of_it_has_no_worker() -> None:
@@ -56,9 +57,33 @@ def test_slurm_is_asked_seldom_and_only_while_a_job_of_it_has_no_worker() -> Non
     asked = []
     for now in range(0, 600, 2):
         watch.look(float(now), 1 if 300 <= now < 320 else 0, True)
-        if watch.asks():
+        if watch.take_question():
             asked.append(now)
     assert asked == [10, 130, 250, 328, 448, 568]
     other = MissingWorkers("local-7", 0.0, in_slurm=False)
     lines(other, 0, 600)
-    assert not other.asks()
+    assert not other.take_question()
+
+
+def test_a_broker_that_needs_no_worker_asks_whether_its_job_runs() -> None:
+    watch = MissingWorkers("4711", 900.0, in_slurm=True)
+    assert lines(watch, 0, 2000, needed=False) == [] and not watch.gave_up
+    assert watch.take_question()
+
+
+def test_the_job_has_ended_when_slurm_has_shown_it_or_says_so() -> None:
+    ended = JobView(4711, -1, "CANCELLED")
+    assert MissingWorkers("4711", 900.0, True).has_ended([ended])
+    watch = MissingWorkers("4711", 900.0, True)
+    assert not watch.has_ended([])  # perhaps Slurm does not show it to us
+    assert not watch.has_ended([JobView(4711, 0, "RUNNING"), JobView(4711, 1, "COMPLETED")])
+    assert watch.has_ended([])
+
+
+def test_a_suspended_job_is_not_given_up() -> None:
+    watch = MissingWorkers("4711", 300.0, in_slurm=True)
+    for now in range(0, 3000, 2):
+        watch.look(float(now), 0, True)
+        if watch.take_question():
+            assert not watch.has_ended([JobView(4711, -1, "SUSPENDED")])
+    assert not watch.gave_up

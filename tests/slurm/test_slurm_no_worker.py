@@ -28,7 +28,7 @@ def test_a_job_whose_workers_do_not_start_ends_and_says_why(site: Site) -> None:
     job = told.stdout.strip()
     assert job.isdigit(), told.stderr
     told = site.finish("nobody", job)
-    assert "waits (ReqNodeNotAvail); what for: tangram explain" in told, told
+    assert "is pending (ReqNodeNotAvail); `tangram explain -j" in told, told
     assert f"error: job {job}: no worker has joined within" in told, told
     assert f"squeue --steps -j {job}" in told, told
     assert "run: 1" in told and "broker: 1" in told, told

@@ -251,8 +251,8 @@ def a_client_gets_an_error_only_for_a_cause(laws: Laws, events: list[ev.Event]) 
 
 
 def a_result_is_lost_only_with_its_node(laws: Laws, events: list[ev.Event]) -> None:
-    """Who is told that a result was lost with its node has lost that node. A disk that failed may
-    have lost the event that says so."""
+    """If a client is told that a result was lost with its node, the node was lost. The disk of a
+    broker that failed may have lost the event that says so."""
     if laws.job.struck["power"]:
         return
     lost = {event.node for event in events if isinstance(event, ev.NodeLost)}

@@ -30,34 +30,42 @@ def parse_time(option: str, text: str, now: datetime) -> int:
     Raises:
         InvalidInput: the text is no time.
     """
-    word = _WORD.fullmatch(text.strip().lower())
+    try:
+        found = _parsed(text.strip(), now)
+        if found is not None:
+            return round(found.timestamp() * 10**6) * 1000
+    except (OverflowError, ValueError, OSError):
+        pass  # no clock shows it
+    raise InvalidInput(f"{option}: {text!r} is not a time; write one as 2026-11-26T14:30, 14:30, "
+                       "now-2hours, today or midnight")
+
+
+def _parsed(text: str, now: datetime) -> datetime | None:
+    word = _WORD.fullmatch(text.lower())
     if word is not None:
         name, sign, count, unit = word.groups()
         base = now if name == "now" else now.replace(hour=_HOURS[name], minute=0, second=0,
                                                      microsecond=0)
         seconds = int(count or 0) * _UNITS[unit or "second"]
-        return _ns(base + timedelta(seconds=-seconds if sign == "-" else seconds))
+        return base + timedelta(seconds=-seconds if sign == "-" else seconds)
     for date in _DATES:
         for form in (date, *(f"{date}{cut}{time}" for time in _TIMES for cut in "T-")):
             if (found := _read(text, form, now)) is not None:
-                return _ns(found)
-    for time in _TIMES:
+                return found
+    for time in (*_TIMES, "%I:%M%p", "%I:%M:%S%p", "%I:%M %p", "%I:%M:%S %p"):
         if (at := _read(text, time, now)) is not None:
-            return _ns(now.replace(hour=at.hour, minute=at.minute, second=at.second,
-                                   microsecond=0))
-    raise InvalidInput(f"{option}: {text!r} is no time; write one as 2026-11-26T14:30, 14:30, "
-                       "now-2hours, today or midnight")
+            return now.replace(hour=at.hour, minute=at.minute, second=at.second, microsecond=0)
+    return None
 
 
 def _read(text: str, form: str, now: datetime) -> datetime | None:
     """Returns what a text means in one form; a date without a year is one of this year."""
+    digits = text[: len(text) - len(text.lstrip("0123456789"))]
+    if form.startswith("%m%d") and len(digits) not in (4, 6):
+        return None  # strptime would take one digit for a month or a day
     try:
         if "%Y" in form or "%y" in form or "%d" not in form:
             return datetime.strptime(text, form)
         return datetime.strptime(f"{now.year} {text}", f"%Y {form}")
     except ValueError:
         return None
-
-
-def _ns(at: datetime) -> int:
-    return round(at.timestamp() * 10**6) * 1000
