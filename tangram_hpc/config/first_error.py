@@ -10,6 +10,8 @@ import difflib
 
 from pydantic import BaseModel, ValidationError
 
+_LONGEST = 200  # characters of a path or a value that an error quotes
+
 
 def first_error(error: ValidationError, kind: type[BaseModel] | None = None, *,
                 show_value: bool = True) -> tuple[str, str]:
@@ -27,6 +29,8 @@ def first_error(error: ValidationError, kind: type[BaseModel] | None = None, *,
     """
     first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     field = ".".join(map(str, first["loc"]))
+    if len(field) > _LONGEST:
+        field = f"{field[:_LONGEST]}..."
     if first["type"] == "extra_forbidden":
         known = kind.model_fields if kind is not None else {}
         for part in first["loc"][:-1]:
@@ -37,7 +41,7 @@ def first_error(error: ValidationError, kind: type[BaseModel] | None = None, *,
     if first["type"] == "missing":
         return field, "is missing"
     said = first["msg"].removeprefix("Value error, ")
-    return field, f"{said}, got {first['input']!r:.200}" if field and show_value else said
+    return field, f"{said}, got {repr(first['input'])[:_LONGEST]}" if field and show_value else said
 
 
 def describe_first_error(error: ValidationError, kind: type[BaseModel] | None = None, *,

@@ -1,0 +1,31 @@
+"""The first error of an input is told in one line of bounded length."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tangram_hpc.config.first_error import describe_first_error
+
+
+class Input(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    size: int = 1
+
+
+def told(**fields: object) -> str:
+    try:
+        Input(**fields)
+    except ValidationError as error:
+        return describe_first_error(error, Input)
+    raise AssertionError("it was accepted")
+
+
+def test_a_misspelt_field_gets_a_suggestion() -> None:
+    assert told(sise=3) == "sise: is not known; did you mean `size`?"
+
+
+def test_a_long_name_and_a_long_value_are_cut() -> None:
+    assert told(**{"1" * 5000: 3}) == f"{'1' * 200}...: is not known"
+    said = told(size="x" * 5000)
+    assert said.startswith("size: ") and "got 'xxx" in said and len(said) < 400
