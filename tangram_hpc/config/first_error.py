@@ -28,9 +28,7 @@ def first_error(error: ValidationError, kind: type[BaseModel] | None = None, *,
         The dotted path, which is empty if the whole input is wrong, and the description.
     """
     first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
-    field = ".".join(map(str, first["loc"]))
-    if len(field) > _LONGEST:
-        field = f"{field[:_LONGEST]}..."
+    field = _in_one_line(".".join(map(str, first["loc"])))
     if first["type"] == "extra_forbidden":
         known = kind.model_fields if kind is not None else {}
         for part in first["loc"][:-1]:
@@ -42,6 +40,12 @@ def first_error(error: ValidationError, kind: type[BaseModel] | None = None, *,
         return field, "is missing"
     said = first["msg"].removeprefix("Value error, ")
     return field, f"{said}, got {repr(first['input'])[:_LONGEST]}" if field and show_value else said
+
+
+def _in_one_line(path: str) -> str:
+    """Returns a path cut to a length that people read, with line breaks and the like escaped."""
+    short = path if len(path) <= _LONGEST else f"{path[:_LONGEST]}..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)
 
 
 def describe_first_error(error: ValidationError, kind: type[BaseModel] | None = None, *,

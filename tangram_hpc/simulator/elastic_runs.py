@@ -45,7 +45,7 @@ def read_elastic_scenario(path: Path) -> Growth:
     """
     told = read_toml(path)
     if unknown := next((key for key in told if key not in ("elastic", "slurm")), None):
-        raise InvalidInput(f"scenario {path}: {unknown!r} is not a known table; known are "
+        raise InvalidInput(f"scenario {path}: {unknown[:200]!r} is not a known table; known are "
                            "elastic and slurm")
     policy = alloc_policy(elastic(told.get("elastic", {})))
     if not policy.max_nodes:

@@ -27,5 +27,6 @@ def test_a_misspelt_field_gets_a_suggestion() -> None:
 
 def test_a_long_name_and_a_long_value_are_cut() -> None:
     assert told(**{"1" * 5000: 3}) == f"{'1' * 200}...: is not known"
+    assert told(**{"a\nb\x1b": 3}) == "a\\nb\\x1b: is not known"
     said = told(size="x" * 5000)
     assert said.startswith("size: ") and "got 'xxx" in said and len(said) < 400
