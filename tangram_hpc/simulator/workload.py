@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..config.first_error import describe_first_error
 from ..domain.node import NodeSpec
@@ -22,6 +22,7 @@ from ..scheduler.state.gpu_blocks import GpuSet
 FORMAT = "tangram-workload/1"
 EXAMPLES = Path(__file__).resolve().parent / "examples"
 _SECOND = 10**9
+_UNITS_MAX = 10**7  # CPUs and GPUs of one kind of node; each is kept by its number
 
 
 def to_ns(seconds: float) -> int:
@@ -87,6 +88,12 @@ class ClusterNode(_Model):
     mem_mib: int = Field(ge=0)
     gpus: int = Field(0, ge=0)
     sockets: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def _can_be_listed(self) -> ClusterNode:
+        if self.count * (self.cpus + self.gpus) > _UNITS_MAX:
+            raise ValueError(f"count: more than {_UNITS_MAX} CPUs and GPUs cannot be simulated")
+        return self
 
 
 class ClusterService(_Model):

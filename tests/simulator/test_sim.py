@@ -215,6 +215,17 @@ def test_a_wrong_workload_is_refused_in_one_line(line: str, told: str, tmp_path:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("more", [{"gpus": 10**23}, {"cpus": 10**12}, {"count": 10**5,
+                                                                      "cpus": 10**5}])
+def test_a_cluster_that_is_too_large_is_refused_in_one_line(more: dict[str, int], tmp_path: Path
+                                                            ) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps({"nodes": [{"name": "n", "cpus": 1, "mem_mib": 0, **more}]}))
+    with pytest.raises(InvalidInput, match=r"cluster\.json: nodes\.0") as refused:
+        read_cluster(path)
+    assert "\n" not in str(refused.value)
+
+
 def test_other_wrong_simulator_input_is_refused_in_one_line(tmp_path: Path) -> None:
     work, cluster = write(workload(1, 3, ALL), CLUSTER, tmp_path)
     with pytest.raises(InvalidInput, match="No such file"):
