@@ -17,8 +17,6 @@ from .held_usage import HeldUsage, total
 from .record import Fold
 from .starts import without_gaps
 
-_KILLED = "its broker was killed"
-
 
 @dataclass(frozen=True)
 class JobRow:
@@ -61,25 +59,26 @@ def fold_with_job(events: Iterable[ev.Event], served: bool, now_ns: int) -> tupl
         now_ns: the present time.
     """
     fold, usage, nodes = Fold(), HeldUsage(), _Nodes()
-    user, began, reason = "", 0, _KILLED
+    user, began, ended = "", 0, None  # `ended`: why the broker ended, if its journal says so
     for event in without_gaps(events):
         fold.add(event)
         usage.add(event)
         nodes.add(event)
         if isinstance(event, ev.BrokerStarted):
-            user, began, reason = event.user, began or event.at, _KILLED
+            user, began, ended = event.user, began or event.at, None
         elif isinstance(event, ev.BrokerStopped):
-            reason = event.reason
+            ended = event.reason
     fold.close()
     usage.close()
     held_ns, _ = total(usage.rows.values())
-    killed = reason == _KILLED
-    running = killed and served
+    state, reason, end_ns = "COMPLETED", ended or "", fold.last_ns
+    if ended is None:
+        state, reason, end_ns = (("RUNNING", "", now_ns) if served else
+                                 ("FAILED", "its broker was killed", fold.last_ns))
     cpus, mem_mib, gpus = nodes.most
     return fold, JobRow(
-        fold.job, user, "RUNNING" if running else "FAILED" if killed else "COMPLETED",
-        "" if running else reason, began, now_ns if running else fold.last_ns, nodes.names,
-        nodes.partitions, cpus, mem_mib, gpus, held_ns, fold.usage.burnt_ns)
+        fold.job, user, state, reason, began, end_ns, nodes.names, nodes.partitions, cpus, mem_mib,
+        gpus, held_ns, fold.usage.burnt_ns)
 
 
 class _Nodes:

@@ -141,8 +141,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     _check_place(folder_lock, plan.job)
     write_access(path, access)
     _end_on_signals(loop, plan, broker)
-    in_slurm = slurm is not None
-    missing = MissingWorkers(plan.job, config.no_worker_s if in_slurm else 0.0, in_slurm)
+    missing = MissingWorkers(plan.job, config.no_worker_s, slurm is not None)
     _hold(LoopTimer(loop), folder_lock, broker, lambda: renew_access(path, access))
     _await_workers(LoopTimer(loop), broker, missing, slurm)
     await ended.wait()

@@ -27,7 +27,7 @@ class MissingWorkers:
 
     Args:
         job: the job's name or Slurm id.
-        limit_s: after how many seconds without a worker the broker ends; 0: never.
+        limit_s: after how many seconds without a worker a broker in Slurm ends; 0: never.
         in_slurm: whether the broker runs inside this job of Slurm's.
 
     Attributes:
@@ -35,7 +35,8 @@ class MissingWorkers:
     """
 
     def __init__(self, job: str, limit_s: float, in_slurm: bool) -> None:
-        self._job, self._limit_s, self._in_slurm = job, limit_s, in_slurm
+        self._job, self._in_slurm = job, in_slurm
+        self._limit_s = limit_s if in_slurm else 0.0
         self._looked_at: float | None = None
         self._alone_s = 0.0  # how long there has been no worker
         self._missing_s = 0.0  # how long none has been there although the broker needs one

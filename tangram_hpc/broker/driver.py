@@ -556,7 +556,7 @@ class Broker:
             case ms.Released(lease=lease):
                 if self._owns(peer, lease):
                     self._record_event(ev.LeaseReleased(now, lease))
-                self._lose_results(self._results.released(peer.node, lease))
+                self._lose_results(self._results.end_wait(peer.node, lease))
             case ms.Returned(leases=leases):
                 for lease in leases:
                     if self._owns(peer, lease):

@@ -8,11 +8,10 @@ each action ended, and gets the payload again when the worker comes back.
 Confirmations are not urgent. They travel with the next orders to a worker, or after a while.
 
 A result whose node is lost before its worker came back, or that its worker no longer has, cannot be
-had again. A client that lacks it
-submits its action again when it connects; it is then told that the node failed, although the action
-had ended, and accounting says the same (`ActionCancelled`). A client that has the result, and whose
-acknowledgement was on its way, keeps it: it does not submit the action again, and the Ping that
-follows what it submits again acknowledges it.
+had again. A client that lacks it submits its action again when it connects; it is then told that
+the node failed, although the action had ended, and accounting says the same (`ActionCancelled`). A
+client that has the result, and whose acknowledgement was lost or on its way, keeps it: it does not
+submit the action again, and the Ping that follows what it submits again acknowledges it.
 """
 
 from __future__ import annotations
@@ -108,9 +107,9 @@ class UnacknowledgedResults:
         a broker whose disk then lost the acknowledgement of the client.
         """
         return [action for lease, (_, where) in list(self._awaited.items())
-                if where == node and lease not in held for action in self.released(node, lease)]
+                if where == node and lease not in held for action in self.end_wait(node, lease)]
 
-    def released(self, node: int, lease: int) -> list[int]:
+    def end_wait(self, node: int, lease: int) -> list[int]:
         """Ends the wait for the result of a lease, because nothing of the lease is left on its
         node. Returns its action if the client lacks the result."""
         action, where = self._awaited.get(lease, (0, 0))

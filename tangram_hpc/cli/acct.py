@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
-from .helpers import ids
+from .helpers import ids, row_choice
 from .helpers.printable import printable
 
 if TYPE_CHECKING:
@@ -24,14 +24,6 @@ if TYPE_CHECKING:
     from ..accounting.record import ActionRecord
 
     Row = Union[ActionRecord, JobRow]  # noqa: UP007
-
-# Slurm's short codes of states
-_CODES = {"PD": "PENDING", "CF": "CONFIGURING", "R": "RUNNING", "CD": "COMPLETED", "F": "FAILED",
-          "TO": "TIMEOUT", "OOM": "OUT_OF_MEMORY", "CA": "CANCELLED", "NF": "NODE_FAIL",
-          "PR": "PREEMPTED"}
-# states of jobs that actions do not have; programs name them beside others
-_NEVER = frozenset({"BF", "BOOT_FAIL", "CG", "COMPLETING", "DL", "DEADLINE", "RQ", "REQUEUED", "RS",
-                    "RESIZING", "RV", "REVOKED", "S", "SUSPENDED"})
 
 
 def add(verbs: Any) -> None:
@@ -48,7 +40,7 @@ def add(verbs: Any) -> None:
     p.add_argument("--sacct", action="store_true",
                    help="print the row of the job above those of its actions, and all figures as "
                         "sacct writes them, for programs that read sacct")
-    _add_choice(p)
+    row_choice.add(p)
     p.add_argument("-o", "--format", default="",
                    help="columns to print, such as JobID%%20,State,MaxRSS")
     p.add_argument("-b", "--brief", action="store_true", help="print JobID, State and ExitCode")
@@ -70,26 +62,6 @@ def add(verbs: Any) -> None:
     p.set_defaults(go=go)
 
 
-def _add_choice(p: argparse.ArgumentParser) -> None:
-    """Adds the options that choose among the rows."""
-    p.add_argument("-s", "--state", default="", metavar="STATE[,STATE...]",
-                   help="print only actions in these states: COMPLETED or CD, FAILED or F, ...")
-    p.add_argument("-S", "--starttime", default="", metavar="TIME",
-                   help="print only what had not ended at TIME: 2026-11-26T14:30, 14:30, "
-                        "now-2hours, today")
-    p.add_argument("-E", "--endtime", default="", metavar="TIME",
-                   help="print only what was submitted before TIME")
-    p.add_argument("-N", "--nodelist", default="", metavar="NODE[,NODE...]",
-                   help="print only actions that ran on these nodes, such as cpu[1-4]")
-    p.add_argument("-r", "--partition", default="", metavar="NAME[,NAME...]",
-                   help="print only actions on nodes of these components")
-    p.add_argument("--name", default="", metavar="NAME[,NAME...]",
-                   help="print only actions of these classes")
-    p.add_argument("-u", "--user", "--uid", default="", metavar="USER[,USER...]",
-                   help="print only jobs that these users ran; names or numbers")
-    p.add_argument("-a", "--allusers", action="store_true", help="print all jobs of TANGRAM_HOME")
-
-
 def go(args: argparse.Namespace) -> int:
     """Folds the journals and prints the rows; returns the exit status."""
     from ..accounting.fields import FIELDS, as_json
@@ -97,34 +69,41 @@ def go(args: argparse.Namespace) -> int:
     from ..accounting.summary import summary
     from ..errors import InvalidInput
     from ..storage.journal_segments import read_journals
-    from ..storage.rundir import job_dir, last_job
+    from ..storage.rundir import job_dir
 
     if args.helpformat:
         for f in FIELDS:
             print(f"{f.name:<14} {f.about}")
         return 0
-    columns, keep = _columns(args), _choice(args)
+    columns, keep = _columns(args), row_choice.chooser(args)
     named = args.jobs or _jobs_in_question(args)
-    if not named:
-        named = [ids.Named(last_job(os.environ))]  # raises, since no job has run here
     if args.held or args.comment:
         if len({one.job for one in named}) > 1:
             raise InvalidInput("--jobs: --held and --comment take one job only; name one")
         job = named[0].job
         return _held(job, args.json) if args.held else _comment(
             job, summary(fold(read_journals(job_dir(os.environ, job)))))
-    jobs = _folded(named, bool(args.jobs) or len(named) == 1)
+    jobs = _folded(named, bool(args.jobs) or len(named) == 1, args.allocations or args.sacct)
     if args.json:
         return _print_json([as_json(r) for records, _ in jobs for r in records if keep(r)],
-                           [row for _, row in jobs if keep(row)] if args.allocations else None)
+                           [row for _, row in jobs if row is not None and keep(row)]
+                           if args.allocations else None)
+    _print_rows(args, columns, _rows(args, jobs, keep))
+    return 0
+
+
+def _rows(args: argparse.Namespace, jobs: Sequence[tuple[list[ActionRecord], JobRow | None]],
+          keep: Callable[[Row], bool]) -> list[Row]:
+    """Returns the rows to print. With `--sacct` a job has a row if one of its actions has, or if it
+    had no actions.
+    """
     rows: list[Row] = []
     for records, row in jobs:
-        kept = [record for record in records if keep(record)]
-        if keep(row) if args.allocations else args.sacct and (kept or not records):
+        kept = [] if args.allocations else [record for record in records if keep(record)]
+        if row is not None and (keep(row) if args.allocations else kept or not records):
             rows.append(row)
-        rows += () if args.allocations else kept
-    _print_rows(args, columns, rows)
-    return 0
+        rows += kept
+    return rows
 
 
 def _columns(args: argparse.Namespace) -> list[tuple[Field, int]]:
@@ -138,95 +117,27 @@ def _columns(args: argparse.Namespace) -> list[tuple[Field, int]]:
     return choose_fields(args.format or usual)
 
 
-def _choice(args: argparse.Namespace) -> Callable[[Row], bool]:
-    """Returns the function that tells whether the options choose a row.
-
-    Raises:
-        InvalidInput: a state, a time or a list of nodes is wrong.
-    """
-    from datetime import datetime
-
-    from ..accounting.job_row import JobRow
-    from .helpers.times import parse_time
-
-    states, now = _states(args.state), datetime.now()
-    since = parse_time("--starttime", args.starttime, now) if args.starttime else 0
-    until = parse_time("--endtime", args.endtime, now) if args.endtime else 0
-    parts, names, users = ({word.strip() for word in text.split(",") if word.strip()}
-                           for text in (args.partition, args.name, args.user))
-    nodes, users = _nodes(args.nodelist), set(map(_user_name, users))
-
-    def wanted(row: Row) -> bool:
-        if users and row.user not in users:
-            return False
-        if isinstance(row, JobRow):
-            return (row.end_ns >= since and (not until or row.start_ns < until)
-                    and (not states or row.state in states)
-                    and (not nodes or bool(nodes & {*row.nodes}))
-                    and (not parts or bool(parts & {*row.partitions})))
-        on = row.node
-        return ((not states or row.state.value in states)
-                and (not names or row.action.name in names)
-                and (not nodes or (on is not None and on.name in nodes))
-                and (not parts or (on is not None and on.component in parts))
-                and (not row.end_ns or row.end_ns >= since)
-                and (not until or row.submit_ns < until))
-
-    return wanted
-
-
-def _nodes(text: str) -> set[str]:
-    """Returns the names of a hostlist such as `cpu[1-4],gpu7`."""
-    from ..errors import InvalidInput
-    from ..slurm.hostlist import expand
-
-    try:
-        return set(expand(text))
-    except ValueError as error:
-        raise InvalidInput(f"--nodelist: {error}") from None
-
-
-def _user_name(text: str) -> str:
-    """Returns the login name for a user's number; a name, or a number without one, as it is."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(int(text)).pw_name
-    except (ValueError, KeyError, OverflowError):
-        return text
-
-
-def _states(text: str) -> set[str]:
-    """Returns the states that are named in full or by Slurm's short codes."""
-    from ..domain.states import ActionState
-    from ..errors import InvalidInput
-
-    named = {word.strip().upper() for word in text.split(",") if word.strip()}
-    wanted = {_CODES.get(word, word) for word in named - _NEVER}
-    if named and not wanted:
-        return {""}  # only states that no action has
-    for state in sorted(wanted - {s.value for s in ActionState}):
-        raise InvalidInput(f"--state: {state!r} is not the state of an action; choose from "
-                           f"{', '.join(s.value for s in ActionState)}")
-    return wanted
-
-
 def _jobs_in_question(args: argparse.Namespace) -> list[ids.Named]:
     """Returns the jobs when none is named: all that are known if a time or a user is, else the
-    last one."""
+    last one.
+
+    Raises:
+        InvalidInput: no job has run here.
+    """
     from ..storage.rundir import known_jobs, last_job
 
-    if args.starttime or args.endtime or args.user or args.allusers:
-        return [ids.Named(job) for job in known_jobs(os.environ)]
-    return [ids.Named(last_job(os.environ))]
+    last = last_job(os.environ)
+    every = args.starttime or args.endtime or args.user or args.allusers
+    return [ids.Named(job) for job in (known_jobs(os.environ) if every else [last])]
 
 
-def _folded(named: Sequence[ids.Named], strict: bool
-            ) -> list[tuple[list[ActionRecord], JobRow]]:
+def _folded(named: Sequence[ids.Named], strict: bool, with_job: bool
+            ) -> list[tuple[list[ActionRecord], JobRow | None]]:
     """Returns the requested records of each job, each once, and the row of the job.
 
     Args:
         strict: whether a journal that cannot be read is an error; else one line tells of it.
+        with_job: whether the row is wanted, which costs a second fold; it is None otherwise.
 
     Raises:
         InvalidInput: a job, or an action of a job, is not known.
@@ -234,6 +145,7 @@ def _folded(named: Sequence[ids.Named], strict: bool
     import time
 
     from ..accounting.job_row import fold_with_job
+    from ..accounting.record import fold
     from ..errors import InvalidInput
     from ..storage.job_folders import is_served
     from ..storage.journal_segments import read_journals
@@ -243,13 +155,15 @@ def _folded(named: Sequence[ids.Named], strict: bool
     for job in dict.fromkeys(one.job for one in named):
         folder = job_dir(os.environ, job)
         try:
-            fold, row = fold_with_job(read_journals(folder), is_served(folder), time.time_ns())
+            events = read_journals(folder)
+            folded, row = (fold_with_job(events, is_served(folder), time.time_ns()) if with_job
+                           else (fold(events), None))
         except InvalidInput as error:
             if strict:
                 raise
             print(f"tangram: acct: {error}", file=sys.stderr)
             continue
-        records, of_job = fold.records, [one for one in named if one.job == job]
+        records, of_job = folded.records, [one for one in named if one.job == job]
         for one in of_job:
             if one.action and one.number not in records:
                 raise InvalidInput(f"--jobs: job {job} had no action {one.action}; `tangram acct "

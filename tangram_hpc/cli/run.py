@@ -80,7 +80,8 @@ def _streamed(client: Any, command: list[str], options: dict[str, Any]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: future.cancel())
     try:
-        return _status(future, _patient(future, client))
+        _say_if_it_waits(client, future)
+        return _status(future, _patient(future))
     except ActionFailed as error:
         print(f"tangram: error: {printable(str(error), lines=True)}", file=sys.stderr)
         return future.details.exit_code if future.details is not None else error.exit_status
@@ -110,21 +111,13 @@ def _status(future: Any, result: Any) -> int:
     return int(result.exit_code)
 
 
-def _patient(future: Any, client: Any = None) -> Any:
+def _patient(future: Any) -> Any:
     """Returns the result, or None if the action was cancelled. ^C cancels it and waits for its end.
-
-    Args:
-        client: is asked why the action waits, if it does for long; None on a terminal that the
-            command draws on.
     """
     import concurrent.futures
 
     while True:
         try:
-            if client is not None:
-                asked, client = client, None
-                concurrent.futures.wait([future], WAITS_S)
-                _say_if_it_waits(asked, future)
             return future.result()
         except KeyboardInterrupt:
             future.cancel()
@@ -133,13 +126,17 @@ def _patient(future: Any, client: Any = None) -> Any:
 
 
 def _say_if_it_waits(client: Any, future: Any) -> None:
-    """Prints why the action has not begun, if it has not."""
+    """Prints why the action has not begun, if it has not after `WAITS_S`. ^C cancels it."""
+    import concurrent.futures
+
     from ..errors import TangramError
 
-    if future.done():
-        return
     try:
-        waiting = client.ask("pending", future.id).get("pending", ())
+        concurrent.futures.wait([future], WAITS_S)
+        waiting = () if future.done() else client.ask("pending", future.id).get("pending", ())
+    except KeyboardInterrupt:
+        future.cancel()
+        return
     except TangramError:
         return  # the future tells why the broker does not answer
     for one in waiting:

@@ -42,10 +42,15 @@ def first_error(error: ValidationError, kind: type[BaseModel] | None = None, *,
     return field, f"{said}, got {repr(first['input'])[:_LONGEST]}" if field and show_value else said
 
 
+def shortened(text: str) -> str:
+    """Returns a text of the user, cut to a length that people read."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
 def _in_one_line(path: str) -> str:
-    """Returns a path cut to a length that people read, with line breaks and the like escaped."""
-    short = path if len(path) <= _LONGEST else f"{path[:_LONGEST]}..."
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)
+    """Returns a path, cut if it is long, with line breaks and the like escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode()
+                   for c in shortened(path))
 
 
 def describe_first_error(error: ValidationError, kind: type[BaseModel] | None = None, *,

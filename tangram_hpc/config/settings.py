@@ -60,8 +60,8 @@ class Config(BaseModel):
     join_s: float = Field(120.0, gt=0, description="seconds to wait for all expected workers")
     no_worker_s: float = Field(
         900.0, ge=0, le=604800,
-        description="seconds after which a broker of a Slurm job ends if it has no worker and may "
-                    "not ask for satellites; 0: it waits for ever")
+        description="seconds after which a broker of a Slurm job ends if it has no worker and is "
+                    "of no use without one; 0: it waits for ever")
     end_margin_s: float = Field(
         60.0, ge=0, le=86400, description="a node lends nothing in the last seconds of its "
                                           "allocation; at most a third of the time that is left "

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..config.allocations import alloc_policy, elastic
-from ..config.first_error import describe_first_error
+from ..config.first_error import describe_first_error, shortened
 from ..config.settings import read_toml
 from ..errors import InvalidInput
 from ..scheduler.placement.placers.placer_registry import make_placer
@@ -45,8 +45,8 @@ def read_elastic_scenario(path: Path) -> Growth:
     """
     told = read_toml(path)
     if unknown := next((key for key in told if key not in ("elastic", "slurm")), None):
-        raise InvalidInput(f"scenario {path}: {unknown[:200]!r} is not a known table; known are "
-                           "elastic and slurm")
+        raise InvalidInput(f"scenario {path}: {shortened(unknown)!r} is not a known table; known "
+                           "are elastic and slurm")
     policy = alloc_policy(elastic(told.get("elastic", {})))
     if not policy.max_nodes:
         raise InvalidInput(f"scenario {path}: elastic.max_nodes: say how many nodes may be asked "

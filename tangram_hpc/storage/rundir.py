@@ -150,13 +150,12 @@ def last_job(environ: Mapping[str, str]) -> str:
     Raises:
         InvalidInput: No job has run here.
     """
-    begun = max((tangram_home(environ) / "jobs").glob("*/journal*"), default=None,
-                key=lambda path: path.stat().st_mtime_ns)
-    if begun is None:
+    known = known_jobs(environ)
+    if not known:
         raise InvalidInput(
             f"TANGRAM_HOME {tangram_home(environ)}: no job has run here; name one with -j "
                            "or set TANGRAM_HOME")
-    folder = begun.parent
+    folder = tangram_home(environ) / "jobs" / known[-1]
     link = folder.with_name(folder.name.partition("@")[0])
     return link.name if link.is_symlink() and link.samefile(folder) else folder.name
 

@@ -99,6 +99,15 @@ class Site:
         assert told.returncode == 0, told.stderr
         return told.stdout.strip().split(";")[0]
 
+    def script(self, name: str, text: str) -> str:
+        """Submits a script of its own to one CPU node; the job's id. `{venv}` in it is filled in.
+        """
+        told = self.cluster.run_as_user(
+            ["sbatch", "--parsable", "-J", name, "-p", "cpu", "-t", "5", "-n", "1", "-o",
+             f"{name}-%j.out"], input=text.format(venv=self.venv))
+        assert told.returncode == 0, told.stderr
+        return told.stdout.strip()
+
     def state(self, job: str) -> str:
         """Slurm's word for the job; empty when it has gone from the queue."""
         told = self.cluster.run_as_user(["squeue", "-h", "-j", job, "-o", "%T"])

@@ -22,11 +22,7 @@ echo "broker: $?"
 
 
 def test_a_job_whose_workers_do_not_start_ends_and_says_why(site: Site) -> None:
-    told = site.cluster.run_as_user(
-        ["sbatch", "--parsable", "-J", "no-worker", "-p", "cpu", "-t", "5", "-n", "1", "-o",
-         "no-worker-%j.out"], input=SCRIPT.format(venv=site.venv))
-    job = told.stdout.strip()
-    assert job.isdigit(), told.stderr
+    job = site.script("no-worker", SCRIPT)
     told = site.finish("no-worker", job)
     assert "is pending (ReqNodeNotAvail); `tangram explain -j" in told, told
     assert f"error: job {job}: no worker has joined within" in told, told

@@ -20,11 +20,7 @@ wait
 
 def test_reportseff_reads_the_rows_of_a_job(site: Site) -> None:
     tools = install_for(site.cluster, ("reportseff",))
-    told = site.cluster.run_as_user(
-        ["sbatch", "--parsable", "-J", "seff", "-p", "cpu", "-t", "5", "-n", "1", "-o",
-         "seff-%j.out"], input=SCRIPT.format(venv=site.venv))
-    job = told.stdout.strip()
-    assert job.isdigit(), told.stderr
+    job = site.script("seff", SCRIPT)
     output = site.finish("seff", job)
     folder = site.cluster.home / "as-sacct"
     site.cluster.run_as_user(["mkdir", "-p", str(folder)])
