@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from helpers.folder_size import bytes_in
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
@@ -42,7 +43,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 def held(c: LocalCluster) -> int:
     """Bytes in the store."""
-    return sum(path.stat().st_size for path in (c.folder / "store").glob("*"))
+    return bytes_in(c.folder / "store")
 
 
 def until(true: Callable[[], object], what: str) -> None:
