@@ -27,7 +27,9 @@ VERBS = ("demo", "run", "acct", "info", "explain", "sim", "sim_rl", "size", "pla
          "image", "clean", "template", "config", "doctor", "journal", "broker", "worker", "gateway",
          "rank", "serve", "shutdown")
 # verbs that are in a folder of this package
-_IN_FOLDERS = {"clean": "job_files.clean_verb", "journal": "job_files.journal_verb"}
+_IN_FOLDERS = {"clean": "job_files.clean_verb", "journal": "job_files.journal_verb",
+               "acct": "views.acct_verb", "info": "views.info_verb",
+               "explain": "views.explain_verb"}
 
 _READ_SETTINGS = ("demo", "acct", "plan", "replay", "image", "config", "doctor", "broker", "worker",
                   "gateway", "rank")

@@ -22,7 +22,6 @@ PARALLEL: tuple[set[str], ...] = (
     {"app/broker", "cli/broker"},
     {"app/gateway", "cli/gateway"},
     {"app/worker", "cli/worker"},
-    {"broker/queries/explain", "cli/explain"},
     {"cli/helpers/ids", "domain/ids"},
     # values, what a person writes of them, and what a client does with them
     {"client/rollouts", "config/rollouts", "domain/rollouts"},

@@ -24,7 +24,7 @@ from helpers.ordinary_user import NOBODY, other_users_python
 
 from tangram_hpc import InvalidInput
 from tangram_hpc.broker.message_validation import wrong_session
-from tangram_hpc.cli.info import network_lines
+from tangram_hpc.cli.views.info_verb import network_lines
 from tangram_hpc.client.request import session_spec
 from tangram_hpc.doctor import isolation
 from tangram_hpc.domain import event as ev

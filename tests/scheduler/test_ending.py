@@ -7,7 +7,7 @@ import pytest
 from helpers.builders import World, replies, started
 
 from tangram_hpc.broker.queries.explain import explain
-from tangram_hpc.cli.explain import lines
+from tangram_hpc.cli.views.explain_verb import lines
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind, Profile
 from tangram_hpc.domain.ids import show

@@ -16,8 +16,8 @@ from tangram_hpc.broker.message_validation import CHECKS
 from tangram_hpc.broker.queries.explain import explain
 from tangram_hpc.broker.queries.rollouts_view import rollouts
 from tangram_hpc.broker.registration import Registration
-from tangram_hpc.cli.explain import lines
-from tangram_hpc.cli.info import pool_lines
+from tangram_hpc.cli.views.explain_verb import lines
+from tangram_hpc.cli.views.info_verb import pool_lines
 from tangram_hpc.config.rollouts import rollouts_spec
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev

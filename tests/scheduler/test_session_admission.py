@@ -8,7 +8,7 @@ from helpers.builders import World, replies, started
 
 from tangram_hpc.broker.queries.explain import explain
 from tangram_hpc.broker.queries.status import nodes, pending
-from tangram_hpc.cli.explain import lines
+from tangram_hpc.cli.views.explain_verb import lines
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind

@@ -11,10 +11,10 @@ import json
 import os
 from typing import Any
 
-from .helpers import ids
-from .helpers.allocation_view import elastic_lines
-from .helpers.printable import printable_answer
-from .helpers.shared_sessions import shared_line
+from ..helpers import ids
+from ..helpers.allocation_view import elastic_lines
+from ..helpers.printable import printable_answer
+from ..helpers.shared_sessions import shared_line
 
 
 def add(verbs: Any) -> None:
@@ -41,7 +41,7 @@ def _named(text: str) -> ids.Named:
 def go(args: argparse.Namespace) -> int:
     """Asks the broker, or the journal about an ended action, and prints; returns the exit status.
     """
-    from ..errors import InvalidInput
+    from ...errors import InvalidInput
 
     action, job = args.action.action, args.job or args.action.job
     if args.job and args.action.job not in ("", args.job, args.job.partition("@")[0]):
@@ -65,10 +65,10 @@ def _ask(job: str, action: str) -> tuple[dict[str, Any], str]:
 
     The job is empty if no broker was found.
     """
-    from ..app.broker_location import find_access
-    from ..app.connecting import connect
-    from ..errors import AccessError, BrokerUnreachable
-    from ..storage.rundir import last_job
+    from ...app.broker_location import find_access
+    from ...app.connecting import connect
+    from ...errors import AccessError, BrokerUnreachable
+    from ...storage.rundir import last_job
 
     try:
         try:
@@ -89,12 +89,12 @@ def _from_journal(job: str, action: str, asked: str) -> dict[str, Any] | None:
 
     The answer comes from the journal; it is None if the journal does not have the action.
     """
-    from ..accounting.record import fold
-    from ..domain.ids import parse, show
-    from ..domain.states import ENDED
-    from ..errors import TangramError
-    from ..storage.journal_segments import read_journals
-    from ..storage.rundir import job_dir, last_job
+    from ...accounting.record import fold
+    from ...domain.ids import parse, show
+    from ...domain.states import ENDED
+    from ...errors import TangramError
+    from ...storage.journal_segments import read_journals
+    from ...storage.rundir import job_dir, last_job
 
     try:
         folder = job_dir(os.environ, job or asked or last_job(os.environ))

@@ -9,10 +9,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from .helpers import ids
-from .helpers.allocation_view import elastic_lines
-from .helpers.printable import printable_answer
-from .helpers.shared_sessions import shared_line
+from ..helpers import ids
+from ..helpers.allocation_view import elastic_lines
+from ..helpers.printable import printable_answer
+from ..helpers.shared_sessions import shared_line
 
 _SHARED_MAX = 20  # lines of shared sessions
 
@@ -28,10 +28,10 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Asks the broker and prints its answers; returns the exit status."""
-    from ..app.broker_location import find_access
-    from ..app.connecting import connect
-    from ..errors import AccessError
-    from ..storage.rundir import last_job
+    from ...app.broker_location import find_access
+    from ...app.connecting import connect
+    from ...errors import AccessError
+    from ...storage.rundir import last_job
 
     try:
         access = find_access(os.environ, args.job)

@@ -15,13 +15,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
-from .helpers import ids, row_choice
-from .helpers.printable import printable
+from ..helpers import ids, row_choice
+from ..helpers.printable import printable
 
 if TYPE_CHECKING:
-    from ..accounting.fields import Field
-    from ..accounting.job_row import JobRow
-    from ..accounting.record import ActionRecord
+    from ...accounting.fields import Field
+    from ...accounting.job_row import JobRow
+    from ...accounting.record import ActionRecord
 
     Row = Union[ActionRecord, JobRow]  # noqa: UP007
 
@@ -64,12 +64,12 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Folds the journals and prints the rows; returns the exit status."""
-    from ..accounting.fields import FIELDS, as_json
-    from ..accounting.record import fold
-    from ..accounting.summary import summary
-    from ..errors import InvalidInput
-    from ..storage.journal_segments import read_journals
-    from ..storage.rundir import job_dir
+    from ...accounting.fields import FIELDS, as_json
+    from ...accounting.record import fold
+    from ...accounting.summary import summary
+    from ...errors import InvalidInput
+    from ...storage.journal_segments import read_journals
+    from ...storage.rundir import job_dir
 
     if args.helpformat:
         for f in FIELDS:
@@ -107,7 +107,7 @@ def _rows(args: argparse.Namespace, jobs: Sequence[tuple[list[ActionRecord], Job
 
 
 def _columns(args: argparse.Namespace) -> list[tuple[Field, int]]:
-    from ..accounting.fields import BRIEF, DEFAULT, FIELDS, OF_JOBS, choose_fields
+    from ...accounting.fields import BRIEF, DEFAULT, FIELDS, OF_JOBS, choose_fields
 
     usual = OF_JOBS if args.allocations else os.environ.get("TANGRAM_ACCT_FORMAT") or DEFAULT
     if args.brief:
@@ -124,7 +124,7 @@ def _jobs_in_question(args: argparse.Namespace) -> list[ids.Named]:
     Raises:
         InvalidInput: no job has run here.
     """
-    from ..storage.rundir import known_jobs, last_job
+    from ...storage.rundir import known_jobs, last_job
 
     last = last_job(os.environ)
     every = args.starttime or args.endtime or args.user or args.allusers
@@ -144,12 +144,12 @@ def _folded(named: Sequence[ids.Named], strict: bool, with_job: bool
     """
     import time
 
-    from ..accounting.job_row import fold_with_job
-    from ..accounting.record import fold
-    from ..errors import InvalidInput
-    from ..storage.job_folders import is_served
-    from ..storage.journal_segments import read_journals
-    from ..storage.rundir import job_dir
+    from ...accounting.job_row import fold_with_job
+    from ...accounting.record import fold
+    from ...errors import InvalidInput
+    from ...storage.job_folders import is_served
+    from ...storage.journal_segments import read_journals
+    from ...storage.rundir import job_dir
 
     jobs = []
     for job in dict.fromkeys(one.job for one in named):
@@ -185,8 +185,8 @@ def _print_json(actions: list[dict[str, Any]], jobs: list[JobRow] | None) -> int
 def _print_rows(args: argparse.Namespace, columns: list[tuple[Field, int]],
                 rows: Sequence[Row]) -> None:
     """Prints the rows as a table, or with a delimiter."""
-    from ..accounting.fields import as_sacct
-    from ..accounting.job_row import JobRow, text_of_job
+    from ...accounting.fields import as_sacct
+    from ...accounting.job_row import JobRow, text_of_job
 
     def text(field: Field, row: Row) -> str:
         found = text_of_job(field, row) if isinstance(row, JobRow) else field.text(row)
@@ -213,9 +213,9 @@ def _held(job: str, as_json: bool) -> int:
     """Prints the allocations; NCPUS is the number of CPUs that an allocation lends."""
     from dataclasses import asdict
 
-    from ..accounting.held_usage import held, total
-    from ..storage.journal_segments import read_journals
-    from ..storage.rundir import job_dir
+    from ...accounting.held_usage import held, total
+    from ...storage.journal_segments import read_journals
+    from ...storage.rundir import job_dir
 
     rows = held(read_journals(job_dir(os.environ, job)))
     held_ns, used_ns = total(rows)
@@ -242,10 +242,10 @@ def _comment(job: str, line: str) -> int:
 
     This also works after the job has ended.
     """
-    from ..config.settings import load_config
-    from ..errors import InvalidInput, TangramError
-    from ..ports import SlurmRejected, SlurmTransient
-    from ..slurm.choice import make_adapter
+    from ...config.settings import load_config
+    from ...errors import InvalidInput, TangramError
+    from ...ports import SlurmRejected, SlurmTransient
+    from ...slurm.choice import make_adapter
 
     if not job.isdecimal():
         raise InvalidInput(f"--jobs: {job!r} is not a Slurm job, so it has no Comment; name the "
