@@ -55,7 +55,7 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Runs the broker until it is asked to end; returns the exit status."""
-    from ..app.broker import BrokerPlan, serve_broker
+    from ..app.broker_process.serve_broker import BrokerPlan, serve_broker
     from ..config.allocations import alloc_policy, elastic
     from ..config.settings import load_config
     from ..slurm.job_environment import slurm_place

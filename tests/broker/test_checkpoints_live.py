@@ -21,16 +21,16 @@ from tangram_hpc.storage.journal_segments import journals, read_journals
 # A broker that takes a checkpoint each 100 events, and says how many events it replays.
 BROKER = """
 import sys
-from tangram_hpc.app import broker
+from tangram_hpc.app.broker_process import serve_broker
 from tangram_hpc.cli import main
 from tangram_hpc.storage import checkpoint
 checkpoint.EVENTS_MIN, checkpoint.EVENTS_EACH = 100, 0
-before = broker._apply_earlier
+before = serve_broker.apply_earlier
 def told(*args):
     found = before(*args)
     print("replayed", found.kept, found.replayed, flush=True)
     return found
-broker._apply_earlier = told
+serve_broker.apply_earlier = told
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tangram_hpc.app.missing_workers import SAID_AFTER_S, MissingWorkers
+from tangram_hpc.app.broker_process.missing_workers import SAID_AFTER_S, MissingWorkers
 from tangram_hpc.domain.slurm import JobView
 
 

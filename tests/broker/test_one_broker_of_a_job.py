@@ -29,6 +29,7 @@ from tangram_hpc.resources import process_tree
 from tangram_hpc.storage.access import read_access
 
 JOB = "mine"
+SERVE_BROKER = "tangram_hpc.app.broker_process.serve_broker"  # where a test stops a broker
 
 
 def until(true: Callable[[], object], what: str, seconds: float = 60) -> None:
@@ -228,7 +229,7 @@ def rivals(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rivals]:
         child.communicate()
 
 
-@pytest.mark.parametrize("rivals", [("tangram_hpc.app.broker", "write_access")], indirect=True)
+@pytest.mark.parametrize("rivals", [(SERVE_BROKER, "write_access")], indirect=True)
 def test_an_access_file_that_is_written_late_leads_nobody_to_its_broker(rivals: Rivals) -> None:
     old = rivals.first(stops_at_once=True)
     rivals.await_stop(old)
@@ -255,7 +256,7 @@ def test_an_access_file_that_is_written_late_leads_nobody_to_its_broker(rivals: 
     assert found <= {(1, 0), (2, 1)}, "somebody was led to the first broker"
 
 
-@pytest.mark.parametrize("rivals", [("tangram_hpc.app.broker", "mark_ended")], indirect=True)
+@pytest.mark.parametrize("rivals", [(SERVE_BROKER, "mark_ended")], indirect=True)
 def test_a_broker_that_ends_late_does_not_end_the_job_for_others(rivals: Rivals) -> None:
     old = rivals.first()
     with tangram_hpc.connect(rivals.access) as client:

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from helpers.broker_rig import BrokerRig, action_of
-from tangram_hpc.app.broker import _apply_earlier
+from tangram_hpc.app.broker_process.earlier_starts import apply_earlier
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.session import SessionSpec
@@ -44,7 +44,7 @@ class ReplayedJob:
         self.folder, self.events, self.placer, self.epoch = folder, events, placer, 0
 
     def begin(self) -> None:
-        """A broker begins, as `app/broker.py` does it."""
+        """A broker begins, as `app/broker_process/` does it."""
         self.scheduler, self.epoch = Scheduler(make_placer(self.placer), 0), self.epoch + 1
         journal = JobJournal(self.folder)
         found, self.replayed, kept, segment = load(self.folder, journal), 0, 0, ""
@@ -120,7 +120,7 @@ def start(folder: Path) -> tuple[Scheduler, dict[str, Any]]:
     """
     scheduler, lock = Scheduler(make_placer("elastic"), 0), SimpleNamespace(
         folder=folder, epoch=99, earlier_sign_ns=0, earlier_restarts=-1, restarts=-1)
-    _apply_earlier(scheduler, lock)  # type: ignore[arg-type]
+    apply_earlier(scheduler, lock)  # type: ignore[arg-type]
     spool = FileSpool(folder / "once", 1 << 20)
     try:
         kept = {name: spool.result(name) or spool.call(name) for name in spool.names()}

@@ -19,7 +19,6 @@ PARALLEL: tuple[set[str], ...] = (
     # the loops of three processes
     {"broker/driver", "gateway/driver", "worker/driver"},
     # what a command line starts, and the command line
-    {"app/broker", "cli/broker"},
     {"app/gateway", "cli/gateway"},
     {"app/worker", "cli/worker"},
     {"cli/helpers/ids", "domain/ids"},

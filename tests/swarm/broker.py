@@ -1,4 +1,4 @@
-"""One start of a broker, put together as `app/broker.py` does, over real files.
+"""One start of a broker, put together as `app/broker_process/` does, over real files.
 
 A start has two steps: the folder is taken, and 0.1 s later the earlier journals are read. A broker
 may be killed in each of them. A start that is refused because a file is damaged is told to the
@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from swarm.disk import LaterThread
 from swarm.wires import Wire
 from swarm.world import GRACE_S, Process, S
-from tangram_hpc.app.broker import _LATE_S, _apply_earlier, _hold
+from tangram_hpc.app.broker_process.earlier_starts import apply_earlier
+from tangram_hpc.app.broker_process.serve_broker import LATE_S
+from tangram_hpc.app.broker_process.watches import hold
 from tangram_hpc.broker.broker_settings import Settings
 from tangram_hpc.broker.driver import Broker
 from tangram_hpc.domain.service import EndpointSpec, ServiceSpec
@@ -74,7 +76,7 @@ class BrokerProcess(Process):
     def _open(self) -> None:
         world, folder = self.world, self.world.folder
         scheduler = Scheduler(make_placer("elastic"), round(END_MARGIN_S * S))
-        earlier = _apply_earlier(scheduler, self.lock)
+        earlier = apply_earlier(scheduler, self.lock)
         world.laws.replayed(scheduler, earlier.kept > 0)
         self.spool = FileSpool(folder / "once", 1 << 20, 1 << 13)
         path = begin_next(folder, earlier.head)
@@ -82,7 +84,7 @@ class BrokerProcess(Process):
                                    self.spool.sync, self.lock.superseded)
         self.checkpoints = Checkpoints(folder, self.journal, earlier.head, earlier.kept,
                                        earlier.replayed)
-        waits = 0 <= earlier.down_s < GRACE_S + _LATE_S
+        waits = 0 <= earlier.down_s < GRACE_S + LATE_S
         settings = Settings(
             JOB, str(folder / "store"), world.plan.workers, GRACE_S, join_s=20.0,
             services=SERVICES, endpoints=(ENDPOINT,), rejoin_s=GRACE_S if waits else 0.0,
@@ -95,7 +97,7 @@ class BrokerProcess(Process):
         if not newest or self.lock.superseded(now=True):  # `_check_place`
             return self.end()
         world.serves(self)
-        _hold(self, self.lock, self.broker, lambda: None)  # type: ignore[arg-type]  # it is a timer
+        hold(self, self.lock, self.broker, lambda: None)  # type: ignore[arg-type]  # it is a timer
 
     def accept(self, wire: Wire) -> None:
         """Makes a peer of a new connection."""

@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..accounting.record import fold
-from ..accounting.summary import summary
-from ..domain.event import Event
-from ..errors import InvalidInput
-from ..ports import Slurm, SlurmFailure, SlurmTransient
-from ..storage.journal_segments import read_journals
+from ...accounting.record import fold
+from ...accounting.summary import summary
+from ...domain.event import Event
+from ...errors import InvalidInput
+from ...ports import Slurm, SlurmFailure, SlurmTransient
+from ...storage.journal_segments import read_journals
 
 # enough for some hundred thousand actions; the templates leave more time before the limit
 READ_S = 20.0

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..domain.slurm import JobView
+from ...domain.slurm import JobView
 
 SAID_AFTER_S = 60.0
 ASKED_AFTER_S = 10.0
