@@ -16,7 +16,7 @@ TRL_TESTS := tests/hooks/test_trl_run.py tests/slurm/test_slurm_trl.py
 # them compiles the package anew: a broker's imports take 1.6 s of CPU then, and 0.5 s without it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install python run test test-long chaos chaos-long swarm planted trl fuzz test-gpu gpu-all golden golden-update lint docs coverage bench clean system system-long
+.PHONY: install python run test test-long test-sites chaos chaos-long swarm planted trl fuzz test-gpu gpu-all golden golden-update lint docs coverage bench clean system system-long
 
 install: $(STAMP)
 
@@ -55,7 +55,7 @@ run: install
 # plugin is built with, and programs for the sandboxes, each as PROGRAM:PACKAGE.
 PROGRAMS := bwrap:bubblewrap newuidmap:uidmap fuse-overlayfs:fuse-overlayfs \
   slirp4netns:slirp4netns
-LONG_PROGRAMS := debootstrap:debootstrap buildah:buildah podman:podman
+LONG_PROGRAMS := debootstrap:debootstrap buildah:buildah podman:podman nft:nftables
 MISSING = for each in $(1); do \
   command -v "$${each%:*}" >/dev/null || missing="$$missing $${each\#*:}"; done
 INSTALL = [ -z "$$missing" ] || apt-get install -q -y --no-install-recommends $$missing
@@ -102,6 +102,11 @@ swarm: install
 
 planted: install
 	cd tests && ../$(BIN)/python -m planted --jobs 2
+
+# An ordinary job on clusters in which each two settings that sites have meet once (tests/sites). It
+# prints the table that slurm/README.md has.
+test-sites: install system-long
+	$(BIN)/python -m pytest -m "slurm and long" tests/slurm/test_sites.py
 
 # A few steps of the training run with TRL (docs/TRAINING_RUN.md), in its own venv.
 trl: $(TRL)/.installed

@@ -126,6 +126,28 @@ def test_the_epilog_removes_folders_of_its_job_and_user_only(
 
 
 @root_only
+def test_shared_memory_of_killed_ranks_goes_when_its_user_has_no_process(
+        epilog: Epilog, base: Path) -> None:
+    def segment(name: str, uid: int = USER) -> Path:
+        path = base / name
+        path.write_bytes(b"x")
+        os.chown(path, uid, uid)
+        return path
+
+    left = [segment("mpich_shm_2bf09362_0"), segment("vader_segment.n1.64321.a.0")]
+    stay = [segment("mpich_shm_2bf09362_1", OTHER), segment("numbers.npy")]
+    alive = subprocess.Popen(["sleep", "600"], user=USER)
+    try:
+        epilog(base, **of_job())
+        assert all(path.exists() for path in left + stay)
+    finally:
+        alive.kill()
+        alive.wait()
+    epilog(base, **of_job())
+    assert not any(path.exists() for path in left) and all(path.exists() for path in stay)
+
+
+@root_only
 def test_the_epilog_removes_nothing_for_a_malformed_job_id(
         epilog: Epilog, base: Path) -> None:
     stay = folder(base, f"tangram-worker-job{JOB}-a")
