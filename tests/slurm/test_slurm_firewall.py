@@ -53,9 +53,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def run(site: Site, name: str, ports: str) -> tuple[set[str], str]:
     """The nodes on which actions ran, and what the job printed."""
     shutil.copy(DATA / "trainer_hosts.py", site.cluster.home)
-    job = site.submit("homogeneous", name, partition="cpu", nodes="2", cpus_lent="4", ranks="2",
+    job = site.submit("homogeneous", name, partition="cpu", nodes="2", cpus_lent="4", ranks="1",
                       mem="1200", mem_lent="600", mem_trainer="500", gateway="off", mpi="none",
-                      time="5", trainer="python trainer_hosts.py 4 5",
+                      time="5", trainer="python trainer_hosts.py 4 12",
                       setup=f"source {site.venv}/bin/activate; export TANGRAM_PORTS={ports}")
     said = site.finish(name, job, 150)
     return {row["node"] for row in site.acct(job) if row["state"] == "COMPLETED"}, said
