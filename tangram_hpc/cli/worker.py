@@ -7,10 +7,14 @@ import os
 import sys
 from typing import Any
 
+from .helpers import ids
+
 
 def add(verbs: Any) -> None:
     """Adds this verb to the command line."""
     p = verbs.add_parser("worker", help="lend this node to the broker (srun starts one per node)")
+    p.add_argument("-j", "--job", type=ids.job, default="",
+                   help="job id (default: TANGRAM_ACCESS, TANGRAM_JOB or the current Slurm job)")
     p.add_argument("--access", help="access file (default: TANGRAM_ACCESS, else the job's file)")
     p.add_argument("--component", default="",
                    help="name of this node's component or partition (default: none)")
@@ -65,7 +69,7 @@ def go(args: argparse.Namespace) -> int:
     config = load_config(os.environ, {"cpus": args.cpus, "mem_mib": args.mem_mib,
                                       "devices": args.devices, "end": args.end},
                          say=slurm_place(os.environ) is None)  # in a job, its broker warns once
-    access = find_access(os.environ)
+    access = find_access(os.environ, args.job)
     plan = WorkerPlan(access, config, args.component, args.name, args.lifeline,
                       args.het_group)
     return lend(plan, os.environ)

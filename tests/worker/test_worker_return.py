@@ -49,6 +49,20 @@ def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         run.communicate()
 
 
+def test_a_worker_joins_the_job_that_it_is_told(
+        started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    jobs = tmp_path / "t" / "jobs"
+    started("broker", "--job", "local-a", "--bind", "none")
+    started("broker", "--job", "local-b", "--bind", "none")
+    until(lambda: all((jobs / job / "access.json").exists() for job in ("local-a", "local-b")),
+          "two brokers")
+    started("worker", "-j", "local-b", "--name", "n", "--cpus", "1")
+    with tangram_hpc.connect(jobs / "local-b" / "access.json") as client:
+        until(lambda: client.ask("info")["nodes"], "the worker")
+    with tangram_hpc.connect(jobs / "local-a" / "access.json") as client:
+        assert not client.ask("info")["nodes"]
+
+
 def test_a_worker_rejoins_after_a_lost_link_and_exits_when_its_broker_ended(
         started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     broker = started("broker", "--job", "local-way", "--bind", "127.0.0.1")
