@@ -55,7 +55,7 @@ run: install
 # plugin is built with, and programs for the sandboxes, each as PROGRAM:PACKAGE.
 PROGRAMS := bwrap:bubblewrap newuidmap:uidmap fuse-overlayfs:fuse-overlayfs \
   slirp4netns:slirp4netns
-LONG_PROGRAMS := debootstrap:debootstrap buildah:buildah podman:podman nft:nftables
+LONG_PROGRAMS := debootstrap:debootstrap buildah:buildah podman:podman nft:nftables zsh:zsh
 MISSING = for each in $(1); do \
   command -v "$${each%:*}" >/dev/null || missing="$$missing $${each\#*:}"; done
 INSTALL = [ -z "$$missing" ] || apt-get install -q -y --no-install-recommends $$missing
@@ -168,7 +168,8 @@ $(DOCS)/.installed: pyproject.toml | python
 docs: $(DOCS)/.installed
 	rm -rf build/docs
 	$(DOCS)/bin/sphinx-build -E -W --keep-going -q -b html -c docs/site . build/docs
-	@echo "docs: open build/docs/index.html"
+	$(DOCS)/bin/python docs/man_page.py build/man
+	@echo "docs: open build/docs/index.html; man -l build/man/tangram.1"
 
 # Which lines no test reached, processes that the tests started included; TESTS=tests/broker: of some.
 coverage: install

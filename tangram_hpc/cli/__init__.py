@@ -25,7 +25,7 @@ from .helpers.printable import printable
 
 VERBS = ("demo", "run", "acct", "info", "explain", "sim", "sim_rl", "size", "plan", "replay",
          "image", "clean", "template", "config", "doctor", "journal", "broker", "worker", "gateway",
-         "rank", "serve", "shutdown")
+         "rank", "serve", "shutdown", "completion")
 # verbs that are in a folder of this package
 _IN_FOLDERS = {"clean": "job_files.clean_verb", "journal": "job_files.journal_verb",
                "acct": "views.acct_verb", "info": "views.info_verb",

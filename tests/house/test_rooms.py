@@ -48,6 +48,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "mpi4py": ("transport/mpi/mpi.py", "doctor/mpi_hello.py"),
     "pyslurm": ("slurm/pyslurm_child.py",),
     "cryptography": ("transport/socket/certificate.py",),
+    "shtab": ("cli/completion.py",),
     "pynvml": ("resources/gpu/nvml.py",),
     "pydantic": ("config/", "simulator/workload.py", "simulator/elastic_runs.py",
                  "libra/simulation/rl_scenario.py", "http_api/"),
