@@ -144,6 +144,16 @@ def test_the_mask_of_a_job_step_overrides_the_jobs_gpu_list() -> None:
     assert told(devices) == {3: "GPU-33"}
 
 
+@pytest.mark.parametrize(("environ", "seen"), [
+    ({"ROCR_VISIBLE_DEVICES": "0,1"}, Seen((), "no NVIDIA driver here")),
+    ({"ROCR_VISIBLE_DEVICES": "0,1", "CUDA_VISIBLE_DEVICES": "0,1"},
+     Seen((), "no NVIDIA driver here", amd=True)),
+])
+def test_amd_gpus_are_refused_in_one_line(environ: dict[str, str], seen: Seen) -> None:
+    devices = find_devices(environ, "", (0, 1), lambda: seen)
+    assert devices.indices == () and devices.summary().startswith("none (AMD GPUs are not lent yet")
+
+
 def test_gpus_granted_by_slurm_are_lent_without_nvml() -> None:
     devices = lent_by(SLURM_JOB_ID="7", SLURM_STEP_GPUS="2,3", CUDA_VISIBLE_DEVICES="0,1")
     assert told(devices) == {2: "0", 3: "1"}

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from .mps import mps_serves
 from .nvml import Gpu, Seen, look
 
-MASK = "CUDA_VISIBLE_DEVICES"
+MASK, AMD_MASK = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 CUDA, CPU, FAKE = "cuda", "cpu", "fake"
 _ELSEWHERE = ("fake", "http", "vllm", "sglang")  # backends that start nothing on a device
 
@@ -129,6 +129,10 @@ def find_devices(environ: Mapping[str, str], config_devices: str = "",
     if slurm_gpus == ():
         return Devices(why="Slurm gave this step no GPU: ask for some with --gres=gpu:N")
     seen, mask = look(), environ.get(MASK)
+    # without AutoDetect in gres.conf, Slurm sets the variables of all kinds of GPUs
+    if not seen.gpus and (seen.amd or (mask is None and environ.get(AMD_MASK))):
+        return Devices(why="AMD GPUs are not lent yet: ask Slurm for none, and run services on "
+                           "their own engine (backend = \"http\")")
     if not seen.gpus:
         return _by_slurms_word(mask, slurm_gpus or (), seen.why)
     if mask is None and slurm_gpus and len(slurm_gpus) < len(seen.gpus):

@@ -8,6 +8,7 @@ exception: the answer is then an empty list with one line that says why, or -1 f
 from __future__ import annotations
 
 import ctypes
+import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -82,13 +83,14 @@ class Gpu:
 @dataclass(frozen=True)
 class Seen:
     """What NVML sees. `why` is one line that says what is missing; without GPUs there always is
-    such a line.
+    such a line. `amd` says that AMD's driver runs here.
     """
 
     gpus: tuple[Gpu, ...] = ()
     why: str = ""
     driver: str = ""
     cuda: str = ""
+    amd: bool = False
 
 
 class Nvml:
@@ -216,7 +218,7 @@ def look(lib: Any = None) -> Seen:
     """What NVML sees now. `lib` is as in `open_nvml`."""
     nvml, why = open_nvml(lib)
     if nvml is None:
-        return Seen((), why)
+        return Seen((), why, amd=os.path.exists("/dev/kfd"))
     try:
         return nvml.seen()
     finally:
