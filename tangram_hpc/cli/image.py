@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .helpers.printable import printable
-from .helpers.progress import Progress
+from .helpers.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from ..images.node_store import NodeStore
@@ -108,7 +108,7 @@ def _pull(args: argparse.Namespace, settings: PullSettings) -> int:
 
     done = []
     for name in args.names:
-        with Progress(f"image pull {printable(name)}: layers ready") as progress:
+        with ProgressBar(f"image pull {printable(name)}: layers ready") as progress:
             found = pull(name, settings, os.environ, args.again,
                          partial(_tell_layer, progress))
         done.append({"name": name, "digest": found.digest, "folder": found.folder})
@@ -119,7 +119,7 @@ def _pull(args: argparse.Namespace, settings: PullSettings) -> int:
     return 0
 
 
-def _tell_layer(progress: Progress, ready: int, total: int) -> None:
+def _tell_layer(progress: ProgressBar, ready: int, total: int) -> None:
     progress.at(ready, f"layer {ready + 1} of {total}")
 
 

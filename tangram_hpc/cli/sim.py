@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .helpers.progress import Progress
+from .helpers.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from ..simulator.message_world import Failure
@@ -74,7 +74,7 @@ def go(args: argparse.Namespace) -> int:
         return _three_ways(args)
     work = read_workload(args.workload)
     total = len(work.trajectories)
-    with Progress("sim: trajectories", total) as progress:
+    with ProgressBar("sim: trajectories", total) as progress:
         run = simulate(work, read_cluster(args.cluster), make_placer(args.policy), args.durations,
                        args.seed, latency_us=args.latency_us,
                        failures=[_failure(f) for f in args.fail],

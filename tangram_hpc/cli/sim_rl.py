@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .helpers.progress import Progress
+from .helpers.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from ..libra.simulation.rl_pipeline import Played
@@ -62,7 +62,7 @@ def go(args: argparse.Namespace) -> int:
         ("pipeline", args.pipeline)) if v is not None}
     scenario = with_run(scenario, replace(scenario.run, **changed))
     runs: list[Played] = []
-    with Progress("sim rl: systems", len(systems)) as progress:
+    with ProgressBar("sim rl: systems", len(systems)) as progress:
         for system in systems:
             progress.at(len(runs), system.name)
             runs.append(Pipeline(scenario, system).play())

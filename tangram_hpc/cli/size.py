@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .helpers.progress import Progress
+from .helpers.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from ..simulator.pictures.curve_svg import Panel
@@ -67,7 +67,7 @@ def go(args: argparse.Namespace) -> int:
     if not (scale.cpus or scale.gpus):
         raise InvalidInput(f"workload {work.name}: none of its actions uses a CPU or a GPU of the "
                            "cluster, so there is nothing to size")
-    with Progress("size: simulations") as progress:
+    with ProgressBar("size: simulations") as progress:
         measure, why = _measure(work, cluster, args, progress)
         target = _target(args, scale, measure, why)
         curves = [search(p, scale, target, measure) for p in policies]
@@ -131,7 +131,7 @@ def drawer(path: Path | None) -> Any:
     raise InvalidInput(f"--plot {path}: the file's name must end in .svg or .png")
 
 
-def _measure(work: Any, cluster: Any, args: argparse.Namespace, progress: Progress
+def _measure(work: Any, cluster: Any, args: argparse.Namespace, progress: ProgressBar
              ) -> tuple[Measure, dict[str, str]]:
     """Returns a function that simulates the workload at one size, and a dict of reasons.
 

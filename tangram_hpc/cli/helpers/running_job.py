@@ -71,5 +71,5 @@ def repeat(show: Callable[[], None], every_s: float | None, stamped: bool = True
         show()
         if every_s is None:
             return 0
-        print(flush=True)
+        print(end="\n" if stamped else "", flush=True)
         time.sleep(every_s)

@@ -126,7 +126,7 @@ def _stands(answer: dict[str, Any]) -> list[str]:
         shut = f", throttled for {e['throttled_s']:.1f} s" if e["throttled_s"] else ""
         rate = f" at {e['rate_now']:g}/s" if e["rate"] else ""
         found.append(f"endpoint {fit(e['name'], -11)} {e['inside']}/{e['concurrency_now']} in "
-                     f"flight{rate}, {e['waiting']} wait, {e['calls']} calls{shut}")
+                     f"flight{rate}{shut}, {e['waiting']} wait, {e['calls']} calls")
     return found
 
 

@@ -16,7 +16,7 @@ _EVERY_S = 0.2  # between two changes of a bar
 _LINE_S = 10.0  # before the first line, and between two lines
 
 
-class Progress:
+class ProgressBar:
     """The progress of one piece of work; used as a context manager, whose end removes the bar.
 
     Args:
@@ -36,7 +36,7 @@ class Progress:
         self._note = ""
         self._width = 0  # of the bar that is on the terminal
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:

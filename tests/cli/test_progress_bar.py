@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tangram_hpc.cli import main
-from tangram_hpc.cli.helpers.progress import Progress
+from tangram_hpc.cli.helpers.progress_bar import ProgressBar
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "tangram_hpc" / "simulator" / "examples"
 
@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
 def played(stream: io.StringIO, seconds: float, notes: bool = False) -> str:
     """What is printed of work of 100 units that take so long, with a look at each 0.01 s."""
     now = 0.0
-    with Progress("work: units", 100, stream, lambda: now) as progress:
+    with ProgressBar("work: units", 100, stream, lambda: now) as progress:
         steps = int(seconds * 100)
         for step in range(steps):
             now = step / 100
@@ -48,7 +48,7 @@ def test_a_terminal_gets_a_bar_that_is_gone_at_the_end() -> None:
 
 def test_an_error_leaves_no_bar() -> None:
     stream = Terminal()
-    with pytest.raises(KeyboardInterrupt), Progress("work: units", 0, stream) as progress:
+    with pytest.raises(KeyboardInterrupt), ProgressBar("work: units", 0, stream) as progress:
         progress.at(3)
         raise KeyboardInterrupt
     assert "work: units: 3" in stream.getvalue() and stream.getvalue().endswith(" \r")
