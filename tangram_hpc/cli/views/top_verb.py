@@ -65,17 +65,17 @@ def _rich() -> Any:
     """Returns the package that draws on terminals.
 
     Raises:
-        TangramError: it is not installed.
+        MissingExtra: it is not installed.
     """
-    from ...errors import TangramError
+    from ...errors import MissingExtra, how_to_install
 
     try:
         import rich.console
         import rich.live
         import rich.text
     except ImportError:
-        raise TangramError("top: the package rich, which draws on terminals, is not installed; "
-                           "`pip install 'tangram-hpc[top]'`, or use `tangram top -b`") from None
+        raise MissingExtra("top: drawing on a terminal needs the package rich: "
+                           f"{how_to_install('top')}; or use `tangram top -b`") from None
     return rich
 
 
