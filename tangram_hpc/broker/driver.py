@@ -47,6 +47,7 @@ from .message_validation import CHECKS, mended, mismatch, refusal_of
 from .peers import Peer, Peers, ToClient
 from .port_relay import PortRelay
 from .queries.query_replies import reply_to
+from .queries.recent_actions import RecentActions
 from .registration import Registration
 from .sandbox_reports import DisownedSandboxes, event_of_report
 from .satellites import Satellites, SatelliteScripts
@@ -125,6 +126,7 @@ class Broker:
         self._input = InputRelay(scheduler.ledger, self._peers)
         self._ports = PortRelay(scheduler.ledger, self._peers)
         self._payloads: dict[int, Buffer] = {}  # the input payloads of open actions, by action id
+        self._recent = RecentActions()
         self._cycle_due = False  # a cycle is on the timer
         self._received = 0  # messages since the last cycle
         # the deadlines (epoch ns) for which the timer will wake the broker, the nearest last
@@ -537,7 +539,7 @@ class Broker:
 
     def _answer(self, client: int, ask: ms.Query) -> None:
         reply = reply_to(ask, self.scheduler, self.settings.job, self._slurm, self.satellites,
-                         self._now())
+                         self._recent, self._now())
         if ask.what == "rollouts":
             reply |= {"rollouts_unsaved": self._registration.unsaved()}
         elif ask.what == "info":
@@ -696,6 +698,7 @@ class Broker:
         idempotency key.
         """
         action, ledger = order.action, self.scheduler.ledger
+        self._recent.note(order, self._now())
         self._payloads.pop(action, None)
         self._input.ended(action)
         result = result_of(ledger, order, 0 if payload is None else 1)

@@ -11,8 +11,12 @@ import argparse
 import json
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from .helpers.printable import printable
+from .helpers.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from ..images.node_store import NodeStore
@@ -104,13 +108,19 @@ def _pull(args: argparse.Namespace, settings: PullSettings) -> int:
 
     done = []
     for name in args.names:
-        found = pull(name, settings, os.environ, args.again)
+        with ProgressBar(f"image pull {printable(name)}: layers ready") as progress:
+            found = pull(name, settings, os.environ, args.again,
+                         partial(_tell_layer, progress))
         done.append({"name": name, "digest": found.digest, "folder": found.folder})
         if not args.json:
             print(f"{found.digest or '-'} {name}", flush=True)
     if args.json:
         print(json.dumps({"images": done}))
     return 0
+
+
+def _tell_layer(progress: ProgressBar, ready: int, total: int) -> None:
+    progress.at(ready, f"layer {ready + 1} of {total}")
 
 
 def _import(args: argparse.Namespace, settings: PullSettings) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 from .helpers import ids
 from .helpers.printable import printable
+from .helpers.running_job import connect_to
 
 WAITS_S = 1.0  # srun says after about this time that its job waits
 
@@ -50,20 +51,13 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Runs the command and waits for it; returns its exit status."""
-    from ..app.broker_location import find_access
-    from ..app.connecting import connect
-    from ..errors import AccessError, InvalidInput
+    from ..errors import InvalidInput
     from ..slurm.job_environment import without_slurm
-    from ..storage.rundir import last_job
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise InvalidInput("run: it needs a command, as in `tangram run -c 2 -- pytest -q`")
-    try:
-        access = find_access(os.environ, args.job)
-    except AccessError:
-        access = find_access(os.environ, last_job(os.environ))
-    with connect(access, name="tangram run") as client:
+    with connect_to(args.job, "tangram run") as client:
         options = {
             "cpus": _cpus(args.cpus), "mem": args.mem, "gpus": args.gpus, "timeout": args.time,
             "name": args.name, "component": args.component,

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .helpers.progress_bar import ProgressBar
+
 if TYPE_CHECKING:
     from ..simulator.message_world import Failure
 
@@ -70,9 +72,13 @@ def go(args: argparse.Namespace) -> int:
 
     if args.elastic is not None:
         return _three_ways(args)
-    run = simulate(read_workload(args.workload), read_cluster(args.cluster),
-                   make_placer(args.policy), args.durations, args.seed,
-                   latency_us=args.latency_us, failures=[_failure(f) for f in args.fail])
+    work = read_workload(args.workload)
+    total = len(work.trajectories)
+    with ProgressBar("sim: trajectories", total) as progress:
+        run = simulate(work, read_cluster(args.cluster), make_placer(args.policy), args.durations,
+                       args.seed, latency_us=args.latency_us,
+                       failures=[_failure(f) for f in args.fail],
+                       on_progress=lambda left: progress.at(total - left))
     if args.records is not None:
         run.write(args.records)
     figures = run.figures()

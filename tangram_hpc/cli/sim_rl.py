@@ -8,7 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .helpers.progress_bar import ProgressBar
+
 if TYPE_CHECKING:
+    from ..libra.simulation.rl_pipeline import Played
     from ..libra.simulation.rl_systems import System
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "libra" / "simulation" / "examples"
@@ -58,7 +61,11 @@ def go(args: argparse.Namespace) -> int:
         ("iterations", args.iterations), ("prompts", args.prompts), ("seed", args.seed),
         ("pipeline", args.pipeline)) if v is not None}
     scenario = with_run(scenario, replace(scenario.run, **changed))
-    runs = [Pipeline(scenario, system).play() for system in systems]
+    runs: list[Played] = []
+    with ProgressBar("sim rl: systems", len(systems)) as progress:
+        for system in systems:
+            progress.at(len(runs), system.name)
+            runs.append(Pipeline(scenario, system).play())
     if args.json:
         print(json.dumps({"scenario": scenario.name, "iterations": scenario.run.iterations,
                           "seed": scenario.run.seed, **told(runs)}))

@@ -7,9 +7,12 @@ size that the search asks for, and prints and draws the answers.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from .helpers.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from ..simulator.pictures.curve_svg import Panel
@@ -64,9 +67,10 @@ def go(args: argparse.Namespace) -> int:
     if not (scale.cpus or scale.gpus):
         raise InvalidInput(f"workload {work.name}: none of its actions uses a CPU or a GPU of the "
                            "cluster, so there is nothing to size")
-    measure, why = _measure(work, cluster, args)
-    target = _target(args, scale, measure, why)
-    curves = [search(p, scale, target, measure) for p in policies]
+    with ProgressBar("size: simulations") as progress:
+        measure, why = _measure(work, cluster, args, progress)
+        target = _target(args, scale, measure, why)
+        curves = [search(p, scale, target, measure) for p in policies]
     answers = [c.answer for c in curves if c.answer is not None]
     if not any(a.held for a in answers):
         raise InvalidInput(_unreached(target, answers, scale, why))
@@ -127,7 +131,8 @@ def drawer(path: Path | None) -> Any:
     raise InvalidInput(f"--plot {path}: the file's name must end in .svg or .png")
 
 
-def _measure(work: Any, cluster: Any, args: argparse.Namespace) -> tuple[Measure, dict[str, str]]:
+def _measure(work: Any, cluster: Any, args: argparse.Namespace, progress: ProgressBar
+             ) -> tuple[Measure, dict[str, str]]:
     """Returns a function that simulates the workload at one size, and a dict of reasons.
 
     The function writes into the dict why a policy cannot run the workload at all.
@@ -138,8 +143,10 @@ def _measure(work: Any, cluster: Any, args: argparse.Namespace) -> tuple[Measure
     from ..simulator.sizing import RunFigures, resized
 
     why: dict[str, str] = {}
+    done = itertools.count()
 
     def measure(policy: str, held: Holding) -> RunFigures | None:
+        progress.at(next(done), f"{policy} on {held.cpus} CPUs, {held.gpus} GPUs")
         try:
             run = simulate(work, resized(cluster, held), make_placer(policy), args.durations,
                            args.seed)

@@ -603,10 +603,11 @@ class Client:
         """Asks the broker about its state and waits for the answer.
 
         Args:
-            what: the query: "info", "nodes", "pending", "services", "sessions", "rollouts", or
-                "explain".
+            what: the query: "info", "nodes", "pending", "services", "sessions", "rollouts",
+                "queue", "top" or "explain".
             argument: for "explain", the id of an action or a session; for "pending", the id of an
-                action, or nothing for all that wait.
+                action, or nothing for the first 1,000 that wait; for "queue", what to choose, such
+                as `limit=100&state=PENDING&name=pytest`, or nothing for the first 1,000.
             timeout_s: how long to wait for the answer, in seconds.
 
         Returns:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -25,7 +25,7 @@ from .image_errors import ImageRefused, ImageUnavailable, of_os_error
 from .image_limits import MANIFEST_MAX, UnpackBudget
 from .local_images import archive_kind, file_digest, find_local_image
 from .manifests import BlobRef, digest_of, is_digest, parse_manifest, platform_of
-from .merge_layers import merge_layers
+from .merge_layers import UnpackedLayer, merge_layers
 from .node_store import NodeStore, StoredImage
 from .registry import RegistryImage
 from .shared_blobs import SharedBlobs
@@ -33,6 +33,7 @@ from .sif import is_sif, unpack_sif
 from .unpack_layer import LayerNotes, unpack_layer
 
 IMPORTED = "imported"  # noted with a name that a person gave to an image of a file
+OnLayer = Callable[[int, int], object]
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,8 @@ class PulledImage:
     image: StoredImage | None = field(default=None, compare=False)
 
 
-def pull(text: str, settings: PullSettings, environ: Mapping[str, str], again: bool = False
-         ) -> PulledImage:
+def pull(text: str, settings: PullSettings, environ: Mapping[str, str], again: bool = False,
+         on_layer: OnLayer = lambda ready, total: None) -> PulledImage:
     """Makes an image ready.
 
     Args:
@@ -82,6 +83,7 @@ def pull(text: str, settings: PullSettings, environ: Mapping[str, str], again: b
         settings: what a site or a user says about pulling.
         environ: the user's environment, for credentials and proxies.
         again: whether a tag is looked up anew, even where this node, job or site knows it.
+        on_layer: called before each layer with how many are ready, and how many there are.
 
     Raises:
         InvalidInput: it is no name of an image.
@@ -101,10 +103,10 @@ def pull(text: str, settings: PullSettings, environ: Mapping[str, str], again: b
             if name.kind == "sif":
                 digest = _pull_sif(name, store, settings)
             elif name.kind == REGISTRY:
-                digest = _pull_registry(name, store, settings, environ, again)
+                digest = _pull_registry(name, store, settings, environ, again, on_layer)
             else:
                 found = find_local_image(name, platform_of(platform.machine()))
-                digest = _unpack(found, name, store, settings)
+                digest = _unpack(found, name, store, settings, on_layer)
         if settings.store_mib:
             store.shrink(settings.store_mib << 20, keep=digest)
     except OSError as error:
@@ -155,11 +157,13 @@ def _budget(settings: PullSettings) -> UnpackBudget:
     return UnpackBudget(settings.max_mib << 20)
 
 
-def _unpack(found: FoundImage, name: ImageName, store: NodeStore, settings: PullSettings) -> str:
+def _unpack(found: FoundImage, name: ImageName, store: NodeStore, settings: PullSettings,
+            on_layer: OnLayer) -> str:
     """Unpacks the layers that the store does not have, and merges them; returns the digest."""
     if store.find(found.digest) is None:
-        budget, layers = _budget(settings), []
+        budget, layers = _budget(settings), list[UnpackedLayer]()
         for diff_id, opened in zip(found.config.diff_ids, found.layers, strict=True):
+            on_layer(len(layers), len(found.layers))
             layer = store.layer(diff_id)
             if layer is None:
                 with opened() as file:
@@ -197,7 +201,7 @@ def _checked(file: IO[bytes], folder: str, diff_id: str, budget: UnpackBudget) -
 
 
 def _pull_registry(name: ImageName, store: NodeStore, settings: PullSettings,
-                   environ: Mapping[str, str], again: bool) -> str:
+                   environ: Mapping[str, str], again: bool, on_layer: OnLayer) -> str:
     if not again and store.about_name(name.full) == IMPORTED:
         known = store.digest_of_name(name.full)
         if store.find(known) is not None:
@@ -209,7 +213,7 @@ def _pull_registry(name: ImageName, store: NodeStore, settings: PullSettings,
     known = digest if store.find(digest) is not None else store.digest_of_name(at)
     if not known or store.find(known) is None:
         found = find_image(source, digest, platform_of(platform.machine()))
-        known = _unpack(found, name, store, settings)
+        known = _unpack(found, name, store, settings, on_layer)
     store.note_name(at, known)
     store.note_name(name.full, known, digest)
     return known

@@ -113,8 +113,11 @@ class MessageWorld:
         self._to_broker.send(ms.ClientHello(ms.PROTOCOL_VERSION, JOB, "step"))
         self._to_broker.flush()
 
-    def run(self) -> RunRecords:
+    def run(self, on_progress: Callable[[int], object] = lambda left: None) -> RunRecords:
         """Simulates the workload to its end.
+
+        Args:
+            on_progress: Called at each step with the number of trajectories that have not ended.
 
         Raises:
             InvalidInput: The policy or the cluster can never finish this workload.
@@ -132,6 +135,8 @@ class MessageWorld:
                 item()
                 if self._check:
                     self.scheduler.ledger.check()
+            if self.client is not None:
+                on_progress(self.client.left)
             if self.client is not None and self._stuck():
                 raise InfeasibleRequest(f"policy {self.scheduler.state.placer.name}: "
                                         f"{self.client.left} trajectories never end")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..scheduler.placement.placers.base import Placer
 from .message_world import Failure, MessageWorld
@@ -13,7 +13,8 @@ from .world import SimulationWorld
 
 def simulate(work: Workload, cluster: Cluster, placer: Placer, durations: str = "oracle",
              seed: int = 0, check: bool = False, latency_us: int | None = None,
-             failures: Sequence[Failure] = ()) -> RunRecords:
+             failures: Sequence[Failure] = (),
+             on_progress: Callable[[int], object] = lambda left: None) -> RunRecords:
     """Simulates a workload to its end under one placer.
 
     Without `latency_us` and failures the scheduler is called directly (`SimulationWorld`);
@@ -28,15 +29,16 @@ def simulate(work: Workload, cluster: Cluster, placer: Placer, durations: str = 
         check: Whether the ledger's invariants are checked after every event (slow).
         latency_us: The least latency of a message; each takes at most twice as long.
         failures: Nodes that die.
+        on_progress: Called again and again with the number of trajectories that have not ended.
 
     Raises:
         InvalidInput: Workload, cluster and policy do not go together; one line.
     """
     oracle = durations == "oracle"
     if latency_us is None and not failures:
-        run = SimulationWorld(work, cluster, placer, oracle, check).run()
+        run = SimulationWorld(work, cluster, placer, oracle, check).run(on_progress)
     else:
         run = MessageWorld(work, cluster, placer, oracle, (latency_us or 0) * 1000, seed, failures,
-                         check).run()
+                         check).run(on_progress)
     run.head |= {"durations": durations, "seed": seed}
     return run

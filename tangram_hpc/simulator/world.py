@@ -9,6 +9,8 @@ on every machine.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..domain import decision as de
 from ..domain import event as ev
 from ..domain.outcome import Outcome
@@ -49,8 +51,11 @@ class SimulationWorld:
 
     # ---- the loop ----------------------------------------------------------------------------
 
-    def run(self) -> RunRecords:
+    def run(self, on_progress: Callable[[int], object] = lambda left: None) -> RunRecords:
         """Simulates the workload to its end.
+
+        Args:
+            on_progress: Called at each instant with the number of trajectories that have not ended.
 
         Raises:
             InvalidInput: The policy or the cluster can never finish this workload.
@@ -59,6 +64,7 @@ class SimulationWorld:
         while (at := self._next_instant()) is not None and self._idle < _IDLE_MAX:
             self.event_queue.now = at
             self._instant()
+            on_progress(self.client.left)
         if self.client.left:
             ready = len(self.scheduler.ledger.ready)
             raise InfeasibleRequest(f"policy {self.scheduler.state.placer.name}: "

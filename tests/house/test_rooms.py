@@ -77,6 +77,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "httpx": ("services/http/web.py",),
     "zstandard": ("images/layer_stream.py",),
     "matplotlib": ("simulator/pictures/curve_png.py",),
+    "rich": ("cli/views/top_verb.py",),
     "torch": ("services/torch/", "hooks/reference"),
     "transformers": ("services/torch/", "hooks/reference"),
     "safetensors": ("services/torch/", "hooks/reference"),

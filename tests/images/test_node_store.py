@@ -22,13 +22,15 @@ from tangram_hpc.images.shared_blobs import SharedBlobs
 
 def filled(tmp_path: Path, count: int = 3, size: int = 1 << 20) -> tuple[NodeStore, list[str]]:
     """A store with images of which each has a layer of its own; the first was used first."""
-    base, digests = tar_of(entry("base", bytes(size))), []
+    base, digests, looks = tar_of(entry("base", bytes(size))), [], []
     for number in range(count):
         image = MadeImage([base, tar_of(entry(f"own{number}", bytes(size)))])
         layout = image.layout(tmp_path / f"layout{number}")
-        digests.append(pull(str(layout), PullSettings(str(tmp_path / "store")), {}).digest)
+        digests.append(pull(str(layout), PullSettings(str(tmp_path / "store")), {},
+                            on_layer=lambda *look: looks.append(look)).digest)
         used = tmp_path / "store/images" / image.digest[7:] / "used"
         os.utime(used, (number, number))
+    assert looks == [(0, 2), (1, 2)] * count, "each layer of each image is told of"
     return NodeStore(tmp_path / "store"), digests
 
 

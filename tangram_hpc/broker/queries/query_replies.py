@@ -13,15 +13,18 @@ from ...scheduler.scheduler import Scheduler
 from ..satellites import Satellites
 from .allocations_view import allocations
 from .explain import explain
+from .queue_view import queue
+from .recent_actions import RecentActions
 from .rollouts_view import rollouts
 from .status import info, nodes, pending, pending_one, services, sessions, slurm_calls
+from .top_view import top
 
 _VIEWS = {"info": info, "nodes": nodes, "pending": pending, "services": services,
           "rollouts": rollouts, "sessions": sessions}
 
 
 def reply_to(ask: Query, scheduler: Scheduler, job: str, slurm: Slurm | None,
-             satellites: Satellites, now: int) -> dict[str, Any]:
+             satellites: Satellites, recent: RecentActions, now: int) -> dict[str, Any]:
     """Returns the reply to a query, as plain values for JSON; `{"error": ...}` to a wrong one."""
     if ask.what == "explain" and ask.argument == "allocation":
         return {"elastic": allocations(scheduler, satellites, now)}
@@ -29,9 +32,14 @@ def reply_to(ask: Query, scheduler: Scheduler, job: str, slurm: Slurm | None,
         return explain(scheduler, now, ask.argument)
     if ask.what == "pending" and ask.argument:
         return pending_one(scheduler, ask.argument, now)
+    if ask.what == "queue":
+        return queue(scheduler, ask.argument, now)
+    if ask.what == "top":
+        return top(scheduler, recent, job, now)
     view = _VIEWS.get(ask.what)
     if view is None:
-        return {"error": f"{ask.what!r} is not a query; known are {', '.join(_VIEWS)}, explain"}
+        return {"error": f"{ask.what!r} is not a query; known are {', '.join(_VIEWS)}, "
+                         "explain, queue, top"}
     reply = view(scheduler, job, now)
     if ask.what == "info":
         reply["elastic"] = allocations(scheduler, satellites, now)

@@ -13,11 +13,12 @@ from ...domain.isolation import networks
 from ...domain.service import MICRO
 from ...domain.slurm import SlurmCalls
 from ...domain.states import ActionState, NodeState
-from ...scheduler.placement.eligible_nodes import session_reason
-from ...scheduler.policy.admission import reason
 from ...scheduler.scheduler import Scheduler
 from ...scheduler.state.ledger import ActionEntry, ClientEntry, Ledger, SessionEntry
 from ...scheduler.state.rate_limit import EndpointEntry
+from .wait_reasons import WaitReasons
+
+PENDING_MAX = 1_000  # actions, and sessions, that one reply tells of
 
 
 def info(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
@@ -41,11 +42,11 @@ def info(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
         "sessions_ended": ledger.sessions_seen - len(ledger.sessions),
         "leases_granted": ledger.next_lease - 1,
         "actions": dict(sorted(states.items())),
-        "endpoints": [_endpoint(ledger, e, now) for e in ledger.endpoints.values()],
+        "endpoints": [endpoint_view(ledger, e, now) for e in ledger.endpoints.values()],
     }
 
 
-def _endpoint(ledger: Ledger, entry: EndpointEntry, now: int) -> dict[str, Any]:
+def endpoint_view(ledger: Ledger, entry: EndpointEntry, now: int) -> dict[str, Any]:
     """Returns an endpoint's quota as declared and as it is now; rates are calls per second."""
     spec, shards = entry.spec, ledger.ready.shards("endpoint:" + entry.spec.name)
     return {
@@ -139,22 +140,23 @@ def _client(entry: ClientEntry) -> dict[str, Any]:
 
 
 def pending(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
-    """Returns every action and session that waits, with the reason and the time for which it has
-    waited.
+    """Returns the actions and sessions that wait, with the reason and the time for which each has
+    waited: the first `PENDING_MAX` of each. Where there are more, `pending_more` and
+    `pending_sessions_more` say how many. The view `queue` has more of them.
     """
-    ledger, reserve = scheduler.ledger, scheduler.state.placer.reserve
+    ledger, reasons = scheduler.ledger, WaitReasons(scheduler, now)
+    waiting = [e for e in ledger.actions.values() if e.state is ActionState.PENDING]
+    sessions = list(ledger.session_queue)
+    more = {"pending_more": len(waiting) - PENDING_MAX,
+            "pending_sessions_more": len(sessions) - PENDING_MAX}
     return {
-        "pending": [
-            _pending_action(scheduler, e, now)
-            for e in ledger.actions.values() if e.state is ActionState.PENDING
-        ],
+        "pending": [_pending_action(e, reasons.of(e), now) for e in waiting[:PENDING_MAX]],
         "pending_sessions": [
             {"id": show(s.spec.id), "name": s.spec.name, "mem_mib": s.spec.mem_mib,
-             "reason": session_reason(ledger, s, reserve),
-             "waited_s": (now - s.requested_at) / 1e9}
-            for s in map(ledger.sessions.__getitem__, ledger.session_queue)
+             "reason": reasons.of_session(s), "waited_s": (now - s.requested_at) / 1e9}
+            for s in map(ledger.sessions.__getitem__, sessions[:PENDING_MAX])
         ],
-    }
+    } | {key: count for key, count in more.items() if count > 0}
 
 
 def pending_one(scheduler: Scheduler, argument: str, now: int) -> dict[str, Any]:
@@ -167,11 +169,9 @@ def pending_one(scheduler: Scheduler, argument: str, now: int) -> dict[str, Any]
         return {"error": f"{argument!r} is no action id; write CLIENT.NUMBER, such as 2.17"}
     if entry is None or entry.state is not ActionState.PENDING:
         return {"pending": []}
-    return {"pending": [_pending_action(scheduler, entry, now)]}
+    return {"pending": [_pending_action(entry, WaitReasons(scheduler, now).of(entry), now)]}
 
 
-def _pending_action(scheduler: Scheduler, entry: ActionEntry, now: int) -> dict[str, Any]:
-    ledger, action = scheduler.ledger, entry.action
-    return {"id": show(action.id), "name": action.name,
-            "reason": reason(ledger, entry, scheduler.state.placer.reserve, now),
-            "waited_s": (now - entry.submitted_at) / 1e9, "cpus": action.degrees[0]}
+def _pending_action(entry: ActionEntry, reason: str, now: int) -> dict[str, Any]:
+    return {"id": show(entry.action.id), "name": entry.action.name, "reason": reason,
+            "waited_s": (now - entry.submitted_at) / 1e9, "cpus": entry.action.degrees[0]}

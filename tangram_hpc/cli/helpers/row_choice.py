@@ -13,14 +13,6 @@ if TYPE_CHECKING:
     from ...accounting.job_row import JobRow
     from ...accounting.record import ActionRecord
 
-# Slurm's short codes of states
-_CODES = {"PD": "PENDING", "CF": "CONFIGURING", "R": "RUNNING", "CD": "COMPLETED", "F": "FAILED",
-          "TO": "TIMEOUT", "OOM": "OUT_OF_MEMORY", "CA": "CANCELLED", "NF": "NODE_FAIL",
-          "PR": "PREEMPTED"}
-# states of jobs that actions do not have; programs name them beside others
-_NEVER = frozenset({"BF", "BOOT_FAIL", "CG", "COMPLETING", "DL", "DEADLINE", "RQ", "REQUEUED", "RS",
-                    "RESIZING", "RV", "REVOKED", "S", "SUSPENDED"})
-
 
 def add(p: argparse.ArgumentParser) -> None:
     """Adds the options that choose among the rows."""
@@ -51,9 +43,10 @@ def chooser(args: argparse.Namespace) -> Callable[[ActionRecord | JobRow], bool]
     from datetime import datetime
 
     from ...accounting.job_row import JobRow
+    from .state_words import parse_states
     from .times import parse_time
 
-    states, now = _states(args.state), datetime.now()
+    states, now = parse_states(args.state), datetime.now()
     since = parse_time("--starttime", args.starttime, now) if args.starttime else 0
     until = parse_time("--endtime", args.endtime, now) if args.endtime else 0
     parts, names, users = ({word.strip() for word in text.split(",") if word.strip()}
@@ -98,18 +91,3 @@ def _user_name(text: str) -> str:
         return pwd.getpwuid(int(text)).pw_name
     except (ValueError, KeyError, OverflowError):
         return text
-
-
-def _states(text: str) -> set[str]:
-    """Returns the states that are named in full or by Slurm's short codes."""
-    from ...domain.states import ActionState
-    from ...errors import InvalidInput
-
-    named = {word.strip().upper() for word in text.split(",") if word.strip()}
-    wanted = {_CODES.get(word, word) for word in named - _NEVER}
-    if named and not wanted:
-        return {""}  # only states that no action has
-    for state in sorted(wanted - {s.value for s in ActionState}):
-        raise InvalidInput(f"--state: {state!r} is not the state of an action; choose from "
-                           f"{', '.join(s.value for s in ActionState)}")
-    return wanted

@@ -14,6 +14,7 @@ from typing import Any
 from ..helpers import ids
 from ..helpers.allocation_view import elastic_lines
 from ..helpers.printable import printable_answer
+from ..helpers.running_job import connect_to
 from ..helpers.shared_sessions import shared_line
 
 
@@ -65,17 +66,10 @@ def _ask(job: str, action: str) -> tuple[dict[str, Any], str]:
 
     The job is empty if no broker was found.
     """
-    from ...app.broker_location import find_access
-    from ...app.connecting import connect
     from ...errors import AccessError, BrokerUnreachable
-    from ...storage.rundir import last_job
 
     try:
-        try:
-            access = find_access(os.environ, job)
-        except AccessError:
-            access = find_access(os.environ, job or last_job(os.environ))
-        with connect(access, name="tangram explain") as client:
+        with connect_to(job, "tangram explain") as client:
             return client.ask("explain", action), client.job
     except (AccessError, BrokerUnreachable) as error:
         if action == "allocation":

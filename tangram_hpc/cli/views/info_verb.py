@@ -5,16 +5,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..helpers import ids
+from ..helpers import ids, running_job, table
 from ..helpers.allocation_view import elastic_lines
 from ..helpers.printable import printable_answer
 from ..helpers.shared_sessions import shared_line
+from ..helpers.table import Column
 
+if TYPE_CHECKING:
+    from ...client.client import Client
+
+_PARTS = ("info", "nodes", "services", "rollouts", "sessions", "pending")
 _SHARED_MAX = 20  # lines of shared sessions
+_NODE_FORMAT = "Node,State,Partition,CPUS(A/I/T),GPUS,Mem,Sessions,Actions"
 
 
 def add(verbs: Any) -> None:
@@ -22,33 +27,38 @@ def add(verbs: Any) -> None:
     p = verbs.add_parser("info", help="print what a running job holds, lends and has waiting")
     p.add_argument("-j", "--job", type=ids.job, default="",
                    help="job id (default: as for `tangram run`)")
+    p.add_argument("-N", "--nodes", action="store_true",
+                   help="print only a line for each node, as sinfo does")
+    p.add_argument("-o", "--format", default="",
+                   help="columns of -N to print, such as Node%%-30,State; implies -N")
+    p.add_argument("--noheader", action="store_true", help="print no header above the lines of -N")
+    p.add_argument("-i", "--iterate", type=running_job.seconds, metavar="SECONDS",
+                   help="print again every so many seconds, until ^C")
     p.add_argument("--json", action="store_true", help="print one JSON object")
     p.set_defaults(go=go)
 
 
 def go(args: argparse.Namespace) -> int:
     """Asks the broker and prints its answers; returns the exit status."""
-    from ...app.broker_location import find_access
-    from ...app.connecting import connect
-    from ...errors import AccessError
-    from ...storage.rundir import last_job
+    table.choose(args.format or _NODE_FORMAT, _NODE_COLUMNS)
+    with running_job.connect_to(args.job, "tangram info") as client:
+        return running_job.repeat(lambda: _show(client, args), args.iterate, not args.json)
 
-    try:
-        access = find_access(os.environ, args.job)
-    except AccessError:
-        access = find_access(os.environ, last_job(os.environ))
-    with connect(access, name="tangram info") as client:
-        answer = {k: v for what in ("info", "nodes", "services", "rollouts", "sessions",
-                                              "pending")
-                for k, v in client.ask(what).items()}
+
+def _show(client: Client, args: argparse.Namespace) -> None:
+    if (args.nodes or args.format) and not args.json:
+        columns = table.choose(args.format or _NODE_FORMAT, _NODE_COLUMNS)
+        for line in table.lines(columns, client.ask("nodes")["nodes"], not args.noheader):
+            print(line)
+        return
+    answer = {k: v for what in _PARTS for k, v in client.ask(what).items()}
     if args.json:
         print(json.dumps(answer))
-    else:
-        answer = printable_answer(answer)
-        _print_job(answer)
-        _print_resources(answer)
-        _print_sessions(answer)
-    return 0
+        return
+    answer = printable_answer(answer)
+    _print_job(answer)
+    _print_resources(answer)
+    _print_sessions(answer)
 
 
 def _print_job(answer: dict[str, Any]) -> None:
@@ -120,12 +130,14 @@ def _print_sessions(answer: dict[str, Any]) -> None:
     for p in answer["pending"][:20]:
         print(f"PENDING  {p['id']:<12}{p['name']:<20}{p['waited_s']:8.1f} s  {p['reason']}")
     if len(answer["pending"]) > 20:
-        print(f"... and {len(answer['pending']) - 20} more")
+        more = len(answer["pending"]) - 20 + answer.get("pending_more", 0)
+        print(f"... and {more} more")
     for s in answer["pending_sessions"][:20]:
         print(f"SESSION  {s['id']:<12}{s['name']:<20}{s['waited_s']:8.1f} s  {s['reason']} "
               f"({s['mem_mib']} MiB)")
     if len(answer["pending_sessions"]) > 20:
-        print(f"... and {len(answer['pending_sessions']) - 20} more sessions")
+        more = len(answer["pending_sessions"]) - 20 + answer.get("pending_sessions_more", 0)
+        print(f"... and {more} more sessions")
 
 
 def _with_root(node: dict[str, Any]) -> Callable[[str], str]:
@@ -167,3 +179,25 @@ def _slurm(answer: dict[str, Any]) -> str:
     if answer["closed_s"]:
         text += f"; no call for the next {answer['closed_s']:.0f} s"
     return text + (f" ({answer['last_error']})" if answer["last_error"] else "")
+
+
+def _cpus(node: dict[str, Any]) -> str:
+    """Returns the cores that are allocated, idle, and all, as sinfo prints them."""
+    total, idle = node["cpus"], node["cpus_free"]
+    return f"{total - idle}/{idle}/{total}" if node["state"] == "UP" else f"-/-/{total}"
+
+
+_NODE_COLUMNS = [
+    Column("Node", -16, lambda n: n["name"], "its name"),
+    Column("NodeList", -16, lambda n: n["name"], "same as Node"),
+    Column("Host", -16, lambda n: n["host"], "the host that it is on"),
+    Column("State", -9, lambda n: n["state"], "UP, AWAY, DRAINING, DRAINED or DOWN"),
+    Column("Partition", -10, lambda n: n["component"], "its component"),
+    Column("CPUS(A/I/T)", 12, _cpus, "cores: allocated/idle/all"),
+    Column("CPUS", 5, lambda n: str(n["cpus"]), "all of its cores"),
+    Column("GPUS", 4, lambda n: str(n["gpus"]), "all of its GPUs"),
+    Column("Mem", 8, lambda n: f"{n['mem_mib']}M", "its memory"),
+    Column("Sessions", 8, lambda n: str(n["sessions"]), "sessions on it"),
+    Column("Actions", 7, lambda n: str(n["leases"]), "actions on it"),
+    Column("Reason", -20, lambda n: n["draining"] or "none", "why it is drained"),
+]

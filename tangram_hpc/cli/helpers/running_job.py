@@ -1,0 +1,75 @@
+"""How a verb that shows a running job reaches its broker, and how it shows the job again and again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...client.client import Client
+
+
+def connect_to(job: str, name: str) -> Client:
+    """Returns a client of a job: of the one that is named, else of the current or the last one.
+
+    Args:
+        job: id of the job; empty for the default.
+        name: the name under which the broker knows the client.
+
+    Raises:
+        AccessError: no job was found.
+        BrokerUnreachable: the job's broker does not answer.
+    """
+    from ...app.broker_location import find_access
+    from ...app.connecting import connect
+    from ...errors import AccessError
+    from ...storage.rundir import last_job
+
+    try:
+        access = find_access(os.environ, job)
+    except AccessError:
+        access = find_access(os.environ, job or last_job(os.environ))
+    return connect(access, name=name)
+
+
+def answer_of(client: Client, what: str, argument: str = "") -> Any:
+    """Returns the broker's answer to a query.
+
+    Raises:
+        InvalidInput: the broker refuses the query, or is of a release that does not know it.
+    """
+    from ...errors import InvalidInput
+
+    answer = client.ask(what, argument)
+    if "error" in answer:
+        raise InvalidInput(answer["error"])
+    return answer
+
+
+def seconds(text: str) -> float:
+    """Parses the time between two looks, in seconds. It is used as `type=` of an argument."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 86400")
+    return value
+
+
+def repeat(show: Callable[[], None], every_s: float | None, stamped: bool = True) -> int:
+    """Shows once, or every so many seconds until ^C, each time under the time of day as squeue
+    prints it. Returns the exit status.
+    """
+    while True:
+        if every_s is not None and stamped:
+            print(time.strftime("%a %b %d %H:%M:%S %Y"))
+        show()
+        if every_s is None:
+            return 0
+        print(end="\n" if stamped else "", flush=True)
+        time.sleep(every_s)

@@ -1,0 +1,223 @@
+"""`tangram queue`, `tangram info` and `tangram top` beside a running job, as people use them: as
+tables, as JSON, again and again, and on a terminal of 80 x 24."""
+
+from __future__ import annotations
+
+import fcntl
+import html
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tangram_hpc import LocalCluster
+from tangram_hpc.cli import main
+
+TANGRAM = [sys.executable, "-m", "tangram_hpc"]
+HOSTILE = "tool\x1b[31m\n\u202e"  # a name that could change a terminal, a line, or the direction
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[dict[str, Any]]:
+    """A job of two CPUs: two actions run, five wait for CPUs, one waits for its session, and one
+    call of an endpoint waits for another.
+    """
+    with LocalCluster(cpus=2) as cluster:
+        cluster.register_endpoint("search", concurrency=1)
+        sleep = ["sleep", "600"]
+        first = cluster.submit(sleep, trusted=True, name=HOSTILE)
+        session = cluster.session(trusted=True, name="box")
+        second = session.exec(sleep, name="busy")
+        behind = session.exec(sleep, name="behind")
+        until(lambda: cluster.ask("info")["actions"].get("RUNNING") == 2)
+        waiting = [cluster.submit(sleep, trusted=True, name="later") for _ in range(5)]
+        until(lambda: len(cluster.ask("pending")["pending"]) == 6)
+        yield {"cluster": cluster, "access": str(cluster.access), "first": first,
+               "second": second, "behind": behind, "waiting": waiting}
+        for future in (first, second, behind, *waiting):
+            future.cancel()
+
+
+def until(done: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture(autouse=True)
+def current(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANGRAM_ACCESS", job["access"])
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[list[str], str]:
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    return out.splitlines(), err
+
+
+def test_queue_is_squeue_for_actions(job: dict[str, Any], capsys: Any) -> None:
+    lines, err = printed(capsys, "queue")
+    assert lines[0].split() == ["ACTIONID", "NAME", "CLIENT", "ST", "TIME", "CPUS", "GPUS",
+                                "NODELIST(REASON)"]
+    assert len(lines) == 9 and err == "" and all(line.isprintable() for line in lines)
+    assert job["first"].id in lines[1] and " R " in lines[1]
+    assert [line.split()[-1] for line in lines[3:]] == ["(SessionBusy)"] + ["(Resources)"] * 5
+    rows, err = printed(capsys, "queue", "-h", "-t", "pd", "-n", "later", "--limit", "2",
+                        "-o", "ActionID%-9,State,ReqCPUS,Reason")
+    assert rows == [f"{f.id:<9} PENDING           1 Resources" for f in job["waiting"][:2]]
+    assert "... and 3 more" in err
+    assert printed(capsys, "queue", "-t", "CD")[0] == lines[:1]
+    long, _ = printed(capsys, "queue", "-l", "-t", "all")
+    assert "UNLIMITED" in long[1] and "RUNNING" in long[1]
+
+
+def test_queue_takes_ids_as_squeue_does(job: dict[str, Any], capsys: Any) -> None:
+    name, one = job["cluster"].job, job["behind"].id
+    row, _ = printed(capsys, "queue", f"{name}.{one}", "-h", "-o", "JobID%40,SessionName")
+    assert [line.split() for line in row] == [[f"{name}.{one}", "box"]]
+    assert len(printed(capsys, "queue", name, "-h")[0]) == 8
+    both = f"{name}.{one},{name}.{job['first'].id}"
+    assert len(printed(capsys, "queue", "-j", both, "-h")[0]) == 2
+    assert main(["queue", "-j", "4711,4712"]) == 2
+    assert "several jobs" in capsys.readouterr().err
+    assert main(["queue", "-o", "Colour"]) == 2
+    assert "is not a column; choose from ActionID" in capsys.readouterr().err
+    assert "Reason" in "\n".join(printed(capsys, "queue", "--helpformat")[0])
+
+
+def test_json_has_the_same_rows(job: dict[str, Any], capsys: Any) -> None:
+    told = json.loads("\n".join(printed(capsys, "queue", "--json", "--limit", "3")[0]))
+    assert (told["job"], told["more"]) == (job["cluster"].job, 5)
+    first = told["queue"][0]
+    assert (first["name"], first["state"], first["ncpus"]) == (HOSTILE, "RUNNING", 1)
+    assert first["elapsed_ns"] > 0 and first["start_ns"] >= first["submit_ns"]
+    whole = json.loads("\n".join(printed(capsys, "info", "--json")[0]))
+    assert len(whole["pending"]) == 6 and "pending_more" not in whole
+
+
+def test_info_prints_nodes_as_sinfo_does(job: dict[str, Any], capsys: Any) -> None:
+    lines, _ = printed(capsys, "info", "-N")
+    assert lines[0].split()[:4] == ["NODE", "STATE", "PARTITION", "CPUS(A/I/T)"]
+    assert "2/0/2" in lines[1] and len(lines) == 2
+    state, _ = printed(capsys, "info", "-o", "State,CPUS,Reason", "--noheader")
+    assert state[0].split() == ["UP", "2", "none"]
+    assert main(["info", "-o", "Colour"]) == 2
+
+
+def test_a_view_is_printed_again_until_it_is_interrupted(job: dict[str, Any]) -> None:
+    shown = subprocess.Popen([*TANGRAM, "queue", "-i", "0.2"], stdout=subprocess.PIPE, text=True,
+                             env=dict(os.environ, PYTHONUNBUFFERED="1"))
+    assert shown.stdout is not None
+    headings = 0
+    while headings < 3:
+        headings += "ACTIONID" in shown.stdout.readline()
+    shown.send_signal(signal.SIGINT)
+    shown.communicate(timeout=30)
+    assert shown.returncode == 128 + signal.SIGINT
+
+
+def test_top_prints_plain_frames_into_a_pipe(job: dict[str, Any], capsys: Any) -> None:
+    lines, _ = printed(capsys, "top", "-b", "-n", "2", "-d", "0.1")
+    text = "\n".join(lines)
+    assert text.count("tangram top - job") == 2 and all(line.isprintable() for line in lines)
+    assert re.search(r"^CPUs \[\|{30}\] 100%  2/2 lent$", text, re.M)
+    assert "2 actions run" in text and "6 wait: Resources 5  SessionBusy 1" in text
+    assert re.search(r"^endpoint search +0/1 in flight", text, re.M)
+    assert max(map(len, lines)) <= 80
+
+
+def test_top_shows_what_ended(job: dict[str, Any]) -> None:
+    cluster = job["cluster"]
+    with cluster.session(trusted=True) as session:
+        session.write("x", b"y").result(60)
+    until(lambda: cluster.ask("top")["recent"][1]["ended"] > 0)
+    minute = cluster.ask("top")["recent"][1]
+    assert minute["act_s"] == pytest.approx(minute["wait_s"] + minute["held_s"])
+
+
+@contextmanager
+def terminal(command: list[str]) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """A command on a terminal of 80 x 24, whose other end this is."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
+    ran = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs,
+                           env=env | {"TERM": "xterm-256color"}, start_new_session=True)
+    os.close(theirs)
+    try:
+        yield ours, ran
+    finally:
+        ran.kill()
+        ran.wait(30)
+        os.close(ours)
+
+
+def read_until(ours: int, word: bytes, times: int = 1) -> bytes:
+    seen, deadline = b"", time.monotonic() + 60
+    while seen.count(word) < times:
+        assert time.monotonic() < deadline, seen
+        if select.select([ours], [], [], 0.5)[0]:
+            try:
+                seen += os.read(ours, 1 << 16)
+            except OSError:
+                break
+    return seen
+
+
+def test_top_fits_a_terminal_and_q_ends_it(job: dict[str, Any]) -> None:
+    with terminal([*TANGRAM, "top", "-d", "0.2"]) as (ours, ran):
+        seen = read_until(ours, b"tangram top - job", 3)
+        os.write(ours, b"q")
+        seen += read_until(ours, b"\x1b[?1049l")
+        assert ran.wait(30) == 0
+    assert b"\x1b[?1049h" in seen, "it draws on the terminal's other screen, and leaves it again"
+    frame = seen.split(b"\x1b[H")[2].decode()
+    plain = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line) for line in frame.split("\n")]
+    assert len(plain) <= 24 and max(len(line.rstrip("\r")) for line in plain) <= 80
+    assert any("6 wait: Resources 5" in line for line in plain)
+    assert "tool\\x1b[31m" in "\n".join(plain) and b"\x1b[31m\n" not in seen
+
+
+def test_top_without_rich_says_what_to_install(job: dict[str, Any]) -> None:
+    code = ("import sys; sys.modules['rich'] = None; from tangram_hpc.cli import main; "
+            "sys.exit(main(['top']))")
+    with terminal([sys.executable, "-c", code]) as (ours, ran):
+        seen = read_until(ours, b"top -b`")
+        assert ran.wait(30) == 2
+    assert b"pip install" in seen and b"[top]" in seen and b"Traceback" not in seen
+
+
+def test_views_refuse_what_makes_no_sense(tmp_path: Path, capsys: Any) -> None:
+    for words in (["queue", "-i", "0"], ["top", "-d", "x"], ["queue", "-t"]):
+        with pytest.raises(SystemExit):
+            main(words)
+    for words in (["queue", "-t", "DONE"], ["queue", "--limit", "-1"], ["top", "-n", "-1"]):
+        assert main(words) == 2
+    capsys.readouterr()
+
+
+def test_the_pictures_in_the_documents_have_todays_headings(job: dict[str, Any], capsys: Any
+                                                            ) -> None:
+    pictures = Path(__file__).resolve().parents[2] / "docs" / "pictures"
+    frame, _ = printed(capsys, "top", "-b", "-n", "1")
+    headings = {"top": [line for line in frame if line.split()[0].isupper()],
+                "queue": printed(capsys, "queue")[0][:1]}
+    for name, lines in headings.items():
+        shown = html.unescape((pictures / f"{name}.svg").read_text()).replace("\xa0", " ")
+        for line in lines:
+            assert line.strip() in shown, "run: python docs/pictures/screens.py"
