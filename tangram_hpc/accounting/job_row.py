@@ -69,11 +69,13 @@ class JobFold:
         """Takes one event."""
         self.records.add(event)
         self._usage.add(event)
-        self._nodes.add(event)
-        if isinstance(event, ev.BrokerStarted):
-            self._user, self._began, self._ended = event.user, self._began or event.at, None
-        elif isinstance(event, ev.BrokerStopped):
-            self._ended = event.reason
+        match event:
+            case ev.NodeJoined() | ev.NodeLost():
+                self._nodes.add(event)
+            case ev.BrokerStarted():
+                self._user, self._began, self._ended = event.user, self._began or event.at, None
+            case ev.BrokerStopped():
+                self._ended = event.reason
 
     def close(self, served: bool, now_ns: int) -> JobRow:
         """Ends the fold, and returns the row of the job.

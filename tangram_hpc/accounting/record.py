@@ -47,8 +47,7 @@ class ActionRecord:
         lost_ahead: whether the journal is one of an earlier release that did not count such a
             lease, so that `attempt` is a lower bound.
         image: digest of the image that its session had; empty for none.
-        earlier: the attempts before the last one, oldest first. An attempt whose action was sent
-            back is one of them, although `attempt` does not count it.
+        earlier: the attempts before the last one, oldest first, those that were sent back included.
     """
 
     job: str
@@ -70,6 +69,7 @@ class ActionRecord:
     session_name: str = ""
     image: str = ""
     earlier: tuple[ActionRecord, ...] = ()
+    last: bool = True
 
     @property
     def attempts(self) -> tuple[ActionRecord, ...]:
@@ -190,6 +190,7 @@ class Fold:
     def _left_open(self, record: ActionRecord, reason: str) -> None:
         record.state, record.end_ns = ActionState.CANCELLED, self.last_ns
         record.outcome = Outcome(ActionState.CANCELLED, reason=reason)
+        self.usage.lent_ns += record.cpu_held_ns
 
     def _broker_started(self, event: ev.BrokerStarted) -> None:
         self.job, self._user = event.job, event.user
@@ -341,7 +342,7 @@ class Fold:
 
 def _wait_again(record: ActionRecord) -> None:
     """Keeps the attempt that has ended among the earlier ones; its action waits for another."""
-    record.earlier = (*record.earlier, replace(record, earlier=()))
+    record.earlier = (*record.earlier, replace(record, earlier=(), last=False))
     record.state, record.outcome, record.node = ActionState.PENDING, None, None
     record.start_ns, record.end_ns, record.grants, record.gpus = 0, 0, [], ()
 
