@@ -7,7 +7,8 @@ unit at the end of each name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -18,11 +19,11 @@ from .record import ActionRecord
 
 
 class Field(NamedTuple):
-    """One column; `text` prints its value as sacct does, and `about` explains it."""
+    """One column; `text` prints the value of a row as sacct does, and `about` explains it."""
 
     name: str
     width: int
-    text: Callable[[ActionRecord], str]
+    text: Callable[[Any], str]
     about: str
 
 
@@ -90,7 +91,8 @@ def _energy(r: ActionRecord) -> str:
     return f"~{mj / 1e6:.2f}K" if mj >= 10**6 else f"~{round(mj / 1000)}"
 
 
-def _trajectory(r: ActionRecord) -> str:
+def trajectory_of(r: ActionRecord) -> str:
+    """Returns the client's name for the trajectory of an action; empty for none."""
     return r.action.turn.trajectory if r.action.turn is not None else r.action.trajectory
 
 
@@ -108,7 +110,8 @@ def _bound(r: ActionRecord, figure: str) -> str:
     return ">" if r.outcome is not None and figure in r.outcome.lower_bounds else ""
 
 
-def _cpus_asked(r: ActionRecord) -> int:
+def cpus_asked(r: ActionRecord) -> int:
+    """Returns the fewest CPUs that an action asked for; 0 if it asked for none."""
     return r.action.degrees[0] if r.action.key == "cpu" else 0
 
 
@@ -129,7 +132,7 @@ FIELDS = (
     Field("ElapsedRaw", 10, lambda r: str(r.elapsed_ns // 10**9), "Elapsed in whole seconds"),
     Field("Planned", 13, lambda r: duration(r.planned_ns), "Submit to Start"),
     Field("ExecTime", 13, lambda r: duration(_of(r, "exec_ns")), "run time on the node"),
-    Field("ReqCPUS", 8, lambda r: str(_cpus_asked(r)), "the fewest CPUs it asked for"),
+    Field("ReqCPUS", 8, lambda r: str(cpus_asked(r)), "the fewest CPUs it asked for"),
     Field("NCPUS", 6, lambda r: str(r.cpus), "the most CPUs it held"),
     Field("AllocCPUS", 9, lambda r: str(r.cpus), "same as NCPUS"),
     Field("NTasks", 6, lambda r: "1", "always 1"),
@@ -140,7 +143,7 @@ FIELDS = (
     Field("MaxRSS", 10, lambda r: f"{_bound(r, 'maxrss')}{_of(r, 'maxrss_kib')}K",
           "largest resident set; >: at least"),
     Field("ReqMem", 8, lambda r: f"{r.action.mem_mib}M", "memory asked for"),
-    Field("ReqTRES", 24, lambda r: _tres(_cpus_asked(r), r.action.mem_mib, r.action.gpus),
+    Field("ReqTRES", 24, lambda r: _tres(cpus_asked(r), r.action.mem_mib, r.action.gpus),
           "what it asked for"),
     Field("AllocTRES", 24, lambda r: _tres(r.cpus, r.action.mem_mib, len(r.gpus)),
           "what it held"),
@@ -153,7 +156,7 @@ FIELDS = (
     Field("AdminComment", 12, lambda r: "", "always empty; tools for sacct ask for it"),
     Field("Cost", 10, lambda r: f"{_of(r, 'cost_micro') / 1e6:g}", "what its caller says it cost"),
     Field("Once", 16, lambda r: r.action.once, "its caller's name for this work"),
-    Field("Trajectory", 16, _trajectory, "of a rollout's turn, or of a tool: whose it is"),
+    Field("Trajectory", 16, trajectory_of, "of a rollout's turn, or of a tool: whose it is"),
     Field("Route", 24, _route, "of a rollout's turn: service, bucket, and how its KV got there"),
     Field("Session", 10, lambda r: show(r.action.session), "the session it ran in"),
     Field("SessionName", 16, lambda r: r.session_name, "the name of the session it ran in"),
@@ -178,7 +181,6 @@ FIELDS = (
 BRIEF = "JobID,State,ExitCode"
 OF_JOBS = "JobID,User,NodeList,NCPUS,State,Elapsed,CPUTime,TotalCPU"
 DEFAULT = "JobID,JobName,NodeList,NCPUS,State,ExitCode,Planned,Elapsed,TotalCPU"
-_BY_NAME = {f.name.lower(): f for f in FIELDS}
 
 
 _WHOLE_SECONDS = frozenset({"Submit", "Start", "End", "Elapsed", "Planned", "ExecTime", "CPUTime",
@@ -197,18 +199,41 @@ def as_sacct(field: Field, text: str) -> str:
     return text.partition(".")[0] if field.name in _WHOLE_SECONDS else text
 
 
-def choose_fields(text: str) -> list[tuple[Field, int]]:
+_AMOUNTS = frozenset({"MaxRSS", "ReqMem", "ReqTRES", "AllocTRES", "GPUMaxMem"})
+_UNITS = "KMGTP"
+
+
+def in_unit(field: Field, text: str, unit: str) -> str:
+    """Returns a column's text with all amounts of memory in one unit, as `sacct --units` does.
+
+    Args:
+        field: the column.
+        text: its text.
+        unit: one of K, M, G, T and P, powers of 1024.
+    """
+    def converted(found: re.Match[str]) -> str:
+        value = int(found[1]) * 1024.0 ** (_UNITS.index(found[2]) - _UNITS.index(unit))
+        return f"{value:.0f}{unit}" if value.is_integer() else f"{value:.2f}{unit}"
+
+    return re.sub(r"(\d+)([KM])(?=,|$)", converted, text) if field.name in _AMOUNTS else text
+
+
+def choose_fields(text: str, among: Sequence[Field] = FIELDS) -> list[tuple[Field, int]]:
     """Returns the columns of a format such as `JobID%20,State`, with their widths.
 
     A width below 0 aligns left.
 
+    Args:
+        text: the format.
+        among: the columns that there are.
+
     Raises:
         InvalidInput: a column is not known, or a width is not a number.
     """
-    chosen = []
+    chosen, by_name = [], {f.name.lower(): f for f in among}
     for part in text.split(","):
         name, _, width = part.strip().partition("%")
-        known = _BY_NAME.get(name.lower())
+        known = by_name.get(name.lower())
         if known is None:
             raise InvalidInput(f"--format: {name!r} is not a column; see `tangram acct -e`")
         try:
@@ -223,7 +248,7 @@ def as_json(r: ActionRecord) -> dict[str, Any]:
     o = r.outcome
     return {
         "job_id": job_id(r), "job": r.job, "action": show(r.action.id), "name": r.action.name,
-        "kind": r.action.kind.value, "key": r.action.key, "trajectory": _trajectory(r),
+        "kind": r.action.kind.value, "key": r.action.key, "trajectory": trajectory_of(r),
         "route": None if r.route is None else {
             "pool": r.route.pool, "service": r.route.service, "wanted": r.route.wanted,
             "bucket": r.route.bucket, "how": r.route.how, "move_ns": r.route.move_ns},
@@ -238,7 +263,7 @@ def as_json(r: ActionRecord) -> dict[str, Any]:
         "submit_ns": r.submit_ns, "start_ns": r.start_ns, "end_ns": r.end_ns,
         "planned_ns": r.planned_ns, "elapsed_ns": r.elapsed_ns,
         "exec_ns": o.exec_ns if o else 0, "cpu_ns": o.cpu_ns if o else 0,
-        "maxrss_kib": o.maxrss_kib if o else 0, "req_cpus": _cpus_asked(r),
+        "maxrss_kib": o.maxrss_kib if o else 0, "req_cpus": cpus_asked(r),
         "ncpus": r.cpus, "cpu_held_ns": r.cpu_held_ns, "mem_mib": r.action.mem_mib,
         "gpus": list(r.gpus), "attempt": r.attempt, "attempt_at_least": r.lost_ahead,
         "lower_bounds": list(o.lower_bounds) if o else [],

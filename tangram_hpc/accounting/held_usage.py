@@ -9,8 +9,9 @@ O(events).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..domain import event as ev
 from ..domain.lease_queues import LeaseQueues
@@ -83,38 +84,11 @@ class HeldUsage:
     def add(self, event: ev.Event) -> None:
         """Takes one event."""
         before, self.last_ns = self.last_ns, event.at
-        match event:
-            case ev.BrokerStarted() if not event.await_until:
-                self._begin_again(before)
-            case ev.AllocationAsked(alloc=alloc, shape=shape):
-                self._shapes[alloc] = (shape.name, shape.nodes * shape.cpus)
-            case ev.AllocationQueued(alloc=alloc, job=job):
-                self._named(alloc, job)
-            case ev.AllocationHeld():
-                self._held(event)
-            case ev.AllocationReleased(alloc=alloc, reason=reason):
-                self._ended(alloc, 0, reason)
-            case ev.AllocationEnded(alloc=alloc, reason=reason, ended=ended):
-                self._ended(alloc, ended or event.at, reason)
-            case ev.NodeJoined():
-                self._joined(event)
-            case ev.NodeLost(node=node):
-                job = self._nodes.pop(node)
-                self._up[job].discard(node)
-                if not self._up[job]:
-                    self.rows[job].until = event.at
-            case ev.LeaseGranted() if event.after:
-                self._prefetched.add(event.lease, event.after, event)
-            case ev.LeaseGranted(lease=lease, node=node, cores=cores):
-                self._lend(lease, node, len(cores), event.at)
-            case ev.LeaseResized(lease=lease, cores=cores):
-                if lease in self._lent:
-                    job = self._take(lease, event.at)
-                    self._lent[lease] = (job, event.at, len(cores))
-            case ev.LeaseFinished(lease=lease) if event.clean:
-                self._off(lease, event.at)
-            case ev.LeaseReleased(lease=lease) | ev.LeaseReturned(lease=lease):
-                self._off(lease, event.at)
+        on = _HANDLERS.get(type(event))
+        if on is not None:
+            on(self, event)
+        elif isinstance(event, ev.BrokerStarted) and not event.await_until:
+            self._begin_again(before)
 
     def close(self) -> None:
         """Ends the fold: everything that is still held or lent ends at the time of the last event.
@@ -133,6 +107,42 @@ class HeldUsage:
             if row.came and not row.name:
                 row.until = before if self._up.get(row.job) else row.until
                 row.rest()
+
+    def _asked(self, event: ev.AllocationAsked) -> None:
+        self._shapes[event.alloc] = (event.shape.name, event.shape.nodes * event.shape.cpus)
+
+    def _queued(self, event: ev.AllocationQueued) -> None:
+        self._named(event.alloc, event.job)
+
+    def _alloc_released(self, event: ev.AllocationReleased) -> None:
+        self._ended(event.alloc, 0, event.reason)
+
+    def _alloc_ended(self, event: ev.AllocationEnded) -> None:
+        self._ended(event.alloc, event.ended or event.at, event.reason)
+
+    def _node_lost(self, event: ev.NodeLost) -> None:
+        job = self._nodes.pop(event.node)
+        self._up[job].discard(event.node)
+        if not self._up[job]:
+            self.rows[job].until = event.at
+
+    def _granted(self, event: ev.LeaseGranted) -> None:
+        if event.after:
+            self._prefetched.add(event.lease, event.after, event)
+        else:
+            self._lend(event.lease, event.node, len(event.cores), event.at)
+
+    def _resized(self, event: ev.LeaseResized) -> None:
+        if event.lease in self._lent:
+            job = self._take(event.lease, event.at)
+            self._lent[event.lease] = (job, event.at, len(event.cores))
+
+    def _finished(self, event: ev.LeaseFinished) -> None:
+        if event.clean:
+            self._off(event.lease, event.at)
+
+    def _lease_ended(self, event: ev.LeaseReleased | ev.LeaseReturned) -> None:
+        self._off(event.lease, event.at)
 
     def _row(self, job: str) -> HeldRow:
         return self.rows.setdefault(job, HeldRow(job))
@@ -188,6 +198,16 @@ class HeldUsage:
         grant = self._prefetched.remove(lease)
         if grant is not None:
             self._lend(grant.lease, grant.node, len(grant.cores), at)
+
+
+_HANDLERS: dict[type[ev.Event], Callable[[HeldUsage, Any], None]] = {
+    ev.AllocationAsked: HeldUsage._asked, ev.AllocationQueued: HeldUsage._queued,
+    ev.AllocationHeld: HeldUsage._held, ev.AllocationReleased: HeldUsage._alloc_released,
+    ev.AllocationEnded: HeldUsage._alloc_ended, ev.NodeJoined: HeldUsage._joined,
+    ev.NodeLost: HeldUsage._node_lost, ev.LeaseGranted: HeldUsage._granted,
+    ev.LeaseResized: HeldUsage._resized, ev.LeaseFinished: HeldUsage._finished,
+    ev.LeaseReleased: HeldUsage._lease_ended, ev.LeaseReturned: HeldUsage._lease_ended,
+}
 
 
 def held(events: Iterable[ev.Event]) -> list[HeldRow]:

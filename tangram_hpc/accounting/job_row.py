@@ -51,34 +51,61 @@ class JobRow:
     cpu_ns: int
 
 
-def fold_with_job(events: Iterable[ev.Event], served: bool, now_ns: int) -> tuple[Fold, JobRow]:
-    """Returns the fold of all events, and the row of their job.
+class JobFold:
+    """Folds events into the records of actions, and into the row of their job. Events must come in
+    order, by way of `without_gaps`.
 
-    Args:
-        served: whether a broker serves the job now; the journal of one that was killed has no end.
-        now_ns: the present time.
+    Attributes:
+        records: the fold of the actions.
     """
-    fold, usage, nodes = Fold(), HeldUsage(), _Nodes()
-    user, began, ended = "", 0, None  # `ended`: why the broker ended, if its journal says so
+
+    def __init__(self) -> None:
+        self.records = Fold()
+        self._usage, self._nodes = HeldUsage(), _Nodes()
+        self._user, self._began = "", 0
+        self._ended: str | None = None  # why the broker ended, if its journal says so
+
+    def add(self, event: ev.Event) -> None:
+        """Takes one event."""
+        self.records.add(event)
+        self._usage.add(event)
+        match event:
+            case ev.NodeJoined() | ev.NodeLost():
+                self._nodes.add(event)
+            case ev.BrokerStarted():
+                self._user, self._began, self._ended = event.user, self._began or event.at, None
+            case ev.BrokerStopped():
+                self._ended = event.reason
+
+    def close(self, served: bool, now_ns: int) -> JobRow:
+        """Ends the fold, and returns the row of the job.
+
+        Args:
+            served: whether a broker serves the job now; the journal of one that was killed has no
+                end.
+            now_ns: the present time.
+        """
+        fold = self.records
+        fold.close()
+        self._usage.close()
+        held_ns, _ = total(self._usage.rows.values())
+        state, reason, end_ns = "COMPLETED", self._ended or "", fold.last_ns
+        if self._ended is None:
+            state, reason, end_ns = (("RUNNING", "", now_ns) if served else
+                                     ("FAILED", "its broker was killed", fold.last_ns))
+        cpus, mem_mib, gpus = self._nodes.most
+        return JobRow(
+            fold.job, self._user, state, reason, self._began, end_ns, self._nodes.names,
+            self._nodes.partitions, cpus, mem_mib, gpus, held_ns, fold.usage.burnt_ns)
+
+
+def fold_with_job(events: Iterable[ev.Event], served: bool, now_ns: int) -> tuple[Fold, JobRow]:
+    """Returns the fold of all events, and the row of their job; see `JobFold.close`."""
+    job = JobFold()
     for event in without_gaps(events):
-        fold.add(event)
-        usage.add(event)
-        nodes.add(event)
-        if isinstance(event, ev.BrokerStarted):
-            user, began, ended = event.user, began or event.at, None
-        elif isinstance(event, ev.BrokerStopped):
-            ended = event.reason
-    fold.close()
-    usage.close()
-    held_ns, _ = total(usage.rows.values())
-    state, reason, end_ns = "COMPLETED", ended or "", fold.last_ns
-    if ended is None:
-        state, reason, end_ns = (("RUNNING", "", now_ns) if served else
-                                 ("FAILED", "its broker was killed", fold.last_ns))
-    cpus, mem_mib, gpus = nodes.most
-    return fold, JobRow(
-        fold.job, user, state, reason, began, end_ns, nodes.names, nodes.partitions, cpus, mem_mib,
-        gpus, held_ns, fold.usage.burnt_ns)
+        job.add(event)
+    row = job.close(served, now_ns)
+    return job.records, row
 
 
 class _Nodes:

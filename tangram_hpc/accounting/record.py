@@ -5,8 +5,9 @@ Nothing is guessed: a field stays empty if no event tells it. The fold takes one
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..domain import event as ev
 from ..domain.action import Action, Kind
@@ -46,6 +47,7 @@ class ActionRecord:
         lost_ahead: whether the journal is one of an earlier release that did not count such a
             lease, so that `attempt` is a lower bound.
         image: digest of the image that its session had; empty for none.
+        earlier: the attempts before the last one, oldest first, those that were sent back included.
     """
 
     job: str
@@ -66,6 +68,13 @@ class ActionRecord:
     client_name: str = ""
     session_name: str = ""
     image: str = ""
+    earlier: tuple[ActionRecord, ...] = ()
+    last: bool = True
+
+    @property
+    def attempts(self) -> tuple[ActionRecord, ...]:
+        """All attempts of the action, oldest first; the last one is this record itself."""
+        return (*self.earlier, self)
 
     @property
     def client(self) -> int:
@@ -90,10 +99,12 @@ class ActionRecord:
     @property
     def cpu_held_ns(self) -> int:
         """Core-ns that it held, with all changes of its size."""
+        if len(self.grants) == 1:
+            at, cores = self.grants[0]
+            return len(cores) * max(0, self.end_ns - at)
         ends = [*(at for at, _ in self.grants[1:]), self.end_ns]
         return sum(len(cores) * max(0, end - at)
                    for (at, cores), end in zip(self.grants, ends, strict=False))
-
 
     @property
     def gpu_held_ns(self) -> int:
@@ -155,56 +166,9 @@ class Fold:
     def add(self, event: ev.Event) -> None:
         """Takes one event."""
         self.last_ns = event.at
-        match event:
-            case ev.BrokerStarted():
-                self.job, self._user = event.job, event.user
-                self.placer, self.sync = event.placer, event.sync
-                self._stopped = None
-            case ev.BrokerStopped():
-                self._stopped = event.reason
-            case ev.ClientJoined():
-                self._ranks[event.client] = event.rank
-                self._client_names[event.client] = event.name
-            case ev.NodeJoined():
-                self._nodes[event.node] = (event.spec, event.at)
-            case ev.NodeLost():
-                self._leave(event.node, event.at)
-            case ev.SessionRequested() if event.spec.name:
-                self._session_names[event.spec.id] = event.spec.name
-            case ev.SessionPlaced():
-                self._reserved[event.session] = (event.at, len(event.cores))
-            case ev.SessionReady() if event.image:
-                self._images[event.session] = event.image
-            case ev.SessionClosed() | ev.SessionPacked():
-                self._images.pop(event.session, None)
-                since, cores = self._reserved.pop(event.session, (event.at, 0))
-                self.usage.reserved_ns += cores * (event.at - since)
-                if isinstance(event, ev.SessionClosed):
-                    self._session_names.pop(event.session, None)
-            case ev.ActionSubmitted():
-                self._submitted(event)
-            case ev.TurnRouted():
-                self._routed(event)
-            case ev.ActionCancelled():
-                self._cancelled(event)
-            case ev.LeaseGranted():
-                self._granted(event)
-            case ev.LeaseStarted() if event.lease in self._by_lease:
-                self._by_lease[event.lease].state = ActionState.RUNNING
-            case ev.LeaseResized() if event.lease in self._by_lease:
-                self._by_lease[event.lease].grants.append((event.at, event.cores))
-            case ev.LeaseFinished():
-                self._finished(event)
-            case ev.LeaseReleased():
-                self._off(event.lease, event.at)
-            case ev.LeaseReturned():
-                self._returned(event)
-            case ev.SessionClosing():
-                end = Outcome(ActionState.CANCELLED,
-                              reason=why_ended(event.session, event.reason))
-                for record in self._by_lease.values():
-                    if record.action.session == event.session:
-                        self._forced.setdefault(record.action.id, end)
+        on = _HANDLERS.get(type(event))
+        if on is not None:
+            on(self, event)
 
     def close(self) -> None:
         """Ends the fold: everything that is still held ends at the time of the last event.
@@ -226,11 +190,54 @@ class Fold:
     def _left_open(self, record: ActionRecord, reason: str) -> None:
         record.state, record.end_ns = ActionState.CANCELLED, self.last_ns
         record.outcome = Outcome(ActionState.CANCELLED, reason=reason)
+        self.usage.lent_ns += record.cpu_held_ns
+
+    def _broker_started(self, event: ev.BrokerStarted) -> None:
+        self.job, self._user = event.job, event.user
+        self.placer, self.sync = event.placer, event.sync
+        self._stopped = None
+
+    def _broker_stopped(self, event: ev.BrokerStopped) -> None:
+        self._stopped = event.reason
+
+    def _client_joined(self, event: ev.ClientJoined) -> None:
+        self._ranks[event.client] = event.rank
+        self._client_names[event.client] = event.name
+
+    def _node_joined(self, event: ev.NodeJoined) -> None:
+        self._nodes[event.node] = (event.spec, event.at)
+
+    def _node_lost(self, event: ev.NodeLost) -> None:
+        self._leave(event.node, event.at)
 
     def _leave(self, node: int, at: int) -> None:
         spec, since = self._nodes[node]
         self._gone.add(node)
         self.usage.held_ns += len(spec.cores) * (at - since)
+
+    def _session_requested(self, event: ev.SessionRequested) -> None:
+        if event.spec.name:
+            self._session_names[event.spec.id] = event.spec.name
+
+    def _session_placed(self, event: ev.SessionPlaced) -> None:
+        self._reserved[event.session] = (event.at, len(event.cores))
+
+    def _session_ready(self, event: ev.SessionReady) -> None:
+        if event.image:
+            self._images[event.session] = event.image
+
+    def _session_closing(self, event: ev.SessionClosing) -> None:
+        end = Outcome(ActionState.CANCELLED, reason=why_ended(event.session, event.reason))
+        for record in self._by_lease.values():
+            if record.action.session == event.session:
+                self._forced.setdefault(record.action.id, end)
+
+    def _session_off(self, event: ev.SessionClosed | ev.SessionPacked) -> None:
+        self._images.pop(event.session, None)
+        since, cores = self._reserved.pop(event.session, (event.at, 0))
+        self.usage.reserved_ns += cores * (event.at - since)
+        if isinstance(event, ev.SessionClosed):
+            self._session_names.pop(event.session, None)
 
     def _submitted(self, event: ev.ActionSubmitted) -> None:
         action = event.action
@@ -277,6 +284,17 @@ class Fold:
         record.gpus = event.gpus
         record.grants = [(at, event.cores)]
 
+    def _started(self, event: ev.LeaseStarted) -> None:
+        if event.lease in self._by_lease:
+            self._by_lease[event.lease].state = ActionState.RUNNING
+
+    def _resized(self, event: ev.LeaseResized) -> None:
+        if event.lease in self._by_lease:
+            self._by_lease[event.lease].grants.append((event.at, event.cores))
+
+    def _released(self, event: ev.LeaseReleased) -> None:
+        self._off(event.lease, event.at)
+
     def _off(self, lease: int, at: int) -> None:
         """Takes a lease off its units. The lease behind it, if there is one, begins, unless it has
         ended already: a call of a batch may be cancelled, and be cleaned up after its batch.
@@ -319,7 +337,28 @@ class Fold:
         self.usage.burnt_ns += event.outcome.cpu_ns
         if forced is None and (is_sent_back(record.action, event.outcome)
                                or is_retried(record.action, event.outcome, record.attempt)):
-            record.state = ActionState.PENDING
+            _wait_again(record)
+
+
+def _wait_again(record: ActionRecord) -> None:
+    """Keeps the attempt that has ended among the earlier ones; its action waits for another."""
+    record.earlier = (*record.earlier, replace(record, earlier=(), last=False))
+    record.state, record.outcome, record.node = ActionState.PENDING, None, None
+    record.start_ns, record.end_ns, record.grants, record.gpus = 0, 0, [], ()
+
+
+_HANDLERS: dict[type[ev.Event], Callable[[Fold, Any], None]] = {
+    ev.BrokerStarted: Fold._broker_started, ev.BrokerStopped: Fold._broker_stopped,
+    ev.ClientJoined: Fold._client_joined, ev.NodeJoined: Fold._node_joined,
+    ev.NodeLost: Fold._node_lost, ev.SessionRequested: Fold._session_requested,
+    ev.SessionPlaced: Fold._session_placed, ev.SessionReady: Fold._session_ready,
+    ev.SessionClosing: Fold._session_closing, ev.SessionClosed: Fold._session_off,
+    ev.SessionPacked: Fold._session_off, ev.ActionSubmitted: Fold._submitted,
+    ev.TurnRouted: Fold._routed, ev.ActionCancelled: Fold._cancelled,
+    ev.LeaseGranted: Fold._granted, ev.LeaseStarted: Fold._started,
+    ev.LeaseResized: Fold._resized, ev.LeaseFinished: Fold._finished,
+    ev.LeaseReleased: Fold._released, ev.LeaseReturned: Fold._returned,
+}
 
 
 def fold(events: Iterable[ev.Event]) -> Fold:

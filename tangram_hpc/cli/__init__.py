@@ -23,17 +23,17 @@ from .. import __version__
 from ..errors import TangramError
 from .helpers.printable import printable
 
-VERBS = ("demo", "run", "queue", "info", "top", "acct", "explain", "sim", "sim_rl", "size",
+VERBS = ("demo", "run", "queue", "info", "top", "acct", "books", "explain", "sim", "sim_rl", "size",
          "plan", "replay", "image", "clean", "template", "config", "doctor", "journal", "broker",
          "worker", "gateway", "rank", "serve", "shutdown", "completion")
 # verbs that are in a folder of this package
 _IN_FOLDERS = {"clean": "job_files.clean_verb", "journal": "job_files.journal_verb",
-               "acct": "views.acct_verb", "info": "views.info_verb",
+               "acct": "views.acct_verb", "books": "views.books_verb", "info": "views.info_verb",
                "explain": "views.explain_verb", "queue": "views.queue_verb",
                "top": "views.top_verb"}
 
-_READ_SETTINGS = ("demo", "acct", "plan", "replay", "image", "config", "doctor", "broker", "worker",
-                  "gateway", "rank")
+_READ_SETTINGS = ("demo", "acct", "books", "plan", "replay", "image", "config", "doctor", "broker",
+                  "worker", "gateway", "rank")
 _CONFIG = ("settings file to read after the site's file and your own (default: TANGRAM_CONFIG; a "
            "tangram.toml in the current directory is read only if it is named)")
 

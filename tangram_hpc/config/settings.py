@@ -156,6 +156,9 @@ class Config(BaseModel):
                                              "Slurm")
     job_comment: bool = Field(
         True, description="whether the broker writes a summary into the job's Comment at its end")
+    books: str = Field("", description="database of `tangram books`, such as "
+                                       "postgresql://HOST/DATABASE or mariadb://HOST/DATABASE; "
+                                       "empty: the file books.sqlite in TANGRAM_HOME")
     endpoints: dict[str, dict[str, Any]] = Field(
         {}, description="tables [endpoints.NAME]: APIs that somebody else serves, see endpoints.py")
 
@@ -182,6 +185,14 @@ class Config(BaseModel):
     def _known_end(cls, value: str) -> str:
         if not re.fullmatch(r"|\+?[1-9]\d{0,10}", value):
             raise ValueError("must be empty, seconds since the epoch, or + and seconds from now")
+        return value
+
+    @field_validator("books")
+    @classmethod
+    def _no_password(cls, value: str) -> str:
+        if re.search(r"//[^/@]*:[^/@]*@|[?&]password=", value):
+            raise ValueError("must have no password, as `tangram config` prints it; write it into "
+                             "~/.pgpass (PostgreSQL) or ~/.my.cnf (MariaDB)")
         return value
 
     @field_validator("image_store")
@@ -345,7 +356,8 @@ def checked(found: Gathered) -> Config:
         parse_placer_name(config.placer)
         return config
     except ValidationError as error:
-        field, said = first_error(error, Config)
+        may_be_secret = any(each["loc"][:1] == ("books",) for each in error.errors())
+        field, said = first_error(error, Config, show_value=not may_be_secret)
         where = origin.get(field.partition(".")[0], "default")
         raise InvalidInput(f"config field `{field}` ({where}): {said}") from None
     except InvalidInput as error:

@@ -35,7 +35,14 @@ from .journal_format import (
     plain,
     version_of,
 )
-from .record_file import framed, look, look_unguarded, read_records
+from .record_file import (
+    HEAD,
+    UNGUARDED_HEAD,
+    framed,
+    look,
+    look_unguarded,
+    read_records,
+)
 
 MODES = ("none", "batch", "always")
 _BEGINNING = PIECE  # bytes of a segment in which its head is looked for first
@@ -205,6 +212,38 @@ def read_head(path: Path) -> SegmentHead | None:
         return decode_head(body)
     except msgspec.DecodeError as error:
         raise _of_another_release(path, error) from None
+
+
+def first_events(path: Path) -> list[Event]:
+    """Returns the events of the first record of a file; empty if its first 64 KiB have none. Reads
+    no more of it.
+
+    Raises:
+        InvalidInput: See `read_journal`.
+    """
+    data = memoryview(_content(path, whole=False))
+    try:
+        for body in () if is_torn_magic(data) else _bodies(data, path):
+            if not is_head(body):
+                return decode_events(body)
+    except msgspec.DecodeError as error:
+        raise _of_another_release(path, error) from None
+    return []
+
+
+def torn_bytes(path: Path) -> int:
+    """Returns how many bytes at the end of a file belong to a record that was cut off.
+
+    Raises:
+        InvalidInput: See `read_journal`.
+    """
+    data = memoryview(_content(path))
+    if is_torn_magic(data):
+        return len(data)
+    end = 8
+    for body in _bodies(data, path):
+        end += len(body) + (UNGUARDED_HEAD if version_of(data) == UNGUARDED else HEAD + 1)
+    return len(data) - end
 
 
 def _content(path: Path, whole: bool = True) -> bytes:

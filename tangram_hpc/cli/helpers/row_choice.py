@@ -6,12 +6,10 @@ The rows are actions, or jobs, to which `--name` does not apply.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ...accounting.job_row import JobRow
-    from ...accounting.record import ActionRecord
+    from ...accounting.selection import Selection
 
 
 def add(p: argparse.ArgumentParser) -> None:
@@ -34,42 +32,26 @@ def add(p: argparse.ArgumentParser) -> None:
     p.add_argument("-a", "--allusers", action="store_true", help="print all jobs of TANGRAM_HOME")
 
 
-def chooser(args: argparse.Namespace) -> Callable[[ActionRecord | JobRow], bool]:
-    """Returns the function that tells whether the options choose a row.
+def selection(args: argparse.Namespace) -> Selection:
+    """Returns which rows the options choose.
 
     Raises:
         InvalidInput: a state, a time or a list of nodes is wrong.
     """
     from datetime import datetime
 
-    from ...accounting.job_row import JobRow
+    from ...accounting.selection import Selection
     from .state_words import parse_states
     from .times import parse_time
 
-    states, now = parse_states(args.state), datetime.now()
-    since = parse_time("--starttime", args.starttime, now) if args.starttime else 0
-    until = parse_time("--endtime", args.endtime, now) if args.endtime else 0
-    parts, names, users = ({word.strip() for word in text.split(",") if word.strip()}
+    now = datetime.now()
+    parts, names, users = (frozenset(word.strip() for word in text.split(",") if word.strip())
                            for text in (args.partition, args.name, args.user))
-    nodes, users = _nodes(args.nodelist), set(map(_user_name, users))
-
-    def wanted(row: ActionRecord | JobRow) -> bool:
-        if users and row.user not in users:
-            return False
-        if isinstance(row, JobRow):
-            return (row.end_ns >= since and (not until or row.start_ns < until)
-                    and (not states or row.state in states)
-                    and (not nodes or bool(nodes & {*row.nodes}))
-                    and (not parts or bool(parts & {*row.partitions})))
-        on = row.node
-        return ((not states or row.state.value in states)
-                and (not names or row.action.name in names)
-                and (not nodes or (on is not None and on.name in nodes))
-                and (not parts or (on is not None and on.component in parts))
-                and (not row.end_ns or row.end_ns >= since)
-                and (not until or row.submit_ns < until))
-
-    return wanted
+    return Selection(
+        frozenset(parse_states(args.state)), names, frozenset(_nodes(args.nodelist)), parts,
+        frozenset(map(_user_name, users)),
+        parse_time("--starttime", args.starttime, now) if args.starttime else 0,
+        parse_time("--endtime", args.endtime, now) if args.endtime else 0)
 
 
 def _nodes(text: str) -> set[str]:

@@ -1,29 +1,32 @@
 """`tangram acct`: prints a row for each action of a job, with sacct's column names.
 
-The rows are folded from the job's journal, so that they are available during the job and after it.
-No broker is asked. With `-X` the rows are jobs, with `--held` allocations; with `--comment` a
-summary becomes the Comment of the Slurm job.
+The rows are folded from the job's journal, so that they are available during the job and after it,
+or read from the books, which hold many jobs. No broker is asked. With `-X` the rows are jobs, with
+`--by` groups of actions, with `--held` allocations; with `--comment` a summary becomes the Comment
+of the Slurm job.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
-import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from ..helpers import ids, row_choice
+from ..helpers import acct_jobs, acct_table, ids, row_choice
+from ..helpers.acct_table import fit
 from ..helpers.printable import printable
 
 if TYPE_CHECKING:
     from ...accounting.fields import Field
-    from ...accounting.job_row import JobRow
-    from ...accounting.record import ActionRecord
+    from ...accounting.roll_up import RollUpRow
+    from ...accounting.selection import Selection
+    from ..helpers.acct_jobs import AcctJob
 
-    Row = Union[ActionRecord, JobRow]  # noqa: UP007
+_BY = ("name", "trajectory", "session", "service", "endpoint", "user", "hour", "bucket")
 
 
 def add(verbs: Any) -> None:
@@ -35,80 +38,146 @@ def add(verbs: Any) -> None:
     p.add_argument("-j", "--jobs", type=ids.jobs, default=[], metavar="ID[,ID...]",
                    help="ids of jobs, or of actions such as 4711.2.17 (default: the last job; with "
                         "-S, -E, -a or -u: all jobs)")
+    p.add_argument("--books", action="store_true",
+                   help="read the books, into which changed journals are imported first, and not "
+                        "the journals (default: all of your jobs)")
     p.add_argument("-X", "--allocations", action="store_true",
                    help="print one row for each job instead of its actions")
+    p.add_argument("--by", choices=_BY, metavar="|".join(_BY),
+                   help="print a row for each group of actions, with counts, times and hours")
+    p.add_argument("-D", "--duplicates", action="store_true",
+                   help="print a row for each attempt of an action, and not only the last")
     p.add_argument("--sacct", action="store_true",
                    help="print the row of the job above those of its actions, and all figures as "
                         "sacct writes them, for programs that read sacct")
     row_choice.add(p)
-    p.add_argument("-o", "--format", default="",
-                   help="columns to print, such as JobID%%20,State,MaxRSS")
-    p.add_argument("-b", "--brief", action="store_true", help="print JobID, State and ExitCode")
-    p.add_argument("-l", "--long", action="store_true", help="print all columns")
-    p.add_argument("-p", "--parsable", action="store_true",
-                   help="separate the columns by |, and end each row with one")
-    p.add_argument("-P", "--parsable2", action="store_true", help="separate the columns by |")
-    p.add_argument("--delimiter", default="|", metavar="TEXT",
-                   help="what separates the columns with -p and -P (default: |)")
-    p.add_argument("-n", "--noheader", action="store_true", help="print no header")
+    acct_table.add(p)
     p.add_argument("--json", action="store_true",
-                   help='print one JSON object, {"actions": [...]}; with -X {"jobs": [...]}')
+                   help='print one JSON object, {"actions": [...]}; with -X {"jobs": [...]}, with '
+                        '--by {"by": ..., "groups": [...]}')
     p.add_argument("--held", action="store_true",
                    help="print a row per allocation instead: the core-hours that it held and used")
     p.add_argument("--comment", action="store_true",
                    help="write a summary into the Comment of the Slurm job, and print it")
     p.add_argument("-e", "--helpformat", action="store_true",
-                   help="list the columns that --format knows")
+                   help="list the columns that --format knows, with --by those of groups")
     p.set_defaults(go=go)
 
 
 def go(args: argparse.Namespace) -> int:
-    """Folds the journals and prints the rows; returns the exit status."""
-    from ...accounting.fields import FIELDS, as_json
-    from ...accounting.record import fold
-    from ...accounting.summary import summary
+    """Reads journals or books, and prints the rows; returns the exit status."""
+    from ...accounting.fields import FIELDS
+    from ...accounting.roll_up import ROLL_UP_FIELDS
     from ...errors import InvalidInput
-    from ...storage.journal_segments import read_journals
-    from ...storage.rundir import job_dir
 
     if args.helpformat:
-        for f in FIELDS:
+        for f in ROLL_UP_FIELDS if args.by else FIELDS:
             print(f"{f.name:<14} {f.about}")
         return 0
-    columns, keep = _columns(args), row_choice.chooser(args)
-    named = args.jobs or _jobs_in_question(args)
+    if args.by and (args.allocations or args.sacct or args.duplicates):
+        raise InvalidInput("--by: it adds up the attempts of all actions, and takes no -X, -D or "
+                           "--sacct")
+    columns, selection = _columns(args), row_choice.selection(args)
     if args.held or args.comment:
-        if len({one.job for one in named}) > 1:
-            raise InvalidInput("--jobs: --held and --comment take one job only; name one")
-        job = named[0].job
-        return _held(job, args.json) if args.held else _comment(
-            job, summary(fold(read_journals(job_dir(os.environ, job)))))
-    jobs = _folded(named, bool(args.jobs) or len(named) == 1, args.allocations or args.sacct)
-    if args.json:
-        return _print_json([as_json(r) for records, _ in jobs for r in records if keep(r)],
-                           [row for _, row in jobs if row is not None and keep(row)]
-                           if args.allocations else None)
-    _print_rows(args, columns, _rows(args, jobs, keep))
+        return _of_one_job(args)
+    if args.books:
+        return _print_books(args, columns, selection)
+    every = bool(args.starttime or args.endtime or args.user or args.allusers)
+    named = args.jobs or acct_jobs.jobs_in_question(every)
+    jobs = acct_jobs.from_journals(named, bool(args.jobs) or len(named) == 1,
+                                   args.allocations or args.sacct, args.duplicates or args.by,
+                                   selection)
+    if args.by:
+        _print_groups(args, columns, _roll_up(args.by, jobs))
+    else:
+        _print_jobs(args, columns, jobs, selection)
     return 0
 
 
-def _rows(args: argparse.Namespace, jobs: Sequence[tuple[list[ActionRecord], JobRow | None]],
-          keep: Callable[[Row], bool]) -> list[Row]:
-    """Returns the rows to print. With `--sacct` a job has a row if one of its actions has, or if it
+def _print_books(args: argparse.Namespace, columns: list[tuple[Field, int]], selection: Selection
+                 ) -> int:
+    """Imports what has changed, and prints the rows from the books."""
+    import getpass
+    from dataclasses import replace
+
+    from ...accounting.books.query import stored_jobs, stored_roll_up
+    from ..helpers.current_books import current_books
+
+    with current_books() as (books, _):
+        if not (args.user or args.allusers or args.jobs):
+            selection = replace(selection, users=frozenset({getpass.getuser()}))
+        if args.by and not any(one.action for one in args.jobs):
+            with books.reading() as connection:
+                found = stored_jobs(connection, selection, {one.job for one in args.jobs})
+                _print_groups(args, columns, stored_roll_up(connection, found, selection, args.by))
+            return 0
+        with contextlib.closing(acct_jobs.from_books(
+                books, args.jobs, args.duplicates or args.by, selection)) as jobs:
+            if args.by:
+                _print_groups(args, columns, _roll_up(args.by, jobs))
+            else:
+                _print_jobs(args, columns, jobs, selection)
+    return 0
+
+
+def _roll_up(by: str, jobs: Iterable[AcctJob]) -> list[RollUpRow]:
+    """Returns the groups of actions; one job after the other is read and forgotten."""
+    from ...accounting.roll_up import RollUp
+
+    total = RollUp(by)
+    for job in jobs:
+        for attempt in job.attempts():
+            total.add_attempt(attempt)
+    return total.rows()
+
+
+def _print_groups(args: argparse.Namespace, columns: list[tuple[Field, int]],
+                  groups: list[RollUpRow]) -> None:
+    if args.json:
+        acct_table.print_json("groups", (row.to_json() for row in groups), {"by": args.by})
+    else:
+        acct_table.print_rows(args, columns, groups)
+
+
+def _print_jobs(args: argparse.Namespace, columns: list[tuple[Field, int]],
+                jobs: Iterable[AcctJob], selection: Selection) -> None:
+    from dataclasses import asdict
+
+    from ...accounting.fields import as_json
+
+    if args.json and args.allocations:
+        acct_table.print_json("jobs", (asdict(job.row) for job in jobs
+                                       if job.row is not None and selection.wants_job(job.row)))
+    elif args.json:
+        acct_table.print_json("actions", (as_json(r) for job in jobs for r in job.attempts()))
+    else:
+        acct_table.print_rows(args, columns, _rows(args, jobs, selection))
+
+
+def _rows(args: argparse.Namespace, jobs: Iterable[AcctJob], selection: Selection
+          ) -> Iterator[Any]:
+    """Yields the rows to print. With `--sacct` a job has a row if one of its actions has, or if it
     had no actions.
     """
-    rows: list[Row] = []
-    for records, row in jobs:
-        kept = [] if args.allocations else [record for record in records if keep(record)]
-        if row is not None and (keep(row) if args.allocations else kept or not records):
-            rows.append(row)
-        rows += kept
-    return rows
+    for job in jobs:
+        if args.allocations:
+            if job.row is not None and selection.wants_job(job.row):
+                yield job.row
+        elif args.sacct:
+            kept = list(job.attempts())
+            if kept or job.empty:
+                yield job.row
+            yield from kept
+        else:
+            yield from job.attempts()
 
 
 def _columns(args: argparse.Namespace) -> list[tuple[Field, int]]:
     from ...accounting.fields import BRIEF, DEFAULT, FIELDS, OF_JOBS, choose_fields
+    from ...accounting.roll_up import ROLL_UP_DEFAULT, ROLL_UP_FIELDS
 
+    if args.by:
+        return choose_fields(args.format or ROLL_UP_DEFAULT, ROLL_UP_FIELDS)
     usual = OF_JOBS if args.allocations else os.environ.get("TANGRAM_ACCT_FORMAT") or DEFAULT
     if args.brief:
         usual = BRIEF
@@ -117,96 +186,22 @@ def _columns(args: argparse.Namespace) -> list[tuple[Field, int]]:
     return choose_fields(args.format or usual)
 
 
-def _jobs_in_question(args: argparse.Namespace) -> list[ids.Named]:
-    """Returns the jobs when none is named: all that are known if a time or a user is, else the
-    last one.
-
-    Raises:
-        InvalidInput: no job has run here.
-    """
-    from ...storage.rundir import known_jobs, last_job
-
-    last = last_job(os.environ)
-    every = args.starttime or args.endtime or args.user or args.allusers
-    return [ids.Named(job) for job in (known_jobs(os.environ) if every else [last])]
-
-
-def _folded(named: Sequence[ids.Named], strict: bool, with_job: bool
-            ) -> list[tuple[list[ActionRecord], JobRow | None]]:
-    """Returns the requested records of each job, each once, and the row of the job.
-
-    Args:
-        strict: whether a journal that cannot be read is an error; else one line tells of it.
-        with_job: whether the row is wanted, which costs a second fold; it is None otherwise.
-
-    Raises:
-        InvalidInput: a job, or an action of a job, is not known.
-    """
-    import time
-
-    from ...accounting.job_row import fold_with_job
+def _of_one_job(args: argparse.Namespace) -> int:
+    """Does `--held` and `--comment`."""
     from ...accounting.record import fold
+    from ...accounting.summary import summary
     from ...errors import InvalidInput
-    from ...storage.job_folders import is_served
     from ...storage.journal_segments import read_journals
     from ...storage.rundir import job_dir
 
-    jobs = []
-    for job in dict.fromkeys(one.job for one in named):
-        folder = job_dir(os.environ, job)
-        try:
-            events = read_journals(folder)
-            folded, row = (fold_with_job(events, is_served(folder), time.time_ns()) if with_job
-                           else (fold(events), None))
-        except InvalidInput as error:
-            if strict:
-                raise
-            print(f"tangram: acct: {error}", file=sys.stderr)
-            continue
-        records, of_job = folded.records, [one for one in named if one.job == job]
-        for one in of_job:
-            if one.action and one.number not in records:
-                raise InvalidInput(f"--jobs: job {job} had no action {one.action}; `tangram acct "
-                                   f"-j {job}` prints all of its actions")
-        chosen = None if any(not one.action for one in of_job) else {o.number for o in of_job}
-        jobs.append(([r for number, r in records.items() if chosen is None or number in chosen],
-                     row))
-    return jobs
-
-
-def _print_json(actions: list[dict[str, Any]], jobs: list[JobRow] | None) -> int:
-    from dataclasses import asdict
-
-    print(json.dumps({"actions": actions} if jobs is None else
-                     {"jobs": [asdict(row) for row in jobs]}))
-    return 0
-
-
-def _print_rows(args: argparse.Namespace, columns: list[tuple[Field, int]],
-                rows: Sequence[Row]) -> None:
-    """Prints the rows as a table, or with a delimiter."""
-    from ...accounting.fields import as_sacct
-    from ...accounting.job_row import JobRow, text_of_job
-
-    def text(field: Field, row: Row) -> str:
-        found = text_of_job(field, row) if isinstance(row, JobRow) else field.text(row)
-        return as_sacct(field, found) if args.sacct else found
-
-    if args.parsable or args.parsable2:
-        cut, end = args.delimiter, args.delimiter if args.parsable else ""
-        escaped = "".join(f"\\x{ord(letter):02x}" for letter in cut)
-        if not args.noheader:
-            print(cut.join(f.name for f, _ in columns) + end)
-        for row in rows:
-            cells = (printable(text(f, row)) for f, _ in columns)
-            print(cut.join(cell.replace(cut, escaped) for cell in cells) + end)
-        return
-    columns = [(f, _whole(f, w, [text(f, row) for row in rows])) for f, w in columns]
-    if not args.noheader:
-        print(" ".join(_fit(f.name, w) for f, w in columns))
-        print(" ".join("-" * abs(w) for _, w in columns))
-    for row in rows:
-        print(" ".join(_fit(text(f, row), w) for f, w in columns))
+    if args.books:
+        raise InvalidInput("--books: --held and --comment read the journal of one job")
+    named = args.jobs or acct_jobs.jobs_in_question(every=False)
+    if len({one.job for one in named}) > 1:
+        raise InvalidInput("--jobs: --held and --comment take one job only; name one")
+    job = named[0].job
+    return _held(job, args.json) if args.held else _comment(
+        job, summary(fold(read_journals(job_dir(os.environ, job)))))
 
 
 def _held(job: str, as_json: bool) -> int:
@@ -229,7 +224,7 @@ def _held(job: str, as_json: bool) -> int:
     for r in rows:
         share = f"{r.used_ns / r.held_ns:.0%}" if r.held_ns else "-"
         print(f"{r.job or '-':<12} {r.name or ('own' if r.own else ''):<12} "
-              f"{_fit(','.join(r.nodes), -20)} {r.cpus:>6} "
+              f"{fit(','.join(r.nodes), -20)} {r.cpus:>6} "
               f"{r.span_ns / 1e9:>8.1f} {r.held_ns / 3600e9:>11.3f} "
               f"{r.used_ns / 3600e9:>11.3f} {share:>5}  {printable(r.why)}")
     print(f"{'all':<12} {'':<12} {'':<20} {'':>6} {'':>8} {held_ns / 3600e9:>11.3f} "
@@ -264,25 +259,3 @@ def _comment(job: str, line: str) -> int:
         raise TangramError(f"job {job}: {failed}") from None
     print(line)
     return 0
-
-
-def _whole(field: Field, width: int, texts: Sequence[str]) -> int:
-    """Returns the width of a column. JobID is as wide as its longest value unless a width was
-    requested.
-
-    The id of an embedded run is long, and cutting it would remove the part that tells actions
-    apart.
-    """
-    if field.name != "JobID" or width != field.width:
-        return width
-    return max([width, *map(len, texts)])
-
-
-def _fit(text: str, width: int) -> str:
-    """Fits a text into a column as sacct does: right aligned, or left aligned for a negative
-    width. A text that was cut ends with `+`.
-    """
-    text, size = printable(text), abs(width)
-    if len(text) > size:
-        text = text[: size - 1] + "+"
-    return text.ljust(size) if width < 0 else text.rjust(size)

@@ -1,0 +1,134 @@
+"""SQLite, PostgreSQL and MariaDB give identical answers, and importers side by side are safe in
+each of them. The servers are real; they run as an ordinary user, without a network."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from helpers.books_rig import BEGAN, NAMES, contents, histories, mariadb, postgres, write_journal
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import delete
+
+from tangram_hpc.accounting.books import schema
+from tangram_hpc.accounting.books.importing import import_jobs
+from tangram_hpc.accounting.books.query import stored_jobs, stored_records, stored_roll_up
+from tangram_hpc.accounting.books.schema import Books, open_books
+from tangram_hpc.accounting.fields import as_json
+from tangram_hpc.accounting.roll_up import BY
+from tangram_hpc.accounting.selection import Selection
+from tangram_hpc.domain import event as ev
+from tangram_hpc.errors import InvalidInput, TangramError
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+NOW = BEGAN + 10**15
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """An SQLite file, a PostgreSQL and a MariaDB. An ordinary user must be able to enter the
+    servers' folder, and a socket's path is short."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="books")))
+        folder.chmod(0o755)
+        yield ["", stack.enter_context(postgres(folder / "p")),
+               stack.enter_context(mariadb(folder / "m"))]
+
+
+def empty(books: Books) -> None:
+    with books.writing("test") as connection:
+        for table in (schema.actions, schema.jobs):
+            connection.execute(delete(table))
+
+
+def answers(books: Books, wanted: Selection) -> object:
+    with books.reading() as connection:
+        found = stored_jobs(connection, wanted)
+        return ([job.row for job in found], [job.actions for job in found],
+                [as_json(r) for job in found
+                 for r in stored_records(connection, job, wanted, duplicates=True)],
+                [[row.to_json() for row in stored_roll_up(connection, found, wanted, by)]
+                 for by in BY])
+
+
+@settings(max_examples=40, deadline=None, derandomize=True,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(first=histories(), second=histories(), cut=st.floats(0, 1), since=st.sampled_from(
+    [0, BEGAN + 10**9]), names=st.sampled_from([(), NAMES[:1], NAMES[2:3], NAMES[3:4], NAMES[5:]]))
+def test_three_databases_give_identical_answers(
+        urls: list[str], tmp_path_factory: pytest.TempPathFactory, first: list[ev.Event],
+        second: list[ev.Event], cut: float, since: int, names: tuple[str, ...]) -> None:
+    home = tmp_path_factory.mktemp("home")
+    journal = write_journal(home / "jobs/4711@c", first)
+    write_journal(home / "jobs/größe", second)
+    data = journal.read_bytes()
+    wanted = Selection(names=frozenset(names), since=since, until=BEGAN + 10**14)
+    all_rows, all_answers = [], []
+    for url in urls:
+        with open_books(url, home) as books:
+            empty(books)
+            for content in (data[: round(len(data) * cut)], data, data):
+                journal.write_bytes(content)
+                os.utime(journal, ns=(BEGAN, BEGAN))
+                import_jobs(books, home, NOW, lambda line: None)
+            all_rows.append(contents(books))
+            all_answers.append((answers(books, Selection()), answers(books, wanted)))
+    assert all_rows[0] == all_rows[1] == all_rows[2] and all_rows[0][0]
+    assert all_answers[0] == all_answers[1] == all_answers[2]
+
+
+def test_importers_side_by_side_are_safe_in_each_database(urls: list[str], tmp_path: Path) -> None:
+    from test_books import short_history
+
+    for job in range(4):
+        write_journal(tmp_path / f"jobs/47{job}", short_history(400, BEGAN + job))
+    rows = []
+    for url in urls:
+        with open_books(url, tmp_path) as books:
+            empty(books)
+        environ = {"TANGRAM_HOME": str(tmp_path), "PATH": os.environ["PATH"],
+                   "HOME": str(tmp_path), "TANGRAM_BOOKS": url}
+        runs = [subprocess.Popen([sys.executable, "-m", "tangram_hpc", "books"], env=environ,
+                                 stdout=subprocess.DEVNULL) for _ in range(4)]
+        assert [run.wait(300) for run in runs] == [0] * 4, url
+        with open_books(url, tmp_path) as books:
+            rows.append(contents(books))
+    assert rows[0] == rows[1] == rows[2] and len(rows[0][1]) == 1600
+
+
+def test_tables_are_made_once_and_a_later_version_is_refused(
+        urls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for url in urls:
+        with open_books(url, tmp_path) as books, books.writing("test") as connection:
+            schema.metadata.drop_all(connection)
+        command = [sys.executable, "-m", "tangram_hpc", "books"]
+        environ = {"TANGRAM_HOME": str(tmp_path), "PATH": os.environ["PATH"], "TANGRAM_BOOKS": url,
+                   "HOME": str(tmp_path)}
+        runs = [subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)
+                for _ in range(3)]
+        assert [run.wait(300) for run in runs] == [0] * 3, url
+        with monkeypatch.context() as newer:
+            newer.setattr(schema, "SCHEMA", 2)
+            newer.setattr(schema, "MIGRATIONS", (lambda connection: None,))
+            open_books(url, tmp_path).engine.dispose()
+        with pytest.raises(InvalidInput, match="a later release made them"):
+            open_books(url, tmp_path)
+        monkeypatch.undo()
+        monkeypatch.setattr(schema, "SCHEMA", 2)
+        with open_books(url, tmp_path) as books, books.writing("test") as connection:
+            schema.metadata.drop_all(connection)
+        monkeypatch.undo()
+
+
+def test_a_server_that_is_gone_is_told_in_one_line(tmp_path: Path) -> None:
+    for url in (f"postgresql://u@/d?host={tmp_path}", "mariadb://u@127.0.0.1:1/d"):
+        with pytest.raises(TangramError) as error:
+            open_books(url, tmp_path)
+        assert str(error.value).startswith("books ") and "\n" not in str(error.value)
