@@ -23,13 +23,13 @@ from .. import __version__
 from ..errors import TangramError
 from .helpers.printable import printable
 
-VERBS = ("demo", "run", "acct", "info", "explain", "sim", "sim_rl", "size", "plan", "replay",
-         "image", "clean", "template", "config", "doctor", "journal", "broker", "worker", "gateway",
-         "rank", "serve", "shutdown")
+VERBS = ("demo", "run", "acct", "report", "info", "explain", "sim", "sim_rl", "size", "plan",
+         "replay", "image", "clean", "template", "config", "doctor", "journal", "broker", "worker",
+         "gateway", "rank", "serve", "shutdown")
 # verbs that are in a folder of this package
 _IN_FOLDERS = {"clean": "job_files.clean_verb", "journal": "job_files.journal_verb",
                "acct": "views.acct_verb", "info": "views.info_verb",
-               "explain": "views.explain_verb"}
+               "explain": "views.explain_verb", "report": "views.report_verb"}
 
 _READ_SETTINGS = ("demo", "acct", "plan", "replay", "image", "config", "doctor", "broker", "worker",
                   "gateway", "rank")
