@@ -55,7 +55,8 @@ run: install
 # plugin is built with, and programs for the sandboxes, each as PROGRAM:PACKAGE.
 PROGRAMS := bwrap:bubblewrap newuidmap:uidmap fuse-overlayfs:fuse-overlayfs \
   slirp4netns:slirp4netns
-LONG_PROGRAMS := debootstrap:debootstrap buildah:buildah podman:podman
+LONG_PROGRAMS := debootstrap:debootstrap buildah:buildah podman:podman \
+  chromium:chromium chromedriver:chromium-driver
 MISSING = for each in $(1); do \
   command -v "$${each%:*}" >/dev/null || missing="$$missing $${each\#*:}"; done
 INSTALL = [ -z "$$missing" ] || apt-get install -q -y --no-install-recommends $$missing

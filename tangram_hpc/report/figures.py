@@ -6,6 +6,7 @@ reads some HTML in texts.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +46,38 @@ def graph_objects() -> Any:
     return found
 
 
+def all_plots(report: JobReport, series: TimeSeries, grid: Lanes) -> dict[str, Figure]:
+    """Every plot of the report by its name; none if no action has ended."""
+    if not report.ended:
+        return {}
+    fall = waterfall(report, grid.names)
+    return {"timeline": timeline(grid), "load": load(series), "parts": act_parts(report),
+            "means": class_parts(report), **({"waterfall": fall} if len(fall.data) else {})}
+
+
+def write_pictures(plots: dict[str, Figure], folder: Path, suffix: str) -> list[Path]:
+    """Writes each plot as a picture, `FOLDER/NAME.SUFFIX`; returns the paths.
+
+    Raises:
+        InvalidInput: Kaleido or the browser that it uses is not installed, or the folder cannot be
+            written.
+    """
+    import plotly.io
+
+    paths = [folder / f"{name}.{suffix}" for name in plots]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        plotly.io.write_images([*plots.values()], paths, width=1200, scale=2)
+    except OSError as error:
+        raise InvalidInput(f"--{suffix} {folder}: {error.strerror}") from None
+    except (ValueError, RuntimeError) as error:
+        said = str(error).strip().partition("\n")[0]
+        raise InvalidInput(
+            f"--{suffix}: the pictures need Kaleido (`{how_to_install('report-pictures')}`) and "
+            f"Chrome or Chromium on the PATH; the page itself needs neither ({said})") from None
+    return paths
+
+
 def plotly_script() -> str:
     """Returns the text of plotly.js, which the page carries along."""
     from plotly.offline import get_plotlyjs
@@ -66,7 +99,7 @@ def _figure(traces: list[Any], height: int, **layout: Any) -> Figure:
     found: Figure = go.Figure(traces)
     found.update_layout(
         template="plotly_white", height=height, font={"family": _FONT, "size": 12},
-        margin={"l": 64, "r": 16, "t": 16, "b": 44}, hoverlabel={"namelength": -1},
+        margin={"l": 64, "r": 16, "t": 64, "b": 44}, hoverlabel={"namelength": -1},
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         **layout)
     return found
@@ -85,7 +118,7 @@ def timeline(grid: Lanes) -> Figure:
     keys = [go.Scatter(x=[None], y=[None], mode="markers", name=label(name), marker={
         "symbol": "square", "size": 11, "color": colour(grid.names, name)}, hoverinfo="skip")
         for name in grid.names]
-    return _figure([heat, *keys], min(900, max(260, 120 + 11 * len(grid.rows))),
+    return _figure([heat, *keys], min(900, max(280, 160 + 11 * len(grid.rows))),
                    xaxis={"title": "seconds from the job's beginning"},
                    yaxis={"autorange": "reversed", "type": "category"}, showlegend=True)
 
@@ -95,19 +128,25 @@ def load(series: TimeSeries) -> Figure:
     go = graph_objects()
 
     def line(name: str, values: Any, row: int, shade: str, **more: Any) -> Any:
-        return go.Scatter(x=series.seconds, y=values, name=name, yaxis=f"y{row}", mode="lines",
-                          line={"color": shade, "width": 1.5, **more.pop("line", {})}, **more)
+        return go.Scatter(x=series.seconds, y=values, name=name, yaxis=f"y{row}",
+                          line={"color": shade, "width": 1.5, **more.pop("line", {})},
+                          **{"mode": "lines", **more})
+
+    def act(name: str, values: Any, shade: str) -> Any:
+        return line(name, values, 3, shade, mode="lines+markers", connectgaps=True,
+                    line={"width": 1}, marker={"size": 3})
 
     lines = [line("CPUs held", series.cpus_held, 1, "#9aa4ad", line={"dash": "dot"}),
              line("CPUs lent", series.cpus_lent, 1, "#0072b2", fill="tozeroy"),
              line("actions waiting", series.waiting, 2, "#d55e00"),
              line("actions running", series.running, 2, "#009e73"),
-             line("ACT, mean", series.act_mean, 3, "#882255", connectgaps=False),
-             line("ACT, 95th percentile", series.act_p95, 3, "#cc79a7", connectgaps=False)]
+             act("ACT, mean", series.act_mean, "#882255"),
+             act("ACT, 95th percentile", series.act_p95, "#cc79a7")]
     if series.gpus_held.max(initial=0.0):
         lines += [line("GPUs held", series.gpus_held, 1, "#b7a98a", line={"dash": "dot"}),
                   line("GPUs lent", series.gpus_lent, 1, "#e69f00")]
-    return _figure(lines, 620, xaxis={"title": "seconds from the job's beginning", "anchor": "y3"},
+    return _figure(lines, 660, xaxis={"title": "seconds from the job's beginning", "anchor": "y3",
+                                     "range": [0, series.bin_s * len(series.seconds)]},
                    yaxis={"title": "CPUs, GPUs", "domain": [0.70, 1], "rangemode": "tozero"},
                    yaxis2={"title": "actions", "domain": [0.36, 0.64], "rangemode": "tozero"},
                    yaxis3={"title": "ACT, s", "domain": [0, 0.29], "rangemode": "tozero"},
@@ -129,7 +168,7 @@ def act_parts(report: JobReport) -> Figure:
                                  "title": f"{PART_TITLES[part]}, s", "anchor": f"y{n + 1}"}
         axes[f"yaxis{n + 1}"] = {"anchor": f"x{n + 1}", "title": "actions" if not n else None,
                                  "rangemode": "tozero"}
-    return _figure(bars, 280, showlegend=False, bargap=0, **axes)
+    return _figure(bars, 300, showlegend=False, bargap=0, **axes)
 
 
 def class_parts(report: JobReport, count: int = 12) -> Figure:
@@ -139,7 +178,7 @@ def class_parts(report: JobReport, count: int = 12) -> Figure:
     bars = [go.Bar(y=[label(row["name"]) for row in rows],
                    x=[row[f"{part}_mean_s"] for row in rows], name=PART_TITLES[part],
                    orientation="h", marker={"color": PART_COLOURS[part]}) for part in PARTS]
-    return _figure(bars, 120 + 26 * len(rows), barmode="stack",
+    return _figure(bars, 150 + 26 * len(rows), barmode="stack",
                    xaxis={"title": "mean ACT, s"}, yaxis={"type": "category"})
 
 
@@ -156,7 +195,7 @@ def waterfall(report: JobReport, names: list[str]) -> Figure:
         base=[bar.from_ns / SECOND for bar in group], orientation="h", name=label(name),
         marker={"color": colour(names, name), "line": {"width": 0}},
         hovertemplate="%{y}: from %{base:.2f} s for %{x:.2f} s") for name, group in groups.items()]
-    return _figure(bars, 130 + 22 * len(chosen.labels), barmode="overlay", bargap=0.25,
+    return _figure(bars, 160 + 22 * len(chosen.labels), barmode="overlay", bargap=0.25,
                    xaxis={"title": "seconds from the trajectory's first action"},
                    yaxis={"type": "category", "autorange": "reversed", "categoryorder": "array",
                           "categoryarray": [label(text) for text in chosen.labels]})

@@ -98,6 +98,18 @@ def parts_ns(r: ActionRecord) -> tuple[int, int, int, int]:
     return wait, restore, run, max(0, r.end_ns - r.submit_ns - wait - restore - run)
 
 
+def core_spans(r: ActionRecord, until_ns: int) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Each size that the last attempt of an action had: since when, until when, and its CPUs.
+
+    Args:
+        r: The action.
+        until_ns: The end of what has not ended.
+    """
+    ends = [*(at for at, _ in r.grants[1:]), r.end_ns or until_ns]
+    for (at, cores), end in zip(r.grants, ends, strict=False):
+        yield at, max(at, end), cores
+
+
 def percentile(ordered: Sequence[int], share: float) -> int:
     """The value below which this share of the ordered values lies; 0 of none."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..accounting.record import ActionRecord
-from .job_report import SECOND, JobReport
+from .job_report import SECOND, JobReport, core_spans
 
 BINS, ROWS_MAX = 1500, 256
 CLASSES_MAX = 11  # classes with a colour of their own; the others share one
@@ -65,9 +65,8 @@ def class_names(report: JobReport) -> list[str]:
 
 def _holdings(r: ActionRecord, until_ns: int) -> Iterator[tuple[tuple[int, ...], int]]:
     """The units of each size that an action had, and for how long."""
-    ends = [*(at for at, _ in r.grants[1:]), r.end_ns or until_ns]
-    for (at, cores), end in zip(r.grants, ends, strict=True):
-        yield cores, max(0, end - at)
+    for at, end, cores in core_spans(r, until_ns):
+        yield cores, end - at
     if r.gpus:
         yield r.gpus, max(0, (r.end_ns or until_ns) - r.start_ns)
 
@@ -86,8 +85,7 @@ def lanes(report: JobReport, window: Window | None = None) -> Lanes:
         if r.node is None or not r.start_ns:
             continue
         end = r.end_ns or report.until_ns
-        ends = [*(at for at, _ in r.grants[1:]), end]
-        for (at, cores), until in zip(r.grants, ends, strict=True):
+        for at, until, cores in core_spans(r, report.until_ns):
             grid.fill({place[r.node.name, "cpu", core] for core in cores
                        if (r.node.name, "cpu", core) in place}, at, until, code)
         grid.fill({place[r.node.name, "gpu", gpu] for gpu in r.gpus

@@ -40,7 +40,8 @@ margin-top:16px}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{padding:4px 10px 4px 0;border-bottom:1px solid var(--line);text-align:right;
 white-space:nowrap}th{color:var(--soft);font-weight:500}
-td.text,th.text{text-align:left;white-space:normal;overflow-wrap:anywhere}
+td.text,th.text{text-align:left}td.note{text-align:left;white-space:normal;
+overflow-wrap:break-word;min-width:180px}
 .wide{overflow-x:auto}ul{margin:4px 0;padding-left:20px}li{max-width:88ch}
 details{margin-top:10px}summary{cursor:pointer;color:var(--soft)}
 #unit{min-height:1.5em;color:var(--soft)}
@@ -49,7 +50,8 @@ code{font-size:13px}
 """
 _SCRIPT = """
 const plots = JSON.parse(document.getElementById("plots").textContent);
-const settings = {responsive: true, displaylogo: false, scrollZoom: false};
+const settings = {responsive: true, displaylogo: false,
+  modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]]};
 for (const [name, figure] of Object.entries(plots)) {
   Plotly.newPlot(name, figure.data, figure.layout, settings);
 }
@@ -74,13 +76,7 @@ def page(report: JobReport, window: Window | None = None) -> str:
     """
     series = time_series(report)
     told, grid = contents(report, series), lanes(report, window)
-    plots = {}
-    if report.ended:
-        plots = {"timeline": figures.timeline(grid), "load": figures.load(series),
-                 "parts": figures.act_parts(report), "means": figures.class_parts(report)}
-        fall = figures.waterfall(report, grid.names)
-        if len(fall.data):
-            plots["waterfall"] = fall
+    plots = figures.all_plots(report, series, grid)
     head, job = told["headline"], label(told["headline"]["job"])
     parts = [
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
@@ -116,7 +112,8 @@ def span(seconds: float | None) -> str:
     if seconds is None:
         return "–"
     if seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
+        ms = seconds * 1000
+        return f"{ms:.0f} ms" if ms >= 10 or ms < 0.05 else f"{ms:.1f} ms"
     if seconds < 120:
         return f"{seconds:.2f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -134,11 +131,12 @@ def _head(head: dict[str, Any], job: str) -> str:
             ("nodes", str(head["nodes"]), "nodes")]
     states = ", ".join(f"{count:,} {label(name)}" for name, count in head["states"].items())
     bars = [_bar("CPUs lent to actions", head["cpu_lent_core_h"], head["cpu_held_core_h"],
-                 "core-h", "held"),
-            _bar("CPU time used", head["cpu_used_core_h"], head["cpu_lent_core_h"], "core-h",
-                 "lent")]
+                 "core", "held")]
+    if head["cpu_used_core_h"]:
+        bars.append(_bar("CPU time used", head["cpu_used_core_h"], head["cpu_lent_core_h"],
+                         "core", "lent"))
     if head["gpu_held_gpu_h"]:
-        bars.append(_bar("GPUs busy", head["gpu_lent_gpu_h"], head["gpu_held_gpu_h"], "GPU-h",
+        bars.append(_bar("GPUs busy", head["gpu_lent_gpu_h"], head["gpu_held_gpu_h"], "GPU",
                          "held"))
     return (f"<h1>Job {job}</h1><p class='soft'>{state} · user {label(head['user'] or '-')} · "
             f"{_when(head['start_ns'])} to {_when(head['end_ns'])} · {head['cpus']:,} CPUs, "
@@ -151,9 +149,10 @@ def _head(head: dict[str, Any], job: str) -> str:
 
 def _bar(name: str, part: float, whole: float, unit: str, of: str) -> str:
     share = part / whole if whole > 0 else 0.0
-    wide = min(1.0, share)
+    wide, (times, per) = min(1.0, share), (1, "h") if whole >= 1 else (3600, "s")
     return (f"<div class='bar'><span>{name}</span><i><u style='width:{wide:.1%}'></u></i>"
-            f"<span>{share:.1%} · {part:,.3f} of {whole:,.3f} {unit} {of}</span></div>")
+            f"<span>{share:.1%} · {part * times:,.2f} of {whole * times:,.2f} {unit}-{per} {of}"
+            "</span></div>")
 
 
 def _advice(sentences: Sequence[str]) -> str:
@@ -168,14 +167,16 @@ def _advice(sentences: Sequence[str]) -> str:
 
 
 def _table(columns: Sequence[tuple[str, str, str]], rows: Iterable[dict[str, Any]]) -> str:
-    """A table. Each column has a title, a key, and a format: `text`, `span` or one of Python's."""
-    heads = "".join(f"<th class='{'text' if form == 'text' else ''}'>{title}</th>"
+    """A table. Each column has a title, a key, and a format: `text`, `note` (which may take
+    several lines), `span` or one of Python's.
+    """
+    heads = "".join(f"<th class='{'text' if form in ('text', 'note') else ''}'>{title}</th>"
                     for title, _, form in columns)
 
     def cell(row: dict[str, Any], key: str, form: str) -> str:
         value = row[key]
-        if form == "text":
-            return f"<td class='text'>{label(str(value), 160)}</td>"
+        if form in ("text", "note"):
+            return f"<td class='{form}'>{label(str(value), 160)}</td>"
         shown = "–" if value is None else span(value) if form == "span" else format(value, form)
         return f"<td>{shown}</td>"
 
@@ -201,7 +202,7 @@ def _savings(told: dict[str, Any]) -> str:
                     ("GPUs", "gpus", ","), ("mean ACT", "mean_act_s", "span"),
                     ("ACT against simulated", "act_growth", "+.0%"), ("step", "step_s", "span"),
                     ("core-h held", "held_core_h", ",.3f"),
-                    ("GPU-h held", "held_gpu_h", ",.3f"), ("", "note", "text")], rows)
+                    ("GPU-h held", "held_gpu_h", ",.3f"), ("", "note", "note")], rows)
     said = "".join(f"<li>{label(text, 600)}</li>" for text in found["assumptions"])
     return (f"<section id='savings'><h2>The same actions otherwise</h2><p class='soft'>"
             f"{found['actions']:,} actions of {found['trajectories']:,} trajectories, simulated "
@@ -237,7 +238,7 @@ def _tables(told: dict[str, Any]) -> str:
          ("node", "node", "text"), ("submitted at", "submit_s", "span"), ("ACT", "act_s", "span"),
          ("wait", "wait_s", "span"), ("restore", "restore_s", "span"), ("run", "run_s", "span"),
          ("rest", "rest_s", "span"), ("CPUs", "cpus", ","), ("GPUs", "gpus", ","),
-         ("reason", "reason", "text")], told["slowest"]), len(told["slowest"])))
+         ("reason", "reason", "note")], told["slowest"]), len(told["slowest"])))
     return "".join(f"<section><h2>{title}</h2>{table}" + (
         f"<p class='soft'>The first 50 of {count:,}.</p>" if count > 50 and title.startswith("Cl")
         else "") + "</section>" for title, table, count in parts)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .job_report import SECOND, JobReport, parts_ns
+from .job_report import SECOND, JobReport, core_spans, parts_ns
 
 BINS = 400
 Floats = NDArray[np.float64]
@@ -77,9 +77,7 @@ def time_series(report: JobReport, bins: int = BINS) -> TimeSeries:
         if r.gpus:
             batch = r.outcome.batch if r.outcome is not None else 1  # its calls hold them together
             gpus.append((start, end, len(r.gpus) / batch))
-        ends = [*(at for at, _ in r.grants[1:]), r.end_ns or until]
-        cpus += [(at - zero, end - zero, len(cores))
-                 for (at, cores), end in zip(r.grants, ends, strict=True) if cores]
+        cpus += [(at - zero, end - zero, len(cores)) for at, end, cores in core_spans(r, until)]
     stays = [(s.since_ns - zero, (s.until_ns or until) - zero, s.spec)
              for s in report.witness.stays.values()]
     mean, p95 = _acts(report, edges)

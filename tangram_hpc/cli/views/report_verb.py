@@ -32,6 +32,10 @@ def add(verbs: Any) -> None:
                    help="file to write (default: report-JOB.html)")
     p.add_argument("--json", action="store_true",
                    help="print the figures as one JSON object instead; this needs no Plotly")
+    for kind in ("png", "svg"):
+        p.add_argument(f"--{kind}", type=Path, metavar="FOLDER",
+                       help=f"write each plot into this folder too, as {kind.upper()}; this needs "
+                            "Kaleido and Chrome or Chromium")
     p.add_argument("--window", type=_window, metavar="FROM:TO",
                    help="part of the job that the timeline shows, in seconds from its beginning "
                         "(default: all of it)")
@@ -70,8 +74,9 @@ def go(args: argparse.Namespace) -> int:
 
         print(json.dumps(contents(report, time_series(report))))
         return 0
-    return _write(report, args.output or Path(f"report-{job.replace('/', '_')}.html"),
-                  _chosen(args.window, report))
+    window = _chosen(args.window, report)
+    _write(report, args.output or Path(f"report-{report.row.job or job}.html"), window)
+    return _pictures(report, args, window)
 
 
 def _report(job: str, args: argparse.Namespace) -> JobReport:
@@ -131,7 +136,21 @@ def _chosen(window: tuple[float, float] | None, report: JobReport) -> Window | N
     return Window(window[0], min(window[1], end_s))
 
 
-def _write(report: JobReport, path: Path, window: Window | None) -> int:
+def _pictures(report: JobReport, args: argparse.Namespace, window: Window | None) -> int:
+    from ...report.figures import all_plots, write_pictures
+    from ...report.lanes import lanes
+    from ...report.series import time_series
+
+    wanted = [(kind, folder) for kind in ("png", "svg") if (folder := getattr(args, kind))]
+    if wanted:
+        plots = all_plots(report, time_series(report), lanes(report, window))
+        for kind, folder in wanted:
+            for path in write_pictures(plots, folder, kind):
+                print(path)
+    return 0
+
+
+def _write(report: JobReport, path: Path, window: Window | None) -> None:
     """Writes the page, and says in one line how large it is."""
     from ...errors import InvalidInput
     from ...report.page import page
@@ -143,4 +162,3 @@ def _write(report: JobReport, path: Path, window: Window | None) -> int:
         raise InvalidInput(f"--output {path}: {error.strerror}") from None
     print(f"{path}: {len(report.folded.records)} actions, {len(data) / 2**20:.1f} MiB; open it in "
           "a browser")
-    return 0

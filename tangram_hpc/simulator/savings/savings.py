@@ -200,7 +200,8 @@ def _assumptions(run: RecordedRun, found: Savings, k: int, durations: str) -> li
         "Every row but the recorded one is a simulation with the scheduler's own code; the row "
         "\"as run\" is the same run simulated, to compare it with the recorded one.",
         "The actions are those of the records, and a trajectory thinks as long as it did. What it "
-        "submitted before its earlier actions had ended counts as submitted together with them.",
+        "submitted before its earlier actions had ended counts as submitted together with them. An "
+        "action with neither a session nor a trajectory's name is a trajectory of its own.",
         f"A reservation holds {k} CPUs from the beginning of its trajectory to the end, as a pod "
         "or a job of its own would; an action uses as many of them as it can. Each GPU service "
         "has at least one GPU of its own.",
