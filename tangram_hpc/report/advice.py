@@ -14,7 +14,7 @@ import numpy as np
 
 from ..domain.states import ActionState
 from ..simulator.savings.savings import AS_RUN, GROWTH_MAX, JOBS, RECORDED, SMALLER, STATIC
-from .job_report import JobReport, classes, headline
+from .reported_job import ReportedJob, classes, headline
 from .series import TimeSeries
 
 POOL_IDLE = 0.5  # a pool that was lent for a smaller part of its time was idle
@@ -27,7 +27,7 @@ IDLE_ENDS = 0.2  # of the job's time, before its first action and after its last
 RECORDS_AGREE = 0.1  # a simulation whose mean ACT is further from the recorded one says nothing
 
 
-def advice(report: JobReport, series: TimeSeries) -> list[str]:
+def advice(report: ReportedJob, series: TimeSeries) -> list[str]:
     """Returns the sentences whose rules are met, the most useful first."""
     told = headline(report)
     if not report.ended:
@@ -36,7 +36,7 @@ def advice(report: JobReport, series: TimeSeries) -> list[str]:
             *_used(report), *_failed(report), *_ends(report), *_saved(report)]
 
 
-def _trusted(report: JobReport) -> bool:
+def _trusted(report: ReportedJob) -> bool:
     """Whether the simulation of the run as it was agrees with the records."""
     found = report.savings
     if found is None:
@@ -46,7 +46,7 @@ def _trusted(report: JobReport) -> bool:
         again.mean_act_s / recorded.mean_act_s - 1) <= RECORDS_AGREE)
 
 
-def _smaller(report: JobReport, told: dict[str, Any]) -> Iterator[str]:
+def _smaller(report: ReportedJob, told: dict[str, Any]) -> Iterator[str]:
     share = told["cpu_lent_core_h"] / max(1e-9, told["cpu_held_core_h"])
     if share >= POOL_IDLE or not told["cpus"]:
         return
@@ -80,7 +80,7 @@ def _gpus(told: dict[str, Any], series: TimeSeries) -> Iterator[str]:
                f"{told['gpus']} in the mean of {series.bin_s:.3g} s: {ask}.")
 
 
-def _waits(report: JobReport, told: dict[str, Any]) -> Iterator[str]:
+def _waits(report: ReportedJob, told: dict[str, Any]) -> Iterator[str]:
     waited = sum(min(r.planned_ns, r.end_ns - r.submit_ns) for r in report.ended)
     part = waited / max(1, sum(r.end_ns - r.submit_ns for r in report.ended))
     share = told["cpu_lent_core_h"] / max(1e-9, told["cpu_held_core_h"])
@@ -89,7 +89,7 @@ def _waits(report: JobReport, told: dict[str, Any]) -> Iterator[str]:
                "the time: more CPUs would shorten the step.")
 
 
-def _used(report: JobReport) -> Iterator[str]:
+def _used(report: ReportedJob) -> Iterator[str]:
     """Classes that cannot run on fewer CPUs and leave most of them idle."""
     rigid = {r.action.name: r.action.degrees[0] for r in report.ended
              if r.action.key == "cpu" and r.action.degrees[0] > 1}
@@ -102,7 +102,7 @@ def _used(report: JobReport) -> Iterator[str]:
                    f"held and ask for {rigid[row['name']]} CPUs at least: ask for fewer.")
 
 
-def _failed(report: JobReport) -> Iterator[str]:
+def _failed(report: ReportedJob) -> Iterator[str]:
     bad = [r for r in report.ended if r.state not in (ActionState.COMPLETED,
                                                       ActionState.CANCELLED)]
     if len(bad) > FAILED_OFTEN * len(report.ended):
@@ -111,7 +111,7 @@ def _failed(report: JobReport) -> Iterator[str]:
                f"`tangram acct -j {report.row.job} -s {','.join(states)} -o JobID,JobName,Reason`.")
 
 
-def _ends(report: JobReport) -> Iterator[str]:
+def _ends(report: ReportedJob) -> Iterator[str]:
     first = min(r.submit_ns for r in report.ended) - report.since_ns
     after = report.until_ns - max(r.end_ns for r in report.ended)
     span = report.until_ns - report.since_ns
@@ -121,7 +121,7 @@ def _ends(report: JobReport) -> Iterator[str]:
                "last one.")
 
 
-def _saved(report: JobReport) -> Iterator[str]:
+def _saved(report: ReportedJob) -> Iterator[str]:
     found = report.savings
     if found is None or not _trusted(report):
         return

@@ -9,11 +9,11 @@ from typing import Any
 
 from ..simulator.savings.savings import AS_RUN, RECORDED, Savings
 from .advice import advice
-from .job_report import JobReport, classes, endpoints, headline, services, slowest
+from .reported_job import ReportedJob, classes, endpoints, headline, services, slowest
 from .series import TimeSeries
 
 
-def contents(report: JobReport, series: TimeSeries) -> dict[str, Any]:
+def contents(report: ReportedJob, series: TimeSeries) -> dict[str, Any]:
     """Returns the object; units stand at the end of names."""
     return {"headline": headline(report), "advice": advice(report, series),
             "savings": _savings(report.savings), "why_no_savings": report.why_no_savings,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InvalidInput, how_to_install
-from .job_report import PARTS, SECOND, JobReport, classes
 from .labels import label
 from .lanes import OTHERS, Lanes
+from .reported_job import PARTS, SECOND, ReportedJob, classes
 from .series import TimeSeries, part_histograms
 from .waterfall import WAIT, Bar, slowest_trajectories
 
@@ -46,7 +46,7 @@ def graph_objects() -> Any:
     return found
 
 
-def all_plots(report: JobReport, series: TimeSeries, grid: Lanes) -> dict[str, Figure]:
+def all_plots(report: ReportedJob, series: TimeSeries, grid: Lanes) -> dict[str, Figure]:
     """Every plot of the report by its name; none if no action has ended."""
     if not report.ended:
         return {}
@@ -153,7 +153,7 @@ def load(series: TimeSeries) -> Figure:
                    hovermode="x unified")
 
 
-def act_parts(report: JobReport) -> Figure:
+def act_parts(report: ReportedJob) -> Figure:
     """How many actions had a wait, a restore, a run and a rest of which length."""
     go = graph_objects()
     edges, counts = part_histograms(report)
@@ -171,7 +171,7 @@ def act_parts(report: JobReport) -> Figure:
     return _figure(bars, 300, showlegend=False, bargap=0, **axes)
 
 
-def class_parts(report: JobReport, count: int = 12) -> Figure:
+def class_parts(report: ReportedJob, count: int = 12) -> Figure:
     """The mean ACT of the classes that held most, by its parts."""
     go = graph_objects()
     rows = classes(report)[:count][::-1]
@@ -182,7 +182,7 @@ def class_parts(report: JobReport, count: int = 12) -> Figure:
                    xaxis={"title": "mean ACT, s"}, yaxis={"type": "category"})
 
 
-def waterfall(report: JobReport, names: list[str]) -> Figure:
+def waterfall(report: ReportedJob, names: list[str]) -> Figure:
     """The trajectories that took longest, each from its first action."""
     go = graph_objects()
     chosen = slowest_trajectories(report, names)

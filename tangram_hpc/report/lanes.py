@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..accounting.record import ActionRecord
-from .job_report import SECOND, JobReport, core_spans
+from .reported_job import SECOND, ReportedJob, core_spans
 
 BINS, ROWS_MAX = 1500, 256
 CLASSES_MAX = 11  # classes with a colour of their own; the others share one
@@ -53,7 +53,7 @@ class Window:
     until_s: float
 
 
-def class_names(report: JobReport) -> list[str]:
+def class_names(report: ReportedJob) -> list[str]:
     """The classes that get a colour, those that held units longest first."""
     held: Counter[str] = Counter()
     for r in report.records:
@@ -71,7 +71,7 @@ def _holdings(r: ActionRecord, until_ns: int) -> Iterator[tuple[tuple[int, ...],
         yield r.gpus, max(0, (r.end_ns or until_ns) - r.start_ns)
 
 
-def lanes(report: JobReport, window: Window | None = None) -> Lanes:
+def lanes(report: ReportedJob, window: Window | None = None) -> Lanes:
     """The grid of a job, or of a window of it."""
     until_s = (report.until_ns - report.since_ns) / SECOND
     shown = window or Window(0.0, until_s)
@@ -93,7 +93,7 @@ def lanes(report: JobReport, window: Window | None = None) -> Lanes:
     return Lanes(rows, names, grid.cells, shown.since_s, grid.bin_ns / SECOND, units)
 
 
-def _rows(report: JobReport) -> tuple[list[str], dict[tuple[str, str, int], int], int]:
+def _rows(report: ReportedJob) -> tuple[list[str], dict[tuple[str, str, int], int], int]:
     """Names of the rows, the row of each unit, and how many units share a row."""
     nodes = report.witness.nodes.values()
     total = sum(len(n.cores) + len(n.gpus) for n in nodes)

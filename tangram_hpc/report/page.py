@@ -10,64 +10,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from ..simulator.savings.savings import AS_RUN, FCFS, JOBS, RECORDED, STATIC
 from . import figures
+from .advice import RECORDS_AGREE
 from .contents import contents
-from .job_report import JobReport
 from .labels import label, plain
 from .lanes import Lanes, Window, lanes
+from .reported_job import ReportedJob
 from .series import time_series
 from .waterfall import ACTIONS_MAX, TRAJECTORIES_MAX
 
 _POLICY = ("default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
            "img-src data: blob:; font-src data:")
-_CSS = """
-:root{--ink:#1d2733;--soft:#5b6875;--line:#dfe4e8;--fill:#0072b2;--paper:#fff;--back:#f5f7f9}
-body{margin:0;background:var(--back);color:var(--ink);font:14px/1.5 system-ui,-apple-system,
-"Segoe UI",Roboto,sans-serif}
-main{max-width:1180px;margin:0 auto;padding:20px 24px 60px}
-h1{font-size:24px;margin:8px 0 0}h2{font-size:17px;margin:0 0 8px}
-p{margin:4px 0 8px;max-width:78ch}.soft{color:var(--soft)}
-section{background:var(--paper);border:1px solid var(--line);border-radius:8px;padding:16px 20px;
-margin-top:16px}
-.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px}
-.figure b{display:block;font-size:22px;font-weight:600}.figure span{color:var(--soft)}
-.bar{display:grid;grid-template-columns:170px 1fr 340px;gap:12px;align-items:center;margin:6px 0}
-.bar i{display:block;height:14px;border-radius:3px;background:#e6eaee;overflow:hidden}
-.bar i u{display:block;height:100%;background:var(--fill)}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{padding:4px 10px 4px 0;border-bottom:1px solid var(--line);text-align:right;
-white-space:nowrap}th{color:var(--soft);font-weight:500}
-td.text,th.text{text-align:left}td.note{text-align:left;white-space:normal;
-overflow-wrap:break-word;min-width:180px}
-.wide{overflow-x:auto}ul{margin:4px 0;padding-left:20px}li{max-width:88ch}
-details{margin-top:10px}summary{cursor:pointer;color:var(--soft)}
-#unit{min-height:1.5em;color:var(--soft)}
-code{font-size:13px}
-@media(max-width:760px){.bar{grid-template-columns:1fr}}
-"""
-_SCRIPT = """
-const plots = JSON.parse(document.getElementById("plots").textContent);
-const settings = {responsive: true, displaylogo: false,
-  modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]]};
-for (const [name, figure] of Object.entries(plots)) {
-  Plotly.newPlot(name, figure.data, figure.layout, settings);
-}
-const classes = JSON.parse(document.getElementById("classes").textContent);
-const shown = document.getElementById("unit");
-document.getElementById("timeline")?.on?.("plotly_hover", event => {
-  const point = event.points[0];
-  if (point.z !== undefined) {
-    const name = point.z ? classes[point.z - 1] : "idle";
-    shown.textContent = `${point.y} at ${point.x.toFixed(2)} s: ${name}`;
-  }
-});
-"""
 
 
-def page(report: JobReport, window: Window | None = None) -> str:
+def page(report: ReportedJob, window: Window | None = None) -> str:
     """Returns the page.
 
     Args:
@@ -82,15 +42,20 @@ def page(report: JobReport, window: Window | None = None) -> str:
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>tangram report {job}</title><style>{_CSS}</style></head><body><main>",
+        f"<title>tangram report {job}</title><style>{_file('page.css')}</style></head><body><main>",
         _head(head, job), _advice(told["advice"]), _savings(told),
         *_plot_sections(plots, grid, series.bin_s, told), _tables(told),
         "</main>", _json_element("plots", {n: json.loads(f.to_json()) for n, f in plots.items()}),
         _json_element("classes", [plain(name) for name in grid.names]),
         _json_element("figures", told)]
     if plots:
-        parts.append(f"<script>{figures.plotly_script()}</script><script>{_SCRIPT}</script>")
+        parts += [f"<script>{text}</script>" for text in (figures.plotly_script(),
+                                                          _file("page.js"))]
     return "\n".join([*parts, "</body></html>\n"])
+
+
+def _file(name: str) -> str:
+    return Path(__file__).with_name(name).read_text()
 
 
 def _json_element(name: str, value: Any) -> str:
@@ -204,10 +169,14 @@ def _savings(told: dict[str, Any]) -> str:
                     ("core-h held", "held_core_h", ",.3f"),
                     ("GPU-h held", "held_gpu_h", ",.3f"), ("", "note", "note")], rows)
     said = "".join(f"<li>{label(text, 600)}</li>" for text in found["assumptions"])
+    first, again = (row["mean_act_s"] for row in rows[:2])
+    far = abs(again / first - 1) if first and again else 0.0
+    doubt = (f" The mean ACT of the run as it was, simulated, is {far:.0%} off the recorded one: "
+             "compare the simulated rows with each other only." if far > RECORDS_AGREE else "")
     return (f"<section id='savings'><h2>The same actions otherwise</h2><p class='soft'>"
             f"{found['actions']:,} actions of {found['trajectories']:,} trajectories, simulated "
-            f"from their records.</p>{table}<details><summary>What this rests on</summary><ul>"
-            f"{said}</ul></details></section>")
+            f"from their records.{doubt}</p>{table}<details><summary>What this rests on"
+            f"</summary><ul>{said}</ul></details></section>")
 
 
 def _tables(told: dict[str, Any]) -> str:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .job_report import SECOND, JobReport, core_spans, parts_ns
+from .reported_job import SECOND, ReportedJob, core_spans, parts_ns
 
 BINS = 400
-Floats = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,19 @@ class TimeSeries:
         act_mean, act_p95: ACT of the actions that ended in the bin, in seconds.
     """
 
-    seconds: Floats
+    seconds: FloatArray
     bin_s: float
-    waiting: Floats
-    running: Floats
-    cpus_lent: Floats
-    cpus_held: Floats
-    gpus_lent: Floats
-    gpus_held: Floats
-    act_mean: Floats
-    act_p95: Floats
+    waiting: FloatArray
+    running: FloatArray
+    cpus_lent: FloatArray
+    cpus_held: FloatArray
+    gpus_lent: FloatArray
+    gpus_held: FloatArray
+    act_mean: FloatArray
+    act_p95: FloatArray
 
 
-def mean_level(spans: Iterable[tuple[int, int, float]], edges: Floats) -> Floats:
+def mean_level(spans: Iterable[tuple[int, int, float]], edges: FloatArray) -> FloatArray:
     """The mean over each bin of the sum of weights that are there.
 
     Args:
@@ -51,7 +51,7 @@ def mean_level(spans: Iterable[tuple[int, int, float]], edges: Floats) -> Floats
     """
     rows = np.array([*spans], dtype=np.float64).reshape(-1, 3)
 
-    def area(times: Floats, weights: Floats) -> Floats:
+    def area(times: FloatArray, weights: FloatArray) -> FloatArray:
         """The sum, at each edge, of weight x (edge - time) over all times before it."""
         order = np.argsort(times, kind="stable")
         times, weights = times[order], weights[order]
@@ -64,7 +64,7 @@ def mean_level(spans: Iterable[tuple[int, int, float]], edges: Floats) -> Floats
     return np.maximum(0.0, np.diff(total) / np.diff(edges))
 
 
-def time_series(report: JobReport, bins: int = BINS) -> TimeSeries:
+def time_series(report: ReportedJob, bins: int = BINS) -> TimeSeries:
     """The series of a whole job."""
     zero, until = report.since_ns, report.until_ns
     edges = np.linspace(0, until - zero, bins + 1)
@@ -89,7 +89,7 @@ def time_series(report: JobReport, bins: int = BINS) -> TimeSeries:
         mean_level([(a, b, len(spec.gpus)) for a, b, spec in stays], edges), mean, p95)
 
 
-def _acts(report: JobReport, edges: Floats) -> tuple[Floats, Floats]:
+def _acts(report: ReportedJob, edges: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Mean and 95th percentile of the ACTs in seconds, by the bin in which the action ended."""
     bins = len(edges) - 1
     mean, p95 = np.full(bins, np.nan), np.full(bins, np.nan)
@@ -105,8 +105,8 @@ def _acts(report: JobReport, edges: Floats) -> tuple[Floats, Floats]:
     return mean, p95
 
 
-def part_histograms(report: JobReport, bins: int = 48
-                    ) -> tuple[Floats, list[NDArray[np.int64]]]:
+def part_histograms(report: ReportedJob, bins: int = 48
+                    ) -> tuple[FloatArray, list[NDArray[np.int64]]]:
     """The edges of bins in seconds, each wider than the last by one factor, and for each part of
     the ACT how many actions have one of this length. A part of less than the first edge counts in
     the first bin.

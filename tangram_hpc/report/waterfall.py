@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from ..accounting.record import ActionRecord
 from ..domain.ids import show
 from ..simulator.savings.run_witness import group_by_trajectory, trajectory_of
-from .job_report import JobReport
 from .lanes import OTHERS
+from .reported_job import ReportedJob
 
 TRAJECTORIES_MAX, ACTIONS_MAX = 20, 100  # of each trajectory, its first actions
 WAIT = "waiting"
@@ -36,7 +36,7 @@ class Waterfall:
     bars: list[Bar] = field(default_factory=list)
 
 
-def slowest_trajectories(report: JobReport, names: list[str]) -> Waterfall:
+def slowest_trajectories(report: ReportedJob, names: list[str]) -> Waterfall:
     """The trajectories with the longest time from the first submission to the last result.
 
     Args:
@@ -64,7 +64,7 @@ def _span_ns(records: list[ActionRecord]) -> int:
     return max(r.end_ns for r in records) - records[0].submit_ns
 
 
-def _label(records: list[ActionRecord], report: JobReport, row: int) -> str:
+def _label(records: list[ActionRecord], report: ReportedJob, row: int) -> str:
     """The name of a trajectory with its place, since names may be equal."""
     name = next((r.session_name or trajectory_of(r) for r in records
                  if r.session_name or trajectory_of(r)), show(records[0].action.session))

@@ -22,10 +22,10 @@ from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.report.advice import advice
 from tangram_hpc.report.contents import contents
-from tangram_hpc.report.job_report import JobReport, gather
 from tangram_hpc.report.labels import label, plain
 from tangram_hpc.report.lanes import BINS, ROWS_MAX, Window, lanes
 from tangram_hpc.report.page import page
+from tangram_hpc.report.reported_job import ReportedJob, gather
 from tangram_hpc.report.series import mean_level, time_series
 from tangram_hpc.simulator.workload import EXAMPLES, read_cluster, read_workload
 
@@ -68,7 +68,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def report_of(events: list[ev.Event], served: bool = False) -> JobReport:
+def report_of(events: list[ev.Event], served: bool = False) -> ReportedJob:
     return gather(events, served, events[-1].at if events else BEGAN_NS)
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ..helpers import ids
 
 if TYPE_CHECKING:
-    from ...report.job_report import JobReport
     from ...report.lanes import Window
+    from ...report.reported_job import ReportedJob
 
 
 def add(verbs: Any) -> None:
@@ -79,11 +79,11 @@ def go(args: argparse.Namespace) -> int:
     return _pictures(report, args, window)
 
 
-def _report(job: str, args: argparse.Namespace) -> JobReport:
+def _report(job: str, args: argparse.Namespace) -> ReportedJob:
     """Reads the job, and simulates what else it could have been."""
     import time
 
-    from ...report.job_report import gather
+    from ...report.reported_job import gather
     from ...storage.job_folders import is_served
     from ...storage.journal_segments import read_journals
     from ...storage.rundir import job_dir
@@ -94,7 +94,7 @@ def _report(job: str, args: argparse.Namespace) -> JobReport:
     return report
 
 
-def _compare(report: JobReport, args: argparse.Namespace) -> None:
+def _compare(report: ReportedJob, args: argparse.Namespace) -> None:
     from ...errors import InvalidInput
     from ...simulator.savings.recorded_run import recorded_run
     from ...simulator.savings.savings import SIMULATED_MAX, savings
@@ -119,7 +119,7 @@ def _progress(text: str) -> None:
     print(f"tangram: report: {text}", file=sys.stderr)
 
 
-def _chosen(window: tuple[float, float] | None, report: JobReport) -> Window | None:
+def _chosen(window: tuple[float, float] | None, report: ReportedJob) -> Window | None:
     """Returns the window within the job.
 
     Raises:
@@ -136,7 +136,7 @@ def _chosen(window: tuple[float, float] | None, report: JobReport) -> Window | N
     return Window(window[0], min(window[1], end_s))
 
 
-def _pictures(report: JobReport, args: argparse.Namespace, window: Window | None) -> int:
+def _pictures(report: ReportedJob, args: argparse.Namespace, window: Window | None) -> int:
     from ...report.figures import all_plots, write_pictures
     from ...report.lanes import lanes
     from ...report.series import time_series
@@ -150,7 +150,7 @@ def _pictures(report: JobReport, args: argparse.Namespace, window: Window | None
     return 0
 
 
-def _write(report: JobReport, path: Path, window: Window | None) -> None:
+def _write(report: ReportedJob, path: Path, window: Window | None) -> None:
     """Writes the page, and says in one line how large it is."""
     from ...errors import InvalidInput
     from ...report.page import page

@@ -210,7 +210,7 @@ def _assumptions(run: RecordedRun, found: Savings, k: int, durations: str) -> li
         "Held are all CPUs and GPUs of the nodes from the beginning of the first trajectory to "
         "the last result. All nodes that the job ever had are there from the beginning.",
         "Starting a process and carrying messages count as run time, as recorded; in the "
-        "simulation a larger share of CPUs shortens them too.",
+        "simulation more CPUs shorten them too. Opening a session takes no time.",
         "Where the journal does not say how long a policy thought before a trajectory's first "
         "action, it counts as long as before the trajectory's later turns in the mean."]
     left = run.left_out

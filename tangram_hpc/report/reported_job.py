@@ -1,6 +1,6 @@
 """Reads a job's events once and computes the figures of its report.
 
-`JobReport` has the records of all actions, the row of the job as `tangram acct -X` prints it, and
+`ReportedJob` has the records of all actions, the row of the job as `tangram acct -X` prints it, and
 what the witness saw. Figures of actions are those of `accounting/`: an ACT is the time from
 submission to result, of actions that have one, by the broker's clock.
 
@@ -30,7 +30,7 @@ PARTS = ("wait", "restore", "run", "rest")
 
 
 @dataclass
-class JobReport:
+class ReportedJob:
     """All that a report is computed from.
 
     Attributes:
@@ -68,7 +68,7 @@ class JobReport:
         return max(self.row.end_ns, self.row.start_ns + 1)
 
 
-def gather(events: Iterable[ev.Event], served: bool, now_ns: int) -> JobReport:
+def gather(events: Iterable[ev.Event], served: bool, now_ns: int) -> ReportedJob:
     """Takes all events of a job.
 
     Args:
@@ -84,7 +84,7 @@ def gather(events: Iterable[ev.Event], served: bool, now_ns: int) -> JobReport:
             yield event
 
     folded, row = fold_with_job(seen(), served, now_ns)
-    return JobReport(folded, row, witness)
+    return ReportedJob(folded, row, witness)
 
 
 # ---- figures ------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def percentile(ordered: Sequence[int], share: float) -> int:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0
 
 
-def headline(report: JobReport) -> dict[str, Any]:
+def headline(report: ReportedJob) -> dict[str, Any]:
     """The figures of the whole job, with the unit at the end of each name."""
     row, usage = report.row, report.folded.usage
     acts = sorted(r.end_ns - r.submit_ns for r in report.ended)
@@ -138,7 +138,7 @@ def headline(report: JobReport) -> dict[str, Any]:
     }
 
 
-def classes(report: JobReport) -> list[dict[str, Any]]:
+def classes(report: ReportedJob) -> list[dict[str, Any]]:
     """The figures of each class of actions, the one that held most first."""
     groups: dict[str, list[ActionRecord]] = {}
     for r in report.ended:
@@ -162,12 +162,12 @@ def _group(name: str, records: list[ActionRecord]) -> dict[str, Any]:
     }
 
 
-def services(report: JobReport) -> list[dict[str, Any]]:
+def services(report: ReportedJob) -> list[dict[str, Any]]:
     """The calls of each service."""
     return [_callee(name, records) for name, records in _by_key(report, "service:").items()]
 
 
-def endpoints(report: JobReport) -> list[dict[str, Any]]:
+def endpoints(report: ReportedJob) -> list[dict[str, Any]]:
     """The calls of each endpoint."""
     told = []
     for name, records in _by_key(report, "endpoint:").items():
@@ -180,7 +180,7 @@ def endpoints(report: JobReport) -> list[dict[str, Any]]:
     return told
 
 
-def _by_key(report: JobReport, kind: str) -> dict[str, list[ActionRecord]]:
+def _by_key(report: ReportedJob, kind: str) -> dict[str, list[ActionRecord]]:
     groups: dict[str, list[ActionRecord]] = {}
     for r in report.ended:
         if r.action.key.startswith(kind):
@@ -200,7 +200,7 @@ def _callee(name: str, records: list[ActionRecord]) -> dict[str, Any]:
         "restores": len(restores), "restore_s": sum(restores) / SECOND, "gpu_h": group["gpu_h"]}
 
 
-def slowest(report: JobReport, count: int = 25) -> list[dict[str, Any]]:
+def slowest(report: ReportedJob, count: int = 25) -> list[dict[str, Any]]:
     """The actions with the longest ACT."""
     chosen = sorted(report.ended, key=lambda r: r.submit_ns - r.end_ns)[:count]
     return [{
