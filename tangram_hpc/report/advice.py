@@ -7,10 +7,9 @@ by no more than the savings' bound, or, for GPUs, where some were never used.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
-
-import numpy as np
 
 from ..domain.states import ActionState
 from ..simulator.savings.savings import AS_RUN, GROWTH_MAX, JOBS, RECORDED, SMALLER, STATIC
@@ -32,7 +31,7 @@ def advice(report: ReportedJob, series: TimeSeries) -> list[str]:
     told = headline(report)
     if not report.ended:
         return ["No action has ended, so there is nothing to judge."]
-    return [*_smaller(report, told), *_gpus(told, series), *_waits(report, told),
+    return [*_smaller(report, told), *_gpus(report, told, series), *_waits(report, told),
             *_used(report), *_failed(report), *_ends(report), *_saved(report)]
 
 
@@ -69,15 +68,17 @@ def _smaller(report: ReportedJob, told: dict[str, Any]) -> Iterator[str]:
            "need.")
 
 
-def _gpus(told: dict[str, Any], series: TimeSeries) -> Iterator[str]:
+def _gpus(report: ReportedJob, told: dict[str, Any], series: TimeSeries) -> Iterator[str]:
     if not told["gpu_held_gpu_h"]:
         return
     share = told["gpu_lent_gpu_h"] / told["gpu_held_gpu_h"]
-    most = int(np.ceil(series.gpus_lent.max(initial=0.0) - 1e-6))
+    most = math.ceil(series.gpus_most - 1e-6)  # the calls of a batch count as parts of one
     if share < POOL_IDLE and most < told["gpus"]:
         ask = f"ask for {most} GPUs" if most else "ask for none"
+        less = ("; services take turns then, and are restored more often"
+                if len(report.witness.services) > most else "")
         yield (f"The GPUs were busy {share:.0%} of the time, and never more than {most} of "
-               f"{told['gpus']} in the mean of {series.bin_s:.3g} s: {ask}.")
+               f"{told['gpus']} at once: {ask}{less}.")
 
 
 def _waits(report: ReportedJob, told: dict[str, Any]) -> Iterator[str]:

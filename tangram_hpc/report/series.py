@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ class TimeSeries:
         bin_s: Length of a bin.
         waiting, running: Actions.
         cpus_lent, cpus_held, gpus_lent, gpus_held: CPUs and GPUs.
+        gpus_most: The most GPUs that were lent at one instant.
         act_mean, act_p95: ACT of the actions that ended in the bin, in seconds.
     """
 
@@ -38,6 +40,7 @@ class TimeSeries:
     cpus_held: FloatArray
     gpus_lent: FloatArray
     gpus_held: FloatArray
+    gpus_most: float
     act_mean: FloatArray
     act_p95: FloatArray
 
@@ -64,6 +67,18 @@ def mean_level(spans: Iterable[tuple[int, int, float]], edges: FloatArray) -> Fl
     return np.maximum(0.0, np.diff(total) / np.diff(edges))
 
 
+def peak(spans: Iterable[tuple[int, int, float]]) -> float:
+    """The largest sum of weights that are there at one instant; one that ends makes room for one
+    that begins.
+    """
+    changes = sorted(change for begin, end, weight in spans if end > begin
+                     for change in ((begin, weight), (end, -weight)))
+    steps: dict[int, float] = {}
+    for at, weight in changes:
+        steps[at] = steps.get(at, 0.0) + weight
+    return max(accumulate(steps.values()), default=0.0)
+
+
 def time_series(report: ReportedJob, bins: int = BINS) -> TimeSeries:
     """The series of a whole job."""
     zero, until = report.since_ns, report.until_ns
@@ -86,7 +101,7 @@ def time_series(report: ReportedJob, bins: int = BINS) -> TimeSeries:
         mean_level(waits, edges), mean_level(runs, edges), mean_level(cpus, edges),
         mean_level([(a, b, len(spec.cores)) for a, b, spec in stays], edges),
         mean_level(gpus, edges),
-        mean_level([(a, b, len(spec.gpus)) for a, b, spec in stays], edges), mean, p95)
+        mean_level([(a, b, len(spec.gpus)) for a, b, spec in stays], edges), peak(gpus), mean, p95)
 
 
 def _acts(report: ReportedJob, edges: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -26,7 +26,7 @@ from tangram_hpc.report.labels import label, plain
 from tangram_hpc.report.lanes import BINS, ROWS_MAX, Window, lanes
 from tangram_hpc.report.page import page
 from tangram_hpc.report.reported_job import ReportedJob, gather
-from tangram_hpc.report.series import mean_level, time_series
+from tangram_hpc.report.series import mean_level, peak, time_series
 from tangram_hpc.simulator.workload import EXAMPLES, read_cluster, read_workload
 
 HOSTILE = ' <img src=x onerror=alert(1)></script><script>alert(2)</script>\x1b[2J\u202e"\'&amp;'
@@ -217,6 +217,11 @@ def test_a_mean_level_is_exact() -> None:
     assert mean_level([], edges) == pytest.approx(np.zeros(10))
 
 
+def test_a_peak_is_that_of_an_instant() -> None:
+    assert peak([(0, 10, 2), (10, 20, 2), (5, 6, 1), (19, 30, .5), (19, 30, .5)]) == 3
+    assert peak([]) == peak([(5, 5, 9)]) == 0
+
+
 def test_series_add_up_to_the_figures() -> None:
     report = report_of(busy_job(600, 2, 4))
     series = time_series(report)
@@ -256,8 +261,8 @@ def test_advice_is_given_only_where_it_is_true(capsys: pytest.CaptureFixture[str
             for e in events]
     idle = report_of(wide)
     said = contents(idle, time_series(idle))["advice"]
-    assert any(re.match(r"The GPUs were busy \d+% of the time, and never more than 4 of 16", each)
-               and each.endswith("ask for 4 GPUs.") for each in said)
+    assert any(re.match(r"The GPUs were busy \d+% of the time, and never more than 4 of 16 at "
+                        r"once: ask for 4 GPUs\.", each) for each in said)
     assert any(each.startswith("The CPUs were lent") for each in said)
 
 

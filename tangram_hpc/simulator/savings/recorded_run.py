@@ -48,12 +48,14 @@ class LeftOut:
         whole_gpus: Actions that held whole GPUs, which are played with their CPUs only.
         unprofiled: Actions on several CPUs whose serial fraction is an estimate.
         retried: Actions that started more than once, which are played once.
+        bound: Actions that were bound to a component, which are played on any node.
     """
 
     unended: int = 0
     whole_gpus: int = 0
     unprofiled: int = 0
     retried: int = 0
+    bound: int = 0
 
 
 @dataclass
@@ -130,6 +132,7 @@ def _is_played(r: ActionRecord, witness: RunWitness, left_out: LeftOut) -> bool:
         return False
     left_out.whole_gpus += r.action.gpus > 0
     left_out.retried += r.attempt > 1
+    left_out.bound += bool(r.action.component)
     return True
 
 

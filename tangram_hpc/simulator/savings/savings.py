@@ -220,7 +220,8 @@ def _assumptions(run: RecordedRun, found: Savings, k: int, durations: str) -> li
     said += [text for number, text in (
         (left.unended, "had not started or not ended, and are left out."),
         (left.whole_gpus, "held whole GPUs, and are simulated with their CPUs only."),
-        (left.retried, "started more than once, and are simulated once.")) if number
+        (left.retried, "started more than once, and are simulated once."),
+        (left.bound, "were bound to a component, and are simulated on any node.")) if number
         for text in [f"{number} actions {text}"]]
     if found.actions < found.actions_of_job:
         said.append(f"Compared are the {found.trajectories} trajectories that began first, with "
