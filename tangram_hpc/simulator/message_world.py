@@ -262,4 +262,6 @@ class MessageWorld:
                 self._to_broker.send(ms.RequestSession(spec))
             for action in actions:
                 self._to_broker.send(ms.Submit(action), b"")
+            if not actions and (session := self.client.over(state)):
+                self._to_broker.send(ms.ReleaseSession(session))
         self._to_broker.flush()

@@ -134,6 +134,12 @@ class WorkloadClient:
             self._next_turn(state, now)
         return self._closes(state)
 
+    def over(self, state: TrajectoryState) -> int:
+        """Returns the session to close now because its trajectory has ended by thinking, without an
+        action in its last turn; 0 for none.
+        """
+        return self._closes(state)
+
     def failed(self, action: int, leases: int) -> tuple[SessionSpec | None, Action]:
         """Notes that an action was lost with its node after `leases` leases.
 

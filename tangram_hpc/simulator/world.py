@@ -155,9 +155,14 @@ class SimulationWorld:
         for action in ended:
             session = self.client.ended(action)
             self._record_event(ev.ActionAcknowledged(now, (action,)))
-            if session:
-                self._record_event(ev.SessionClosing(now, session, ""))
-                self._record_event(ev.SessionClosed(now, session, ""))
+            self._close(session)
+
+    def _close(self, session: int) -> None:
+        """Closes a session; 0 is none."""
+        if session:
+            now = self.event_queue.now
+            self._record_event(ev.SessionClosing(now, session, ""))
+            self._record_event(ev.SessionClosed(now, session, ""))
 
     def _submit(self, state: TrajectoryState) -> None:
         spec, actions = self.client.due(state)
@@ -169,6 +174,8 @@ class SimulationWorld:
             self._refuse(f"{state.spec.trajectory}.{state.turn} {action.name}",
                          refusal(ledger, placer, action))
             self._record_event(ev.ActionSubmitted(self.event_queue.now, action))
+        if not actions:
+            self._close(self.client.over(state))
 
     def _refuse(self, what: str, why: str) -> None:
         if why:

@@ -149,6 +149,13 @@ acct -j ancient
 acct -j none
 acct -j strange
 acct -j missing
+report good --json --simulate 0
+report good --json --static -1
+report good -o missing/page.html --simulate 0
+report good --window 9:3
+report torn --json --simulate 0
+report damaged --json
+report missing --json
 info
 info -j good
 info -j ended
@@ -219,6 +226,7 @@ def json_keys() -> dict[str, Any]:
                 "plan": ["plan", "--model", "qwen3-14b", "--gpus", "8", "--hardware",
                          "a800-80g"],
                 "acct": ["acct", "-j", "good"],
+                "report": ["report", "good"],
                 "acct --held": ["acct", "-j", "good", "--held"],
                 "explain of a past action": ["explain", past, "-j", "good"]}.items():
             found[name] = keys(told([*words, "--json"]))

@@ -28,7 +28,7 @@ ORDER: list[tuple[str | list[str], ...]] = [
     ("scheduler", "accounting"),
     ("libra/planner", "libra/hybrid"), ("protocol", "config"), ("ports",),
     ("broker", "worker", "gateway", "client", ADAPTERS),
-    ("simulator", "doctor", "accounting/books"), ("libra/simulation",), ("app",),
+    ("simulator", "doctor", "accounting/books"), ("libra/simulation", "report"), ("app",),
     ("libra/live",), ("training",), ("demo", "simulator/replay"), ("hooks", "http_api"), ("cli",),
     ("__init__", "__main__"),
 ]
@@ -38,9 +38,10 @@ PLACE = {room: (rank, line, step)
          for line, rooms in enumerate(lines)
          for step, room in enumerate([rooms] if isinstance(rooms, str) else rooms)}
 
-# packages that lie to the left and still may not be imported: the simulators need no MPI, no Slurm,
-# no sockets and no processes
-BLIND = {(room, adapter) for room in ("simulator", "libra/simulation") for adapter in ADAPTERS}
+# packages that lie to the left and still may not be imported: the simulators and the report need no
+# MPI, no Slurm, no sockets and no processes
+BLIND = {(room, adapter) for room in ("simulator", "libra/simulation", "report")
+         for adapter in ADAPTERS}
 FACE = ("demo", "hooks", "http_api", "cli")  # users of the public face
 
 # foreign package -> the only places that may import it
@@ -63,7 +64,8 @@ DOORS: dict[str, tuple[str, ...]] = {
     "sqlalchemy": ("accounting/books/",),
     "numpy": ("scheduler/placement/", "slurm/budget.py", "libra/planner/", "libra/live/",
               "protocol/value.py", "services/torch/torch_methods.py", "demo/", "hooks/reference",
-              "hooks/openrlhf_agent.py"),
+              "hooks/openrlhf_agent.py", "report/"),
+    "plotly": ("report/figures.py",),
     "scipy": ("scheduler/placement/", "libra/planner/"),
     "cloudpickle": ("client/functions.py", "sandbox/process/runner.py"),
     "pickle": ("client/", "sandbox/process/runner.py", "storage/checkpoint.py"),

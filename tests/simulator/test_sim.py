@@ -355,6 +355,17 @@ def test_a_simulation_that_cannot_end_is_reported(latency_us: int | None) -> Non
         simulate(workload(1, 3), one_node(8), make_placer("fcfs:4"), failures=[Failure("x", 1)])
 
 
+@pytest.mark.parametrize("latency_us", [None, 0])
+def test_a_trajectory_that_ends_by_thinking_gives_its_reservation_back(latency_us: int | None
+                                                                      ) -> None:
+    turns = [{"think_s": 1, "actions": [{"name": "a", "resource": "cpu", "work_s": 1,
+                                         "degrees": [1]}]}, {"think_s": 2, "actions": []}]
+    work = Workload.model_validate({"name": "w", "trajectories": [
+        {"trajectory": f"t{n}", "start_s": 0, "turns": turns} for n in range(3)]})
+    run = simulate(work, one_node(4), make_placer("static:4"), latency_us=latency_us)
+    assert run.figures()["step_s"] == pytest.approx(12)  # one after another, 4 s each
+
+
 def test_a_simulation_of_30_hours_ends() -> None:
     rows = [{"trajectory": "t", "start_s": 9000, "turns": [{"think_s": 9000, "actions": [
         {"name": "x", "resource": "cpu", "work_s": 90000, "degrees": [1]}]}]}]

@@ -1,0 +1,164 @@
+"""`tangram report`: writes one HTML page about a job: figures, advice, plots, savings.
+
+Everything is computed from the job's journal, during the job and after it. No broker is asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..helpers import ids
+
+if TYPE_CHECKING:
+    from ...report.lanes import Window
+    from ...report.reported_job import ReportedJob
+
+
+def add(verbs: Any) -> None:
+    """Adds this verb to the command line."""
+    p = verbs.add_parser(
+        "report", help="write a page with figures, advice and plots of a job",
+        description="Writes one HTML file about a job that opens in any browser without a network, "
+                    "and says what the same actions would have needed with one reservation for "
+                    "each trajectory, first come first served, and on a smaller allocation.")
+    p.add_argument("job", nargs="?", default="", type=ids.job, metavar="JOB",
+                   help="the job (default: the last one)")
+    p.add_argument("-o", "--output", type=Path, metavar="FILE",
+                   help="file to write (default: report-JOB.html)")
+    p.add_argument("--json", action="store_true",
+                   help="print the figures as one JSON object instead; this needs no Plotly")
+    for kind in ("png", "svg"):
+        p.add_argument(f"--{kind}", type=Path, metavar="FOLDER",
+                       help=f"write each plot into this folder too, as {kind.upper()}; this needs "
+                            "Kaleido and Chrome or Chromium")
+    p.add_argument("--window", type=_window, metavar="FROM:TO",
+                   help="part of the job that the timeline shows, in seconds from its beginning "
+                        "(default: all of it)")
+    p.add_argument("--static", type=int, default=0, metavar="K",
+                   help="CPUs of a trajectory's reservation in the comparison (default: what its "
+                        "actions need, up to 4 if they can use them)")
+    p.add_argument("--simulate", type=int, default=-1, metavar="N",
+                   help="simulate N actions at most for the comparison, those of the trajectories "
+                        "that began first; 0: no comparison (default: 2000)")
+    p.set_defaults(go=go)
+
+
+def _window(text: str) -> tuple[float, float]:
+    since, colon, until = text.partition(":")
+    try:
+        found = float(since or 0), float(until)
+    except ValueError:
+        found = 1.0, 0.0
+    if not colon or not 0 <= found[0] < found[1] < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} must be FROM:TO in seconds, such as 60:90")
+    return found
+
+
+def go(args: argparse.Namespace) -> int:
+    """Writes the page, or prints the figures; returns the exit status."""
+    from ...report.figures import graph_objects
+    from ...storage.rundir import last_job
+
+    if not args.json:
+        graph_objects()  # refuses before any work is done
+    job = args.job or last_job(os.environ)
+    report = _report(job, args)
+    if args.json:
+        from ...report.contents import contents
+        from ...report.series import time_series
+
+        print(json.dumps(contents(report, time_series(report))))
+        return 0
+    window = _chosen(args.window, report)
+    _write(report, args.output or Path(f"report-{report.row.job or job}.html"), window)
+    return _pictures(report, args, window)
+
+
+def _report(job: str, args: argparse.Namespace) -> ReportedJob:
+    """Reads the job, and simulates what else it could have been."""
+    import time
+
+    from ...report.reported_job import gather
+    from ...storage.job_folders import is_served
+    from ...storage.journal_segments import read_journals
+    from ...storage.rundir import job_dir
+
+    folder = job_dir(os.environ, job)
+    report = gather(read_journals(folder), is_served(folder), time.time_ns())
+    _compare(report, args)
+    return report
+
+
+def _compare(report: ReportedJob, args: argparse.Namespace) -> None:
+    from ...errors import InvalidInput
+    from ...simulator.savings.recorded_run import recorded_run
+    from ...simulator.savings.savings import SIMULATED_MAX, savings
+
+    if args.static < 0:
+        raise InvalidInput(f"--static {args.static}: must be a number of CPUs")
+    if args.simulate == 0:
+        report.why_no_savings = "--simulate 0 left it out"
+        return
+    if report.row.state == "RUNNING":
+        report.why_no_savings = "the job still runs"
+        return
+    run = recorded_run(report.folded, report.witness)
+    if run is None:
+        report.why_no_savings = "no action of the job can be simulated"
+        return
+    limit = args.simulate if args.simulate > 0 else SIMULATED_MAX
+    report.savings = savings(run, report.folded, args.static, limit, _progress)
+
+
+def _progress(text: str) -> None:
+    print(f"tangram: report: {text}", file=sys.stderr)
+
+
+def _chosen(window: tuple[float, float] | None, report: ReportedJob) -> Window | None:
+    """Returns the window within the job.
+
+    Raises:
+        InvalidInput: The window begins after the job's end.
+    """
+    from ...errors import InvalidInput
+    from ...report.lanes import Window
+
+    if window is None:
+        return None
+    end_s = (report.until_ns - report.since_ns) / 1e9
+    if window[0] >= end_s:
+        raise InvalidInput(f"--window {window[0]:g}:{window[1]:g}: the job lasted {end_s:.1f} s")
+    return Window(window[0], min(window[1], end_s))
+
+
+def _pictures(report: ReportedJob, args: argparse.Namespace, window: Window | None) -> int:
+    from ...report.figures import all_plots, write_pictures
+    from ...report.lanes import lanes
+    from ...report.series import time_series
+
+    wanted = [(kind, folder) for kind in ("png", "svg") if (folder := getattr(args, kind))]
+    if wanted:
+        plots = all_plots(report, time_series(report), lanes(report, window))
+        for kind, folder in wanted:
+            for path in write_pictures(plots, folder, kind):
+                print(path)
+    return 0
+
+
+def _write(report: ReportedJob, path: Path, window: Window | None) -> None:
+    """Writes the page, and says in one line how large it is."""
+    from ...errors import InvalidInput
+    from ...report.page import page
+
+    data = page(report, window).encode()
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise InvalidInput(f"--output {path}: {error.strerror}") from None
+    print(f"{path}: {len(report.folded.records)} actions, {len(data) / 2**20:.1f} MiB; open it in "
+          "a browser")

@@ -1,0 +1,71 @@
+"""The trajectories that took longest, as bars: when each action waited and when it ran.
+
+A trajectory is a session, or what the client called one; an action without either is not shown. The
+number of trajectories and of bars is bounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..accounting.record import ActionRecord
+from ..domain.ids import show
+from ..simulator.savings.run_witness import group_by_trajectory, trajectory_of
+from .lanes import OTHERS
+from .reported_job import ReportedJob
+
+TRAJECTORIES_MAX, ACTIONS_MAX = 20, 100  # of each trajectory, its first actions
+WAIT = "waiting"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: its row, its class, and its place in ns from the trajectory's first action."""
+
+    row: int
+    name: str
+    from_ns: int
+    long_ns: int
+
+
+@dataclass
+class Waterfall:
+    """Labels of the rows, and the bars."""
+
+    labels: list[str] = field(default_factory=list)
+    bars: list[Bar] = field(default_factory=list)
+
+
+def slowest_trajectories(report: ReportedJob, names: list[str]) -> Waterfall:
+    """The trajectories with the longest time from the first submission to the last result.
+
+    Args:
+        report: The job.
+        names: Classes with a colour of their own; all others are OTHERS.
+    """
+    own = [r for r in report.ended if r.action.session or trajectory_of(r)]
+    groups = group_by_trajectory(own, report.witness)
+    chosen = sorted(groups, key=lambda records: -_span_ns(records))[:TRAJECTORIES_MAX]
+    found = Waterfall()
+    for row, records in enumerate(chosen):
+        found.labels.append(_label(records, report, row))
+        zero = records[0].submit_ns
+        for r in records[:ACTIONS_MAX]:
+            start = r.start_ns or r.end_ns
+            name = r.action.name if r.action.name in names else OTHERS
+            if start > r.submit_ns:
+                found.bars.append(Bar(row, WAIT, r.submit_ns - zero, start - r.submit_ns))
+            if r.end_ns > start:
+                found.bars.append(Bar(row, name, start - zero, r.end_ns - start))
+    return found
+
+
+def _span_ns(records: list[ActionRecord]) -> int:
+    return max(r.end_ns for r in records) - records[0].submit_ns
+
+
+def _label(records: list[ActionRecord], report: ReportedJob, row: int) -> str:
+    """The name of a trajectory with its place, since names may be equal."""
+    name = next((r.session_name or trajectory_of(r) for r in records
+                 if r.session_name or trajectory_of(r)), show(records[0].action.session))
+    return f"{row + 1}. {name}"

@@ -1,0 +1,229 @@
+"""Computes what the actions of a job would have needed otherwise: with one reservation per
+trajectory, first come first served, and on a smaller allocation.
+
+Each alternative is a run of the simulator, which is the scheduler's own code under a simulated
+clock. The job is simulated as it ran, too: how far that run is from the recorded one says how far
+the others can be trusted. Every row has the same measure of what was held, which is all CPUs and
+GPUs of its nodes from the beginning of the first trajectory to the last result; only for one job
+for each trajectory it is what these jobs hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from ...accounting.record import Fold
+from ...domain import event as ev
+from ...errors import InvalidInput
+from ...scheduler.placement.placers.placer_registry import make_placer
+from ..sizing import Holding, full_holding, resized
+from ..workload import Cluster, Workload, all_actions
+from ..world import SimulationWorld
+from .recorded_run import RecordedRun
+
+SIMULATED_MAX = 2000  # actions; a placer needs up to 5 ms of CPU time for each
+SMALLER = (0.75, 0.5)  # of the CPUs and GPUs
+GROWTH_MAX = 0.10  # a smaller allocation will do if the mean ACT grows by no more
+K_USUAL = 4  # CPUs of a reservation, where no action needs more and some can use as many
+_SECOND, _HOUR = 10**9, 3600 * 10**9
+
+RECORDED, AS_RUN, FCFS, STATIC, JOBS = "recorded", "as run", "fcfs", "static", "jobs"
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One way to run the same actions. A figure is None where the way is impossible.
+
+    Attributes:
+        way: RECORDED, AS_RUN, FCFS, STATIC, JOBS, or a share of the allocation such as "75%".
+        policy: The placer.
+        cpus, gpus: What is held at one time, at most.
+        mean_act_s: Mean time from submission to result, of actions that have one.
+        step_s: From the beginning of the first trajectory to the last result.
+        held_core_h, held_gpu_h: What was held for so long.
+        why_not: Why it is impossible; empty if it is not.
+    """
+
+    way: str
+    policy: str
+    cpus: int = 0
+    gpus: int = 0
+    mean_act_s: float | None = None
+    step_s: float | None = None
+    held_core_h: float | None = None
+    held_gpu_h: float | None = None
+    why_not: str = ""
+
+
+@dataclass
+class Savings:
+    """All alternatives of one job, and what they rest on.
+
+    Attributes:
+        rows: The alternatives; the first is the recorded run.
+        assumptions: Sentences that say what was assumed.
+        trajectories, actions: How many were compared.
+        actions_of_job: How many the job had that can be simulated.
+    """
+
+    rows: list[Alternative] = field(default_factory=list)
+    assumptions: list[str] = field(default_factory=list)
+    trajectories: int = 0
+    actions: int = 0
+    actions_of_job: int = 0
+
+    def row(self, way: str) -> Alternative | None:
+        """The alternative of this name, if it is possible."""
+        return next((r for r in self.rows if r.way == way and not r.why_not), None)
+
+    def growth(self, way: str) -> float | None:
+        """By which fraction the mean ACT grows against the simulated run on the whole allocation;
+        None where either is impossible.
+        """
+        row, whole = self.row(way), self.row(AS_RUN)
+        if row is None or whole is None or not row.mean_act_s or not whole.mean_act_s:
+            return None
+        return row.mean_act_s / whole.mean_act_s - 1
+
+
+def reservation(work: Workload) -> int:
+    """How many CPUs a reservation for one trajectory has: as many as each of its actions needs,
+    and K_USUAL if some action can use as many.
+    """
+    degrees = [a.degrees for a in all_actions(work) if a.resource == "cpu"]
+    least = max((d[0] for d in degrees), default=1)
+    return max(least, min(K_USUAL, max((d[-1] for d in degrees), default=1)))
+
+
+def savings(run: RecordedRun, folded: Fold, static_cpus: int = 0,
+            actions_max: int = SIMULATED_MAX,
+            progress: Callable[[str], None] = lambda text: None) -> Savings:
+    """Simulates all alternatives.
+
+    Args:
+        run: The job as the simulator can play it.
+        folded: Its records.
+        static_cpus: CPUs of a reservation; 0 for what `reservation` says.
+        actions_max: So many actions are simulated at most, those of the trajectories that began
+            first.
+        progress: Called with what is simulated next.
+    """
+    part = run.first(actions_max)
+    found = Savings(trajectories=len(part.work.trajectories), actions=len(all_actions(part.work)),
+                    actions_of_job=len(all_actions(run.work)))
+    k = static_cpus or reservation(part.work)
+    durations = "learned" if run.left_out.unprofiled else "oracle"
+    found.rows.append(_recorded(part, folded))
+
+    def add(way: str, policy: str, cluster: Cluster) -> None:
+        progress(f"simulating {found.actions} actions: {way} ({policy})")
+        found.rows.append(_simulated(way, part.work, cluster, policy, durations))
+
+    as_run = folded.placer or "elastic"
+    add(AS_RUN, as_run, part.cluster)
+    add(FCFS, f"fcfs:{k}", part.cluster)
+    add(STATIC, f"static:{k}", part.cluster)
+    add(JOBS, f"static:{k}", _room_for_all(part, k))
+    full = full_holding(part.cluster)
+    for share in SMALLER:
+        held = Holding(-(-int(full.cpus * share * 100) // 100), int(full.gpus * share))
+        if held != full and held.cpus:
+            add(f"{share:.0%}", as_run, resized(part.cluster, held))
+    found.assumptions = _assumptions(run, found, k, durations)
+    return found
+
+
+def _recorded(part: RecordedRun, folded: Fold) -> Alternative:
+    records = [folded.records[number] for number in part.numbers]
+    end_ns = max(r.end_ns for r in records)
+    core_ns = gpu_ns = 0
+    for stay in part.stays:
+        held_ns = stay.held_ns(part.begun_ns, end_ns)
+        core_ns += len(stay.spec.cores) * held_ns
+        gpu_ns += len(stay.spec.gpus) * held_ns
+    full = full_holding(part.cluster)
+    return Alternative(
+        RECORDED, folded.placer, full.cpus, full.gpus,
+        sum(r.end_ns - r.submit_ns for r in records) / len(records) / _SECOND,
+        (end_ns - part.begun_ns) / _SECOND, core_ns / _HOUR, gpu_ns / _HOUR)
+
+
+def _simulated(way: str, work: Workload, cluster: Cluster, policy: str, durations: str
+               ) -> Alternative:
+    full = full_holding(cluster)
+    told = Alternative(way, policy, full.cpus, full.gpus)
+    try:
+        world = SimulationWorld(work, cluster, make_placer(policy), durations == "oracle")
+        world.events = []
+        figures = world.run().figures()
+    except InvalidInput as error:
+        return replace(told, why_not=str(error))
+    step_s = figures["step_s"]
+    told = replace(told, mean_act_s=figures["mean_act_s"], step_s=step_s,
+                   held_core_h=full.cpus * step_s / 3600, held_gpu_h=full.gpus * step_s / 3600)
+    if way != JOBS:
+        return told
+    most, core_ns = _reserved(world.events)
+    return replace(told, cpus=most, held_core_h=core_ns / _HOUR)
+
+
+def _reserved(events: list[ev.Event]) -> tuple[int, int]:
+    """The CPUs that sessions reserved at one time, at most, and their sum over time in core-ns."""
+    since, now, most, core_ns = dict[int, tuple[int, int]](), 0, 0, 0
+    for event in events:
+        if isinstance(event, ev.SessionPlaced):
+            since[event.session] = event.at, len(event.cores)
+            now += len(event.cores)
+            most = max(most, now)
+        elif isinstance(event, ev.SessionClosed) and event.session in since:
+            at, cores = since.pop(event.session)
+            now -= cores
+            core_ns += cores * (event.at - at)
+    return most, core_ns
+
+
+def _room_for_all(part: RecordedRun, k: int) -> Cluster:
+    """The cluster with so many CPUs and so much memory that no reservation waits."""
+    trajectories = part.work.trajectories
+    cpus = sum(k for t in trajectories if any(a.resource == "cpu" for n in t.turns
+                                              for a in n.actions))
+    mem_mib = sum(t.session.mem_mib for t in trajectories)
+    first, *others = part.cluster.nodes
+    wide = first.model_copy(update={"cpus": max(first.cpus, cpus),
+                                    "mem_mib": max(first.mem_mib, mem_mib)})
+    return part.cluster.model_copy(update={"nodes": (wide, *others)})
+
+
+def _assumptions(run: RecordedRun, found: Savings, k: int, durations: str) -> list[str]:
+    said = [
+        "Every row but the recorded one is a simulation with the scheduler's own code; the row "
+        "\"as run\" is the same run simulated, to compare it with the recorded one.",
+        "The actions are those of the records, and a trajectory thinks as long as it did. What it "
+        "submitted before its earlier actions had ended counts as submitted together with them. An "
+        "action with neither a session nor a trajectory's name is a trajectory of its own.",
+        f"A reservation holds {k} CPUs from the beginning of its trajectory to the end, as a pod "
+        "or a job of its own would; an action uses as many of them as it can. Each GPU service "
+        "has at least one GPU of its own.",
+        "\"jobs\" is one job for each trajectory, which all start at once: held are the CPUs of "
+        "these jobs, each for its own time. No queue of Slurm and no start of a job is counted.",
+        "Held are all CPUs and GPUs of the nodes from the beginning of the first trajectory to "
+        "the last result. All nodes that the job ever had are there from the beginning.",
+        "Starting a process and carrying messages count as run time, as recorded; in the "
+        "simulation more CPUs shorten them too. Opening a session takes no time.",
+        "Where the journal does not say how long a policy thought before a trajectory's first "
+        "action, it counts as long as before the trajectory's later turns in the mean."]
+    left = run.left_out
+    if durations == "learned":
+        said.append(f"{left.unprofiled} actions could use several CPUs and nobody said how well: "
+                    "their serial fraction is the one that explains best how long their class ran.")
+    said += [text for number, text in (
+        (left.unended, "had not started or not ended, and are left out."),
+        (left.whole_gpus, "held whole GPUs, and are simulated with their CPUs only."),
+        (left.retried, "started more than once, and are simulated once."),
+        (left.bound, "were bound to a component, and are simulated on any node.")) if number
+        for text in [f"{number} actions {text}"]]
+    if found.actions < found.actions_of_job:
+        said.append(f"Compared are the {found.trajectories} trajectories that began first, with "
+                    f"{found.actions} of {found.actions_of_job} actions.")
+    return said

@@ -1,0 +1,283 @@
+"""`tangram report`: figures as `tangram acct` has them, true advice, names that are text."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from helpers.mixed_job import JOB, run_mixed_job
+from helpers.recorded_job import BEGAN_NS, busy_job, played, write_job
+
+from tangram_hpc.cli import main
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.report.advice import advice
+from tangram_hpc.report.contents import contents
+from tangram_hpc.report.labels import label, plain
+from tangram_hpc.report.lanes import BINS, ROWS_MAX, Window, lanes
+from tangram_hpc.report.page import page
+from tangram_hpc.report.reported_job import ReportedJob, gather
+from tangram_hpc.report.series import mean_level, peak, time_series
+from tangram_hpc.simulator.workload import EXAMPLES, read_cluster, read_workload
+
+HOSTILE = ' <img src=x onerror=alert(1)></script><script>alert(2)</script>\x1b[2J\u202e"\'&amp;'
+
+
+class Elements(HTMLParser):
+    """All elements of a page, and its text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real mixed job whose names came from a model, and simulated ones."""
+    home = tmp_path_factory.mktemp("home")
+    run_mixed_job(home, trajectories=2, turns=2, hostile=HOSTILE)
+    work, cluster = read_workload(Path("mixed-24")), read_cluster(EXAMPLES / "cluster-24.json")
+    write_job(home, played(work, cluster, "elastic")[1], "4711")
+    return home
+
+
+@pytest.fixture(autouse=True)
+def _here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANGRAM_HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main(list(words)) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def report_of(events: list[ev.Event], served: bool = False) -> ReportedJob:
+    return gather(events, served, events[-1].at if events else BEGAN_NS)
+
+
+@pytest.mark.parametrize("job", ["4711", JOB])
+def test_figures_are_those_of_acct(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "report", job, "--json", "--simulate", "0")
+    actions = told(capsys, "acct", "-j", job, "--json")["actions"]
+    row = told(capsys, "acct", "-X", "-j", job, "--json")["jobs"][0]
+    head, hour = found["headline"], 3600e9
+    assert head["actions"] == len(actions) and head["state"] == row["state"]
+    ended = [a for a in actions if a["end_ns"]]
+    acts = [a["end_ns"] - a["submit_ns"] for a in ended]
+    assert head["act_mean_s"] == pytest.approx(sum(acts) / len(acts) / 1e9)
+    assert head["cpu_held_core_h"] == pytest.approx(row["held_ns"] / hour)
+    assert head["cpu_used_core_h"] == pytest.approx(row["cpu_ns"] / hour)
+    assert head["cpu_lent_core_h"] == pytest.approx(sum(a["cpu_held_ns"] for a in actions) / hour)
+    assert head["cpus"] == row["cpus"] and head["gpus"] == row["gpus"]
+    slowest = max(ended, key=lambda a: a["end_ns"] - a["submit_ns"])
+    assert found["slowest"][0]["action"] == slowest["job_id"]
+    assert sum(row["actions"] for row in found["classes"]) == len(ended)
+    calls = [a for a in ended if a["key"].startswith("service:")]
+    assert sum(row["calls"] for row in found["services"]) == len(calls) > 0
+    assert found["endpoints"][0]["calls"] == sum(a["key"] == "endpoint:search" for a in ended)
+    for row in found["classes"]:
+        assert row["act_mean_s"] == pytest.approx(
+            sum(row[f"{part}_mean_s"] for part in ("wait", "restore", "run", "rest")), abs=2e-6)
+
+
+def test_the_page_shows_these_figures_and_asks_for_nothing_from_outside(
+        capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["report", "4711", "-o", "page.html", "--simulate", "0"]) == 0
+    assert re.fullmatch(r"page\.html: 117 actions, [45]\.\d MiB; open it in a browser\n",
+                        capsys.readouterr().out)
+    text = (tmp_path / "page.html").read_text()
+    elements = Elements()
+    elements.feed(text)
+    assert not [attrs for _, attrs in elements.found
+                if {"src", "href", "action", "data"} & set(attrs)]
+    policy = next(attrs["content"] for tag, attrs in elements.found
+                  if "http-equiv" in attrs and tag == "meta")
+    assert policy is not None and policy.startswith("default-src 'none'")
+    figures = json.loads(re.search(r'id="figures">(.*?)</script>', text)[1])  # type: ignore[index]
+    assert figures["headline"] == told(capsys, "report", "4711", "--json", "--simulate",
+                                       "0")["headline"]
+    assert "117" in elements.text and f"{figures['headline']['act_mean_s'] * 1000:.0f} ms" in text
+
+
+def test_names_that_a_model_chose_are_text(home: Path, tmp_path: Path) -> None:
+    assert main(["report", JOB, "-o", "page.html", "--simulate", "0"]) == 0
+    text = (tmp_path / "page.html").read_text()
+    elements = Elements()
+    elements.feed(text)
+    tags = [tag for tag, _ in elements.found]
+    assert "img" not in tags and tags.count("script") == 5  # three of data, Plotly and ours
+    assert not [attrs for _, attrs in elements.found if any(a.startswith("on") for a in attrs)]
+    data = "".join(re.findall(r'type="application/json" id="\w+">(.*?)</script>', text))
+    assert "<" not in data and "\x1b" not in text and "\u202e" not in text
+    plots = json.loads(re.search(r'id="plots">(.*?)</script>', text)[1])  # type: ignore[index]
+    names = [trace.get("name") or "" for trace in plots["timeline"]["data"]]
+    assert any("&lt;img" in name for name in names)  # Plotly reads HTML in names
+    assert not any("<" in name for name in names)
+
+
+def test_a_label_prints_is_short_and_has_no_marks_of_html() -> None:
+    assert plain("a\x1bb\u202ec\nd") == "a\\x1bb\\u202ec\\nd"
+    assert label("<a href='x'>&") == "&lt;a href=&#x27;x&#x27;&gt;&amp;"
+    assert len(plain("x" * 10**6)) == 48 and plain("x" * 48) == "x" * 48
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_an_empty_job_and_one_that_just_began_have_a_page(served: bool) -> None:
+    begun = [ev.BrokerStarted(BEGAN_NS, "4711", "elastic", "none", "ada")]
+    report = report_of(begun, served)
+    text = page(report)
+    assert "No action has ended" in text and "Plotly" not in text and len(text) < 20_000
+    assert ("RUNNING" if served else "FAILED") in text
+
+
+def test_a_running_job_has_a_page_of_what_was_so_far() -> None:
+    events = busy_job(400, 1, 4)
+    half = events[:len(events) // 2]
+    report = gather(half, True, half[-1].at + 5 * 10**9)
+    series = time_series(report)
+    assert report.row.state == "RUNNING" and series.running[-1] >= 1  # they still hold their cores
+    grid = lanes(report)
+    assert (grid.cells[:, -1] > 0).any() and "RUNNING" in page(report)
+
+
+def test_a_torn_journal_has_a_page_of_what_is_whole(home: Path, tmp_path: Path,
+                                                   capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(home / "jobs" / "4711", home / "jobs" / "torn", dirs_exist_ok=True)
+    journal = home / "jobs" / "torn" / "journal"
+    journal.write_bytes(journal.read_bytes()[:-9])
+    found = told(capsys, "report", "torn", "--json", "--simulate", "0")
+    whole = told(capsys, "report", "4711", "--json", "--simulate", "0")
+    assert found["headline"]["state"] == "FAILED"  # its end was in what was torn off
+    assert 0 <= found["headline"]["actions"] <= whole["headline"]["actions"]
+    assert main(["report", "torn", "-o", "torn.html", "--simulate", "0"]) == 0
+
+
+def test_savings_and_their_assumptions_are_in_the_report(capsys: pytest.CaptureFixture[str]
+                                                         ) -> None:
+    found = told(capsys, "report", "4711", "--json", "--static", "2")["savings"]
+    assert [row["policy"] for row in found["rows"]] == [
+        "elastic", "elastic", "fcfs:2", "static:2", "static:2", "elastic", "elastic"]
+    assert found["rows"][3]["act_growth"] > 0 and found["assumptions"]
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["missing"], "missing"), (["4711", "--static", "-1"], "--static -1"),
+    (["4711", "--window", "900:901"], "--window 900:901: the job lasted 18.6 s"),
+    (["4711", "-o", "no/such/folder.html"], "--output no/such/folder.html: No such file")])
+def test_wrong_input_is_one_line_with_status_2(words: list[str], says: str,
+                                               capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", *words, *([] if "--static" in words else ["--simulate", "0"])]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and says in lines[0]
+
+
+def test_a_wrong_window_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["report", "4711", "--window", "9:3"])
+    assert "must be FROM:TO in seconds" in capsys.readouterr().err
+
+
+def test_without_plotly_one_line_names_the_remedy_and_figures_need_none(
+        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("plotly", "plotly.graph_objects"):
+        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
+    assert main(["report", "4711"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "[report]'` installs it" in said
+    assert told(capsys, "report", "4711", "--json", "--simulate", "0")["headline"]["actions"] == 117
+
+
+# ---- series, timeline, advice -------------------------------------------------------------------
+
+
+def test_a_mean_level_is_exact() -> None:
+    edges = np.linspace(0, 100, 11)
+    spans = [(5, 15, 2), (0, 100, 1), (42, 44, 10), (90, 250, 3), (-20, 5, 4)]
+    plainly = [sum(w * max(0, min(b, edges[n + 1]) - max(a, edges[n])) for a, b, w in spans) / 10
+               for n in range(10)]
+    assert mean_level(spans, edges) == pytest.approx(plainly)
+    assert mean_level([], edges) == pytest.approx(np.zeros(10))
+
+
+def test_a_peak_is_that_of_an_instant() -> None:
+    assert peak([(0, 10, 2), (10, 20, 2), (5, 6, 1), (19, 30, .5), (19, 30, .5)]) == 3
+    assert peak([]) == peak([(5, 5, 9)]) == 0
+
+
+def test_series_add_up_to_the_figures() -> None:
+    report = report_of(busy_job(600, 2, 4))
+    series = time_series(report)
+    core_h = series.cpus_lent.sum() * series.bin_s / 3600
+    assert core_h == pytest.approx(report.folded.usage.lent_ns / 3600e9)
+    waited = sum(r.planned_ns for r in report.ended) / 1e9
+    assert series.waiting.sum() * series.bin_s == pytest.approx(waited)
+    assert series.cpus_held[10:].max() == pytest.approx(8)
+
+
+def test_a_cell_has_the_class_that_held_its_unit_longest() -> None:
+    report = report_of(busy_job(60, 1, 3, classes=4))
+    grid = lanes(report)
+    assert grid.rows == ["n0 cpu 0", "n0 cpu 1", "n0 cpu 2"] and grid.units == 1
+    middles = report.since_ns + (np.arange(BINS) + 0.5) * grid.bin_s * 1e9
+    for r in report.ended:  # an action that is longer than two cells has all but its first and last
+        row = grid.cells[r.grants[0][1][0]]
+        inside = (middles > r.start_ns + 1e9 * grid.bin_s) & (middles < r.end_ns - 1e9 * grid.bin_s)
+        assert (row[inside] == 1 + grid.names.index(r.action.name)).all()
+    narrow = lanes(report, Window(2.0, 3.0))
+    assert narrow.bin_s == pytest.approx(1 / BINS) and narrow.since_s == 2.0
+
+
+def test_many_units_share_rows_and_many_classes_share_a_colour() -> None:
+    grid = lanes(report_of(busy_job(500, 9, 64, classes=30)))
+    assert len(grid.rows) <= ROWS_MAX and grid.units == 3 and grid.rows[0] == "n0 cpu 0-2"
+    assert len(grid.names) == 12 and grid.names[-1] == "other classes"
+    assert grid.cells.max() == 12
+
+
+def test_advice_is_given_only_where_it_is_true(capsys: pytest.CaptureFixture[str]) -> None:
+    full = report_of(busy_job(2000, 1, 16))
+    assert advice(full, time_series(full)) == []
+    work, cluster = read_workload(Path("mixed-24")), read_cluster(EXAMPLES / "cluster-24.json")
+    events = played(work, cluster, "elastic")[1]
+    wide = [ev.NodeJoined(e.at, e.node, wider(e.spec)) if isinstance(e, ev.NodeJoined) else e
+            for e in events]
+    idle = report_of(wide)
+    said = contents(idle, time_series(idle))["advice"]
+    assert any(re.match(r"The GPUs were busy \d+% of the time, and never more than 4 of 16 at "
+                        r"once: ask for 4 GPUs\.", each) for each in said)
+    assert any(each.startswith("The CPUs were lent") for each in said)
+
+
+def wider(spec: Any) -> Any:
+    """The node with four times the GPUs, of which the run used none."""
+    return msgspec.structs.replace(spec, gpus=tuple(range(4 * len(spec.gpus))))
+
+
+def test_advice_names_failures_and_idle_ends() -> None:
+    events = busy_job(200, 1, 8)
+    failing = [e if not isinstance(e, ev.LeaseFinished) or e.lease % 5 else
+               ev.LeaseFinished(e.at, e.lease, _failed(e), True) for e in events]
+    late = [*failing[:-1], ev.BrokerStopped(failing[-1].at + 100 * 10**9, "over")]
+    said = advice(report_of(late), time_series(report_of(late)))
+    assert any("40 of 200 actions ended as FAILED" in each for each in said)
+    assert any(each.startswith("Nothing ran for") and "100 s after" in each for each in said)
+
+
+def _failed(event: ev.LeaseFinished) -> Any:
+    return msgspec.structs.replace(event.outcome, state=ActionState.FAILED)

@@ -1,0 +1,160 @@
+"""What a job would have needed otherwise, computed from its journal alone.
+
+The journals are those of simulated runs, so the simulator's own run of the shipped workload says
+what the answer must be.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.recorded_job import played
+
+from tangram_hpc.accounting.record import fold
+from tangram_hpc.domain import event as ev
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
+from tangram_hpc.simulator.savings.recorded_run import RecordedRun, recorded_run
+from tangram_hpc.simulator.savings.run_witness import RunWitness
+from tangram_hpc.simulator.savings.savings import (
+    AS_RUN,
+    FCFS,
+    JOBS,
+    RECORDED,
+    STATIC,
+    Savings,
+    reservation,
+    savings,
+)
+from tangram_hpc.simulator.simulate import simulate
+from tangram_hpc.simulator.sizing import Holding, resized
+from tangram_hpc.simulator.workload import (
+    EXAMPLES,
+    Cluster,
+    Workload,
+    all_actions,
+    read_cluster,
+    read_workload,
+)
+
+
+def coding(trajectories: int = 200, cpus: int = 800) -> tuple[Workload, Cluster]:
+    """The first trajectories of the shipped workload, and its cluster with so many CPUs."""
+    work, cluster = read_workload(Path("coding-200")), read_cluster(Path("coding-200"))
+    return (work.model_copy(update={"trajectories": work.trajectories[:trajectories]}),
+            resized(cluster, Holding(cpus, 0)))
+
+
+def recorded(events: list[ev.Event]) -> RecordedRun:
+    witness = RunWitness()
+    for event in events:
+        witness.add(event)
+    run = recorded_run(fold(events), witness)
+    assert run is not None
+    return run
+
+
+def saved(events: list[ev.Event], **given: int) -> Savings:
+    return savings(recorded(events), fold(events), **given)
+
+
+def check_against_the_simulator(work: Workload, cluster: Cluster, placer: str, oracle: bool
+                                ) -> None:
+    run, events = played(work, cluster, placer, oracle)
+    found = saved(events)
+    own, first, figures = found.row(STATIC), found.row(RECORDED), run.figures()
+    want = simulate(work, cluster, make_placer("static:4")).figures()
+    assert own is not None and own.policy == "static:4" and first is not None
+    assert own.mean_act_s == pytest.approx(want["mean_act_s"], rel=0.01)
+    assert own.step_s == pytest.approx(want["step_s"], rel=0.01)
+    assert own.held_core_h == pytest.approx(own.cpus * want["step_s"] / 3600, rel=0.01)
+    assert first.mean_act_s == pytest.approx(figures["mean_act_s"], rel=1e-6)
+    assert first.step_s == pytest.approx(figures["step_s"], rel=0.01)
+    again = found.row(AS_RUN)
+    assert again is not None and again.mean_act_s == pytest.approx(first.mean_act_s, rel=0.01)
+
+
+def test_a_static_reservation_is_what_the_simulator_says_of_the_shipped_workload() -> None:
+    """Of its first trajectories; the whole of it is played by the long test below."""
+    check_against_the_simulator(*coding(30, 120), "fcfs:4", oracle=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("placer", "oracle"), [("elastic", True), ("fcfs:4", False),
+                                                ("static:4", False)])
+def test_the_same_of_the_whole_workload(placer: str, oracle: bool) -> None:
+    check_against_the_simulator(*coding(), placer, oracle)
+
+
+@pytest.mark.long
+def test_where_reservations_wait_the_error_is_in_their_favour() -> None:
+    """A journal of fcfs does not say how long a trajectory thought before its first action and
+    after its last one, when a reservation would have been held; that of static does.
+    """
+    work, cluster = coding(cpus=400)
+    want = simulate(work, cluster, make_placer("static:4")).figures()["mean_act_s"]
+    for placer, at_least in (("static:4", 0.999), ("fcfs:4", 0.97)):
+        row = saved(played(work, cluster, placer)[1]).row(STATIC)
+        assert row is not None and row.mean_act_s is not None
+        assert at_least * want <= row.mean_act_s <= 1.001 * want
+
+
+def test_rows_say_what_each_way_holds() -> None:
+    work, cluster = coding(12, 24)
+    found = saved(played(work, cluster, "fcfs:4")[1])
+    assert [row.way for row in found.rows] == [RECORDED, AS_RUN, FCFS, STATIC, JOBS, "75%", "50%"]
+    assert [row.cpus for row in found.rows] == [24, 24, 24, 24, 48, 18, 12]
+    static, jobs, half = (found.row(way) for way in (STATIC, JOBS, "50%"))
+    assert static and jobs and half
+    assert jobs.mean_act_s < static.mean_act_s  # type: ignore[operator]  # nobody waits
+    # each job ends with its trajectory, so together they hold less than CPUs x step
+    assert jobs.held_core_h < jobs.cpus * jobs.step_s / 3600  # type: ignore[operator]
+    assert half.held_core_h == pytest.approx(12 * half.step_s / 3600)  # type: ignore[operator]
+    assert found.growth("50%") > found.growth("75%") >= 0  # type: ignore[operator]
+    assert found.actions == found.actions_of_job == len(all_actions(work))
+
+
+def test_services_and_endpoints_are_simulated_and_an_impossible_way_says_why() -> None:
+    work, cluster = read_workload(Path("mixed-24")), read_cluster(EXAMPLES / "cluster-24.json")
+    _, events = played(work, cluster, "elastic")
+    found, run = saved(events), recorded(events)
+    first, again = found.row(RECORDED), found.row(AS_RUN)
+    assert first and again and first.gpus == 4 and first.held_gpu_h
+    assert again.step_s == pytest.approx(first.step_s, rel=0.02)
+    assert sorted(a.resource for a in all_actions(run.work)) == sorted(
+        a.resource for a in all_actions(work))
+    one_gpu = run.cluster.model_copy(update={"nodes": tuple(
+        n.model_copy(update={"gpus": min(n.gpus, 1)}) for n in run.cluster.nodes)})
+    run.cluster = one_gpu
+    static = next(row for row in savings(run, fold(events)).rows if row.way == STATIC)
+    assert "2 services want a GPU each" in static.why_not and static.mean_act_s is None
+
+
+def test_a_long_job_is_compared_by_the_trajectories_that_began_first() -> None:
+    work, cluster = coding(12, 24)
+    _, events = played(work, cluster, "fcfs:4")
+    found = saved(events, actions_max=40)
+    assert 0 < found.actions <= 40 < found.actions_of_job
+    assert any("trajectories that began first" in text for text in found.assumptions)
+    assert saved(events, actions_max=0).trajectories == 1
+
+
+@pytest.mark.parametrize(("degrees", "cpus"), [
+    ([(1,)], 1), ([(1, 2)], 2), ([(1, 2, 4, 8, 16)], 4), ([(8,), (1,)], 8), ([(1, 3)], 3)])
+def test_a_reservation_has_what_its_actions_need_and_can_use(degrees: list[tuple[int, ...]],
+                                                            cpus: int) -> None:
+    turns = [{"think_s": 0, "actions": [{"name": "a", "resource": "cpu", "work_s": 1,
+                                         "degrees": each} for each in degrees]}]
+    work = Workload.model_validate({"name": "w", "trajectories": [
+        {"trajectory": "t", "start_s": 0, "turns": turns}]})
+    assert reservation(work) == cpus
+
+
+def test_a_job_without_nodes_or_without_an_end_cannot_be_simulated() -> None:
+    events = played(*coding(1, 4), "fcfs:4", stop=False)[1]
+    begun = [e for e in events if not isinstance(e, ev.LeaseFinished)]
+    witness = RunWitness()
+    assert recorded_run(fold(events), witness) is None  # it has seen no node
+    for event in begun:
+        witness.add(event)
+    assert recorded_run(fold(begun), witness) is None
