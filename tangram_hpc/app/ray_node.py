@@ -206,6 +206,8 @@ def _lead(node: RayNode, ray: subprocess.Popen[bytes], command: Sequence[str],
     finally:
         counting.kill()
     if counting.wait():
+        if ray.poll() is not None:  # both ended between two looks, and Ray's end is the cause
+            raise RayFailed(_told("Ray did not start", _log(environ, "start")))
         raise RayFailed(_told("Ray's head did not answer", _log(environ, "nodes")))
     return _run_and_forward(command[0], contained(node.image, command, environ), environ)
 
