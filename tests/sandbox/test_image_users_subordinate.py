@@ -17,11 +17,15 @@ from helpers.ordinary_user import other_users_python, users_environment
 
 NOBODY = 65534
 HERE = Path(__file__).resolve().parent.parent
-# newuidmap reads these files; --clear-groups: an ordinary user has no group of root
+# newuidmap reads these files. The whole folder is replaced: a mount on one of its files would vanish
+# when somebody adds a user to the machine, as other tests do, because that renames a new file over it.
+# --clear-groups: an ordinary user has no group of root
 AS_NOBODY = """
+[ -d "$0/etc" ] || cp -a /etc "$0/etc" || exit 9
 for file in subuid subgid; do
-    echo '65534:300000:65536' >"$0/$file" && mount --bind "$0/$file" /etc/$file || exit 9
+    echo '65534:300000:65536' >"$0/etc/$file" || exit 9
 done
+mount --bind "$0/etc" /etc || exit 9
 exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"
 """
 
@@ -36,8 +40,6 @@ def test_sessions_with_several_users_as_nobody() -> None:
     folder = Path(tempfile.mkdtemp(prefix="tangram-subordinate-"))
     os.chown(folder, NOBODY, NOBODY)
     env = users_environment(folder)
-    for name in ("subuid", "subgid"):
-        (folder / name).touch()
     begin = ["unshare", "--mount", "sh", "-c", AS_NOBODY, str(folder), python]
     try:
         seen = subprocess.run([*begin, "-c", "import pytest, helpers.executor_rig"], cwd=folder,
