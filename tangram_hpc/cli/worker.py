@@ -55,10 +55,14 @@ def go(args: argparse.Namespace) -> int:
     """Runs until the broker ends; returns the exit status. With `--remove` only removes the scratch
     folder of a worker that was killed, also what users of images own in it, which rm cannot.
     """
+    from ..errors import InvalidInput
+
     if args.remove:
         from ..storage.rundir import remove_scratch
 
         return 0 if remove_scratch(args.remove) else 1
+    if args.access and args.job:
+        raise InvalidInput("worker: --job and --access both name a broker; give one of them")
     if args.access:
         return _without_access_in_argv(args)
     from ..app.broker_location import find_access

@@ -100,6 +100,11 @@ def test_queue_takes_ids_as_squeue_does(job: dict[str, Any], capsys: Any) -> Non
     assert "Reason" in "\n".join(printed(capsys, "queue", "--helpformat")[0])
 
 
+def test_a_name_that_is_no_text_is_the_name_of_no_action(capsys: Any) -> None:
+    lines, _ = printed(capsys, "queue", "-h", "-n", "\udcff")  # the byte 0xff of a command line
+    assert lines == []
+
+
 def test_json_has_the_same_rows(job: dict[str, Any], capsys: Any) -> None:
     told = json.loads("\n".join(printed(capsys, "queue", "--json", "--limit", "3")[0]))
     assert (told["job"], told["more"]) == (job["cluster"].job, 5)

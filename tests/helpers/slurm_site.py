@@ -43,7 +43,7 @@ def python_for(cluster: RunningCluster) -> str:
 
 
 def install_for(cluster: RunningCluster,
-                requirements: Sequence[str] = ("{tree}[demo]", "pytest", "pytest-xdist")
+                requirements: Sequence[str] = ("{tree}[demo,report]", "pytest", "pytest-xdist")
                 ) -> Path:
     """A venv with this package in it, built from a copy of the tree, that every user may run."""
     return _installed(python_for(cluster), tuple(requirements))

@@ -63,6 +63,13 @@ def test_a_worker_joins_the_job_that_it_is_told(
         assert not client.ask("info")["nodes"]
 
 
+def test_a_worker_takes_one_way_to_a_broker(
+        started: Callable[..., subprocess.Popen[str]]) -> None:
+    _, said = started("worker", "-j", "local-b", "--access", "access.json").communicate(timeout=60)
+    assert said == "tangram: error: worker: --job and --access both name a broker; give one of " \
+                   "them\n"
+
+
 def test_a_worker_rejoins_after_a_lost_link_and_exits_when_its_broker_ended(
         started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     broker = started("broker", "--job", "local-way", "--bind", "127.0.0.1")

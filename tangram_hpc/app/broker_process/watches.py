@@ -24,7 +24,7 @@ def check_place(folder_lock: FolderLock, job: str) -> None:
 
 
 def hold(timer: LoopTimer, folder_lock: FolderLock, broker: Broker,
-          renew: Callable[[], None]) -> None:
+         renew: Callable[[], None]) -> None:
     """Writes a heartbeat every `HEARTBEAT_S`, and checks whether another broker has taken over.
 
     Without this check, an idle broker would not notice another one. `renew` repairs the access file
@@ -37,7 +37,7 @@ def hold(timer: LoopTimer, folder_lock: FolderLock, broker: Broker,
 
 
 def await_workers(timer: LoopTimer, broker: Broker, missing: MissingWorkers,
-                   slurm: BudgetedSlurm | None) -> None:
+                  slurm: BudgetedSlurm | None) -> None:
     """Looks every `HEARTBEAT_S` whether the broker has workers; see `missing_workers.py`.
 
     A broker that may ask for satellites or give allocations back has no worker while it needs

@@ -2,7 +2,7 @@
 
 The client says what it wants in the query's argument, in the form of a URL's query string
 (`limit=100&state=PENDING&name=x`). The reply has at most `ROWS_MAX` rows and says how many more
-there are, so that a queue of any length costs the broker one look at each action and a few
+there are, so that a queue of any length costs the broker one look at each action and some 20
 microseconds for each row. Keys that `tangram acct --json` has, too, mean the same here.
 """
 
@@ -75,8 +75,8 @@ def parse_ask(argument: str) -> QueueAsk:
 
 
 def queue(scheduler: Scheduler, argument: str, now: int) -> dict[str, Any]:
-    """Returns the rows that a client asks for: what runs in order of its start, then what waits in
-    order of submission.
+    """Returns the rows that a client asks for: what has units, in the order in which they were
+    granted, then what waits, in the order of submission.
 
     Args:
         argument: what the client asks for; see `parse_ask`.

@@ -64,7 +64,8 @@ class WaitReasons:
     def counts(self) -> Counter[str]:
         """Returns how many actions wait for each reason.
 
-        It costs O(shapes + sessions + turns without a route), not O(waiting actions). Actions whose
+        It costs O(shapes + sessions + open turns of rollout pools), and for a session whose actions
+        run side by side O(its waiting actions); no other waiting action is looked at. Actions whose
         payload a restarted broker has not received again are left out, and so are the background
         actions of busy sessions.
         """

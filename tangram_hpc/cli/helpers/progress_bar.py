@@ -6,6 +6,7 @@ short work stays as it is.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -60,7 +61,7 @@ class ProgressBar:
         if not self._bar:
             print(f"tangram: {text}", file=self._stream, flush=True)
             return
-        text = text[:78]
+        text = text[:shutil.get_terminal_size().columns - 1]  # \r removes one line only
         self._stream.write(f"\r{text:{self._width}}")
         self._stream.flush()
         self._width = max(self._width, len(text))

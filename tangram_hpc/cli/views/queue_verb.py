@@ -29,8 +29,9 @@ def add(verbs: Any) -> None:
     """Adds this verb to the command line."""
     p = verbs.add_parser(
         "queue", add_help=False, help="print the actions that run and wait, as squeue does",
-        description="Prints a row for each action that runs, and then for each that waits, in the "
-                    "order of submission, with the node or the reason. The options are squeue's.")
+        description="Prints a row for each action that runs, with its node, and then for each that "
+                    "waits, with the reason, in the order of submission. The options are "
+                    "squeue's.")
     p.add_argument("--help", action="help", help="show this help message and exit")
     p.add_argument("job", nargs="?", type=ids.named_job, default=ids.Named(""), metavar="JOB",
                    help="id of a job, or of an action such as 4711.2.17 (default: as for "
@@ -97,7 +98,8 @@ def _ask(args: argparse.Namespace, named: Sequence[ids.Named]) -> str:
     actions = [] if any(not one.action for one in named) else [one.action for one in named]
     names = [name.strip() for name in args.name.split(",") if name.strip()]
     return urlencode([("limit", args.limit), *(("state", s) for s in sorted(states)),
-                      *(("name", n) for n in names), *(("action", a) for a in actions)])
+                      *(("name", n) for n in names), *(("action", a) for a in actions)],
+                     errors="replace")  # what is no UTF-8 is the name of no action
 
 
 def _show(client: Client, args: argparse.Namespace, ask: str) -> None:
