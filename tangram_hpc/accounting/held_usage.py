@@ -40,14 +40,14 @@ class HeldRow:
     job: str
     name: str = ""
     own: bool = False
-    came: bool = False  # Slurm granted it
+    came: bool = False
     nodes: list[str] = field(default_factory=list)
     cpus: int = 0
     since: int = 0
     until: int = 0
     used_ns: int = 0
-    why: str = ""  # why it was given back, or how it ended
-    earlier_ns: int = 0  # how long earlier starts of the job held it, between requeues
+    why: str = ""
+    earlier_ns: int = 0
     earlier_core_ns: int = 0
 
     @property

@@ -48,6 +48,7 @@ class ActionRecord:
             lease, so that `attempt` is a lower bound.
         image: digest of the image that its session had; empty for none.
         earlier: the attempts before the last one, oldest first, those that were sent back included.
+        last: whether this is the last attempt of its action.
     """
 
     job: str

@@ -50,8 +50,8 @@ class RollUpRow:
         attempts: how many attempts of actions, those that were sent back included.
         failed: actions that ended in another state than COMPLETED or CANCELLED.
         acts_ns: ACT of each action that ended: from its submission to its result.
-        planned_ns: time from submission to start, of all its actions.
-        exec_ns: run time on the nodes, of all its actions.
+        planned_ns: time from submission to start, of its actions that ended.
+        exec_ns: run time on the nodes, of its actions that ended.
         cpu_held_ns: core-ns that were lent to all attempts.
         cpu_ns: CPU time that the processes of all attempts used.
         gpu_held_ns: GPU-ns that were lent to all attempts.
@@ -86,8 +86,8 @@ class RollUpRow:
                 "ended": ended, "failed": self.failed,
                 "act_mean_ns": self.mean_ns(sum(self.acts_ns), ended),
                 "act_p50_ns": self.act_ns(500_000), "act_p99_ns": self.act_ns(990_000),
-                "wait_mean_ns": self.mean_ns(self.planned_ns, self.actions),
-                "run_mean_ns": self.mean_ns(self.exec_ns, self.actions),
+                "wait_mean_ns": self.mean_ns(self.planned_ns, ended),
+                "run_mean_ns": self.mean_ns(self.exec_ns, ended),
                 "cpu_held_ns": self.cpu_held_ns, "cpu_ns": self.cpu_ns,
                 "gpu_held_ns": self.gpu_held_ns}
 
@@ -120,11 +120,11 @@ class RollUp:
         row.gpu_held_ns += gpu_ns
         if last:
             row.actions += 1
-            row.planned_ns += planned_ns
-            row.exec_ns += exec_ns
             row.failed += state in _FAILED
             if end_ns and state in _OVER:
                 row.acts_ns.append(end_ns - submit_ns)
+                row.planned_ns += planned_ns
+                row.exec_ns += exec_ns
 
     def add_attempt(self, r: ActionRecord) -> None:
         """Takes one attempt of an action."""
@@ -180,10 +180,10 @@ ROLL_UP_FIELDS = (
           "mean time from submission to result, of actions that ended"),
     Field("ACTP50", 13, lambda r: duration(r.act_ns(500_000)), "its median"),
     Field("ACTP99", 13, lambda r: duration(r.act_ns(990_000)), "its 99th percentile"),
-    Field("Wait", 13, lambda r: duration(r.mean_ns(r.planned_ns, r.actions)),
-          "mean time from submission to start"),
-    Field("Run", 13, lambda r: duration(r.mean_ns(r.exec_ns, r.actions)),
-          "mean run time on the node"),
+    Field("Wait", 13, lambda r: duration(r.mean_ns(r.planned_ns, len(r.acts_ns))),
+          "mean time from submission to start, of actions that ended"),
+    Field("Run", 13, lambda r: duration(r.mean_ns(r.exec_ns, len(r.acts_ns))),
+          "mean run time on the node, of actions that ended"),
     Field("CoreHours", 11, lambda r: _hours_text(r.cpu_held_ns), "core-hours that were lent"),
     Field("CPUHours", 11, lambda r: _hours_text(r.cpu_ns), "CPU-hours that processes used"),
     Field("GPUHours", 11, lambda r: _hours_text(r.gpu_held_ns), "GPU-hours that were lent"),

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -190,7 +191,10 @@ class Config(BaseModel):
     @field_validator("books")
     @classmethod
     def _no_password(cls, value: str) -> str:
-        if re.search(r"//[^/@]*:[^/@]*@|[?&]password=", value):
+        keys = [key.lower() for key, _ in parse_qsl(value.partition("?")[2],
+                                                    keep_blank_values=True)]
+        if re.search("//[^@]*:[^@]*@", value) or any(
+                "pass" in key and key != "passfile" for key in keys):
             raise ValueError("must have no password, as `tangram config` prints it; write it into "
                              "~/.pgpass (PostgreSQL) or ~/.my.cnf (MariaDB)")
         return value

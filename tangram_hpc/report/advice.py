@@ -11,9 +11,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ..domain.states import ActionState
 from ..simulator.savings.savings import AS_RUN, GROWTH_MAX, JOBS, RECORDED, SMALLER, STATIC
-from .reported_job import ReportedJob, classes, headline
+from .reported_job import FAILED, ReportedJob, classes, headline
 from .series import TimeSeries
 
 POOL_IDLE = 0.5  # a pool that was lent for a smaller part of its time was idle
@@ -36,7 +35,7 @@ def advice(report: ReportedJob, series: TimeSeries) -> list[str]:
 
 
 def _trusted(report: ReportedJob) -> bool:
-    """Whether the simulation of the run as it was agrees with the records."""
+    """Returns whether the simulation of the run as it was agrees with the records."""
     found = report.savings
     if found is None:
         return False
@@ -60,10 +59,12 @@ def _smaller(report: ReportedJob, told: dict[str, Any]) -> Iterator[str]:
                        f"{abs(growth):.0%} {'longer' if growth >= 0 else 'shorter'}: ask for "
                        f"{row.cpus} CPUs{gpus}.")
                 return
-        yield (f"The CPUs were lent {share:.0%} of the time, but a smaller allocation would make "
-               f"actions wait: on {max(SMALLER):.0%} of it the mean ACT grows by more than "
-               f"{GROWTH_MAX:.0%}.")
-        return
+        growth = found.growth(f"{max(SMALLER):.0%}")
+        if growth is not None:  # above the bound; None where it was not or cannot be simulated
+            yield (f"The CPUs were lent {share:.0%} of the time, but a smaller allocation would "
+                   f"make actions wait: on {max(SMALLER):.0%} of it the mean ACT grows by more "
+                   f"than {GROWTH_MAX:.0%}.")
+            return
     yield (f"The CPUs were lent {share:.0%} of the time. `tangram size` says how many the actions "
            "need.")
 
@@ -91,21 +92,23 @@ def _waits(report: ReportedJob, told: dict[str, Any]) -> Iterator[str]:
 
 
 def _used(report: ReportedJob) -> Iterator[str]:
-    """Classes that cannot run on fewer CPUs and leave most of them idle."""
-    rigid = {r.action.name: r.action.degrees[0] for r in report.ended
-             if r.action.key == "cpu" and r.action.degrees[0] > 1}
+    """Names classes that cannot run on fewer CPUs and leave most of them idle."""
+    fewest = dict[str, int]()
+    for r in report.ended:
+        if r.action.key == "cpu":
+            fewest[r.action.name] = min(fewest.get(r.action.name, r.action.degrees[0]),
+                                        r.action.degrees[0])
     lent = report.folded.usage.lent_ns / 3600e9
     for row in classes(report):
         held, used = row["cpu_core_h"], row["cpu_used_core_h"]
-        if (row["name"] in rigid and used and held > CLASS_COUNTS * lent
+        if (fewest.get(row["name"], 1) > 1 and used and held > CLASS_COUNTS * lent
                 and used < USED_LITTLE * held):
             yield (f"Actions {row['name']!r} used {used / held:.0%} of the CPU time that they "
-                   f"held and ask for {rigid[row['name']]} CPUs at least: ask for fewer.")
+                   f"held and ask for {fewest[row['name']]} CPUs at least: ask for fewer.")
 
 
 def _failed(report: ReportedJob) -> Iterator[str]:
-    bad = [r for r in report.ended if r.state not in (ActionState.COMPLETED,
-                                                      ActionState.CANCELLED)]
+    bad = [r for r in report.ended if r.state in FAILED]
     if len(bad) > FAILED_OFTEN * len(report.ended):
         states = sorted({r.state.value for r in bad})
         yield (f"{len(bad)} of {len(report.ended)} actions ended as {', '.join(states)}: see "

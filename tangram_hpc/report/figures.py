@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InvalidInput, how_to_install
-from .labels import label
+from .labels import apart, label
 from .lanes import OTHERS, Lanes
 from .reported_job import PARTS, SECOND, ReportedJob, classes
 from .series import TimeSeries, part_histograms
@@ -47,7 +47,7 @@ def graph_objects() -> Any:
 
 
 def all_plots(report: ReportedJob, series: TimeSeries, grid: Lanes) -> dict[str, Figure]:
-    """Every plot of the report by its name; none if no action has ended."""
+    """Returns every plot of the report by its name; none if no action has ended."""
     if not report.ended:
         return {}
     fall = waterfall(report, grid.names)
@@ -86,7 +86,7 @@ def plotly_script() -> str:
 
 
 def colour(names: list[str], name: str) -> str:
-    """The colour of a class of actions."""
+    """Returns the colour of a class of actions."""
     if name == WAIT:
         return WAIT_COLOUR
     if name not in names or name == OTHERS:
@@ -106,7 +106,7 @@ def _figure(traces: list[Any], height: int, **layout: Any) -> Figure:
 
 
 def timeline(grid: Lanes) -> Figure:
-    """Every core and GPU in time, coloured by class."""
+    """Draws every core and GPU in time, coloured by class."""
     go = graph_objects()
     steps = len(grid.names) + 1
     shades = [IDLE_COLOUR, *(colour(grid.names, name) for name in grid.names)]
@@ -115,16 +115,16 @@ def timeline(grid: Lanes) -> Figure:
     heat = go.Heatmap(
         z=grid.cells, x=seconds, y=[label(row) for row in grid.rows], zmin=-0.5, zmax=steps - 0.5,
         colorscale=scale, showscale=False, hovertemplate="%{y} at %{x:.2f} s<extra></extra>")
-    keys = [go.Scatter(x=[None], y=[None], mode="markers", name=label(name), marker={
+    keys = [go.Scatter(x=[None], y=[None], mode="markers", name=label(shown), marker={
         "symbol": "square", "size": 11, "color": colour(grid.names, name)}, hoverinfo="skip")
-        for name in grid.names]
+        for name, shown in zip(grid.names, apart(grid.names), strict=True)]
     return _figure([heat, *keys], min(900, max(280, 160 + 11 * len(grid.rows))),
                    xaxis={"title": "seconds from the job's beginning"},
                    yaxis={"autorange": "reversed", "type": "category"}, showlegend=True)
 
 
 def load(series: TimeSeries) -> Figure:
-    """CPUs and GPUs that are lent and held, actions that wait, and the ACT, in time."""
+    """Draws CPUs and GPUs that are lent and held, actions that wait, and the ACT, in time."""
     go = graph_objects()
 
     def line(name: str, values: Any, row: int, shade: str, **more: Any) -> Any:
@@ -154,7 +154,7 @@ def load(series: TimeSeries) -> Figure:
 
 
 def act_parts(report: ReportedJob) -> Figure:
-    """How many actions had a wait, a restore, a run and a rest of which length."""
+    """Draws how many actions had a wait, a restore, a run and a rest of which length."""
     go = graph_objects()
     edges, counts = part_histograms(report)
     middles = np.sqrt(edges[:-1] * edges[1:])
@@ -172,10 +172,11 @@ def act_parts(report: ReportedJob) -> Figure:
 
 
 def class_parts(report: ReportedJob, count: int = 12) -> Figure:
-    """The mean ACT of the classes that held most, by its parts."""
+    """Draws the mean ACT of the classes that held most, by its parts."""
     go = graph_objects()
     rows = classes(report)[:count][::-1]
-    bars = [go.Bar(y=[label(row["name"]) for row in rows],
+    shown = apart(row["name"] for row in rows)
+    bars = [go.Bar(y=[label(name) for name in shown],
                    x=[row[f"{part}_mean_s"] for row in rows], name=PART_TITLES[part],
                    orientation="h", marker={"color": PART_COLOURS[part]}) for part in PARTS]
     return _figure(bars, 150 + 26 * len(rows), barmode="stack",
@@ -183,7 +184,7 @@ def class_parts(report: ReportedJob, count: int = 12) -> Figure:
 
 
 def waterfall(report: ReportedJob, names: list[str]) -> Figure:
-    """The trajectories that took longest, each from its first action."""
+    """Draws the trajectories that took longest, each from its first action."""
     go = graph_objects()
     chosen = slowest_trajectories(report, names)
     groups: dict[str, list[Bar]] = {}

@@ -8,6 +8,7 @@ for a link.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 
 LENGTH_MAX = 48  # characters of a name
@@ -18,6 +19,21 @@ def plain(text: str, length_max: int = LENGTH_MAX) -> str:
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
                     for c in text[: length_max + 1])
     return shown if len(shown) <= length_max else shown[: length_max - 1] + "…"
+
+
+def apart(texts: Iterable[str], length_max: int = LENGTH_MAX) -> list[str]:
+    """Returns different texts as `plain` does, with a number at the end of each text that is equal
+    to an earlier one after the cut: Plotly draws two equal categories as one.
+    """
+    shown = dict[str, int]()
+    for text in texts:
+        found, number = plain(text, length_max), 1
+        while found in shown:
+            number += 1
+            suffix = f" ({number})"
+            found = plain(text, length_max - len(suffix)) + suffix
+        shown[found] = number
+    return [*shown]
 
 
 def label(text: str, length_max: int = LENGTH_MAX) -> str:

@@ -16,16 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..accounting.record import ActionRecord
-from .reported_job import SECOND, ReportedJob, core_spans
+from .labels import LENGTH_MAX, apart
+from .reported_job import SECOND, ReportedJob, attempts, core_spans
 
 BINS, ROWS_MAX = 1500, 256
+_SUFFIX_MAX = len(" cpu 9999-9999")  # what follows the name of a node in the name of a row
 CLASSES_MAX = 11  # classes with a colour of their own; the others share one
 OTHERS = "other classes"
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """The grid.
+    """Describes the grid of the timeline.
 
     Attributes:
         rows: The name of each row, such as "n0 cpu 4-7"; CPUs first.
@@ -47,32 +49,32 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Window:
-    """A part of the job's time, in seconds from its beginning."""
+    """Bounds a part of the job's time, in seconds from its beginning."""
 
     since_s: float
     until_s: float
 
 
 def class_names(report: ReportedJob) -> list[str]:
-    """The classes that get a colour, those that held units longest first."""
+    """Returns the classes that get a colour, the class that held units longest first."""
     held: Counter[str] = Counter()
-    for r in report.records:
-        for spans, ns in _holdings(r, report.until_ns):
-            held[r.action.name] += len(spans) * ns
+    for r in attempts(report):
+        for units, ns in _holdings(r, report.until_ns):
+            held[r.action.name] += len(units) * ns
     names = [name for name, _ in held.most_common(CLASSES_MAX)]
     return [*names, OTHERS] if len(held) > CLASSES_MAX else names
 
 
 def _holdings(r: ActionRecord, until_ns: int) -> Iterator[tuple[tuple[int, ...], int]]:
-    """The units of each size that an action had, and for how long."""
+    """Yields the units of each size that an attempt had, and for how long."""
     for at, end, cores in core_spans(r, until_ns):
         yield cores, end - at
-    if r.gpus:
+    if r.gpus and r.start_ns:
         yield r.gpus, max(0, (r.end_ns or until_ns) - r.start_ns)
 
 
 def lanes(report: ReportedJob, window: Window | None = None) -> Lanes:
-    """The grid of a job, or of a window of it."""
+    """Returns the grid of a job, or of a window of it."""
     until_s = (report.until_ns - report.since_ns) / SECOND
     shown = window or Window(0.0, until_s)
     rows, place, units = _rows(report)
@@ -80,7 +82,7 @@ def lanes(report: ReportedJob, window: Window | None = None) -> Lanes:
     number = {name: n + 1 for n, name in enumerate(names)}
     grid = _Grid(len(rows), report.since_ns + round(shown.since_s * SECOND),
                  max(1, round((shown.until_s - shown.since_s) * SECOND)))
-    for r in report.records:
+    for r in attempts(report):
         code = number.get(r.action.name, len(names))
         if r.node is None or not r.start_ns:
             continue
@@ -94,8 +96,10 @@ def lanes(report: ReportedJob, window: Window | None = None) -> Lanes:
 
 
 def _rows(report: ReportedJob) -> tuple[list[str], dict[tuple[str, str, int], int], int]:
-    """Names of the rows, the row of each unit, and how many units share a row."""
+    """Returns the names of the rows, the row of each unit, and how many units share a row."""
     nodes = report.witness.nodes.values()
+    shown = dict(zip(report.witness.nodes, apart(report.witness.nodes, LENGTH_MAX - _SUFFIX_MAX),
+                     strict=True))
     total = sum(len(n.cores) + len(n.gpus) for n in nodes)
     units = max(1, -(-total // ROWS_MAX))
     rows: list[str] = []
@@ -107,12 +111,12 @@ def _rows(report: ReportedJob) -> tuple[list[str], dict[tuple[str, str, int], in
                 group = mine[at:at + units]
                 place |= {(node.name, kind, unit): len(rows) for unit in group}
                 last = f"-{group[-1]}" if len(group) > 1 else ""
-                rows.append(f"{node.name} {kind} {group[0]}{last}")
+                rows.append(f"{shown[node.name]} {kind} {group[0]}{last}")
     return rows, place, units
 
 
 class _Grid:
-    """The cells, and how long the action of each cell held it."""
+    """Holds the cells, and how long the action of each cell held its unit."""
 
     def __init__(self, rows: int, since_ns: int, span_ns: int) -> None:
         self.cells = np.zeros((rows, BINS), np.uint8)

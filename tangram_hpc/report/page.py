@@ -17,7 +17,7 @@ from ..simulator.savings.savings import AS_RUN, FCFS, JOBS, RECORDED, STATIC
 from . import figures
 from .advice import RECORDS_AGREE
 from .contents import contents
-from .labels import label, plain
+from .labels import apart, label
 from .lanes import Lanes, Window, lanes
 from .reported_job import ReportedJob
 from .series import time_series
@@ -46,7 +46,7 @@ def page(report: ReportedJob, window: Window | None = None) -> str:
         _head(head, job), _advice(told["advice"]), _savings(told),
         *_plot_sections(plots, grid, series.bin_s, told), _tables(told),
         "</main>", _json_element("plots", {n: json.loads(f.to_json()) for n, f in plots.items()}),
-        _json_element("classes", [plain(name) for name in grid.names]),
+        _json_element("classes", apart(grid.names)),
         _json_element("figures", told)]
     if plots:
         parts += [f"<script>{text}</script>" for text in (figures.plotly_script(),
@@ -73,7 +73,7 @@ def _when(ns: int) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """A time as people read it."""
+    """Returns a time as people read it."""
     if seconds is None:
         return "–"
     if seconds < 1:
@@ -132,7 +132,7 @@ def _advice(sentences: Sequence[str]) -> str:
 
 
 def _table(columns: Sequence[tuple[str, str, str]], rows: Iterable[dict[str, Any]]) -> str:
-    """A table. Each column has a title, a key, and a format: `text`, `note` (which may take
+    """Returns a table. Each column has a title, a key, and a format: `text`, `note` (which may take
     several lines), `span` or one of Python's.
     """
     heads = "".join(f"<th class='{'text' if form in ('text', 'note') else ''}'>{title}</th>"
@@ -218,7 +218,7 @@ def _tables(told: dict[str, Any]) -> str:
 
 def _plot_sections(plots: dict[str, Any], grid: Lanes, bin_s: float, told: dict[str, Any]
                    ) -> list[str]:
-    """The plots, each with a line that says what was put together in it."""
+    """Returns the plots, each with a line that says what was put together in it."""
     shared = (f"Each row is {grid.units} neighbouring units. " if grid.units > 1 else "")
     notes = {
         "timeline": ("Every core and GPU", "Drag over a part to see it larger; a double click "

@@ -11,7 +11,7 @@ on the node, and the rest: carrying the order and the result, and starting and e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,11 +27,12 @@ from ..simulator.savings.savings import Savings
 HOUR = 3600 * 10**9
 SECOND = 10**9
 PARTS = ("wait", "restore", "run", "rest")
+FAILED = ENDED - {ActionState.COMPLETED, ActionState.CANCELLED}  # as `tangram acct --by` counts
 
 
 @dataclass
 class ReportedJob:
-    """All that a report is computed from.
+    """Holds all that a report is computed from.
 
     Attributes:
         folded: The records of the actions.
@@ -54,17 +55,17 @@ class ReportedJob:
 
     @property
     def records(self) -> Iterable[ActionRecord]:
-        """The records of all actions, in the order of submission."""
+        """Returns the records of all actions, in the order of submission."""
         return self.folded.records.values()
 
     @property
     def since_ns(self) -> int:
-        """The beginning of the time that the report is about."""
+        """Returns the beginning of the time that the report is about."""
         return self.row.start_ns
 
     @property
     def until_ns(self) -> int:
-        """The end of that time: the job's end, or now."""
+        """Returns the end of the time that the report is about: the job's end, or now."""
         return max(self.row.end_ns, self.row.start_ns + 1)
 
 
@@ -91,7 +92,7 @@ def gather(events: Iterable[ev.Event], served: bool, now_ns: int) -> ReportedJob
 
 
 def parts_ns(r: ActionRecord) -> tuple[int, int, int, int]:
-    """The parts of an action's ACT, in the order of PARTS, in ns."""
+    """Returns the parts of an action's ACT, in the order of PARTS, in ns."""
     run = r.outcome.exec_ns if r.outcome is not None else 0
     restore = r.outcome.restore_ns if r.outcome is not None else 0
     wait = min(r.planned_ns, r.end_ns - r.submit_ns)
@@ -99,26 +100,56 @@ def parts_ns(r: ActionRecord) -> tuple[int, int, int, int]:
 
 
 def core_spans(r: ActionRecord, until_ns: int) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Each size that the last attempt of an action had: since when, until when, and its CPUs.
+    """Yields each size that one attempt had: since when, until when, and its CPUs.
 
     Args:
-        r: The action.
-        until_ns: The end of what has not ended.
+        r: The attempt; `ActionRecord.attempts` has all attempts of an action.
+        until_ns: The end of an attempt that has not ended.
     """
     ends = [*(at for at, _ in r.grants[1:]), r.end_ns or until_ns]
     for (at, cores), end in zip(r.grants, ends, strict=False):
         yield at, max(at, end), cores
 
 
-def percentile(ordered: Sequence[int], share: float) -> int:
-    """The value below which this share of the ordered values lies; 0 of none."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0
+def attempt_spans(r: ActionRecord, until_ns: int) -> Iterator[tuple[ActionRecord, int, int, int]]:
+    """Yields each attempt of an action: the attempt, since when the action waited for it, when it
+    began, and when it ended.
+
+    Args:
+        r: The action.
+        until_ns: The end of an attempt that has not ended.
+    """
+    since = r.submit_ns
+    for attempt in r.attempts:
+        end = attempt.end_ns or until_ns
+        yield attempt, since, max(since, attempt.start_ns or end), end
+        since = end
+
+
+def nearest_rank(count: int, percent: int) -> int:
+    """Returns the place of a percentile among `count` ordered values, by nearest rank: the first
+    value that at least this percentage of the values does not exceed. `tangram acct --by` has the
+    same rule.
+    """
+    return max(0, -(-count * percent // 100) - 1)
+
+
+def percentile(ordered: Sequence[int], percent: int) -> int:
+    """Returns the percentile of the ordered values by nearest rank; 0 if there are none."""
+    return ordered[nearest_rank(len(ordered), percent)] if ordered else 0
 
 
 def headline(report: ReportedJob) -> dict[str, Any]:
-    """The figures of the whole job, with the unit at the end of each name."""
+    """Returns the figures of the whole job, with the unit at the end of each name.
+
+    What was held ends where the elapsed time ends. Of a running job this is now, while the row of
+    `tangram acct -X` counts what was held until the last event.
+    """
     row, usage = report.row, report.folded.usage
     acts = sorted(r.end_ns - r.submit_ns for r in report.ended)
+    cpu_held_ns = row.held_ns + sum(
+        len(stay.spec.cores) for stay in report.witness.stays.values() if not stay.until_ns
+    ) * (row.end_ns - report.folded.last_ns)
     gpu_held_ns = sum(len(stay.spec.gpus) * stay.held_ns(report.since_ns, report.until_ns)
                       for stay in report.witness.stays.values())
     states = Counter(r.state for r in report.records)
@@ -130,78 +161,95 @@ def headline(report: ReportedJob) -> dict[str, Any]:
         "actions": len(report.folded.records), "ended": len(acts),
         "states": {s.value: states[s] for s in ActionState if states[s]},
         "act_mean_s": sum(acts) / len(acts) / SECOND if acts else None,
-        **{f"act_p{int(share * 100)}_s": percentile(acts, share) / SECOND if acts else None
-           for share in (.50, .95, .99)},
-        "cpu_held_core_h": row.held_ns / HOUR, "cpu_lent_core_h": usage.lent_ns / HOUR,
+        **{f"act_p{percent}_s": percentile(acts, percent) / SECOND if acts else None
+           for percent in (50, 95, 99)},
+        "cpu_held_core_h": cpu_held_ns / HOUR, "cpu_lent_core_h": usage.lent_ns / HOUR,
         "cpu_used_core_h": row.cpu_ns / HOUR, "gpu_held_gpu_h": gpu_held_ns / HOUR,
-        "gpu_lent_gpu_h": sum(r.gpu_held_ns for r in report.records) / HOUR,
+        "gpu_lent_gpu_h": sum(r.gpu_held_ns for r in attempts(report)) / HOUR,
     }
 
 
-def classes(report: ReportedJob) -> list[dict[str, Any]]:
-    """The figures of each class of actions, the one that held most first."""
+def attempts(report: ReportedJob) -> Iterator[ActionRecord]:
+    """Yields all attempts of all actions: units were lent to each of them."""
+    for r in report.records:
+        yield from r.attempts
+
+
+def _grouped(records: Iterable[ActionRecord], key: Callable[[ActionRecord], str]
+             ) -> dict[str, list[ActionRecord]]:
     groups: dict[str, list[ActionRecord]] = {}
-    for r in report.ended:
-        groups.setdefault(r.action.name, []).append(r)
-    rows = [_group(name, records) for name, records in groups.items()]
+    for r in records:
+        groups.setdefault(key(r), []).append(r)
+    return groups
+
+
+def classes(report: ReportedJob) -> list[dict[str, Any]]:
+    """Returns the figures of each class of actions, the class that held most first."""
+    tried = _grouped(attempts(report), lambda r: r.action.name)
+    rows = [_group(name, records, tried[name])
+            for name, records in _grouped(report.ended, lambda r: r.action.name).items()]
     return sorted(rows, key=lambda row: (-row["gpu_h"], -row["cpu_core_h"], -row["act_mean_s"]))
 
 
-def _group(name: str, records: list[ActionRecord]) -> dict[str, Any]:
+def _group(name: str, records: list[ActionRecord], tried: list[ActionRecord]) -> dict[str, Any]:
+    """Returns the figures of the actions that ended, and what all attempts held and used."""
     acts = sorted(r.end_ns - r.submit_ns for r in records)
     n = len(records)
     sums = [sum(column) for column in zip(*map(parts_ns, records), strict=True)]
     return {
         "name": name, "actions": n, "act_mean_s": sum(acts) / n / SECOND,
-        "act_p95_s": percentile(acts, .95) / SECOND,
+        "act_p95_s": percentile(acts, 95) / SECOND,
         **{f"{part}_mean_s": total / n / SECOND for part, total in zip(PARTS, sums, strict=True)},
-        "cpu_core_h": sum(r.cpu_held_ns for r in records) / HOUR,
-        "cpu_used_core_h": sum(r.outcome.cpu_ns for r in records if r.outcome) / HOUR,
-        "gpu_h": sum(r.gpu_held_ns for r in records) / HOUR,
-        "failed": sum(r.state is not ActionState.COMPLETED for r in records),
+        "cpu_core_h": sum(r.cpu_held_ns for r in tried) / HOUR,
+        "cpu_used_core_h": sum(r.outcome.cpu_ns for r in tried if r.outcome) / HOUR,
+        "gpu_h": sum(r.gpu_held_ns for r in tried) / HOUR,
+        "failed": sum(r.state in FAILED for r in records),
     }
 
 
 def services(report: ReportedJob) -> list[dict[str, Any]]:
-    """The calls of each service."""
-    return [_callee(name, records) for name, records in _by_key(report, "service:").items()]
+    """Returns the calls of each service."""
+    return [_callee(*group) for group in _by_key(report, "service:")]
 
 
 def endpoints(report: ReportedJob) -> list[dict[str, Any]]:
-    """The calls of each endpoint."""
+    """Returns the calls of each endpoint."""
     told = []
-    for name, records in _by_key(report, "endpoint:").items():
-        row = _callee(name, records)
+    for name, records, tried in _by_key(report, "endpoint:"):
+        row = _callee(name, records, tried)
         for only_of_services in ("batches", "batch_mean", "restores", "restore_s", "gpu_h"):
             del row[only_of_services]
-        cost = sum(r.outcome.cost_micro for r in records if r.outcome)
-        told.append(row | {"refused": sum(bool(r.outcome and r.outcome.pushed) for r in records),
+        cost = sum(r.outcome.cost_micro for r in tried if r.outcome)
+        told.append(row | {"refused": sum(bool(r.outcome and r.outcome.pushed) for r in tried),
                            "cost_micro": cost})
     return told
 
 
-def _by_key(report: ReportedJob, kind: str) -> dict[str, list[ActionRecord]]:
-    groups: dict[str, list[ActionRecord]] = {}
-    for r in report.ended:
-        if r.action.key.startswith(kind):
-            groups.setdefault(r.action.key.removeprefix(kind), []).append(r)
-    return dict(sorted(groups.items()))
+def _by_key(report: ReportedJob, kind: str
+            ) -> list[tuple[str, list[ActionRecord], list[ActionRecord]]]:
+    """Returns each service or endpoint: its name, its calls that ended, and all attempts of calls
+    that went to it.
+    """
+    tried = _grouped(attempts(report), lambda r: r.action.key)
+    return [(key.removeprefix(kind), records, tried[key]) for key, records in sorted(
+        _grouped(report.ended, lambda r: r.action.key).items()) if key.startswith(kind)]
 
 
-def _callee(name: str, records: list[ActionRecord]) -> dict[str, Any]:
-    group = _group(name, records)
-    batches = sum(1 / r.outcome.batch for r in records if r.outcome)
-    restores = [r.outcome.restore_ns for r in records if r.outcome and r.outcome.restore_ns]
+def _callee(name: str, records: list[ActionRecord], tried: list[ActionRecord]) -> dict[str, Any]:
+    group = _group(name, records, tried)
+    outcomes = [r.outcome for r in tried if r.outcome]
+    batches = sum(1 / outcome.batch for outcome in outcomes)
+    restores = [outcome.restore_ns for outcome in outcomes if outcome.restore_ns]
     return {
         "name": name, "calls": len(records), "failed": group["failed"],
         "act_mean_s": group["act_mean_s"], "act_p95_s": group["act_p95_s"],
         "wait_mean_s": group["wait_mean_s"], "run_mean_s": group["run_mean_s"],
-        "batches": round(batches), "batch_mean": len(records) / batches if batches else 1.0,
+        "batches": round(batches), "batch_mean": len(outcomes) / batches if batches else 1.0,
         "restores": len(restores), "restore_s": sum(restores) / SECOND, "gpu_h": group["gpu_h"]}
 
 
 def slowest(report: ReportedJob, count: int = 25) -> list[dict[str, Any]]:
-    """The actions with the longest ACT."""
+    """Returns the actions with the longest ACT."""
     chosen = sorted(report.ended, key=lambda r: r.submit_ns - r.end_ns)[:count]
     return [{
         "action": job_id(r), "name": r.action.name, "state": r.state.value,

@@ -13,7 +13,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from .reported_job import SECOND, ReportedJob, core_spans, parts_ns
+from .reported_job import SECOND, ReportedJob, attempt_spans, core_spans, nearest_rank, parts_ns
 
 BINS = 400
 FloatArray = NDArray[np.float64]
@@ -21,7 +21,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TimeSeries:
-    """Mean values of equal bins of time. ACTs are NaN where no action ended.
+    """Holds mean values of equal bins of time. ACTs are NaN where no action ended.
 
     Attributes:
         seconds: The middle of each bin, from the job's beginning.
@@ -46,7 +46,7 @@ class TimeSeries:
 
 
 def mean_level(spans: Iterable[tuple[int, int, float]], edges: FloatArray) -> FloatArray:
-    """The mean over each bin of the sum of weights that are there.
+    """Returns the mean over each bin of the sum of weights that are there.
 
     Args:
         spans: When each begins and ends, and its weight.
@@ -55,7 +55,7 @@ def mean_level(spans: Iterable[tuple[int, int, float]], edges: FloatArray) -> Fl
     rows = np.array([*spans], dtype=np.float64).reshape(-1, 3)
 
     def area(times: FloatArray, weights: FloatArray) -> FloatArray:
-        """The sum, at each edge, of weight x (edge - time) over all times before it."""
+        """Returns the sum, at each edge, of weight x (edge - time) over all times before it."""
         order = np.argsort(times, kind="stable")
         times, weights = times[order], weights[order]
         there = np.searchsorted(times, edges)
@@ -68,8 +68,8 @@ def mean_level(spans: Iterable[tuple[int, int, float]], edges: FloatArray) -> Fl
 
 
 def peak(spans: Iterable[tuple[int, int, float]]) -> float:
-    """The largest sum of weights that are there at one instant; one that ends makes room for one
-    that begins.
+    """Returns the largest sum of weights that are there at one instant. A span that ends makes room
+    for a span that begins at the same time.
     """
     changes = sorted(change for begin, end, weight in spans if end > begin
                      for change in ((begin, weight), (end, -weight)))
@@ -80,19 +80,18 @@ def peak(spans: Iterable[tuple[int, int, float]]) -> float:
 
 
 def time_series(report: ReportedJob, bins: int = BINS) -> TimeSeries:
-    """The series of a whole job."""
+    """Returns the series of a whole job."""
     zero, until = report.since_ns, report.until_ns
     edges = np.linspace(0, until - zero, bins + 1)
     waits, runs, cpus, gpus = (list[tuple[int, int, float]]() for _ in range(4))
-    for r in report.records:
-        end = (r.end_ns or until) - zero
-        start = r.start_ns - zero if r.start_ns else end
-        waits.append((r.submit_ns - zero, start, 1))
-        runs.append((start, end, 1))
-        if r.gpus:
-            batch = r.outcome.batch if r.outcome is not None else 1  # its calls hold them together
-            gpus.append((start, end, len(r.gpus) / batch))
-        cpus += [(at - zero, end - zero, len(cores)) for at, end, cores in core_spans(r, until)]
+    for record in report.records:
+        for r, since, start, end in attempt_spans(record, until):
+            waits.append((since - zero, start - zero, 1))
+            runs.append((start - zero, end - zero, 1))
+            if r.gpus:
+                batch = r.outcome.batch if r.outcome is not None else 1  # its calls share them
+                gpus.append((start - zero, end - zero, len(r.gpus) / batch))
+            cpus += [(at - zero, to - zero, len(cores)) for at, to, cores in core_spans(r, until)]
     stays = [(s.since_ns - zero, (s.until_ns or until) - zero, s.spec)
              for s in report.witness.stays.values()]
     mean, p95 = _acts(report, edges)
@@ -105,7 +104,7 @@ def time_series(report: ReportedJob, bins: int = BINS) -> TimeSeries:
 
 
 def _acts(report: ReportedJob, edges: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Mean and 95th percentile of the ACTs in seconds, by the bin in which the action ended."""
+    """Returns mean and 95th percentile of the ACTs in s, by the bin in which the action ended."""
     bins = len(edges) - 1
     mean, p95 = np.full(bins, np.nan), np.full(bins, np.nan)
     rows = np.array([(r.end_ns - report.since_ns, r.end_ns - r.submit_ns) for r in report.ended],
@@ -115,16 +114,16 @@ def _acts(report: ReportedJob, edges: FloatArray) -> tuple[FloatArray, FloatArra
     acts, starts = rows[order, 1] / SECOND, np.searchsorted(place[order], np.arange(bins + 1))
     for n in range(bins):
         if starts[n] < starts[n + 1]:
-            mine = acts[starts[n]:starts[n + 1]]
-            mean[n], p95[n] = mine.mean(), np.percentile(mine, 95)
+            mine = np.sort(acts[starts[n]:starts[n + 1]])
+            mean[n], p95[n] = mine.mean(), mine[nearest_rank(len(mine), 95)]
     return mean, p95
 
 
 def part_histograms(report: ReportedJob, bins: int = 48
                     ) -> tuple[FloatArray, list[NDArray[np.int64]]]:
-    """The edges of bins in seconds, each wider than the last by one factor, and for each part of
-    the ACT how many actions have one of this length. A part of less than the first edge counts in
-    the first bin.
+    """Returns the edges of bins in seconds, each wider than the last by one factor, and for each
+    part of the ACT how many actions have a part of this length. A part of less than the first edge
+    counts in the first bin.
     """
     rows = np.array([parts_ns(r) for r in report.ended], dtype=np.float64).reshape(-1, 4) / SECOND
     top = max(1.0, float(rows.max(initial=0.0)))

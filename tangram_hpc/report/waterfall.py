@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..accounting.fields import trajectory_of
 from ..accounting.record import ActionRecord
 from ..domain.ids import show
-from ..simulator.savings.run_witness import group_by_trajectory, trajectory_of
+from ..simulator.savings.run_witness import group_by_trajectory
 from .lanes import OTHERS
-from .reported_job import ReportedJob
+from .reported_job import ReportedJob, attempt_spans
 
 TRAJECTORIES_MAX, ACTIONS_MAX = 20, 100  # of each trajectory, its first actions
 WAIT = "waiting"
@@ -20,7 +21,9 @@ WAIT = "waiting"
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: its row, its class, and its place in ns from the trajectory's first action."""
+    """Describes one bar: its row, its class, and its place in ns, counted from the first action of
+    the trajectory.
+    """
 
     row: int
     name: str
@@ -30,14 +33,14 @@ class Bar:
 
 @dataclass
 class Waterfall:
-    """Labels of the rows, and the bars."""
+    """Holds the labels of the rows, and the bars."""
 
     labels: list[str] = field(default_factory=list)
     bars: list[Bar] = field(default_factory=list)
 
 
 def slowest_trajectories(report: ReportedJob, names: list[str]) -> Waterfall:
-    """The trajectories with the longest time from the first submission to the last result.
+    """Returns the trajectories with the longest time from the first submission to the last result.
 
     Args:
         report: The job.
@@ -51,12 +54,12 @@ def slowest_trajectories(report: ReportedJob, names: list[str]) -> Waterfall:
         found.labels.append(_label(records, report, row))
         zero = records[0].submit_ns
         for r in records[:ACTIONS_MAX]:
-            start = r.start_ns or r.end_ns
             name = r.action.name if r.action.name in names else OTHERS
-            if start > r.submit_ns:
-                found.bars.append(Bar(row, WAIT, r.submit_ns - zero, start - r.submit_ns))
-            if r.end_ns > start:
-                found.bars.append(Bar(row, name, start - zero, r.end_ns - start))
+            for _, since, start, end in attempt_spans(r, report.until_ns):
+                if start > since:
+                    found.bars.append(Bar(row, WAIT, since - zero, start - since))
+                if end > start:
+                    found.bars.append(Bar(row, name, start - zero, end - start))
     return found
 
 
@@ -65,7 +68,7 @@ def _span_ns(records: list[ActionRecord]) -> int:
 
 
 def _label(records: list[ActionRecord], report: ReportedJob, row: int) -> str:
-    """The name of a trajectory with its place, since names may be equal."""
+    """Returns the name of a trajectory with its place, since names may be equal."""
     name = next((r.session_name or trajectory_of(r) for r in records
                  if r.session_name or trajectory_of(r)), show(records[0].action.session))
     return f"{row + 1}. {name}"

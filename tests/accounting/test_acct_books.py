@@ -77,6 +77,7 @@ def acct(home: Path, *words: str, env: dict[str, str] | None = None, fails: bool
         status = main(["acct", *words])
     time.tzset()
     assert status == (2 if fails else 0) and bool(said.getvalue()) == fails, said.getvalue()
+    assert not (fails and told.getvalue()), told.getvalue()
     return said.getvalue() if fails else told.getvalue()
 
 
@@ -99,6 +100,31 @@ def test_wrong_questions_are_told_in_one_line(home: Path) -> None:
         assert "the books have no job 4799" in acct(home, *words, "--books", fails=True)
     assert "--books: --held" in acct(home, "--books", "--held", fails=True)
     assert "--by: it adds up" in acct(home, "-a", "--by", "name", "-X", fails=True)
+
+
+def test_an_action_that_is_not_known_is_told_by_the_books_too(home: Path) -> None:
+    told = acct(home, "-j", "4711.2.99", "--books", fails=True)
+    assert "job 4711 had no action 2.99; `tangram acct --books -j 4711`" in told
+    assert acct(home, "-j", "4711,4711.2.99", "--books") == acct(home, "-j", "4711,4711.2.99")
+
+
+def test_nothing_is_printed_before_an_error_about_a_job(home: Path) -> None:
+    for form in (["--json"], ["-P"], ["-X", "--json"], ["--books", "--json"]):
+        acct(home, "-j", "4711,4799", *form, fails=True)  # it checks that stdout is empty
+
+
+def test_means_are_of_actions_that_have_ended(tmp_path: Path) -> None:
+    waits = [ev.ActionSubmitted(BEGAN + n, Action(mint(1, n), "pytest")) for n in range(3, 9)]
+    events = job("4711", "ann", BEGAN)
+    write_journal(tmp_path / "jobs/4711", [*events[:-2], *waits])
+    (group,) = [row for row in json.loads(acct(tmp_path, "--by", "name", "--json"))["groups"]
+                if row["group"] == "pytest"]
+    assert (group["actions"], group["ended"]) == (7, 1)
+    assert (group["wait_mean_ns"], group["run_mean_ns"]) == (6 * SECOND, 6 * SECOND)
+
+
+def test_a_width_of_0_cuts_everything(home: Path) -> None:
+    assert acct(home, "-j", "4710", "-n", "-o", "State%0").split() == ["+", "+"]
 
 
 def test_groups_add_up_all_attempts(home: Path) -> None:

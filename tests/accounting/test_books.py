@@ -3,12 +3,13 @@ import or of a journal is made good by the next import."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pytest
 from helpers.books_rig import BEGAN, contents, histories, write_journal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import make_url
 
-from tangram_hpc.accounting.books import importing, schema
+from tangram_hpc.accounting.books import importing, query, schema
 from tangram_hpc.accounting.books.importing import import_jobs
 from tangram_hpc.accounting.books.query import stored_jobs, stored_records, stored_roll_up
 from tangram_hpc.accounting.books.schema import Books, open_books
@@ -28,6 +30,7 @@ from tangram_hpc.accounting.record import fold
 from tangram_hpc.accounting.roll_up import BY, RollUp
 from tangram_hpc.accounting.selection import Selection
 from tangram_hpc.accounting.starts import without_gaps
+from tangram_hpc.cli.helpers.acct_jobs import from_books
 from tangram_hpc.config.settings import load_config
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action
@@ -231,12 +234,73 @@ def test_an_import_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytes
             return packed(record)
 
         monkeypatch.setattr(importing, "pack_record", pack)
-        with pytest.raises(TangramError, match=r"books sqlite.*too large"):
-            imported(books, tmp_path)
+        (line,) = imported(books, tmp_path)
+        assert line.startswith("books sqlite") and "too large. The books keep" in line
         assert contents(books) == ([], [])
         monkeypatch.setattr(importing, "pack_record", packed)
         imported(books, tmp_path)
         assert len(contents(books)[1]) == 9
+
+
+def test_a_value_that_is_refused_stops_no_other_job(tmp_path: Path,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("4711", "4712", "4713"):
+        write_journal(tmp_path / "jobs" / name, short_history())
+    columns = importing._job_columns
+    said: list[str] = []
+    with open_books("", tmp_path) as books:
+        monkeypatch.setattr(importing, "_job_columns", lambda row: columns(row) | {
+            "held_ns": 2**63 if not said else 1})
+        report = import_jobs(books, tmp_path, NOW, said.append)
+        assert (report.failed, report.read, len(said)) == (1, 2, 1)
+        assert len(contents(books)[0]) == 2
+
+
+def test_jobs_whose_journals_look_the_same_are_both_imported(tmp_path: Path) -> None:
+    with open_books("", tmp_path) as books:
+        for name in ("4711", "4712"):
+            journal = write_journal(tmp_path / "jobs" / name, short_history())
+            os.utime(journal, ns=(BEGAN, BEGAN))
+            imported(books, tmp_path)
+        assert len(contents(books)[0]) == 2
+
+
+def test_a_job_that_ran_and_whose_folder_is_gone_has_failed(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, other = tmp_path / "home", tmp_path / "other"
+    write_journal(home / "jobs/4711", short_history())
+    monkeypatch.setattr(importing, "is_served", lambda folder: True)
+    url = f"sqlite:///{tmp_path}/shared.sqlite"
+    with open_books("", home) as own, open_books(url, home) as shared:
+        for books in (own, shared):
+            imported(books, home)
+        (home / "jobs/4711").rename(tmp_path / "away")
+        for books, at, state in ((own, home, "FAILED"), (shared, other, "RUNNING")):
+            imported(books, at)
+            with books.reading() as connection:
+                (job,) = stored_jobs(connection, Selection())
+                assert job.row.state == state
+                assert state == "RUNNING" or job.row.end_ns == BEGAN + 4
+        (tmp_path / "away").rename(home / "jobs/4711")
+        imported(own, home)
+        with own.reading() as connection:
+            assert stored_jobs(connection, Selection())[0].row.state == "RUNNING"
+
+
+def test_rows_that_are_printed_slowly_block_no_importer(tmp_path: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "_WAIT_S", 0.1)
+    monkeypatch.setattr(query, "_PORTION", 2)
+    write_journal(tmp_path / "jobs/4711", short_history(5))
+    with open_books("", tmp_path) as books, closing(
+            from_books(books, [], False, Selection())) as found:
+        imported(books, tmp_path)
+        rows = next(found).attempts()
+        began = [next(rows)]
+        write_journal(tmp_path / "jobs/4712", short_history(5))
+        (tmp_path / "jobs/4711/journal").touch()
+        assert imported(books, tmp_path) == [] and len(contents(books)[1]) == 10
+        assert [r.action.id for r in (*began, *rows)] == [mint(1, n) for n in range(1, 6)]
 
 
 def test_importers_side_by_side_write_every_row_once(tmp_path: Path) -> None:
@@ -279,7 +343,8 @@ def test_tables_of_another_version_are_migrated_or_refused(tmp_path: Path,
 
 def test_wrong_databases_are_told_in_one_line(tmp_path: Path) -> None:
     for setting, told in (("nonsense", "setting `books`"), ("oracle://x/y", "setting `books`"),
-                          (f"sqlite:///{tmp_path}/no/such", "books"),
+                          (f"sqlite:///{tmp_path}/no/such", f"^books {tmp_path}/no/such: "),
+                          ("sqlite://", "names no file"), ("sqlite:///:memory:", "names no file"),
                           (f"postgresql://u@/d?host={tmp_path}", "books postgresql")):
         with pytest.raises(TangramError, match=told) as error:
             open_books(setting, tmp_path)
@@ -287,7 +352,14 @@ def test_wrong_databases_are_told_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_password_in_the_setting_is_refused(tmp_path: Path) -> None:
-    for url in ("postgresql://u:geheim@host/d", "mariadb://host/d?user=u&password=geheim"):
+    for url in ("postgresql://u:geheim@host/d", "mariadb://host/d?user=u&password=geheim",
+                "postgresql://u:a/geheim@h/d", "mariadb://h/d?passwd=geheim",
+                "postgresql://h/d?PASSWORD=geheim", "postgresql://h/d?a=b&sslpassword=geheim",
+                "postgresql://h/d?pass%77ord=geheim"):
         with pytest.raises(InvalidInput, match="must have no password") as error:
             load_config({"HOME": str(tmp_path), "TANGRAM_BOOKS": url})
         assert "geheim" not in str(error.value) and "pgpass" in str(error.value)
+    for url in ("postgresql://u@host:5432/d?passfile=/home/u/.pgpass", "sqlite:////tmp/b"):
+        assert load_config({"HOME": str(tmp_path), "TANGRAM_BOOKS": url}).books == url
+    with Books(make_url("mariadb+pymysql://h/d?secret=geheim")) as books:
+        assert books.name == "mariadb+pymysql://h/d"

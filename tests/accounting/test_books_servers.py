@@ -127,6 +127,30 @@ def test_tables_are_made_once_and_a_later_version_is_refused(
         monkeypatch.undo()
 
 
+def test_an_importer_does_not_wait_for_ever(urls: list[str], tmp_path: Path,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    for url in urls:
+        with open_books(url, tmp_path):
+            monkeypatch.setattr(schema, "_WAIT_S", 1)
+        with open_books(url, tmp_path) as books, open_books(url, tmp_path) as other:
+            with books.writing("job 1"), pytest.raises(
+                    TangramError, match=r"has taken 1 s|locked"), other.writing("job 1"):
+                pass
+            with other.writing("job 1"):
+                pass
+        monkeypatch.undo()
+
+
+def test_a_number_that_is_too_large_is_refused_by_each_database(urls: list[str], tmp_path: Path
+                                                                ) -> None:
+    for url in urls:
+        with (open_books(url, tmp_path) as books, pytest.raises(schema.ValueRefused),
+              books.writing("test") as connection):
+            connection.execute(schema.jobs.insert().values(
+                {c.name: 2**63 if c.name == "held_ns" else 1 if c.type.python_type is int else ""
+                 for c in schema.jobs.columns}))
+
+
 def test_a_server_that_is_gone_is_told_in_one_line(tmp_path: Path) -> None:
     for url in (f"postgresql://u@/d?host={tmp_path}", "mariadb://u@127.0.0.1:1/d"):
         with pytest.raises(TangramError) as error:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from array import array
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,23 @@ import pytest
 from helpers.mixed_job import JOB, run_mixed_job
 from helpers.recorded_job import BEGAN_NS, busy_job, played, write_job
 
+from tangram_hpc.accounting.roll_up import RollUpRow
 from tangram_hpc.cli import main
 from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.action import Action
+from tangram_hpc.domain.ids import mint
+from tangram_hpc.domain.node import NodeSpec
+from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.report.advice import advice
 from tangram_hpc.report.contents import contents
-from tangram_hpc.report.labels import label, plain
+from tangram_hpc.report.labels import apart, label, plain
 from tangram_hpc.report.lanes import BINS, ROWS_MAX, Window, lanes
 from tangram_hpc.report.page import page
-from tangram_hpc.report.reported_job import ReportedJob, gather
+from tangram_hpc.report.reported_job import ReportedJob, classes, gather, headline, percentile
 from tangram_hpc.report.series import mean_level, peak, time_series
+from tangram_hpc.report.waterfall import slowest_trajectories
+from tangram_hpc.simulator.savings.savings import AS_RUN, RECORDED, Alternative, Savings
 from tangram_hpc.simulator.workload import EXAMPLES, read_cluster, read_workload
 
 HOSTILE = ' <img src=x onerror=alert(1)></script><script>alert(2)</script>\x1b[2J\u202e"\'&amp;'
@@ -178,11 +186,13 @@ def test_savings_and_their_assumptions_are_in_the_report(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(("words", "says"), [
     (["missing"], "missing"), (["4711", "--static", "-1"], "--static -1"),
+    (["4711", "--simulate", "-5"], "--simulate -5: must be a number of actions"),
     (["4711", "--window", "900:901"], "--window 900:901: the job lasted 18.6 s"),
     (["4711", "-o", "no/such/folder.html"], "--output no/such/folder.html: No such file")])
 def test_wrong_input_is_one_line_with_status_2(words: list[str], says: str,
                                                capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", *words, *([] if "--static" in words else ["--simulate", "0"])]) == 2
+    assert main(["report", *words, *([] if words[-2:-1] in (["--static"], ["--simulate"])
+                                    else ["--simulate", "0"])]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and says in lines[0]
 
@@ -281,3 +291,115 @@ def test_advice_names_failures_and_idle_ends() -> None:
 
 def _failed(event: ev.LeaseFinished) -> Any:
     return msgspec.structs.replace(event.outcome, state=ActionState.FAILED)
+
+
+# ---- attempts, percentiles, names ---------------------------------------------------------------
+
+
+def retried_job() -> list[ev.Event]:
+    """One action whose first attempt holds CPU 0 and a GPU for 10 s, until its service sends it
+    back, and whose second attempt holds CPU 1 for 2 s, from second 14 on.
+    """
+    def at(second: int) -> int:
+        return BEGAN_NS + second * 10**9
+
+    spec = NodeSpec("n0", "n0", (0, 1), 1000, gpus=(0,))
+    sent_back = Outcome(ActionState.PREEMPTED, exec_ns=10 * 10**9, cpu_ns=3 * 10**9)
+    done = Outcome(ActionState.COMPLETED, exec_ns=2 * 10**9, cpu_ns=10**9)
+    return [ev.BrokerStarted(at(0), "4711", "elastic", "none", "ada"),
+            ev.NodeJoined(at(0), 1, spec),
+            ev.ActionSubmitted(at(0), Action(mint(1, 1), "build", trajectory="t")),
+            ev.LeaseGranted(at(1), 1, mint(1, 1), 1, 1, (0,), gpus=(0,)),
+            ev.LeaseFinished(at(11), 1, sent_back, True),
+            ev.LeaseGranted(at(14), 2, mint(1, 1), 1, 1, (1,)),
+            ev.LeaseFinished(at(16), 2, done, True), ev.BrokerStopped(at(20), "over")]
+
+
+def test_what_earlier_attempts_held_counts() -> None:
+    report = report_of(retried_job())
+    head, row, series = headline(report), classes(report)[0], time_series(report, 20)
+    assert head["cpu_lent_core_h"] == row["cpu_core_h"] == pytest.approx(12 / 3600)
+    assert head["cpu_used_core_h"] == row["cpu_used_core_h"] == pytest.approx(4 / 3600)
+    assert head["gpu_lent_gpu_h"] == row["gpu_h"] == pytest.approx(10 / 3600)
+    assert series.gpus_most == 1 and series.gpus_lent.sum() == pytest.approx(10)
+    assert series.cpus_lent.sum() == series.running.sum() == pytest.approx(12)
+    assert series.waiting.sum() == pytest.approx(1 + 3)  # not while the first attempt ran
+    cells = lanes(report).cells > 0
+    assert cells.sum(axis=1).tolist() == [BINS * 10 // 20, BINS * 2 // 20, BINS * 10 // 20]
+    bars = slowest_trajectories(report, ["build"]).bars
+    assert [(bar.name, bar.from_ns // 10**9, bar.long_ns // 10**9) for bar in bars] == [
+        ("waiting", 0, 1), ("build", 1, 10), ("waiting", 11, 3), ("build", 14, 2)]
+
+
+def test_what_a_running_job_holds_ends_now() -> None:
+    events = retried_job()[:-1]
+    head = headline(gather(events, True, events[-1].at + 4 * 10**9))
+    assert head["elapsed_s"] == 20
+    assert head["cpu_held_core_h"] == pytest.approx(2 * 20 / 3600)
+    assert head["gpu_held_gpu_h"] == pytest.approx(20 / 3600)
+
+
+def test_percentiles_are_by_nearest_rank_as_those_of_acct() -> None:
+    for count in (1, 2, 3, 19, 20, 21, 100, 101):
+        row = RollUpRow("a", acts_ns=array("q", range(count)))
+        assert [percentile(range(count), p) for p in (50, 95, 99)] == [
+            row.act_ns(p * 10**4) for p in (50, 95, 99)]
+    assert percentile([1, 2], 50) == 1 and percentile([], 50) == 0
+
+
+def test_cancelled_actions_did_not_fail() -> None:
+    events = [ev.LeaseFinished(e.at, e.lease, msgspec.structs.replace(
+        e.outcome, state=ActionState.CANCELLED), True) if isinstance(e, ev.LeaseFinished) else e
+        for e in busy_job(40, 1, 4)]
+    assert {row["failed"] for row in classes(report_of(events))} == {0}
+
+
+def test_long_names_of_rows_and_classes_stay_apart() -> None:
+    node = "ip-10-123-100-101.us-west-2.compute.internal.and-a-longer-name"
+    events = [ev.NodeJoined(e.at, e.node, msgspec.structs.replace(e.spec, name=f"{node}{e.node}"))
+              if isinstance(e, ev.NodeJoined) else e for e in busy_job(60, 2, 3)]
+    rows = lanes(report_of(events)).rows
+    assert len({label(row) for row in rows}) == 6 and rows[0].endswith(" cpu 0")
+    assert len(set(apart(["x" * 60, "x" * 61, "x" * 62, "y"]))) == 4
+    assert max(map(len, apart("x" * n for n in range(47, 70)))) == 48
+
+
+def test_no_sentence_about_a_smaller_allocation_that_was_not_simulated() -> None:
+    work, cluster = read_workload(Path("mixed-24")), read_cluster(EXAMPLES / "cluster-24.json")
+    report = report_of(played(work, cluster, "elastic")[1])
+
+    def said(smaller: list[Alternative]) -> str:
+        whole = [Alternative(way, "elastic", 24, mean_act_s=1.0) for way in (RECORDED, AS_RUN)]
+        report.savings = Savings([*whole, *smaller])
+        return " ".join(advice(report, time_series(report)))
+
+    assert headline(report)["cpu_lent_core_h"] < headline(report)["cpu_held_core_h"] / 2
+    assert "`tangram size` says" in said([])
+    assert "`tangram size` says" in said([Alternative("75%", "elastic", why_not="too small")])
+    assert "grows by more than 10%" in said([Alternative("75%", "elastic", 18, mean_act_s=1.2)])
+
+
+def test_a_class_is_rigid_only_if_no_action_of_it_can_run_on_one_cpu() -> None:
+    def told_of(*fewest: int) -> list[str]:
+        sizes = {n: fewest[n % len(fewest)] for n in range(41)}
+        events = [ev.ActionSubmitted(e.at, msgspec.structs.replace(
+            e.action, degrees=(sizes[e.action.id & 0xffff],))) if isinstance(e, ev.ActionSubmitted)
+            else ev.LeaseFinished(e.at, e.lease, msgspec.structs.replace(e.outcome, cpu_ns=1), True)
+            if isinstance(e, ev.LeaseFinished) else e for e in busy_job(40, 1, 4, classes=1)]
+        report = report_of(events)
+        return [text for text in advice(report, time_series(report)) if "at least" in text]
+
+    assert told_of(1, 4) == [] == told_of(4, 1)
+    assert "ask for 2 CPUs at least" in told_of(2, 4)[0] and told_of(2, 4) == told_of(4, 2)
+
+
+def test_the_default_file_names_the_cluster_if_ids_may_be_equal(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANGRAM_HOME", str(tmp_path / "home"))
+    for cluster in "ab":
+        write_job(tmp_path / "home", busy_job(10, 1, 2), f"4711@{cluster}")
+    write_job(tmp_path / "home", busy_job(10, 1, 2), "4712@a")
+    for job in ("4711@a", "4711@b", "4712@a"):
+        assert main(["report", job, "--simulate", "0"]) == 0
+    assert sorted(path.name for path in tmp_path.glob("*.html")) == [
+        "report-4711.html", "report-4711@a.html", "report-4711@b.html"]

@@ -17,8 +17,8 @@ from helpers.ordinary_user import other_users_python, users_environment
 
 NOBODY = 65534
 HERE = Path(__file__).resolve().parent.parent
-# newuidmap reads these files. The whole folder is replaced: a mount on one of its files would vanish
-# when somebody adds a user to the machine, as other tests do, because that renames a new file over it.
+# newuidmap reads these files. The whole folder is replaced, because a mount on one of its files
+# vanishes when another test adds a user to the machine: a new file is renamed over it.
 # --clear-groups: an ordinary user has no group of root
 AS_NOBODY = """
 [ -d "$0/etc" ] || cp -a /etc "$0/etc" || exit 9

@@ -13,6 +13,7 @@ from helpers.recorded_job import played
 
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.domain import event as ev
+from tangram_hpc.errors import InvalidInput
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.simulator.savings.recorded_run import RecordedRun, recorded_run
 from tangram_hpc.simulator.savings.run_witness import RunWitness
@@ -136,7 +137,24 @@ def test_a_long_job_is_compared_by_the_trajectories_that_began_first() -> None:
     found = saved(events, actions_max=40)
     assert 0 < found.actions <= 40 < found.actions_of_job
     assert any("trajectories that began first" in text for text in found.assumptions)
-    assert saved(events, actions_max=0).trajectories == 1
+    # not even the first trajectory has so few: its first turns are simulated, and the page says so
+    first = recorded(events).work.trajectories[0].turns
+    one, all_of_it = len(first[0].actions), sum(len(turn.actions) for turn in first)
+    cut = saved(events, actions_max=one)
+    assert (cut.trajectories, cut.actions) == (1, one) and one < all_of_it
+    assert cut.rows[0].mean_act_s and cut.rows[1].mean_act_s
+    assert any("of which the last turns are left out" in text for text in cut.assumptions)
+    with pytest.raises(InvalidInput, match=f"the first turn has {one} actions"):
+        saved(events, actions_max=one - 1)
+
+
+def test_gpus_of_a_smaller_allocation_are_rounded_up() -> None:
+    work, cluster = read_workload(Path("mixed-24")), read_cluster(EXAMPLES / "cluster-24.json")
+    events = played(work, cluster, "elastic")[1]
+    run = recorded(events)
+    run.cluster = run.cluster.model_copy(update={"nodes": tuple(
+        n.model_copy(update={"gpus": min(n.gpus, 3)}) for n in run.cluster.nodes)})
+    assert [row.gpus for row in savings(run, fold(events), actions_max=60).rows[-2:]] == [3, 2]
 
 
 @pytest.mark.parametrize(("degrees", "cpus"), [

@@ -34,10 +34,10 @@ from ..flat import COLUMNS, storable
 from ..job_row import JobFold, JobRow
 from ..record import ActionRecord
 from ..starts import without_gaps
-from .schema import Books, actions, jobs
+from .schema import FILE, Books, ValueRefused, actions, jobs
 from .stored_record import pack_record
 
-_ROWS = 1  # part of each mark; a release that folds to other rows has another number
+_ROWS = 2  # part of each mark; a release that folds to other rows has another number
 _BATCH = 2000  # actions that are written together
 _VALUES = [column.value for column in COLUMNS]
 _NAMES = [column.name for column in actions.columns]
@@ -82,9 +82,9 @@ def import_jobs(books: Books, home: Path, now_ns: int, say: Callable[[str], None
             continue
         try:
             rows = _import_job(books, folder, mark, served, now_ns)
-        except (InvalidInput, LookupError, AssertionError) as error:
+        except (InvalidInput, ValueRefused, LookupError, AssertionError) as error:
             report.failed += 1  # events of a repaired journal may lack those they build on
-            why = error if isinstance(error, InvalidInput) else (
+            why = error if isinstance(error, InvalidInput | ValueRefused) else (
                 f"job {folder.name}: the events of its journal do not fit together ({error!r})")
             say(f"{why}. The books keep what they have of job {folder.name}")
             continue
@@ -93,6 +93,8 @@ def import_jobs(books: Books, home: Path, now_ns: int, say: Callable[[str], None
         if not served and (torn := _torn(folder)):
             say(f"job {folder.name}: the last record of its journal was cut off; its {torn} bytes "
                 "are left out")
+    if books.engine.url.database == str(home / FILE):  # other books have jobs of other homes too
+        _end_removed(books, home)
     return report
 
 
@@ -133,7 +135,7 @@ def _mark(folder: Path, served: bool) -> str | None:
         return None
     if not found:
         return None
-    every = hashlib.sha256(repr((_ROWS, served, [
+    every = hashlib.sha256(repr((_ROWS, _name(folder), served, [
         (name, about.st_size, about.st_mtime_ns) for name, about in found])).encode())
     name, about = found[-1]
     return f"{name}:{about.st_size}:{every.hexdigest()[:32]}"
@@ -145,14 +147,33 @@ def _still_runs(books: Books, mark: str, now_ns: int) -> None:
                            .values(end_ns=now_ns))
 
 
+def _end_removed(books: Books, home: Path) -> None:
+    """Ends the jobs that ran when they were imported, and whose folders have been removed since."""
+    running = select(jobs.c.name).where(jobs.c.state == "RUNNING")
+    with books.reading() as connection:
+        names = set(connection.execute(running).scalars())
+    gone = names - {_name(folder) for folder in _folders(home)} if names else names
+    if gone:
+        with books.writing("marks") as connection:
+            connection.execute(update(jobs).where(
+                jobs.c.name.in_(sorted(gone)), jobs.c.state == "RUNNING").values(
+                state="FAILED", reason="its folder was removed while it ran", mark="",
+                end_ns=jobs.c.last_ns))
+
+
+def _name(folder: Path) -> str:
+    """Returns the name by which the books know a job: that of its folder without `~N`."""
+    return storable(folder.name.partition("~")[0].encode(errors="surrogateescape").decode(
+        errors="replace"))
+
+
 def _import_job(books: Books, folder: Path, mark: str, served: bool, now_ns: int) -> int:
     """Replaces the rows of a job, and returns how many there are now.
 
     Raises:
         InvalidInput: the journals cannot be read, or have become shorter.
     """
-    name = storable(folder.name.partition("~")[0].encode(errors="surrogateescape").decode(
-        errors="replace"))
+    name = _name(folder)
     with books.writing(f"job {name}") as connection:
         events = without_gaps(JobJournal(folder).events())
         first = next(events, None)

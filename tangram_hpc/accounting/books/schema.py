@@ -41,9 +41,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, OperationalError, SQLAlchemyError
 
-from ...errors import InvalidInput, TangramError
+from ...errors import InvalidInput, TangramError, how_to_install
 from ..flat import COLUMNS
 
 SCHEMA = 1
@@ -51,6 +51,7 @@ FILE = "books.sqlite"
 _DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql",
             "mariadb": "mariadb+pymysql"}
 _WAIT_S = 600  # a journal of a million actions is imported within this time
+_LOCK_NOT_AVAILABLE = "55P03"  # PostgreSQL's SQLSTATE
 _BINARY = "utf8mb4_nopad_bin"
 _TEXT = Text().with_variant(mysql.MEDIUMTEXT(collation=_BINARY), "mysql", "mariadb")
 _NAME = String(255).with_variant(mysql.VARCHAR(255, collation=_BINARY), "mysql", "mariadb")
@@ -98,16 +99,20 @@ actions = Table(
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = ()
 
 
+class ValueRefused(TangramError):
+    """The database refuses a value, such as a number that is too large for its column."""
+
+
 class Books:
     """A database with the tables of this module; use it as a context manager.
 
     Attributes:
-        name: its URL without a password, for messages.
+        name: its URL without a password and without options, for messages.
         engine: SQLAlchemy's engine.
     """
 
     def __init__(self, url: URL) -> None:
-        self.name = url.render_as_string(hide_password=True)
+        self.name = url.set(query={}).render_as_string(hide_password=True)
         self.engine = _engine(url)
 
     def __enter__(self) -> Books:
@@ -118,7 +123,10 @@ class Books:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Opens a transaction whose queries all see the same state."""
+        """Opens a transaction whose queries all see the same state.
+
+        While it is open, nobody can write to an SQLite file: end it before anything is printed.
+        """
         with self._told(), self.engine.connect() as connection:
             if self.engine.dialect.name != "sqlite":
                 connection.execution_options(isolation_level="REPEATABLE READ")
@@ -139,21 +147,28 @@ class Books:
             yield
         except (SQLAlchemyError, OverflowError) as error:
             said = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
-            raise TangramError(f"books {self.name}: {said}") from error
+            kind = ValueRefused if isinstance(error, DataError | OverflowError) else TangramError
+            raise kind(f"books {self.name}: {said}") from error
 
 
 @contextmanager
 def _alone(connection: Connection, what: str) -> Iterator[None]:
     """Waits until no other transaction writes `what`. SQLite has one writer at a time anyway."""
     number = int.from_bytes(hashlib.sha256(what.encode()).digest()[:8], "big", signed=True)
-    kind = connection.dialect.name
+    kind, got = connection.dialect.name, True
     if kind == "postgresql":
-        connection.exec_driver_sql("SELECT pg_advisory_lock(%s)", (number,))
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_WAIT_S}s'")
+        try:
+            connection.exec_driver_sql("SELECT pg_advisory_lock(%s)", (number,))
+        except OperationalError as error:
+            if getattr(error.orig, "sqlstate", "") != _LOCK_NOT_AVAILABLE:
+                raise
+            got = False
     elif kind in ("mysql", "mariadb"):
-        got = connection.exec_driver_sql("SELECT GET_LOCK(%s, %s)",
-                                         (f"tangram-books{number}", _WAIT_S)).scalar()
-        if got != 1:
-            raise TangramError(f"books: another import of {what} has taken {_WAIT_S} s; try again")
+        got = connection.exec_driver_sql("SELECT GET_LOCK(%s, %s)", (
+            f"tangram-books{number}", _WAIT_S)).scalar() == 1
+    if not got:
+        raise TangramError(f"books: another import of {what} has taken {_WAIT_S} s; try again")
     connection.rollback()  # the lock stays, and the transaction begins after it
     try:
         yield
@@ -181,16 +196,19 @@ def open_books(setting: str, home: Path) -> Books:
         url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
         if not setting:
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if url.get_backend_name() == "sqlite" and url.database:
+        if url.get_backend_name() == "sqlite":
+            if url.database in (None, "", ":memory:"):
+                raise InvalidInput(f"setting `books`: {setting} names no file; write "
+                                   "sqlite:////PATH/books.sqlite")
             Path(url.database).touch(mode=0o600)
         books = Books(url)
     except ModuleNotFoundError as error:
-        raise InvalidInput(f"setting `books`: {error.name} is not installed; "
-                           "pip install 'tangram-hpc[books]'") from None
+        raise InvalidInput(f"setting `books`: {error.name} is not installed: "
+                           f"{how_to_install('books')}") from None
     except (SQLAlchemyError, ValueError) as error:
         raise InvalidInput(f"setting `books`: {error}") from None
     except OSError as error:
-        raise InvalidInput(f"books {home / FILE}: {error.strerror}") from None
+        raise InvalidInput(f"books {url.database}: {error.strerror}") from None
     _prepare(books)
     return books
 

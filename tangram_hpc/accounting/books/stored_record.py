@@ -22,10 +22,20 @@ class StoredRecord(msgspec.Struct, frozen=True, array_like=True):
     """An `ActionRecord` without what all rows of its job share, and without earlier attempts.
 
     Attributes:
+        action: the action as it was submitted, or a turn as it was routed.
+        state: its state.
+        submit_ns, start_ns, end_ns: its times, in ns since the epoch; 0 for what has not happened.
+        attempt: how often it was started.
+        rank: MPI rank of its client; -1 for none.
+        outcome: how the attempt ended; None if it did not.
+        grants: for each size that its lease had: since when, and the CPUs.
+        gpus: the GPUs that it held.
         node: name, host and component of its node; None for none. What else the node lent is not
             kept.
-
-    The other fields are those of `ActionRecord`.
+        route: where a turn was routed; None for other actions.
+        lost_ahead: whether `attempt` is a lower bound.
+        client_name, session_name: names of its client and session; empty for none.
+        image: digest of the image of its session; empty for none.
     """
 
     action: Action

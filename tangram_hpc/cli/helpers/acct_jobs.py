@@ -77,6 +77,9 @@ def from_journals(named: Sequence[ids.Named], strict: bool, with_row: bool, dupl
     from ...storage.journal_segments import read_journals
     from ...storage.rundir import job_dir
 
+    if strict:
+        for one in named:  # an error about one of them comes before anything is printed
+            next(read_journals(job_dir(os.environ, one.job)), None)
     for job in dict.fromkeys(one.job for one in named):
         folder, now_ns = job_dir(os.environ, job), time.time_ns()
         try:
@@ -106,12 +109,23 @@ def from_books(books: Books, named: Sequence[ids.Named], duplicates: bool, selec
     """Yields the jobs that are named, or all, from the books; see `from_journals`.
 
     Raises:
-        InvalidInput: the books do not have a job that is named.
+        InvalidInput: the books do not have a job, or an action of a job, that is named.
     """
-    from ...accounting.books.query import stored_jobs, stored_records
+    from ...accounting.books.query import known_actions, stored_jobs, stored_records
+    from ...domain.ids import show
+    from ...errors import InvalidInput
 
     with books.reading() as connection:
-        for job in stored_jobs(connection, selection, {one.job for one in named}):
+        found = stored_jobs(connection, selection, {one.job for one in named})
+        for name in dict.fromkeys(one.job for one in named):
+            chosen = _chosen([one for one in named if one.job == name])
+            of_name = [job for job in found if name in (job.name, job.row.job)]
+            if chosen and of_name:
+                for number in sorted(chosen - known_actions(connection, of_name, chosen)):
+                    raise InvalidInput(f"--jobs: job {name} had no action {show(number)}; `tangram "
+                                       f"acct --books -j {name}` prints all of its actions")
+        connection.rollback()  # no transaction is open while rows are printed
+        for job in found:
             chosen = _chosen([one for one in named if one.job in (job.name, job.row.job)])
 
             def attempts(job: StoredJob = job, chosen: set[int] = chosen

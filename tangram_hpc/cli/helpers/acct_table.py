@@ -13,9 +13,11 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from .printable import printable
+from .table import fit
 
 if TYPE_CHECKING:
     from ...accounting.fields import Field
@@ -70,6 +72,7 @@ def print_rows(args: argparse.Namespace, columns: Sequence[tuple[Field, int]], r
     text = text_of(args)
     if not (args.parsable or args.parsable2):
         return _print_table(args, columns, list(rows), text)
+    rows = _begun(rows)
     cut, end = args.delimiter, args.delimiter if args.parsable else ""
     escaped = "".join(f"\\x{ord(letter):02x}" for letter in cut)
     if not args.noheader:
@@ -83,20 +86,17 @@ def print_json(key: str, values: Iterable[Any], more: dict[str, Any] | None = No
     """Prints one JSON object with the values in a list, as `json.dumps` would."""
     head = "".join(f"{json.dumps(name)}: {json.dumps(value)}, "
                    for name, value in (more or {}).items())
+    values = _begun(values)
     print(f"{{{head}{json.dumps(key)}: [", end="")
     for number, value in enumerate(values):
         print(", " * bool(number) + json.dumps(value), end="")
     print("]}")
 
 
-def fit(text: str, width: int) -> str:
-    """Fits a text into a column as sacct does: right aligned, or left aligned for a negative
-    width. A text that was cut ends with `+`.
-    """
-    text, size = printable(text), abs(width)
-    if len(text) > size:
-        text = text[: size - 1] + "+"
-    return text.ljust(size) if width < 0 else text.rjust(size)
+def _begun(values: Iterable[Any]) -> Iterable[Any]:
+    """Reads the first value at once, so that an error in its reading comes before any output."""
+    rest = iter(values)
+    return chain(list(islice(rest, 1)), rest)
 
 
 def _print_table(args: argparse.Namespace, columns: Sequence[tuple[Field, int]],

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..helpers import acct_jobs, acct_table, ids, row_choice
-from ..helpers.acct_table import fit
 from ..helpers.printable import printable
+from ..helpers.table import fit
 
 if TYPE_CHECKING:
     from ...accounting.fields import Field
@@ -109,7 +109,8 @@ def _print_books(args: argparse.Namespace, columns: list[tuple[Field, int]], sel
         if args.by and not any(one.action for one in args.jobs):
             with books.reading() as connection:
                 found = stored_jobs(connection, selection, {one.job for one in args.jobs})
-                _print_groups(args, columns, stored_roll_up(connection, found, selection, args.by))
+                groups = stored_roll_up(connection, found, selection, args.by)
+            _print_groups(args, columns, groups)
             return 0
         with contextlib.closing(acct_jobs.from_books(
                 books, args.jobs, args.duplicates or args.by, selection)) as jobs:

@@ -6,6 +6,7 @@ Everything is computed from the job's journal, during the job and after it. No b
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import os
 import sys
@@ -42,7 +43,7 @@ def add(verbs: Any) -> None:
     p.add_argument("--static", type=int, default=0, metavar="K",
                    help="CPUs of a trajectory's reservation in the comparison (default: what its "
                         "actions need, up to 4 if they can use them)")
-    p.add_argument("--simulate", type=int, default=-1, metavar="N",
+    p.add_argument("--simulate", type=int, metavar="N",
                    help="simulate N actions at most for the comparison, those of the trajectories "
                         "that began first; 0: no comparison (default: 2000)")
     p.set_defaults(go=go)
@@ -75,8 +76,21 @@ def go(args: argparse.Namespace) -> int:
         print(json.dumps(contents(report, time_series(report))))
         return 0
     window = _chosen(args.window, report)
-    _write(report, args.output or Path(f"report-{report.row.job or job}.html"), window)
+    _write(report, args.output or _default_file(job, report), window)
     return _pictures(report, args, window)
+
+
+def _default_file(job: str, report: ReportedJob) -> Path:
+    """Returns the file that is written by default. Its name contains the cluster if jobs of several
+    clusters have this id, since the page of one would replace the page of another.
+    """
+    from ...storage.rundir import job_dir
+
+    folder = job_dir(os.environ, job)
+    bare = folder.name.partition("@")[0]
+    others = [p for p in folder.parent.glob(f"{glob.escape(bare)}@*")
+              if "~" not in p.name and p.name != folder.name]
+    return Path(f"report-{folder.name if others else report.row.job or job}.html")
 
 
 def _report(job: str, args: argparse.Namespace) -> ReportedJob:
@@ -101,6 +115,9 @@ def _compare(report: ReportedJob, args: argparse.Namespace) -> None:
 
     if args.static < 0:
         raise InvalidInput(f"--static {args.static}: must be a number of CPUs")
+    if args.simulate is not None and args.simulate < 0:
+        raise InvalidInput(f"--simulate {args.simulate}: must be a number of actions, 0 for no "
+                           "comparison")
     if args.simulate == 0:
         report.why_no_savings = "--simulate 0 left it out"
         return
@@ -111,8 +128,11 @@ def _compare(report: ReportedJob, args: argparse.Namespace) -> None:
     if run is None:
         report.why_no_savings = "no action of the job can be simulated"
         return
-    limit = args.simulate if args.simulate > 0 else SIMULATED_MAX
-    report.savings = savings(run, report.folded, args.static, limit, _progress)
+    try:
+        report.savings = savings(run, report.folded, args.static, args.simulate or SIMULATED_MAX,
+                                 _progress)
+    except InvalidInput as error:
+        report.why_no_savings = str(error)
 
 
 def _progress(text: str) -> None:

@@ -16,10 +16,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
+from ...accounting.fields import trajectory_of
 from ...accounting.record import ActionRecord, Fold
 from ...domain.action import Action, Kind
 from ...domain.ids import client_of, show
 from ...domain.service import MICRO
+from ...errors import InvalidInput
 from ...scheduler.state.estimator import Estimator, work_of
 from ..workload import (
     Cluster,
@@ -32,7 +34,7 @@ from ..workload import (
     WorkloadTrajectory,
     WorkloadTurn,
 )
-from .run_witness import NodeStay, RunWitness, group_by_trajectory, trajectory_of
+from .run_witness import NodeStay, RunWitness, group_by_trajectory
 
 _SECOND = 10**9
 _TOGETHER_NS = 10**7  # a session that was requested so shortly before an action came with it
@@ -60,7 +62,7 @@ class LeftOut:
 
 @dataclass
 class RecordedRun:
-    """A job as the simulator can play it again.
+    """Holds a job as the simulator can play it again.
 
     Attributes:
         work: Its trajectories.
@@ -80,17 +82,31 @@ class RecordedRun:
 
     @property
     def numbers(self) -> list[int]:
-        """The ids of all its actions."""
+        """Returns the ids of all its actions."""
         return [number for numbers in self.played for number in numbers]
 
     def first(self, actions_max: int) -> RecordedRun:
-        """The trajectories that began first, with so many actions at most, but at least one
-        trajectory.
+        """Returns the trajectories that began first, with so many actions at most. If already the
+        first trajectory has more, its first turns are returned.
+
+        Raises:
+            InvalidInput: Not even the first turn has so few actions.
         """
         ends = accumulate(len(numbers) for numbers in self.played)
-        count = max(1, sum(end <= actions_max for end in ends))
-        work = self.work.model_copy(update={"trajectories": self.work.trajectories[:count]})
-        return replace(self, work=work, played=self.played[:count])
+        count = sum(end <= actions_max for end in ends)
+        chosen, played = self.work.trajectories[:count], self.played[:count]
+        if not count:
+            first = self.work.trajectories[0]
+            sums = [*accumulate(len(turn.actions) for turn in first.turns)]
+            turns = sum(end <= actions_max for end in sums)
+            if not turns:
+                raise InvalidInput(f"the first turn has {sums[0]} actions, more than the "
+                                   f"{actions_max} that are simulated; `--simulate {sums[0]}` "
+                                   "simulates them")
+            chosen = (first.model_copy(update={"turns": first.turns[:turns]}),)
+            played = [self.played[0][:sums[turns - 1]]]
+        work = self.work.model_copy(update={"trajectories": chosen})
+        return replace(self, work=work, played=played)
 
 
 def recorded_run(folded: Fold, witness: RunWitness) -> RecordedRun | None:
@@ -140,7 +156,7 @@ def _is_played(r: ActionRecord, witness: RunWitness, left_out: LeftOut) -> bool:
 
 
 def _spans(r: ActionRecord) -> list[tuple[int, int]]:
-    """The sizes of the last attempt in order: units, ns."""
+    """Returns the sizes of the last attempt in order: units, ns."""
     if r.action.key != "cpu":
         held_ns = r.elapsed_ns
         if r.gpus and r.outcome is not None:  # the calls of a batch share its time
@@ -165,7 +181,7 @@ class _Serials:
                 self._estimator.ended(r.action, _spans(r), True)
 
     def of(self, action: Action) -> float:
-        """The serial fraction, 0 to 1."""
+        """Returns the serial fraction, 0 to 1."""
         if action.profile is not None:
             return action.profile.serial_ppm / 10**6
         return self._estimator.serial(action) / 1000
@@ -196,8 +212,8 @@ class _Draft:
 
 
 def _drafts(played: list[ActionRecord], witness: RunWitness) -> list[_Draft]:
-    """All trajectories in the order in which they began, and of those that began together in the
-    order of their sessions' requests: the order in which placers deal with them.
+    """Returns all trajectories in the order in which they began. Trajectories that began together
+    are in the order of their sessions' requests, in which placers deal with them.
     """
     place = {session: number for number, session in enumerate(witness.sessions)}
     found = []
@@ -211,7 +227,7 @@ def _drafts(played: list[ActionRecord], witness: RunWitness) -> list[_Draft]:
 
 def _beginning(records: list[ActionRecord], turns: list[list[ActionRecord]], witness: RunWitness
                ) -> tuple[int, int]:
-    """When a trajectory began, and from when it thought of its first action.
+    """Returns when a trajectory began, and from when it thought of its first action.
 
     It begins when its session is requested, and thinks from when the session is ready. Where the
     session is requested with the first action, the journal does not say how long the policy thought

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ...accounting.fields import trajectory_of
 from ...accounting.record import ActionRecord
 from ...domain import event as ev
 from ...domain.ids import client_of
@@ -19,24 +20,30 @@ from ...domain.session import SessionSpec
 
 @dataclass
 class NodeStay:
-    """A node while it was there. `until_ns` is 0 while it is."""
+    """Says when a node was there.
+
+    Attributes:
+        spec: The node.
+        since_ns: When it joined, ns since the epoch.
+        until_ns: When it was lost; 0 while it is there.
+    """
 
     spec: NodeSpec
     since_ns: int
     until_ns: int = 0
 
     def held_ns(self, since_ns: int, until_ns: int) -> int:
-        """How long of this time it was there."""
+        """Returns how long of this time it was there."""
         end = min(self.until_ns or until_ns, until_ns)
         return max(0, end - max(self.since_ns, since_ns))
 
 
 @dataclass
 class SessionStay:
-    """A session's life. Times are in ns since the epoch, 0 for what has not happened.
+    """Says when a session was there. Times are in ns since the epoch, 0 for what has not happened.
 
     Attributes:
-        spec: As it was requested.
+        spec: The specification that its client requested.
         asked_ns: When it was requested.
         ready_ns: When its sandbox was ready for the first time.
         closed_ns: When it was closed.
@@ -52,7 +59,7 @@ class SessionStay:
 
 @dataclass
 class RunWitness:
-    """What was there while the job ran.
+    """Records what was there while the job ran.
 
     Attributes:
         stays: Each stay of each node, by the number that the broker gave it.
@@ -69,7 +76,7 @@ class RunWitness:
 
     @property
     def nodes(self) -> dict[str, NodeSpec]:
-        """All nodes that were ever there, by name."""
+        """Returns all nodes that were ever there, by name."""
         return {stay.spec.name: stay.spec for stay in self.stays.values()}
 
     def add(self, event: ev.Event) -> None:
@@ -124,7 +131,3 @@ def group_by_trajectory(records: Iterable[ActionRecord], witness: RunWitness
         groups.setdefault(find(key), []).append(r)
     return list(groups.values())
 
-
-def trajectory_of(r: ActionRecord) -> str:
-    """The client's name for the trajectory of an action; empty for none."""
-    return r.action.turn.trajectory if r.action.turn is not None else r.action.trajectory

@@ -33,7 +33,7 @@ RECORDED, AS_RUN, FCFS, STATIC, JOBS = "recorded", "as run", "fcfs", "static", "
 
 @dataclass(frozen=True)
 class Alternative:
-    """One way to run the same actions. A figure is None where the way is impossible.
+    """Describes one way to run the same actions. A figure is None where the way is impossible.
 
     Attributes:
         way: RECORDED, AS_RUN, FCFS, STATIC, JOBS, or a share of the allocation such as "75%".
@@ -58,7 +58,7 @@ class Alternative:
 
 @dataclass
 class Savings:
-    """All alternatives of one job, and what they rest on.
+    """Holds all alternatives of one job, and what they rest on.
 
     Attributes:
         rows: The alternatives; the first is the recorded run.
@@ -74,12 +74,12 @@ class Savings:
     actions_of_job: int = 0
 
     def row(self, way: str) -> Alternative | None:
-        """The alternative of this name, if it is possible."""
+        """Returns the alternative of this name, if it is possible."""
         return next((r for r in self.rows if r.way == way and not r.why_not), None)
 
     def growth(self, way: str) -> float | None:
-        """By which fraction the mean ACT grows against the simulated run on the whole allocation;
-        None where either is impossible.
+        """Returns by which fraction the mean ACT grows against the simulated run on the whole
+        allocation; None where either is impossible.
         """
         row, whole = self.row(way), self.row(AS_RUN)
         if row is None or whole is None or not row.mean_act_s or not whole.mean_act_s:
@@ -88,7 +88,7 @@ class Savings:
 
 
 def reservation(work: Workload) -> int:
-    """How many CPUs a reservation for one trajectory has: as many as each of its actions needs,
+    """Returns the CPUs of a reservation for one trajectory: as many as each of its actions needs,
     and K_USUAL if some action can use as many.
     """
     degrees = [a.degrees for a in all_actions(work) if a.resource == "cpu"]
@@ -108,6 +108,9 @@ def savings(run: RecordedRun, folded: Fold, static_cpus: int = 0,
         actions_max: So many actions are simulated at most, those of the trajectories that began
             first.
         progress: Called with what is simulated next.
+
+    Raises:
+        InvalidInput: Not even the first turn has so few actions.
     """
     part = run.first(actions_max)
     found = Savings(trajectories=len(part.work.trajectories), actions=len(all_actions(part.work)),
@@ -127,7 +130,8 @@ def savings(run: RecordedRun, folded: Fold, static_cpus: int = 0,
     add(JOBS, f"static:{k}", _room_for_all(part, k))
     full = full_holding(part.cluster)
     for share in SMALLER:
-        held = Holding(-(-int(full.cpus * share * 100) // 100), int(full.gpus * share))
+        held = Holding(*(-(-round(units * share * 100) // 100)
+                         for units in (full.cpus, full.gpus)))
         if held != full and held.cpus:
             add(f"{share:.0%}", as_run, resized(part.cluster, held))
     found.assumptions = _assumptions(run, found, k, durations)
@@ -169,7 +173,7 @@ def _simulated(way: str, work: Workload, cluster: Cluster, policy: str, duration
 
 
 def _reserved(events: list[ev.Event]) -> tuple[int, int]:
-    """The CPUs that sessions reserved at one time, at most, and their sum over time in core-ns."""
+    """Returns the most CPUs that sessions reserved at one time, and their sum in core-ns."""
     since, now, most, core_ns = dict[int, tuple[int, int]](), 0, 0, 0
     for event in events:
         if isinstance(event, ev.SessionPlaced):
@@ -184,7 +188,7 @@ def _reserved(events: list[ev.Event]) -> tuple[int, int]:
 
 
 def _room_for_all(part: RecordedRun, k: int) -> Cluster:
-    """The cluster with so many CPUs and so much memory that no reservation waits."""
+    """Returns the cluster with so many CPUs and so much memory that no reservation waits."""
     trajectories = part.work.trajectories
     cpus = sum(k for t in trajectories if any(a.resource == "cpu" for n in t.turns
                                               for a in n.actions))
@@ -224,6 +228,8 @@ def _assumptions(run: RecordedRun, found: Savings, k: int, durations: str) -> li
         (left.bound, "were bound to a component, and are simulated on any node.")) if number
         for text in [f"{number} actions {text}"]]
     if found.actions < found.actions_of_job:
-        said.append(f"Compared are the {found.trajectories} trajectories that began first, with "
-                    f"{found.actions} of {found.actions_of_job} actions.")
+        cut = ", of which the last turns are left out" if found.actions < len(
+            run.played[0]) else ""
+        said.append(f"Compared are the {found.trajectories} trajectories that began first{cut}, "
+                    f"with {found.actions} of {found.actions_of_job} actions.")
     return said
