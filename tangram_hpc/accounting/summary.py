@@ -34,7 +34,7 @@ def summary(folded: Fold) -> str:
     if usage.held_ns:
         words += [f"cpu_lent={100 * usage.lent_ns / usage.held_ns:.0f}%",
                   f"cpu_used={100 * usage.burnt_ns / usage.held_ns:.0f}%"]
-    if gpu_ns := sum(r.gpu_held_ns for r in records):
+    if gpu_ns := sum(a.gpu_held_ns for r in records for a in r.attempts):
         words.append(f"gpu_lent={gpu_ns / _HOUR:.2f}h")
     counts = Counter(r.state for r in records)
     words += [f"{s.value.lower()}={counts[s]}" for s in ActionState if counts[s]]
