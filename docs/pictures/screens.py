@@ -42,7 +42,7 @@ def screenshot(lines: list[Line], title: str, path: Path) -> None:
 
 
 def sleep(cluster: Any, name: str, seconds: float, **more: Any) -> Any:
-    """One command that takes so long."""
+    """Submits a command that takes so many seconds."""
     return cluster.submit(["sleep", f"{seconds:.2f}"], trusted=True, name=name, **more)
 
 

@@ -29,7 +29,7 @@ HIGH = 1560  # pixels: down to the end of the timeline
 
 
 def take(target: Path) -> None:
-    """Writes the picture."""
+    """Writes the picture of a report of the shipped workload into a PNG file."""
     work, cluster = read_workload(Path("coding-200")), read_cluster(Path("coding-200"))
     events = played(work, resized(cluster, Holding(232, 0)), "elastic")[1]
     with tempfile.TemporaryDirectory() as home:

@@ -91,11 +91,6 @@ def _energy(r: ActionRecord) -> str:
     return f"~{mj / 1e6:.2f}K" if mj >= 10**6 else f"~{round(mj / 1000)}"
 
 
-def trajectory_of(r: ActionRecord) -> str:
-    """Returns the client's name for the trajectory of an action; empty for none."""
-    return r.action.turn.trajectory if r.action.turn is not None else r.action.trajectory
-
-
 def _route(r: ActionRecord) -> str:
     to = r.route
     return "" if to is None else f"{to.service} bucket {to.bucket} {to.how}"
@@ -156,7 +151,8 @@ FIELDS = (
     Field("AdminComment", 12, lambda r: "", "always empty; tools for sacct ask for it"),
     Field("Cost", 10, lambda r: f"{_of(r, 'cost_micro') / 1e6:g}", "what its caller says it cost"),
     Field("Once", 16, lambda r: r.action.once, "its caller's name for this work"),
-    Field("Trajectory", 16, trajectory_of, "of a rollout's turn, or of a tool: whose it is"),
+    Field("Trajectory", 16, lambda r: r.action.trajectory_name,
+          "of a rollout's turn, or of a tool: whose it is"),
     Field("Route", 24, _route, "of a rollout's turn: service, bucket, and how its KV got there"),
     Field("Session", 10, lambda r: show(r.action.session), "the session it ran in"),
     Field("SessionName", 16, lambda r: r.session_name, "the name of the session it ran in"),
@@ -248,7 +244,7 @@ def as_json(r: ActionRecord) -> dict[str, Any]:
     o = r.outcome
     return {
         "job_id": job_id(r), "job": r.job, "action": show(r.action.id), "name": r.action.name,
-        "kind": r.action.kind.value, "key": r.action.key, "trajectory": trajectory_of(r),
+        "kind": r.action.kind.value, "key": r.action.key, "trajectory": r.action.trajectory_name,
         "route": None if r.route is None else {
             "pool": r.route.pool, "service": r.route.service, "wanted": r.route.wanted,
             "bucket": r.route.bucket, "how": r.route.how, "move_ns": r.route.move_ns},

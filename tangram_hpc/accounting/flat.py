@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .fields import cpus_asked, trajectory_of
+from .fields import cpus_asked
 from .record import ActionRecord
 
 
@@ -56,7 +56,7 @@ COLUMNS = (
     FlatColumn("exit_code", int, _outcome("exit_status")),
     FlatColumn("name", str, lambda r: storable(r.action.name)),
     FlatColumn("kind", str, lambda r: r.action.kind.value),
-    FlatColumn("trajectory", str, lambda r: storable(trajectory_of(r))),
+    FlatColumn("trajectory", str, lambda r: storable(r.action.trajectory_name)),
     FlatColumn("session", int, lambda r: r.action.session),
     FlatColumn("session_name", str, lambda r: storable(r.session_name)),
     FlatColumn("service", str, _key("service:")),

@@ -133,12 +133,12 @@ class _Nodes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all nodes, each once."""
+        """Returns the names of all nodes that ever joined, each once."""
         return tuple(dict.fromkeys(spec.name for spec in self._ever.values()))
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        """Components of all nodes, each once."""
+        """Returns the components of these nodes, each once."""
         return tuple(dict.fromkeys(s.component for s in self._ever.values() if s.component))
 
 

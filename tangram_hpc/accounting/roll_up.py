@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from ..domain.ids import show
-from ..domain.states import ENDED, ActionState
+from ..domain.states import ENDED, UNSUCCESSFUL
 from .fields import Field, duration
 from .flat import GETTERS
 from .record import ActionRecord
@@ -30,7 +30,7 @@ BY = tuple(_OF)
 _FIGURES = ("state", "submit_ns", "end_ns", "planned_ns", "exec_ns", "cpu_held_ns", "cpu_ns",
             "gpu_held_ns")
 _OVER = frozenset(state.value for state in ENDED)
-_FAILED = _OVER - {ActionState.COMPLETED.value, ActionState.CANCELLED.value}
+_FAILED = frozenset(state.value for state in UNSUCCESSFUL)
 _HOUR = 3600 * 10**9
 _QUARTER = _HOUR // 4  # every time zone changes its hour at a quarter
 
@@ -38,6 +38,18 @@ _QUARTER = _HOUR // 4  # every time zone changes its hour at a quarter
 def columns_for(by: str) -> tuple[str, ...]:
     """Returns the names of the columns that `RollUp.add` takes, in its order."""
     return (*_FIGURES, *_OF[by])
+
+
+def nearest_rank(count: int, percent: int) -> int:
+    """Returns the place of a percentile among `count` ordered values, by nearest rank: the first
+    value that at least this percentage of the values does not exceed.
+    """
+    return max(0, -(-count * percent // 100) - 1)
+
+
+def percentile(ordered: Sequence[int], percent: int) -> int:
+    """Returns the percentile of the ordered values by nearest rank; 0 if there are none."""
+    return ordered[nearest_rank(len(ordered), percent)] if ordered else 0
 
 
 @dataclass(slots=True)
@@ -68,12 +80,9 @@ class RollUpRow:
     cpu_ns: int = 0
     gpu_held_ns: int = 0
 
-    def act_ns(self, ppm: int) -> int:
-        """Returns a percentile of the ACT, in millionths; 0 if no action has ended. The ACTs must
-        be sorted.
-        """
-        count = len(self.acts_ns)
-        return self.acts_ns[max(0, -(-count * ppm // 10**6) - 1)] if count else 0
+    def act_ns(self, percent: int) -> int:
+        """Returns a percentile of the ACT; 0 if no action has ended. The ACTs must be sorted."""
+        return percentile(self.acts_ns, percent)
 
     def mean_ns(self, total: int, count: int) -> int:
         """Returns a mean in whole ns; 0 of nothing."""
@@ -85,7 +94,7 @@ class RollUpRow:
         return {"group": self.group, "actions": self.actions, "attempts": self.attempts,
                 "ended": ended, "failed": self.failed,
                 "act_mean_ns": self.mean_ns(sum(self.acts_ns), ended),
-                "act_p50_ns": self.act_ns(500_000), "act_p99_ns": self.act_ns(990_000),
+                "act_p50_ns": self.act_ns(50), "act_p99_ns": self.act_ns(99),
                 "wait_mean_ns": self.mean_ns(self.planned_ns, ended),
                 "run_mean_ns": self.mean_ns(self.exec_ns, ended),
                 "cpu_held_ns": self.cpu_held_ns, "cpu_ns": self.cpu_ns,
@@ -178,8 +187,8 @@ ROLL_UP_FIELDS = (
           "actions that ended neither COMPLETED nor CANCELLED"),
     Field("ACTMean", 13, lambda r: duration(r.mean_ns(sum(r.acts_ns), len(r.acts_ns))),
           "mean time from submission to result, of actions that ended"),
-    Field("ACTP50", 13, lambda r: duration(r.act_ns(500_000)), "its median"),
-    Field("ACTP99", 13, lambda r: duration(r.act_ns(990_000)), "its 99th percentile"),
+    Field("ACTP50", 13, lambda r: duration(r.act_ns(50)), "its median"),
+    Field("ACTP99", 13, lambda r: duration(r.act_ns(99)), "its 99th percentile"),
     Field("Wait", 13, lambda r: duration(r.mean_ns(r.planned_ns, len(r.acts_ns))),
           "mean time from submission to start, of actions that ended"),
     Field("Run", 13, lambda r: duration(r.mean_ns(r.exec_ns, len(r.acts_ns))),

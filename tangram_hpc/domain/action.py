@@ -115,6 +115,11 @@ class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return msgspec.structs.replace(self, key=f"rollouts:{self.turn.pool}", degrees=(1,))
 
     @property
+    def trajectory_name(self) -> str:
+        """Its client's name for the trajectory that it belongs to; empty for none."""
+        return self.turn.trajectory if self.turn is not None else self.trajectory
+
+    @property
     def guarded(self) -> bool:
         """Whether the action needs a node that can keep its code away from the user's files.
 

@@ -84,3 +84,5 @@ ENDED = frozenset(
         ActionState.PREEMPTED,
     }
 )
+# what accounting counts as failed: everything but success and what somebody cancelled
+UNSUCCESSFUL = ENDED - {ActionState.COMPLETED, ActionState.CANCELLED}

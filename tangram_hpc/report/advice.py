@@ -11,8 +11,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from ..domain.states import UNSUCCESSFUL
 from ..simulator.savings.savings import AS_RUN, GROWTH_MAX, JOBS, RECORDED, SMALLER, STATIC
-from .reported_job import FAILED, ReportedJob, classes, headline
+from .reported_job import ReportedJob, classes, headline
 from .series import TimeSeries
 
 POOL_IDLE = 0.5  # a pool that was lent for a smaller part of its time was idle
@@ -108,7 +109,7 @@ def _used(report: ReportedJob) -> Iterator[str]:
 
 
 def _failed(report: ReportedJob) -> Iterator[str]:
-    bad = [r for r in report.ended if r.state in FAILED]
+    bad = [r for r in report.ended if r.state in UNSUCCESSFUL]
     if len(bad) > FAILED_OFTEN * len(report.ended):
         states = sorted({r.state.value for r in bad})
         yield (f"{len(bad)} of {len(report.ended)} actions ended as {', '.join(states)}: see "

@@ -11,23 +11,23 @@ on the node, and the rest: carrying the order and the result, and starting and e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..accounting.fields import job_id
 from ..accounting.job_row import JobRow, fold_with_job
 from ..accounting.record import ActionRecord, Fold
+from ..accounting.roll_up import percentile
 from ..accounting.starts import without_gaps
 from ..domain import event as ev
-from ..domain.states import ENDED, ActionState
+from ..domain.states import ENDED, UNSUCCESSFUL, ActionState
 from ..simulator.savings.run_witness import RunWitness
 from ..simulator.savings.savings import Savings
 
 HOUR = 3600 * 10**9
 SECOND = 10**9
 PARTS = ("wait", "restore", "run", "rest")
-FAILED = ENDED - {ActionState.COMPLETED, ActionState.CANCELLED}  # as `tangram acct --by` counts
 
 
 @dataclass
@@ -126,19 +126,6 @@ def attempt_spans(r: ActionRecord, until_ns: int) -> Iterator[tuple[ActionRecord
         since = end
 
 
-def nearest_rank(count: int, percent: int) -> int:
-    """Returns the place of a percentile among `count` ordered values, by nearest rank: the first
-    value that at least this percentage of the values does not exceed. `tangram acct --by` has the
-    same rule.
-    """
-    return max(0, -(-count * percent // 100) - 1)
-
-
-def percentile(ordered: Sequence[int], percent: int) -> int:
-    """Returns the percentile of the ordered values by nearest rank; 0 if there are none."""
-    return ordered[nearest_rank(len(ordered), percent)] if ordered else 0
-
-
 def headline(report: ReportedJob) -> dict[str, Any]:
     """Returns the figures of the whole job, with the unit at the end of each name.
 
@@ -203,17 +190,17 @@ def _group(name: str, records: list[ActionRecord], tried: list[ActionRecord]) ->
         "cpu_core_h": sum(r.cpu_held_ns for r in tried) / HOUR,
         "cpu_used_core_h": sum(r.outcome.cpu_ns for r in tried if r.outcome) / HOUR,
         "gpu_h": sum(r.gpu_held_ns for r in tried) / HOUR,
-        "failed": sum(r.state in FAILED for r in records),
+        "failed": sum(r.state in UNSUCCESSFUL for r in records),
     }
 
 
 def services(report: ReportedJob) -> list[dict[str, Any]]:
-    """Returns the calls of each service."""
+    """Returns the figures of each service: its calls, batches and restores."""
     return [_callee(*group) for group in _by_key(report, "service:")]
 
 
 def endpoints(report: ReportedJob) -> list[dict[str, Any]]:
-    """Returns the calls of each endpoint."""
+    """Returns the figures of each endpoint: its calls, refusals and costs."""
     told = []
     for name, records, tried in _by_key(report, "endpoint:"):
         row = _callee(name, records, tried)

@@ -13,7 +13,8 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from .reported_job import SECOND, ReportedJob, attempt_spans, core_spans, nearest_rank, parts_ns
+from ..accounting.roll_up import nearest_rank
+from .reported_job import SECOND, ReportedJob, attempt_spans, core_spans, parts_ns
 
 BINS = 400
 FloatArray = NDArray[np.float64]

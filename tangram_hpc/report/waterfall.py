@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..accounting.fields import trajectory_of
 from ..accounting.record import ActionRecord
 from ..domain.ids import show
 from ..simulator.savings.run_witness import group_by_trajectory
@@ -46,7 +45,7 @@ def slowest_trajectories(report: ReportedJob, names: list[str]) -> Waterfall:
         report: The job.
         names: Classes with a colour of their own; all others are OTHERS.
     """
-    own = [r for r in report.ended if r.action.session or trajectory_of(r)]
+    own = [r for r in report.ended if r.action.session or r.action.trajectory_name]
     groups = group_by_trajectory(own, report.witness)
     chosen = sorted(groups, key=lambda records: -_span_ns(records))[:TRAJECTORIES_MAX]
     found = Waterfall()
@@ -69,6 +68,6 @@ def _span_ns(records: list[ActionRecord]) -> int:
 
 def _label(records: list[ActionRecord], report: ReportedJob, row: int) -> str:
     """Returns the name of a trajectory with its place, since names may be equal."""
-    name = next((r.session_name or trajectory_of(r) for r in records
-                 if r.session_name or trajectory_of(r)), show(records[0].action.session))
+    name = next((r.session_name or r.action.trajectory_name for r in records
+                 if r.session_name or r.action.trajectory_name), show(records[0].action.session))
     return f"{row + 1}. {name}"

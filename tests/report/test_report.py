@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import sys
-from array import array
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 from helpers.mixed_job import JOB, run_mixed_job
 from helpers.recorded_job import BEGAN_NS, busy_job, played, write_job
 
-from tangram_hpc.accounting.roll_up import RollUpRow
 from tangram_hpc.cli import main
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action
@@ -30,7 +28,7 @@ from tangram_hpc.report.contents import contents
 from tangram_hpc.report.labels import apart, label, plain
 from tangram_hpc.report.lanes import BINS, ROWS_MAX, Window, lanes
 from tangram_hpc.report.page import page
-from tangram_hpc.report.reported_job import ReportedJob, classes, gather, headline, percentile
+from tangram_hpc.report.reported_job import ReportedJob, classes, gather, headline
 from tangram_hpc.report.series import mean_level, peak, time_series
 from tangram_hpc.report.waterfall import slowest_trajectories
 from tangram_hpc.simulator.savings.savings import AS_RUN, RECORDED, Alternative, Savings
@@ -337,14 +335,6 @@ def test_what_a_running_job_holds_ends_now() -> None:
     assert head["elapsed_s"] == 20
     assert head["cpu_held_core_h"] == pytest.approx(2 * 20 / 3600)
     assert head["gpu_held_gpu_h"] == pytest.approx(20 / 3600)
-
-
-def test_percentiles_are_by_nearest_rank_as_those_of_acct() -> None:
-    for count in (1, 2, 3, 19, 20, 21, 100, 101):
-        row = RollUpRow("a", acts_ns=array("q", range(count)))
-        assert [percentile(range(count), p) for p in (50, 95, 99)] == [
-            row.act_ns(p * 10**4) for p in (50, 95, 99)]
-    assert percentile([1, 2], 50) == 1 and percentile([], 50) == 0
 
 
 def test_cancelled_actions_did_not_fail() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from helpers.devcluster_fixture import RunningCluster
 from helpers.slurm_site import Site
 
 from sites.axes import Row
@@ -23,7 +22,7 @@ SIZES = {
     "single-node": {"ranks": "2", "partition": "cpu", "cpus_lent": "6", "mem": "1800"}}
 # nodes of two CPUs have no room for a gateway beside ranks and worker
 ON_SMALL_NODES = {
-    "hetjob": {"cpus_cpu": "2", "cpus_gpu": "2", "nodes_trainer": "2", "nodes_cpu": "2"},
+    "hetjob": {"cpus_cpu": "2", "cpus_gpu": "2", "nodes_trainer": "2"},
     "homogeneous": {"cpus_lent": "1", "nodes": "2", "gateway": "off"},
     "single-node": {"cpus_lent": "1", "ranks": "1", "gateway": "off"}}
 
@@ -50,7 +49,7 @@ def cluster_of(row: Row) -> dict[str, Any]:
             "conf_line": lines}
 
 
-def run_job(cluster: RunningCluster, site: Site, row: Row) -> None:
+def run_job(site: Site, row: Row) -> None:
     """Runs the job, and checks how it ended, its records and what it left."""
     name = "site" + row["template"].replace("-", "")
     keys = SIZES[row["template"]] | (ON_SMALL_NODES[row["template"]] if is_small(row) else {})
@@ -68,19 +67,15 @@ def run_job(cluster: RunningCluster, site: Site, row: Row) -> None:
     assert wanted in said, said
     assert "error" not in said.lower(), said
     check_records(site, job, actions)
-    site.until(lambda: not _left(cluster, site), "nothing to be left", 30,
-               lambda: str(_left(cluster, site)))
+    left = site.left_behind if row["/tmp"] == "of the host" else site.left_on_nodes
+    site.until(lambda: not left(), "nothing to be left", 30, lambda: str(left()))
 
 
 def check_records(site: Site, job: str, actions: int) -> None:
-    """Each action is accounted once, has ended well, and ran where Slurm had given CPUs."""
+    """Each action is accounted once, has ended well, and held CPUs of a node."""
     rows = site.acct(job)
     ended = Counter(row["state"] for row in rows)
     assert set(ended) == {"COMPLETED"}, ended
     mine = [row for row in rows if row["name"] in ("true", "pow")]
     assert len(mine) == actions
     assert all(row["node"] and row["cpu_held_ns"] > 0 for row in mine), mine
-
-
-def _left(cluster: RunningCluster, site: Site) -> list[str]:
-    return site.left_on_nodes() if cluster.status().get("netns") else site.left_behind()

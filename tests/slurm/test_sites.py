@@ -47,5 +47,5 @@ def test_an_ordinary_job_ends_well(row: axes.Row, ended: dict[str, str],
                                    tmp_path_factory: pytest.TempPathFactory) -> None:
     ended[str(row)] = "failed"
     with running_cluster(tmp_path_factory, **trial.cluster_of(row)) as cluster:
-        trial.run_job(cluster, Site(cluster, install_for(cluster)), row)
+        trial.run_job(Site(cluster, install_for(cluster)), row)
     ended[str(row)] = "passed"

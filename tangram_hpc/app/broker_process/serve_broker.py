@@ -120,7 +120,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     except InvalidInput:  # a rollout pool of the settings file is wrong
         sockets.close()
         raise
-    _tell_others(plan, broker, sockets, folder_lock)
+    _tell_others(plan, broker, sockets, folder_lock, timer)
     _end_on_signals(loop, plan, broker)
     missing = MissingWorkers(plan.job, config.no_worker_s, slurm is not None)
     await_workers(timer, broker, missing, slurm)
@@ -154,8 +154,8 @@ def _open_files(config: Config, folder_lock: FolderLock, earlier: EarlierStarts)
     return _Files(journal, checkpoints, spool, FolderSpillFiles(folder / "overflow"))
 
 
-def _tell_others(plan: BrokerPlan, broker: Broker, sockets: BrokerSockets, folder_lock: FolderLock
-                 ) -> None:
+def _tell_others(plan: BrokerPlan, broker: Broker, sockets: BrokerSockets,
+                 folder_lock: FolderLock, timer: LoopTimer) -> None:
     """Writes the access file, and from now on renews it and the broker's sign of life."""
     path = folder_lock.folder / ACCESS
     access = Access(plan.job, sockets.addresses, sockets.key, broker.settings.store,
@@ -163,8 +163,7 @@ def _tell_others(plan: BrokerPlan, broker: Broker, sockets: BrokerSockets, folde
                     plan.config.grace_s if plan.supervised else 0.0, folder_lock.epoch)
     check_place(folder_lock, plan.job)
     write_access(path, access)
-    hold(LoopTimer(asyncio.get_running_loop()), folder_lock, broker,
-         lambda: renew_access(path, access))
+    hold(timer, folder_lock, broker, lambda: renew_access(path, access))
 
 
 def _leave_folder(folder_lock: FolderLock, job: str, over: bool, files: _Files) -> None:

@@ -126,7 +126,7 @@ def _row(scheduler: Scheduler, entry: ActionEntry, reasons: WaitReasons, now: in
         "client_name": client.name if client is not None else "",
         "session": show(action.session),
         "session_name": session.spec.name if session is not None else "",
-        "trajectory": action.turn.trajectory if action.turn is not None else action.trajectory,
+        "trajectory": action.trajectory_name,
         "node": node.spec.name if node is not None else "",
         "component": node.spec.component if node is not None else action.component,
         "submit_ns": entry.submitted_at, "start_ns": start,

@@ -62,11 +62,9 @@ def _window(text: str) -> tuple[float, float]:
 
 def go(args: argparse.Namespace) -> int:
     """Writes the page, or prints the figures; returns the exit status."""
-    from ...report.figures import graph_objects
     from ...storage.rundir import last_job
 
-    if not args.json:
-        graph_objects()  # refuses before any work is done
+    _refuse_early(args)
     job = args.job or last_job(os.environ)
     report = _report(job, args)
     if args.json:
@@ -78,6 +76,20 @@ def go(args: argparse.Namespace) -> int:
     window = _chosen(args.window, report)
     _write(report, args.output or _default_file(job, report), window)
     return _pictures(report, args, window)
+
+
+def _refuse_early(args: argparse.Namespace) -> None:
+    """Raises InvalidInput for what can be refused before the job is read."""
+    from ...errors import InvalidInput
+    from ...report.figures import graph_objects
+
+    if args.static < 0:
+        raise InvalidInput(f"--static {args.static}: must be a number of CPUs")
+    if args.simulate is not None and args.simulate < 0:
+        raise InvalidInput(f"--simulate {args.simulate}: must be a number of actions, 0 for no "
+                           "comparison")
+    if not args.json:
+        graph_objects()
 
 
 def _default_file(job: str, report: ReportedJob) -> Path:
@@ -113,11 +125,6 @@ def _compare(report: ReportedJob, args: argparse.Namespace) -> None:
     from ...simulator.savings.recorded_run import recorded_run
     from ...simulator.savings.savings import SIMULATED_MAX, savings
 
-    if args.static < 0:
-        raise InvalidInput(f"--static {args.static}: must be a number of CPUs")
-    if args.simulate is not None and args.simulate < 0:
-        raise InvalidInput(f"--simulate {args.simulate}: must be a number of actions, 0 for no "
-                           "comparison")
     if args.simulate == 0:
         report.why_no_savings = "--simulate 0 left it out"
         return

@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from ...accounting.fields import trajectory_of
 from ...accounting.record import ActionRecord, Fold
 from ...domain.action import Action, Kind
 from ...domain.ids import client_of, show
@@ -285,7 +284,7 @@ def _names(drafts: list[_Draft], witness: RunWitness) -> list[str]:
         records = [r for turn in draft.turns for r in turn]
         name = next((s.spec.name for r in records
                      if (s := witness.sessions.get(r.action.session)) and s.spec.name), "")
-        name = name or trajectory_of(records[0]) or show(records[0].action.id)
+        name = name or records[0].action.trajectory_name or show(records[0].action.id)
         while name in names:
             names[name] += 1
             name = f"{name} ({names[name]})"

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ...accounting.fields import trajectory_of
 from ...accounting.record import ActionRecord
 from ...domain import event as ev
 from ...domain.ids import client_of
@@ -119,7 +118,7 @@ def group_by_trajectory(records: Iterable[ActionRecord], witness: RunWitness
     keys = []
     for r in records:
         stay = witness.sessions.get(r.action.session)
-        names = (trajectory_of(r), stay.spec.name if stay is not None else "")
+        names = (r.action.trajectory_name, stay.spec.name if stay is not None else "")
         mine: list[object] = [r.action.session] if r.action.session else []
         mine += [(client_of(r.action.id), name) for name in names if name]
         mine = mine or [("alone", r.action.id)]
