@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from helpers.forked_verb import tangram
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.accounting.fields import FIELDS, as_sacct
@@ -61,8 +62,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def acct(home: Path, *words: str, status: int = 0) -> str:
-    told = subprocess.run([sys.executable, "-m", "tangram_hpc", "acct", *words], text=True,
-                          env={**os.environ, "TANGRAM_HOME": str(home)}, capture_output=True)
+    told = tangram("acct", *words, env={**os.environ, "TANGRAM_HOME": str(home)})
     assert told.returncode == status and "Traceback" not in told.stderr, told.stderr
     return told.stdout or told.stderr
 
@@ -132,9 +132,8 @@ def test_a_damaged_journal_hides_no_other_job(home: Path, tmp_path: Path) -> Non
     data = bytearray(journal.read_bytes())
     data[len(data) // 2] ^= 64
     journal.write_bytes(data)
-    told = subprocess.run(
-        [sys.executable, "-m", "tangram_hpc", "acct", "-X", "-a", "-P", "-n", "-o", "JobID"],
-        env={**os.environ, "TANGRAM_HOME": str(tmp_path)}, capture_output=True, text=True)
+    told = tangram("acct", "-X", "-a", "-P", "-n", "-o", "JobID",
+                   env={**os.environ, "TANGRAM_HOME": str(tmp_path)})
     assert told.stdout.split() == ["4712"] and told.returncode == 0
     assert "4711" in told.stderr and "Traceback" not in told.stderr
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers import forked_verb
 from helpers.builders import World
 
 from tangram_hpc import LocalCluster
@@ -139,11 +139,8 @@ def test_a_forecast_is_refused_beyond_the_limit_of_open_actions() -> None:
 
 def test_tangram_explain_works_on_a_running_cluster(tmp_path: Path) -> None:
     def tangram(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "tangram_hpc", "explain", *words],
-                              capture_output=True, text=True, timeout=60, check=False,
-                              stdin=subprocess.DEVNULL, env={
-                                  **os.environ, "TANGRAM_HOME": str(tmp_path),
-                                  "TANGRAM_ACCESS": str(c.access)})
+        return forked_verb.tangram("explain", *words, env={
+            **os.environ, "TANGRAM_HOME": str(tmp_path), "TANGRAM_ACCESS": str(c.access)})
 
     with LocalCluster(cpus=1, home=tmp_path, placer="fcfs:1") as c:  # who is first is certain
         done = c.submit(["true"])

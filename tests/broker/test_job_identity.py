@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers.forked_verb import tangram
 
 from tangram_hpc import connect
 from tangram_hpc.accounting.record import fold
@@ -174,9 +175,7 @@ def test_jobs_with_one_id_on_two_clusters_have_separate_folders(home: Path) -> N
         assert ours.access != theirs.access
         for cluster, one in (("alpha", ours), ("beta", theirs)):
             assert find_access(environ(home, cluster), "7").resolve() == one.access
-            told = subprocess.run([sys.executable, "-m", "tangram_hpc", "info", "--json"],
-                                  env=environ(home, cluster), capture_output=True, text=True,
-                                  timeout=60, check=True).stdout
+            told = tangram("info", "--json", env=environ(home, cluster), check=True).stdout
             assert json.loads(told)["job"] == "7"
 
 
@@ -207,7 +206,6 @@ def test_a_folder_without_an_identity_record_is_not_resumed_and_stays_readable(h
 
 
 def acct(home: Path, job: str) -> dict:
-    told = subprocess.run([sys.executable, "-m", "tangram_hpc", "acct", "-j", job, "--json"],
-                          env={**os.environ, "TANGRAM_HOME": str(home)}, capture_output=True,
-                          text=True, timeout=60, check=True)
+    told = tangram("acct", "-j", job, "--json", check=True,
+                   env={**os.environ, "TANGRAM_HOME": str(home)})
     return json.loads(told.stdout)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.cluster_parts import broker_of, kill_broker, processes_of
+from helpers.forked_verb import tangram
 
 from tangram_hpc import (
     BrokerUnreachable,
@@ -118,9 +117,8 @@ def test_actions_longer_than_the_allocation_wait_and_sigusr1_drains_the_broker(
         assert c.submit(["true"], timeout=5).result(60).ok
         (waits,) = c.ask("pending")["pending"]
         assert waits["reason"] == "AllocationEnds"
-        told = subprocess.run([sys.executable, "-m", "tangram_hpc", "explain", late.id], text=True,
-                              env={**os.environ, "TANGRAM_ACCESS": str(c.access)}, check=True,
-                              capture_output=True, timeout=60).stdout
+        told = tangram("explain", late.id, check=True,
+                       env={**os.environ, "TANGRAM_ACCESS": str(c.access)}).stdout
         assert "AllocationEnds: it is expected to need" in told, told
         session = c.session(trusted=True)
         go = tmp_path / "go"
@@ -171,9 +169,7 @@ def test_a_broker_refuses_an_unusable_journal_in_one_line(tmp_path: Path) -> Non
             wrong = FileJournal(folder / "journal", "none", lambda call: call())
             wrong.append([ev.SessionReady(1, 5), ev.NodeLost(1, 7, "of no node")])
             wrong.close()
-        told = subprocess.run([sys.executable, "-m", "tangram_hpc", "broker", "--job", "j"],
-                              env={**os.environ, "TANGRAM_HOME": str(tmp_path)}, text=True,
-                              capture_output=True, timeout=60)
+        told = tangram("broker", "--job", "j", env={**os.environ, "TANGRAM_HOME": str(tmp_path)})
         assert told.returncode == 2 and told.stderr.count("\n") == 1, told.stderr
         assert word in told.stderr and str(folder) in told.stderr
         assert not (folder / "access.json").exists()

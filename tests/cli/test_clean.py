@@ -6,12 +6,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.forked_verb import tangram
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.storage.access import NAME as ACCESS
@@ -35,9 +35,8 @@ DAY_NS = 86400 * 10**9
 def clean(home: Path, *words: str, path: str = "/none") -> subprocess.CompletedProcess[str]:
     """Runs the verb; with this `path` it finds no commands of Slurm."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
-    return subprocess.run([sys.executable, "-m", "tangram_hpc", "clean", *words], text=True,
-                          env={**environ, "TANGRAM_HOME": str(home), "SLURM_CONF": "/none",
-                               "PATH": path}, capture_output=True, check=False)
+    return tangram("clean", *words, env={**environ, "TANGRAM_HOME": str(home),
+                                         "SLURM_CONF": "/none", "PATH": path})
 
 
 def listed(home: Path, *words: str) -> dict[str, tuple[str, str]]:

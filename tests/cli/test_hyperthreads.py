@@ -5,11 +5,10 @@ under a fake srun; a real Slurm is in test_slurm_site_nodes.py."""
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.forked_verb import tangram
 from test_template import Pretence, pretence  # noqa: F401 - a fixture
 
 from tangram_hpc.cli.template import load, render
@@ -86,8 +85,7 @@ def test_check_refuses_steps_that_do_not_fit(tmp_path: Path, words: tuple[str, .
     """Steps of 5 and 3 CPUs. Without information about the nodes the message is a warning."""
     job = tmp_path / "job.sbatch"
     job.write_text(script(cpus_lent="5", ranks="2", **keys))
-    told = subprocess.run([sys.executable, "-m", "tangram_hpc", "template", "check", *words, job],
-                          capture_output=True, text=True, check=False, timeout=60)
+    told = tangram("template", "check", *words, job)
     assert told.returncode == status, told.stderr
     assert told.stderr.count("\n") == ((not words and not keys) or status == 2)
     assert "whole cores" in told.stderr or not told.stderr
@@ -96,6 +94,5 @@ def test_check_refuses_steps_that_do_not_fit(tmp_path: Path, words: tuple[str, .
 def test_template_check_is_silent_when_all_job_steps_fit(tmp_path: Path) -> None:
     job = tmp_path / "job.sbatch"
     job.write_text(script())
-    told = subprocess.run([sys.executable, "-m", "tangram_hpc", "template", "check", job],
-                          capture_output=True, text=True, check=False, timeout=60)
+    told = tangram("template", "check", job)
     assert (told.returncode, told.stderr) == (0, "")

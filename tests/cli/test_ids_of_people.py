@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers import forked_verb
 from helpers.cluster_parts import environ_of, home_of
 
 import tangram_hpc
@@ -28,10 +28,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 def tangram(cluster: LocalCluster, *words: str) -> subprocess.CompletedProcess[str]:
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("TANGRAM_", "SLURM_"))}
-    return subprocess.run(
-        [sys.executable, "-m", "tangram_hpc", *words], text=True, capture_output=True, timeout=60,
-        env={**environ, "TANGRAM_HOME": environ_of(cluster)["TANGRAM_HOME"]}, check=False,
-        stdin=subprocess.DEVNULL)
+    home = environ_of(cluster)["TANGRAM_HOME"]
+    return forked_verb.tangram(*words, env={**environ, "TANGRAM_HOME": home})
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.forked_verb import tangram
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.cli.helpers.printable import printable, printable_answer
@@ -39,9 +38,7 @@ def test_a_hostile_name_changes_no_table(tmp_path: Path) -> None:
     environ = {**os.environ, "TANGRAM_HOME": str(tmp_path)}
 
     def verb(*words: str) -> str:
-        done = subprocess.run([sys.executable, "-m", "tangram_hpc", *words], env=environ, text=True,
-                              capture_output=True, timeout=60, check=True)
-        return done.stdout
+        return tangram(*words, env=environ, check=True).stdout
 
     with LocalCluster(cpus=1, home=tmp_path, job="hostile") as cluster:
         running = cluster.submit(["sleep", "60"])

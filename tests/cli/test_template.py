@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import forked_verb
 
 from tangram_hpc.cli.template import left_open, load, render
 from tangram_hpc.errors import InvalidInput
@@ -31,8 +32,7 @@ def directives(text: str) -> list[str]:
 
 
 def tangram(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "tangram_hpc", "template", *words],
-                          capture_output=True, text=True, check=False, timeout=60)
+    return forked_verb.tangram("template", *words)
 
 
 # ---- rendering ---------------------------------------------------------------------------------

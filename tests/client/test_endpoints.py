@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers import forked_verb
 from helpers.cluster_parts import cut_link
 from helpers.fake_search import FakeSearch, Reply, Storm, get
 
@@ -46,11 +47,9 @@ def until_inside(cluster: LocalCluster, name: str, count: int) -> None:
 
 
 def tangram(cluster: LocalCluster, *words: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-m", "tangram_hpc", *words], capture_output=True, text=True, timeout=60,
-        check=True, stdin=subprocess.DEVNULL,
-        env={**os.environ, "TANGRAM_HOME": str(cluster.folder.parent.parent),
-             "TANGRAM_ACCESS": str(cluster.access)}).stdout
+    return forked_verb.tangram(*words, check=True, env={
+        **os.environ, "TANGRAM_HOME": str(cluster.folder.parent.parent),
+        "TANGRAM_ACCESS": str(cluster.access)}).stdout
 
 
 # ---- declaring ---------------------------------------------------------------------------------
@@ -80,9 +79,8 @@ def test_a_config_file_declares_endpoints(tmp_path: Path, monkeypatch: pytest.Mo
             assert slot.id and endpoint_info(c, "search")["inside"] == 1
         assert endpoint_info(c, "search")["rate"] == 20
     config.write_text("[endpoints.search]\nconcurrency = 0\n")
-    told = subprocess.run([sys.executable, "-m", "tangram_hpc", "broker", "--job", "x"],
-                          env={**os.environ, "TANGRAM_HOME": str(tmp_path)}, capture_output=True,
-                          text=True, timeout=60, check=False, stdin=subprocess.DEVNULL)
+    told = forked_verb.tangram("broker", "--job", "x",
+                               env={**os.environ, "TANGRAM_HOME": str(tmp_path)})
     assert told.returncode == 2 and told.stderr.count("\n") == 1
     assert "endpoint search: concurrency" in told.stderr
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import forked_verb
 from helpers.cluster_parts import broker_of, cut_link, environ_of, processes_of, workers_of
 
 import tangram_hpc
@@ -34,10 +35,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def tangram(cluster: LocalCluster, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*TANGRAM, *words], capture_output=True, text=True, timeout=60,
-                          stdin=subprocess.DEVNULL, check=False,
-                          env={**os.environ, "TANGRAM_HOME": str(cluster.folder.parent.parent),
-                               "TANGRAM_ACCESS": str(cluster.access), **environ})
+    return forked_verb.tangram(*words, env={
+        **os.environ, "TANGRAM_HOME": str(cluster.folder.parent.parent),
+        "TANGRAM_ACCESS": str(cluster.access), **environ})
 
 
 def one_line(told: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -440,9 +440,7 @@ def test_a_broker_that_cannot_listen_says_why_and_leaves_nothing(tmp_path: Path,
     scratch = tmp_path / ("x" * 110 if field == "scratch" else "x")  # too long for a socket
     scratch.mkdir()
     words = ["--bind", "203.0.113.7"] if field == "bind" else []  # nobody has this address
-    told = subprocess.run(
-        [*TANGRAM, "broker", "--job", "j", *words], capture_output=True, text=True, timeout=60,
-        check=False, env={**os.environ, "TANGRAM_HOME": str(tmp_path / "home"),
-                          "TANGRAM_SCRATCH": str(scratch)})
+    told = forked_verb.tangram("broker", "--job", "j", *words, env={
+        **os.environ, "TANGRAM_HOME": str(tmp_path / "home"), "TANGRAM_SCRATCH": str(scratch)})
     one_line(told, field)
     assert not list(scratch.iterdir())

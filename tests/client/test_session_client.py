@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import errno
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from helpers.cluster_parts import disconnected, until
+from helpers.forked_verb import tangram
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
@@ -283,9 +283,7 @@ def test_a_result_has_its_grants_figures_and_isolation(cluster: LocalCluster) ->
 def test_run_runs_its_users_own_command_and_isolates_when_told(cluster: LocalCluster) -> None:
     environ = {**os.environ, "TANGRAM_ACCESS": str(cluster.access)}
     for words, name in ((["--untrusted"], "kept"), ([], "own")):
-        told = subprocess.run([sys.executable, "-m", "tangram_hpc", "run", "-J", name, *words,
-                               "--", "true"], env=environ, timeout=60, check=False)
-        assert told.returncode == 0
+        tangram("run", "-J", name, *words, "--", "true", env=environ, check=True)
     asked = {e.action.name: e.action.trusted for e in read_journal(cluster.folder / "journal")
              if isinstance(e, ev.ActionSubmitted)}
     assert (asked["kept"], asked["own"]) == (False, True)

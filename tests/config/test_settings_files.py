@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.forked_verb import tangram
 
 from tangram_hpc.cli.broker import _scripts
 from tangram_hpc.errors import InvalidInput
@@ -36,9 +37,11 @@ def run(home: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[
     """Runs Python in the repository, as a user with that home and no other settings."""
     kept = {k: v for k, v in os.environ.items()
             if not k.startswith(("TANGRAM_", "SLURM_", "XDG_"))}
-    return subprocess.run([sys.executable, *words], cwd=home / "repository", text=True,
-                          capture_output=True, stdin=subprocess.DEVNULL, timeout=60,
-                          env={**kept, "HOME": str(home), **environ}, check=False)
+    environ, folder = {**kept, "HOME": str(home), **environ}, home / "repository"
+    if words[:2] == ("-m", "tangram_hpc"):
+        return tangram(*words[2:], cwd=folder, env=environ)
+    return subprocess.run([sys.executable, *words], cwd=folder, text=True, capture_output=True,
+                          stdin=subprocess.DEVNULL, timeout=60, env=environ, check=False)
 
 
 def gpus(home: Path, **environ: str) -> tuple[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from helpers.cluster_parts import kill_broker, processes_of
+from helpers.forked_verb import tangram
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.domain import event as ev
@@ -237,9 +237,7 @@ def test_any_flipped_bit_of_the_previous_format_is_an_error(tmp_path: Path) -> N
 
 
 def broker(home: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "tangram_hpc", "broker", "--job", "hurt"],
-                          env={**os.environ, "TANGRAM_HOME": str(home)}, text=True,
-                          capture_output=True, timeout=60, check=False)
+    return tangram("broker", "--job", "hurt", env={**os.environ, "TANGRAM_HOME": str(home)})
 
 
 @pytest.mark.parametrize("what", ["journal", "once/0"])

@@ -5,14 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.forked_verb import tangram
 
 from tangram_hpc import LocalCluster
 from tests.helpers.e2b_player import Player, shell
@@ -201,10 +200,8 @@ def test_each_command_is_an_action_with_a_record(cluster: LocalCluster) -> None:
     assert player.stream("process.Process/Start", shell("true")).exit_code == 0
     player.control("DELETE", f"/sandboxes/{number}")
     assert cluster.client is not None
-    told = subprocess.run(
-        [sys.executable, "-m", "tangram_hpc", "acct", "-j", cluster.client.job, "--json"],
-        env={**os.environ, "TANGRAM_HOME": str(cluster.access.parents[2])}, capture_output=True,
-        text=True, check=True)
+    told = tangram("acct", "-j", cluster.client.job, "--json", check=True,
+                   env={**os.environ, "TANGRAM_HOME": str(cluster.access.parents[2])})
     records = [each for each in json.loads(told.stdout)["actions"]
                if each["session_name"] == f"e2b-{number}" and each["kind"] != "background"]
     assert [(each["name"], each["state"], each["req_cpus"]) for each in records] == [
