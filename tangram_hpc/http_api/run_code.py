@@ -5,6 +5,7 @@ clients call. The client gives up `compile_timeout + run_timeout + 10` seconds a
 and waiting for cores counts in that time. Of all answers it tries only 504 again, and takes
 everything else for a verdict on the program. So a program that cannot end in time is cancelled and
 answered with 504 before its client gives up, and a server that cannot run it now says 504 as well.
+Programs wait in this process until it is their turn (`admission`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .. import (
     SessionLost,
     StoreFailed,
 )
+from .admission import Admission, TooLate, Turn
 from .code_wire import CommandRunResult, RunCodeRequest, RunCodeResponse
 from .compiled import Compiled, CompiledPrograms
 from .languages import LANGUAGES, Language
@@ -37,6 +39,8 @@ from .languages import LANGUAGES, Language
 SLACK_S = 10.0  # what clients wait beyond the two time limits of their request
 MARGIN_S = 5.0  # so much of it is left for the answer's way back, on an overloaded machine as well
 BYTES_MAX = 64 << 20  # of one program's files, decoded
+BUSY = "no cores were free in time; try again"
+
 
 class CodeRunner:
     """Runs programs as actions of one client.
@@ -49,6 +53,7 @@ class CodeRunner:
     def __init__(self, client: Client, image: str = "") -> None:
         self._client, self._image = client, image
         self._compiled = CompiledPrograms()
+        self._admission = Admission()
 
     async def run(self, request: RunCodeRequest,
                   gone: Callable[[], Awaitable[object]]) -> RunCodeResponse:
@@ -62,14 +67,16 @@ class CodeRunner:
             HTTPException: 504, if the program cannot end before its client gives up.
         """
         due = time.monotonic() + request.compile_timeout + request.run_timeout + SLACK_S - MARGIN_S
-        work = asyncio.ensure_future(self._run(request))
+        work = asyncio.ensure_future(self._in_turn(request, due))
         hung_up = asyncio.ensure_future(gone())
         try:
             await asyncio.wait((work, hung_up), timeout=due - time.monotonic(),
                                return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                raise HTTPException(504, "no cores were free in time; try again")
+                raise HTTPException(504, BUSY)
             return work.result()
+        except TooLate:
+            raise HTTPException(504, BUSY) from None
         # the program itself is not to blame
         except (BrokerUnreachable, ActionFailed, StoreFailed) as error:
             raise HTTPException(504, str(error)) from None
@@ -78,24 +85,29 @@ class CodeRunner:
                 task.cancel()
             await asyncio.gather(work, hung_up, return_exceptions=True)
 
-    async def _run(self, request: RunCodeRequest) -> RunCodeResponse:
+    async def _in_turn(self, request: RunCodeRequest, due: float) -> RunCodeResponse:
+        longest_s = request.compile_timeout + request.run_timeout
+        async with self._admission.turn(due, longest_s) as turn:
+            return await self._run(request, turn)
+
+    async def _run(self, request: RunCodeRequest, turn: Turn) -> RunCodeResponse:
         language = LANGUAGES[request.language]
         compiled = Compiled()
         try:
             if language.compile:
                 compiled = await self._compiled.get(
                     (request.language, str(request.compile_timeout), request.code),
-                    lambda: self._compile(language, request))
+                    lambda: self._compile(language, request, turn))
                 if not compiled.product:
                     return _answer(compiled.result, None, {})
-            result, files = await self._execute(language, request, compiled.product)
+            result, files = await self._execute(language, request, compiled.product, turn)
         except (InvalidInput, InfeasibleRequest) as error:
             failed = CommandRunResult(status="Error", stderr=str(error))
             return _answer(compiled.result, failed, {})
         return _answer(compiled.result, result, files)
 
-    async def _execute(self, language: Language, request: RunCodeRequest, product: bytes
-                       ) -> tuple[CommandRunResult, dict[str, str]]:
+    async def _execute(self, language: Language, request: RunCodeRequest, product: bytes,
+                       turn: Turn) -> tuple[CommandRunResult, dict[str, str]]:
         files, argv = request.contents(), list(language.run)
         if product:
             files[language.product] = product
@@ -109,19 +121,19 @@ class CodeRunner:
         if not request.fetch_files and not self._image:
             future = self._client.submit(argv, files=files, stdin=stdin, mem=mem, name=name,
                                          timeout=request.run_timeout)
-            return _result(await _ended(future), future), {}
+            return await _result(future, turn), {}
         async with self._session(mem) as session:
             future = session.exec(argv, files=files, stdin=stdin, name=name,
                                   timeout=request.run_timeout)
-            result = _result(await _ended(future), future)
+            result = await _result(future, turn)
             return result, await _fetched(session, request.fetch_files)
 
-    async def _compile(self, language: Language, request: RunCodeRequest) -> Compiled:
+    async def _compile(self, language: Language, request: RunCodeRequest, turn: Turn) -> Compiled:
         async with self._session(0) as session:
             future = session.exec(list(language.compile), name=f"compile.{request.language}",
                                   files={language.source: request.code.encode()},
                                   timeout=request.compile_timeout, retries=2)
-            result = _result(await _ended(future), future)
+            result = await _result(future, turn)
             if result.return_code != 0 or result.status != "Finished":
                 # a compiler that was killed may end otherwise the next time
                 return Compiled(result, b"", keep=(result.return_code or 0) > 0)
@@ -162,7 +174,9 @@ async def _fetched(session: Session, paths: list[str]) -> dict[str, str]:
     return found
 
 
-def _result(result: object, future: Future) -> CommandRunResult:
+async def _result(future: Future, turn: Turn) -> CommandRunResult:
+    result = await _ended(future)
+    turn.note(future)
     assert isinstance(result, ExecResult)
     seconds = future.details.exec_s if future.details is not None else None
     out, err = result.text, result.stderr.decode(errors="replace")
