@@ -165,6 +165,7 @@ def test_one_node_in_component_0_gives_a_warning() -> None:
     assert "nodes_cpu=1" in told.stderr and "ends the whole job" in told.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_wheel_brings_the_templates(tmp_path: Path) -> None:
     tree, venv = tmp_path / "tree", tmp_path / "venv"

@@ -20,8 +20,9 @@ from helpers.documented import ALL, REPO, TO_RUN, Block, filled
 from tangram_hpc.cli import parser
 from tangram_hpc.config.settings import load_config
 
-# Blocks that take more than some 20 s on two cores.
+# Blocks that take more than some 10 s of CPU.
 LONG = {"README.md:tangram_size_coding-200_--cluster", "README.md:tangram_sim_rl_rl-48",
+        "README.md:tangram_sim_coding-200_--cluster",
         "docs/SIZING.md:tangram_size_coding-200_--cluster"}
 # What a Python example supposes: names that the text around it explains, and stand-ins for models.
 RM = {'"backend": "torch", "model": "/models/rm", "task": "classifier"': '"backend": "fake"'}

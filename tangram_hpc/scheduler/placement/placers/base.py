@@ -128,29 +128,6 @@ def grant(view: Snapshot, placement: Placement, action: int, shape: ActionShape,
     placement.grants.append(Grant(action, node.node, units, gpus))
 
 
-def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None:
-    """Opens waiting sessions in their order, each where there are fewest sessions per CPU.
-
-    A session that finds no room keeps its eligible nodes from all sessions behind it, so that a
-    large session is not starved. O(openings x nodes).
-    """
-    kept: set[int] = set()
-    for session_id in view.ledger.session_queue:
-        spec = view.ledger.sessions[session_id].spec
-        eligible = view.eligible_nodes(spec)
-        fitting = [n for n in eligible if n.node not in kept and view.room_for(n, spec, reserve)]
-        if not fitting:
-            kept.update(n.node for n in eligible)
-            if len(kept) == len(view.nodes):
-                return
-            continue
-        best = min(fitting, key=lambda n: ((n.sessions + 1) / max(1, n.cpus), n.node))
-        best.sessions += 1
-        best.free_mem_mib -= spec.mem_mib
-        best.free_cpus -= reserve
-        placement.openings.append(SessionPlacement(session_id, best.node, reserve))
-
-
 class Finder:
     """Finds nodes with free CPUs during one cycle.
 

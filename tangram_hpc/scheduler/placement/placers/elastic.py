@@ -11,9 +11,10 @@ from __future__ import annotations
 from ....domain.service import BLOCK_SIZES
 from ...state.queue import GPU
 from ..snapshot import Snapshot
-from .base import Placement, open_by_load, start_calls, start_unitless
+from .base import Placement, start_calls, start_unitless
 from .elastic_cpus import ElasticCpus
 from .elastic_gpus import place_services
+from .session_openings import open_by_load
 
 
 class ElasticPlacer:

@@ -20,9 +20,9 @@ from .base import (
     find_block,
     grant,
     largest,
-    open_by_load,
     start_calls,
 )
+from .session_openings import open_by_load
 
 
 class Fcfs:

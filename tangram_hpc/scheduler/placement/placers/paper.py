@@ -17,9 +17,10 @@ from ....domain.states import LeaseState
 from ...state.queue import CPU, GPU, ActionShape, fair_walk
 from ...state.speed import ONE, run_ns, speed
 from ..snapshot import NodeView, Snapshot
-from .base import Placement, grant, open_by_load, start_calls, start_unitless
+from .base import Placement, grant, start_calls, start_unitless
 from .copy_map import CopyMap, PlacedCopy
 from .prefix_program import choose_degrees
+from .session_openings import open_by_load
 
 N_MAX, DEPTH = 64, 64  # candidates, and actions behind them that are estimated one by one
 

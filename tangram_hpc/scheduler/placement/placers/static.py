@@ -15,7 +15,8 @@ from __future__ import annotations
 from ....domain.service import ServiceSpec, service_of
 from ...state.queue import CPU, GPU, NOTHING, QueueShard, fair_walk
 from ..snapshot import Snapshot
-from .base import Finder, Placement, grant, largest, open_by_load, start_calls
+from .base import Finder, Placement, grant, largest, start_calls
+from .session_openings import open_by_load
 
 NodeGpu = tuple[int, int]  # node, GPU
 
