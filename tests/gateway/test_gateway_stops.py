@@ -128,10 +128,9 @@ def test_every_job_step_ends_well_wherever_its_gateway_is_stopped(site: Site) ->
 
 
 @pytest.mark.slurm
+@pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("note", [
-    "closed", pytest.param("connected", marks=pytest.mark.long),
-    pytest.param("leaving", marks=pytest.mark.long)])
+@pytest.mark.parametrize("note", ["closed", "connected", "leaving"])
 def test_a_job_step_ends_when_a_rank_is_killed_at_any_point(site: Site, note: str) -> None:
     """A rank without a client tells nobody that it ends; the gateway hears nothing of it any more.
     The other rank is done with all of its results."""

@@ -243,10 +243,10 @@ def test_a_process_that_hangs_in_c_is_ended_by_its_watchdog() -> None:
 
 
 @pytest.mark.slurm
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("again", [
-    pytest.param(True, id="stopped for 8 s"),
-    pytest.param(False, id="stopped for good", marks=pytest.mark.long)])
+    pytest.param(True, id="stopped for 8 s"), pytest.param(False, id="stopped for good")])
 def test_trainers_finish_and_the_job_step_ends_when_the_gateway_is_stopped(
         site: Site, again: bool) -> None:
     """With `srun --kill-on-bad-exit=0`, as in the templates."""

@@ -10,7 +10,7 @@ from helpers.ordinary_user import TESTS as HERE
 from helpers.slurm_site import Site
 from test_hostile_user import SUITE
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def test_the_hostile_suite_passes_in_a_job_step(site: Site) -> None:

@@ -273,6 +273,7 @@ def test_slurm_refuses_commands_on_another_users_job(sides: tuple[Side, Side]) -
     assert one.site.state(one.job) == "RUNNING"
 
 
+@pytest.mark.long
 def test_main_jobs_of_two_users_run_to_their_end_on_the_same_nodes(
         sides: tuple[Side, Side]) -> None:
     run_to_the_end(sides)
