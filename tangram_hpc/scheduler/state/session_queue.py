@@ -8,11 +8,11 @@ counting as one; within a client the order is that of arrival. (A session is a t
 and opens once, so there is no level below.) Among clients with the same start tag, the one whose
 first session has waited longest comes first.
 
-Invariants: the order follows from the events of the ledger alone. A session that waits for memory
-or cores keeps the nodes that could give them from all sessions behind it
-(`placers.base.open_by_load`). The start tag of its client stands still meanwhile, while those of
-others grow. So each other client opens at most one session before the one that waits, however large
-that one is. For a single client the order is that of arrival.
+Invariants: the order follows from the events of the ledger alone. A session that finds no room
+keeps a node from all sessions behind it (`placers.session_openings`). The start tag of its client
+stands still meanwhile, while those of others grow. So on the node that is kept, each other client
+opens at most one session before the one that waits, however large that one is. For a single client
+the order is that of arrival.
 """
 
 from __future__ import annotations
