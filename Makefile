@@ -16,7 +16,7 @@ TRL_TESTS := tests/hooks/test_trl_run.py tests/slurm/test_slurm_trl.py
 # them compiles the package anew: a broker's imports take 1.6 s of CPU then, and 0.5 s without it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install python run test test-long test-sites chaos chaos-long swarm planted trl fuzz test-gpu gpu-all golden golden-update lint docs coverage bench clean system system-long
+.PHONY: install python run test test-long test-sites hostile chaos chaos-long swarm planted trl fuzz test-gpu gpu-all golden golden-update lint docs coverage bench clean system system-long
 
 install: $(STAMP)
 
@@ -109,6 +109,12 @@ planted: install
 # prints the table that slurm/README.md has.
 test-sites: install system-long
 	$(BIN)/python -m pytest -m "slurm and long" tests/slurm/test_sites.py
+
+# Every attack that the tests have, by attacker and asset (tests/hostile): as this user, and if that
+# is root, as a user without privileges too. HOSTILE='--long --slurm' adds more of them.
+hostile: install
+	cd tests && ../$(BIN)/python -m hostile $(HOSTILE)
+	@[ "$$(id -u)" != 0 ] || { cd tests && ../$(BIN)/python -m hostile --as-user $(HOSTILE); }
 
 # A few steps of the training run with TRL (docs/TRAINING_RUN.md), in its own venv.
 trl: $(TRL)/.installed

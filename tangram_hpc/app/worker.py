@@ -22,7 +22,7 @@ from typing import NoReturn
 from ..config.settings import Config
 from ..domain.node import NodeSpec
 from ..domain.service import ServiceSpec
-from ..errors import BrokerUnreachable, InvalidInput
+from ..errors import AccessError, BrokerUnreachable, InvalidInput
 from ..images.node_images import NodeImages
 from ..images.pull import PullSettings
 from ..ports import (
@@ -180,7 +180,7 @@ class WorkerPlan:
     """What `serve_worker` is to start.
 
     Attributes:
-        access: the path of the broker's access file.
+        access: the path of the broker's access file for workers.
         config: the settings.
         component: the name of the het component; empty for none.
         name: the node's name; empty for Slurm's or the host's.
@@ -365,10 +365,17 @@ async def serve_worker(plan: WorkerPlan, environ: Mapping[str, str]) -> int:
 
 
 def _check_end(job: str, driver: WorkerDriver, redial: BrokerRedial, reason: str) -> None:
-    """Raises _JoinedAndLost if the broker did not say that the job is over."""
+    """Raises an error if the broker did not say that the job is over.
+
+    Raises:
+        _JoinedAndLost: the broker is gone, or does not take this worker back.
+        AccessError: the broker refuses this worker, for example because of its version or key.
+    """
     if driver.fenced or redial.given_up:
         way = "open" if driver.fenced else "shut" if redial.shut else ""
         raise _JoinedAndLost(f"job {job}: the broker is gone ({reason})", way)
+    if driver.refusal:
+        raise AccessError(f"job {job}: the broker refuses this worker: {driver.refusal}")
 
 
 def _listen(link: SocketLink, driver: WorkerDriver, redial: BrokerRedial) -> None:

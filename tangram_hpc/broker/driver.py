@@ -250,11 +250,12 @@ class Broker:
 
     # ---- connections -------------------------------------------------------------------------
 
-    def accept(self, link: Link) -> Peer:
+    def accept(self, link: Link, role: str = "",
+               note_refusal: Callable[[str], None] = lambda why: None) -> Peer:
         """Makes a peer of an authenticated connection; the caller passes the peer to `receive` with
-        each message.
+        each message. The arguments are fields of `Peer`.
         """
-        return Peer(link)
+        return Peer(link, role, note_refusal)
 
     def lost(self, peer: Peer, reason: str) -> None:
         """Handles the end of a peer's connection."""
@@ -281,13 +282,14 @@ class Broker:
 
     def _refuse(self, peer: Peer, text: str) -> None:
         """Ends a connection and tells the peer why."""
+        peer.note_refusal(text)
         peer.link.send(ms.PeerRefused(text))
         peer.link.flush()
         peer.link.close()  # this does not call `lost`
         self.lost(peer, f"its broker refused it: {text}")
 
     def _join_client(self, peer: Peer, hello: ms.ClientHello) -> None:
-        if why := mismatch(hello.version, hello.job, self.settings.job):
+        if why := mismatch(hello, peer.role, self.settings.job):
             return self._refuse(peer, why)
         ledger, s = self.scheduler.ledger, self.settings
         known = ledger.by_uid.get(hello.uid, 0)
@@ -312,7 +314,7 @@ class Broker:
     def _join_worker(self, peer: Peer, hello: ms.WorkerHello) -> None:
         ledger, s, now = self.scheduler.ledger, self.settings, self._now()
         back = awaited_node(ledger, hello.node, hello.uid)
-        if why := mismatch(hello.version, hello.job, s.job):
+        if why := mismatch(hello, peer.role, s.job):
             return self._refuse(peer, why)
         if hello.node and not back:
             return self._refuse(peer, f"node {hello.node} was given up while its worker was away")

@@ -28,7 +28,7 @@ from ..domain.session import LOOPBACK, OPEN, Network, SessionSpec
 from ..domain.session_token import TOKEN_MAX
 from ..domain.states import ENDED, ActionState
 from ..errors import InvalidInput
-from ..protocol import input_flow
+from ..protocol import auth, input_flow
 from ..protocol import message as ms
 from ..protocol.allow_list import checked_entries
 from ..protocol.port_flow import wrong_port
@@ -44,6 +44,7 @@ LIST_MAX = 1 << 16  # entries of a list
 _ALLOCATION = re.compile(r"\d{1,18}(\+\d{1,9})?")
 _DIGEST = re.compile(r"[0-9a-f]{64}(\.[0-9a-z.-]{1,100})?")
 _HASH = re.compile(r"[0-9a-f]{64}")
+_FILES = {auth.CLIENT: "access.json", auth.WORKER: "worker.json"}
 _ENDS = ENDED | {ActionState.PREEMPTED}
 
 Bounds = dict[str, tuple[int, int]]
@@ -329,18 +330,22 @@ CHECKS: dict[type, Callable[[Any], str]] = {
 }
 
 
-def mismatch(version: int, job: str, own_job: str) -> str:
+def mismatch(hello: ms.ClientHello | ms.WorkerHello, role: str, own_job: str) -> str:
     """Returns why a peer that sends its hello cannot be a peer of this broker; empty if it can.
 
     Args:
-        version: the peer's protocol version.
-        job: the job that the peer means to reach.
+        hello: what the peer says first.
+        role: what it may be, by the key that it has proven; empty if its link has no keys.
         own_job: the broker's job.
     """
-    if version != ms.PROTOCOL_VERSION:
-        return (f"protocol version {version} is not the broker's {ms.PROTOCOL_VERSION}: "
+    wanted = auth.CLIENT if isinstance(hello, ms.ClientHello) else auth.WORKER
+    if role not in ("", wanted):
+        return (f"its key is that of a {role}, so it cannot join as a {wanted}: a {wanted} reads "
+                f"{_FILES[wanted]} in the job's folder")
+    if hello.version != ms.PROTOCOL_VERSION:
+        return (f"protocol version {hello.version} is not the broker's {ms.PROTOCOL_VERSION}: "
                 "install the same tangram_hpc on both sides")
-    return "" if job == own_job else f"this is job {own_job}, not {job}"
+    return "" if hello.job == own_job else f"this is job {own_job}, not {hello.job}"
 
 
 def refusal_of(message: ms.Message, why: str, known: Iterable[Container[int]]) -> ms.Rejected:

@@ -12,6 +12,7 @@ kept in the outbox until the client acknowledges them, and a lost worker's lease
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..ports import Link
@@ -29,6 +30,10 @@ class Peer:
 
     Attributes:
         link: the connection.
+        role: what the peer may be, by the key that it has proven: `auth.CLIENT` or `auth.WORKER`;
+            empty on a link without keys, which lies inside of one process.
+        note_refusal: called with the reason when the broker ends the connection because of what the
+            peer said.
         client: number of the client; 0 until it has said hello, and for workers.
         node: number of the worker's node; 0 until it has said hello, and for clients.
         leaving: the reason that a worker gave for ending soon; empty while it stays.
@@ -40,6 +45,8 @@ class Peer:
     """
 
     link: Link
+    role: str = ""
+    note_refusal: Callable[[str], None] = lambda why: None
     client: int = 0
     node: int = 0
     leaving: str = ""

@@ -15,7 +15,8 @@ def add(verbs: Any) -> None:
     p = verbs.add_parser("worker", help="lend this node to the broker (srun starts one per node)")
     p.add_argument("-j", "--job", type=ids.job, default="",
                    help="job id (default: TANGRAM_ACCESS, TANGRAM_JOB or the current Slurm job)")
-    p.add_argument("--access", help="access file (default: TANGRAM_ACCESS, else the job's file)")
+    p.add_argument("--access", help="access file of workers, or access.json beside it (default: "
+                                    "TANGRAM_ACCESS, else the job's file)")
     p.add_argument("--component", default="",
                    help="name of this node's component or partition (default: none)")
     p.add_argument("--het-group", type=int, default=-1, metavar="N",
@@ -69,11 +70,12 @@ def go(args: argparse.Namespace) -> int:
     from ..app.worker import WorkerPlan, lend
     from ..config.settings import load_config
     from ..slurm.job_environment import slurm_place
+    from ..storage.access import worker_file
 
     config = load_config(os.environ, {"cpus": args.cpus, "mem_mib": args.mem_mib,
                                       "devices": args.devices, "end": args.end},
                          say=slurm_place(os.environ) is None)  # in a job, its broker warns once
-    access = find_access(os.environ, args.job)
+    access = worker_file(find_access(os.environ, args.job))
     plan = WorkerPlan(access, config, args.component, args.name, args.lifeline,
                       args.het_group)
     return lend(plan, os.environ)

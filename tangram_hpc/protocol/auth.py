@@ -1,7 +1,9 @@
-"""Both sides prove that they hold the job's key before any frame is read. Pure.
+"""Both sides prove that they hold the same key of the job before any frame is read. Pure.
 
-The key never travels. Each proof covers both nonces, the job and the role of the side that proves,
-so that neither proof can be replayed or reflected. HMAC-SHA256 (RFC 2104).
+A job has one key for its clients and another one for its workers. The broker tries both on a peer's
+proof, and so knows which of the two the peer is. No key ever travels. Each proof covers both
+nonces, the job and the side that proves ("peer" or "broker"), so that neither proof can be replayed
+or reflected. HMAC-SHA256 (RFC 2104).
 
     broker -> peer    16 B magic+version, 32 B nonce
     peer   -> broker  32 B nonce, 32 B proof("peer")
@@ -18,6 +20,7 @@ NONCE = 32
 PROOF = 32
 GREETING = len(MAGIC) + NONCE
 ANSWER = NONCE + PROOF
+CLIENT, WORKER = "client", "worker"  # what a peer may be, by the key that it proves
 
 
 def proof(key: bytes, role: str, broker_nonce: bytes, peer_nonce: bytes, job: str) -> bytes:

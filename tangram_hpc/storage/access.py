@@ -1,8 +1,12 @@
-"""The access file: where a job's broker listens, and its key.
+"""The access files: where a job's broker listens, and the key that opens it.
 
-It is JSON in a file of mode 0600 in a folder of mode 0700, and every reader checks that. The key is
+A job has two of them in its folder. `access.json` has the clients' key, and `worker.json` beside it
+the workers' key. The broker takes a peer for what its key says, so who was given a copy of
+`access.json` alone cannot join as a node. Each start of a broker has new keys.
+
+Each is JSON in a file of mode 0600 in a folder of mode 0700, and every reader checks that. A key is
 in nothing else: no argument, no environment variable, no log. When the broker ends in order, the
-file stays with `ended` set and without key and addresses. A client that comes later then gets a
+files stay with `ended` set and without key and addresses. A client that comes later then gets a
 clear message instead of a refused connection.
 
 The file says which epoch of the job's folder its broker has (`folder_lock.py`). A broker that was
@@ -27,7 +31,8 @@ from ..atomic_file import replace_file
 from ..errors import AccessError
 from .folder_lock import epoch_is_gone
 
-NAME = "access.json"  # in the folder of a job
+NAME = "access.json"  # in the folder of a job, for clients
+WORKER_NAME = "worker.json"  # beside it, for workers
 FORMAT = "tangram-access/1"
 _NEXT_S = 30.0  # how long to wait for a broker that has taken the folder and does not serve yet
 
@@ -40,7 +45,7 @@ class Access:
         job: The job's name.
         addresses: Where the broker listens, such as `unix:PATH` and
             `tls:HOST:PORT#FINGERPRINT`, in the order in which clients try them.
-        key: The job's secret.
+        key: The secret of the job's clients, or that of its workers.
         store: The folder of large payloads.
         host: The broker's host name.
         pid: The broker's process id.
@@ -59,6 +64,13 @@ class Access:
     epoch: int = 0
 
 
+def worker_file(path: Path) -> Path:
+    """Returns the access file for workers that lies beside this one for clients. A file of another
+    name, such as a copy, is returned as it is.
+    """
+    return path.with_name(WORKER_NAME) if path.name == NAME else path
+
+
 def write_access(path: Path, access: Access) -> None:
     """Writes the file atomically with mode 0600."""
     fields = {**asdict(access), "format": FORMAT, "key": access.key.hex(), "ended": ""}
@@ -73,16 +85,19 @@ def renew_access(path: Path, access: Access) -> None:
 
 
 def mark_ended(path: Path, job: str, when: str, epoch: int = 0) -> None:
-    """Replaces the file by a tombstone: the job has ended at `when`.
+    """Replaces the file, and that of the workers beside it, by a tombstone: the job has ended at
+    `when`.
 
     Args:
-        path: The access file.
+        path: The access file for clients.
         job: The job's name.
         when: For people.
         epoch: The epoch of the broker that has ended; 0 if whoever writes knows that no broker
             serves.
     """
-    _replace(path, {"format": FORMAT, "job": job, "ended": when, "epoch": epoch})
+    for file in dict.fromkeys((worker_file(path), path)):
+        if file == path or file.exists():
+            _replace(file, {"format": FORMAT, "job": job, "ended": when, "epoch": epoch})
 
 
 def _replace(path: Path, fields: dict[str, object]) -> None:

@@ -1,10 +1,10 @@
 """Where a job's files are: one private folder for each job, below `$TANGRAM_HOME` (default
 `~/.tangram`).
 
-A job's folder has mode 0700 and holds `access.json`, the segments of the journal (`journal`,
-`journal-1`, ...), `checkpoint`, `once/`, `store/` and logs. Sockets and sandboxes are in a
-node-local scratch folder instead, since a shared file system carries neither well. The folder of a
-job that has ended keeps its journal, so that accounting outlives the job.
+A job's folder has mode 0700 and holds `access.json` and `worker.json`, the segments of the journal
+(`journal`, `journal-1`, ...), `checkpoint`, `once/`, `store/` and logs. Sockets and sandboxes are
+in a node-local scratch folder instead, since a shared file system carries neither well. The folder
+of a job that has ended keeps its journal, so that accounting outlives the job.
 
 The folder of a Slurm job is `jobs/JOB@CLUSTER`, since clusters that share a home may use the same
 ids; the link `jobs/JOB` leads to the one that started last, for scripts. The folder of any other

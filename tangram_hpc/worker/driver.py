@@ -109,6 +109,7 @@ class WorkerDriver:
     Attributes:
         fenced: whether the worker ended because a broker did not take it back. It may join again
             as another node.
+        refusal: why a broker refused this worker or a message of it; empty if none did.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class WorkerDriver:
         self._executor: Executor | None = None
         self._welcome: WorkerWelcome | None = None
         self._over = False
-        self.fenced = False
+        self.fenced, self.refusal = False, ""
         self._kept = KeptResults(spill)
         self._sessions = KeptSessions()
         # Leases without an outcome, and whether the executor has reported their start.
@@ -300,6 +301,7 @@ class WorkerDriver:
         elif isinstance(message, Shutdown):
             self.stop(message.reason)
         elif isinstance(message, PeerRefused):
+            self.refusal = message.text
             if self._welcome is None or self._broker.joined:
                 self.stop(message.text)
             else:

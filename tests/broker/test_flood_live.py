@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tangram_hpc import LocalCluster
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.ids import client_of
@@ -25,6 +27,7 @@ client.close()
 COUNT = 3000
 
 
+@pytest.mark.attack("rank", "cpu", "sessions")
 def test_a_flood_of_another_client_process_does_not_delay_this_client(tmp_path: Path) -> None:
     with LocalCluster(cpus=2, home=tmp_path) as cluster:
         cluster.submit(abs, -1).result()

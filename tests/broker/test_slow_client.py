@@ -57,6 +57,7 @@ def until(true: Callable[[], object], what: str, patience_s: float = 100) -> Non
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.attack("rank", "memory")
 def test_a_client_that_does_not_read_takes_bounded_broker_memory(tmp_path: Path) -> None:
     go = tmp_path / "go"
     with LocalCluster(cpus=1, home=tmp_path / "home") as c:

@@ -19,6 +19,7 @@ HOSTILE = "a\x1b]0;owned\x07\x1b[2Jb\r\nFAKE ROW|x\u202egnp.exe\x9b31m"
     ("plain, ümläut 漢字", "plain, ümläut 漢字"), ("a\x1b[31mb", r"a\x1b[31mb"), ("a\nb", r"a\nb"),
     ("\x9b1m", r"\x9b1m"), ("\u202egpj", r"\u202egpj"), ("\u200b", r"\u200b"),
     ("\udc9b", r"\udc9b"), ("\U000e0041", r"\U000e0041")])
+@pytest.mark.attack("code", "terminal")
 def test_characters_that_do_not_print_are_shown_as_escapes(text: str, shown: str) -> None:
     assert printable(text) == shown
     shown.encode()  # a lone surrogate could not be printed at all
@@ -34,6 +35,10 @@ def test_all_texts_of_an_answer_are_made_printable() -> None:
                                         "none": None}
 
 
+@pytest.mark.attack("code", "terminal")
+@pytest.mark.attack("repository", "terminal")
+@pytest.mark.attack("rank", "terminal")
+@pytest.mark.attack("session", "terminal")
 def test_a_hostile_name_changes_no_table(tmp_path: Path) -> None:
     environ = {**os.environ, "TANGRAM_HOME": str(tmp_path)}
 

@@ -147,6 +147,7 @@ def test_the_accounting_says_which_client_did_what_in_which_session(
 # ---- handles and tokens ------------------------------------------------------------------------
 
 
+@pytest.mark.attack("rank", "terminal")
 def test_a_handle_travels_as_a_pickle_or_text_and_shows_no_token(
         cluster: LocalCluster, other: tangram_hpc.Client) -> None:
     with cluster.session(shared=True) as s:
@@ -186,6 +187,8 @@ def test_a_wrong_argument_of_attach_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.attack("rank", "sessions")
+@pytest.mark.attack("session", "sessions")
 def test_a_wrong_token_and_an_unknown_name_get_the_same_answer(
         cluster: LocalCluster, other: tangram_hpc.Client) -> None:
     with cluster.session(shared=True, name="guarded") as s, cluster.session(name="plain"):
@@ -212,6 +215,7 @@ def test_a_wrong_token_and_an_unknown_name_get_the_same_answer(
         cluster.session(shared="yes")
 
 
+@pytest.mark.attack("code", "keys")
 def test_no_token_and_no_variable_is_in_any_file_of_the_job(
         cluster: LocalCluster, other: tangram_hpc.Client) -> None:
     with cluster.session(shared=True, env={"KEY": "value-of-a-secret"}) as s:

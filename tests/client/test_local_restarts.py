@@ -14,7 +14,8 @@ from helpers.cluster_parts import broker_of, kill_broker, processes_of, until
 import tangram_hpc
 from tangram_hpc import LocalCluster
 from tangram_hpc.errors import AccessError
-from tangram_hpc.storage.access import read_access
+from tangram_hpc.storage.access import read_access, worker_file
+from tangram_hpc.transport.socket.dial import dial
 
 DEADLINE_S = 60.0
 
@@ -35,8 +36,12 @@ def test_a_broker_that_was_killed_is_started_again(
     with LocalCluster(cpus=1, home=tmp_path, grace_s=5) as c:
         assert c.submit("echo 1", once="one").result(60).text == "1\n"
         first = broker_of(c)
+        old = [read_access(file) for file in (c.access, worker_file(c.access))]
         first.kill()
         second = next_broker(c, first)
+        for known in old:  # with the keys of before nobody gets in, whatever address he finds
+            with pytest.raises(AccessError, match="the key is wrong"):
+                dial(read_access(c.access).addresses, known.key, known.job)
         command = Path(f"/proc/{second.pid}/cmdline").read_bytes().split(b"\0")
         assert b"--workers-live" in command and len(processes_of(c)) == 2
         with tangram_hpc.connect(c.access) as client:

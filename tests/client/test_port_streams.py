@@ -189,6 +189,7 @@ def test_a_server_that_does_not_read_holds_its_client_back(session: Any) -> None
     assert session.exec("echo ok").result().text == "ok\n"
 
 
+@pytest.mark.attack("rank", "memory")
 def test_a_stream_that_sends_without_credit_ends_and_its_client_stays(cluster: LocalCluster,
                                                                       session: Any) -> None:
     stream = session.connect(7000, wait_s=20)
@@ -289,6 +290,7 @@ def test_many_streams_at_once(session: Any) -> None:
         assert stream.recv(100) == b"room again"
 
 
+@pytest.mark.attack("session", "network")
 def test_two_sandboxes_have_each_their_own_ports(cluster: LocalCluster, session: Any) -> None:
     with cluster.session(backend="bwrap") as other:
         with pytest.raises(PortFailed, match="refused"):
@@ -315,6 +317,7 @@ def test_after_a_reconnect_old_streams_are_broken_and_new_ones_work(cluster: Loc
             assert through.recv(100) == b"forward too"
 
 
+@pytest.mark.attack("rank", "network")
 def test_an_attached_client_reaches_the_ports_until_it_detaches(cluster: LocalCluster) -> None:
     with (serving(cluster, shared=True) as mine,
           tangram_hpc.connect(cluster.access, name="scorer") as client):
@@ -334,6 +337,7 @@ def test_an_attached_client_reaches_the_ports_until_it_detaches(cluster: LocalCl
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.attack("user", "network", "sessions")
 def test_another_user_of_the_machine_is_refused(session: Any) -> None:
     knock = ("import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1])));"
              "s.sendall(b'echo\\nhello'); print(s.recv(5))")

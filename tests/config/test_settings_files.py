@@ -66,6 +66,7 @@ def user_file(home: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.attack("repository", "settings", "keys")
 def test_a_settings_file_in_the_current_directory_is_ignored_with_a_warning(home: Path) -> None:
     """A repository's settings reach neither broker nor worker; one line names the remedy."""
     lent, said = gpus(home)
@@ -118,6 +119,7 @@ def refused(home: Path) -> str:
     (".config/tangram/tangram.toml", 0o646, "others"),
     (".config/tangram", 0o775, "its group"), (".config", 0o777, "others"),
     ("", 0o770, "its group")])
+@pytest.mark.attack("user", "settings")
 def test_a_settings_file_that_other_users_can_write_to_is_refused(
         home: Path, name: str, mode: int, whose: str) -> None:
     """The file and each folder up to the home are checked; the remedy in the message works."""
@@ -132,6 +134,7 @@ def test_a_settings_file_that_other_users_can_write_to_is_refused(
 
 @as_root
 @pytest.mark.parametrize("name", [".config/tangram/tangram.toml", ".config/tangram", ""])
+@pytest.mark.attack("user", "settings")
 def test_a_users_file_of_another_account_is_refused(home: Path, name: str) -> None:
     """The owner of the file, or of a folder above it, can write it whatever its mode is."""
     user_file(home, "grace_s = 7\n")
@@ -139,6 +142,7 @@ def test_a_users_file_of_another_account_is_refused(home: Path, name: str) -> No
     assert f"since {home / name} belongs to user {ELSE}" in refused(home)
 
 
+@pytest.mark.attack("user", "settings")
 def test_the_folders_of_a_linked_settings_file_are_checked(home: Path) -> None:
     """A link to a file elsewhere is followed, and the folders of its target are checked."""
     elsewhere = home / "dotfiles"

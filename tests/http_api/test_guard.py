@@ -56,6 +56,7 @@ def test_a_key_in_the_path_is_cut_off_before_anybody_sees_it() -> None:
 
 
 @pytest.mark.parametrize("path", ["/x", f"/{KEY}", f"/x/{KEY}", f"/{KEY}x/run_code", "/", ""])
+@pytest.mark.attack("network", "sessions")
 def test_without_a_known_key_no_request_reaches_the_application(path: str) -> None:
     status, text = Served(path, {"x-api-key": "wrong"}).refusal
     assert status == 401 and "no known key" in text and KEY not in text
@@ -68,6 +69,7 @@ def test_a_body_in_parts_arrives_whole() -> None:
     assert Served(headers={"x-api-key": KEY}, messages=parts).seen == [("/x", "verl", b"ab")]
 
 
+@pytest.mark.attack("network", "memory")
 def test_a_body_that_is_too_large_is_refused_before_it_is_kept() -> None:
     announced = Served(headers={"x-api-key": KEY, "content-length": "9"}, body_max=8,
                        messages=[{"type": "http.request", "body": b"", "more_body": True}])
@@ -76,6 +78,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_kept() -> None:
     assert Served(headers={"x-api-key": KEY}, body_max=8, messages=chunks).refusal[0] == 413
 
 
+@pytest.mark.attack("network", "broker")
 def test_a_body_that_never_ends_is_refused_in_time() -> None:
     parts = [{"type": "http.request", "body": b"1", "more_body": True}]
     assert Served(headers={"x-api-key": KEY}, messages=parts, body_s=0.05).refusal[0] == 408

@@ -225,6 +225,7 @@ def test_a_wrong_field_is_named_and_nothing_that_was_sent_is_repeated(
     assert "SECRET" not in json.dumps(answer)
 
 
+@pytest.mark.attack("code", "files")
 def test_a_path_that_leaves_the_directory_is_a_fault_of_the_sandbox(cluster: LocalCluster) -> None:
     """The program is not run where its files could not be written."""
     answer = run(cluster, "print(1)", files={"../x": ""})
@@ -246,6 +247,7 @@ def test_a_path_is_never_answered_with_a_redirection_that_drops_its_key(cluster:
     assert ask(f"{cluster.http.url}/{cluster.http.key}/run_code/", {})[0] == 404
 
 
+@pytest.mark.attack("network", "sessions")
 def test_nobody_is_served_without_a_key(cluster: LocalCluster) -> None:
     assert cluster.http is not None
     for path in ("/v1/ping", "/run_code", "/openapi.json", "/docs"):
@@ -331,6 +333,7 @@ def test_a_unix_socket_is_for_its_user_alone_and_goes_with_the_server(cluster: L
     assert server.end() == (0, "") and not path.exists()
 
 
+@pytest.mark.attack("network", "keys")
 def test_tls_hides_the_key_on_the_way(cluster: LocalCluster, tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")

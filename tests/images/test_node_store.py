@@ -92,6 +92,7 @@ def test_drafts_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_path: P
     assert not living.exists()
 
 
+@pytest.mark.attack("user", "files", "results")
 def test_a_store_that_others_may_change_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     folder.mkdir()

@@ -139,6 +139,7 @@ def test_several_images_need_a_name(tmp_path: Path) -> None:
         get(tmp_path, f"oci:{layout}:c")
 
 
+@pytest.mark.attack("network", "results")
 def test_a_layer_that_is_not_what_it_is_said_to_be_is_refused(tmp_path: Path) -> None:
     image = MadeImage([tar_of(entry("a", "good"))])
     layout = image.layout(tmp_path / "layout")
@@ -180,6 +181,7 @@ def nested(depth: int) -> bytes:
     (lambda r: r.update(schemaVersion=1), "schema 1"),
     (lambda r: r.update(pad="x" * (5 << 20)), "more than 4194304 bytes"),
 ])
+@pytest.mark.attack("repository", "broker")
 def test_an_absurd_manifest_is_refused(tmp_path: Path, change: object, why: str) -> None:
     image = _mutated(MadeImage([tar_of(entry("a"))]), change)
     with pytest.raises(ImageRefused, match=why) as told:
@@ -217,6 +219,7 @@ def test_a_bound_on_what_an_image_unpacks_to(tmp_path: Path) -> None:
     assert get(tmp_path, str(layout), max_mib=3).digest == image.digest
 
 
+@pytest.mark.attack("repository", "files")
 def test_an_archive_whose_names_lead_out_gives_no_other_file(tmp_path: Path) -> None:
     path, secret = tmp_path / "a.tar", tmp_path / "secret"
     secret.write_text("secret")
@@ -254,6 +257,7 @@ def tree_names(root: str) -> list[str]:
 
 @needs_squashfs
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can put a device node into a squashfs")
+@pytest.mark.attack("repository", "files")
 def test_a_sif_files_devices_and_pipes_are_left_out(tmp_path: Path) -> None:
     made = squashfs_of([entry("ok", "x")], tmp_path, "-p", "null c 666 0 0 1 3", "-p",
                        "fifo i 666 0 0 f")
@@ -263,6 +267,7 @@ def test_a_sif_files_devices_and_pipes_are_left_out(tmp_path: Path) -> None:
 
 
 @needs_squashfs
+@pytest.mark.attack("repository", "disk")
 def test_a_sif_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     path = tmp_path / "image.sif"
     path.write_bytes(sif_of(squashfs_of([entry("zeros", bytes(8 << 20))], tmp_path)))

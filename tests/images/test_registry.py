@@ -387,6 +387,8 @@ def test_a_huge_manifest_is_not_read(tmp_path: Path, odd: Odd) -> None:
         get(tmp_path, f"{odd.host}/app:v1")
 
 
+@pytest.mark.attack("network", "keys")
+@pytest.mark.attack("repository", "keys")
 def test_a_token_is_fetched_and_stays_with_its_registry(tmp_path: Path, odd: Odd) -> None:
     """Bearer: the challenge names a service, which gives a token for the user's password. Neither
     follows a redirect to another host."""
@@ -434,6 +436,7 @@ def test_a_redirect_to_a_file_or_in_circles_ends(tmp_path: Path, odd: Odd) -> No
         get(tmp_path, f"{odd.host}/app:v1")
 
 
+@pytest.mark.attack("network", "keys")
 def test_a_registry_elsewhere_must_encrypt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the loopback, and what a setting names, may be spoken to in the clear."""
     name = parse_image_name("registry.invalid/app:v1")

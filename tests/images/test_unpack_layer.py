@@ -55,6 +55,7 @@ def test_files_folders_and_links_are_there_with_modes_and_times(tmp_path: Path, 
     assert (notes.entries, notes.size, notes.left_out) == (7, 11, 0)
 
 
+@pytest.mark.attack("repository", "files")
 def test_everything_belongs_to_the_user_and_no_file_gives_rights(tmp_path: Path) -> None:
     about = {"uid": 12345, "gid": 54321, "pax_headers": {
         "SCHILY.xattr.security.capability": "\x01", "SCHILY.xattr.user.overlay.redirect": "/etc"}}
@@ -67,6 +68,7 @@ def test_everything_belongs_to_the_user_and_no_file_gives_rights(tmp_path: Path)
         assert not [name for name in os.listxattr(path) if name.startswith(("user.", "security."))]
 
 
+@pytest.mark.attack("repository", "files")
 def test_devices_pipes_and_capabilities_are_left_out(tmp_path: Path) -> None:
     tree, notes = unpack(
         tmp_path, entry("dev/null", kind=tarfile.CHRTYPE, devmajor=1, devminor=3),
@@ -125,6 +127,7 @@ def test_what_comes_twice_is_what_comes_last(tmp_path: Path) -> None:
     assert not (tree / "f").is_symlink() and (tree / "f/g").exists()
 
 
+@pytest.mark.attack("repository", "files")
 def test_a_link_inside_is_followed_as_from_inside(tmp_path: Path) -> None:
     tree, _ = unpack(tmp_path, folder("usr/lib"), link("lib", "usr/lib"), entry("lib/a", "1"),
                      link("abs", "/usr"), entry("abs/lib/b", "2"), link("up", "usr/../usr/lib"),
@@ -157,6 +160,7 @@ EVIL: list[tuple[list[Entry], str]] = [
 
 
 @pytest.mark.parametrize("entries, why", EVIL, ids=[why for _, why in EVIL])
+@pytest.mark.attack("repository", "files", "settings")
 def test_an_entry_that_leads_out_is_refused(tmp_path: Path, entries: list[Entry], why: str
                                             ) -> None:
     (tmp_path / "beside").write_text("untouched")
@@ -168,6 +172,7 @@ def test_an_entry_that_leads_out_is_refused(tmp_path: Path, entries: list[Entry]
     assert (tmp_path / "beside").read_text() == "untouched"
 
 
+@pytest.mark.attack("repository", "files")
 def test_an_absolute_link_never_reaches_the_machine(tmp_path: Path) -> None:
     target = tmp_path / "outside"
     target.mkdir()
@@ -217,6 +222,7 @@ def test_a_damaged_archive_is_refused_in_one_line(tmp_path: Path, data: bytes, w
     assert str(told.value).startswith("image: ") and "\n" not in str(told.value)
 
 
+@pytest.mark.attack("repository", "disk")
 def test_a_bomb_is_refused_while_it_is_small(tmp_path: Path) -> None:
     bomb = gzip.compress(tar_of(entry("zeros", bytes(64 << 20))))
     with pytest.raises(ImageRefused, match="image_max_mib"):
@@ -230,6 +236,7 @@ def test_bytes_after_the_last_entry_count_too(tmp_path: Path) -> None:
         unpack_layer(io.BytesIO(bomb), str(tmp_path), UnpackBudget(bytes_left=8 << 20))
 
 
+@pytest.mark.attack("repository", "disk")
 def test_a_hole_counts_as_bytes(tmp_path: Path) -> None:
     source = tmp_path / "hole"
     source.touch()
@@ -240,6 +247,7 @@ def test_a_hole_counts_as_bytes(tmp_path: Path) -> None:
         unpack_layer(file, str(tmp_path / "tree"), UnpackBudget())
 
 
+@pytest.mark.attack("repository", "disk")
 def test_a_million_entries_are_refused_at_the_bound(tmp_path: Path) -> None:
     with pytest.raises(ImageRefused, match="more files"):
         unpack(tmp_path, *[entry(f"f{n}") for n in range(300)],
@@ -247,6 +255,7 @@ def test_a_million_entries_are_refused_at_the_bound(tmp_path: Path) -> None:
     assert len(os.listdir(tmp_path / "tree")) == 250
 
 
+@pytest.mark.attack("repository", "memory")
 def test_headers_are_never_read_into_memory_whole(tmp_path: Path) -> None:
     """tarfile would read all that a header announces; the reader gives it at most `HEADER_MAX`."""
     class Endless(io.RawIOBase):
@@ -323,6 +332,7 @@ ENTRIES = st.lists(st.tuples(PATHS, KINDS, PATHS, st.integers(0, 0o7777), st.bin
 @given(ENTRIES)
 @example([("a", tarfile.SYMTYPE, "../..", 0, b""), ("a/b", tarfile.REGTYPE, "", 0, b"x")])
 @example([("a", tarfile.SYMTYPE, "/etc", 0, b""), ("a", tarfile.DIRTYPE, "", 0, b"")])
+@pytest.mark.attack("repository", "files")
 def test_no_archive_writes_outside(tmp_path: Path, made: list[tuple[str, bytes, str, int, bytes]]
                                    ) -> None:
     """Whatever an archive holds, it is unpacked below its folder, or refused in one line."""

@@ -30,6 +30,7 @@ def refused(client: FakePeer) -> str:
     return str(client.last(ms.Rejected).text)
 
 
+@pytest.mark.attack("rank", "broker")
 def test_a_service_without_degrees_is_refused() -> None:
     rig = BrokerRig()
     worker, client, other = rig.worker(gpus=(0, 1)), rig.client(), rig.client("other")
@@ -38,6 +39,7 @@ def test_a_service_without_degrees_is_refused() -> None:
     assert serves(rig, other, worker, 1)
 
 
+@pytest.mark.attack("rank", "broker")
 def test_a_worker_that_lends_a_core_twice_is_refused() -> None:
     rig = BrokerRig()
     worker, client, twice = rig.worker(), rig.client(), FakePeer(rig)
@@ -54,6 +56,7 @@ def test_a_worker_that_lends_a_core_twice_is_refused() -> None:
     ({"profile": Profile(-1)}, "profile"), ({"session": mint(9, 9)}, "session"),
     ({"id": mint(7, 1)}, "id"), ({"id": 0}, "id"), ({"id": (1 << 64) - 1}, "id")])
 @pytest.mark.parametrize("joined", [True, False], ids=["nodes are there", "nodes are awaited"])
+@pytest.mark.attack("rank", "broker")
 def test_a_wrong_action_is_refused_naming_its_field(
         fields: dict[str, Any], field: str, joined: bool) -> None:
     rig = BrokerRig(nodes=1 if joined else 2)
@@ -85,6 +88,7 @@ def test_a_wrong_action_is_refused_naming_its_field(
     (ms.Attached(0, SessionSpec(mint(1, 2))), "Attached: a client may not send this message"),
     (ms.DeclareService(0, ServiceSpec("")), "DeclareService: name"),
     (ms.Submit(Action(mint(1, 9), "x"), n=0), "without its payload")])
+@pytest.mark.attack("rank", "sessions")
 def test_a_client_keeps_its_sessions_and_actions_when_a_message_is_refused(
         message: Any, said: str) -> None:
     rig = BrokerRig()
@@ -124,6 +128,7 @@ def _say_and_go_on(cluster: LocalCluster, caplog: pytest.LogCaptureFixture) -> N
         cluster.trajectory_ended("p", "t", 1 << 33)
 
 
+@pytest.mark.attack("rank", "results")
 def test_a_client_can_acknowledge_only_its_own_results() -> None:
     rig = BrokerRig()
     worker, victim, thief = rig.worker(), rig.client(), rig.client("thief")
@@ -154,6 +159,7 @@ def test_a_finished_action_without_an_end_state_fails_naming_the_state() -> None
           suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(steps=STEPS, complete=st.booleans(), placer=st.sampled_from(["elastic", "first-fit",
                                                                     "static:2"]))
+@pytest.mark.attack("rank", "broker")
 def test_the_broker_keeps_serving_under_any_sequence_of_messages(
         tmp_path_factory: pytest.TempPathFactory, steps: list[Any], complete: bool, placer: str
         ) -> None:

@@ -161,6 +161,7 @@ def outgoing(message: ms.Message) -> bytes:
 
 
 @HARMS
+@pytest.mark.attack("rank", "broker")
 def test_an_unreadable_message_of_a_client_ends_only_its_connection(
         cluster: LocalCluster, harm: Any) -> None:
     job = read_access(cluster.access).job
@@ -175,6 +176,7 @@ def test_an_unreadable_message_of_a_client_ends_only_its_connection(
 
 
 @HARMS
+@pytest.mark.attack("network", "broker")
 def test_an_unreadable_hello_of_a_worker_ends_only_its_connection(
         cluster: LocalCluster, harm: Any) -> None:
     job, word = read_access(cluster.access).job, WORD.decode()
@@ -236,6 +238,7 @@ def test_an_impossible_profile_is_refused(cluster: LocalCluster, profile: Profil
 
 
 @pytest.mark.parametrize("number", [(1 << 64) - 1, -(1 << 63)])
+@pytest.mark.attack("code", "broker")
 def test_absurd_numbers_from_a_runner_do_not_stop_the_broker(
         cluster: LocalCluster, number: int) -> None:
     lie = fake_return()
@@ -261,6 +264,7 @@ def frame_sender() -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("state", list(ActionState))
+@pytest.mark.attack("code", "results")
 def test_an_absurd_end_state_from_a_runner_ends_its_action_once(
         cluster: LocalCluster, state: Any) -> None:
     """PREEMPTED would run the action again for ever, and NODE_FAIL as if its node were lost."""
@@ -272,6 +276,7 @@ def test_an_absurd_end_state_from_a_runner_ends_its_action_once(
     assert cluster.submit(pow, 2, 2).result(30) == 4
 
 
+@pytest.mark.attack("code", "memory", "terminal")
 def test_long_texts_from_a_runner_are_truncated_to_4096_characters(cluster: LocalCluster) -> None:
     """A text larger than a frame to the broker would end the worker."""
     long = Outcome(ActionState.FAILED, reason="r" * 10**6, isolation="i" * 10**6,
@@ -282,6 +287,7 @@ def test_long_texts_from_a_runner_are_truncated_to_4096_characters(cluster: Loca
     assert lied.details.isolation == "i" * 4096 and lied.details.enforcement == "e" * 4096
 
 
+@pytest.mark.attack("code", "results")
 def test_output_frames_from_a_function_runner_are_ignored(cluster: LocalCluster) -> None:
     def tell(size: int) -> int:
         tell_it(process_frames.OutputChunk(0, 1, bytes(size)))
@@ -324,6 +330,7 @@ def test_a_text_that_is_not_utf8_is_refused_naming_its_field(
     ("int('x')", "ValueError: invalid literal"), ("exit(3)", "SystemExit: 3"),
     ("exec('class E(Exception):\\n def __str__(self): return 1 / 0\\nraise E')", "E$"),
 ], ids=["error", "exit", "text"])
+@pytest.mark.attack("code", "processes")
 def test_a_result_that_cannot_be_unpickled_fails_only_its_future(
         cluster: LocalCluster, code: str, said: str) -> None:
     def odd() -> object:

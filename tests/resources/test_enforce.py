@@ -225,6 +225,8 @@ def test_a_running_process_tree_is_rebound_completely(group: Group, process: Pro
 
 
 @two_cores
+@pytest.mark.attack("code", "cpu")
+@pytest.mark.attack("session", "cpu")
 def test_a_program_cannot_widen_its_cores(enforcer: Enforcer, group: Group,
                                           process: Process) -> None:
     needs(enforcer, "cores")

@@ -79,6 +79,7 @@ def arena(request: pytest.FixtureRequest,
         yield made
 
 
+@pytest.mark.attack("code", "files")
 def test_no_system_call_sets_a_set_id_bit(arena: Arena) -> None:
     with arena.duel() as duel:
         found, openat2, reads, mode = said(duel, SET_ID, "-", kernel.machine())
@@ -120,6 +121,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.attack("code", "files", "settings")
 def test_files_outside_keep_their_mode(arena: Arena) -> None:
     """A secret, its folder, the scratch folders, and programs that may be read: the user's own."""
     with arena.duel() as duel:
@@ -140,6 +142,7 @@ def test_files_outside_keep_their_mode(arena: Arena) -> None:
         duel.goes_on()
 
 
+@pytest.mark.attack("session", "sessions")
 def test_another_sessions_files_keep_their_mode(arena: Arena) -> None:
     with arena.duel() as duel:
         home = duel.home(duel.neighbour)
@@ -172,6 +175,7 @@ tell()
 """
 
 
+@pytest.mark.attack("code", "files")
 def test_a_path_exchanged_during_chmod_leads_to_no_file_outside(arena: Arena) -> None:
     secret = arena.outside / "secret"
     secret.chmod(0o600)
@@ -252,6 +256,7 @@ def test_programs_that_set_modes_work(arena: Arena, program: str, script: str, l
         duel.goes_on()
 
 
+@pytest.mark.attack("code", "disk")
 def test_folders_that_a_session_made_unreadable_are_measured_and_removed(arena: Arena) -> None:
     """Their init opens them for a look from behind the filter that its commands are under."""
     with arena.duel() as duel:
@@ -289,6 +294,7 @@ tell()
         duel.goes_on()
 
 
+@pytest.mark.attack("code", "processes")
 def test_a_process_killed_during_chmod_does_not_stop_other_processes(arena: Arena) -> None:
     source = """
 open("f", "w").close()
@@ -348,6 +354,7 @@ def test_a_set_gid_bit_above_the_scratch_folder_is_not_inherited(tmp_path: Path)
     assert (outcome.exit_code, back.stdout) == (0, b"700\n755\n"), (outcome, back)
 
 
+@pytest.mark.attack("session", "sessions")
 def test_the_folders_of_sandboxes_have_random_names(arena: Arena) -> None:
     with arena.duel() as duel:
         names = [duel.home(n) for n in (duel.attacker, duel.neighbour)]
@@ -357,6 +364,8 @@ def test_the_folders_of_sandboxes_have_random_names(arena: Arena) -> None:
         duel.goes_on()
 
 
+@pytest.mark.attack("code", "keys")
+@pytest.mark.attack("user", "keys")
 def test_no_command_line_of_a_worker_names_the_access_file_or_a_scratch_folder(
         arena: Arena, tmp_path: Path) -> None:
     from tangram_hpc import LocalCluster
@@ -376,6 +385,7 @@ def test_no_command_line_of_a_worker_names_the_access_file_or_a_scratch_folder(
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root needs no mode to use a folder")
+@pytest.mark.attack("code", "broker")
 def test_a_worker_makes_its_scratch_folder_accessible_again(tmp_path: Path) -> None:
     opens_what_was_closed(tmp_path)
 
@@ -437,6 +447,7 @@ print(back.kind, oct(stat.S_IMODE(inner.stat().st_mode)), (inner / "f").read_tex
 """
 
 
+@pytest.mark.attack("code", "files")
 def test_a_removal_through_a_link_is_refused_and_changes_no_mode_outside() -> None:
     """Landlock refuses to an ordinary user's init what it may not remove, but no change of mode."""
     if why := reason_to_skip("process"):

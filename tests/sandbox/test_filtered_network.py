@@ -146,6 +146,7 @@ def test_a_tunnel_carries_bytes_both_ways(through: Any, outside: int) -> None:
     "GET http://user@a.org/ HTTP/1.1", "GET http://a.org/ HTTP/2.0", "nonsense",
     "GET http://a.org/ HTTP/1.1\r\n folded: 1", "GET http://a.org/ HTTP/1.1\r\nno field",
     "GET http://a.org/ HTTP/1.1\r\na: b\nSmuggled: 1", "GET http://a.org\\@b.org/ HTTP/1.1"])
+@pytest.mark.attack("code", "network")
 def test_what_is_no_request_to_a_proxy_is_refused(through: Any, request_line: str) -> None:
     told = through("a.org", "b.org")(request_line.encode() + b"\r\n\r\n")
     assert told.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 403 ")) and b"tangram: " in told
@@ -159,6 +160,7 @@ def test_a_request_without_an_end_is_refused(through: Any) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "2130706433", "0x7f000001", "0177.0.0.1",
                                   "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "[::]",
                                   "169.254.169.254", "localhost", "10.0.0.1"])
+@pytest.mark.attack("code", "network")
 def test_not_even_a_list_of_all_names_reaches_what_is_near(through: Any, outside: int, host: str
                                                            ) -> None:
     ask = through("*:*")
@@ -166,6 +168,7 @@ def test_not_even_a_list_of_all_names_reaches_what_is_near(through: Any, outside
         assert ask(line.encode() + b"\r\n\r\n").startswith(b"HTTP/1.1 403 ")
 
 
+@pytest.mark.attack("code", "network")
 def test_a_name_that_leads_to_a_near_address_is_refused_until_that_is_listed(
         through: Any, outside: int, lookup: Lookup) -> None:
     line = f"GET http://mirror.org:{outside}/ HTTP/1.1\r\n\r\n".encode()
@@ -177,6 +180,7 @@ def test_a_name_that_leads_to_a_near_address_is_refused_until_that_is_listed(
     assert through(f"127.0.0.0/8:{outside}")(line).startswith(b"HTTP/1.1 403 ")
 
 
+@pytest.mark.attack("network", "network")
 def test_a_second_answer_of_a_name_server_is_never_asked_for(
         through: Any, outside: int, lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> None:
     """DNS rebinding: a public address when it is checked, the loopback when it is used."""
@@ -332,6 +336,7 @@ def test_code_reaches_what_is_listed_by_the_usual_variables(cluster: LocalCluste
 
 
 @pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.attack("code", "network")
 def test_hostile_code_finds_no_other_way(cluster: LocalCluster, trusted: bool) -> None:
     name = f"tangram-{os.urandom(8).hex()}"
     with (socket.create_server(("", 0)) as node, socket.socket(socket.AF_UNIX) as abstract,
@@ -344,6 +349,8 @@ def test_hostile_code_finds_no_other_way(cluster: LocalCluster, trusted: bool) -
         assert told.text == "[]\n", told
 
 
+@pytest.mark.attack("session", "network")
+@pytest.mark.attack("code", "broker")
 def test_another_sandbox_and_the_broker_are_out_of_reach(cluster: LocalCluster) -> None:
     """A broker that listens on a port stands for `node` of the test above."""
     broker = json.loads(cluster.access.read_text())["addresses"][0].removeprefix("unix:")

@@ -29,6 +29,12 @@ EVERYWHERE = pytest.mark.parametrize(
               for way in WAYS for e in ("", "affinity")], indirect=True)
 
 
+# what only an unprivileged user's worker has to look for: a cgroup counts it by itself
+LOOKED_FOR = pytest.mark.parametrize(
+    "arena", [pytest.param((*way.values[0], "affinity"), id=f"{way.id}-affinity", marks=way.marks)
+              for way in WAYS], indirect=True)
+
+
 @pytest.fixture(scope="module", params=WAYS)
 def arena(request: pytest.FixtureRequest,
           tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
@@ -52,6 +58,7 @@ time.sleep(20)
 
 
 @EVERYWHERE
+@pytest.mark.attack("code", "processes", "broker")
 def test_a_fork_bomb_is_stopped_by_the_process_limit(arena: Arena) -> None:
     with arena.duel(mem_mib=2000, background="end") as duel:
         outcome, _ = duel.python("first = os.getpid()\n" + BOMB, timeout_ns=1_500_000_000)
@@ -63,6 +70,7 @@ def test_a_fork_bomb_is_stopped_by_the_process_limit(arena: Arena) -> None:
 
 
 @EVERYWHERE
+@pytest.mark.attack("code", "processes")
 def test_processes_over_the_limit_are_refused_or_killed(arena: Arena) -> None:
     """Whether the kernel refuses them or a look finds them."""
     source = """
@@ -87,6 +95,34 @@ time.sleep(20 if had == 300 else 0.5)
         duel.goes_on()
 
 
+THREADS = """
+import threading
+for n in range(6000):
+    try:
+        threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
+    except RuntimeError:
+        break
+    if n % 50 == 0:
+        time.sleep(0.01)
+print(threading.active_count(), flush=True)
+time.sleep(0.5)
+os._exit(0)
+"""
+
+
+@LOOKED_FOR
+@pytest.mark.attack("code", "processes")
+def test_threads_over_the_limit_are_refused_or_killed(arena: Arena) -> None:
+    """A cgroup counts them as processes; a look allows eight for each process."""
+    with arena.duel(mem_mib=2000, background="end") as duel:
+        outcome, back = duel.python(THREADS, timeout_ns=15_000_000_000)
+        if outcome.state is ActionState.FAILED:
+            assert outcome.reason == f"pids: more than {8 * PIDS} threads at once"
+        else:
+            assert outcome.state is ActionState.COMPLETED and int(back.stdout) <= PIDS, outcome
+        duel.goes_on()
+
+
 FLIGHT = """
 until, n = time.monotonic() + 30, 0
 while time.monotonic() < until:
@@ -102,6 +138,7 @@ open("free", "w")
 
 @EVERYWHERE
 @pytest.mark.parametrize("first", ["waits", "leaves"])
+@pytest.mark.attack("code", "processes", "cpu")
 def test_a_process_that_forks_and_exits_for_ever_is_killed(arena: Arena, first: str) -> None:
     stay = "if os.fork():\n    time.sleep(40)\n" if first == "waits" else ""
     with arena.duel(background="end") as duel:
@@ -133,6 +170,7 @@ while not os.path.exists("beat"):
 
 
 @pytest.mark.parametrize("background", ["end", "stop"])
+@pytest.mark.attack("code", "processes", "cpu")
 def test_a_daemon_that_outlives_its_parent_is_frozen_or_killed(
         arena: Arena, background: str) -> None:
     with arena.duel(background=background) as duel:
@@ -147,6 +185,7 @@ def test_a_daemon_that_outlives_its_parent_is_frozen_or_killed(
         duel.goes_on()
 
 
+@pytest.mark.attack("code", "processes")
 def test_a_process_that_ignores_all_signals_is_killed_at_its_timeout(arena: Arena) -> None:
     with arena.duel() as duel:
         source = """
@@ -165,6 +204,7 @@ time.sleep(40)
         duel.goes_on()
 
 
+@pytest.mark.attack("session", "sessions", "processes")
 def test_kill_minus_1_reaches_only_the_sessions_own_processes(arena: Arena) -> None:
     with arena.duel() as duel:
         outcome, _ = duel.shell("kill -9 -1; sleep 0.1; echo here")
@@ -181,6 +221,7 @@ tell()
     assert arena.rig.executor.fork_server_pid in arena.rig.processes()
 
 
+@pytest.mark.attack("code", "sessions")
 def test_killing_its_parent_costs_only_its_own_action(arena: Arena) -> None:
     with arena.duel() as duel:
         duel.rig.file("kept", b"kept", session=duel.attacker)
@@ -223,6 +264,8 @@ assert not any(os.wait()[1] for n in range(8))
 
 @EVERYWHERE
 @pytest.mark.parametrize("source", [GREED, MANY, GROUPLESS], ids=["one", "many", "scattered"])
+@pytest.mark.attack("code", "memory")
+@pytest.mark.attack("session", "memory")
 def test_an_action_over_its_memory_limit_ends_out_of_memory(arena: Arena, source: str) -> None:
     with arena.duel(mem_mib=128, background="end") as duel:
         outcome, _ = duel.python(source, 120, timeout_ns=20_000_000_000)
@@ -230,6 +273,29 @@ def test_an_action_over_its_memory_limit_ends_out_of_memory(arena: Arena, source
         assert outcome.reason.startswith("mem: ")
         duel.goes_on()
         assert duel.shell("exit 5")[0].state is ActionState.FAILED  # not told so again
+
+
+TABLES = """
+import mmap
+held = []
+for n in range(24):
+    held.append(mmap.mmap(-1, 4 << 30, flags=mmap.MAP_PRIVATE | 0x4000))
+    held[-1].madvise(15)  # no huge pages: each page that is touched has a table of its own
+    for at in range(0, 4 << 30, 2 << 20):
+        held[-1][at]
+    time.sleep(0.02)
+time.sleep(0.5)
+"""
+
+
+@LOOKED_FOR
+@pytest.mark.attack("code", "memory")
+def test_page_tables_count_as_memory(arena: Arena) -> None:
+    """Reading one page in each 2 MiB costs no page, but a page table."""
+    with arena.duel(mem_mib=64, background="end") as duel:
+        outcome, _ = duel.python(TABLES, timeout_ns=20_000_000_000)
+        assert outcome.state is ActionState.OUT_OF_MEMORY, outcome
+        duel.goes_on()
 
 
 UNOWNED = """
@@ -260,6 +326,7 @@ tell()
 
 @EVERYWHERE
 @pytest.mark.parametrize("how", ["memory_file", "segment", "named"])
+@pytest.mark.attack("code", "memory")
 def test_memory_without_an_owning_process_is_counted_or_refused(arena: Arena, how: str) -> None:
     """It is either counted or cannot be had."""
     with arena.duel(mem_mib=128, disk_mib=1000) as duel:
@@ -272,6 +339,26 @@ def test_memory_without_an_owning_process_is_counted_or_refused(arena: Arena, ho
 
 
 # ---- disk and output ----
+
+HIDDEN = """
+libc.prctl(4, 0, 0, 0, 0)
+held = []
+for n in range(100):
+    held.append(open('f', 'wb', buffering=0)); os.unlink('f')
+    held[-1].write(b'x' * (1 << 20))
+time.sleep(20)
+"""
+
+
+@LOOKED_FOR
+@pytest.mark.attack("code", "disk")
+def test_a_process_cannot_hide_the_files_that_it_holds_open(arena: Arena) -> None:
+    with arena.duel() as duel:
+        outcome, _ = duel.python(HIDDEN, timeout_ns=15_000_000_000)
+        assert outcome.state is ActionState.FAILED and "disk:" in outcome.reason, outcome
+        duel.shell("sleep 0.7")
+        duel.goes_on()
+
 
 @pytest.mark.parametrize(("source", "said"), [
     ("with open('big', 'wb') as f:\n    for n in range(200): f.write(b'x' * (1 << 20))",
@@ -290,6 +377,8 @@ def test_memory_without_an_owning_process_is_counted_or_refused(arena: Arena, ho
     ("os.chdir(os.environ['TMPDIR'])\n"
      "for n in range(100): open(f'{n}', 'wb').write(b'x' * (1 << 20))\ntime.sleep(20)", "disk:"),
 ], ids=["one", "many", "deep", "long", "closed", "unlinked", "tmp"])
+@pytest.mark.attack("code", "disk")
+@pytest.mark.attack("session", "disk")
 def test_an_action_over_its_disk_limit_fails(arena: Arena, source: str, said: str) -> None:
     with arena.duel() as duel:
         outcome, _ = duel.python(f"signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n{source}",
@@ -306,6 +395,7 @@ def test_an_action_over_its_disk_limit_fails(arena: Arena, source: str, said: st
 
 
 @pytest.mark.parametrize(("size", "stream"), [(1_000_000_000, False), (100_000_000, True)])
+@pytest.mark.attack("code", "memory", "broker")
 def test_a_gigabyte_of_output_is_cut_and_fills_no_memory(
         arena: Arena, size: int, stream: bool) -> None:
     with arena.duel() as duel:
@@ -329,6 +419,7 @@ def peak_kib(pid: int) -> int:
     return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("VmHWM"))
 
 
+@pytest.mark.attack("code", "results", "broker")
 def test_protocol_frames_in_its_output_are_only_output(arena: Arena) -> None:
     source = """
 from struct import pack
@@ -348,6 +439,7 @@ tell()
 
 # ---- the network and what is shared by name ----
 
+@pytest.mark.attack("code", "network")
 def test_a_listening_socket_is_not_reached_from_outside(arena: Arena) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -400,6 +492,7 @@ tell()
 """
 
 
+@pytest.mark.attack("code", "network")
 def test_no_connection_leads_out(arena: Arena) -> None:
     """What listens outside hears nothing; a network of its own may swallow what it likes."""
     listeners = [socket.socket(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)]
@@ -442,6 +535,8 @@ attempt("mq_open", lambda: call("mq_open", f"/left-{token}".encode(), 0o102, 0o6
 """
 
 
+@pytest.mark.attack("code", "memory", "files")
+@pytest.mark.attack("session", "memory")
 def test_nothing_is_left_in_tmp_shared_memory_or_sysv_ipc(arena: Arena) -> None:
     with arena.duel() as duel:
         outcome, _ = duel.python(LITTER, arena.token, sysv_key(arena.token))
@@ -481,6 +576,7 @@ tell()
 """
 
 
+@pytest.mark.attack("code", "processes", "files")
 def test_no_namespaces_mounts_or_cgroups_are_made(arena: Arena) -> None:
     with arena.duel() as duel:
         assert duel.successes(NAMESPACES) == []
@@ -519,6 +615,8 @@ tell()
 """
 
 
+@pytest.mark.attack("session", "processes", "sessions")
+@pytest.mark.attack("code", "processes")
 def test_another_sessions_process_cannot_be_signalled_traced_or_changed(arena: Arena) -> None:
     with arena.duel() as duel:
         victim = duel.victim()
@@ -543,6 +641,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(("times", "pause"), [(1, 0), (5, 0.3), (100_000, 0.0001)])
+@pytest.mark.attack("code", "processes", "memory")
 def test_an_action_that_stops_its_init_keeps_all_limits(
         arena: Arena, times: int, pause: float) -> None:
     """That goes on; when it is stopped again and again it ends, and the action with it."""
@@ -554,6 +653,7 @@ def test_an_action_that_stops_its_init_keeps_all_limits(
         duel.goes_on()
 
 
+@pytest.mark.attack("code", "sessions")
 def test_a_session_goes_on_after_its_init_was_stopped_between_actions(arena: Arena) -> None:
     with arena.duel(background="share") as duel:
         line = shlex.join(program(STOPS, 1, 0))
@@ -573,12 +673,15 @@ tell()
 """
 
 
+@pytest.mark.attack("code", "sessions")
 def test_file_leases_are_refused(arena: Arena) -> None:
     with arena.duel() as duel:
         assert duel.successes(LEASES) == []
         duel.goes_on()
 
 
+@pytest.mark.attack("code", "results")
+@pytest.mark.attack("session", "results")
 def test_a_runner_cannot_report_the_end_of_another_lease(arena: Arena) -> None:
     """A runner is its user's own, but what it says of another's lease is not heard."""
     def lie(lease: int) -> str:

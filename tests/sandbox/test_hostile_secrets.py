@@ -77,6 +77,8 @@ tell()
 """
 
 
+@pytest.mark.attack("code", "files", "keys")
+@pytest.mark.attack("session", "sessions")
 def test_secrets_of_the_user_and_of_other_sessions_cannot_be_read(arena: Arena) -> None:
     with arena.duel() as duel:
         arena.rig.file("secret", arena.token.encode(), session=duel.neighbour)
@@ -125,6 +127,7 @@ tell()
 """
 
 
+@pytest.mark.attack("code", "files", "keys")
 def test_secrets_of_the_machine_cannot_be_read(arena: Arena) -> None:
     with arena.duel() as duel:
         assert duel.successes(MACHINE, "/etc/shadow", "/etc/gshadow", "/etc/munge/munge.key",
@@ -153,6 +156,7 @@ while not os.path.exists("stop") and time.monotonic() < until:
 """
 
 
+@pytest.mark.attack("code", "files")
 def test_links_exchanged_during_file_calls_lead_to_no_file_outside(arena: Arena) -> None:
     with arena.duel() as duel:
         rig, mine = arena.rig, duel.attacker
@@ -179,6 +183,7 @@ def test_links_exchanged_during_file_calls_lead_to_no_file_outside(arena: Arena)
         duel.goes_on()
 
 
+@pytest.mark.attack("code", "files")
 def test_file_calls_reach_no_file_that_the_sandbox_cannot_reach(arena: Arena) -> None:
     outside = arena.outside / "secret"
     with arena.duel() as duel:
@@ -234,6 +239,7 @@ def cluster(request: pytest.FixtureRequest,
             yield made
 
 
+@pytest.mark.attack("code", "keys", "broker")
 def test_the_brokers_key_and_processes_cannot_be_read(cluster: LocalCluster) -> None:
     key = cluster.access.read_text()
     with cluster.session(mem=100) as s:
@@ -260,6 +266,7 @@ def _seen_inside(cluster: LocalCluster) -> set[int]:
     return {pid for pid, name in names.items() if name.startswith(b"tangram-init")}
 
 
+@pytest.mark.attack("code", "files", "settings")
 def test_a_download_writes_only_below_its_target_folder(
         cluster: LocalCluster, tmp_path: Path) -> None:
     outside = tmp_path / "outside"

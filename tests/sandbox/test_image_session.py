@@ -78,6 +78,7 @@ def test_system_calls_of_package_managers_succeed(rig: ImageRig) -> None:
     rig.close_session(session)
 
 
+@pytest.mark.attack("repository", "processes")
 def test_root_inside_an_image_is_refused_mounts_namespaces_and_proc_writes(rig: ImageRig) -> None:
     session = rig.start()
     for attack in ("mount -t tmpfs none /root", "mount -o remount,rw /proc", "unshare --user true",
@@ -166,6 +167,7 @@ def test_a_user_is_not_found_when_passwd_is_missing_or_no_regular_file(rig: Imag
 # ---- limits, forks, deaths, moves ----
 
 
+@pytest.mark.attack("code", "disk")
 def test_the_root_counts_against_the_disk_limit(rig: ImageRig) -> None:
     session = rig.start(disk_mib=20)
     fill = "for n in 1 2 3; do dd if=/dev/zero of=/testbed/f$n bs=1M count=15 2>/dev/null; done"
@@ -176,6 +178,7 @@ def test_the_root_counts_against_the_disk_limit(rig: ImageRig) -> None:
     rig.close_session(session)
 
 
+@pytest.mark.attack("code", "disk")
 def test_unlinked_open_files_count_against_the_disk_limit(rig: ImageRig) -> None:
     session = rig.start(disk_mib=8)
     outcome, _ = rig.shell("exec 3>/testbed/f; rm /testbed/f; "
@@ -302,6 +305,7 @@ def _above(image: Path, name: str) -> Iterator[Path]:
 @pytest.mark.parametrize("up", ["/oldroot", *(pytest.param(up, marks=pytest.mark.long) for up in (
     "", "/", "../../../../../../../oldroot", "../../../../../../../..", "/proc/1/root",
     "/newroot/.."))])
+@pytest.mark.attack("repository", "files")
 def test_links_in_an_image_lead_to_no_file_of_the_node(
         rig: ImageRig, tmp_path: Path, up: str, writable: bool) -> None:
     """Each place that is mounted or written is a link to a folder, or to a name in one, of the
@@ -365,6 +369,7 @@ def test_an_image_with_unreadable_folders_starts_and_a_taken_mount_point_is_name
 
 
 @pytest.mark.parametrize("writable", [True, False])
+@pytest.mark.attack("repository", "processes", "keys")
 def test_no_program_of_an_image_runs_before_the_filter(rig: ImageRig, tmp_path: Path,
                                                        writable: bool) -> None:
     """Neither the image's `cat` nor what its loader would load keeps the sandbox alive."""
@@ -397,6 +402,7 @@ def test_an_image_path_may_hold_separators_of_mount_options(rig: ImageRig, tmp_p
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
+@pytest.mark.attack("repository", "files")
 def test_devices_of_an_image_cannot_be_opened(rig: ImageRig, tmp_path: Path) -> None:
     image = make_image(tmp_path / "image", ("sh", "cat"))
     os.mknod(image / "testbed/zero", 0o20666, os.makedev(1, 5))

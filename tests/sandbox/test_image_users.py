@@ -128,6 +128,7 @@ def test_owners_are_real(rig: ImageRig) -> None:
     rig.close_session(session)
 
 
+@pytest.mark.attack("repository", "processes")
 def test_nobody_has_more_capabilities_than_the_documents_say(rig: ImageRig) -> None:
     session = rig.start()
     status = "grep -E '^(Cap|NoNew|Seccomp:)' /proc/self/status"
@@ -143,6 +144,7 @@ def test_nobody_has_more_capabilities_than_the_documents_say(rig: ImageRig) -> N
     rig.close_session(session)
 
 
+@pytest.mark.attack("repository", "files")
 def test_set_uid_files_lead_nowhere(rig: ImageRig, tmp_path: Path) -> None:
     """This holds for set-uid files of a hostile image and for those that a session makes."""
     image = make_image(tmp_path / "image")
@@ -191,6 +193,7 @@ def test_processes_of_other_users_are_stopped_and_ended(rig: ImageRig) -> None:
     rig.close_session(session)
 
 
+@pytest.mark.attack("code", "processes", "memory")
 def test_limits_hold_for_other_users(rig: ImageRig) -> None:
     session = rig.start(disk_mib=8, mem_mib=64)
     outcome, _ = rig.shell("exec 3>/tmp/f; rm /tmp/f; dd if=/dev/zero bs=1M count=7 >&3 "
@@ -361,6 +364,7 @@ def test_a_workers_scratch_folder_goes_with_the_users_of_its_images(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only to root the devices of the node belong")
+@pytest.mark.attack("code", "files")
 def test_the_devices_of_the_node_stay_as_they_are(rig: ImageRig) -> None:
     names = ("null", "zero", "full", "random", "urandom", "tty")
     before = [os.stat(f"/dev/{name}") for name in names]
@@ -379,6 +383,7 @@ def test_the_devices_of_the_node_stay_as_they_are(rig: ImageRig) -> None:
     assert all(s.st_mtime for s in after)
 
 
+@pytest.mark.attack("code", "processes")
 def test_users_cannot_reach_the_pause_process(rig: ImageRig) -> None:
     session = rig.start()
     for user in ("root", "pg"):
@@ -391,6 +396,7 @@ def test_users_cannot_reach_the_pause_process(rig: ImageRig) -> None:
     rig.close_session(session)
 
 
+@pytest.mark.attack("code", "processes")
 def test_a_fork_bomb_of_many_users_is_stopped(tmp_path: Path, found: Backends) -> None:
     """The kernel limits each user separately; the sandbox's own limit counts all users together."""
     rig = ImageRig(tmp_path, found.users, trusted=False, session_pids=20)

@@ -79,6 +79,7 @@ ATTACKS: dict[str, Callable[[Place], object]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.attack("code", "files")
 def test_a_confined_process_is_refused_what_its_user_may_do(
         place: Place, attack: str) -> None:  # noqa: F811
     def work() -> int:
@@ -91,6 +92,7 @@ def test_a_confined_process_is_refused_what_its_user_may_do(
 
 
 @pytest.mark.skipif(ABI < 3, reason=f"Landlock ABI {ABI} does not hold truncation")
+@pytest.mark.attack("code", "files")
 def test_a_confined_process_cannot_truncate_a_file_outside(place: Place) -> None:  # noqa: F811
     secret = place.outside / "secret"
     assert place.run(lambda: refused(lambda: os.truncate(secret, 0)), place.landlocked) in REFUSED
@@ -108,6 +110,7 @@ def test_the_first_process_and_the_parent_keep_their_environment(place: Place) -
 
 
 @needs_scopes
+@pytest.mark.attack("code", "processes")
 def test_a_confined_process_signals_only_its_own_processes(place: Place) -> None:  # noqa: F811
     def work() -> list[int]:
         child = os.fork()
@@ -125,6 +128,7 @@ def test_a_confined_process_signals_only_its_own_processes(place: Place) -> None
 
 
 @needs_tcp
+@pytest.mark.attack("code", "network")
 def test_tcp_is_refused_without_network(place: Place) -> None:  # noqa: F811
     with socket.create_server(("127.0.0.1", 0)) as server:
         def work() -> list[int]:
@@ -139,6 +143,7 @@ def test_tcp_is_refused_without_network(place: Place) -> None:  # noqa: F811
 
 
 @needs_scopes
+@pytest.mark.attack("code", "network")
 def test_abstract_unix_sockets_outside_are_not_reached(place: Place) -> None:  # noqa: F811
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("")
@@ -151,6 +156,7 @@ def test_abstract_unix_sockets_outside_are_not_reached(place: Place) -> None:  #
         assert place.run(work) == 0
 
 
+@pytest.mark.attack("code", "files")
 def test_root_makes_no_device_nodes(place: Place) -> None:  # noqa: F811
     def work() -> int:
         return refused(lambda: os.mknod("null", stat.S_IFCHR | 0o600, os.makedev(1, 3)))
@@ -204,6 +210,7 @@ def test_a_confined_sandbox_process_still_serves_files_and_starts_programs(
     os.close(held)
 
 
+@pytest.mark.attack("code", "keys")
 def test_commands_cannot_read_the_proc_files_of_their_sandbox_process(
         place: Place) -> None:  # noqa: F811
     def work() -> list[int]:

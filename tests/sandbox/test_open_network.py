@@ -370,6 +370,7 @@ def test_code_reaches_the_outside_by_tcp_udp_and_name(told: dict[str, Any]) -> N
     assert told["isolation"] == "bwrap+seccomp+open" and sorted(told["outside"]) == ["tcp", "udp"]
 
 
+@pytest.mark.attack("code", "network")
 def test_nothing_of_the_nodes_loopback_is_reached_by_any_address(told: dict[str, Any]) -> None:
     assert told["private"] == [], "a packet that is not answered has arrived too"
     assert told["metadata"] == [[], []]
@@ -378,6 +379,8 @@ def test_nothing_of_the_nodes_loopback_is_reached_by_any_address(told: dict[str,
     assert wrong == {} and len(told["inside"]) == 29
 
 
+@pytest.mark.attack("session", "network")
+@pytest.mark.attack("network", "sessions")
 def test_nobody_reaches_such_a_session_but_by_its_ports(told: dict[str, Any]) -> None:
     assert told["port"] == "connected" and 0 not in told["other"] and len(told["other"]) == 3
 

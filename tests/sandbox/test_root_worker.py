@@ -43,6 +43,7 @@ def without_bwrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_bwrap")
+@pytest.mark.attack("code", "files")
 def test_untrusted_code_of_root_without_bwrap_is_refused_naming_bubblewrap() -> None:
     found = Backends.probed()
     assert found.untrusted == ()

@@ -84,6 +84,9 @@ def test_each_system_call_number_gets_its_intended_answer(
     alone = {n: answer(code, ARCH[machine], number(machine, n)) for n in (
         "ptrace", "process_vm_readv", "setxattr", "shmget", "mq_open")}
     assert all(bool(got) != namespaced for got in alone.values()), alone
+    prctl = number(machine, "prctl")
+    assert [answer(code, ARCH[machine], prctl, *args) for args in ((4, 0), (4, 1), (4, 2), (15, 0))
+            ] == [DONE, 0, DONE, 0]  # nobody becomes not dumpable
     for nr in (NEWEST + 1, 0x3FFFFFFF, 0x40000000, 0x40000000 + 165, -1):
         assert answer(code, ARCH[machine], nr) == errno.ENOSYS
     for arch in (0x40000003, 0x40000028, 0):
@@ -246,6 +249,7 @@ def call(name: str, *args: int) -> int:
 
 
 @needs_filter
+@pytest.mark.attack("code", "processes")
 def test_the_kernel_refuses_attacks_on_another_process(place: Place) -> None:  # noqa: F811
     victim = place.victim.pid
 
@@ -271,6 +275,7 @@ def test_the_kernel_refuses_attacks_on_another_process(place: Place) -> None:  #
 
 
 @needs_filter
+@pytest.mark.attack("code", "keys")
 def test_the_kernel_refuses_mounts_namespaces_and_keyrings(place: Place) -> None:  # noqa: F811
     def work() -> list[int]:
         return [call("mount"), call("chroot"), call("setns", 0, 0), call("io_uring_setup", 1),
@@ -283,6 +288,7 @@ def test_the_kernel_refuses_mounts_namespaces_and_keyrings(place: Place) -> None
 
 
 @needs_filter
+@pytest.mark.attack("code", "files")
 def test_files_outside_keep_their_group_and_their_set_id_bits(place: Place) -> None:  # noqa: F811
     """A change of the owner to oneself clears these bits; it is answered and not made."""
     path = place.outside / "program"
@@ -310,6 +316,7 @@ def test_files_outside_keep_their_group_and_their_set_id_bits(place: Place) -> N
 
 
 @needs_filter
+@pytest.mark.attack("code", "processes")
 def test_kill_minus_1_is_refused(place: Place) -> None:  # noqa: F811
     def work() -> int:
         return refused(lambda: os.kill(-1, 0))  # 0: a filter that fails harms nobody
@@ -326,6 +333,7 @@ def test_kill_minus_1_from_a_shell_is_refused(place: Place) -> None:  # noqa: F8
 
 
 @needs_filter
+@pytest.mark.attack("code", "network")
 def test_unix_sockets_outside_cannot_be_reached(place: Place) -> None:  # noqa: F811
     path = str(place.outside / "socket")
     with socket.socket(socket.AF_UNIX) as server, socket.socket(
@@ -361,6 +369,7 @@ def test_unix_sockets_outside_cannot_be_reached(place: Place) -> None:  # noqa: 
 
 
 @needs_filter
+@pytest.mark.attack("code", "network")
 def test_inet_sockets_are_refused_without_network(place: Place) -> None:  # noqa: F811
     def work() -> list[int]:
         return [refused(lambda: socket.socket(socket.AF_INET)),

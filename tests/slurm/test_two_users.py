@@ -174,6 +174,7 @@ def sides(site: Site) -> Iterator[tuple[Side, Side]]:
         yield two
 
 
+@pytest.mark.attack("user", "keys", "files")
 def test_two_users_on_one_cluster_share_no_keys_ports_or_files(sides: tuple[Side, Side]) -> None:
     one, two = sides
     nodes = [{n["name"] for n in side.site.info(side.job)["nodes"]} for side in sides]
@@ -193,6 +194,7 @@ def _closed_above(path: Path) -> bool:
     return any(not above.stat().st_mode & 0o077 for above in path.parents)
 
 
+@pytest.mark.attack("user", "files", "keys", "processes", "memory", "sessions", "network")
 def test_a_hostile_user_reads_and_steers_nothing_of_another_user(sides: tuple[Side, Side]) -> None:
     """Files, processes, memory and listeners; from outside and from a job step on the shared
     nodes."""
@@ -219,6 +221,7 @@ TO_A_BROKER = ("info", "explain 1.1", "run -- true", "shutdown")
 AT_A_PLACE = ("info", "explain 1.1", "run -- true", "shutdown", "acct")
 
 
+@pytest.mark.attack("user", "broker")
 def test_every_verb_on_another_users_job_is_refused_in_one_line(sides: tuple[Side, Side]) -> None:
     """The job is named by its number, its owner's folder or its access file."""
     one, two = sides
@@ -236,6 +239,7 @@ def test_every_verb_on_another_users_job_is_refused_in_one_line(sides: tuple[Sid
     assert one.site.tangram("run", "-j", one.job, "--", "true").returncode == 0
 
 
+@pytest.mark.attack("user", "keys")
 def test_a_client_or_worker_with_a_wrong_key_is_refused(sides: tuple[Side, Side]) -> None:
     """As client and as worker, with the attacker's own key and with none."""
     one, two = sides
@@ -262,6 +266,7 @@ def refused(by: Side, asked: list[tuple[list[str], dict[str, str]]], *said: str)
         assert err.startswith("tangram: error: ") and all(s in err for s in said), (words, err)
 
 
+@pytest.mark.attack("user", "broker", "processes")
 def test_slurm_refuses_commands_on_another_users_job(sides: tuple[Side, Side]) -> None:
     one, two = sides
     for command in (f"scancel {one.job}", f"scancel --signal=KILL --full {one.job}",
@@ -319,6 +324,7 @@ def cgroups(pids: list[int]) -> set[str]:
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/sys/fs/cgroup/cpuset/cpuset.cpus").exists(),
                     reason="no cgroup version 1 cpuset here")
+@pytest.mark.attack("user", "cpu", "memory")
 def test_no_cgroup_is_shared(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Each user's worker has one of the two cores of every node."""
     built = Path(f"/tmp/two-users-{os.getpid()}")

@@ -65,6 +65,7 @@ def test_what_is_sealed_is_opened_whatever_its_pieces(size: int) -> None:
         assert len(sent) <= size + 64 + 22 * (size // 16_384 + 1)  # few records, none empty
 
 
+@pytest.mark.attack("network", "results")
 def test_a_changed_bit_is_an_error_wherever_it_is() -> None:
     for at in range(0, 8 * 60, 7):
         ours, theirs = met()
@@ -95,6 +96,7 @@ def by_network(path: Path) -> tuple[str, int, str]:
 
 
 @needs_network
+@pytest.mark.attack("network", "keys", "results", "sessions")
 def test_nobody_on_the_way_reads_a_command_its_result_or_the_key(cluster: LocalCluster) -> None:
     host, port, _ = by_network(cluster.access)
     relay = Relay(host, port)
@@ -122,6 +124,7 @@ def test_encryption_off_is_a_setting_that_lets_others_read(tmp_path: Path,
 
 
 @needs_network
+@pytest.mark.attack("network", "results", "broker")
 def test_bytes_that_are_changed_on_their_way_end_the_connection_and_no_action(
         cluster: LocalCluster) -> None:
     host, port, _ = by_network(cluster.access)
@@ -144,6 +147,7 @@ def test_bytes_that_are_changed_on_their_way_end_the_connection_and_no_action(
 
 
 @needs_network
+@pytest.mark.attack("network", "keys")
 def test_an_impostor_with_another_certificate_gets_no_proof(cluster: LocalCluster) -> None:
     known, heard = read_access(cluster.access), list[bytes]()
     _, _, fingerprint = by_network(cluster.access)
@@ -169,6 +173,7 @@ def test_an_impostor_with_another_certificate_gets_no_proof(cluster: LocalCluste
 
 
 @needs_network
+@pytest.mark.attack("network", "keys", "broker")
 def test_a_broker_that_encrypts_talks_to_nobody_who_does_not(cluster: LocalCluster) -> None:
     host, port, _ = by_network(cluster.access)
     known, ours = read_access(cluster.access), os.urandom(auth.NONCE)
@@ -189,6 +194,7 @@ def test_a_broker_that_encrypts_talks_to_nobody_who_does_not(cluster: LocalClust
 
 
 @needs_network
+@pytest.mark.attack("network", "keys")
 def test_the_certificate_is_another_one_for_each_broker(cluster: LocalCluster, tmp_path: Path
                                                         ) -> None:
     host, port, fingerprint = by_network(cluster.access)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
 import os
 import select
 import socket
@@ -19,11 +20,13 @@ import pytest
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
+from tangram_hpc.app.broker_process.refusal_log import RefusalLog
+from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.protocol import auth
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.protocol.frame import Inbox, Outbox
-from tangram_hpc.storage.access import read_access
+from tangram_hpc.storage.access import read_access, worker_file, write_access
 from tangram_hpc.transport.socket import asyncsock, bulk_socket
 from tangram_hpc.transport.socket.channel import SocketChannel
 from tangram_hpc.transport.socket.dial import dial
@@ -71,6 +74,8 @@ def test_a_client_connects_to_an_explicit_tcp_address(cluster: LocalCluster) -> 
         tangram_hpc.connect(cluster.access, address="tcp:127.0.0.1:1")
 
 
+@pytest.mark.attack("network", "broker", "keys")
+@pytest.mark.attack("user", "broker")
 def test_a_peer_without_the_key_gets_no_message(cluster: LocalCluster) -> None:
     known = read_access(cluster.access)
     ours = os.urandom(auth.NONCE)
@@ -83,6 +88,75 @@ def test_a_peer_without_the_key_gets_no_message(cluster: LocalCluster) -> None:
     assert cluster.submit(pow, 2, 2).result(30) == 4
 
 
+def told_by_broker(access: Path, message: ms.Message) -> str:
+    """With which words the broker refuses the first message of a peer with this file's key."""
+    known, outbox = read_access(access), Outbox()
+    outbox.put(message)
+    with dial(known.addresses, known.key, known.job).sock as sock:
+        sock.settimeout(30)
+        sock.sendall(b"".join(outbox.take()))
+        ((told, _),) = Inbox().feed(sock.recv(4096))
+        assert isinstance(told, ms.PeerRefused), told
+        assert sock.recv(1) == b""
+    return told.text
+
+
+@pytest.mark.attack("rank", "keys")
+def test_a_peer_is_what_its_key_says(cluster: LocalCluster) -> None:
+    """A client's key opens no worker's place, and a worker's key sees no client's work."""
+    job, workers = cluster.job, worker_file(cluster.access)
+    assert workers.stat().st_mode & 0o777 == 0o600
+    before = cluster.ask("info")
+    node = ms.WorkerHello(ms.PROTOCOL_VERSION, job, NodeSpec("intruder", "", (0,), 100))
+    said = told_by_broker(cluster.access, node)
+    assert said == ("its key is that of a client, so it cannot join as a worker: a worker reads "
+                    "worker.json in the job's folder")
+    said = told_by_broker(workers, ms.ClientHello(ms.PROTOCOL_VERSION, job, "intruder"))
+    assert said == ("its key is that of a worker, so it cannot join as a client: a client reads "
+                    "access.json in the job's folder")
+    with pytest.raises(tangram_hpc.TangramError, match="its key is that of a worker"):
+        tangram_hpc.connect(workers).ask("info")
+    copy = cluster.folder / "copy.json"  # what somebody has who was given the clients' file alone
+    write_access(copy, read_access(cluster.access))
+    worker = subprocess.run([sys.executable, "-m", "tangram_hpc", "worker", "--cpus", "1"],
+                            env={**os.environ, "TANGRAM_ACCESS": str(copy)}, timeout=60,
+                            capture_output=True, text=True, check=False)
+    assert worker.returncode == 2 and worker.stderr == (
+        f"tangram: error: job {job}: the broker refuses this worker: its key is that of a client, "
+        "so it cannot join as a worker: a worker reads worker.json in the job's folder\n"), worker
+    assert cluster.ask("info")["nodes"] == before["nodes"]
+    log = (cluster.folder / "broker.log").read_text()
+    assert log.count("cannot join as a worker") >= 2 and "tangram: broker: refused process " in log
+
+
+@pytest.mark.attack("network", "broker")
+def test_who_does_not_prove_a_key_is_named_in_the_brokers_log(cluster: LocalCluster) -> None:
+    with socket.create_connection(tcp(cluster), timeout=30) as sock:
+        where = "{}:{}".format(*sock.getsockname())
+        sock.sendall(b"\0" * auth.ANSWER)
+        while sock.recv(4096):
+            pass
+    log = (cluster.folder / "broker.log").read_text()
+    assert f"refused {where}: it does not hold a key of this start of the broker\n" in log
+
+
+@pytest.mark.attack("network", "terminal", "disk")
+@pytest.mark.attack("user", "disk")
+def test_lines_about_refused_peers_are_rationed_and_escaped() -> None:
+    now, out = [5.0], io.StringIO()
+    log = RefusalLog(lambda: now[0], out)
+    for _ in range(1000):
+        log("10.0.0.9:7", "\x1b[2J\nno")
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 20
+    assert set(lines) == {"tangram: broker: refused 10.0.0.9:7: \\x1b[2J\\nno"}
+    now[0] += 60
+    log("", "late")
+    assert out.getvalue().splitlines()[20:] == [
+        "tangram: broker: refused a peer: late (and 980 more before, not listed)"]
+
+
+@pytest.mark.attack("network", "broker")
 def test_a_silent_peer_is_dropped(cluster: LocalCluster) -> None:
     with socket.create_connection(tcp(cluster), timeout=30) as sock:
         sock.recv(auth.GREETING)
@@ -104,6 +178,8 @@ def _crowd(port: int, door: str) -> None:
         peer.close()
 
 
+@pytest.mark.attack("network", "broker")
+@pytest.mark.attack("user", "broker")
 def test_unproven_peers_do_not_block_a_peer_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncsock, "unproven_max", lambda: 3)
 
@@ -134,6 +210,7 @@ def test_unproven_peers_do_not_block_a_peer_at_a_bulk_listener(
     listener.close()
 
 
+@pytest.mark.attack("network", "broker")
 def test_a_listener_without_descriptors_waits_and_accepts_later(
         monkeypatch: pytest.MonkeyPatch) -> None:
     """A listener that cannot accept would otherwise be woken again and again."""
@@ -179,6 +256,7 @@ def test_a_finalizer_may_wake_a_channel_whose_thread_wakes_it() -> None:
     there.close()
 
 
+@pytest.mark.attack("user", "keys", "sessions")
 def test_another_user_is_refused_on_the_unix_socket(cluster: LocalCluster) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to be somebody else")
@@ -207,6 +285,7 @@ def _anybodys_python() -> str:
     pytest.skip("no Python that every user may run")
 
 
+@pytest.mark.attack("rank", "broker")
 def test_a_peer_of_another_version_or_job_is_refused_with_the_reason(cluster: LocalCluster) -> None:
     from tangram_hpc.protocol.frame import Inbox
     from tangram_hpc.transport.socket.dial import dial
@@ -225,6 +304,7 @@ def test_a_peer_of_another_version_or_job_is_refused_with_the_reason(cluster: Lo
         sock.close()
 
 
+@pytest.mark.attack("rank", "broker")
 def test_a_submit_without_its_payload_is_refused_and_the_connection_continues(
         cluster: LocalCluster) -> None:
     from tangram_hpc.domain.action import Action

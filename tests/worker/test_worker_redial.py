@@ -26,7 +26,7 @@ from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import AccessError, BrokerUnreachable
 from tangram_hpc.protocol import message as ms
 from tangram_hpc.protocol.payload import ExecCall, decode, encode
-from tangram_hpc.storage.access import Access, mark_ended, write_access
+from tangram_hpc.storage.access import Access, mark_ended, worker_file, write_access
 from tangram_hpc.transport.socket.asyncsock import Listener, SocketLink, listen_unix
 from tangram_hpc.transport.socket.socket_connection import SocketConnection
 
@@ -43,9 +43,10 @@ class FakeBroker:
         self.got: list[tuple[Any, Any]] = []
         path, key = str(folder / f"{number}.sock"), os.urandom(32)
         self.listener = Listener(listen_unix(path), key, "local-fake", self._on_link)
-        write_access(folder / "access.json",
-                     Access("local-fake", (f"unix:{path}",), key, str(folder / "store"),
-                            back_within_s=back_within_s))
+        access = Access("local-fake", (f"unix:{path}",), key, str(folder / "store"),
+                        back_within_s=back_within_s)
+        for file in (worker_file(folder / "access.json"), folder / "access.json"):
+            write_access(file, access)
 
     def _on_link(self, link: SocketLink) -> None:
         self.link, self.links = link, self.links + 1

@@ -324,7 +324,7 @@ def test_a_worker_that_is_not_taken_back_ends_everything(answer: Any) -> None:
 def test_a_worker_refused_at_its_first_hello_is_not_fenced() -> None:
     rig = Rig()
     rig.driver.receive(ms.PeerRefused("done"), None)
-    assert rig.ended == ["done"] and not rig.driver.fenced
+    assert rig.ended == ["done"] and not rig.driver.fenced and rig.driver.refusal == "done"
 
 
 @pytest.mark.parametrize("joining", [False, True])

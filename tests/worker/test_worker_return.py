@@ -75,7 +75,7 @@ def test_a_worker_rejoins_after_a_lost_link_and_exits_when_its_broker_ended(
     broker = started("broker", "--job", "local-way", "--bind", "127.0.0.1")
     path = tmp_path / "t" / "jobs" / "local-way" / "access.json"
     until(path.exists, "a broker")
-    known = json.loads(path.read_text())
+    known = json.loads(path.with_name("worker.json").read_text())
     tcp = next(a for a in known["addresses"] if a.startswith("tcp:"))
     relay = Relay("127.0.0.1", int(tcp.rpartition(":")[2]))
     detour = tmp_path / "detour.json"

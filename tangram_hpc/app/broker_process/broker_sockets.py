@@ -1,10 +1,15 @@
-"""Where a broker listens: a Unix socket for processes of its own node, and TCP for other nodes."""
+"""Where a broker listens: a Unix socket for processes of its own node, and TCP for other nodes.
+
+A peer is a client or a worker, as the key says that it proves. Who is refused is named in one line
+of the broker's log.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +21,7 @@ from ...storage.rundir import make_scratch
 from ...transport.socket.asyncsock import Listener, SocketLink, listen_tcp, listen_unix
 from ...transport.socket.certificate import Certificate, address_of, certificate_for
 from ..broker_location import own_addresses
+from .refusal_log import RefusalLog
 
 
 class BrokerSockets:
@@ -29,7 +35,8 @@ class BrokerSockets:
         satellites: whether workers outside of its job may join.
 
     Attributes:
-        key: 32 random bytes that peers prove to have.
+        key: 32 random bytes that clients prove to have.
+        worker_key: 32 others, for workers.
         addresses: what others dial.
 
     Raises:
@@ -39,12 +46,14 @@ class BrokerSockets:
 
     def __init__(self, broker: Broker, config: Config, environ: Mapping[str, str], embedded: bool,
                  satellites: bool) -> None:
-        self.key = os.urandom(32)
+        self.key, self.worker_key = os.urandom(32), os.urandom(32)
+        refused = RefusalLog(time.monotonic)
         self._scratch, ways = _open_ways(config, environ, embedded, satellites)
         self.addresses = tuple(way.address for way in ways)
         self._listeners = [
-            Listener(way.sock, self.key, broker.settings.job, lambda link: _converse(broker, link),
-                     way.certificate) for way in ways]
+            Listener(way.sock, self.key, broker.settings.job,
+                     lambda link: _converse(broker, link, refused), way.certificate,
+                     self.worker_key, refused) for way in ways]
 
     def close(self) -> None:
         """Closes the sockets, and removes the folder of the Unix socket."""
@@ -53,8 +62,8 @@ class BrokerSockets:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-def _converse(broker: Broker, link: SocketLink) -> None:
-    peer = broker.accept(link)
+def _converse(broker: Broker, link: SocketLink, refused: RefusalLog) -> None:
+    peer = broker.accept(link, link.role, lambda why: refused(link.name, why))
     link.attach(lambda parcel: broker.receive(peer, *parcel), lambda: broker.room(peer),
                 lambda reason: broker.lost(peer, reason))
 

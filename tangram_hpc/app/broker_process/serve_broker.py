@@ -1,7 +1,7 @@
 """Puts a broker together and serves one job, from its config to its end.
 
 It takes the job's folder, loads the last checkpoint, replays the events since, opens the sockets,
-writes the access file and runs the driver until it ends. Only the broker that holds the folder's
+writes the access files and runs the driver until it ends. Only the broker that holds the folder's
 lock writes there or removes files; after the lock is released, the folder is only read.
 """
 
@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ from ...slurm.budgeted import BudgetedSlurm
 from ...slurm.choice import make_slurm
 from ...slurm.job_environment import slurm_place
 from ...storage.access import NAME as ACCESS
-from ...storage.access import Access, mark_ended, renew_access, write_access
+from ...storage.access import Access, mark_ended, renew_access, worker_file, write_access
 from ...storage.checkpoint import Checkpoints
 from ...storage.cmlfq_file import TreeFiles
 from ...storage.folder_lock import FolderLock
@@ -156,14 +156,21 @@ def _open_files(config: Config, folder_lock: FolderLock, earlier: EarlierStarts)
 
 def _tell_others(plan: BrokerPlan, broker: Broker, sockets: BrokerSockets,
                  folder_lock: FolderLock, timer: LoopTimer) -> None:
-    """Writes the access file, and from now on renews it and the broker's sign of life."""
+    """Writes the access files, and from now on renews them and the broker's sign of life."""
     path = folder_lock.folder / ACCESS
     access = Access(plan.job, sockets.addresses, sockets.key, broker.settings.store,
                     socket.gethostname(), os.getpid(),
                     plan.config.grace_s if plan.supervised else 0.0, folder_lock.epoch)
     check_place(folder_lock, plan.job)
-    write_access(path, access)
-    hold(timer, folder_lock, broker, lambda: renew_access(path, access))
+    files = {worker_file(path): replace(access, key=sockets.worker_key), path: access}
+    for file, content in files.items():  # who finds the clients' file finds the workers' one too
+        write_access(file, content)
+
+    def renew() -> None:
+        for file, content in files.items():
+            renew_access(file, content)
+
+    hold(timer, folder_lock, broker, renew)
 
 
 def _leave_folder(folder_lock: FolderLock, job: str, over: bool, files: _Files) -> None:

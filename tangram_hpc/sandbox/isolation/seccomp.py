@@ -53,6 +53,7 @@ _NEW_NAMESPACE = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
 _NEW_TIME = 0x80  # CLONE_NEWTIME, for unshare only: these bits of clone hold the signal
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _SETLEASE, _SETDELEG = 1024, 1040  # a process that opens such a file waits: an init would hang
+_SET_DUMPABLE = 4  # prctl: a process that is not dumpable hides its open files from its init
 _EVERYBODY = _UNCHANGED = 0xFFFFFFFF  # -1 to kill, and to chown
 _SET_ID = 0o6000  # set-uid and set-gid: whoever runs such a file runs it as its owner
 _MAKES_A_FILE = 0o100 | 0o20000000  # O_CREAT, __O_TMPFILE: without them open reads no mode
@@ -221,6 +222,7 @@ def _special(namespaced: bool, network: bool, ids: tuple[int, int], sampled: boo
     table["unshare"] = _refuse_bits(0, _NEW_NAMESPACE | _NEW_TIME)
     table["fcntl"] = _refuse_values(1, _SETLEASE, _SETDELEG)
     table["ioctl"] = _refuse_values(1, _TIOCSTI, _TIOCLINUX)
+    table["prctl"] = _stays_dumpable()
     table["socket"] = _families(namespaced, network)
     table.update(_file_modes(namespaced, password))
     if sampled:
@@ -333,6 +335,13 @@ def _keeps_owner(argument: int, uid: int, gid: int) -> FilterStep:
     """
     group = low(argument + 1, one_of((gid, _UNCHANGED), answer(_ERRNO), _REFUSED))
     return low(argument, one_of((uid, _UNCHANGED), group, _REFUSED))
+
+
+def _stays_dumpable() -> FilterStep:
+    """Answers a wish to be not dumpable with success, without a call. Programs that keep keys make
+    it, and go on as they do where it fails; the sandbox's init must see which files they hold open.
+    """
+    return low(0, equal(_SET_DUMPABLE, low(1, equal(1, _ALLOWED, _FAKED)), _ALLOWED))
 
 
 def _own_priority() -> FilterStep:

@@ -17,12 +17,15 @@ from ...domain.states import ActionState
 from ...protocol.process_frames import SandboxLimits
 from ..files import modes
 from ..isolation.image_root import ImageRoot
-from .sandbox_processes import SandboxProcesses, memory_kib
+from .sandbox_processes import SandboxProcesses, memory_kib, threads
 
 LOOK_NS = 50_000_000
 _DISK_NS = 500_000_000
 _DISK_LATEST_NS = 5_000_000_000  # many small files must not buy time for large ones
 _SHARE = 20
+# A cgroup refuses the thread that is one too many, and here the command is ended. So a limit of N
+# processes allows this many threads for each: libraries start one for every core.
+_THREADS = 8
 _PLAIN = 2  # folders of a sandbox without an image that it may write
 _DEPTH_MAX = 512  # nested directories; deeper ones are made only to hide files
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -87,6 +90,9 @@ class SandboxMeter:
             pids = self._processes.pids()
             if limits.pids and len(pids) > limits.pids:
                 broken = (ActionState.FAILED, f"pids: more than {limits.pids} processes at once")
+            elif limits.pids and threads(pids, limits.pids * _THREADS) > limits.pids * _THREADS:
+                broken = (ActionState.FAILED,
+                          f"pids: more than {limits.pids * _THREADS} threads at once")
             elif limits.mem_mib:
                 used = memory_kib(pids, limits.mem_mib * 1024) // 1024
                 if used > limits.mem_mib:

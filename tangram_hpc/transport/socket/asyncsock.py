@@ -1,10 +1,10 @@
 """Sockets on asyncio's loop, for broker, worker and gateway: links, listeners, TCP options.
 
 No listener is without authentication, and a TCP connection is encrypted before anything else
-(`encryption.py`). A peer that has not proven the job's key within `HANDSHAKE_S` is dropped before
-any frame is read, and a Unix peer must be the same user. If too
-many peers are still in the handshake, the oldest is dropped: peers without the key must not take
-the file descriptors of peers with it.
+(`encryption.py`). A peer that has not proven a key of the job within `HANDSHAKE_S` is dropped
+before any frame is read, and a Unix peer must be the same user. Which key it was says what the peer
+may be. If too many peers are still in the handshake, the oldest is dropped: peers without the key
+must not take the file descriptors of peers with it.
 
 Frames are written with one gathering system call, and payloads are read without a copy.
 """
@@ -16,6 +16,7 @@ import errno
 import os
 import resource
 import socket
+import ssl
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -50,11 +51,15 @@ class SocketLink:
 
     Attributes:
         unsent: bytes that wait for the peer to read.
+        role: what the peer may be, by the key that it has proven: `auth.CLIENT` or `auth.WORKER`;
+            empty on the dialling side.
+        name: the peer, for people; empty on the dialling side.
     """
 
     def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop,
-                 encryption: Encryption | None = None) -> None:
+                 encryption: Encryption | None = None, role: str = "", name: str = "") -> None:
         sock.setblocking(False)
+        self.role, self.name = role, name
         self._sock: socket.socket | None = sock
         self._encryption = encryption
         self._loop = loop
@@ -204,16 +209,21 @@ class Listener:
 
     Args:
         sock: a listening socket.
-        key: the job's key.
+        key: the key of clients.
         job: the job's name, which is part of the proof.
         on_link: called with each new link.
         certificate: with which connections are encrypted; None for a Unix socket.
+        worker_key: the key of workers; empty: no worker may connect.
+        on_refused: called with a peer's name, and why it was refused.
     """
 
     def __init__(self, sock: socket.socket, key: bytes, job: str,
                  on_link: Callable[[SocketLink], None],
-                 certificate: Certificate | None = None) -> None:
-        self._sock, self._key, self._job, self._on_link = sock, key, job, on_link
+                 certificate: Certificate | None = None, worker_key: bytes = b"",
+                 on_refused: Callable[[str, str], None] = lambda peer, why: None) -> None:
+        self._sock, self._job, self._on_link = sock, job, on_link
+        self._keys = {auth.CLIENT: key} | ({auth.WORKER: worker_key} if worker_key else {})
+        self._on_refused = on_refused
         self._certificate = certificate
         self._loop = asyncio.get_running_loop()
         self._greeting: dict[asyncio.Task[None], None] = {}  # running handshakes, oldest first
@@ -252,18 +262,22 @@ class Listener:
 
     async def _greet(self, peer: socket.socket) -> None:
         peer.setblocking(False)
+        name = ""
         try:
+            name = _name_of(peer)
             if peer.family == socket.AF_UNIX:
                 _check_same_user(peer)
-            encryption = await asyncio.wait_for(self._handshake(peer), HANDSHAKE_S)
-        except (OSError, TangramError, asyncio.TimeoutError, asyncio.CancelledError):
+            role, encryption = await asyncio.wait_for(self._handshake(peer), HANDSHAKE_S)
+        except (OSError, TangramError, asyncio.TimeoutError, asyncio.CancelledError) as error:
             peer.close()  # an unproven peer gets no answer
+            if why := _why_refused(error):
+                self._on_refused(name, why)
             return
         tune(peer)
-        self._on_link(SocketLink(peer, self._loop, encryption))
+        self._on_link(SocketLink(peer, self._loop, encryption, role, name))
 
-    async def _handshake(self, peer: socket.socket) -> Encryption | None:
-        """Encrypts the connection, and lets the peer prove the key."""
+    async def _handshake(self, peer: socket.socket) -> tuple[str, Encryption | None]:
+        """Encrypts the connection, and lets the peer prove a key; returns what it may be."""
         encryption = await self._encrypted(peer) if self._certificate is not None else None
 
         async def send(data: bytes) -> None:
@@ -275,10 +289,11 @@ class Listener:
         while len(answer) < auth.ANSWER:
             answer += await self._received(peer, encryption, auth.ANSWER - len(answer))
         theirs, given = answer[: auth.NONCE], answer[auth.NONCE : auth.ANSWER]
-        if not auth.proven(given, self._key, "peer", nonce, theirs, self._job):
-            raise AccessError("the peer does not hold the key")
-        await send(auth.proof(self._key, "broker", nonce, theirs, self._job))
-        return encryption
+        for role, key in self._keys.items():
+            if auth.proven(given, key, "peer", nonce, theirs, self._job):
+                await send(auth.proof(key, "broker", nonce, theirs, self._job))
+                return role, encryption
+        raise AccessError("it does not hold a key of this start of the broker")
 
     async def _encrypted(self, peer: socket.socket) -> Encryption:
         assert self._certificate is not None
@@ -293,7 +308,7 @@ class Listener:
                         ) -> bytes:
         data = await self._loop.sock_recv(peer, most if encryption is None else RECEIVE)
         if not data:
-            raise AccessError("the peer left during the handshake")
+            raise ConnectionResetError(0, "the peer left during the handshake")
         return data if encryption is None else encryption.open(data)
 
 
@@ -302,8 +317,32 @@ def unproven_max() -> int:
     return max(64, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4, 4096))
 
 
+def _process_of(peer: socket.socket) -> tuple[int, int]:
+    """Returns the process id and the user of a Unix peer."""
+    pid, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
+def _name_of(peer: socket.socket) -> str:
+    """Returns who a peer is, for people."""
+    if peer.family == socket.AF_UNIX:
+        pid, uid = _process_of(peer)
+        return f"process {pid} of user {uid}"
+    host, port, *_ = peer.getpeername()
+    return f"{host}:{port}"
+
+
+def _why_refused(error: BaseException) -> str:
+    """Returns why a peer was refused; empty if it left by itself or has to make room."""
+    if isinstance(error, asyncio.TimeoutError):
+        return f"it did not prove a key within {HANDSHAKE_S:.0f} s"
+    if isinstance(error, ssl.SSLError):
+        return f"it does not speak TLS 1.3 as a peer does ({error.reason or error})"
+    return str(error) if isinstance(error, TangramError) else ""
+
+
 def _check_same_user(peer: socket.socket) -> None:
-    _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    _, uid = _process_of(peer)
     if uid != os.getuid():
         raise AccessError(f"a process of user {uid} may not connect")
 

@@ -66,6 +66,7 @@ def test_an_address_without_a_route_is_refused_in_the_form_of_the_wire(
     assert told.status == 404 and told.json["code"] == 404 and told.json["message"]
 
 
+@pytest.mark.attack("rank", "sessions")
 def test_a_client_sees_its_own_sandboxes_only(players: tuple[Player, Player]) -> None:
     alice, bob = players
     assert [each["sandboxID"] for each in bob.control("GET", "/v2/sandboxes").json] == [
@@ -78,6 +79,8 @@ def test_a_client_sees_its_own_sandboxes_only(players: tuple[Player, Player]) ->
     assert alice.run("echo alive").output() == b"alive\n"
 
 
+@pytest.mark.attack("session", "sessions")
+@pytest.mark.attack("rank", "sessions")
 def test_only_a_sandboxs_own_token_reaches_it(players: tuple[Player, Player]) -> None:
     alice, bob = players
     for headers in ({"X_Access_Token": ""}, {"X_Access_Token": bob.known["TOKEN"]},
@@ -98,6 +101,7 @@ def test_an_unknown_sandbox_is_gone(players: tuple[Player, Player]) -> None:
 @pytest.mark.parametrize("query", [
     "path=/tmp/x&signature=v1_x", "path=/tmp/x&signature=", "signature=v1_x",
     "path=/tmp/x&signature=v1_x&signature_expiration=x", "path=&path=/tmp/x&signature=v1_x"])
+@pytest.mark.attack("network", "files")
 def test_a_wrong_signature_opens_nothing(players: tuple[Player, Player], query: str) -> None:
     assert players[0].send("GET", f"/files?{query}").status == 401
 
