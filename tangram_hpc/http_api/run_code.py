@@ -5,7 +5,7 @@ clients call. The client gives up `compile_timeout + run_timeout + 10` seconds a
 and waiting for cores counts in that time. Of all answers it tries only 504 again, and takes
 everything else for a verdict on the program. So a program that cannot end in time is cancelled and
 answered with 504 before its client gives up, and a server that cannot run it now says 504 as well.
-Programs wait in this process until it is their turn (`admission`).
+Programs wait in this process until it is their turn (`program_queue`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from .. import (
     SessionLost,
     StoreFailed,
 )
-from .admission import Admission, TooLate, Turn
 from .code_wire import CommandRunResult, RunCodeRequest, RunCodeResponse
 from .compiled import Compiled, CompiledPrograms
 from .languages import LANGUAGES, Language
+from .program_queue import AdmittedProgram, ProgramQueue, TooLate
 
 SLACK_S = 10.0  # what clients wait beyond the two time limits of their request
 MARGIN_S = 5.0  # so much of it is left for the answer's way back, on an overloaded machine as well
@@ -53,7 +53,7 @@ class CodeRunner:
     def __init__(self, client: Client, image: str = "") -> None:
         self._client, self._image = client, image
         self._compiled = CompiledPrograms()
-        self._admission = Admission()
+        self._queue = ProgramQueue()
 
     async def run(self, request: RunCodeRequest,
                   gone: Callable[[], Awaitable[object]]) -> RunCodeResponse:
@@ -87,10 +87,10 @@ class CodeRunner:
 
     async def _in_turn(self, request: RunCodeRequest, due: float) -> RunCodeResponse:
         longest_s = request.compile_timeout + request.run_timeout
-        async with self._admission.turn(due, longest_s) as turn:
+        async with self._queue.turn(due, longest_s) as turn:
             return await self._run(request, turn)
 
-    async def _run(self, request: RunCodeRequest, turn: Turn) -> RunCodeResponse:
+    async def _run(self, request: RunCodeRequest, turn: AdmittedProgram) -> RunCodeResponse:
         language = LANGUAGES[request.language]
         compiled = Compiled()
         try:
@@ -107,7 +107,7 @@ class CodeRunner:
         return _answer(compiled.result, result, files)
 
     async def _execute(self, language: Language, request: RunCodeRequest, product: bytes,
-                       turn: Turn) -> tuple[CommandRunResult, dict[str, str]]:
+                       turn: AdmittedProgram) -> tuple[CommandRunResult, dict[str, str]]:
         files, argv = request.contents(), list(language.run)
         if product:
             files[language.product] = product
@@ -128,7 +128,8 @@ class CodeRunner:
             result = await _result(future, turn)
             return result, await _fetched(session, request.fetch_files)
 
-    async def _compile(self, language: Language, request: RunCodeRequest, turn: Turn) -> Compiled:
+    async def _compile(self, language: Language, request: RunCodeRequest, turn: AdmittedProgram
+                       ) -> Compiled:
         async with self._session(0) as session:
             future = session.exec(list(language.compile), name=f"compile.{request.language}",
                                   files={language.source: request.code.encode()},
@@ -174,7 +175,7 @@ async def _fetched(session: Session, paths: list[str]) -> dict[str, str]:
     return found
 
 
-async def _result(future: Future, turn: Turn) -> CommandRunResult:
+async def _result(future: Future, turn: AdmittedProgram) -> CommandRunResult:
     result = await _ended(future)
     turn.note(future)
     assert isinstance(result, ExecResult)

@@ -7,9 +7,9 @@ have nearly no time left: the cores would be busy with answers that nobody waits
 the rate of right answers would fall far below what the cores can do (measured: from 54 a second to
 19, at twice the capacity).
 
-So programs wait here, where waiting costs nothing, and few are at the broker at once. `Window`
-finds out how many: it grows while programs get cores at once and shrinks when they wait for cores,
-as a TCP sender finds its rate (slow start, then increase and decrease: Jacobson, Congestion
+So programs wait here, where waiting costs nothing, and few are at the broker at once.
+`AdmissionWindow` finds out how many: it grows while programs get cores at once and shrinks when
+they wait for cores, as a TCP sender finds its rate (slow start, then increase and decrease: Jacobson, Congestion
 avoidance and control, 1988, sections 1 and 2). The program whose time ends first goes first, and
 one that can probably not end in time is refused at once, so that its client can try again earlier.
 """
@@ -37,7 +37,7 @@ class TooLate(Exception):
     """A program has less time left than programs take."""
 
 
-class Window:
+class AdmissionWindow:
     """How many programs may be at the broker at once.
 
     Attributes:
@@ -87,7 +87,7 @@ class Durations:
 
 
 @dataclass
-class Turn:
+class AdmittedProgram:
     """One program that is at the broker.
 
     Attributes:
@@ -104,7 +104,7 @@ class Turn:
             self.queue_s = max(self.queue_s, future.details.queue_s)
 
 
-class Admission:
+class ProgramQueue:
     """Programs that wait for their turn, and those that have it. It belongs to one event loop.
 
     Args:
@@ -112,7 +112,7 @@ class Admission:
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self.window, self._now = Window(), now
+        self.window, self._now = AdmissionWindow(), now
         self._durations = Durations()
         self._inside = 0
         self._numbers = itertools.count()
@@ -120,7 +120,7 @@ class Admission:
         self._waiting: list[tuple[float, int, float, asyncio.Future[None]]] = []
 
     @asynccontextmanager
-    async def turn(self, due: float, longest_s: float) -> AsyncIterator[Turn]:
+    async def turn(self, due: float, longest_s: float) -> AsyncIterator[AdmittedProgram]:
         """Waits until a program may go to the broker, and makes room for another one at the end.
 
         Args:
@@ -131,7 +131,7 @@ class Admission:
             TooLate: the program has less time left than programs take.
         """
         await self._enter(due, longest_s)
-        turn, began = Turn(), self._now()
+        turn, began = AdmittedProgram(), self._now()
         try:
             yield turn
             turn.ended = True

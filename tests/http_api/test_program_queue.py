@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from tangram_hpc.http_api.admission import FIRST, LEAST, TARGET_S, Admission, TooLate, Window
+from tangram_hpc.http_api.program_queue import (
+    FIRST,
+    LEAST,
+    TARGET_S,
+    AdmissionWindow,
+    ProgramQueue,
+    TooLate,
+)
 
 
 class VirtualTime(selectors.DefaultSelector):
@@ -40,7 +47,7 @@ def run(work: Any) -> Any:
 
 
 def test_the_window_doubles_in_a_round_while_cores_are_free() -> None:
-    window = Window()
+    window = AdmissionWindow()
     for _ in range(int(FIRST)):
         window.ended(0.0, full=True)
     assert window.limit == 2 * FIRST
@@ -49,7 +56,7 @@ def test_the_window_doubles_in_a_round_while_cores_are_free() -> None:
 
 
 def test_the_window_is_cut_once_a_round_and_grows_slowly_after_it() -> None:
-    window = Window()
+    window = AdmissionWindow()
     for _ in range(int(FIRST)):
         window.ended(2 * TARGET_S, full=True)
     assert window.limit == pytest.approx(0.7 * FIRST)
@@ -67,11 +74,11 @@ def test_the_window_is_cut_once_a_round_and_grows_slowly_after_it() -> None:
 
 def test_the_program_whose_time_ends_first_goes_first() -> None:
     async def work(now: Any) -> list[int]:
-        admission, order = Admission(now), []
-        admission.window.limit = 1
+        queue, order = ProgramQueue(now), []
+        queue.window.limit = 1
 
         async def program(due: float) -> None:
-            async with admission.turn(due, 1.0):
+            async with queue.turn(due, 1.0):
                 order.append(due)
                 await asyncio.sleep(0.1)
 
@@ -83,12 +90,12 @@ def test_the_program_whose_time_ends_first_goes_first() -> None:
 
 def test_a_program_that_has_less_time_than_programs_take_is_refused_at_its_turn() -> None:
     async def work(now: Any) -> list[str]:
-        admission, told = Admission(now), []
-        admission.window.limit = 1
+        queue, told = ProgramQueue(now), []
+        queue.window.limit = 1
 
         async def program(due: float, seconds: float, longest_s: float = 9.0) -> None:
             try:
-                async with admission.turn(due, longest_s):
+                async with queue.turn(due, longest_s):
                     await asyncio.sleep(seconds)
                     told.append(f"{due} ended")
             except TooLate:
@@ -106,13 +113,13 @@ def test_random_cancellations_leave_no_turn_taken() -> None:
     """Waiting and running programs are cancelled at random; the window is respected, and at the
     end all turns are free."""
     async def work(now: Any) -> tuple[int, int]:
-        admission, rng = Admission(now), random.Random(7)
-        admission.window.limit, most = 3, 0
+        queue, rng = ProgramQueue(now), random.Random(7)
+        queue.window.limit, most = 3, 0
         inside = 0
 
         async def program(seconds: float) -> None:
             nonlocal inside, most
-            async with admission.turn(now() + 5, 1.0):
+            async with queue.turn(now() + 5, 1.0):
                 inside += 1
                 most = max(most, inside)
                 try:
@@ -127,9 +134,9 @@ def test_random_cancellations_leave_no_turn_taken() -> None:
             if rng.random() < 0.5:
                 tasks[rng.randrange(len(tasks))].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        admission.window.limit = 1
+        queue.window.limit = 1
         await program(0.0)
-        return most, admission._inside
+        return most, queue._inside
 
     most, left = run(work)
     assert left == 0 and most >= 3  # it grows while programs end that had no wait for cores
@@ -143,16 +150,16 @@ def test_at_any_load_the_cores_give_right_answers_at_their_full_rate(load: float
     """Two cores run programs of 0.1 s on average. A client gives up after 3 s and tries again twice
     as verl does. A program that is still at the broker then has cost 20 ms of a core for nothing.
     The same clients without admission get less than half of the rate at twice the load."""
-    with_admission, rate = run(lambda now: overload(Admission(now), load, now))
+    with_admission, rate = run(lambda now: overload(ProgramQueue(now), load, now))
     assert with_admission > 0.9 * min(load, 1.0) * rate
     if load == 2.0:
-        open_door = Admission(now=lambda: 0.0)  # whose window admits all, and whose clock stands
+        open_door = ProgramQueue(now=lambda: 0.0)  # whose window admits all, and whose clock stands
         open_door.window.limit = 1e9
         without, _ = run(lambda now: overload(open_door, load, now))
         assert without < with_admission / 2
 
 
-def overload(admission: Admission, load: float, now: Any
+def overload(queue: ProgramQueue, load: float, now: Any
              ) -> Coroutine[Any, Any, tuple[float, float]]:
     """Returns right answers a second in the last 20 of 40 s, and the rate that two cores can do."""
     rng, cores, ended, wasted = random.Random(1), asyncio.Semaphore(2), [], []
@@ -173,7 +180,7 @@ def overload(admission: Admission, load: float, now: Any
             await asyncio.sleep(0.02)
 
     async def attempt() -> None:
-        async with admission.turn(now() + 3.0, 1.0) as turn:
+        async with queue.turn(now() + 3.0, 1.0) as turn:
             await at_the_broker(turn)
 
     async def call() -> None:
