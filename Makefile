@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 TORCH := .venv-torch
 TRL := .venv-trl
 DOCS := .venv-docs
+DIST := .venv-dist
 FUZZ := .venv-fuzz
 FUZZ_S ?= 60
 TORCH_TESTS := $(wildcard tests/services/test_*.py tests/client/test_services_client.py \
@@ -16,7 +17,7 @@ TRL_TESTS := tests/hooks/test_trl_run.py tests/slurm/test_slurm_trl.py
 # them compiles the package anew: a broker's imports take 1.6 s of CPU then, and 0.5 s without it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install python run test test-long test-sites hostile chaos chaos-long swarm planted trl fuzz test-gpu gpu-all golden golden-update lint docs coverage bench clean system system-long
+.PHONY: install python run test test-long test-sites hostile chaos chaos-long swarm planted trl fuzz test-gpu gpu-all golden golden-update lint docs dist coverage bench clean system system-long
 
 install: $(STAMP)
 
@@ -179,6 +180,17 @@ docs: $(DOCS)/.installed
 	$(DOCS)/bin/python docs/man_page.py build/man
 	@echo "docs: open build/docs/index.html; man -l build/man/tangram.1"
 
+# All files of a release, checked, in OUT (docs/RELEASING.md). Its tools have exact versions, so that two
+# builds give the same bytes.
+OUT ?= dist
+$(DIST)/.installed: release/requirements.txt | python
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/pip install -q -r release/requirements.txt
+	@touch $@
+
+dist: $(DIST)/.installed
+	$(DIST)/bin/python release/dist.py --out $(OUT)
+
 # Which lines no test reached, processes that the tests started included; TESTS=tests/broker: of some.
 coverage: install
 	$(BIN)/coverage erase
@@ -190,5 +202,5 @@ bench: install
 
 # tangram_hpc/backends: a checkout from before the regrouping (0053) may hold a built library there.
 clean:
-	rm -rf $(VENV) $(TORCH) $(TRL) $(DOCS) $(FUZZ) $(GPU_VENV) .fuzz .vm .beside.log tangram_hpc/sandbox/process/*.so tangram_hpc/backends build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*
+	rm -rf $(VENV) $(TORCH) $(TRL) $(DOCS) $(DIST) $(FUZZ) $(GPU_VENV) .fuzz .vm .beside.log tangram_hpc/sandbox/process/*.so tangram_hpc/backends build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

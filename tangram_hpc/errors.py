@@ -241,8 +241,8 @@ class UntrustedResult(ActionFailed):
 def how_to_install(extra: str) -> str:
     """The shell command that installs an extra.
 
-    The package is installed from a checkout; the command names its folder if this process runs from
-    one.
+    It names the checkout if this process runs from one. A package that was installed from a wheel
+    or an index has its extras in its own metadata, and pip asks no index for the package itself.
 
     Args:
         extra: one or more extras, such as "torch" or "torch,mpi".
@@ -250,4 +250,4 @@ def how_to_install(extra: str) -> str:
     checkout = Path(__file__).resolve().parents[1]
     if (checkout / "pyproject.toml").is_file():
         return f"pip install '{checkout}[{extra}]'"
-    return f"pip install 'CHECKOUT[{extra}]' with the folder of tangram_hpc's source for CHECKOUT"
+    return f"pip install 'tangram-hpc[{extra}]'"

@@ -277,7 +277,8 @@ class Reports(Protocol):
 @dataclass(frozen=True)
 class SandboxSettings:
     """A site's settings for the sandboxes of a node. `Config` describes the fields of the same
-    names. They apply to every session that does not set `backend` or `disk_mib` itself.
+    names; `keep_outputs` is true if `logs_mib` is not 0. They apply to every session that does not
+    set `backend` or `disk_mib` itself.
     """
 
     disk_mib: int = 10240
@@ -294,6 +295,21 @@ class SandboxSettings:
     snapshots_max: int = 256
     snapshots_mib: int = 32768
     snapshot_idle_s: float = 86400.0
+    keep_outputs: bool = False
+
+
+class OutputLog(Protocol):
+    """Keeps the output of this node's commands for `tangram logs`. No call blocks for long."""
+
+    def add(self, action: int, lease: int, stream: int, data: bytes) -> None:
+        """Takes a part of the output of an attempt: of stream 1 or of the error stream 2. What
+        cannot be written as fast as it comes is dropped and counted.
+        """
+        ...
+
+    def close(self) -> None:
+        """Writes what is left."""
+        ...
 
 
 @dataclass(frozen=True)

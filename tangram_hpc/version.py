@@ -1,3 +1,3 @@
-"""The version of this package; nothing else."""
+"""The version of this package; nothing else. docs/RELEASING.md says what it means."""
 
-VERSION = "0.1.0"
+VERSION = "0.1.0.dev0"

@@ -45,6 +45,7 @@ from ..sandbox.manager.sandbox_executor import SandboxExecutor
 from ..services.backend_registry import make_backend
 from ..services.processes.service_executor import ServiceExecutor
 from ..slurm.job_environment import SlurmPlace, slurm_place
+from ..storage.output_log import NodeOutputLog
 from ..storage.rundir import make_scratch
 from ..storage.spill_files import FolderSpillFiles
 from ..storage.store import FolderStore
@@ -126,7 +127,7 @@ def sandbox_settings(config: Config, welcome: WorkerWelcome) -> SandboxSettings:
         config.disk_mib, config.session_pids, config.starts_max, config.isolation,
         config.enforcement, config.read_paths, config.warm, welcome.kill_wait_s,
         welcome.output_max, config.compiled, welcome.output_bound, config.snapshots_max,
-        config.snapshots_mib, config.snapshot_idle_s)
+        config.snapshots_mib, config.snapshot_idle_s, config.logs_mib > 0)
 
 
 def pull_settings(config: Config, store: Path, job_share: str = "") -> PullSettings:
@@ -245,6 +246,7 @@ class _NodeParts:
     meter: GpuMeter
     scratch: Path
     enforcer: enforce.Enforcer
+    job_folder: Path
 
     def executor(self, reports: Reports, welcome: WorkerWelcome) -> NodeExecutor:
         spec, store = self.spec, FolderStore(welcome.store)
@@ -253,11 +255,22 @@ class _NodeParts:
                                     pinned=spec.pinned, gpus=self.meter, enforcer=self.enforcer,
                                     images=NodeImages(pull_settings(
                                         self.config, self.scratch / "images",
-                                        f"{welcome.store}/images")))
+                                        f"{welcome.store}/images")),
+                                    outputs=self._outputs())
         make = service_maker(spec, self.devices, self.scratch / "services")
         services = ServiceExecutor(reports, store, make, spec.mem_mib, self.meter,
                                    weights_cache_mib(self.config, self.devices))
         return NodeExecutor(sandboxes, services, reports)
+
+    def _outputs(self) -> NodeOutputLog | None:
+        if not self.config.logs_mib:
+            return None
+        return NodeOutputLog(self.job_folder, self.spec.name, self.config.logs_mib << 20,
+                             self.config.logs_s, _warn)
+
+
+def _warn(text: str) -> None:
+    print(f"tangram: warning: {text}", file=sys.stderr, flush=True)
 
 
 def _make_parts(plan: WorkerPlan, environ: Mapping[str, str], scratch: Path) -> _NodeParts:
@@ -266,7 +279,7 @@ def _make_parts(plan: WorkerPlan, environ: Mapping[str, str], scratch: Path) -> 
     spec = node_spec(config, environ, backends, plan.component, plan.name, devices, plan.het_group)
     meter, enforcer = GpuMeter(devices), enforce.probe(spec.pinned, config.enforcement)
     return _NodeParts(config, spec.held_by(enforcer.name), backends, devices, meter, scratch,
-                      enforcer)
+                      enforcer, plan.access.parent)
 
 
 @dataclass

@@ -23,14 +23,17 @@ from .. import __version__
 from ..errors import TangramError
 from .helpers.printable import printable
 
-VERBS = ("demo", "run", "queue", "info", "top", "acct", "books", "report", "explain", "sim",
-         "sim_rl", "size", "plan", "replay", "image", "clean", "template", "config", "doctor",
-         "journal", "broker", "worker", "gateway", "rank", "serve", "shutdown", "completion")
+VERBS = ("demo", "run", "queue", "info", "top", "logs", "acct", "books", "report", "export",
+         "explain", "sim", "sim_rl", "size", "plan", "replay", "image", "clean", "template",
+         "config", "doctor", "journal", "broker", "worker", "gateway", "rank", "serve", "shutdown",
+         "site", "completion")
 # verbs that are in a folder of this package
 _IN_FOLDERS = {"clean": "job_files.clean_verb", "journal": "job_files.journal_verb",
                "acct": "views.acct_verb", "books": "views.books_verb", "info": "views.info_verb",
-               "explain": "views.explain_verb", "queue": "views.queue_verb",
-               "report": "views.report_verb", "top": "views.top_verb"}
+               "explain": "views.explain_verb", "export": "views.export_verb",
+               "logs": "views.logs_verb",
+               "queue": "views.queue_verb", "report": "views.report_verb",
+               "site": "site.site_verb", "top": "views.top_verb"}
 
 _READ_SETTINGS = ("demo", "acct", "books", "plan", "replay", "image", "config", "doctor", "broker",
                   "worker", "gateway", "rank")

@@ -14,6 +14,7 @@ from typing import Any
 from .helpers import ids
 from .helpers.printable import printable
 from .helpers.running_job import connect_to
+from .helpers.time_limit import time_limit
 
 WAITS_S = 1.0  # srun says after about this time that its job waits
 
@@ -33,7 +34,9 @@ def add(verbs: Any) -> None:
     p.add_argument("--mem", default="0",
                    help="memory of the action, such as 512M or 2G (default: no request)")
     p.add_argument("-G", "--gpus", type=int, default=0, help="number of whole GPUs (default: 0)")
-    p.add_argument("-t", "--time", type=float, help="time limit in seconds (default: none)")
+    p.add_argument("-t", "--time", type=time_limit, metavar="TIME",
+                   help="time limit in seconds, or as srun takes it with a : or -, such as 1:30 "
+                        "(minutes:seconds) or 1-12 (days-hours) (default: none)")
     p.add_argument("-J", "--job-name", dest="name", default="",
                    help="name of the action in the accounting")
     p.add_argument("--component", default="", help="run only on nodes of this component")

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .helpers.next_verb import hint
 from .helpers.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def go(args: argparse.Namespace) -> int:
     for name, value in figures.items():
         shown = f"{value:.3f}" if isinstance(value, float) else str(value)
         print(f"{name:<14}{shown:>16}")
+    hint(f"`tangram size {args.workload}` finds how many CPUs reach a target")
     return 0
 
 

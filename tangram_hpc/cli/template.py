@@ -16,14 +16,13 @@ import difflib
 import re
 import shlex
 import sys
-import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidInput
+from .helpers.installed_files import installed_folder
 
 _ABOUT = re.compile(r"^#: [a-z-]+: (.+)$", re.MULTILINE)
 _KEY = re.compile(r"^#: ([a-z_]+)(=(\S*))?\s+(\S.*)$", re.MULTILINE)
@@ -181,19 +180,7 @@ def folder() -> Path:
     Raises:
         InvalidInput: The templates are not installed.
     """
-    checkout = Path(__file__).resolve().parents[2] / "sbatch_templates"
-    if checkout.is_dir():
-        return checkout
-    try:
-        files = metadata.files("tangram_hpc") or []
-    except metadata.PackageNotFoundError:
-        files = []
-    recorded = (Path(str(f.locate())).resolve().parent for f in files if f.suffix == ".sbatch")
-    shared = Path(sysconfig.get_path("data")) / "share" / "tangram_hpc" / "sbatch_templates"
-    for place in (*recorded, shared):
-        if place.is_dir():
-            return place
-    raise InvalidInput(f"templates: folder {shared} does not exist; install tangram-hpc again")
+    return installed_folder("sbatch_templates", "templates")
 
 
 def load(name: str) -> Template:

@@ -103,6 +103,13 @@ class Config(BaseModel):
         -1, ge=-1, description="memory of each GPU in MiB that weights may take while services are "
                                "parked, until it is needed; -1: half of the GPU, and none on "
                                "stand-ins; 0: none")
+    logs_mib: int = Field(0, ge=0, le=1 << 20,
+                          description="MiB of the output of commands that each node keeps in the "
+                                      "job's folder for `tangram logs`; the oldest is removed "
+                                      "first; 0: nothing is kept")
+    logs_s: float = Field(0.0, ge=0, le=1e9,
+                          description="seconds after which kept output is removed while the job "
+                                      "runs; 0: only as `logs_mib` says")
     disk_mib: int = Field(10240, ge=0, description="disk quota in MiB of a session that declares "
                                                    "none; 0: no limit")
     session_pids: int = Field(1024, ge=16, le=1 << 22, description="largest number of processes in "

@@ -9,9 +9,10 @@ the rate of right answers would fall far below what the cores can do (measured: 
 
 So programs wait here, where waiting costs nothing, and few are at the broker at once.
 `AdmissionWindow` finds out how many: it grows while programs get cores at once and shrinks when
-they wait for cores, as a TCP sender finds its rate (slow start, then increase and decrease: Jacobson, Congestion
-avoidance and control, 1988, sections 1 and 2). The program whose time ends first goes first, and
-one that can probably not end in time is refused at once, so that its client can try again earlier.
+they wait for cores, as a TCP sender finds its rate (slow start, then increase and decrease:
+Jacobson, Congestion avoidance and control, 1988, sections 1 and 2). The program whose time ends
+first goes first, and one that can probably not end in time is refused at once, so that its client
+can try again earlier.
 """
 
 from __future__ import annotations

@@ -108,6 +108,7 @@ class Setup(ProcessFrame, frozen=True, tag=1):
             the sandbox must not.
         users: which users of the node are the users of a sandbox that writes its image, as the two
             fields of `user_namespace.UserMap`; empty for user 0 alone.
+        keep_outputs: whether the output of every command is sent while it runs, for the node's log.
     """
 
     kill_wait_ns: int
@@ -124,6 +125,7 @@ class Setup(ProcessFrame, frozen=True, tag=1):
     output_bound: int = 64 << 20
     root: str = ""
     users: tuple[str, ...] = ()
+    keep_outputs: bool = False
 
 
 class RunAction(ProcessFrame, frozen=True, tag=2):
@@ -328,11 +330,19 @@ class Gone(ProcessFrame, frozen=True, tag=21):
 
 
 class OutputChunk(ProcessFrame, frozen=True, tag=22):
-    """A part of the output of a command that is streamed."""
+    """A part of the output of a command that is streamed, or that is kept on the node.
+
+    Attributes:
+        lease: the lease of the command.
+        stream: 1, or 2 for the error stream.
+        data: the bytes.
+        kept_only: whether it is for the node's log alone, as nobody streams the command.
+    """
 
     lease: int
     stream: int
     data: bytes
+    kept_only: bool = False
 
 
 class CreditInput(ProcessFrame, frozen=True, tag=26):

@@ -18,25 +18,25 @@ from . import figures
 from .advice import RECORDS_AGREE
 from .contents import contents
 from .labels import apart, label
-from .lanes import Lanes, Window, lanes
+from .lanes import Lanes
 from .reported_job import ReportedJob
-from .series import time_series
+from .series import TimeSeries
 from .waterfall import ACTIONS_MAX, TRAJECTORIES_MAX
 
 _POLICY = ("default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
            "img-src data: blob:; font-src data:")
 
 
-def page(report: ReportedJob, window: Window | None = None) -> str:
+def page(report: ReportedJob, series: TimeSeries, grid: Lanes, plots: dict[str, Any]) -> str:
     """Returns the page.
 
     Args:
         report: The job.
-        window: The part of its time that the timeline shows; None for all of it.
+        series: Its curves in time.
+        grid: Its timeline; it may show a part of the time only.
+        plots: What `figures.all_plots` makes of these.
     """
-    series = time_series(report)
-    told, grid = contents(report, series), lanes(report, window)
-    plots = figures.all_plots(report, series, grid)
+    told = contents(report, series)
     head, job = told["headline"], label(told["headline"]["job"])
     parts = [
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'

@@ -138,6 +138,15 @@ def test_a_damaged_journal_hides_no_other_job(home: Path, tmp_path: Path) -> Non
     assert "4711" in told.stderr and "Traceback" not in told.stderr
 
 
+@pytest.mark.parametrize("form", [["--json"], ["-P"]])
+def test_an_unknown_action_of_the_second_job_is_told_before_anything_is_printed(
+        home: Path, form: list[str]) -> None:
+    told = tangram("acct", *form, "-j", "4711,4712.1.99",
+                   env={**os.environ, "TANGRAM_HOME": str(home)})
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "job 4712 had no action 1.99" in told.stderr
+
+
 def test_a_home_without_jobs_is_told_in_one_line(tmp_path: Path) -> None:
     for words in (["-a"], ["-X", "-a"], ["--held", "-a"], ["-S", "today"], []):
         assert "no job has run here" in acct(tmp_path, *words, status=2)

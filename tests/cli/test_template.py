@@ -167,16 +167,17 @@ def test_one_node_in_component_0_gives_a_warning() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_a_wheel_brings_the_templates(tmp_path: Path) -> None:
+def test_a_wheel_brings_the_templates_and_the_files_of_a_site(tmp_path: Path) -> None:
     tree, venv = tmp_path / "tree", tmp_path / "venv"
     tree.mkdir()
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(REPO / name, tree)
-    for name in ("tangram_hpc", "sbatch_templates"):
+    for name in ("tangram_hpc", "sbatch_templates", "slurm"):
         shutil.copytree(REPO / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     pip = [sys.executable, "-m", "pip", "-q"]
     subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path, tree], check=True)
     (wheel,) = tmp_path.glob("*.whl")
+    assert "-py3-none-" in wheel.name  # for any Python
     names = zipfile.ZipFile(wheel).namelist()
     assert any(n.endswith("demo/data/mutants.json") for n in names)
     assert not any(n.startswith("tests/") for n in names)
@@ -188,6 +189,10 @@ def test_a_wheel_brings_the_templates(tmp_path: Path) -> None:
                           capture_output=True, text=True, check=False)
     assert (told.returncode, told.stderr) == (0, "")
     assert told.stdout == load("hetjob").text
+    subprocess.run([venv / "bin" / "tangram", "site", "files", "site"], cwd=tmp_path, check=True)
+    epilog = Path("epilog.d/50-tangram")
+    assert (tmp_path / "site" / epilog).read_bytes() == (REPO / "slurm" / epilog).read_bytes()
+    assert os.access(tmp_path / "site" / epilog, os.X_OK)
 
 
 # ---- the script under a pretended srun -----------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Makes an image of a whole Debian with debootstrap, for tests of what users do in one."""
+"""Makes a whole Debian with debootstrap, as a folder or as an image, for tests of what users do in
+one."""
 
 from __future__ import annotations
 
@@ -13,6 +14,15 @@ import pytest
 from helpers.image_rig import MadeImage
 
 
+def debian_root(suite: str, root: Path, packages: Sequence[str]) -> Path:
+    """Returns the root folder, made by debootstrap; skips the test where it cannot be made."""
+    made = subprocess.run(["debootstrap", "--variant=minbase", f"--include={','.join(packages)}",
+                           suite, str(root)], capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"debootstrap: {made.stdout.strip().splitlines()[-1:]}")
+    return root
+
+
 def debian_image(suite: str, place: Path, packages: Sequence[str],
                  change: Callable[[Path], None] | None = None) -> str:
     """Returns the image's name; skips the test where debootstrap cannot make it.
@@ -23,11 +33,7 @@ def debian_image(suite: str, place: Path, packages: Sequence[str],
         packages: what is installed besides the smallest Debian.
         change: gets the root folder and changes it before it becomes an image.
     """
-    root = place / "root"
-    made = subprocess.run(["debootstrap", "--variant=minbase", f"--include={','.join(packages)}",
-                           suite, str(root)], capture_output=True, text=True, check=False)
-    if made.returncode:
-        pytest.skip(f"debootstrap: {made.stdout.strip().splitlines()[-1:]}")
+    root = debian_root(suite, place / "root", packages)
     if change is not None:
         change(root)
     with tarfile.open(place / "layer.tar", "w", format=tarfile.GNU_FORMAT) as tar:

@@ -28,7 +28,7 @@ ORDER: list[tuple[str | list[str], ...]] = [
     ("scheduler", "accounting"),
     ("libra/planner", "libra/hybrid"), ("protocol", "config"), ("ports",),
     ("broker", "worker", "gateway", "client", ADAPTERS),
-    ("simulator", "doctor", "accounting/books"), ("libra/simulation", "report"), ("app",),
+    ("simulator", "doctor", "accounting/books"), ("libra/simulation", "report", "export"), ("app",),
     ("libra/live",), ("training",), ("demo", "simulator/replay"), ("hooks", "http_api"), ("cli",),
     ("__init__", "__main__"),
 ]
@@ -40,7 +40,7 @@ PLACE = {room: (rank, line, step)
 
 # packages that lie to the left and still may not be imported: the simulators and the report need no
 # MPI, no Slurm, no sockets and no processes
-BLIND = {(room, adapter) for room in ("simulator", "libra/simulation", "report")
+BLIND = {(room, adapter) for room in ("simulator", "libra/simulation", "report", "export")
          for adapter in ADAPTERS}
 FACE = ("demo", "hooks", "http_api", "cli")  # users of the public face
 
@@ -82,6 +82,9 @@ DOORS: dict[str, tuple[str, ...]] = {
     "zstandard": ("images/layer_stream.py",),
     "matplotlib": ("simulator/pictures/curve_png.py",),
     "rich": ("cli/views/top_verb.py",),
+    "prometheus_client": ("export/",),
+    "opentelemetry": ("export/spans.py",),
+    "pyarrow": ("export/tables.py",),
     "torch": ("services/torch/", "hooks/reference"),
     "transformers": ("services/torch/", "hooks/reference"),
     "safetensors": ("services/torch/", "hooks/reference"),

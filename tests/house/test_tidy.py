@@ -54,8 +54,8 @@ def test_public_names_have_docstrings() -> None:
     assert bare == []
 
 
-SKIPPED = {".git", ".venv", ".venv-torch", ".venv-gpu", ".venv-docs", ".venv-trl", ".vm",
-           ".venv-fuzz", ".fuzz", ".hypothesis", "__pycache__", ".mypy_cache", ".ruff_cache"}
+SKIPPED = {".git", ".venv", ".venv-torch", ".venv-gpu", ".venv-dist", ".venv-docs", ".venv-trl",
+           ".vm", ".venv-fuzz", ".fuzz", ".hypothesis", "__pycache__", ".mypy_cache", ".ruff_cache"}
 
 
 def test_no_file_names_machines_or_registries() -> None:

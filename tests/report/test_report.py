@@ -25,6 +25,7 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.report.advice import advice
 from tangram_hpc.report.contents import contents
+from tangram_hpc.report.figures import all_plots
 from tangram_hpc.report.labels import apart, label, plain
 from tangram_hpc.report.lanes import BINS, ROWS_MAX, Window, lanes
 from tangram_hpc.report.page import page
@@ -143,11 +144,16 @@ def test_a_label_prints_is_short_and_has_no_marks_of_html() -> None:
     assert len(plain("x" * 10**6)) == 48 and plain("x" * 48) == "x" * 48
 
 
+def drawn(report: ReportedJob) -> str:
+    series, grid = time_series(report), lanes(report)
+    return page(report, series, grid, all_plots(report, series, grid))
+
+
 @pytest.mark.parametrize("served", [False, True])
 def test_an_empty_job_and_one_that_just_began_have_a_page(served: bool) -> None:
     begun = [ev.BrokerStarted(BEGAN_NS, "4711", "elastic", "none", "ada")]
     report = report_of(begun, served)
-    text = page(report)
+    text = drawn(report)
     assert "No action has ended" in text and "Plotly" not in text and len(text) < 20_000
     assert ("RUNNING" if served else "FAILED") in text
 
@@ -159,7 +165,7 @@ def test_a_running_job_has_a_page_of_what_was_so_far() -> None:
     series = time_series(report)
     assert report.row.state == "RUNNING" and series.running[-1] >= 1  # they still hold their cores
     grid = lanes(report)
-    assert (grid.cells[:, -1] > 0).any() and "RUNNING" in page(report)
+    assert (grid.cells[:, -1] > 0).any() and "RUNNING" in drawn(report)
 
 
 def test_a_torn_journal_has_a_page_of_what_is_whole(home: Path, tmp_path: Path,

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -389,14 +388,14 @@ def compiled(folder: Path, *options: str, source: Path = SOURCE) -> Path:
 def test_a_library_that_was_built_from_other_code_is_not_used(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = SOURCE.read_text()
-    others = [None, re.sub(r"(?<=PLAIN_VERSION )\d+", "99", ours, count=1),
+    others = [None, re.sub(r"(?<=FAST_PATH_VERSION )\d+", "99", ours, count=1),
               ours.replace("uint8_t data[BYTES];", "uint8_t data[BYTES + 8];"),
               "int nothing;\n", ours]
     for number, text in enumerate(others):
         (folder := tmp_path / str(number)).mkdir()  # a path once loaded stays so
         monkeypatch.setattr(fast_path, "__file__", str(folder / "plain.py"))
         assert fast_path._load() is None
-        library = folder / f"_fast_path{EXTENSION_SUFFIXES[0]}"
+        library = folder / "_fast_path.so"
         if text is None:
             library.write_text("for another machine")
         else:

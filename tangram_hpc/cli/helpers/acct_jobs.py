@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ...accounting.job_row import JobRow
     from ...accounting.record import ActionRecord
     from ...accounting.selection import Selection
+    from ...errors import InvalidInput
 
 _SKEW_NS = 600 * 10**9  # clocks of the broker's node and of the file server differ by less
 
@@ -71,7 +72,6 @@ def from_journals(named: Sequence[ids.Named], strict: bool, with_row: bool, dupl
     """
     from ...accounting.job_row import fold_with_job
     from ...accounting.record import fold
-    from ...domain.ids import show
     from ...errors import InvalidInput
     from ...storage.job_folders import is_served
     from ...storage.journal_segments import read_journals
@@ -80,6 +80,8 @@ def from_journals(named: Sequence[ids.Named], strict: bool, with_row: bool, dupl
     if strict:
         for one in named:  # an error about one of them comes before anything is printed
             next(read_journals(job_dir(os.environ, one.job)), None)
+        if len({one.job for one in named}) > 1:
+            _refuse_unknown_actions(named)
     for job in dict.fromkeys(one.job for one in named):
         folder, now_ns = job_dir(os.environ, job), time.time_ns()
         try:
@@ -97,11 +99,36 @@ def from_journals(named: Sequence[ids.Named], strict: bool, with_row: bool, dupl
             continue
         chosen = _chosen([one for one in named if one.job == job])
         for number in sorted(chosen - folded.records.keys()):
-            raise InvalidInput(f"--jobs: job {job} had no action {show(number)}; `tangram acct "
-                               f"-j {job}` prints all of its actions")
+            raise _unknown_action(job, number)
         yield AcctJob(row, not folded.records, _attempts(
             [r for number, r in folded.records.items() if not chosen or number in chosen],
             selection, now_ns if served else folded.last_ns, duplicates))
+
+
+def _refuse_unknown_actions(named: Sequence[ids.Named]) -> None:
+    """Raises InvalidInput for an action that its job did not have. The jobs are folded one after
+    the other as their rows are printed, which is too late to find that out. O(events) for each job
+    of which actions are named.
+    """
+    from ...domain.event import ActionSubmitted
+    from ...storage.journal_segments import read_journals
+    from ...storage.rundir import job_dir
+
+    for job in dict.fromkeys(one.job for one in named):
+        if chosen := _chosen([one for one in named if one.job == job]):
+            for event in read_journals(job_dir(os.environ, job)):
+                if isinstance(event, ActionSubmitted):
+                    chosen.discard(event.action.id)
+            for number in sorted(chosen):
+                raise _unknown_action(job, number)
+
+
+def _unknown_action(job: str, number: int) -> InvalidInput:
+    from ...domain.ids import show
+    from ...errors import InvalidInput
+
+    return InvalidInput(f"--jobs: job {job} had no action {show(number)}; `tangram acct "
+                        f"-j {job}` prints all of its actions")
 
 
 def from_books(books: Books, named: Sequence[ids.Named], duplicates: bool, selection: Selection

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..helpers import acct_jobs, acct_table, ids, row_choice
+from ..helpers.next_verb import hint
 from ..helpers.printable import printable
 from ..helpers.table import fit
 
@@ -153,6 +154,8 @@ def _print_jobs(args: argparse.Namespace, columns: list[tuple[Field, int]],
         acct_table.print_json("actions", (as_json(r) for job in jobs for r in job.attempts()))
     else:
         acct_table.print_rows(args, columns, _rows(args, jobs, selection))
+        if not (args.parsable or args.parsable2 or args.noheader):
+            hint("`--by name` adds up classes of actions; `tangram report` draws them")
 
 
 def _rows(args: argparse.Namespace, jobs: Iterable[AcctJob], selection: Selection

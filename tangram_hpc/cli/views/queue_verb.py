@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from ..helpers import ids, running_job, table
+from ..helpers.next_verb import hint
 from ..helpers.state_words import SHORT, parse_states
 from ..helpers.table import Column
 
@@ -111,6 +112,8 @@ def _show(client: Client, args: argparse.Namespace, ask: str) -> None:
     columns = table.choose(args.format or usual, _columns(client.job))
     for line in table.lines(columns, answer["queue"], not args.noheader):
         print(line)
+    if any(row["reason"] for row in answer["queue"]) and args.iterate is None:
+        hint("`tangram explain ACTION` says why an action waits, and when it should start")
     if answer["more"]:
         sys.stdout.flush()
         print(f"tangram: ... and {answer['more']} more; -t and -n choose among them, --limit "

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..helpers import ids
+from ..helpers.next_verb import hint
 
 if TYPE_CHECKING:
     from ...report.lanes import Window
@@ -73,9 +74,9 @@ def go(args: argparse.Namespace) -> int:
 
         print(json.dumps(contents(report, time_series(report))))
         return 0
-    window = _chosen(args.window, report)
-    _write(report, args.output or _default_file(job, report), window)
-    return _pictures(report, args, window)
+    _draw(report, args, args.output or _default_file(job, report))
+    hint(f"`tangram acct -j {job}` prints each action, `tangram logs ACTION` what it wrote")
+    return 0
 
 
 def _refuse_early(args: argparse.Namespace) -> None:
@@ -163,26 +164,26 @@ def _chosen(window: tuple[float, float] | None, report: ReportedJob) -> Window |
     return Window(window[0], min(window[1], end_s))
 
 
-def _pictures(report: ReportedJob, args: argparse.Namespace, window: Window | None) -> int:
+def _draw(report: ReportedJob, args: argparse.Namespace, path: Path) -> None:
+    """Writes the page and the pictures, and says in a line for each file what was written."""
     from ...report.figures import all_plots, write_pictures
     from ...report.lanes import lanes
+    from ...report.page import page
     from ...report.series import time_series
 
-    wanted = [(kind, folder) for kind in ("png", "svg") if (folder := getattr(args, kind))]
-    if wanted:
-        plots = all_plots(report, time_series(report), lanes(report, window))
-        for kind, folder in wanted:
-            for path in write_pictures(plots, folder, kind):
-                print(path)
-    return 0
+    series, grid = time_series(report), lanes(report, _chosen(args.window, report))
+    plots = all_plots(report, series, grid)
+    _write(report, path, page(report, series, grid, plots).encode())
+    for kind in ("png", "svg"):
+        if folder := getattr(args, kind):
+            for picture in write_pictures(plots, folder, kind):
+                print(picture)
 
 
-def _write(report: ReportedJob, path: Path, window: Window | None) -> None:
+def _write(report: ReportedJob, path: Path, data: bytes) -> None:
     """Writes the page, and says in one line how large it is."""
     from ...errors import InvalidInput
-    from ...report.page import page
 
-    data = page(report, window).encode()
     try:
         path.write_bytes(data)
     except OSError as error:

@@ -39,6 +39,7 @@ class NodeAttempt:
             killed.
         timer: its time limit, if it is a function.
         early: a signal that came before it started; None for none.
+        secrets: the secrets of its session, by the variables of its commands that hold them.
     """
 
     __slots__ = (
@@ -55,6 +56,7 @@ class NodeAttempt:
         "order",
         "payload",
         "process",
+        "secrets",
         "started_ns",
         "stop",
         "stopped_ns",
@@ -81,6 +83,7 @@ class NodeAttempt:
         self.last_usage = 0, 0
         self.timer: TimerHandle | None = None
         self.early: GiveInput | None = None
+        self.secrets: dict[str, str] = {}
 
     def stop_as(self, state: ActionState, reason: str) -> None:
         """Notes why the worker ends the attempt: the state and the reason of its outcome."""

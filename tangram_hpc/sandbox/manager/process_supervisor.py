@@ -125,7 +125,8 @@ class ProcessSupervisor:
                      process.group.joins, settings.compiled, process.group.cpu_file,
                      settings.output_bound,
                      self.backends.root if process.box.writable else "",
-                     self.backends.users if process.box.writable else ())
+                     self.backends.users if process.box.writable else (),
+                     settings.keep_outputs)
 
     def limits(self, action: Action, spec: SessionSpec | None) -> SandboxLimits:
         """The limits of an action: its own memory is added to its session's. A function that asked

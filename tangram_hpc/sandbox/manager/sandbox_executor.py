@@ -18,7 +18,7 @@ from ...domain.outcome import Outcome, too_long
 from ...domain.session import SessionSpec
 from ...domain.states import ENDED, ActionState
 from ...errors import InvalidInput
-from ...ports import Images, Reports, SandboxSettings, Store
+from ...ports import Images, OutputLog, Reports, SandboxSettings, Store
 from ...protocol import input_flow
 from ...protocol.message import (
     INLINE_MAX,
@@ -55,6 +55,7 @@ from .init_watchdog import InitWatchdog
 from .memory_pressure import LOOK_S, MemoryPressure
 from .node_attempts import NodeAttempt, cause
 from .node_snapshots import NodeSnapshots
+from .output_keeper import OutputKeeper
 from .payload_cache import PayloadCache, is_stored
 from .pools import Pool
 from .port_traffic import PortTraffic
@@ -82,6 +83,7 @@ class SandboxExecutor:
         gpus: names and measures the GPUs that are lent; None: the node lends none.
         enforcer: enforces CPUs and memory; None: the best that works here.
         images: makes folders of images' names; None: an image is a folder.
+        outputs: keeps what commands write; None: nothing is kept. Settings say so as well.
 
     Raises:
         InvalidInput: `scratch` or a setting cannot be used.
@@ -91,7 +93,7 @@ class SandboxExecutor:
                  cores: tuple[int, ...], settings: SandboxSettings = _DEFAULTS, *,
                  backends: Backends | None = None, pinned: bool | None = None,
                  gpus: GpuMeter | None = None, enforcer: Enforcer | None = None,
-                 images: Images | None = None) -> None:
+                 images: Images | None = None, outputs: OutputLog | None = None) -> None:
         self.pinned = pinned = affinity.describe(cores) == "affinity" if pinned is None else pinned
         self._gpus = gpus or GpuMeter(Devices())
         self._reports, self._cores = reports, cores
@@ -109,6 +111,7 @@ class SandboxExecutor:
         self._sessions = Sessions(self._supervisor, self, reports, self._cache, self._snapshots,
                                   images)
         self._ports = PortTraffic(self._sessions, reports)
+        self._outputs = OutputKeeper(outputs) if outputs is not None else None
         self._runner_watchdog = RunnerWatchdog(self._free_behind)
         self._memory_pressure = MemoryPressure(not self._counts_ooms, self.kill)
         self._init_watchdog = InitWatchdog(settings.kill_wait_s)
@@ -276,7 +279,7 @@ class SandboxExecutor:
                 attempt.timer = self._loop.call_later(limit / 1e9, self.kill, order.lease,
                                                   ActionState.TIMEOUT, too_long(limit / 1e9))
         elif session := self._sessions.get(action.session):
-            spec = session.spec
+            spec, attempt.secrets = session.spec, session.secrets
         units = len(attempt.cores)
         limits = self._supervisor.limits(action, spec)
         group = process.group
@@ -439,7 +442,13 @@ class SandboxExecutor:
 
     def piece(self, process: ExecutionProcess, message: OutputChunk) -> None:
         """See `execution_processes.Owner`. A runner has no output of its own to stream."""
-        if message.lease in process.leases and process.kind != RUNNER:
+        if message.lease not in process.leases or process.kind == RUNNER:
+            return
+        attempt = self._attempts.get(message.lease)
+        if self._outputs is not None and attempt is not None and attempt.live:
+            self._outputs.chunk(attempt.order.action.id, message.lease, message.stream,
+                                message.data, attempt.secrets)
+        if not message.kept_only:
             self._reports.output(message.lease, message.stream, message.data)
 
     def background_runnable(self, process: ExecutionProcess) -> None:
@@ -557,6 +566,10 @@ class SandboxExecutor:
         attempt.live, attempt.gone = False, none_left
         attempt.end_timer()
         outcome = self._gpus.measured(attempt.gpu_token, outcome).returning(payload)
+        if self._outputs is not None:
+            self._outputs.ended(attempt.order.action.id, attempt.order.lease,
+                                payload if attempt.order.action.kind is _EXEC else None,
+                                attempt.secrets)
         if payload is not None and len(payload) > INLINE_MAX:
             attempt.storing = True
             owner = owner_of_result(attempt.order.action, attempt.order.lease)
@@ -604,3 +617,5 @@ class SandboxExecutor:
             else:
                 self._reports.released(lease)
         self._sessions.end_all()
+        if self._outputs is not None:
+            self._outputs.close()

@@ -13,7 +13,6 @@ import ctypes
 import os
 from collections.abc import Mapping
 from enum import IntEnum
-from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
 
 import msgspec
@@ -82,25 +81,23 @@ class ReturnCode(IntEnum):
 
 
 def _load() -> ctypes.CDLL | None:
-    folder = os.path.dirname(__file__)
-    for suffix in EXTENSION_SUFFIXES:
-        path = f"{folder}/_fast_path{suffix}"
-        if os.path.exists(path):
-            try:
-                library = ctypes.CDLL(path)
-                library.fast_path_size.restype = ctypes.c_uint
-                same = library.fast_path_size() == ctypes.sizeof(_Struct)
-                return library if same and library.fast_path_version() == _VERSION else None
-            except (OSError, AttributeError):  # built for another machine, or from other code
-                return None
-    return None
+    path = f"{os.path.dirname(__file__)}/_fast_path.so"
+    if not os.path.exists(path):
+        return None
+    try:
+        library = ctypes.CDLL(path)
+        library.fast_path_size.restype = ctypes.c_uint
+        same = library.fast_path_size() == ctypes.sizeof(_Struct)
+        return library if same and library.fast_path_version() == _VERSION else None
+    except (OSError, AttributeError):  # built for another machine or libc, or from other code
+        return None
 
 
 _library = _load()
 
 
 def built() -> bool:
-    """Whether the library was built for this Python and machine."""
+    """Whether the library was built for this machine."""
     return _library is not None
 
 

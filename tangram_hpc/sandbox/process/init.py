@@ -559,8 +559,14 @@ class Init:
         piece = command.read(fd)
         if piece is None:
             self._unwatch(fd)
-        elif command.call.stream and piece[1]:
-            self._send(OutputChunk(command.run.lease, *piece))
+        elif piece[1]:
+            self._send_chunk(command, *piece)
+
+    def _send_chunk(self, command: Command, stream: int, data: bytes) -> None:
+        """Sends output of a running command, if somebody reads it now or it is kept."""
+        streamed = command.call.stream
+        if streamed or self._setup.keep_outputs:
+            self._send(OutputChunk(command.run.lease, stream, data, not streamed))
 
     def _reap(self) -> None:
         """Waits for all processes that have ended; reports the command when it is among them."""

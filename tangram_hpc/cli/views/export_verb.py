@@ -1,0 +1,180 @@
+"""`tangram export FORMAT`: writes metrics, spans, tables and usage records for other programs.
+
+Nothing is exported unless this verb is called. `metrics` is about a running job, and asks its
+broker; the other formats are about the actions of jobs, and read their journals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from ..helpers import acct_jobs, ids, running_job
+
+if TYPE_CHECKING:
+    from ...accounting.record import ActionRecord
+
+
+def add(verbs: Any) -> None:
+    """Adds this verb to the command line."""
+    p = verbs.add_parser(
+        "export", help="write metrics, spans, tables or usage records for other programs",
+        description="Writes what a job does, or what its actions used, in a format that other "
+                    "programs read.")
+    p.set_defaults(go=lambda args: args.act(args))
+    acts = p.add_subparsers(metavar="FORMAT", required=True)
+    _add_metrics(acts)
+    act = acts.add_parser("grafana", help="a dashboard for Grafana that shows these metrics")
+    _output(act)
+    act.set_defaults(act=_grafana)
+    act = _of_actions(acts, "otel", "spans of OpenTelemetry, sent to a collector", _otel)
+    act.add_argument("--endpoint", default="", metavar="URL",
+                     help="address of the collector, such as http://localhost:4318 (default: "
+                          "OTEL_EXPORTER_OTLP_ENDPOINT)")
+    _output(_of_actions(acts, "csv", "a table with a line for each action", _csv))
+    act = _of_actions(acts, "parquet", "the same table as a Parquet file", _parquet)
+    act.add_argument("-o", "--output", type=Path, metavar="FILE", required=True,
+                     help="file to write")
+    _output(_of_actions(acts, "usage-record", "usage records of the Open Grid Forum", _usage))
+
+
+def _add_metrics(acts: Any) -> None:
+    act = acts.add_parser("metrics", help="what a running job does, for Prometheus")
+    act.add_argument("-j", "--job", type=ids.job, default="",
+                     help="job id (default: as for `tangram run`)")
+    _output(act)
+    act.add_argument("-i", "--iterate", type=running_job.seconds, default=None, metavar="SECONDS",
+                     help="write the file again and again, until the job ends (default: once)")
+    act.add_argument("--listen", type=Path, metavar="SOCKET",
+                     help="answer scrapes on this Unix socket, until the job ends")
+    act.set_defaults(act=_metrics)
+
+
+def _of_actions(acts: Any, name: str, about: str, act: Callable[[argparse.Namespace], int]) -> Any:
+    p = acts.add_parser(name, help=about)
+    p.add_argument("-j", "--jobs", type=ids.jobs, default=[], metavar="ID[,ID...]",
+                   help="ids of jobs, or of actions such as 4711.2.17 (default: the last job)")
+    p.set_defaults(act=act)
+    return p
+
+
+def _output(act: Any) -> None:
+    act.add_argument("-o", "--output", type=Path, metavar="FILE",
+                     help="file to write (default: stdout)")
+
+
+# ---- a running job -----------------------------------------------------------------------------
+
+
+def _metrics(args: argparse.Namespace) -> int:
+    from ...errors import BrokerUnreachable, InvalidInput
+    from ...export.metrics import as_text, registry
+    from ...export.metrics_socket import serve_on
+
+    if args.listen is not None and (args.output is not None or args.iterate is not None):
+        raise InvalidInput("--listen: the socket answers each scrape; leave -o and -i out")
+    if args.iterate is not None and args.output is None:
+        raise InvalidInput("--iterate: it writes a file; name it with -o")
+    with running_job.connect_to(args.job, "tangram export") as client:
+        metrics = registry(lambda: dict(running_job.answer_of(client, "top")))
+        if args.iterate is None and args.listen is None:
+            _write(args.output, as_text(metrics).decode())
+            return 0
+        try:
+            if args.listen is not None:
+                serve_on(args.listen, metrics)
+            while True:
+                _write(args.output, as_text(metrics).decode())
+                time.sleep(args.iterate)
+        except BrokerUnreachable as error:
+            print(f"tangram: the job has ended ({error})", file=sys.stderr)
+        finally:
+            if args.output is not None:  # figures of a job that is over would stay for ever
+                args.output.unlink(missing_ok=True)
+    return 0
+
+
+def _grafana(args: argparse.Namespace) -> int:
+    from ...export.metrics import DASHBOARD
+
+    _write(args.output, DASHBOARD.read_text())
+    return 0
+
+
+# ---- the actions of jobs -----------------------------------------------------------------------
+
+
+def _records(args: argparse.Namespace) -> Iterator[ActionRecord]:
+    from ...accounting.selection import Selection
+
+    named = args.jobs or acct_jobs.jobs_in_question(every=False)
+    for job in acct_jobs.from_journals(named, True, False, False, Selection()):
+        yield from job.attempts()
+
+
+def _otel(args: argparse.Namespace) -> int:
+    from ...export.spans import send, spans
+
+    sent = send(spans(_records(args)), args.endpoint)
+    print(f"tangram: {sent} spans were sent", file=sys.stderr)
+    return 0
+
+
+def _csv(args: argparse.Namespace) -> int:
+    from ...export.tables import write_csv
+
+    with _file(args.output) as file:
+        write_csv(_records(args), file)
+    return 0
+
+
+def _parquet(args: argparse.Namespace) -> int:
+    from ...export.tables import write_parquet
+
+    write_parquet(_records(args), args.output)
+    return 0
+
+
+def _usage(args: argparse.Namespace) -> int:
+    from ...export.usage_record import write_usage_records
+
+    with _file(args.output) as file:
+        write_usage_records(_records(args), file, time.time_ns())
+    return 0
+
+
+# ---- writing -----------------------------------------------------------------------------------
+
+
+def _write(path: Path | None, text: str) -> None:
+    """Prints a text, or replaces a file by it in one step, so that no reader sees a part of it."""
+    from ...atomic_file import replace_file
+    from ...errors import InvalidInput
+
+    if path is None:
+        sys.stdout.write(text)
+        return
+    try:
+        replace_file(path, text, mode=0o644)  # node_exporter reads it as another user
+    except OSError as error:
+        raise InvalidInput(f"--output {path}: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def _file(path: Path | None) -> Iterator[IO[str]]:
+    """Stdout, or a file that is written as the records are read."""
+    from ...errors import InvalidInput
+
+    if path is None:
+        yield sys.stdout
+        return
+    try:
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            yield file
+    except OSError as error:
+        raise InvalidInput(f"--output {path}: {error.strerror}") from None

@@ -1,0 +1,173 @@
+"""`tangram logs`: prints what an action wrote, from what the nodes of its job keep.
+
+The setting `logs_mib` decides whether anything is kept, and how much. The files are read; the
+broker is asked only by `--follow`, whether the action may still write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..helpers import ids
+from ..helpers.printable import printable
+from ..helpers.running_job import connect_to
+
+if TYPE_CHECKING:
+    from ...storage.output_log import KeptPiece, OutputReader
+
+_LOOK_S = 0.5  # between two looks for new output
+_ASK_S = 5.0  # of silence, before the broker is asked whether the action has ended
+_LATE_S = 1.0  # by which output may reach the folder after the action's end
+
+
+def add(verbs: Any) -> None:
+    """Adds this verb to the command line."""
+    p = verbs.add_parser(
+        "logs", help="print what an action wrote",
+        description="Prints the output of a command, standard output to stdout and standard error "
+                    "to stderr. It is there if the job's setting `logs_mib` keeps outputs and "
+                    "later output has not taken its place. On a terminal, control characters are "
+                    "shown as escapes.")
+    p.add_argument("action", metavar="ACTION", type=ids.action,
+                   help="id of an action, such as 2.17 or 4711.2.17 (`queue` and `acct` print "
+                        "ids)")
+    p.add_argument("-j", "--job", type=ids.job, default="",
+                   help="job id (default: the last job)")
+    p.add_argument("-f", "--follow", action="store_true",
+                   help="go on with what is written, until the action has ended")
+    p.add_argument("-n", "--tail", type=_count, default=None, metavar="LINES",
+                   help="only the last lines of each stream (default: all)")
+    which = p.add_mutually_exclusive_group()
+    which.add_argument("--stdout", dest="streams", action="store_const", const=(1,),
+                       help="only the standard output")
+    which.add_argument("--stderr", dest="streams", action="store_const", const=(2,),
+                       help="only the standard error")
+    p.add_argument("--all-attempts", action="store_true",
+                   help="what every attempt wrote (default: only the last that wrote anything)")
+    p.set_defaults(go=go, streams=(1, 2))
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines of at least 0")
+    return int(text)
+
+
+def go(args: argparse.Namespace) -> int:
+    """Prints what is kept, then what comes; returns the exit status."""
+    from ...errors import InvalidInput
+    from ...storage.output_log import OutputReader
+    from ...storage.rundir import job_dir, last_job
+
+    action = args.action.action
+    job = args.job or args.action.job or last_job(os.environ)
+    folder = job_dir(os.environ, job)
+    reader = OutputReader(folder, args.action.number)
+    pieces = list(reader.new())
+    if not pieces and not args.follow:
+        raise InvalidInput(f"ACTION: {_nothing(action, folder, reader)}")
+    if pieces and not args.all_attempts:
+        last = max(piece.lease for piece in pieces)
+        pieces = [piece for piece in pieces if piece.lease == last]
+    _print(pieces if args.tail is None else _last_lines(pieces, args.tail), args.streams)
+    if args.follow and not _follow(reader, job, action, args.streams) and not pieces:
+        raise InvalidInput(f"ACTION: {_nothing(action, folder, reader)}")
+    return 0
+
+
+def _nothing(action: str, folder: Path, reader: OutputReader) -> str:
+    """Says why there is no output of an action, and what to do about it."""
+    if not folder.is_dir():
+        return f"job folder {folder} does not exist; name the job with -j"
+    if not reader.kept:
+        return (f"no output is kept of this job ({folder}); set `logs_mib` in tangram.toml before "
+                "a job starts, such as `logs_mib = 256`")
+    return (f"nothing is kept of action {action}: it has not run, it wrote nothing, it is a "
+            "function or a call of a service, or later output has taken its place (`logs_mib`)")
+
+
+def _follow(reader: OutputReader, job: str, action: str, streams: tuple[int, ...]) -> bool:
+    """Prints what comes, until the action has ended and its last output has had time to come.
+    Returns whether anything came.
+    """
+    came = False
+    end_s, heard_s = float("inf"), time.monotonic() - _ASK_S
+    while True:
+        now = time.monotonic()
+        pieces = list(reader.new())
+        _print(pieces, streams)
+        if pieces:
+            came, heard_s = True, now
+        elif now > end_s:
+            return came
+        elif end_s == float("inf") and now - heard_s >= _ASK_S:
+            heard_s = now
+            if _over(job, action):
+                end_s = now + _LATE_S
+        time.sleep(_LOOK_S)
+
+
+def _over(job: str, action: str) -> bool:
+    """Whether the action can write nothing any more."""
+    from ...domain.states import ENDED
+    from ...errors import AccessError, BrokerUnreachable
+
+    try:
+        with connect_to(job, "tangram logs") as client:
+            told = client.ask("explain", action)
+    except (AccessError, BrokerUnreachable):
+        return True
+    return "error" in told or told.get("state") in {state.value for state in ENDED}
+
+
+def _last_lines(pieces: list[KeptPiece], count: int) -> list[KeptPiece]:
+    """Returns the last lines of each stream of each attempt, in the order in which they were
+    written.
+    """
+    found: list[KeptPiece] = []
+    left: dict[tuple[int, int], int] = {}  # line breaks that may still come before, by stream
+    for piece in reversed(pieces):
+        key = piece.lease, piece.stream
+        first = key not in left
+        budget = left.setdefault(key, count)
+        if budget <= 0:
+            continue
+        body = piece.data[:-1] if first and piece.data.endswith(b"\n") else piece.data
+        breaks = body.count(b"\n")
+        if breaks >= budget:
+            start = len(body)
+            for _ in range(budget):
+                start = body.rindex(b"\n", 0, start)
+            piece = piece._replace(data=piece.data[start + 1:])
+        left[key] = budget - breaks
+        found.append(piece)
+    return found[::-1]
+
+
+def _print(pieces: Iterable[KeptPiece], streams: tuple[int, ...]) -> None:
+    from ...storage.output_log import DROPPED
+
+    for piece in pieces:
+        if piece.stream == DROPPED:
+            print(f"tangram: warning: {piece.data.decode()} bytes of this node's output before "
+                  "here were not kept, as they could not be written fast enough", file=sys.stderr)
+        elif piece.stream in streams:
+            _emit(sys.stdout if piece.stream == 1 else sys.stderr, piece.data)
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def _emit(file: Any, data: bytes) -> None:
+    """Writes bytes as they are, or to a terminal so that they cannot change it."""
+    if file.isatty():
+        text = data.decode(errors="replace")
+        file.write("\t".join(printable(part, lines=True) for part in text.split("\t")))
+    else:
+        file.flush()
+        file.buffer.write(data)

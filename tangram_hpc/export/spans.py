@@ -1,0 +1,132 @@
+"""Sends the actions of a job as OpenTelemetry spans.
+
+Each trajectory is a trace: its root span lasts from its first submission to its last result, and
+each of its actions is a span below it. Actions without a trajectory are grouped by their session,
+and actions without either are traces of their own.
+
+Ids are digests of job, trajectory and action. So an export that is repeated, or that was cut off,
+sends the same spans again, and a store that knows them keeps them once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from ..accounting.fields import job_id
+from ..accounting.record import ActionRecord
+from ..domain.ids import show
+from ..domain.states import ActionState
+from ..errors import MissingExtra, TangramError, how_to_install
+
+_BATCH = 512  # spans of one request, as OpenTelemetry's own batches
+
+
+def _digest(size: int, *words: str) -> int:
+    text = "\0".join(words).encode("utf-8", "replace")
+    return int.from_bytes(hashlib.sha256(text).digest()[:size], "big") or 1
+
+
+def _group(r: ActionRecord) -> str:
+    """The name of the trace that an action belongs to; empty for one of its own."""
+    if r.action.trajectory_name:
+        return f"trajectory {r.action.trajectory_name}"
+    return f"session {show(r.action.session)}" if r.action.session else ""
+
+
+def spans(records: Iterable[ActionRecord]) -> Iterator[Any]:
+    """Yields the spans of actions that have ended, one `ReadableSpan` each, and the root span of
+    each trace after its first action.
+
+    Raises:
+        MissingExtra: OpenTelemetry's SDK is not installed.
+    """
+    try:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import Event, ReadableSpan
+        from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+    except ImportError:
+        raise MissingExtra("export: spans need OpenTelemetry's SDK: "
+                           f"{how_to_install('export')}") from None
+
+    ended = [r for r in records if r.end_ns]
+    limits: dict[tuple[str, str], tuple[int, int]] = {}
+    for r in ended:
+        if group := _group(r):
+            first, last = limits.get((r.job, group), (r.submit_ns, r.end_ns))
+            limits[r.job, group] = min(first, r.submit_ns), max(last, r.end_ns)
+
+    def context(trace: int, span: int) -> Any:
+        return SpanContext(trace, span, False, TraceFlags(TraceFlags.SAMPLED))
+
+    resources = {job: Resource({"service.name": "tangram_hpc", "tangram.job": job})
+                 for job in {r.job for r in ended}}
+    for r in ended:
+        group = _group(r)
+        trace = _digest(16, r.job, group or show(r.action.id))
+        root = context(trace, _digest(8, r.job, group, "root")) if group else None
+        if root is not None and (span := limits.pop((r.job, group), None)):
+            yield ReadableSpan(group, root, None, resources[r.job], start_time=span[0],
+                               end_time=span[1], kind=SpanKind.INTERNAL)
+        failed = r.state is not ActionState.COMPLETED
+        reason = r.outcome.reason if r.outcome is not None else ""
+        yield ReadableSpan(
+            r.action.name or r.action.kind.value, context(trace, _digest(8, r.job, job_id(r))),
+            root, resources[r.job], _attributes(r),
+            [Event("units lent", timestamp=r.start_ns)] if r.start_ns else [],
+            kind=SpanKind.INTERNAL, start_time=r.submit_ns, end_time=r.end_ns,
+            status=Status(StatusCode.ERROR, f"{r.state.value} {reason}".strip()) if failed
+            else Status(StatusCode.OK))
+
+
+def _attributes(r: ActionRecord) -> dict[str, Any]:
+    outcome = r.outcome
+    found: dict[str, Any] = {
+        "tangram.action": job_id(r), "tangram.kind": r.action.kind.value,
+        "tangram.key": r.action.key, "tangram.state": r.state.value, "tangram.attempt": r.attempt,
+        "tangram.cpus": r.cpus, "tangram.gpus": len(r.gpus),
+        "tangram.planned_ns": r.planned_ns, "tangram.cpu_held_ns": r.cpu_held_ns,
+        "tangram.trajectory": r.action.trajectory_name}
+    if r.action.session:
+        found["tangram.session"] = show(r.action.session)
+    if r.node is not None:
+        found["host.name"] = r.node.host
+    if outcome is not None:
+        found |= {"tangram.exec_ns": outcome.exec_ns, "tangram.cpu_ns": outcome.cpu_ns,
+                  "tangram.restore_ns": outcome.restore_ns,
+                  "process.exit.code": outcome.exit_status}
+    return found
+
+
+def send(found: Iterable[Any], endpoint: str) -> int:
+    """Sends spans to a collector by OTLP over HTTP; returns how many were sent.
+
+    Args:
+        found: the spans.
+        endpoint: address of the collector, such as http://localhost:4318; empty for the variables
+            of OpenTelemetry (OTEL_EXPORTER_OTLP_ENDPOINT and its companions).
+
+    Raises:
+        MissingExtra: the exporter is not installed.
+        TangramError: the collector did not take a batch.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import SpanExportResult
+    except ImportError:
+        raise MissingExtra("export: spans need OpenTelemetry's exporter: "
+                           f"{how_to_install('export')}") from None
+    exporter: Any = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None)
+    sent, rest = 0, iter(found)
+    try:
+        while batch := list(islice(rest, _BATCH)):
+            if exporter.export(batch) is not SpanExportResult.SUCCESS:
+                raise TangramError(f"export: the collector {endpoint or '(OTEL_EXPORTER_OTLP_*)'} "
+                                   f"took {sent} spans and refused the next {len(batch)}; "
+                                   "repeat the export when it can be reached")
+            sent += len(batch)
+    finally:
+        exporter.shutdown()
+    return sent

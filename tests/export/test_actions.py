@@ -1,0 +1,149 @@
+"""The actions of a job in other programs' formats: each once, with acct's figures."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import threading
+import xml.etree.ElementTree as ET
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.recorded_job import busy_job, write_job
+
+from tangram_hpc.cli import main
+from tangram_hpc.export.usage_record import NAMESPACE
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A TANGRAM_HOME with the job 4711 of a few hundred actions."""
+    home = tmp_path_factory.mktemp("home")
+    write_job(home, busy_job(300, 1, 4))
+    return home
+
+
+@pytest.fixture(autouse=True)
+def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANGRAM_HOME", str(home))
+
+
+def acct(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    assert main(["acct", "-j", "4711", "--json"]) == 0
+    return list(json.loads(capsys.readouterr().out)["actions"])
+
+
+def exported(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["export", *words, "-j", "4711"]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_table_has_the_figures_of_acct(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [*csv.DictReader(io.StringIO(exported(capsys, "csv")))]
+    wanted = acct(capsys)
+    assert len(rows) == len(wanted) == 300
+    for row, action in zip(rows, wanted, strict=True):
+        for column, key in (("job_id", "job_id"), ("name", "name"), ("state", "state"),
+                            ("submit_ns", "submit_ns"), ("end_ns", "end_ns"), ("cpu_ns", "cpu_ns"),
+                            ("ncpus", "ncpus"), ("cpu_held_ns", "cpu_held_ns")):
+            assert row[column] == str(action[key]), column
+
+
+def test_parquet_has_the_rows_of_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]
+                                           ) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    exported(capsys, "parquet", "-o", str(tmp_path / "a.parquet"))
+    table = parquet.read_table(tmp_path / "a.parquet")
+    rows = [*csv.DictReader(io.StringIO(exported(capsys, "csv")))]
+    assert [{name: str(value) for name, value in row.items()} for row in table.to_pylist()] == rows
+    assert str(table.schema.field("submit_ns").type) == "int64"
+
+
+def test_usage_records_are_xml_with_the_times_of_acct(capsys: pytest.CaptureFixture[str]) -> None:
+    root = ET.fromstring(exported(capsys, "usage-record"))
+    tag = f"{{{NAMESPACE}}}"
+    wanted = [action for action in acct(capsys) if action["end_ns"]]
+    assert root.tag == f"{tag}UsageRecords" and len(root) == len(wanted)
+    # the order and the names of GFD-R-P.98; Status is the one element that must be there
+    order = ["RecordIdentity", "JobIdentity", "UserIdentity", "JobName", "Status", "WallDuration",
+             "CpuDuration", "StartTime", "EndTime", "Host", "Queue", "Memory", "Processors"]
+    for record, action in zip(root, wanted, strict=True):
+        names = [part.tag.removeprefix(tag) for part in record]
+        assert names == [name for name in order if name in names] and "Status" in names
+        text = {name: record.find(f"{tag}{name}").text for name in names}
+        seconds = float(text["WallDuration"].removeprefix("PT").removesuffix("S"))
+        assert seconds == action["elapsed_ns"] // 10**6 / 1000
+        assert text["Host"] == action["host"]
+        assert record.find(f".//{tag}LocalJobId").text == action["job_id"]
+
+
+def test_a_text_that_xml_cannot_hold_is_shown_otherwise() -> None:
+    from tangram_hpc.export.usage_record import _tag
+
+    assert ET.fromstring(_tag("JobName", "a\x00<b>&\ud800\x1b").replace("urf:", "")).text == (
+        "a\ufffd<b>&\ufffd\ufffd")
+
+
+class _Collector(BaseHTTPRequestHandler):
+    """Takes OTLP over HTTP as a collector does."""
+
+    bodies: list[bytes] = []
+    status = 200
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        assert self.path == "/v1/traces"
+        self.bodies.append(body)
+        self.send_response(self.status)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def test_each_action_is_a_span_below_its_trajectory(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    server = HTTPServer(("127.0.0.1", 0), _Collector)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        for _ in range(2):
+            exported(capsys, "otel", "--endpoint", url)
+        _Collector.status = 400  # one that is not tried again
+        assert main(["export", "otel", "-j", "4711", "--endpoint", url]) == 1
+        assert "refused the next" in capsys.readouterr().err
+    finally:
+        _Collector.status = 200
+        server.shutdown()
+        server.server_close()
+    found: dict[bytes, list[Any]] = {}
+    for body in _Collector.bodies:
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            for scope in resource.scope_spans:
+                for span in scope.spans:
+                    found.setdefault(span.span_id, []).append(span)
+    spans = {number: same[0] for number, same in found.items()}
+    assert all(span == same[0] for same in found.values() for span in same)  # sent twice alike
+    wanted = [action for action in acct(capsys) if action["end_ns"]]
+    by_action = {text.value.string_value: span for span in spans.values()
+                 for text in span.attributes if text.key == "tangram.action"}
+    assert sorted(by_action) == sorted(action["job_id"] for action in wanted)
+    for action in wanted:
+        span = by_action[action["job_id"]]
+        assert (span.start_time_unix_nano, span.end_time_unix_nano) == (
+            action["submit_ns"], action["end_ns"])
+        if action["trajectory"] or action["session"]:
+            root = spans[span.parent_span_id]
+            assert root.trace_id == span.trace_id and not root.parent_span_id
+            assert root.start_time_unix_nano <= span.start_time_unix_nano
+            assert root.end_time_unix_nano >= span.end_time_unix_nano
+            if action["trajectory"]:
+                assert root.name == f"trajectory {action['trajectory']}"

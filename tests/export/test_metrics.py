@@ -1,0 +1,139 @@
+"""`tangram export metrics`: figures of a real job as `info` has them, by file and by socket, and a
+dashboard that asks only for what is exported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("prometheus_client")
+from prometheus_client.parser import text_string_to_metric_families
+
+from tangram_hpc import LocalCluster
+from tangram_hpc.cli import main
+from tangram_hpc.export.metrics import DASHBOARD
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(3, mem_mib=2000, home=tmp_path_factory.mktemp("home"), job="4711",
+                      devices="fake:2") as client:
+        client.register_service("judge", {"backend": "fake", "wake_s": 0.0, "call_s": 0.0})
+        client.register_endpoint("search", rate=50, burst=5)
+        client.call("judge", "score", n=1).result(60)
+        client.submit(["true"], trusted=True).result(60)
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def here(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANGRAM_ACCESS", str(cluster.access))
+
+
+def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """What Prometheus's own parser reads, by name."""
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        found.setdefault(family.name, [])
+        for sample in family.samples:
+            found[family.name].append((sample.labels, sample.value))
+    return found
+
+
+def test_the_textfile_has_the_figures_of_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
+    file = tmp_path / "tangram.prom"
+    assert main(["export", "metrics", "-o", str(file)]) == 0
+    assert stat.S_IMODE(file.stat().st_mode) & 0o444 and list(tmp_path.iterdir()) == [file]
+    found, info = samples(file.read_text()), cluster.ask("info")
+    of_job = {"job": "4711"}
+    for name, value in (("cpus_held", info["cpus"]), ("gpus_held", info["gpus"]),
+                        ("mem_held_bytes", info["mem_mib"] << 20), ("nodes", info["nodes"]),
+                        ("cpus_lent", 0), ("sessions", info["sessions"])):
+        assert found[f"tangram_{name}"] == [(of_job, value)], name
+    assert found["tangram_service_resident"] == [(of_job | {"service": "judge"}, 1.0)]
+    assert found["tangram_endpoint_rate"] == [(of_job | {"endpoint": "search"}, 50.0)]
+
+
+def test_a_name_from_a_model_stays_inside_its_label(cluster: LocalCluster,
+                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    name = 'x"}1{job="\\'
+    cluster.register_service(name, {"backend": "fake"})
+    assert main(["export", "metrics"]) == 0
+    found = samples(capsys.readouterr().out)
+    assert [labels["service"] for labels, _ in found["tangram_service_resident"]] == ["judge", name]
+    assert len(found["tangram_cpus_held"]) == 1
+
+
+def test_the_dashboard_asks_only_for_what_is_exported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "metrics"]) == 0
+    exported = samples(capsys.readouterr().out)
+    assert main(["export", "grafana"]) == 0
+    board = json.loads(capsys.readouterr().out)
+    assert board == json.loads(DASHBOARD.read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked = set()
+    for query in queries:
+        name, labels = re.fullmatch(r"(\w+)\{(.*)\}", query).groups()
+        asked.add(name)
+        known = {label for labels_of, _ in exported[name] for label in labels_of}
+        if known:  # a family without samples, such as waiting actions of an idle job
+            assert set(re.findall(r"(\w+)=", labels)) <= known, query
+    assert asked == set(exported)  # and shows all of it
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(ids) == len(set(ids))
+
+
+def scrape(path: Path, accept: str = "") -> tuple[str, str]:
+    """What a scrape on a Unix socket answers: its head and its body."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(30)
+        peer.connect(str(path))
+        peer.sendall(f"GET /metrics HTTP/1.0\r\nAccept: {accept}\r\n\r\n".encode())
+        answer = b""
+        while data := peer.recv(65536):
+            answer += data
+    head, _, body = answer.decode().partition("\r\n\r\n")
+    return head, body
+
+
+def test_a_socket_answers_its_owner_alone(cluster: LocalCluster, tmp_path: Path) -> None:
+    path = tmp_path / "m.sock"
+    with socket.socket(socket.AF_UNIX) as left:  # of a process that was killed
+        left.bind(str(path))
+    server = subprocess.Popen([sys.executable, "-m", "tangram_hpc", "export", "metrics",
+                               "--listen", str(path)], env=os.environ, stderr=subprocess.PIPE)
+    try:
+        while True:
+            try:
+                head, body = scrape(path)
+                break
+            except (ConnectionRefusedError, FileNotFoundError):
+                assert server.poll() is None, server.communicate()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert " 200 " in head and samples(body)["tangram_cpus_held"] == [({"job": "4711"}, 3.0)]
+        head, body = scrape(path, "application/openmetrics-text; version=1.0.0")
+        assert "application/openmetrics-text" in head and body.endswith("# EOF\n")
+        assert main(["export", "metrics", "--listen", str(path)]) == 2  # somebody listens there
+    finally:
+        server.terminate()
+        server.communicate(timeout=30)
+
+
+def test_wrong_words_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]
+                                             ) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for words in (["-i", "1"], ["--listen", "x", "-o", "y"], ["--listen", str(file)],
+                  ["-o", str(tmp_path / "no" / "folder")]):
+        assert main(["export", "metrics", *words]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
