@@ -93,8 +93,9 @@ class TangramEnvironment(BaseEnvironment):
         is_mounted, supports_gpus, can_disable_internet = False, False, True
 
     @classmethod
-    def preflight(cls) -> None:
-        """Connects to the broker before any trial is queued; ends the program if that fails."""
+    def preflight(cls, kwargs: Any = None) -> None:
+        """Connects to the broker before any trial is queued; ends the program if that fails.
+        Harbor 0.26 passes the options of the environment, which are checked later."""
         try:
             process_client()
         except TangramError as error:

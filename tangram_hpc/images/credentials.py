@@ -1,16 +1,21 @@
 """Finds the user's credentials for a registry in the files that `docker login` and `podman login`
-write.
+write, and in the programs that these files name.
 
 The files are read in the order of containers-auth.json(5): `$REGISTRY_AUTH_FILE`,
 `$XDG_RUNTIME_DIR/containers/auth.json`, `~/.config/containers/auth.json`, then Docker's
-`config.json` (`$DOCKER_CONFIG` or `~/.docker`). Programs that keep credentials (`credHelpers`,
-`credsStore`) are not started. Nothing read here is ever logged or put into a message.
+`config.json` (`$DOCKER_CONFIG` or `~/.docker`). A file may name a program that keeps credentials
+for one registry (`credHelpers`) or for all (`credsStore`): `docker-credential-NAME get` gets the
+registry's name on its input and answers with JSON. The program of the registry comes before the
+file's own entries, and that of all registries after them. Nothing read here is ever logged or put
+into a message; a program's own error message is, as it says why it failed.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import re
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +25,10 @@ from ..domain.image_name import DEFAULT_REGISTRY
 from .image_errors import ImageRefused
 
 _FILE_MAX = 1 << 20
+_PROGRAM_S = 30.0  # a program that keeps credentials may ask a server
+_PROGRAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NOT_FOUND = "credentials not found"  # the beginning of a program's answer if it has none
+_TOKEN_USER = "<token>"  # a program's name of the user where the secret is a refresh token
 _DOCKERS_OWN = ("index.docker.io", "https://index.docker.io/v1")
 
 
@@ -31,7 +40,7 @@ class RegistryCredentials:
         user: the name of the user.
         password: the password.
         refresh_token: a token that is given instead of both; empty for none.
-        source: the file that they are from.
+        source: the file that they are from, or the program.
     """
 
     user: str = ""
@@ -42,7 +51,7 @@ class RegistryCredentials:
 
 def find_credentials(environ: Mapping[str, str], registry: str, repository: str
                      ) -> RegistryCredentials | None:
-    """Returns the credentials for an image; None if no file has any.
+    """Returns the credentials for an image; None if no file and no program has any. Blocks.
 
     Args:
         environ: the user's environment.
@@ -50,12 +59,19 @@ def find_credentials(environ: Mapping[str, str], registry: str, repository: str
         repository: the image's path there; a file may have credentials for a part of a registry.
 
     Raises:
-        ImageRefused: a file cannot be read or is not JSON.
+        ImageRefused: a file cannot be read or is not JSON, or a program fails.
     """
     for path in _files(environ):
-        found = _entry(_auths(path), registry, repository)
-        if found is not None:
-            return _decoded(found, path)
+        record = _record(path)
+        helpers = _mapping(record.get("credHelpers"))
+        own = next((helpers[name] for name in helpers if _plain(name) == registry), None)
+        if found := _asked(own, registry, environ, path):
+            return found
+        entry = _entry(_mapping(record.get("auths")), registry, repository)
+        if entry is not None:
+            return _decoded(entry, path)
+        if own is None and (found := _asked(record.get("credsStore"), registry, environ, path)):
+            return found
     return None
 
 
@@ -73,7 +89,7 @@ def _files(environ: Mapping[str, str]) -> Iterator[Path]:
         yield Path(docker) / "config.json"
 
 
-def _auths(path: Path) -> dict[str, Any]:
+def _record(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             text = file.read(_FILE_MAX)
@@ -86,8 +102,46 @@ def _auths(path: Path) -> dict[str, Any]:
         record = json.loads(text or b"{}")
     except (ValueError, RecursionError):
         raise ImageRefused(f"image: the credentials file {path} is not JSON") from None
-    auths = record.get("auths") if isinstance(record, dict) else None
-    return auths if isinstance(auths, dict) else {}
+    return _mapping(record)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _asked(program: Any, registry: str, environ: Mapping[str, str], path: Path
+           ) -> RegistryCredentials | None:
+    """Returns what a program has for a registry; None without a program, or if it has none."""
+    if not program:
+        return None
+    if not isinstance(program, str) or not _PROGRAM_NAME.fullmatch(program):
+        raise ImageRefused(f"image: the credentials file {path} names no program by {program!r}")
+    name = f"docker-credential-{program}"
+    server = f"{_DOCKERS_OWN[1]}/" if registry == DEFAULT_REGISTRY else registry
+    try:
+        done = subprocess.run([name, "get"], input=server, capture_output=True, text=True,
+                              timeout=_PROGRAM_S, env=dict(environ), check=False)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or "its answer is no text"
+        raise ImageRefused(f"image: {name}, which {path} names, cannot be used ({why})") from None
+    except subprocess.TimeoutExpired:
+        raise ImageRefused(f"image: {name}, which {path} names, did not answer within "
+                           f"{_PROGRAM_S:g} s") from None
+    if done.returncode:
+        said = (done.stdout.strip() or done.stderr.strip()).splitlines() or ["no reason given"]
+        if said[0].startswith(_NOT_FOUND):
+            return None
+        raise ImageRefused(f"image: {name}, which {path} names, has failed: {said[0][:200]}")
+    try:
+        answer = _mapping(json.loads(done.stdout))
+    except (ValueError, RecursionError):
+        answer = {}
+    user, secret = answer.get("Username"), answer.get("Secret")
+    if not isinstance(user, str) or not isinstance(secret, str):
+        raise ImageRefused(f"image: {name}, which {path} names, gave no user and secret")
+    if user == _TOKEN_USER:
+        return RegistryCredentials(refresh_token=secret, source=name)
+    return RegistryCredentials(user, secret, source=name)
 
 
 def _entry(auths: Mapping[str, Any], registry: str, repository: str) -> Mapping[str, Any] | None:

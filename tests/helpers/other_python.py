@@ -62,6 +62,12 @@ def make_venv(folder: Path, python: str, packages: Sequence[str],
     return folder / "bin"
 
 
+def copy_checkout(folder: Path) -> None:
+    """Copies the source of this checkout into a new folder, in which pip may build."""
+    shutil.copytree(CHECKOUT, folder, ignore=shutil.ignore_patterns(
+        ".git", ".venv*", ".vm", "__pycache__", "build", "*.egg-info", ".*_cache"))
+
+
 def client_env(access: Path, **more: str) -> dict[str, str]:
     """Returns the environment of a program that uses this checkout as a client of a broker."""
     return {**os.environ, "PYTHONPATH": str(CHECKOUT), "TANGRAM_ACCESS": str(access),

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.devcluster_fixture import RunningCluster
+from helpers.other_python import copy_checkout
 
 REPO = Path(__file__).resolve().parents[2]
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -55,8 +56,7 @@ def _installed(python: str, requirements: tuple[str, ...]) -> Path:
     atexit.register(shutil.rmtree, base, ignore_errors=True)
     base.chmod(0o755)
     tree, venv = base / "tree", base / "venv"
-    shutil.copytree(REPO, tree, ignore=shutil.ignore_patterns(
-        ".git", ".venv*", ".vm", "__pycache__", "build", "*.egg-info", ".*_cache"))
+    copy_checkout(tree)
     subprocess.run([python, "-m", "venv", str(venv)], check=True)
     words = [r.format(tree=tree) for r in requirements]
     subprocess.run([str(venv / "bin" / "pip"), "install", "-q", *words], check=True, timeout=300)

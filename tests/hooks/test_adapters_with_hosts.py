@@ -7,35 +7,49 @@ the package's own loop does.
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 from pathlib import Path
 
 import pytest
+from helpers.hostile_rig import reason_to_skip
+from helpers.image_rig import MadeImage
+from helpers.other_python import CHECKOUT
+from helpers.root_folder_rig import PROGRAMS, copy_libraries, make_image
 
 from tangram_hpc import LocalCluster
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 SKYRL = ("skyrl-gym==0.4.0", "func_timeout", "omegaconf", "pandas", "requests")
 # without vLLM, SGLang, Megatron: what verl's tools, agent loop and reward loop import
 VERL = ("torch", "ray", "tensordict", "omegaconf", "hydra-core", "transformers", "pillow",
         "codetiming", "pandas", "datasets", "cachetools", "orjson", "uvicorn", "fastapi",
         "requests", "packaging", "aiohttp")
+OPENENV = ("openenv-core==0.3.0",)
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
 
 
 def installed(folder: Path, *packages: str, deps: bool = True) -> Path:
     made = subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-q", "--target", str(folder),
+        [sys.executable, "-m", "pip", "install", "-q", "--no-compile", "--target", str(folder),
          *([] if deps else ["--no-deps"]), *packages], capture_output=True, text=True, check=False)
     if made.returncode:
         pytest.skip(f"{packages[0]} cannot be installed here: {made.stderr[-300:]}")
     return folder
 
 
-def run(folder: Path, *words: str, cluster: LocalCluster | None = None, **more: str) -> str:
-    env = {**os.environ, "PYTHONPATH": f"{folder}:{CHECKOUT}:{CHECKOUT / 'tests'}", **more}
+def environ(folder: Path, also: str = "") -> dict[str, str]:
+    """The variables of a program that imports the packages of a folder, and modules of another."""
+    paths = [*([also] if also else []), str(folder), str(CHECKOUT), str(CHECKOUT / "tests")]
+    return {**os.environ, "PYTHONPATH": ":".join(paths)}
+
+
+def run(folder: Path, *words: str, cluster: LocalCluster | None = None, also: str = "") -> str:
+    env = environ(folder, also)
     if cluster is not None:
         env["TANGRAM_ACCESS"] = str(cluster.access)
     done = subprocess.run([sys.executable, *words], env=env, cwd=CHECKOUT, capture_output=True,
@@ -173,3 +187,97 @@ def test_rewards_are_those_of_verls_sandbox_fusion_path(verl: Path, tmp_path: Pa
         url = f"{http.url.replace('://', f'://user:{http.key}@')}/run_code"
         told = run(verl, "-c", SAME, url, cluster=cluster)
     assert told.strip().splitlines()[-1] == "20 []", told
+
+
+# ---- OpenEnv ------------------------------------------------------------------------------------
+
+PLAYED = '''
+import asyncio, sys
+from concurrent.futures import ThreadPoolExecutor
+from openenv.core import GenericEnvClient
+from word_env.client import WordEnv
+from word_env.models import WordAction
+from tangram_hpc.hooks.openenv.container_provider import SessionContainerProvider
+
+image = sys.argv[1]
+
+def episode(number):
+    provider = SessionContainerProvider(mem="512M")
+    url = provider.start_container(image)
+    provider.wait_for_ready(url, timeout_s=300)
+    with WordEnv(base_url=url, provider=provider, connect_timeout_s=60).sync() as env:
+        assert env.reset().observation.echoed_message
+        taken = env.step(WordAction(message="x" * number))
+        assert env.state().step_count == 1
+        return round(taken.reward, 3)
+
+async def lost():
+    provider = SessionContainerProvider(mem="512M")
+    async with await GenericEnvClient.from_docker_image(image, provider=provider) as env:
+        await env.reset()
+        assert (await env.step({"message": "abc"})).observation["message_length"] == 3
+        refused = failed = ""
+        try:
+            await env.step({"wrong": 1})
+        except RuntimeError as error:
+            refused = str(error)
+        provider.session.close()
+        try:
+            while True:
+                await env.step({"message": "x"})
+                await asyncio.sleep(0.1)
+        except Exception:
+            pass
+        for _ in range(300):  # the end of the session may be told after that of the connection
+            await asyncio.sleep(0.1)
+            if failed := provider.failure:
+                break
+    return "message" in refused, bool(failed)
+
+print(asyncio.run(lost()))
+with ThreadPoolExecutor(4) as threads:
+    print(list(threads.map(episode, range(1, 5))))
+'''
+
+# what OpenEnv's web page needs, which an environment's server does not load
+WEB_PAGE = ("gradio", "gradio_client", "pandas", "numpy", "numpy.libs", "PIL", "pillow.libs",
+             "hf_xet", "openai")
+
+
+def environment_image(packages: Path, environment: Path, place: Path) -> str:
+    """Makes an image as OpenEnv's own Dockerfile lays it out, of this machine's Python; returns its
+    name."""
+    root = make_image(place / "root", (*PROGRAMS, "find", "sed", "head", "dirname", "tail"))
+    python = Path(sys.executable).resolve()
+    library = Path(sysconfig.get_path("stdlib"))
+    for path in (python, *library.glob("lib-dynload/*.so")):
+        (root / str(path.parent).lstrip("/")).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, root / str(path).lstrip("/"))
+    shutil.copytree(packages, root / "app/.venv/packages",
+                    ignore=shutil.ignore_patterns("__pycache__", *WEB_PAGE))
+    copy_libraries(root, str(python), *map(str, library.glob("lib-dynload/*.so")),
+                   *map(str, (root / "app").rglob("*.so")))
+    shutil.copytree(library, root / str(library).lstrip("/"), dirs_exist_ok=True,
+                    ignore=shutil.ignore_patterns("__pycache__", "test", "config-3*",
+                                                  "site-packages"))
+    (root / "usr/bin/python").symlink_to(python)
+    (root / "tmp").mkdir()
+    shutil.copytree(environment, root / "app/env")
+    tar = io.BytesIO()
+    with tarfile.open(fileobj=tar, mode="w") as layer:
+        layer.add(root, ".")
+    image = MadeImage([tar.getvalue()], env=["PATH=/usr/bin:/bin",
+                                             "PYTHONPATH=/app/env:/app/.venv/packages"])
+    return f"oci:{image.layout(place / 'layout')}"
+
+
+def test_openenvs_client_and_server(tmp_path: Path) -> None:
+    if why := reason_to_skip("bwrap"):
+        pytest.skip(why)
+    folder = installed(tmp_path / "openenv", *OPENENV)
+    run(folder, "-m", "openenv.cli", "init", "word_env", "-o", str(tmp_path))
+    image = environment_image(folder, tmp_path / "word_env", tmp_path / "image")
+    with LocalCluster(cpus=2, home=tmp_path / "home") as cluster:
+        told = run(folder, "-c", PLAYED, image, cluster=cluster, also=str(tmp_path))
+        assert cluster.ask("info")["sessions"] == 0
+    assert told.strip().splitlines()[-2:] == ["(True, True)", "[0.1, 0.2, 0.3, 0.4]"], told

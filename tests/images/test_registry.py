@@ -247,6 +247,62 @@ def test_a_damaged_file_of_credentials_is_named(tmp_path: Path, text: str) -> No
         find_credentials({"REGISTRY_AUTH_FILE": str(tmp_path / "a.json")}, "reg.example", "app")
 
 
+PROGRAM = """#!/bin/sh
+read server
+echo "$1 $server" >>"$HOME/asked"
+case $server in
+  reg.example) echo '{"Username": "kept", "Secret": "word"}' ;;
+  token.example) echo '{"Username": "<token>", "Secret": "word"}' ;;
+  https://index.docker.io/v1/) echo '{"Username": "hub", "Secret": "word"}' ;;
+  broken.example) echo no keyring; exit 1 ;;
+  odd.example) echo '[]' ;;
+  *) echo credentials not found in native keychain; exit 1 ;;
+esac
+"""
+
+
+def asked(tmp_path: Path, registry: str, **config: Any) -> Any:
+    """The credentials for a registry with a configuration and a program `docker-credential-p`."""
+    (tmp_path / "docker-credential-p").write_text(PROGRAM)
+    (tmp_path / "docker-credential-p").chmod(0o755)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return find_credentials({"DOCKER_CONFIG": str(tmp_path), "HOME": str(tmp_path),
+                             "PATH": f"{tmp_path}:/usr/bin:/bin"}, registry, "app")
+
+
+def test_programs_that_keep_credentials_are_asked(tmp_path: Path) -> None:
+    entries = {"auths": {"reg.example": {"auth": base64.b64encode(b"file:1").decode()},
+                         "other.example": {"username": "file", "password": "1"}}}
+    for config, host, user in (
+            ({"credsStore": "p", "auths": {"reg.example": {}}}, "reg.example", "kept"),
+            ({"credHelpers": {"https://reg.example": "p"}, **entries}, "reg.example", "kept"),
+            ({"credsStore": "p", **entries}, "reg.example", "file"),
+            ({"credsStore": "p", **entries}, "other.example", "file"),
+            ({"credHelpers": {"other.example": "p"}, **entries}, "other.example", "file"),
+            ({"credHelpers": {"reg.example": "p"}}, "third.example", None),
+            ({"credsStore": "p"}, "third.example", None),
+            ({"credsStore": "p"}, "docker.io", "hub")):
+        got = asked(tmp_path, host, **config)
+        assert (got.user if got else None) == user, (config, host)
+        assert "word" not in repr(got)
+    assert (tmp_path / "asked").read_text().splitlines() == [
+        f"get {name}" for name in ("reg.example", "reg.example", "other.example", "third.example",
+                                   "https://index.docker.io/v1/")]
+    got = asked(tmp_path, "token.example", credsStore="p")
+    assert (got.refresh_token, got.user, got.source) == ("word", "", "docker-credential-p")
+
+
+@pytest.mark.parametrize("registry, program, words", [
+    ("broken.example", "p", "docker-credential-p, which .*config.json names, has failed: no keyr"),
+    ("odd.example", "p", "gave no user and secret"), ("reg.example", "../p", "names no program by"),
+    ("reg.example", "absent", "docker-credential-absent, .* cannot be used")])
+def test_a_program_that_fails_is_named(tmp_path: Path, registry: str, program: str, words: str
+                                       ) -> None:
+    with pytest.raises(ImageRefused, match=words) as told:
+        asked(tmp_path, registry, credsStore=program)
+    assert "word" not in str(told.value)
+
+
 # ---- registries that misbehave ----
 
 

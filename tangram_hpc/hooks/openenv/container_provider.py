@@ -11,7 +11,7 @@ client reaches the server by an address on its own machine, which leads to the p
 
 An image's CMD is not started by a session. So, as OpenEnv's provider for Daytona does, this one
 finds `openenv.yaml` in the image, which names the application, and starts uvicorn with it. This
-module was written for OpenEnv 0.3.0 and was not run with it.
+module was run with OpenEnv 0.3.0.
 """
 
 from __future__ import annotations
