@@ -83,8 +83,11 @@ class FunctionCache:
         arguments = _NO_ARGUMENTS
         if args or kwargs:
             # a large argument is refused before it is copied: a GiB takes seconds
-            plain = [one for one in (*args, *kwargs.values()) if type(one) in (bytes, str)]
-            check_size(sum(map(len, plain)), "arguments", PAYLOAD_MAX)
+            size = 0
+            for one in (*args, *kwargs.values()) if kwargs else args:
+                if type(one) is bytes or type(one) is str:
+                    size += len(one)
+            check_size(size, "arguments", PAYLOAD_MAX)
             try:
                 arguments = pickle.dumps((args, kwargs), protocol=5)
             except (pickle.PicklingError, AttributeError, TypeError):

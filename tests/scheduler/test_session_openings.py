@@ -8,6 +8,7 @@ import pytest
 from helpers.builders import World
 
 from tangram_hpc.domain import event as ev
+from tangram_hpc.scheduler.placement.placers.session_openings import BLOCKED_MOST
 
 LARGE, SMALL = 1000, 250  # MiB; a node has 1,000
 
@@ -97,6 +98,46 @@ def test_a_node_that_can_never_hold_a_session_is_not_kept_for_it() -> None:
     homes = opened(w)
     end(w, next(s for s in filled_up if homes[s] == 2))
     assert opened(w)[behind] == 2
+
+
+def test_many_sessions_that_wait_for_one_component_hold_up_no_other_component() -> None:
+    w = World("elastic")
+    w.node(mem=SMALL, component="a")
+    w.node(mem=LARGE, component="b")
+    waiting = [w.session(SMALL, component="a") for _ in range(BLOCKED_MOST + 10)]
+    other = w.session(SMALL, component="b")
+    w.plan()
+    assert set(opened(w)) == {waiting[0], other}
+
+
+def test_many_forks_of_a_busy_session_hold_up_no_other_session() -> None:
+    w = world(3)
+    origin = w.session(SMALL)
+    w.plan()
+    w.happen(ev.SessionReady(w.now, origin))
+    w.submit(1, session=origin)
+    w.plan()
+    forks = [w.session(SMALL, origin=origin) for _ in range(BLOCKED_MOST + 10)]
+    other = w.session(SMALL)
+    w.plan()
+    assert other in opened(w) and not set(forks) & set(opened(w))
+
+
+def test_each_component_keeps_nodes_for_its_own_sessions() -> None:
+    w = World("elastic")
+    w.node(mem=LARGE, component="a")
+    for _ in range(2):
+        w.node(mem=LARGE, component="b")
+    small = [w.session(SMALL, component=c) for c in "abb" for _ in range(4)]
+    w.plan()
+    w.session(LARGE, component="a")
+    large = w.session(LARGE, component="b")
+    behind = [w.session(SMALL, component="b") for _ in range(8)]
+    homes = opened(w)
+    kept = [s for s in small if homes[s] == 2]
+    for session in kept:  # one by one; nothing else may take the room
+        end(w, session)
+    assert opened(w).get(large) == 2 and not set(behind) & set(opened(w))
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -1,15 +1,17 @@
 """One line in the broker's log for each peer that it refused: who, and why.
 
-A site or a user finds there who tried to connect without a key, with an old one, or as something
-that its key does not allow. Whoever can reach the broker's port can be refused as often as he
-likes, so the lines are rationed: after `_MOST` of them the rest of a minute is only counted, and
-the number is in the first line of a later minute.
+A site or a user finds there which peers tried to connect without a key, with an old one, or as
+something that their key does not allow. A peer that can reach the broker's port can be refused as
+often as it likes, so the lines are rationed: after `_MOST` of them the rest of a minute is only
+counted, and the number is in the first line of a later minute. A log that cannot be written, on a
+full disk for example, costs the line and nothing else: no peer may end the broker.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TextIO
 
 from ...domain.outcome import TEXT_MAX
@@ -47,5 +49,6 @@ class RefusalLog:
         also = f" (and {self._left_out} more before, not listed)" if self._left_out else ""
         self._left_out = 0
         told = ascii(why)[1:-1][:TEXT_MAX]
-        print(f"tangram: broker: refused {peer or 'a peer'}: {told}{also}",
-              file=self._out or sys.stderr, flush=True)
+        with suppress(OSError, ValueError):
+            print(f"tangram: broker: refused {peer or 'a peer'}: {told}{also}",
+                  file=self._out or sys.stderr, flush=True)

@@ -8,24 +8,43 @@ the large session are kept from the sessions behind it, the whole job waits for 
 Idea: a session that finds no room keeps one node from all sessions behind it, the one that lacks
 least. Nothing opens there until the session does, so the room only grows; the other nodes go on.
 In each cycle the choice is made anew, in the queue's order, so the first sessions of the queue have
-a node kept before those behind them. At most half of the nodes, and at most `KEPT_MOST`, are kept.
+a node kept before those behind them. Of the nodes that could hold a session, at most half, and at
+most `KEPT_MOST`, are kept when it asks for one.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from ....domain.session import SessionSpec
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, SessionPlacement
 
-KEPT_MOST = 8  # nodes that are kept for sessions that wait
-BLOCKED_MOST = 64  # sessions without room after which a cycle looks at no more sessions
+KEPT_MOST = 8  # nodes that are kept, of those that could hold a session
+BLOCKED_MOST = 64  # sessions of a kind without room after which its nodes are closed for the cycle
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Sessions that may open on the same nodes, in one cycle.
+
+    Attributes:
+        least: the smallest memory that found no room, in MiB; larger sessions find none either.
+        blocked: how many sessions found no room.
+        enough: whether no further node is kept for these sessions.
+    """
+
+    least: int
+    blocked: int = 0
+    enough: bool = False
 
 
 def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None:
     """Opens waiting sessions in their order, each where there are fewest sessions per CPU.
 
     A session without room keeps one of its eligible nodes from all sessions behind it. O(openings x
-    nodes); sessions that cannot fit because a smaller one did not cost O(1).
+    nodes + waiting sessions); the walk ends early when all nodes are kept, or closed since
+    `BLOCKED_MOST` sessions of one kind found no room on them.
 
     Args:
         view: the amounts of the nodes, which this function draws down.
@@ -33,38 +52,52 @@ def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None
         reserve: CPUs that each session holds while it is open.
     """
     kept: set[int] = set()
-    kept_most = min(KEPT_MOST, max(1, len(view.nodes) // 2))
-    least: dict[tuple[str, str, str, bool], int] = {}  # the smallest memory that found no room
-    blocked = 0
+    shut: set[int] = set()  # nodes that are kept or closed
+    kinds: dict[tuple[str, str, str, bool], _Kind] = {}
     for session_id in view.ledger.session_queue:
         spec = view.ledger.sessions[session_id].spec
         want = (spec.component, spec.backend, spec.image, spec.trusted)
-        fitting = [] if not spec.origin and spec.mem_mib >= least.get(want, spec.mem_mib + 1) else [
-            n for n in view.eligible_nodes(spec)
-            if n.node not in kept and view.room_for(n, spec, reserve)]
-        if fitting:
-            best = min(fitting, key=lambda n: ((n.sessions + 1) / max(1, n.cpus), n.node))
-            best.sessions += 1
-            best.free_mem_mib -= spec.mem_mib
-            best.free_cpus -= reserve
-            placement.openings.append(SessionPlacement(session_id, best.node, reserve))
-            continue
-        blocked += 1
-        if not spec.origin:
-            least[want] = spec.mem_mib
-        if len(kept) < kept_most:
-            _keep_one(view, spec, reserve, kept)
-        if blocked == BLOCKED_MOST or len(kept) == len(view.nodes):
+        kind = None if spec.origin else kinds.get(want)
+        if kind is None or spec.mem_mib < kind.least:
+            if node := _roomy(view, spec, reserve, kept):
+                placement.openings.append(SessionPlacement(session_id, node.node, reserve))
+                continue
+            # a fork is a kind of its own
+            kind = _Kind(spec.mem_mib) if spec.origin else kinds.setdefault(want, _Kind(0))
+            kind.least = spec.mem_mib
+        kind.blocked += 1
+        if not kind.enough:
+            kind.enough = not _keep_one(view.eligible_nodes(spec), spec, reserve, kept)
+            shut |= kept
+        if kind.blocked == BLOCKED_MOST:
+            shut.update(n.node for n in view.eligible_nodes(spec))
+        if len(shut) == len(view.nodes):
             return
 
 
-def _keep_one(view: Snapshot, spec: SessionSpec, reserve: int, kept: set[int]) -> None:
-    """Adds the node that lacks least for a session to `kept`."""
+def _roomy(view: Snapshot, spec: SessionSpec, reserve: int, kept: set[int]) -> NodeView | None:
+    """Returns the least loaded node that has room for a session, and takes the room there."""
+    fitting = [n for n in view.eligible_nodes(spec)
+               if n.node not in kept and view.room_for(n, spec, reserve)]
+    if not fitting:
+        return None
+    best = min(fitting, key=lambda n: ((n.sessions + 1) / max(1, n.cpus), n.node))
+    best.sessions += 1
+    best.free_mem_mib -= spec.mem_mib
+    best.free_cpus -= reserve
+    return best
+
+
+def _keep_one(eligible: list[NodeView], spec: SessionSpec, reserve: int, kept: set[int]) -> bool:
+    """Adds the node that lacks least for a session to `kept`, unless enough of the nodes that could
+    hold the session are kept. Returns whether it did."""
     def lacks(node: NodeView) -> tuple[int, int, int]:
         return (max(0, spec.mem_mib - node.free_mem_mib), max(0, reserve - node.free_cpus),
                 node.node)
 
-    able = [n for n in view.eligible_nodes(spec) if n.node not in kept
-            and spec.mem_mib <= n.entry.spec.mem_mib and reserve <= n.cpus]
-    if able:
-        kept.add(min(able, key=lacks).node)
+    able = [n for n in eligible if spec.mem_mib <= n.entry.spec.mem_mib and reserve <= n.cpus]
+    left = [n for n in able if n.node not in kept]
+    if not left or len(able) - len(left) >= min(KEPT_MOST, max(1, len(able) // 2)):
+        return False
+    kept.add(min(left, key=lacks).node)
+    return True
