@@ -4,8 +4,8 @@ More programs than the cores can run must wait, and a program that waits too lon
 504 and sent again by its client. If all of them waited at the broker, each would cost it a
 submission, a place in the queue and a cancellation, and those that got cores would be the ones that
 have nearly no time left: the cores would be busy with answers that nobody waits for any more, and
-the rate of right answers would fall far below what the cores can do (measured: from 54 a second to
-19, at twice the capacity).
+the rate of right answers would fall far below what the cores can do (measured at twice the
+capacity: from 54 a second to 19; decision 0109).
 
 So programs wait here, where waiting costs nothing, and few are at the broker at once.
 `AdmissionWindow` finds out how many: it grows while programs get cores at once and shrinks when
@@ -106,7 +106,7 @@ class AdmittedProgram:
 
 
 class ProgramQueue:
-    """Programs that wait for their turn, and those that have it. It belongs to one event loop.
+    """Programs that wait for their turn, and programs that have it. It belongs to one event loop.
 
     Args:
         now: the clock, in seconds.

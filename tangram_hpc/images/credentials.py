@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..domain.image_name import DEFAULT_REGISTRY
-from .image_errors import ImageRefused
+from .image_errors import ImageRefused, ImageUnavailable
 
 _FILE_MAX = 1 << 20
 _PROGRAM_S = 30.0  # a program that keeps credentials may ask a server
@@ -59,7 +59,8 @@ def find_credentials(environ: Mapping[str, str], registry: str, repository: str
         repository: the image's path there; a file may have credentials for a part of a registry.
 
     Raises:
-        ImageRefused: a file cannot be read or is not JSON, or a program fails.
+        ImageRefused: a file cannot be read or is not JSON, or a program cannot be used.
+        ImageUnavailable: a program fails or does not answer.
     """
     for path in _files(environ):
         record = _record(path)
@@ -70,7 +71,8 @@ def find_credentials(environ: Mapping[str, str], registry: str, repository: str
         entry = _entry(_mapping(record.get("auths")), registry, repository)
         if entry is not None:
             return _decoded(entry, path)
-        if own is None and (found := _asked(record.get("credsStore"), registry, environ, path)):
+        if own is None and (found := _asked(record.get("credsStore"), registry, environ, path,
+                                            needed=False)):
             return found
     return None
 
@@ -109,9 +111,13 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _asked(program: Any, registry: str, environ: Mapping[str, str], path: Path
-           ) -> RegistryCredentials | None:
-    """Returns what a program has for a registry; None without a program, or if it has none."""
+def _asked(program: Any, registry: str, environ: Mapping[str, str], path: Path,
+           needed: bool = True) -> RegistryCredentials | None:
+    """Returns what a program has for a registry; None without a program, or if it has none.
+
+    A program that is not installed is an error only if it is `needed`: a file that was copied from
+    another machine names the store of that machine, and most images need no credentials.
+    """
     if not program:
         return None
     if not isinstance(program, str) or not _PROGRAM_NAME.fullmatch(program):
@@ -121,17 +127,22 @@ def _asked(program: Any, registry: str, environ: Mapping[str, str], path: Path
     try:
         done = subprocess.run([name, "get"], input=server, capture_output=True, text=True,
                               timeout=_PROGRAM_S, env=dict(environ), check=False)
+    except FileNotFoundError as error:
+        if not needed:
+            return None
+        raise ImageRefused(f"image: {name}, which {path} names, cannot be used "
+                           f"({error.strerror}); install it, or remove the entry") from None
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "its answer is no text"
         raise ImageRefused(f"image: {name}, which {path} names, cannot be used ({why})") from None
     except subprocess.TimeoutExpired:
-        raise ImageRefused(f"image: {name}, which {path} names, did not answer within "
-                           f"{_PROGRAM_S:g} s") from None
+        raise ImageUnavailable(f"image: {name}, which {path} names, did not answer within "
+                               f"{_PROGRAM_S:g} s") from None
     if done.returncode:
         said = (done.stdout.strip() or done.stderr.strip()).splitlines() or ["no reason given"]
         if said[0].startswith(_NOT_FOUND):
             return None
-        raise ImageRefused(f"image: {name}, which {path} names, has failed: {said[0][:200]}")
+        raise ImageUnavailable(f"image: {name}, which {path} names, has failed: {said[0][:200]}")
     try:
         answer = _mapping(json.loads(done.stdout))
     except (ValueError, RecursionError):

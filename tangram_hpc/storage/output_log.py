@@ -119,7 +119,7 @@ class NodeOutputLog:
         self._end_segment()
         with self._changed:
             self._waiting.clear()
-            self._size = WAITING_MAX  # whatever comes is dropped
+            self._size = WAITING_MAX  # output that comes now is dropped
 
     def _write_next(self) -> bool:
         """Waits for output and writes it; returns False after the last."""

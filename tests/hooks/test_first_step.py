@@ -98,7 +98,8 @@ def run(trainer: str, folder: Path, **words: str) -> str:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGKILL)
             shell.wait()
-            shutil.rmtree(next(folder.glob("first-*/")))  # some have gigabytes
+            for environment in folder.glob("first-*/"):  # some have gigabytes
+                shutil.rmtree(environment)
         printed.seek(0)
         told = printed.read()
     assert status == 0 and not left, told[-6000:]

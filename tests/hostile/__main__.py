@@ -73,7 +73,8 @@ def main() -> int:
     parser.add_argument("words", nargs="*", help="arguments for pytest")
     args = parser.parse_args()
     if args.write:
-        _write()
+        if not args.as_user:
+            _write()
         return 0
     if args.as_user:
         return _as_user([word for word in sys.argv[1:] if word != "--as-user"])

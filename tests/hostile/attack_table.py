@@ -12,7 +12,6 @@ table of `docs/SECURITY.md`.
 from __future__ import annotations
 
 import ast
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -80,16 +79,25 @@ def cells_of(marks: Iterable[tuple[str, ...]]) -> list[Cell]:
 
 def files() -> list[Path]:
     """Returns the files of tests that have an attack."""
-    return [path for path in sorted(TESTS.rglob("test_*.py"))
-            if "\n@pytest.mark.attack(" in path.read_text()]
+    return [path for path in sorted(TESTS.rglob("test_*.py")) if _marks(path)]
+
+
+def _marks(path: Path) -> list[tuple[str, ...]]:
+    """Returns the arguments of all marks `attack` of a file; a mark in a string is none."""
+    text = path.read_text()
+    if "pytest.mark.attack(" not in text:
+        return []
+    return [tuple(ast.literal_eval(arg) for arg in mark.args)
+            for each in ast.walk(ast.parse(text)) if isinstance(each, ast.FunctionDef)
+            for mark in each.decorator_list
+            if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.attack"]
 
 
 def written() -> Counter[Cell]:
     """Returns how many tests attack each cell, as their source says."""
     found = Counter[Cell]()
     for path in files():
-        for args in re.findall(r"^@pytest\.mark\.attack(\(.*?\))$", path.read_text(), re.M):
-            found.update(cells_of([ast.literal_eval(args)]))
+        found.update(cells_of(_marks(path)))
     return found
 
 

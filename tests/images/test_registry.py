@@ -295,12 +295,18 @@ def test_programs_that_keep_credentials_are_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("registry, program, words", [
     ("broken.example", "p", "docker-credential-p, which .*config.json names, has failed: no keyr"),
     ("odd.example", "p", "gave no user and secret"), ("reg.example", "../p", "names no program by"),
-    ("reg.example", "absent", "docker-credential-absent, .* cannot be used")])
+    ("reg.example", "absent", "docker-credential-absent, .* cannot be used .*; install it")])
 def test_a_program_that_fails_is_named(tmp_path: Path, registry: str, program: str, words: str
                                        ) -> None:
-    with pytest.raises(ImageRefused, match=words) as told:
-        asked(tmp_path, registry, credsStore=program)
+    kind = ImageUnavailable if "has failed" in words else ImageRefused  # a keyring may be unlocked
+    with pytest.raises(kind, match=words) as told:
+        asked(tmp_path, registry, credHelpers={registry: program})
     assert "word" not in str(told.value)
+
+
+def test_a_store_of_another_machine_keeps_no_public_image_away(tmp_path: Path) -> None:
+    """A copied file names a program that is not installed here."""
+    assert asked(tmp_path, "reg.example", credsStore="absent") is None
 
 
 # ---- registries that misbehave ----

@@ -1,7 +1,7 @@
 """Where a broker listens: a Unix socket for processes of its own node, and TCP for other nodes.
 
-A peer is a client or a worker, as the key says that it proves. Who is refused is named in one line
-of the broker's log.
+A peer is a client or a worker, as the key says that it proves. The broker's log names each peer
+that is refused in one line.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BrokerSockets:
 
     Attributes:
         key: 32 random bytes that clients prove to have.
-        worker_key: 32 others, for workers.
+        worker_key: 32 other random bytes, which workers prove to have.
         addresses: what others dial.
 
     Raises:

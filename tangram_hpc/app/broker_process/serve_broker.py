@@ -163,7 +163,7 @@ def _tell_others(plan: BrokerPlan, broker: Broker, sockets: BrokerSockets,
                     plan.config.grace_s if plan.supervised else 0.0, folder_lock.epoch)
     check_place(folder_lock, plan.job)
     files = {worker_file(path): replace(access, key=sockets.worker_key), path: access}
-    for file, content in files.items():  # who finds the clients' file finds the workers' one too
+    for file, content in files.items():  # the clients' file is last: then both are there
         write_access(file, content)
 
     def renew() -> None:

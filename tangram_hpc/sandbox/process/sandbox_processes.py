@@ -151,9 +151,7 @@ def _signal(pids: Sequence[int], number: signal.Signals) -> None:
 
 
 def threads(pids: list[int], enough: int) -> int:
-    """How many threads these processes have, each process with at least one; counts no further than
-    `enough`.
-    """
+    """Returns how many threads these processes have; counts no further than `enough`."""
     count = 0
     for pid in pids:
         try:

@@ -269,9 +269,9 @@ class Listener:
                 _check_same_user(peer)
             role, encryption = await asyncio.wait_for(self._handshake(peer), HANDSHAKE_S)
         except (OSError, TangramError, asyncio.TimeoutError, asyncio.CancelledError) as error:
-            peer.close()  # an unproven peer gets no answer
             if why := _why_refused(error):
                 self._on_refused(name, why)
+            peer.close()  # an unproven peer gets no answer
             return
         tune(peer)
         self._on_link(SocketLink(peer, self._loop, encryption, role, name))
