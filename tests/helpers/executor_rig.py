@@ -74,6 +74,7 @@ class Rig:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.loop = asyncio.new_event_loop()
+        self._before = set(process_tree.descendants(os.getpid()))  # of earlier tests
         self.store = FolderStore(folder / "store")
         self.scratch = folder / "scratch"
         self.done: dict[int, tuple[Outcome, Any, bool]] = {}
@@ -231,7 +232,8 @@ class Rig:
         self.until(lambda: session in self.up)
 
     def processes(self) -> list[int]:
-        return [p for p in process_tree.descendants(os.getpid()) if alive(p)]
+        return [p for p in process_tree.descendants(os.getpid())
+                if p not in self._before and alive(p)]
 
     def close(self) -> None:
         async def close() -> None:
