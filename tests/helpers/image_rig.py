@@ -231,7 +231,9 @@ def squashfs_of(entries: Sequence[Entry], folder: Path, *options: str) -> bytes:
     tree, out = folder / "tree", folder / "image.squashfs"
     tree.mkdir()
     with tarfile.open(fileobj=io.BytesIO(tar_of(*entries))) as tar:
-        tar.extractall(tree, filter="fully_trusted")
+        if hasattr(tarfile, "fully_trusted_filter"):  # Debian 12's 3.11.2 knows no filters
+            tar.extraction_filter = tarfile.fully_trusted_filter
+        tar.extractall(tree)
     subprocess.run(["mksquashfs", tree, out, "-quiet", "-no-progress", "-all-root", *options],
                    check=True, capture_output=True)
     return out.read_bytes()
