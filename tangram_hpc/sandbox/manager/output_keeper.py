@@ -71,7 +71,8 @@ class SecretMask:
         """The data as it is written, up to `edge`, or to the end of a value that begins before it;
         and the offset up to which that is.
         """
-        parts, at = [], 0
+        parts: list[bytes] = []
+        at = 0
         for match in self._any.finditer(data):
             if match.start() >= edge:
                 break
