@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -49,9 +49,18 @@ def replace_link(path: Path, target: str) -> None:
 
 
 def _replace(path: Path, make: Callable[[Path], None]) -> None:
+    with replacing(path) as temporary:
+        make(temporary)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields the path of a temporary file, for the caller to make; at the end it replaces whatever
+    is at `path`, or it is removed if the caller raises an error.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        make(temporary)
+        yield temporary
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

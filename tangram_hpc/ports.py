@@ -299,7 +299,7 @@ class SandboxSettings:
 
 
 class OutputLog(Protocol):
-    """Keeps the output of this node's commands for `tangram logs`. No call blocks for long."""
+    """Keeps the output of this node's commands for `tangram logs`. `add` does not block."""
 
     def add(self, action: int, lease: int, stream: int, data: bytes) -> None:
         """Takes a part of the output of an attempt: of stream 1 or of the error stream 2. What
@@ -308,7 +308,9 @@ class OutputLog(Protocol):
         ...
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Writes what is left. It blocks until that is written, but for at most 10 s: a file
+        system that hangs must not hold up the worker's end.
+        """
         ...
 
 

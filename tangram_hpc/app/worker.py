@@ -246,7 +246,6 @@ class _NodeParts:
     meter: GpuMeter
     scratch: Path
     enforcer: enforce.Enforcer
-    job_folder: Path
 
     def executor(self, reports: Reports, welcome: WorkerWelcome) -> NodeExecutor:
         spec, store = self.spec, FolderStore(welcome.store)
@@ -256,16 +255,17 @@ class _NodeParts:
                                     images=NodeImages(pull_settings(
                                         self.config, self.scratch / "images",
                                         f"{welcome.store}/images")),
-                                    outputs=self._outputs())
+                                    outputs=self._outputs(Path(welcome.store).parent))
         make = service_maker(spec, self.devices, self.scratch / "services")
         services = ServiceExecutor(reports, store, make, spec.mem_mib, self.meter,
                                    weights_cache_mib(self.config, self.devices))
         return NodeExecutor(sandboxes, services, reports)
 
-    def _outputs(self) -> NodeOutputLog | None:
+    def _outputs(self, job_folder: Path) -> NodeOutputLog | None:
+        """The log in the job's folder, which the access file need not be in (`--access COPY`)."""
         if not self.config.logs_mib:
             return None
-        return NodeOutputLog(self.job_folder, self.spec.name, self.config.logs_mib << 20,
+        return NodeOutputLog(job_folder, self.spec.name, self.config.logs_mib << 20,
                              self.config.logs_s, _warn)
 
 
@@ -279,7 +279,7 @@ def _make_parts(plan: WorkerPlan, environ: Mapping[str, str], scratch: Path) -> 
     spec = node_spec(config, environ, backends, plan.component, plan.name, devices, plan.het_group)
     meter, enforcer = GpuMeter(devices), enforce.probe(spec.pinned, config.enforcement)
     return _NodeParts(config, spec.held_by(enforcer.name), backends, devices, meter, scratch,
-                      enforcer, plan.access.parent)
+                      enforcer)
 
 
 @dataclass

@@ -3,6 +3,9 @@
 Amounts are gauges, in base units (bytes, seconds), as these formats recommend. Names of services,
 endpoints, components and reasons are labels, and the view bounds how many of them there are. Names
 of actions are none: each new name would be a series for ever.
+
+The id of the job is the label `tangram_job`: Prometheus itself gives each series a label `job`, the
+name of the scrape, and would rename another one.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ def metric_families(view: dict[str, Any]) -> Iterator[Any]:
     job = view["job"]
 
     def family(name: str, about: str, *labels: str) -> Any:
-        return GaugeMetricFamily(f"tangram_{name}", about, labels=["job", *labels])
+        return GaugeMetricFamily(f"tangram_{name}", about, labels=["tangram_job", *labels])
 
     for name, (about, value) in _GAUGES.items():
         gauge = family(name, about)

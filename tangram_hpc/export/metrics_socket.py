@@ -7,6 +7,7 @@ the file system's. Prometheus itself scrapes TCP only, so a site puts its agent 
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import socketserver
@@ -19,6 +20,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from ..errors import InvalidInput, TangramError
 
 _SCRAPE_S = 30.0  # a peer that is silent for so long is hung up on
+_ASK_S = 15.0  # without a scrape, after which the broker is asked whether the job still runs
 
 
 class _QuietHandler(WSGIRequestHandler):
@@ -30,6 +32,7 @@ class _QuietHandler(WSGIRequestHandler):
 
 class _UnixServer(WSGIServer):
     address_family = socket.AF_UNIX
+    quiet = False  # whether no scrape came within the last `timeout`
 
     def server_bind(self) -> None:
         """Binds without a look-up of a host name, which a path has not."""
@@ -41,6 +44,10 @@ class _UnixServer(WSGIServer):
         """Returns a connection; its peer has no address."""
         return self.socket.accept()[0], ("unix", 0)
 
+    def handle_timeout(self) -> None:
+        """Notes that nobody has asked for a while."""
+        self.quiet = True
+
 
 def serve_on(path: Path, metrics: Any) -> NoReturn:
     """Answers scrapes until the process or the job ends; removes the socket then.
@@ -51,20 +58,30 @@ def serve_on(path: Path, metrics: Any) -> NoReturn:
 
     Raises:
         InvalidInput: the socket cannot be made.
-        TangramError: a scrape could not be answered, since the job has ended.
+        TangramError: the broker does not answer, since the job has ended.
     """
+    lost: list[BaseException] = []
+    server = _listening(path)
+    server.set_app(_app(metrics, lost))
+    server.timeout = _ASK_S
+    try:
+        while not lost:
+            server.quiet = False
+            server.handle_request()
+            if server.quiet:
+                list(metrics.collect())  # raises an error if the job has ended
+        raise lost[0]
+    finally:
+        server.server_close()
+        with suppress(OSError):
+            path.unlink()
+
+
+def _app(metrics: Any, lost: list[BaseException]) -> Any:
+    """What answers a scrape; an error that ends the server is added to `lost`."""
     from prometheus_client import make_wsgi_app
 
-    _remove_stale(path)
-    before = os.umask(0o177)
-    try:
-        server = _UnixServer(str(path), _QuietHandler)  # type: ignore[arg-type]
-    except OSError as error:
-        raise InvalidInput(f"--listen {path}: {error.strerror or error}") from None
-    finally:
-        os.umask(before)
     answer = make_wsgi_app(metrics)
-    lost: list[TangramError] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Any:
         try:
@@ -73,28 +90,43 @@ def serve_on(path: Path, metrics: Any) -> NoReturn:
             lost.append(error)
             start_response("503 Service Unavailable", [])
             return [b"the job's broker does not answer\n"]
+        except (SystemExit, KeyboardInterrupt) as error:  # wsgiref catches everything
+            lost.append(error)
+            raise
 
-    server.set_app(app)
+    return app
+
+
+def _listening(path: Path) -> _UnixServer:
+    _remove_stale(path)
+    before = os.umask(0o177)
     try:
-        while not lost:
-            server.handle_request()
-        raise lost[0]
+        return _UnixServer(str(path), _QuietHandler)  # type: ignore[arg-type]
+    except OSError as error:
+        raise InvalidInput(f"--listen {path}: {error.strerror or error}") from None
     finally:
-        server.server_close()
-        with suppress(OSError):
-            path.unlink()
+        os.umask(before)
 
 
 def _remove_stale(path: Path) -> None:
+    """Removes a socket on which nobody listens.
+
+    Raises:
+        InvalidInput: something else is at this path.
+    """
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise InvalidInput(f"--listen {path}: exists, and is no socket; name another path")
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)  # the listener's queue may be full
         try:
             probe.connect(str(path))
-        except OSError:
-            path.unlink(missing_ok=True)
-            return
+        except OSError as error:
+            if error.errno in (errno.ECONNREFUSED, errno.ENOENT):
+                path.unlink(missing_ok=True)
+                return
+            if error.errno != errno.EAGAIN:  # the queue is full
+                raise InvalidInput(f"--listen {path}: {error.strerror or error}") from None
     raise InvalidInput(f"--listen {path}: another process listens there; name another path")

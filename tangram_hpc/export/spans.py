@@ -5,7 +5,8 @@ each of its actions is a span below it. Actions without a trajectory are grouped
 and actions without either are traces of their own.
 
 Ids are digests of job, trajectory and action. So an export that is repeated, or that was cut off,
-sends the same spans again, and a store that knows them keeps them once.
+sends the same spans again, and a store that knows them keeps them once. The root span of a
+trajectory that goes on is an exception: its id stays, and its end is the last result so far.
 """
 
 from __future__ import annotations

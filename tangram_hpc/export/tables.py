@@ -15,7 +15,7 @@ from typing import IO, Any
 from ..accounting.fields import job_id
 from ..accounting.flat import COLUMNS, FlatColumn, storable
 from ..accounting.record import ActionRecord
-from ..errors import InvalidInput, MissingExtra, how_to_install
+from ..errors import MissingExtra, how_to_install
 
 TABLE_COLUMNS = (
     FlatColumn("job", str, lambda r: storable(r.job)),
@@ -48,7 +48,7 @@ def write_parquet(records: Iterable[ActionRecord], path: Path) -> int:
 
     Raises:
         MissingExtra: pyarrow is not installed.
-        InvalidInput: the file cannot be written.
+        OSError: the file cannot be written.
     """
     try:
         import pyarrow
@@ -59,13 +59,10 @@ def write_parquet(records: Iterable[ActionRecord], path: Path) -> int:
     kinds = {int: pyarrow.int64(), str: pyarrow.string()}
     schema = pyarrow.schema([(column.name, kinds[column.kind]) for column in TABLE_COLUMNS])
     count, rest = 0, _rows(records)
-    try:
-        with pyarrow.parquet.ParquetWriter(str(path), schema) as writer:
-            while rows := list(islice(rest, _ROWS)):
-                arrays = [pyarrow.array(values, field.type)
-                          for values, field in zip(zip(*rows, strict=True), schema, strict=True)]
-                writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
-                count += len(rows)
-    except OSError as error:
-        raise InvalidInput(f"--output {path}: {error.strerror or error}") from None
+    with pyarrow.parquet.ParquetWriter(str(path), schema) as writer:
+        while rows := list(islice(rest, _ROWS)):
+            arrays = [pyarrow.array(values, field.type)
+                      for values, field in zip(zip(*rows, strict=True), schema, strict=True)]
+            writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+            count += len(rows)
     return count

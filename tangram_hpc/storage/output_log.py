@@ -1,22 +1,28 @@
 """Keeps what commands wrote, for `tangram logs`: a log of a bounded size for each node of a job.
 
 A job may run millions of short commands, so a file for each would overload a shared file system.
-All output of a node goes into segments instead, files that only grow: `outputs/NODE/1.out`,
-`2.out`, ... of the job's folder. When the segments of a node exceed their quota, or are older than
-they may be, the oldest is removed.
+All output of a node goes into segments instead, files that only grow: `outputs/NODE/1-WRITER.out`,
+`2-WRITER.out`, ... of the job's folder. When the segments of a node exceed their quota, or are
+older than they may be, the one that was written to least recently is removed.
+
+Two workers may have one node's name, such as workers of two allocations on one host. They share the
+node's folder and its quota. `WRITER` is random for each worker, so none writes to another's
+segment; one that finds its segment removed begins the next.
 
 A record (`record_file.py`) is a msgpack array: action, lease, stream, data. The lease tells
 attempts of one action apart. Readers skip a torn end: it is being written, or its writer was
-killed.
+killed. Until a writer has begun its next segment, they also take damage for what is not there yet:
+another client of a network file system may see the size of a file before its content.
 
 Writing must never hold up a worker, and the folder may be on a slow file system. So a thread
 writes, and while it does not keep up, no more than `WAITING_MAX` bytes wait; what exceeds them is
-dropped, and a record of the stream `DROPPED` says how many bytes were.
+dropped, and a record of the stream `DROPPED` says to each attempt how many of its bytes were.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,9 +32,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..errors import InvalidInput
 from ..protocol.reading import reader
-from .record_file import framed, read_records
+from .record_file import Damaged, framed, read_records
 
 FOLDER = "outputs"
 OUT, ERR, DROPPED = 1, 2, 3
@@ -36,7 +41,6 @@ WAITING_MAX = 16 << 20  # bytes that wait for the writer
 _SEGMENTS = 8  # parts of the quota: so much of it is lost at once when the oldest is removed
 _PIECE = 1 << 16  # bytes of a record, at most
 _GATHER_S = 0.1  # output of this time is written at once
-_REMEDY = "Remove the file to see what the other segments hold."
 _encode = msgspec.msgpack.Encoder().encode
 _decode = reader(tuple[int, int, int, bytes])
 
@@ -73,9 +77,11 @@ class NodeOutputLog:
         self._most = max_bytes // _SEGMENTS  # bytes of a segment
         self._changed = threading.Condition()
         self._waiting: list[bytes] = []
-        self._size = self._dropped = 0
-        self._closed = False
-        self._file = -1
+        self._size = 0
+        self._dropped: dict[tuple[int, int], int] = {}  # bytes, by action and lease
+        self._closed = self._failed = False
+        self._writer = secrets.token_hex(4)
+        self._file, self._path = -1, self._folder
         self._number = self._written = 0
         self._began_s = self._wrote_s = 0.0
         self._thread = threading.Thread(target=self._run, name="output log", daemon=True)
@@ -89,17 +95,23 @@ class NodeOutputLog:
     def _add(self, action: int, lease: int, stream: int, data: bytes) -> None:
         record = framed(_encode((action, lease, stream, data)))
         with self._changed:
-            if self._size + len(record) > WAITING_MAX:
-                self._dropped += len(data)
+            if self._failed:
                 return
-            if self._dropped:
-                said = _encode((action, lease, DROPPED, b"%d" % self._dropped))
-                self._waiting.append(framed(said))
-                self._dropped = 0
+            if self._size + len(record) > WAITING_MAX:
+                key = action, lease
+                self._dropped[key] = self._dropped.get(key, 0) + len(data)
+                return
+            self._tell_dropped()
             self._waiting.append(record)
             if not self._size:
                 self._changed.notify()
             self._size += len(record)
+
+    def _tell_dropped(self) -> None:
+        """Adds a record for each attempt of which bytes were dropped; the lock is held."""
+        for (action, lease), size in self._dropped.items():
+            self._waiting.append(framed(_encode((action, lease, DROPPED, b"%d" % size))))
+        self._dropped.clear()
 
     def close(self) -> None:
         """See `ports.OutputLog`."""
@@ -119,7 +131,8 @@ class NodeOutputLog:
         self._end_segment()
         with self._changed:
             self._waiting.clear()
-            self._size = WAITING_MAX  # output that comes now is dropped
+            self._dropped.clear()
+            self._failed = True  # output that comes now is dropped
 
     def _write_next(self) -> bool:
         """Waits for output and writes it; returns False after the last."""
@@ -133,6 +146,7 @@ class NodeOutputLog:
         if not closed:
             time.sleep(_GATHER_S)
         with self._changed:
+            self._tell_dropped()
             records, self._waiting, self._size = self._waiting, [], 0
         batch: list[bytes] = []
         size = 0
@@ -153,7 +167,8 @@ class NodeOutputLog:
     def _write(self, data: bytes) -> None:
         now = time.monotonic()
         stale = self._keep_s and now - self._began_s > self._keep_s / _SEGMENTS
-        if self._file < 0 or stale or self._written + len(data) > self._most:
+        gone = self._file >= 0 and not os.fstat(self._file).st_nlink  # by another worker's quota
+        if self._file < 0 or gone or stale or self._written + len(data) > self._most:
             self._next_segment()
         view = memoryview(data)
         while view:
@@ -163,12 +178,17 @@ class NodeOutputLog:
 
     def _next_segment(self) -> None:
         self._end_segment()
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in (self._folder.parent, self._folder):  # `parents` would not apply the mode
+            folder.mkdir(exist_ok=True, mode=0o700)
         there = max((number for number, _ in segments(self._folder)), default=0)
-        self._number = 1 + max(self._number, there)  # readers know a segment by its name
+        self._number = max(self._number, there)
         self._remove_old()
-        self._file = os.open(self._folder / f"{self._number}.out",
-                             os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+        while self._file < 0:
+            self._number += 1  # readers know a segment by its name
+            self._path = self._folder / f"{self._number}-{self._writer}.out"
+            with suppress(FileExistsError):
+                self._file = os.open(self._path,
+                                     os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
         self._written, self._began_s = 0, time.monotonic()
 
     def _end_segment(self) -> None:
@@ -182,19 +202,25 @@ class NodeOutputLog:
         """
         if self._keep_s and time.monotonic() - self._wrote_s > self._keep_s:
             self._end_segment()
-        found = [(path, path.stat()) for _, path in segments(self._folder)]
-        total = sum(status.st_size for _, status in found)
-        for path, status in found[:-1] if self._file >= 0 else found:
-            old = self._keep_s and time.time() - status.st_mtime > self._keep_s
+        found: list[tuple[int, int, int, Path]] = []
+        for number, path in segments(self._folder):
+            with suppress(FileNotFoundError):  # another worker of this node removed it just now
+                status = path.stat()
+                found.append((status.st_mtime_ns, number, status.st_size, path))
+        total = sum(size for _, _, size, _ in found)
+        for written_ns, _, size, path in sorted(found):
+            old = self._keep_s and time.time() - written_ns / 1e9 > self._keep_s
             if total + self._most <= self._max and not old:
                 break
-            path.unlink(missing_ok=True)
-            total -= status.st_size
+            if self._file < 0 or path != self._path:
+                path.unlink(missing_ok=True)
+                total -= size
 
 
 def segments(folder: Path) -> list[tuple[int, Path]]:
     """Returns the numbers and the paths of a node's segments, oldest first."""
-    return sorted((int(path.stem), path) for path in folder.glob("*.out") if path.stem.isdecimal())
+    return sorted((int(number), path) for path in folder.glob("*.out")
+                  if (number := path.stem.partition("-")[0]).isdecimal())
 
 
 class OutputReader:
@@ -203,10 +229,11 @@ class OutputReader:
     Args:
         job_folder: the folder of the job.
         action: the id of the action.
+        warn: is told, in one line, of each segment that is damaged.
     """
 
-    def __init__(self, job_folder: Path, action: int) -> None:
-        self._folder, self._action = job_folder / FOLDER, action
+    def __init__(self, job_folder: Path, action: int, warn: Callable[[str], None]) -> None:
+        self._folder, self._action, self._warn = job_folder / FOLDER, action, warn
         self._read: dict[Path, int] = {}  # how much of each segment was read
         self._over: set[Path] = set()  # segments that were read and grow no more
 
@@ -217,32 +244,33 @@ class OutputReader:
 
     def new(self) -> Iterator[KeptPiece]:
         """Yields what was added since the last call, oldest first for each node. O(bytes added to
-        all segments).
-
-        Raises:
-            InvalidInput: a segment is damaged; what stands before the damage was yielded.
+        all segments of all nodes).
         """
         for node in sorted(self._folder.glob("*")):
             paths = [path for _, path in segments(node)]
+            growing = set({_writer(path): path for path in paths}.values())  # the last of each
             for path in paths:
                 if path not in self._over:
                     with suppress(FileNotFoundError):  # it was removed just now
-                        yield from self._new_of(path)
-            self._over.update(paths[:-1])
+                        yield from self._new_of(path, path in growing)
+            self._over.update(path for path in paths if path not in growing)
 
-    def _new_of(self, path: Path) -> Iterator[KeptPiece]:
+    def _new_of(self, path: Path, growing: bool) -> Iterator[KeptPiece]:
         begin = self._read.get(path, 0)
         with open(path, "rb") as file:
             file.seek(begin)
             data = file.read()
-        at = 0
-        for offset, body in read_records(data, 0, str(path), _REMEDY):
-            at = offset + len(body) + 1
-            self._read[path] = begin + at
-            try:
+        try:
+            for offset, body in read_records(data, 0, str(path), ""):
                 action, lease, stream, piece = _decode(body)
-            except msgspec.DecodeError:
-                raise InvalidInput(f"{path}: byte {begin + offset} begins no record of output; "
-                                   f"{_REMEDY}") from None
-            if action == self._action:
-                yield KeptPiece(lease, stream, piece)
+                self._read[path] = begin + offset + len(body) + 1
+                if action == self._action:
+                    yield KeptPiece(lease, stream, piece)
+        except (Damaged, msgspec.DecodeError):
+            if not growing:
+                self._warn(f"{path}: damaged at byte {self._read.get(path, 0)}; what this segment "
+                           "holds from there on is not shown")
+
+
+def _writer(path: Path) -> str:
+    return path.stem.partition("-")[2]

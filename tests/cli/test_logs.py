@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,9 @@ import pytest
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.cli import main
-from tangram_hpc.cli.views.logs_verb import _last_lines
+from tangram_hpc.cli.views import logs_verb
+from tangram_hpc.cli.views.logs_verb import _last_lines, _Printer
+from tangram_hpc.errors import AccessError, BrokerUnreachable
 from tangram_hpc.storage.output_log import ERR, OUT, KeptPiece
 
 JOB = "kept"
@@ -36,11 +40,13 @@ def logs(*words: str) -> tuple[int, bytes, bytes]:
 
 def kept(action: str, size: int) -> bytes:
     """Standard output of an action, as soon as so many bytes are kept."""
+    end_s = time.monotonic() + 60
     while True:
         status, out, err = logs(action, "--stdout")
         if status == 0 and len(out) >= size:
             return out
-        assert status in (0, 2), err
+        assert status in (0, 2) and time.monotonic() < end_s, (status, out, err)
+        time.sleep(0.1)
 
 
 def test_what_commands_wrote_is_kept_once(cluster: LocalCluster) -> None:
@@ -71,13 +77,53 @@ def test_follow_shows_a_running_action_and_ends_with_it(cluster: LocalCluster, t
                                           "echo went"], cwd=str(tmp_path), trusted=True)
     follower = subprocess.Popen([sys.executable, "-m", "tangram_hpc", "logs", "-f", "-j", JOB,
                                  running.id], stdout=subprocess.PIPE)
-    assert follower.stdout is not None
-    assert follower.stdout.readline() == b"begun\n"  # it still runs
-    assert not running.done()
-    (tmp_path / "go").touch()
-    running.result(60)
-    assert follower.stdout.readline() == b"went\n"
-    assert follower.wait(60) == 0 and follower.stdout.read() == b""
+    try:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == b"begun\n"  # it still runs
+        assert not running.done()
+        (tmp_path / "go").touch()
+        running.result(60)
+        assert follower.stdout.readline() == b"went\n"
+        assert follower.wait(60) == 0 and follower.stdout.read() == b""
+    finally:
+        (tmp_path / "go").touch()
+        follower.kill()
+        follower.wait(60)
+
+
+class Broker:
+    """Answers from a list; an error is raised."""
+
+    def __init__(self, *answers: dict[str, str] | Exception) -> None:
+        self.answers, self.joined, self.left = list(answers), 0, 0
+
+    def connect(self, job: str, name: str) -> Broker:
+        self.joined += 1
+        return self
+
+    def ask(self, what: str, action: str) -> dict[str, str]:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self.left += 1
+
+
+def test_follow_is_one_client_and_outlives_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = BrokerUnreachable("no answer")
+    broker = Broker({"state": "RUNNING"}, {"state": "RUNNING"}, lost, {"state": "RUNNING"},
+                    {"state": "COMPLETED"})
+    monkeypatch.setattr(logs_verb, "connect_to", broker.connect)
+    asking = logs_verb._Asking("4711", "1.1")
+    assert [asking.is_over() for _ in range(5)] == [False] * 4 + [True]
+    asking.close()
+    assert (broker.joined, broker.left) == (2, 2)
+    broker.answers = [lost, lost, AccessError("the job has ended")]
+    assert not asking.is_over()
+    monkeypatch.setattr(logs_verb, "_LOST_S", 0.0)
+    assert asking.is_over() and asking.is_over()
 
 
 def test_a_secret_is_not_in_the_files(cluster: LocalCluster) -> None:
@@ -94,6 +140,28 @@ def test_a_secret_is_not_in_the_files(cluster: LocalCluster) -> None:
     assert kept(split.id, 26) == b"[secret KEY].[secret KEY]\n"
     files = list((cluster.access.parent / "outputs").rglob("*.out"))
     assert files and not [path for path in files if value.encode() in path.read_bytes()]
+
+
+def test_a_worker_with_a_copy_of_the_access_file_writes_to_the_job_folder(
+        cluster: LocalCluster, tmp_path: Path) -> None:
+    copy = tmp_path / "worker.json"
+    copy.touch(mode=0o600)
+    copy.write_bytes(cluster.access.with_name("worker.json").read_bytes())
+    worker = subprocess.Popen([sys.executable, "-m", "tangram_hpc", "worker", "--access", str(copy),
+                               "--name", "far", "--cpus", "4"],
+                              env=os.environ | {"TANGRAM_LOGS_MIB": "16"})
+    try:
+        end_s = time.monotonic() + 60
+        while cluster.ask("info")["nodes"] < 2:
+            assert time.monotonic() < end_s and worker.poll() is None
+            time.sleep(0.05)
+        run = cluster.submit(["echo", "far"], cpus=4, trusted=True)
+        run.result(60)
+        assert kept(run.id, 4) == b"far\n"
+        assert [*tmp_path.iterdir()] == [copy]
+    finally:
+        worker.terminate()
+        worker.wait(60)
 
 
 def test_nothing_is_kept_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -124,3 +192,13 @@ def test_a_terminal_is_shown_escapes(cluster: LocalCluster, monkeypatch: pytest.
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert main(["logs", run.id, "-j", JOB, "--stdout"]) == 0
     assert capsys.readouterr().out == "a\tb\\x1b[31m\n"
+
+
+def test_a_character_may_be_in_two_pieces(monkeypatch: pytest.MonkeyPatch,
+                                          capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    printer = _Printer((1,))
+    printer.show([KeptPiece(1, OUT, b"a\xc3"), KeptPiece(1, ERR, b"x"), KeptPiece(1, OUT, b"\xa9"),
+                  KeptPiece(1, OUT, b"\xe2\x82")])
+    printer.end()
+    assert capsys.readouterr().out == "a\u00e9\ufffd"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import gzip
 import io
 import json
 import threading
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ import pytest
 from helpers.recorded_job import busy_job, write_job
 
 from tangram_hpc.cli import main
+from tangram_hpc.cli.views import export_verb
+from tangram_hpc.errors import InvalidInput
 from tangram_hpc.export.usage_record import NAMESPACE
 
 
@@ -79,6 +84,31 @@ def test_usage_records_are_xml_with_the_times_of_acct(capsys: pytest.CaptureFixt
         assert seconds == action["elapsed_ns"] // 10**6 / 1000
         assert text["Host"] == action["host"]
         assert record.find(f".//{tag}LocalJobId").text == action["job_id"]
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "usage-record"])
+def test_a_file_stays_until_the_new_one_is_complete(form: str, tmp_path: Path,
+                                                    monkeypatch: pytest.MonkeyPatch,
+                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    if form == "parquet":
+        pytest.importorskip("pyarrow.parquet")
+    file, words = tmp_path / "file", ["export", form, "-o", str(tmp_path / "file"), "-j"]
+    file.write_text("last month")
+    assert main([*words, "no-such-job"]) == 2
+
+    def cut_off(args: argparse.Namespace, read: Any = export_verb._read_records) -> Iterator[Any]:
+        yield from islice(read(args), 2)
+        raise InvalidInput("the journal is damaged")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(export_verb, "_read_records", cut_off)
+        assert main([*words, "4711"]) == 2
+    assert "damaged" in capsys.readouterr().err
+    assert file.read_text() == "last month" and [*tmp_path.iterdir()] == [file]
+    link = tmp_path / "link"
+    link.symlink_to("file")
+    assert main(["export", form, "-o", str(link), "-j", "4711"]) == 0
+    assert link.is_symlink() and len(file.read_bytes()) > 1000 and len([*tmp_path.iterdir()]) == 2
 
 
 def test_a_text_that_xml_cannot_hold_is_shown_otherwise() -> None:

@@ -11,8 +11,10 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.cli import main
+from tangram_hpc.errors import InvalidInput, TangramError
+from tangram_hpc.export import metrics_socket
 from tangram_hpc.export.metrics import DASHBOARD
 
 
@@ -55,7 +59,7 @@ def test_the_textfile_has_the_figures_of_the_job(cluster: LocalCluster, tmp_path
     assert main(["export", "metrics", "-o", str(file)]) == 0
     assert stat.S_IMODE(file.stat().st_mode) & 0o444 and list(tmp_path.iterdir()) == [file]
     found, info = samples(file.read_text()), cluster.ask("info")
-    of_job = {"job": "4711"}
+    of_job = {"tangram_job": "4711"}
     for name, value in (("cpus_held", info["cpus"]), ("gpus_held", info["gpus"]),
                         ("mem_held_bytes", info["mem_mib"] << 20), ("nodes", info["nodes"]),
                         ("cpus_lent", 0), ("sessions", info["sessions"])):
@@ -66,7 +70,7 @@ def test_the_textfile_has_the_figures_of_the_job(cluster: LocalCluster, tmp_path
 
 def test_a_name_from_a_model_stays_inside_its_label(cluster: LocalCluster,
                                                     capsys: pytest.CaptureFixture[str]) -> None:
-    name = 'x"}1{job="\\'
+    name = 'x"}1{tangram_job="\\'
     cluster.register_service(name, {"backend": "fake"})
     assert main(["export", "metrics"]) == 0
     found = samples(capsys.readouterr().out)
@@ -106,27 +110,87 @@ def scrape(path: Path, accept: str = "") -> tuple[str, str]:
     return head, body
 
 
+def until(done: Callable[[], Any], process: subprocess.Popen[bytes]) -> Any:
+    """What a function returns, as soon as that is true; the process must run until then."""
+    end_s = time.monotonic() + 60
+    while not (found := done()):
+        assert process.poll() is None and time.monotonic() < end_s
+        time.sleep(0.05)
+    return found
+
+
+def exporter(*words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "tangram_hpc", "export", "metrics", *words],
+                            env=os.environ, stderr=subprocess.PIPE)
+
+
 def test_a_socket_answers_its_owner_alone(cluster: LocalCluster, tmp_path: Path) -> None:
     path = tmp_path / "m.sock"
     with socket.socket(socket.AF_UNIX) as left:  # of a process that was killed
         left.bind(str(path))
-    server = subprocess.Popen([sys.executable, "-m", "tangram_hpc", "export", "metrics",
-                               "--listen", str(path)], env=os.environ, stderr=subprocess.PIPE)
+    server = exporter("--listen", str(path))
+
+    def answer() -> tuple[str, str] | None:
+        try:
+            return scrape(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return None
+
     try:
-        while True:
-            try:
-                head, body = scrape(path)
-                break
-            except (ConnectionRefusedError, FileNotFoundError):
-                assert server.poll() is None, server.communicate()
+        head, body = until(answer, server)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert " 200 " in head and samples(body)["tangram_cpus_held"] == [({"job": "4711"}, 3.0)]
+        assert " 200 " in head
+        assert samples(body)["tangram_cpus_held"] == [({"tangram_job": "4711"}, 3.0)]
         head, body = scrape(path, "application/openmetrics-text; version=1.0.0")
         assert "application/openmetrics-text" in head and body.endswith("# EOF\n")
         assert main(["export", "metrics", "--listen", str(path)]) == 2  # somebody listens there
     finally:
         server.terminate()
         server.communicate(timeout=30)
+    assert server.returncode == 143 and not path.exists()
+
+
+def test_the_file_goes_with_its_writer(cluster: LocalCluster, tmp_path: Path) -> None:
+    file = tmp_path / "tangram.prom"
+    writer = exporter("-o", str(file), "-i", "60")
+    try:
+        until(file.exists, writer)
+    finally:
+        writer.terminate()
+        writer.communicate(timeout=30)
+    assert writer.returncode == 143 and not list(tmp_path.iterdir())
+
+
+class Ended:
+    """A registry of a job that has ended."""
+
+    def collect(self) -> list[Any]:
+        raise TangramError("the job has ended")
+
+
+def test_the_end_of_a_job_is_noticed_without_a_scrape(tmp_path: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_socket, "_ASK_S", 0.05)
+    with pytest.raises(TangramError, match="has ended"):
+        metrics_socket.serve_on(tmp_path / "m.sock", Ended())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_socket_of_somebody_else_stays(tmp_path: Path) -> None:
+    path = tmp_path / "m.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(str(path))
+        with pytest.raises(InvalidInput, match=r"m\.sock"):
+            metrics_socket.serve_on(path, Ended())
+    assert path.exists()
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as waits:
+        busy.bind(str(path))
+        busy.listen(0)
+        waits.connect(str(path))  # the queue is full
+        with pytest.raises(InvalidInput, match="another process listens"):
+            metrics_socket.serve_on(path, Ended())
+    assert path.exists()
 
 
 def test_wrong_words_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]

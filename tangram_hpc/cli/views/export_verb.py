@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from ..helpers import acct_jobs, ids, running_job
 
@@ -72,9 +74,8 @@ def _output(act: Any) -> None:
 
 
 def _metrics(args: argparse.Namespace) -> int:
-    from ...errors import BrokerUnreachable, InvalidInput
+    from ...errors import InvalidInput
     from ...export.metrics import as_text, registry
-    from ...export.metrics_socket import serve_on
 
     if args.listen is not None and (args.output is not None or args.iterate is not None):
         raise InvalidInput("--listen: the socket answers each scrape; leave -o and -i out")
@@ -85,18 +86,34 @@ def _metrics(args: argparse.Namespace) -> int:
         if args.iterate is None and args.listen is None:
             _write(args.output, as_text(metrics).decode())
             return 0
-        try:
-            if args.listen is not None:
-                serve_on(args.listen, metrics)
-            while True:
-                _write(args.output, as_text(metrics).decode())
-                time.sleep(args.iterate)
-        except BrokerUnreachable as error:
-            print(f"tangram: the job has ended ({error})", file=sys.stderr)
-        finally:
-            if args.output is not None:  # figures of a job that is over would stay for ever
-                args.output.unlink(missing_ok=True)
+        _go_on(args, metrics)
     return 0
+
+
+def _go_on(args: argparse.Namespace, metrics: Any) -> None:
+    """Answers scrapes or writes the file, until the job ends or a signal comes."""
+    from ...errors import BrokerUnreachable
+    from ...export.metrics import as_text
+    from ...export.metrics_socket import serve_on
+
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        if args.listen is not None:
+            serve_on(args.listen, metrics)
+        while True:
+            _write(args.output, as_text(metrics).decode())
+            time.sleep(args.iterate)
+    except BrokerUnreachable as error:
+        print(f"tangram: the job has ended ({error})", file=sys.stderr)
+    finally:
+        if args.output is not None:  # figures of a job that is over would stay for ever
+            args.output.unlink(missing_ok=True)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    """Ends the process so that its file or socket is removed on the way out."""
+    raise SystemExit(128 + number)
 
 
 def _grafana(args: argparse.Namespace) -> int:
@@ -109,7 +126,17 @@ def _grafana(args: argparse.Namespace) -> int:
 # ---- the actions of jobs -----------------------------------------------------------------------
 
 
-def _records(args: argparse.Namespace) -> Iterator[ActionRecord]:
+def _records(args: argparse.Namespace) -> Iterable[ActionRecord]:
+    """The records of the jobs that are named.
+
+    Raises:
+        InvalidInput: a job is not known; it is raised before anything is written.
+    """
+    records = _read_records(args)
+    return chain(list(islice(records, 1)), records)
+
+
+def _read_records(args: argparse.Namespace) -> Iterator[ActionRecord]:
     from ...accounting.selection import Selection
 
     named = args.jobs or acct_jobs.jobs_in_question(every=False)
@@ -128,23 +155,27 @@ def _otel(args: argparse.Namespace) -> int:
 def _csv(args: argparse.Namespace) -> int:
     from ...export.tables import write_csv
 
+    records = _records(args)
     with _file(args.output) as file:
-        write_csv(_records(args), file)
+        write_csv(records, file)
     return 0
 
 
 def _parquet(args: argparse.Namespace) -> int:
     from ...export.tables import write_parquet
 
-    write_parquet(_records(args), args.output)
+    records = _records(args)
+    with _replaced(args.output) as temporary:
+        write_parquet(records, temporary)
     return 0
 
 
 def _usage(args: argparse.Namespace) -> int:
     from ...export.usage_record import write_usage_records
 
+    records = _records(args)
     with _file(args.output) as file:
-        write_usage_records(_records(args), file, time.time_ns())
+        write_usage_records(records, file, time.time_ns())
     return 0
 
 
@@ -167,14 +198,27 @@ def _write(path: Path | None, text: str) -> None:
 
 @contextlib.contextmanager
 def _file(path: Path | None) -> Iterator[IO[str]]:
-    """Stdout, or a file that is written as the records are read."""
-    from ...errors import InvalidInput
-
+    """Stdout, or a file that is written as the records are read, and is complete when it appears.
+    """
     if path is None:
         yield sys.stdout
         return
+    with _replaced(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _replaced(path: Path) -> Iterator[Path]:
+    """A temporary file that takes the place of a file if no error is raised."""
+    from ...atomic_file import replacing
+    from ...errors import InvalidInput
+
+    path = path.resolve()  # a link stays
     try:
-        with open(path, "w", encoding="utf-8", newline="") as file:
-            yield file
+        if path.exists() and not path.is_file():  # such as /dev/stdout, or a pipe
+            yield path
+            return
+        with replacing(path) as temporary:
+            yield temporary
     except OSError as error:
-        raise InvalidInput(f"--output {path}: {error.strerror}") from None
+        raise InvalidInput(f"--output {path}: {error.strerror or error}") from None

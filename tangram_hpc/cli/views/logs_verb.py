@@ -7,6 +7,7 @@ broker is asked only by `--follow`, whether the action may still write.
 from __future__ import annotations
 
 import argparse
+import codecs
 import os
 import sys
 import time
@@ -19,10 +20,12 @@ from ..helpers.printable import printable
 from ..helpers.running_job import connect_to
 
 if TYPE_CHECKING:
+    from ...client.client import Client
     from ...storage.output_log import KeptPiece, OutputReader
 
 _LOOK_S = 0.5  # between two looks for new output
 _ASK_S = 5.0  # of silence, before the broker is asked whether the action has ended
+_LOST_S = 60.0  # without a broker, after which nothing more is waited for
 _LATE_S = 1.0  # by which output may reach the folder after the action's end
 
 
@@ -68,17 +71,23 @@ def go(args: argparse.Namespace) -> int:
     action = args.action.action
     job = args.job or args.action.job or last_job(os.environ)
     folder = job_dir(os.environ, job)
-    reader = OutputReader(folder, args.action.number)
+    reader = OutputReader(folder, args.action.number, _warn)
+    printer = _Printer(args.streams)
     pieces = list(reader.new())
     if not pieces and not args.follow:
         raise InvalidInput(f"ACTION: {_nothing(action, folder, reader)}")
     if pieces and not args.all_attempts:
         last = max(piece.lease for piece in pieces)
         pieces = [piece for piece in pieces if piece.lease == last]
-    _print(pieces if args.tail is None else _last_lines(pieces, args.tail), args.streams)
-    if args.follow and not _follow(reader, job, action, args.streams) and not pieces:
+    printer.show(pieces if args.tail is None else _last_lines(pieces, args.tail))
+    if args.follow and not _follow(reader, printer, job, action) and not pieces:
         raise InvalidInput(f"ACTION: {_nothing(action, folder, reader)}")
+    printer.end()
     return 0
+
+
+def _warn(text: str) -> None:
+    print(f"tangram: warning: {text}", file=sys.stderr)
 
 
 def _nothing(action: str, folder: Path, reader: OutputReader) -> str:
@@ -92,38 +101,70 @@ def _nothing(action: str, folder: Path, reader: OutputReader) -> str:
             "function or a call of a service, or later output has taken its place (`logs_mib`)")
 
 
-def _follow(reader: OutputReader, job: str, action: str, streams: tuple[int, ...]) -> bool:
+def _follow(reader: OutputReader, printer: _Printer, job: str, action: str) -> bool:
     """Prints what comes, until the action has ended and its last output has had time to come.
     Returns whether anything came.
     """
-    came = False
+    came, asking = False, _Asking(job, action)
     end_s, heard_s = float("inf"), time.monotonic() - _ASK_S
-    while True:
-        now = time.monotonic()
-        pieces = list(reader.new())
-        _print(pieces, streams)
-        if pieces:
-            came, heard_s = True, now
-        elif now > end_s:
-            return came
-        elif end_s == float("inf") and now - heard_s >= _ASK_S:
-            heard_s = now
-            if _over(job, action):
-                end_s = now + _LATE_S
-        time.sleep(_LOOK_S)
-
-
-def _over(job: str, action: str) -> bool:
-    """Whether the action can write nothing any more."""
-    from ...domain.states import ENDED
-    from ...errors import AccessError, BrokerUnreachable
-
     try:
-        with connect_to(job, "tangram logs") as client:
-            told = client.ask("explain", action)
-    except (AccessError, BrokerUnreachable):
-        return True
-    return "error" in told or told.get("state") in {state.value for state in ENDED}
+        while True:
+            now = time.monotonic()
+            pieces = list(reader.new())
+            printer.show(pieces)
+            if pieces:
+                came, heard_s = True, now
+            elif now > end_s:
+                return came
+            elif end_s == float("inf") and now - heard_s >= _ASK_S:
+                heard_s = now
+                if asking.is_over():
+                    end_s = now + _LATE_S
+            time.sleep(_LOOK_S)
+    finally:
+        asking.close()
+
+
+class _Asking:
+    """Asks the broker whether an action has ended, as one client: the journal keeps each client.
+
+    Args:
+        job: id of the job.
+        action: id of the action.
+    """
+
+    def __init__(self, job: str, action: str) -> None:
+        self._job, self._action = job, action
+        self._client: Client | None = None
+        self._lost_s = 0.0  # when the broker first did not answer; 0 if it does
+
+    def is_over(self) -> bool:
+        """Whether the action can write nothing any more. A broker that does not answer may be
+        followed by another, so it is asked again for a while.
+        """
+        from ...domain.states import ENDED
+        from ...errors import AccessError, BrokerUnreachable
+
+        try:
+            if self._client is None:
+                self._client = connect_to(self._job, "tangram logs")
+            told = self._client.ask("explain", self._action)
+        except AccessError:
+            return True
+        except BrokerUnreachable:
+            self.close()
+            self._lost_s = self._lost_s or time.monotonic()
+            if lost := time.monotonic() - self._lost_s > _LOST_S:
+                _warn("the job's broker does not answer; the action may still write")
+            return lost
+        self._lost_s = 0.0
+        return "error" in told or told.get("state") in {state.value for state in ENDED}
+
+    def close(self) -> None:
+        """Leaves the job."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
 
 def _last_lines(pieces: list[KeptPiece], count: int) -> list[KeptPiece]:
@@ -150,24 +191,42 @@ def _last_lines(pieces: list[KeptPiece], count: int) -> list[KeptPiece]:
     return found[::-1]
 
 
-def _print(pieces: Iterable[KeptPiece], streams: tuple[int, ...]) -> None:
-    from ...storage.output_log import DROPPED
+class _Printer:
+    """Writes pieces to stdout and stderr.
 
-    for piece in pieces:
-        if piece.stream == DROPPED:
-            print(f"tangram: warning: {piece.data.decode()} bytes of this node's output before "
-                  "here were not kept, as they could not be written fast enough", file=sys.stderr)
-        elif piece.stream in streams:
-            _emit(sys.stdout if piece.stream == 1 else sys.stderr, piece.data)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    Args:
+        streams: the streams that are wanted.
+    """
 
+    def __init__(self, streams: tuple[int, ...]) -> None:
+        self._streams = streams
+        # for terminals: a character may begin in one piece and end in the next
+        decoder = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {stream: decoder("replace") for stream in streams}
 
-def _emit(file: Any, data: bytes) -> None:
-    """Writes bytes as they are, or to a terminal so that they cannot change it."""
-    if file.isatty():
-        text = data.decode(errors="replace")
-        file.write("\t".join(printable(part, lines=True) for part in text.split("\t")))
-    else:
-        file.flush()
-        file.buffer.write(data)
+    def show(self, pieces: Iterable[KeptPiece]) -> None:
+        """Writes pieces as they are, or to a terminal so that they cannot change it."""
+        from ...storage.output_log import DROPPED
+
+        for piece in pieces:
+            if piece.stream == DROPPED:
+                _warn(f"{piece.data.decode()} bytes of this action's output before here were not "
+                      "kept, as they could not be written fast enough")
+            elif piece.stream in self._streams:
+                self._emit(piece.stream, piece.data)
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Shows what stands in place of a character that has not ended."""
+        for stream in self._streams:
+            self._emit(stream, b"", final=True)
+
+    def _emit(self, stream: int, data: bytes, final: bool = False) -> None:
+        file: Any = sys.stdout if stream == 1 else sys.stderr
+        if file.isatty():
+            text = self._decoders[stream].decode(data, final)
+            file.write("\t".join(printable(part, lines=True) for part in text.split("\t")))
+        elif data:
+            file.flush()
+            file.buffer.write(data)

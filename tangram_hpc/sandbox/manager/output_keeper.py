@@ -7,11 +7,12 @@ what came in chunks, and takes from the result what follows it.
 
 A secret that a session was given by name must not lie in a file because a command has printed it.
 Its value is replaced by its variable's name, also where two chunks share it: the end of a chunk
-that may be the beginning of a value waits for the next chunk.
+that may be the beginning of a value waits for the next chunk. Values under 4 bytes are not masked.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -26,15 +27,20 @@ _SHORTEST = 4  # bytes of a value that is masked: a shorter one would hit ordina
 class SecretMask:
     """Replaces secrets in one stream of bytes.
 
+    However the stream is cut into chunks, the output is that of one chunk: at each place the
+    longest value that begins there is replaced, from left to right.
+
     Args:
-        secrets: the values by the names of their variables.
+        secrets: the values by the names of their variables. Values under 4 bytes are not masked.
     """
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
-        found = {value.encode(): name for name, value in secrets.items()
+        found = {value.encode(): f"[secret {name}]".encode() for name, value in secrets.items()
                  if len(value.encode()) >= _SHORTEST}
-        # a longer value first: it may contain a shorter one
-        self._values = sorted(found.items(), key=lambda pair: (-len(pair[0]), pair[0]))
+        self._values = sorted(found, key=lambda value: (-len(value), value))
+        self._names = found
+        # a longer value first: a shorter one may be its beginning
+        self._any = re.compile(b"|".join(map(re.escape, self._values)))
         self._rest = b""
 
     def feed(self, data: bytes) -> bytes:
@@ -42,23 +48,56 @@ class SecretMask:
         if not self._values:
             return data
         data = self._rest + data
-        for value, name in self._values:
-            data = data.replace(value, f"[secret {name}]".encode())
-        held = max(_begun(data, value) for value, _ in self._values)
-        self._rest = data[len(data) - held:]
-        return data[:len(data) - held]
+        # A value that begins before `edge` is either complete or does not stand there, since the
+        # longest beginning of a value at the end of the data begins at `edge`.
+        edge = len(data) - max(_begun(data, value) for value in self._values)
+        written, at = self._masked(data, edge)
+        self._rest = data[at:]
+        return written
 
     def end(self) -> bytes:
         """Returns what still waits, after the last bytes."""
         rest, self._rest = self._rest, b""
-        return rest
+        return self._masked(rest, len(rest))[0] if rest else b""
+
+    def cut(self) -> int:
+        """Drops what still waits, as the stream lacks its last bytes: it may be most of a value.
+        Returns how many bytes these were.
+        """
+        size, self._rest = len(self._rest), b""
+        return size
+
+    def _masked(self, data: bytes, edge: int) -> tuple[bytes, int]:
+        """The data as it is written, up to `edge`, or to the end of a value that begins before it;
+        and the offset up to which that is.
+        """
+        parts: list[bytes] = []
+        at = 0
+        for match in self._any.finditer(data):
+            if match.start() >= edge:
+                break
+            parts += data[at:match.start()], self._names[match[0]]
+            at = match.end()
+        if at < edge:
+            parts.append(data[at:edge])
+        return b"".join(parts), max(at, edge)
 
 
 def _begun(data: bytes, value: bytes) -> int:
-    """How many bytes at the end of the data are the beginning of the value. O(its length squared).
+    """How many bytes at the end of the data are the beginning of the value, but not all of it.
+
+    It looks only where the value's first bytes stand, so it is O(size of the value) unless these
+    are frequent in the data.
     """
-    return next((size for size in range(min(len(value) - 1, len(data)), 0, -1)
-                 if data.endswith(value[:size])), 0)
+    tail = data[max(0, len(data) - len(value) + 1):]
+    first = value[:_SHORTEST]
+    at = tail.find(first)
+    while at >= 0:
+        if value.startswith(tail[at:]):
+            return len(tail) - at
+        at = tail.find(first, at + 1)
+    return next((size for size in range(min(_SHORTEST - 1, len(tail)), 0, -1)
+                 if tail.endswith(value[:size])), 0)
 
 
 class _Stream:
@@ -100,8 +139,7 @@ class OutputKeeper:
         for number, one in zip(_STREAMS, streams, strict=True):
             kept, cut = found[number - 1] if found is not None else (b"", 0)
             self._add(action, lease, number, kept[one.seen:], one)
-            note = f"\n[{cut} bytes of this stream were not kept: `output_max`]\n" if cut else ""
-            if rest := one.mask.end() + note.encode():
+            if rest := _cut_off(one.mask, cut) if cut else one.mask.end():
                 self._log.add(action, lease, number, rest)
 
     def close(self) -> None:
@@ -112,6 +150,13 @@ class OutputKeeper:
         one.seen += len(data)
         if written := one.mask.feed(data):
             self._log.add(action, lease, stream, written)
+
+
+def _cut_off(mask: SecretMask, cut: int) -> bytes:
+    """The end of a stream that lacks its last bytes."""
+    held = mask.cut()
+    secret = f"[{held} bytes may be the beginning of a secret]" if held else ""
+    return f"{secret}\n[{cut} bytes of this stream were not kept: `output_max`]\n".encode()
 
 
 def _returned(payload: bytes | None) -> tuple[tuple[bytes, int], tuple[bytes, int]] | None:
