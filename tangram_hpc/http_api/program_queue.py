@@ -89,7 +89,7 @@ class Durations:
 
 @dataclass
 class AdmittedProgram:
-    """One program that is at the broker.
+    """A program that has its turn: it may be at the broker, and holds one place of the window.
 
     Attributes:
         queue_s: the longest time that one of its actions has waited for cores.
@@ -117,7 +117,8 @@ class ProgramQueue:
         self._durations = Durations()
         self._inside = 0
         self._numbers = itertools.count()
-        # a program that was cancelled stays here until its turn would come
+        # (due, order of arrival, longest_s, its turn) by due; a program that was cancelled stays
+        # here until its turn would come
         self._waiting: list[tuple[float, int, float, asyncio.Future[None]]] = []
 
     @asynccontextmanager

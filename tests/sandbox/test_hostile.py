@@ -113,7 +113,7 @@ os._exit(0)
 @LOOKED_FOR
 @pytest.mark.attack("code", "processes")
 def test_threads_over_the_limit_are_refused_or_killed(arena: Arena) -> None:
-    """A cgroup counts them as processes; a look allows eight for each process."""
+    """A cgroup counts them as processes; a check without one allows eight for each process."""
     with arena.duel(mem_mib=2000, background="end") as duel:
         outcome, back = duel.python(THREADS, timeout_ns=15_000_000_000)
         if outcome.state is ActionState.FAILED:

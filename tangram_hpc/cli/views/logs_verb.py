@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...client.client import Client
     from ...storage.output_log import KeptPiece, OutputReader
 
-_LOOK_S = 0.5  # between two looks for new output
+_POLL_S = 0.5  # between two reads of what the nodes keep
 _ASK_S = 5.0  # of silence, before the broker is asked whether the action has ended
 _LOST_S = 60.0  # without a broker, after which nothing more is waited for
 _LATE_S = 1.0  # by which output may reach the folder after the action's end
@@ -120,7 +120,7 @@ def _follow(reader: OutputReader, printer: _Printer, job: str, action: str) -> b
                 heard_s = now
                 if asking.is_over():
                     end_s = now + _LATE_S
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
     finally:
         asking.close()
 
