@@ -71,8 +71,8 @@ class HeldRow:
     def fit(self, spans: Iterable[JobSpan]) -> None:
         """Replaces its present times by those that Slurm's accounting has for them.
 
-        Slurm cuts its times to whole seconds. Cores that were lent within the last, cut one count
-        as held until then.
+        Slurm cuts its times to whole seconds. Where cores were lent in the last second, which is
+        cut off, they count as held for as long as they were lent.
         """
         for span in spans:
             if (self.came and span.job == self.job and span.start_ns <= self.until

@@ -10,23 +10,22 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from . import ids
 
 if TYPE_CHECKING:
+    from ...accounting.books.importing import AskSpans
     from ...accounting.books.query import StoredJob
     from ...accounting.books.schema import Books
     from ...accounting.job_row import JobRow
     from ...accounting.record import ActionRecord
     from ...accounting.selection import Selection
-    from ...domain.slurm import JobSpan
     from ...errors import InvalidInput
 
-AskSpans: TypeAlias = "Callable[[Sequence[Path]], Mapping[Path, Sequence[JobSpan] | None]]"
 _SKEW_NS = 600 * 10**9  # clocks of the broker's node and of the file server differ by less
 
 

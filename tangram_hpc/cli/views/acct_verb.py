@@ -23,10 +23,11 @@ from ..helpers.printable import printable
 from ..helpers.table import fit
 
 if TYPE_CHECKING:
+    from ...accounting.books.importing import AskSpans
     from ...accounting.fields import Field
     from ...accounting.roll_up import RollUpRow
     from ...accounting.selection import Selection
-    from ..helpers.acct_jobs import AcctJob, AskSpans
+    from ..helpers.acct_jobs import AcctJob
 
 _BY = ("name", "trajectory", "session", "service", "endpoint", "user", "hour", "bucket")
 
