@@ -290,13 +290,34 @@ def run_tool(c: Cluster, argv: list[str], seconds: float) -> subprocess.Complete
 
 
 def boot_slurm(c: Cluster) -> None:
-    logs = f"{c.prefix}/log"
-    ctld = dc_procs.start(
-        c, "slurmctld", ["slurmctld", "-D", "-f", c.conf], f"{logs}/slurmctld.log"
-    )
-    dc_procs.wait_for(c, "slurmctld", ctld, lambda: dc_procs.listening(c.base_port), 30)
+    boot_slurmctld(c)
     for node in c.nodes:
         start_slurmd(c, node)
+
+
+def boot_slurmctld(c: Cluster) -> None:
+    ctld = dc_procs.start(
+        c, "slurmctld", ["slurmctld", "-D", "-f", c.conf], f"{c.prefix}/log/slurmctld.log"
+    )
+    dc_procs.wait_for(c, "slurmctld", ctld, lambda: dc_procs.listening(c.base_port), 30)
+
+
+DAEMONS = {"slurmctld": boot_slurmctld, "slurmdbd": boot_slurmdbd}
+
+
+def stop_daemon(c: Cluster, name: str) -> None:
+    """Ends slurmctld or slurmdbd in order, as before its restart."""
+    for d in c.daemons:
+        if d["name"] == name and dc_procs.alive(d):
+            dc_procs.end({d["pid"]}, 20)
+
+
+def start_daemon(c: Cluster, name: str) -> None:
+    """Starts slurmctld or slurmdbd again after `stop_daemon`."""
+    if any(d["name"] == name and dc_procs.alive(d) for d in c.daemons):
+        raise ClusterError(f"{name} runs: stop it first", 2)
+    c.daemons = [d for d in c.daemons if d["name"] != name]
+    DAEMONS[name](c)
 
 
 def start_slurmd(c: Cluster, node: str) -> None:

@@ -45,6 +45,9 @@ def parser() -> argparse.ArgumentParser:
     node.add_argument("fate", choices=FATES, help="cut, join: its cable; kill: as a power cut; "
                                                   "start: slurmd again, with its cable")
     node.add_argument("node")
+    daemon = verbs.add_parser("daemon", parents=[shared], help="end a daemon, or start it again")
+    daemon.add_argument("fate", choices=("stop", "start"))
+    daemon.add_argument("daemon", choices=tuple(dc_boot.DAEMONS))
     run = verbs.add_parser("exec", parents=[shared], help="exec [options] -- CMD...")
     run.add_argument("--root", action="store_true", help="as root instead of the user")
     run.add_argument("--user", help="as this one of the cluster's users (default: the first)")
@@ -122,6 +125,16 @@ def do_node(o: argparse.Namespace) -> int:
     return 0
 
 
+def do_daemon(o: argparse.Namespace) -> int:
+    c = Cluster.demand(resolve_prefix(o.prefix, o.name))
+    require_root()
+    if o.daemon == "slurmdbd" and not c.dbd:
+        raise ClusterError("this cluster has no slurmdbd: it was made by `up --no-dbd`", 2)
+    {"stop": dc_boot.stop_daemon, "start": dc_boot.start_daemon}[o.fate](c, o.daemon)
+    say(f"{o.fate} {o.daemon}")
+    return 0
+
+
 def do_env(o: argparse.Namespace) -> int:
     c = Cluster.demand(resolve_prefix(o.prefix, o.name))
     print(f"export SLURM_CONF={shlex.quote(c.conf)}")
@@ -163,7 +176,7 @@ def do_exec(o: argparse.Namespace, command: list[str]) -> int:
         raise ClusterError(f"cannot run {command[0]}: {err.strerror}", 127) from err
 
 
-VERBS = {"up": do_up, "status": do_status, "env": do_env, "node": do_node}
+VERBS = {"up": do_up, "status": do_status, "env": do_env, "node": do_node, "daemon": do_daemon}
 
 
 def run(argv: list[str]) -> int:

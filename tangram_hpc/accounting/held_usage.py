@@ -1,7 +1,9 @@
 """Computes what each allocation held, and how much of it was lent to actions. Pure.
 
 An allocation is held from Slurm's grant to its end. Where these times are not known, the allocation
-counts as held from the time when its first worker joined to the time when its last worker left.
+counts as held from the time when its first worker joined to the time when its last worker left. The
+broker's own job is held since Slurm granted it (`BrokerStarted`). No journal has its end, which
+comes after the broker's: whoever has asked Slurm's accounting passes it on.
 Cores that were lent to actions on its nodes count as used. Amounts are in core-ns. Nothing is
 guessed: an allocation that still runs is held until the last event. The fold takes one pass,
 O(events).
@@ -9,13 +11,16 @@ O(events).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..domain import event as ev
 from ..domain.lease_queues import LeaseQueues
+from ..domain.slurm import JobSpan
 from .starts import without_gaps
+
+_SECOND = 10**9
 
 
 @dataclass(slots=True)
@@ -35,6 +40,7 @@ class HeldRow:
         why: why it was given back, or how it ended.
         earlier_ns: how long earlier starts of the job held it, before a requeue.
         earlier_core_ns: core-ns that earlier starts of the job held.
+        lent_until: when an action last held cores of it, in ns since the epoch.
     """
 
     job: str
@@ -49,6 +55,7 @@ class HeldRow:
     why: str = ""
     earlier_ns: int = 0
     earlier_core_ns: int = 0
+    lent_until: int = 0
 
     @property
     def span_ns(self) -> int:
@@ -61,6 +68,17 @@ class HeldRow:
         now = self.cpus * max(0, self.until - self.since) if self.came else 0
         return self.earlier_core_ns + now
 
+    def fit(self, spans: Iterable[JobSpan]) -> None:
+        """Replaces its present times by those that Slurm's accounting has for them.
+
+        Slurm cuts its times to whole seconds. Where cores were lent in the last second, which is
+        cut off, they count as held for as long as they were lent.
+        """
+        for span in spans:
+            if (self.came and span.job == self.job and span.start_ns <= self.until
+                    and self.since < span.end_ns + _SECOND):
+                self.since, self.until = span.start_ns, max(span.end_ns, self.lent_until)
+
     def rest(self) -> None:
         """Ends the current holding because the job is requeued; it may later get other nodes."""
         self.earlier_ns, self.earlier_core_ns = self.span_ns, self.held_ns
@@ -68,9 +86,15 @@ class HeldRow:
 
 
 class HeldUsage:
-    """Folds events into rows, one for each job id. Events must come in order."""
+    """Folds events into rows, one for each job id. Events must come in order.
 
-    def __init__(self) -> None:
+    Args:
+        spans: when the broker's own job held nodes, by Slurm's accounting, as far as that is known.
+    """
+
+    def __init__(self, spans: Sequence[JobSpan] = ()) -> None:
+        self._spans = spans
+        self._own, self._granted_at = "", 0  # the broker's own job, and when Slurm granted it
         self.rows: dict[str, HeldRow] = {}
         self._shapes: dict[int, tuple[str, int]] = {}  # alloc -> shape's name, CPUs of all nodes
         self._job_of: dict[int, str] = {}  # alloc -> job
@@ -87,8 +111,11 @@ class HeldUsage:
         on = _HANDLERS.get(type(event))
         if on is not None:
             on(self, event)
-        elif isinstance(event, ev.BrokerStarted) and not event.await_until:
-            self._begin_again(before)
+        elif isinstance(event, ev.BrokerStarted):
+            again = event.granted_at and event.granted_at == self._granted_at
+            if not (event.await_until or again):  # else Slurm has not taken the nodes meanwhile
+                self._begin_again(before)
+            self._own, self._granted_at = event.job, event.granted_at
 
     def close(self) -> None:
         """Ends the fold: everything that is still held or lent ends at the time of the last event.
@@ -98,6 +125,8 @@ class HeldUsage:
         for job, up in self._up.items():
             if up:
                 self.rows[job].until = self.last_ns
+        for row in self.rows.values():
+            row.fit(self._spans)
 
     def _begin_again(self, before: int) -> None:
         """Handles a start of the broker. Allocations other than satellites were held until
@@ -106,6 +135,7 @@ class HeldUsage:
         for row in self.rows.values():
             if row.came and not row.name:
                 row.until = before if self._up.get(row.job) else row.until
+                row.fit(self._spans)
                 row.rest()
 
     def _asked(self, event: ev.AllocationAsked) -> None:
@@ -159,7 +189,7 @@ class HeldUsage:
         job = self._job_of.get(event.alloc)
         if job is not None:
             row = self._row(job)
-            row.since = event.since or (row.since if row.came else event.at)
+            row.since = event.since or (row.since if row.came else self._began(row.job, event.at))
             row.came = True
             row.cpus = max(row.cpus, event.cpus)
 
@@ -173,13 +203,18 @@ class HeldUsage:
     def _joined(self, event: ev.NodeJoined) -> None:
         job = event.spec.allocation
         row = self._row(job)
-        row.since, row.came = (row.since if row.came else event.at), True
+        row.since, row.came = (row.since if row.came else self._began(job, event.at)), True
         if event.spec.name not in row.nodes:
             row.nodes.append(event.spec.name)
             if not row.name:
                 row.cpus += len(event.spec.cores)
         self._nodes[event.node] = job
         self._up.setdefault(job, set()).add(event.node)
+
+    def _began(self, job: str, at: int) -> int:
+        """Returns when an allocation began of which the first sign came at `at`."""
+        own = bool(self._granted_at) and job.partition("+")[0] == self._own
+        return min(self._granted_at, at) if own else at
 
     def _lend(self, lease: int, node: int, cores: int, at: int) -> None:
         job = self._nodes.get(node)
@@ -188,7 +223,9 @@ class HeldUsage:
 
     def _take(self, lease: int, at: int) -> str:
         job, since, cores = self._lent.pop(lease)
-        self.rows[job].used_ns += cores * (at - since)
+        row = self.rows[job]
+        row.used_ns += cores * (at - since)
+        row.lent_until = max(row.lent_until, at) if cores else row.lent_until
         return job
 
     def _off(self, lease: int, at: int) -> None:
@@ -210,9 +247,11 @@ _HANDLERS: dict[type[ev.Event], Callable[[HeldUsage, Any], None]] = {
 }
 
 
-def held(events: Iterable[ev.Event]) -> list[HeldRow]:
-    """Returns a row for each allocation that was granted, in the order of the grants."""
-    fold = HeldUsage()
+def held(events: Iterable[ev.Event], spans: Sequence[JobSpan] = ()) -> list[HeldRow]:
+    """Returns a row for each allocation that was granted, in the order of the grants; see
+    `HeldUsage`.
+    """
+    fold = HeldUsage(spans)
     for event in without_gaps(events):
         fold.add(event)
     fold.close()

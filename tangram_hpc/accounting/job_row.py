@@ -7,11 +7,12 @@ O(events).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..domain import event as ev
 from ..domain.node import NodeSpec
+from ..domain.slurm import JobSpan
 from .fields import Field, duration, stamp
 from .held_usage import HeldUsage, total
 from .record import Fold
@@ -27,8 +28,9 @@ class JobRow:
         user: who ran it.
         state: RUNNING, COMPLETED when its broker has ended in order, else FAILED.
         reason: why its broker ended; empty while it runs.
-        start_ns: when its broker first began.
-        end_ns: when its broker ended; of one that was killed, the last event.
+        start_ns: when Slurm granted it; where that is not known, when its broker first began.
+        end_ns: when Slurm ended it; where that is not known, when its broker ended, or of one that
+            was killed, the last event.
         nodes: names of the nodes that it lent.
         partitions: the components of these nodes.
         cpus, mem_mib, gpus: what the nodes lent that it had at one time, at most; MiB.
@@ -55,13 +57,16 @@ class JobFold:
     """Folds events into the records of actions, and into the row of their job. Events must come in
     order, by way of `without_gaps`.
 
+    Args:
+        spans: when the job held nodes, by Slurm's accounting; empty where that is not known.
+
     Attributes:
         records: the fold of the actions.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spans: Sequence[JobSpan] = ()) -> None:
         self.records = Fold()
-        self._usage, self._nodes = HeldUsage(), _Nodes()
+        self._usage, self._nodes, self._spans = HeldUsage(spans), _Nodes(), spans
         self._user, self._began = "", 0
         self._ended: str | None = None  # why the broker ended, if its journal says so
 
@@ -73,7 +78,8 @@ class JobFold:
             case ev.NodeJoined() | ev.NodeLost():
                 self._nodes.add(event)
             case ev.BrokerStarted():
-                self._user, self._began, self._ended = event.user, self._began or event.at, None
+                self._user, self._ended = event.user, None
+                self._began = self._began or event.granted_at or event.at
             case ev.BrokerStopped():
                 self._ended = event.reason
 
@@ -86,22 +92,25 @@ class JobFold:
             now_ns: the present time.
         """
         fold = self.records
-        fold.close()
+        fold.close(served)
         self._usage.close()
         held_ns, _ = total(self._usage.rows.values())
         state, reason, end_ns = "COMPLETED", self._ended or "", fold.last_ns
         if self._ended is None:
             state, reason, end_ns = (("RUNNING", "", now_ns) if served else
                                      ("FAILED", "its broker was killed", fold.last_ns))
+        leads = [span for span in self._spans if span.job in (fold.job, f"{fold.job}+0")]
+        end_ns = max([end_ns, *(span.end_ns for span in leads)])
         cpus, mem_mib, gpus = self._nodes.most
         return JobRow(
             fold.job, self._user, state, reason, self._began, end_ns, self._nodes.names,
             self._nodes.partitions, cpus, mem_mib, gpus, held_ns, fold.usage.burnt_ns)
 
 
-def fold_with_job(events: Iterable[ev.Event], served: bool, now_ns: int) -> tuple[Fold, JobRow]:
-    """Returns the fold of all events, and the row of their job; see `JobFold.close`."""
-    job = JobFold()
+def fold_with_job(events: Iterable[ev.Event], served: bool, now_ns: int,
+                  spans: Sequence[JobSpan] = ()) -> tuple[Fold, JobRow]:
+    """Returns the fold of all events, and the row of their job; see `JobFold`."""
+    job = JobFold(spans)
     for event in without_gaps(events):
         job.add(event)
     row = job.close(served, now_ns)

@@ -171,11 +171,14 @@ class Fold:
         if on is not None:
             on(self, event)
 
-    def close(self) -> None:
+    def close(self, served: bool = True) -> None:
         """Ends the fold: everything that is still held ends at the time of the last event.
 
-        If the broker stopped, actions without an idempotency key that are still open count as
-        cancelled.
+        Actions without an idempotency key that are still open count as cancelled if the broker
+        stopped, and as NODE_FAIL if it was killed, as its next start would end them.
+
+        Args:
+            served: whether a broker serves the job now, if the journal has no end.
         """
         for node in self._nodes:
             if node not in self._gone:
@@ -184,14 +187,16 @@ class Fold:
             self.usage.reserved_ns += cores * (self.last_ns - since)
         self._reserved.clear()
         if self._stopped is not None:
-            for record in self.records.values():
-                if record.state not in ENDED and not record.action.once:
-                    self._left_open(record, f"its broker ended ({self._stopped})")
+            self._end_open(ActionState.CANCELLED, f"its broker ended ({self._stopped})")
+        elif not served:
+            self._end_open(ActionState.NODE_FAIL, "its broker was killed")
 
-    def _left_open(self, record: ActionRecord, reason: str) -> None:
-        record.state, record.end_ns = ActionState.CANCELLED, self.last_ns
-        record.outcome = Outcome(ActionState.CANCELLED, reason=reason)
-        self.usage.lent_ns += record.cpu_held_ns
+    def _end_open(self, state: ActionState, reason: str) -> None:
+        for record in self.records.values():
+            if record.state not in ENDED and not record.action.once:
+                record.state, record.end_ns = state, self.last_ns
+                record.outcome = Outcome(state, reason=reason)
+                self.usage.lent_ns += record.cpu_held_ns
 
     def _broker_started(self, event: ev.BrokerStarted) -> None:
         self.job, self._user = event.job, event.user
@@ -362,10 +367,10 @@ _HANDLERS: dict[type[ev.Event], Callable[[Fold, Any], None]] = {
 }
 
 
-def fold(events: Iterable[ev.Event]) -> Fold:
-    """Returns the fold of all events."""
+def fold(events: Iterable[ev.Event], served: bool = True) -> Fold:
+    """Returns the fold of all events; see `Fold.close`."""
     result = Fold()
     for event in without_gaps(events):
         result.add(event)
-    result.close()
+    result.close(served)
     return result

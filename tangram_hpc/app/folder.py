@@ -28,18 +28,19 @@ _ASK_S = 30.0  # deadline of the one query to Slurm
 _PAUSES_S = (3.0,)  # pauses before further tries, if the controller does not answer
 
 
-async def take_folder(environ: Mapping[str, str], job: str) -> FolderLock:
-    """Takes the folder of a job for its broker; no other broker writes there from now on.
+async def take_folder(environ: Mapping[str, str], job: str) -> tuple[FolderLock, int]:
+    """Takes the folder of a job for its broker; no other broker writes there from now on. Returns
+    it, and when Slurm granted the job its nodes, in ns since the epoch; 0 if that is not known.
 
     A run outside of Slurm is identified by its name alone. For a Slurm job, Slurm is asked once
-    when the job was submitted.
+    when the job was submitted and granted its nodes.
 
     Raises:
         InvalidInput: the folder cannot be made or written.
         TangramError: another broker serves this job; the message says which.
     """
     folder, slurm = make_job_dir(environ, job), Commands(environ, _ASK_S)
-    now = await _start(environ, job, slurm)
+    now, granted_s = await _start(environ, job, slurm)
     file_lock, foreign = FileLock(folder), ""
     starts = read_starts(folder)
     if now is not None and (starts or journals(folder)):
@@ -61,7 +62,7 @@ async def take_folder(environ: Mapping[str, str], job: str) -> FolderLock:
         raise InvalidInput(f"job folder {folder}: cannot write there ({error.strerror})") from None
     if folder_lock.earlier:
         await asyncio.sleep(YIELD_S)  # an earlier broker that lives has noticed by then
-    return folder_lock
+    return folder_lock, granted_s * 10**9
 
 
 def _link(folder: Path, job: str) -> None:
@@ -81,31 +82,35 @@ def _link(folder: Path, job: str) -> None:
               f"is; it is now {moved}", file=sys.stderr)
 
 
-async def _start(environ: Mapping[str, str], job: str, slurm: Commands) -> JobStart | None:
-    """Returns which start of which Slurm job this is; None outside of a Slurm job."""
+async def _start(environ: Mapping[str, str], job: str, slurm: Commands
+                 ) -> tuple[JobStart | None, int]:
+    """Returns which start of which Slurm job this is, and when that was granted its nodes, in epoch
+    seconds; None and 0 outside of a Slurm job.
+    """
     place = slurm_place(environ)
     if place is None or place.job != job:
-        return None
-    return JobStart(place.cluster, job, await _submitted(job, slurm), place.restarts)
+        return None, 0
+    submitted_s, granted_s = await _start_times(job, slurm)
+    return JobStart(place.cluster, job, submitted_s, place.restarts), granted_s
 
 
-async def _submitted(job: str, slurm: Commands) -> int:
-    """Returns when the job was submitted, in epoch seconds.
+async def _start_times(job: str, slurm: Commands) -> tuple[int, int]:
+    """Returns when the job was submitted and granted its nodes, in epoch seconds.
 
-    If Slurm does not tell, the result is 0, and a line on standard error says so. The query is
+    If Slurm does not tell, both are 0, and a line on standard error says so. The query is
     tried again first: a controller that is being restarted answers soon, and after a wrong 0 the
     job's own results would be moved away.
     """
     for pause_s in (*_PAUSES_S, None):
         try:
-            return await slurm.submitted(job)
+            return await slurm.start_times(job)
         except (SlurmRejected, SlurmTransient) as failed:
             if pause_s is None or isinstance(failed, SlurmRejected):
                 print(f"tangram: broker: Slurm does not tell when job {job} was submitted: "
                       f"{failed}", file=sys.stderr)
-                return 0
+                return 0, 0
             await asyncio.sleep(pause_s)
-    return 0
+    return 0, 0
 
 
 async def _refuse_if_alive(folder: Path, job: str, now: JobStart | None) -> None:

@@ -36,6 +36,7 @@ class Settings:
         epoch: the broker's epoch of the job's folder, which clients and workers are told; 0 for
             none.
         down_s: for how many seconds no broker ran before this one; 0 if that does not matter.
+        granted_at: when Slurm granted the job its nodes, in ns since the epoch; 0 if not known.
     """
 
     job: str
@@ -57,3 +58,4 @@ class Settings:
     rejoin_s: float = 0.0
     down_s: float = 0.0
     epoch: int = 0
+    granted_at: int = 0

@@ -49,6 +49,8 @@ class BrokerStarted(Event, frozen=True, tag="broker-started"):
         await_until: until when this broker waits for the workers and clients of the broker before
             it, in ns since the epoch; 0 if it waits for none, since all that the earlier broker
             held has ended.
+        granted_at: when Slurm granted the broker's job its nodes, by Slurm's clock, in ns since the
+            epoch; the time of the last grant if the job was requeued. 0 if that is not known.
     """
 
     job: str
@@ -58,6 +60,7 @@ class BrokerStarted(Event, frozen=True, tag="broker-started"):
     version: str = ""
     block_max: int = 8
     await_until: int = 0
+    granted_at: int = 0
 
 
 class BrokerStopped(Event, frozen=True, tag="broker-stopped"):

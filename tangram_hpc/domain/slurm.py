@@ -100,6 +100,22 @@ class JobView(msgspec.Struct, frozen=True):
         return not self.waits and not self.over
 
 
+class JobSpan(msgspec.Struct, frozen=True):
+    """A time in which a job, or a component of one, held nodes, as Slurm's accounting has it.
+
+    Attributes:
+        job: its id as sacct prints it: `7`, or `7+1` for a component.
+        submit_s: the submit time of this start of the job, epoch seconds.
+        start_ns: when it began, in ns since the epoch; whole seconds.
+        end_ns: when it ended; 0 if it has not.
+    """
+
+    job: str
+    submit_s: int
+    start_ns: int
+    end_ns: int
+
+
 class SlurmCalls(msgspec.Struct, frozen=True):
     """Counts of the broker's calls to Slurm, and the reason why no more are made now.
 

@@ -14,10 +14,10 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
-from ..domain.slurm import JobOrder, JobRef, JobView, with_job_comment
+from ..domain.slurm import JobOrder, JobRef, JobSpan, JobView, with_job_comment
 from ..ports import SlurmRejected, SlurmTransient
 from .adapter import checked_comment, comment_of, failure, says_over, says_unknown, wanted
 from .hostlist import expand
@@ -110,15 +110,18 @@ class Commands:
         if "nothing modified" in output.lower():
             raise SlurmRejected(f"comment: accounting has no job {job}, or not yet")
 
-    async def submitted(self, job: str) -> int:
-        """Returns when a job of the queue was submitted, epoch seconds; 0 for an unknown job.
+    async def start_times(self, job: str) -> tuple[int, int]:
+        """Returns when a job of the queue was submitted, and when it was granted its nodes, epoch
+        seconds; zeros for an unknown job.
 
-        For a requeued job, Slurm gives the time of its last requeue.
+        For a requeued job, Slurm gives the times of its last requeue and of its last grant.
         """
-        output = await self._run(["squeue", "-h", "-a", "-t", "all", "-j", job, "-O",
-                                  f"JobID:0{_CUT},SubmitTime:0{_CUT}"], b"", _EPOCH)
-        rows = [line.split(_CUT) for line in output.split("\n")]
-        return max((_number(row[1].strip()) for row in rows if row[0].strip() == job), default=0)
+        output = await self._run(
+            ["squeue", "-h", "-a", "-t", "all", "-j", job, "-O",
+             f"JobID:0{_CUT},SubmitTime:0{_CUT},StartTime:0{_CUT}"], b"", _EPOCH)
+        rows = [[word.strip() for word in line.split(_CUT)] for line in output.split("\n")]
+        return max(((_number(row[1]), _number(row[2])) for row in rows if row[0] == job),
+                   default=(0, 0))
 
     async def accounted(self, job: str) -> list[int]:
         """Returns the submit times of all starts of all jobs that ever had this id, epoch seconds.
@@ -132,6 +135,27 @@ class Commands:
             return []
         rows = [line.split("|") for line in output.splitlines()]
         return [_number(row[1]) for row in rows if len(row) == 2 and row[0] == job]
+
+    async def spans(self, jobs: Collection[str]) -> list[JobSpan]:
+        """Returns when each start of each of these jobs held nodes, by accounting, for a
+        heterogeneous job a span for each of its components.
+
+        A job that lost a node has several rows, one after the other; they are one span.
+
+        Raises:
+            SlurmRejected: there is no accounting.
+            SlurmTransient: accounting does not answer.
+        """
+        output = await self._run(["sacct", "-n", "-X", "-P", "--duplicates", "-j", ",".join(jobs),
+                                  "-S", "1970-01-02", "-o", "JobID,Submit,Start,End"], b"", _EPOCH)
+        found: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        for row in (line.split("|") for line in output.splitlines()):
+            if len(row) == 4 and _number(row[2]):
+                found.setdefault((row[0], _number(row[1])), []).append(
+                    (_number(row[2]), _number(row[3])))
+        return [JobSpan(job, submit, min(start for start, _ in rows) * 10**9,
+                        max(end for _, end in rows) * 10**9 if all(end for _, end in rows) else 0)
+                for (job, submit), rows in found.items()]
 
     async def close(self) -> None:
         """See `adapter.SlurmAdapter.close`; a call that is cancelled ends its own command."""

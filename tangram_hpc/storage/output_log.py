@@ -25,7 +25,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -72,7 +72,7 @@ class NodeOutputLog:
 
     def __init__(self, job_folder: Path, node: str, max_bytes: int, keep_s: float,
                  warn: Callable[[str], None]) -> None:
-        self._folder = job_folder / FOLDER / (node.replace("/", "_").lstrip(".") or "_")
+        self._folder = job_folder / FOLDER / folder_of(node)
         self._max, self._keep_s, self._warn = max_bytes, keep_s, warn
         self._most = max_bytes // _SEGMENTS  # bytes of a segment
         self._changed = threading.Condition()
@@ -223,6 +223,11 @@ def segments(folder: Path) -> list[tuple[int, Path]]:
                   if (number := path.stem.partition("-")[0]).isdecimal())
 
 
+def folder_of(node: str) -> str:
+    """Returns the name of the folder of a node."""
+    return node.replace("/", "_").lstrip(".") or "_"
+
+
 class OutputReader:
     """Reads what is kept of one action, and later what was added since.
 
@@ -230,10 +235,14 @@ class OutputReader:
         job_folder: the folder of the job.
         action: the id of the action.
         warn: is told, in one line, of each segment that is damaged.
+
+    Attributes:
+        nodes: names of the nodes whose logs are read; empty for all nodes.
     """
 
     def __init__(self, job_folder: Path, action: int, warn: Callable[[str], None]) -> None:
         self._folder, self._action, self._warn = job_folder / FOLDER, action, warn
+        self.nodes: Collection[str] = ()
         self._read: dict[Path, int] = {}  # how much of each segment was read
         self._over: set[Path] = set()  # segments that were read and grow no more
 
@@ -242,11 +251,19 @@ class OutputReader:
         """Whether the job keeps, or has kept, any output."""
         return self._folder.is_dir()
 
+    @property
+    def several(self) -> bool:
+        """Whether several nodes have logs."""
+        return len(list(self._folder.glob("*"))) > 1
+
     def new(self) -> Iterator[KeptPiece]:
         """Yields what was added since the last call, oldest first for each node. O(bytes added to
-        all segments of all nodes).
+        all segments of these nodes).
         """
+        wanted = set(map(folder_of, self.nodes))
         for node in sorted(self._folder.glob("*")):
+            if wanted and node.name not in wanted:
+                continue
             paths = [path for _, path in segments(node)]
             growing = set({_writer(path): path for path in paths}.values())  # the last of each
             for path in paths:

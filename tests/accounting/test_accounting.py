@@ -7,11 +7,13 @@ from helpers.builders import World
 
 from tangram_hpc.accounting.fields import FIELDS, as_json, choose_fields, duration
 from tangram_hpc.accounting.held_usage import held
+from tangram_hpc.accounting.job_row import fold_with_job
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import EndpointSpec, ServiceSpec
+from tangram_hpc.domain.slurm import JobSpan
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import InvalidInput
 
@@ -166,3 +168,42 @@ def test_a_call_that_is_cleaned_up_after_its_batch_has_one_record() -> None:
     records = fold(w.events).records
     assert records[first].state is ActionState.COMPLETED
     assert records[second].state is ActionState.CANCELLED and records[second].end_ns == 30
+
+
+def test_slurms_times_of_a_job_win_over_the_brokers() -> None:
+    """A requeued het job: its components are held since the grant, and until the ends that Slurm's
+    accounting has; a broker that starts again within one grant ends no holding."""
+    second = 10**9
+    w, told = World(), ("77", "elastic", "none", "me", "", 8, 0)
+    first, again = 100 * second, 900 * second
+    for at, granted in ((first, 95 * second), (first + 50 * second, 95 * second),
+                        (again, 898 * second)):
+        w.happen(ev.BrokerStarted(at, *told, granted))
+        for number, component in enumerate("01"):
+            w.happen(ev.NodeJoined(at + 3, 2 * at // second + number, NodeSpec(
+                f"n{component}", "h", (0, 1), 99, allocation=f"77+{component}")))
+    w.happen(ev.BrokerStopped(again + 60 * second, "done"))
+    alone = held(w.events)
+    assert [(r.job, r.span_ns // second) for r in alone] == [
+        ("77+0", 55 + 62), ("77+1", 55 + 62)]
+    spans = [JobSpan(f"77+{n}", 1, start * second, end * second)
+             for n, start, end in ((0, 95, 170), (1, 95, 169), (0, 898, 963), (1, 897, 962))]
+    asked = held(w.events, spans)
+    assert [(r.job, r.span_ns / second, r.held_ns / second) for r in asked] == [
+        ("77+0", 75 + 65, 2 * 140), ("77+1", 74 + 65, 2 * 139)]
+    _, row = fold_with_job(w.events, False, 0, spans)
+    assert (row.start_ns, row.end_ns) == (95 * second, 963 * second)
+    assert row.held_ns == 2 * (140 + 139) * second
+
+
+def test_cores_that_were_lent_in_the_last_second_of_a_job_were_held() -> None:
+    """Slurm cuts a job's end to whole seconds."""
+    w = World()
+    w.happen(ev.BrokerStarted(2 * 10**9, "77", "elastic", "none", "me", "", 8, 0, 10**9))
+    w.happen(ev.NodeJoined(2 * 10**9, 1, NodeSpec("a", "h", (0,), 99, allocation="77")))
+    w.now = 3 * 10**9
+    w.submit(1, trusted=True)
+    w.plan()
+    w.happen(ev.NodeLost(5_700_000_000, 1, "gone"))
+    (row,) = held(w.events, [JobSpan("77", 1, 10**9, 5 * 10**9)])
+    assert row.used_ns <= row.held_ns == 4_700_000_000

@@ -17,6 +17,7 @@ from tangram_hpc.accounting.fields import FIELDS, as_sacct
 from tangram_hpc.accounting.job_row import JobRow, fold_with_job
 from tangram_hpc.cli.helpers.times import parse_time
 from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.action import Action
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.errors import InvalidInput
 
@@ -171,6 +172,23 @@ def test_the_row_of_a_job_tells_how_its_broker_ended_and_what_it_had_at_once() -
         "FAILED", "its broker was killed", 20 * SECOND)
     runs = folded(start, first, served=True)
     assert (runs.state, runs.reason, runs.end_ns) == ("RUNNING", "", 90 * SECOND)
+
+
+def test_actions_that_a_killed_broker_left_open_have_an_end() -> None:
+    """The next start of the job would end them so; it would go on with those that have a name."""
+    events = [
+        ev.BrokerStarted(1, "4711", "elastic", "none", "ann"),
+        ev.NodeJoined(2, 1, NodeSpec("n1", "n1", (0, 1), mem_mib=100)),
+        *(ev.ActionSubmitted(3, Action(n, "work", once="name" if n == 3 else "")) for n in
+          (1, 2, 3)),
+        ev.LeaseGranted(4, 1, 1, 0, 1, (0,)), ev.LeaseStarted(9, 1)]
+    ended = fold_with_job(events, False, 90)[0].records
+    assert [r.state.value for r in ended.values()] == ["NODE_FAIL", "NODE_FAIL", "PENDING"]
+    told = ended[1]
+    assert (told.end_ns, told.elapsed_ns, told.outcome and told.outcome.reason) == (
+        9, 5, "its broker was killed")
+    runs = fold_with_job(events, True, 90)[0].records
+    assert [r.state.value for r in runs.values()] == ["RUNNING", "PENDING", "PENDING"]
 
 
 @pytest.mark.parametrize(("name", "ours", "sacct"), [

@@ -114,7 +114,9 @@ def test_nothing_is_printed_before_an_error_about_a_job(home: Path) -> None:
 
 
 def test_means_are_of_actions_that_have_ended(tmp_path: Path) -> None:
-    waits = [ev.ActionSubmitted(BEGAN + n, Action(mint(1, n), "pytest")) for n in range(3, 9)]
+    # those with a name outlive their broker, which was killed
+    waits = [ev.ActionSubmitted(BEGAN + n, Action(mint(1, n), "pytest", once=f"work {n}"))
+             for n in range(3, 9)]
     events = job("4711", "ann", BEGAN)
     write_journal(tmp_path / "jobs/4711", [*events[:-2], *waits])
     (group,) = [row for row in json.loads(acct(tmp_path, "--by", "name", "--json"))["groups"]

@@ -36,6 +36,7 @@ from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action
 from tangram_hpc.domain.ids import mint
 from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.slurm import JobSpan
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import InvalidInput, TangramError
 
@@ -205,6 +206,26 @@ def test_a_job_that_runs_is_brought_up_to_date(tmp_path: Path,
             (job,) = stored_jobs(connection, Selection())
             assert (job.row.state, job.actions) == ("FAILED", 4)
             assert job.row.end_ns == BEGAN + 5
+
+
+def test_the_end_of_a_job_comes_from_slurm_when_accounting_has_it(tmp_path: Path) -> None:
+    """The job is imported once more as soon as accounting has its end, and never again."""
+    folder = tmp_path / "jobs/4711"
+    write_journal(folder, short_history())
+    spans: list[JobSpan] | None = None
+    with open_books("", tmp_path) as books:
+        def import_one() -> tuple[int, int]:
+            report = import_jobs(books, tmp_path, NOW, pytest.fail,
+                                 lambda asked: dict.fromkeys(asked, spans))
+            with books.reading() as connection:
+                (job,) = stored_jobs(connection, Selection())
+            return report.read, job.row.end_ns
+
+        early = [import_one(), import_one()]
+        end = (BEGAN // 10**9 + 60) * 10**9
+        spans = [JobSpan("4711", 1, BEGAN, end)]
+        assert early[0] == early[1] != (1, end) and early[0][0] == 1
+        assert [import_one(), import_one()] == [(1, end), (0, end)]
 
 
 def test_an_id_that_is_submitted_again_has_its_later_action(tmp_path: Path) -> None:

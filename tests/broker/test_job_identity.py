@@ -31,7 +31,8 @@ from tangram_hpc.client.client import Client
 from tangram_hpc.storage.journal_segments import read_journals
 
 NAME = "step0/reward/0"
-SQUEUE = '#!/bin/sh\nprintf \'%s\\037%s\\037\\n\' 7 "$PRETEND_SUBMITTED"\n'
+SQUEUE = ('#!/bin/sh\nprintf \'%s\\037%s\\037%s\\037\\n\' '
+          '7 "$PRETEND_SUBMITTED" "$PRETEND_SUBMITTED"\n')
 SACCT = '#!/bin/sh\nfor at in $PRETEND_ACCOUNTED; do echo "7|$at"; done\n'
 
 

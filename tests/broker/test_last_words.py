@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -29,6 +30,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_clients_of_a_broker_whose_disk_is_full_are_told_at_once(
         small_disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with LocalCluster(cpus=2, mem_mib=500, home=small_disk, grace_s=60) as cluster:
+        (listens, *_) = json.loads(cluster.access.read_text())["addresses"]
+        scratch = Path(listens.removeprefix("unix:")).parent
+        assert scratch.is_dir()
         waits = cluster.submit("sleep 100")
         assert cluster.submit("true").result(60).ok
         (small_disk / "filler").write_bytes(b"x" * 1_000_000)
@@ -42,4 +46,5 @@ def test_clients_of_a_broker_whose_disk_is_full_are_told_at_once(
             waits.result(60)
         assert time.monotonic() - began < 30, "they waited for another broker"
         assert broker_of(cluster).wait(30) == 1
+        assert not scratch.exists()
     assert "it is started again" not in capfd.readouterr().err

@@ -384,7 +384,8 @@ def test_a_lock_of_another_host_blocks_only_while_its_heartbeat_is_fresh(
                 asyncio.run(take)
             assert epoch.exists()
         else:
-            lock = asyncio.run(take)
+            lock, granted_at = asyncio.run(take)
+            assert not granted_at
             assert not lock.superseded(now=True) and not epoch.exists()
     finally:
         over.set()

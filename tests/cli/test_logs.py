@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -124,6 +125,29 @@ def test_follow_is_one_client_and_outlives_a_broker(monkeypatch: pytest.MonkeyPa
     assert not asking.is_over()
     monkeypatch.setattr(logs_verb, "_LOST_S", 0.0)
     assert asking.is_over() and asking.is_over()
+
+
+def test_only_the_logs_of_nodes_where_the_action_ran_are_read(
+        cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Another node's log is damaged, of which a reader would tell."""
+    ran = cluster.submit("echo here", trusted=True)
+    assert ran.result(60).ok
+    assert kept(ran.id, 5) == b"here\n"
+    home = tmp_path / "home"
+    shutil.copytree(cluster.access.parent, home / "jobs" / JOB, ignore=shutil.ignore_patterns(
+        "*.sock", "lock"))
+    other = home / "jobs" / JOB / "outputs" / "elsewhere"
+    other.mkdir()
+    (other / "1-0.out").write_bytes(b"no record" * 9)
+    (other / "2-0.out").write_bytes(b"")
+    monkeypatch.setenv("TANGRAM_HOME", str(home))
+    assert main(["logs", "-j", JOB, ran.id]) == 0
+    assert capsysbinary.readouterr() == (b"here\n", b"")
+    (home / "jobs" / JOB / "journal").unlink()  # then all logs are read
+    assert main(["logs", "-j", JOB, ran.id]) == 0
+    told = capsysbinary.readouterr()
+    assert told.out == b"here\n" and b"elsewhere" in told.err
 
 
 def test_a_secret_is_not_in_the_files(cluster: LocalCluster) -> None:

@@ -183,7 +183,9 @@ class Site:
                 for top in Path(f"/proc/{holder}/root", base).iterdir():
                     if top.name.startswith("devcluster-") or str(top) in self.before:
                         continue
-                    found += [f"{node}: {p}" for p in (top, *top.rglob("*")) if p.lstat().st_uid]
+                    with contextlib.suppress(FileNotFoundError):  # it goes just now
+                        found += [f"{node}: {p}" for p in (top, *top.rglob("*"))
+                                  if p.lstat().st_uid]
             mounts = Path(f"/proc/{holder}/mounts").read_text().splitlines()
             found += [f"{node}: {line}" for line in mounts if "tangram" in line]
         for pid in filter(str.isdigit, os.listdir("/proc")):

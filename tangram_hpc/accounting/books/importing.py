@@ -14,7 +14,7 @@ never change, so it is written and dropped.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -25,6 +25,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from ...domain import event as ev
+from ...domain.slurm import JobSpan
 from ...domain.states import ENDED
 from ...errors import InvalidInput
 from ...storage.job_folders import is_served
@@ -37,7 +38,7 @@ from ..starts import without_gaps
 from .schema import FILE, Books, ValueRefused, actions, jobs
 from .stored_record import pack_record
 
-_ROWS = 2  # part of each mark; a release that folds to other rows has another number
+_ROWS = 3  # part of each mark; a release that folds to other rows has another number
 _BATCH = 2000  # actions that are written together
 _VALUES = [column.value for column in COLUMNS]
 _NAMES = [column.name for column in actions.columns]
@@ -60,16 +61,25 @@ class ImportReport:
     rows: int = 0
 
 
-def import_jobs(books: Books, home: Path, now_ns: int, say: Callable[[str], None]) -> ImportReport:
+# Takes folders of jobs, and returns what Slurm's accounting says of them (`accounted_spans`).
+AskSpans = Callable[[Sequence[Path]], Mapping[Path, Sequence[JobSpan] | None]]
+
+
+def import_jobs(books: Books, home: Path, now_ns: int, say: Callable[[str], None],
+                ask_spans: AskSpans = lambda folders: {}) -> ImportReport:
     """Imports all jobs below `$TANGRAM_HOME` that have changed.
+
+    A job that has just ended, and whose end Slurm's accounting does not have yet, is imported with
+    the end of its broker, and once more by the next import.
 
     Args:
         books: the database.
         home: `$TANGRAM_HOME`.
         now_ns: the present time.
         say: takes a line for the person about each job that is not whole.
+        ask_spans: asks Slurm's accounting about the jobs that have changed; called at most once.
     """
-    report, marks = ImportReport(), _marks(books)
+    report, marks, changed = ImportReport(), _marks(books), list[tuple[Path, bool, str]]()
     for folder in _folders(home):
         served = is_served(folder)
         mark = _mark(folder, served)
@@ -80,8 +90,13 @@ def import_jobs(books: Books, home: Path, now_ns: int, say: Callable[[str], None
             if served:
                 _still_runs(books, mark, now_ns)
             continue
+        changed.append((folder, served, mark))
+    told = ask_spans([folder for folder, served, _ in changed if not served]) if changed else {}
+    for folder, served, mark in changed:
+        spans = told.get(folder, ())
         try:
-            rows = _import_job(books, folder, mark, served, now_ns)
+            rows = _import_job(books, folder, "" if spans is None else mark, served, now_ns,
+                               spans or ())
         except (InvalidInput, ValueRefused, LookupError, AssertionError) as error:
             report.failed += 1  # events of a repaired journal may lack those they build on
             why = error if isinstance(error, InvalidInput | ValueRefused) else (
@@ -167,7 +182,8 @@ def _name(folder: Path) -> str:
         errors="replace"))
 
 
-def _import_job(books: Books, folder: Path, mark: str, served: bool, now_ns: int) -> int:
+def _import_job(books: Books, folder: Path, mark: str, served: bool, now_ns: int,
+                spans: Sequence[JobSpan]) -> int:
     """Replaces the rows of a job, and returns how many there are now.
 
     Raises:
@@ -179,7 +195,7 @@ def _import_job(books: Books, folder: Path, mark: str, served: bool, now_ns: int
         first = next(events, None)
         if first is None:
             return 0
-        fold = JobFold()
+        fold = JobFold(spans)
         job_id, before_ns = _job_id(connection, name, first.at)
         connection.execute(delete(actions).where(actions.c.job_id == job_id))
         number = 0

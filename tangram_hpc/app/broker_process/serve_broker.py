@@ -103,18 +103,18 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     endpoints = tuple(endpoint_spec(name, table) for name, table in config.endpoints.items())
     seldom_collect()
     die_on_broken_law(loop, "broker")
-    folder_lock = await take_folder(environ, plan.job)
+    folder_lock, granted_at = await take_folder(environ, plan.job)
     scheduler = Scheduler(make_placer(config.placer), round(config.end_margin_s * 1e9))
     earlier = apply_earlier(scheduler, folder_lock)
     files = _open_files(config, folder_lock, earlier)
-    settings = _settings(plan, folder_lock, endpoints, earlier.down_s)
+    settings = _settings(plan, folder_lock, endpoints, earlier.down_s, granted_at)
     clock, timer, ended = SystemClock(), LoopTimer(loop), asyncio.Event()
     slurm = _slurm_of(plan, environ, clock)
     broker = Broker(scheduler, files.journal, clock, timer, settings, ended.set, files.spool, slurm,
                     plan.scripts, TreeFiles(plan.job), files.spill,
                     _sweeper(loop, settings.store, ended), files.checkpoints.look)
-    die_on_broken_law(loop, "broker", broker.say_last)
     sockets = BrokerSockets(broker, config, environ, plan.lifeline >= 0, plan.scripts is not None)
+    die_on_broken_law(loop, "broker", lambda why: _say_last(why, broker, sockets))
     try:
         broker.start()
     except InvalidInput:  # a rollout pool of the settings file is wrong
@@ -133,6 +133,12 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
         await _leave_slurm(slurm, broker, plan, folder_lock.folder)
     if missing.gave_up:
         raise TangramError(f"job {plan.job}: {missing.gave_up}")
+
+
+def _say_last(why: str, broker: Broker, sockets: BrokerSockets) -> None:
+    """Tells all peers why this broker ends at once, and leaves nothing in the node's scratch."""
+    broker.say_last(why)
+    sockets.close()
 
 
 class _Files(NamedTuple):
@@ -229,7 +235,7 @@ async def _leave_slurm(slurm: BudgetedSlurm, broker: Broker, plan: BrokerPlan,
 
 
 def _settings(plan: BrokerPlan, folder_lock: FolderLock, endpoints: tuple[EndpointSpec, ...],
-              down_s: float) -> Settings:
+              down_s: float, granted_at: int) -> Settings:
     """Returns the broker's settings. A broker that was away for `down_s` seconds waits for the
     workers and clients of the one before it, which give up after `grace_s`.
     """
@@ -240,7 +246,7 @@ def _settings(plan: BrokerPlan, folder_lock: FolderLock, endpoints: tuple[Endpoi
         epoch=folder_lock.epoch, grace_s=config.grace_s, join_s=config.join_s,
         kill_wait_s=config.kill_wait_s, output_max=config.output_max,
         output_bound=config.output_bound, user=getpass.getuser(), version=VERSION,
-        gap_s=BUSY_GAP_S, policy=plan.policy,
+        gap_s=BUSY_GAP_S, policy=plan.policy, granted_at=granted_at,
         endpoints=endpoints, slurm_query_s=config.slurm_query_s,
         rejoin_s=config.grace_s if waits else 0.0, down_s=down_s if waits else 0.0,
         services=tuple(service_spec(name, told) for name, told in config.services.items()),

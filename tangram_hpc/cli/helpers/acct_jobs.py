@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from . import ids
 
 if TYPE_CHECKING:
+    from ...accounting.books.importing import AskSpans
     from ...accounting.books.query import StoredJob
     from ...accounting.books.schema import Books
     from ...accounting.job_row import JobRow
@@ -56,7 +57,8 @@ def jobs_in_question(every: bool) -> list[ids.Named]:
 
 
 def from_journals(named: Sequence[ids.Named], strict: bool, with_row: bool, duplicates: bool,
-                  selection: Selection) -> Iterator[AcctJob]:
+                  selection: Selection, ask_spans: AskSpans = lambda folders: {}
+                  ) -> Iterator[AcctJob]:
     """Yields the jobs that are named, each once.
 
     Args:
@@ -66,6 +68,8 @@ def from_journals(named: Sequence[ids.Named], strict: bool, with_row: bool, dupl
         with_row: whether the rows of jobs are wanted, which costs more.
         duplicates: whether every attempt of an action is wanted.
         selection: which rows are wanted.
+        ask_spans: asks Slurm's accounting for the times of jobs; called once, if their rows are
+            wanted.
 
     Raises:
         InvalidInput: a job, or an action of a job, is not known.
@@ -82,16 +86,18 @@ def from_journals(named: Sequence[ids.Named], strict: bool, with_row: bool, dupl
             next(read_journals(job_dir(os.environ, one.job)), None)
         if len({one.job for one in named}) > 1:
             _refuse_unknown_actions(named)
-    for job in dict.fromkeys(one.job for one in named):
-        folder, now_ns = job_dir(os.environ, job), time.time_ns()
+    folders = {one.job: job_dir(os.environ, one.job) for one in named}
+    spans = ask_spans(list(folders.values())) if with_row else {}
+    for job, folder in folders.items():
+        now_ns = time.time_ns()
         try:
             if not strict and _has_no_rows(folder, selection):
                 continue
             served, events, row = is_served(folder), read_journals(folder), None
             if with_row:
-                folded, row = fold_with_job(events, served, now_ns)
+                folded, row = fold_with_job(events, served, now_ns, spans.get(folder) or ())
             else:
-                folded = fold(events)
+                folded = fold(events, served)
         except InvalidInput as error:
             if strict:
                 raise

@@ -27,8 +27,9 @@ def current_books() -> Iterator[tuple[Books, ImportReport]]:
     from ...accounting.books.schema import open_books
     from ...config.settings import load_config
     from ...storage.rundir import tangram_home
+    from .accounted_spans import ask_spans
 
     home = tangram_home(os.environ)
     with open_books(load_config(os.environ).books, home) as books:
         yield books, import_jobs(books, home, time.time_ns(), lambda line: print(
-            f"tangram: books: {printable(line)}", file=sys.stderr))
+            f"tangram: books: {printable(line)}", file=sys.stderr), ask_spans)

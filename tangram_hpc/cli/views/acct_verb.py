@@ -1,9 +1,10 @@
 """`tangram acct`: prints a row for each action of a job, with sacct's column names.
 
 The rows are folded from the job's journal, so that they are available during the job and after it,
-or read from the books, which hold many jobs. No broker is asked. With `-X` the rows are jobs, with
-`--by` groups of actions, with `--held` allocations; with `--comment` a summary becomes the Comment
-of the Slurm job.
+or read from the books, which hold many jobs. No broker is asked, but Slurm's accounting is, once,
+when rows are about jobs that have ended: only it knows when Slurm ended them. With `-X` the rows
+are jobs, with `--by` groups of actions, with `--held` allocations; with `--comment` a summary
+becomes the Comment of the Slurm job.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..helpers.printable import printable
 from ..helpers.table import fit
 
 if TYPE_CHECKING:
+    from ...accounting.books.importing import AskSpans
     from ...accounting.fields import Field
     from ...accounting.roll_up import RollUpRow
     from ...accounting.selection import Selection
@@ -87,12 +89,21 @@ def go(args: argparse.Namespace) -> int:
     named = args.jobs or acct_jobs.jobs_in_question(every)
     jobs = acct_jobs.from_journals(named, bool(args.jobs) or len(named) == 1,
                                    args.allocations or args.sacct, args.duplicates or args.by,
-                                   selection)
+                                   selection, _ask_spans(args))
     if args.by:
         _print_groups(args, columns, _roll_up(args.by, jobs))
     else:
         _print_jobs(args, columns, jobs, selection)
     return 0
+
+
+def _ask_spans(args: argparse.Namespace) -> AskSpans:
+    """Returns what asks Slurm's accounting. Nothing does for a program that called us as sacct: it
+    may find us under that name, and Slurm's accounting would be ourselves.
+    """
+    from ..helpers.accounted_spans import ask_spans
+
+    return (lambda folders: {}) if args.sacct else ask_spans
 
 
 def _print_books(args: argparse.Namespace, columns: list[tuple[Field, int]], selection: Selection
@@ -215,8 +226,10 @@ def _held(job: str, as_json: bool) -> int:
     from ...accounting.held_usage import held, total
     from ...storage.journal_segments import read_journals
     from ...storage.rundir import job_dir
+    from ..helpers.accounted_spans import ask_spans
 
-    rows = held(read_journals(job_dir(os.environ, job)))
+    folder = job_dir(os.environ, job)
+    rows = held(read_journals(folder), ask_spans([folder]).get(folder) or ())
     held_ns, used_ns = total(rows)
     if as_json:
         print(json.dumps({

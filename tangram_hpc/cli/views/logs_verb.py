@@ -73,6 +73,8 @@ def go(args: argparse.Namespace) -> int:
     folder = job_dir(os.environ, job)
     reader = OutputReader(folder, args.action.number, _warn)
     printer = _Printer(args.streams)
+    if reader.several and not args.follow:  # a later attempt may run on any node
+        reader.nodes = _nodes_of(folder, args.action.number)
     pieces = list(reader.new())
     if not pieces and not args.follow:
         raise InvalidInput(f"ACTION: {_nothing(action, folder, reader)}")
@@ -84,6 +86,26 @@ def go(args: argparse.Namespace) -> int:
         raise InvalidInput(f"ACTION: {_nothing(action, folder, reader)}")
     printer.end()
     return 0
+
+
+def _nodes_of(folder: Path, action: int) -> set[str]:
+    """Returns the nodes on which an action ran or was to run; none if the journal cannot be read.
+    The logs of all nodes may be many times as large as the journal.
+    """
+    from ...domain import event as ev
+    from ...errors import InvalidInput
+    from ...storage.journal_segments import read_journals
+
+    names, found = dict[int, str](), set[str]()
+    try:
+        for event in read_journals(folder):
+            if type(event) is ev.NodeJoined:
+                names[event.node] = event.spec.name
+            elif type(event) is ev.LeaseGranted and event.action == action:
+                found.add(names[event.node])
+    except (InvalidInput, KeyError):  # KeyError: a repaired journal may lack the node
+        return set()
+    return found
 
 
 def _warn(text: str) -> None:
