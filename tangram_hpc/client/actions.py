@@ -12,6 +12,7 @@ from typing import Any
 
 from ..domain.action import Kind, Profile
 from ..errors import InvalidInput
+from ..protocol.payload import DetachableCall, Payload
 from .connection import Connection
 from .future import Future
 from .request import Cpus, Options, Work, command_user, environment, exec_call, tool_of
@@ -27,8 +28,10 @@ def submit(connection: Connection, work: Work, args: tuple[Any, ...],
            files: Mapping[str, bytes | str] | None = None,
            on_output: Callable[[int, bytes], None] | None = None, clean_env: bool = True,
            once: str = "", trajectory: str | int | None = None, output_max: int = 0,
-           keep: str = "head", user: str | int = "", real_user: bool = False) -> Future:
-    """Submits one action; see `Client.submit`."""
+           keep: str = "head", user: str | int = "", real_user: bool = False,
+           reads_input: bool | None = None) -> Future:
+    """Submits one action; see `Client.submit`. `reads_input` is that of `Session.exec_detachable`,
+    and None for what cannot go to the background."""
     if connection.failure is not None:  # checked before a function is written to the store
         raise connection.failure
     if kwargs is not None and not isinstance(kwargs, Mapping):
@@ -58,4 +61,10 @@ def submit(connection: Connection, work: Work, args: tuple[Any, ...],
                               stream=on_output is not None, clean_env=clean_env,
                               output_max=output_max, keep=keep, user=user,
                               real_user=bool(real_user))
-    return connection.submit(Kind.EXEC, options, session, what, command, trusted, on_output)
+    payload: Payload = command
+    if reads_input is not None:
+        if on_output is None or stdin:
+            raise InvalidInput("on_output, stdin: a detachable command needs the first and takes "
+                               "no second; give its input with reads_input")
+        payload = DetachableCall(command, reads_input)
+    return connection.submit(Kind.EXEC, options, session, what, payload, trusted, on_output)

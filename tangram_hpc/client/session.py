@@ -164,6 +164,34 @@ class Session:
         """
         return self.submit(command, **options)
 
+    def exec_detachable(self, command: Sequence[str] | str, *, reads_input: bool = False,
+                        **options: Any) -> Future:
+        """Runs a command that can go to the background of this session; returns at once.
+
+        The command writes to the files PATH.out and PATH.err, and what it writes is passed on while
+        its action runs. Its first line of stdout is not its own: `PID PATH`, its process id in the
+        session, which is also its process group, and the beginning of its files' paths.
+        `Future.interrupt(signal.SIGUSR2)` does not reach the command, but ends its action by this
+        signal. The command then goes on as a background process, as `background` of the session
+        says, and its exit code is written to PATH.code when it has ended. Whoever reads these files
+        removes them. Cancelling the action, and its timeout, kill the command at once.
+
+        Args:
+            command: an argv list, or a line for the shell.
+            reads_input: whether the command reads the FIFO PATH.in; otherwise it reads nothing.
+                Removing PATH.in with `remove` ends the input.
+            options: `on_output` (required), `cwd`, `env`, `timeout`, `cpus`, `user` and every other
+                argument of `Client.submit`, except `stdin`.
+
+        Returns:
+            A Future of an ExecResult.
+
+        Raises:
+            InvalidInput: an argument is wrong; the message names it.
+        """
+        return submit(self._connection, command, (), self._record, **options,
+                      reads_input=reads_input)
+
     def shell(self, **options: Any) -> Shell:
         """Opens a shell that remembers its directory, variables, functions, aliases, options and
         background jobs from one command to the next; returns at once. A session may have several.

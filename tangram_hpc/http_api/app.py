@@ -65,7 +65,7 @@ def make_app(client: Client, keys: ClientKeys, *, image: str = "",
     if sandboxes is None:
         return Guard(app, keys)
     _add_e2b(app, sandboxes)
-    return Guard(app, keys, access=SandboxAccess(sandboxes))
+    return Guard(process_routes.direct(app), keys, access=SandboxAccess(sandboxes))
 
 
 def _add_e2b(app: FastAPI, sandboxes: SandboxRegistry) -> None:

@@ -177,6 +177,20 @@ class TerminalCall(Payload, frozen=True, tag=7):
     echo: bool = False
 
 
+class DetachableCall(Payload, frozen=True, tag=8):
+    """A command that can go to the background (`sandbox/shells/detachable_command.py`).
+
+    It is no field of `ExecCall` for the same reason as `TerminalCall`.
+
+    Attributes:
+        command: what runs.
+        reads_input: whether its input is a FIFO; otherwise it reads nothing.
+    """
+
+    command: ExecCall
+    reads_input: bool = False
+
+
 class SnapshotCall(Payload, frozen=True, tag=43):
     """Takes a snapshot of a session under a name that its client chose."""
 
@@ -275,6 +289,7 @@ AnyPayload = Union[  # noqa: UP007
     ServiceCall,
     ShellCall,
     TerminalCall,
+    DetachableCall,
     ExecReturn,
     FileReturn,
     FileList,

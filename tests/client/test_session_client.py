@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import errno
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -57,6 +58,29 @@ def test_a_sessions_env_is_the_default_and_its_files_precede_commands(
             return (await s.exec("cat x")).text
 
     assert asyncio.run(at_once()) == "y"
+
+
+def test_a_detachable_command_goes_to_the_background_at_sigusr2(cluster: LocalCluster) -> None:
+    begun: concurrent.futures.Future[str] = concurrent.futures.Future()
+
+    def heard(stream: int, data: bytes) -> None:
+        if not begun.done():
+            begun.set_result(data.decode().split()[1])
+
+    with cluster.session(background="run") as s:
+        for wrong in ({}, {"on_output": heard, "stdin": "x"}):
+            with pytest.raises(tangram_hpc.InvalidInput, match="on_output, stdin"):
+                s.exec_detachable("true", **wrong)
+        run = s.exec_detachable("until [ -e go ]; do sleep 0.05; done; cat; exit 9",
+                                reads_input=True, on_output=heard)
+        path = begun.result(60)
+        assert run.interrupt(signal.SIGUSR2)
+        told = run.result(60)
+        assert (told.state, told.signal) == (tangram_hpc.ActionState.FAILED, signal.SIGUSR2)
+        assert s.exec(f"echo in >{path}.in; touch go").result(60).ok
+        s.remove(f"{path}.in").result(60)
+        until(lambda: s.read(f"{path}.code").result(60) == b"9\n", "its exit code is written")
+        assert s.read(f"{path}.out").result(60) == b"in\n"
 
 
 def test_file_calls_raise_pythons_own_errors(cluster: LocalCluster) -> None:

@@ -59,7 +59,7 @@ def commands(text: str) -> int:
 
 def test_each_heading_tells_how_many_commands_its_block_has() -> None:
     told = re.findall(r"^## (.+): (\d+) commands$", PAGE.read_text(), re.MULTILINE)
-    assert [name for name, _ in told] == ["Harbor", "mini-swe-agent"]
+    assert [name for name, _ in told] == ["verl", "Harbor", "mini-swe-agent"]
     assert {name: commands(block_of(name).text) for name, _ in told} == {
         name: int(count) for name, count in told}
 
@@ -130,6 +130,10 @@ class TestEachBlock:
     """Each test installs a trainer; what follows its install takes less than a minute."""
 
     pytestmark = installs
+
+    def test_verl(self, tmp_path: Path) -> None:
+        assert "{'test_score/apps': np.float64(0.375)}" in run("verl", tmp_path)
+        assert len(actions(tmp_path, "first-verl")) == 8  # two cases of each of four answers
 
     def test_harbor(self, tmp_path: Path) -> None:
         if why := reason_to_skip("bwrap"):

@@ -49,7 +49,14 @@ from tangram_hpc.domain.states import ActionState
 from tangram_hpc.images.node_store import NodeStore
 from tangram_hpc.images.pull import PullSettings, pull
 from tangram_hpc.ports import SandboxSettings
-from tangram_hpc.protocol.payload import ExecCall, ShellCall, SnapshotCall, TerminalCall
+from tangram_hpc.protocol import input_flow
+from tangram_hpc.protocol.payload import (
+    DetachableCall,
+    ExecCall,
+    ShellCall,
+    SnapshotCall,
+    TerminalCall,
+)
 from tangram_hpc.sandbox.manager.backends import Backends
 
 # what holds for user 0 alone holds for several users
@@ -176,6 +183,27 @@ def test_shells_and_terminals_of_a_user(rig: ImageRig) -> None:
                                         "echo x >/dev/tty", user="pg"), (24, 80))
     outcome, back, _ = rig.end(rig.begin(asked, Kind.EXEC, session=session))
     assert back.stdout.replace(b"\r", b"") == b"105\n105\nx\n", back
+    rig.close_session(session)
+
+
+def test_the_files_of_a_detachable_command_are_its_users(rig: ImageRig) -> None:
+    session = rig.start(background="run")
+    line = "stat -L -c %u /dev/fd/1; echo x >/dev/stderr; read -r word; echo $word"
+    call = DetachableCall(ExecCall(shell=line, user="pg", stream=True), True)
+    lease = rig.begin(call, Kind.EXEC, session=session)
+
+    def printed(stream: int) -> bytes:
+        return b"".join(data for number, data in rig.pieces.get(lease, ()) if number == stream)
+
+    rig.until(lambda: b"\n105\n" in printed(1) and printed(2) == b"x\n")
+    path = printed(1).partition(b"\n")[0].decode().partition(" ")[2]
+    rig.loop.call_soon(rig.executor.give_input, lease, input_flow.SIGNAL, b"",
+                       input_flow.DETACH, 0)
+    assert rig.end(lease)[0].signal == input_flow.DETACH
+    rig.out(session, f"echo said >{path}.in", user="pg")
+    waits = f"until [ -s {path}.code ]; do sleep 0.02; done; cat {path}.code"
+    assert rig.out(session, waits) == "0\n"
+    assert rig.out(session, f"cat {path}.out") == "105\nsaid\n"
     rig.close_session(session)
 
 

@@ -16,8 +16,8 @@ import contextlib
 from collections.abc import Callable, Mapping
 
 from ... import FileMissing, Session, SessionLost, TangramError
-from .command_launcher import KILLED, read_exit_code
 from .running_command import SandboxProcess
+from .started_command import KILLED, read_exit_code
 from .wire_errors import gone
 
 FIRST_S, LAST_S = 0.02, 1.0  # the shortest and the longest pause between two checks
@@ -34,27 +34,28 @@ class Follower:
 
     def __init__(self, session: Session, forget: Callable[[SandboxProcess], None]) -> None:
         self._session, self._forget = session, forget
-        self._followed: dict[int, SandboxProcess] = {}  # by slot
+        self._followed: dict[int, SandboxProcess] = {}  # by process id
         self._task: asyncio.Task[None] | None = None
         self._fresh = False  # whether a command was added since the last check
 
     def follow(self, process: SandboxProcess) -> None:
         """Begins to follow a command."""
-        self._followed[process.slot] = process
+        self._followed[process.pid] = process
         self._fresh = True
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._run())
 
     def forget(self, process: SandboxProcess) -> None:
         """Stops following a command."""
-        self._followed.pop(process.slot, None)
+        self._followed.pop(process.pid, None)
 
     async def killed(self, process: SandboxProcess) -> None:
-        """Passes on the last output of a command that was killed with its keeper, and its end."""
+        """Passes on the last output of a command that was killed, and its end."""
         if not process.ended:
             with contextlib.suppress(TangramError):
                 await self._pass_output(process, await self._sizes(process))
             self._end(process, KILLED, "signal: killed")
+        await self.remove_files(process)
 
     def close(self) -> None:
         """Stops following."""
@@ -84,13 +85,15 @@ class Follower:
             return False  # the last one was forgotten during the pause
         sizes = await self._sizes(first)
         moved = False
-        for slot, process in list(self._followed.items()):
-            if sizes.get(f"{slot}.code", 0):
+        for process in list(self._followed.values()):
+            assert process.started is not None
+            name = process.started.name
+            if sizes.get(f"{name}.code", 0):
                 moved = await self._pass_end(process) or moved
             elif not process.is_heard:
-                process.taken = [sizes.get(f"{slot}.out", 0), sizes.get(f"{slot}.err", 0)]
-            elif (sizes.get(f"{slot}.out", 0) > process.taken[0]
-                    or sizes.get(f"{slot}.err", 0) > process.taken[1]):
+                process.taken = [sizes.get(f"{name}.out", 0), sizes.get(f"{name}.err", 0)]
+            elif (sizes.get(f"{name}.out", 0) > process.taken[0]
+                    or sizes.get(f"{name}.err", 0) > process.taken[1]):
                 await self._pass_output(process, sizes)
                 moved = True
         return moved
@@ -98,7 +101,7 @@ class Follower:
     async def _pass_end(self, process: SandboxProcess) -> bool:
         assert process.started is not None
         try:
-            data = await self._session.read(f"{process.started.folder}/{process.slot}.code")
+            data = await self._session.read(f"{process.started.path}.code")
         except FileMissing:
             return False
         code = read_exit_code(data)
@@ -107,7 +110,15 @@ class Follower:
         # the sizes of the look may be older than the command's last output
         await self._pass_output(process, await self._sizes(process))
         self._end(process, code)
+        await self.remove_files(process)
         return True
+
+    async def remove_files(self, process: SandboxProcess) -> None:
+        """Removes the files of a command that has ended in the background."""
+        assert process.started is not None
+        for end in ("out", "err", "code", *(["in"] if process.reads_input else [])):
+            with contextlib.suppress(TangramError):  # it was removed, or the session has ended
+                await self._session.remove(f"{process.started.path}.{end}")
 
     async def _sizes(self, process: SandboxProcess) -> dict[str, int]:
         """The sizes of the files in the folder of a command, by their names."""
@@ -119,8 +130,8 @@ class Follower:
         """Passes on what the files of a command had when these sizes were read."""
         assert process.started is not None
         for stream, name in enumerate(("out", "err")):
-            path = f"{process.started.folder}/{process.slot}.{name}"
-            while (left := sizes.get(f"{process.slot}.{name}", 0) - process.taken[stream]) > 0:
+            path, file = f"{process.started.path}.{name}", f"{process.started.name}.{name}"
+            while (left := sizes.get(file, 0) - process.taken[stream]) > 0:
                 try:
                     data = await self._session.read(path, process.taken[stream], min(left, PIECE))
                 except FileMissing:
@@ -131,6 +142,6 @@ class Follower:
                 process.output(f"std{name}", data)
 
     def _end(self, process: SandboxProcess, code: int, error: str = "") -> None:
-        self._followed.pop(process.slot, None)
+        self._followed.pop(process.pid, None)
         process.end(code, error)
         self._forget(process)

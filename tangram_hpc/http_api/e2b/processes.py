@@ -1,6 +1,6 @@
 """The commands that run in one sandbox.
 
-Each command begins as an action of the sandbox's session (`command_launcher`). The session runs one
+Each command begins as an action of the sandbox's session (`started_command`). The session runs one
 action at a time, so every other request makes room first: the running command has `GRACE_S` to end
 by itself, and then goes to the background, where it is followed by the files that it writes
 (`following`).
@@ -13,27 +13,24 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import itertools
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from ... import ActionState, ExecResult, Future, Session, TangramError
-from .command_launcher import KILLED, LET_GO, VARIABLES, argv_of, name_of, read_first_line
+from ... import ActionState, ExecResult, FileMissing, Future, Session, TangramError
 from .following import Follower
 from .running_command import CommandConfig, EventListener, SandboxProcess
-from .terminals import SandboxTerminal
+from .started_command import KILLED, LET_GO, name_of, read_first_line
+from .terminals import SandboxTerminal, numbers
 from .wire_errors import RpcError, as_rpc_error, gone
 
 GRACE_S = 0.05  # a command that ends within this time is not sent to the background
 AGAIN_S = 1.0  # after this time `LET_GO` is sent again to a command that is still in the foreground
 OUTPUT_MAX = 64 << 20  # bytes of stdout and of stderr while a command is in the foreground
-LINE_MAX = 4096  # of the watcher's first line
+LINE_MAX = 4096  # of a command's first line, which is its action's own
 INPUT_S = 10.0  # the longest wait for a command to read its input
 OWN_USERS = ("", "user")  # E2B's default user, which is the sandbox's own
 TERMINALS_MAX = 32
-OLD_SLOTS = 32  # the files of ended commands are removed for this many commands at a time
 
 
 class Processes:
@@ -49,9 +46,6 @@ class Processes:
         self._session, self._cpus, self._image = session, cpus, image
         self._loop = asyncio.get_running_loop()
         self._running: dict[int, SandboxProcess] = {}  # by process id
-        # begins at the time, so that the commands of an earlier server have other numbers
-        self._slots = itertools.count(time.time_ns())
-        self._old_slots: list[int] = []  # slots of ended commands, whose files can be removed
         self._front: SandboxProcess | None = None  # the process whose action waits or runs
         self._home = ""
         self._turn = asyncio.Lock()
@@ -101,7 +95,7 @@ class Processes:
         """
         async with self._turn:
             await self._make_room()
-            process = SandboxProcess(config, next(self._slots), reads_input)
+            process = SandboxProcess(config, reads_input)
             listener = process.listen()
             try:
                 process.future = self._submit(process, timeout_s)
@@ -136,7 +130,8 @@ class Processes:
         self._follower.forget(process)
         with contextlib.suppress(RpcError):
             await self.make_room()
-            await self._aside(f"kill -s KILL -- -{process.started.group}")
+            await self._aside(f"kill -s KILL -- -{process.started.pid}")
+            await self._follower.remove_files(process)
         self._forget(process)
 
     def _submit(self, process: SandboxProcess, timeout_s: float | None) -> Future:
@@ -145,12 +140,9 @@ class Processes:
         def heard(stream: int, data: bytes) -> None:
             self._loop.call_soon_threadsafe(self._heard, process, head, stream, data)
 
-        old = self._old_slots if len(self._old_slots) >= OLD_SLOTS else []
-        self._old_slots = [] if old else self._old_slots
-        return self._session.exec(
-            argv_of(process.slot, old, config.cwd, process.reads_input, [config.cmd, *config.args]),
-            env={**config.envs, **VARIABLES}, cpus=self._cpus, timeout=timeout_s,
-            output_max=OUTPUT_MAX,
+        return self._session.exec_detachable(
+            [config.cmd, *config.args], reads_input=process.reads_input, cwd=config.cwd,
+            env=config.envs, cpus=self._cpus, timeout=timeout_s, output_max=OUTPUT_MAX,
             on_output=heard, user=self._user(config.user),
             name=name_of([config.cmd, *config.args]))
 
@@ -159,7 +151,7 @@ class Processes:
         return "" if user in OWN_USERS or not self._image else user
 
     def _heard(self, process: SandboxProcess, head: bytearray, stream: int, data: bytes) -> None:
-        """Handles a piece of an action's output; the first line of stdout is the watcher's own."""
+        """Handles a piece of an action's output; the first line of stdout is not the command's."""
         if stream == 1 and not process.ready.is_set():
             head += data
             line, newline, data = bytes(head).partition(b"\n")
@@ -201,8 +193,7 @@ class Processes:
 
     def _tell_end(self, process: SandboxProcess, result: ExecResult) -> None:
         if not process.pid:
-            process.fail(_not_started(process.config, result))
-            return
+            return self._tell_not_started(process, result)
         for stream, cut in zip(("stdout", "stderr"), result.cut, strict=True):
             if cut:
                 process.output("stderr", f"\n[{cut} bytes of {stream} were dropped]\n".encode())
@@ -211,12 +202,25 @@ class Processes:
         else:
             process.end(result.exit_code, result.reason)
 
+    def _tell_not_started(self, process: SandboxProcess, result: ExecResult) -> None:
+        """Tells why a command was not started. A program that is not there is told as the shell
+        tells it: by its exit code and a line of stderr."""
+        cwd, why = process.config.cwd, result.reason
+        if cwd and why.startswith("cwd: "):
+            process.fail(RpcError("invalid_argument", f"cwd {cwd!r:.200} does not exist"))
+        elif result.exit_code in (126, 127) and why.startswith("argv: "):
+            process.pid = next(numbers)
+            process.ready.set()
+            process.output("stderr", f"{why}\n".encode())
+            process.end(result.exit_code)
+        else:
+            process.fail(RpcError("invalid_argument" if result.exit_code == 126 else "internal",
+                                  f"the command could not be started: {why or result.exit_code}"))
+
     def _forget(self, process: SandboxProcess) -> None:
         """Drops a command that has ended."""
         if self._running.get(process.pid) is process:
             del self._running[process.pid]
-        if process.slot >= 0:  # a terminal has no files
-            self._old_slots.append(process.slot)
 
     def end_all(self, error: RpcError | None = None) -> None:
         """Ends all streams with an error; None if the sandbox has ended."""
@@ -294,8 +298,8 @@ class Processes:
             await self.make_room()
             if process.started is not None and not process.ended:
                 name = signal.Signals(number).name[3:]
-                await self._aside(f"kill -s {name} -- -{process.started.group}")
-                if number == signal.SIGKILL:  # its keeper was killed too and writes no exit code
+                await self._aside(f"kill -s {name} -- -{process.started.pid}")
+                if number == signal.SIGKILL:  # without a wait for its exit code
                     await self._follower.killed(process)
 
     async def send_input(self, process: SandboxProcess, kind: str, data: bytes) -> None:
@@ -312,8 +316,8 @@ class Processes:
                            f"process {process.pid} reads no {kind}; start it with stdin=True")
         await self.make_room()
         if process.started is not None:
-            path = f"{process.started.folder}/{process.slot}.in"
-            await self._aside('cat >"$1"', path, data=data)
+            await self._aside('cat >"$1"', f"{process.started.path}.in", data=data,
+                              user=self._user(process.config.user))
 
     async def close_input(self, process: SandboxProcess) -> None:
         """Ends a command's input.
@@ -329,15 +333,20 @@ class Processes:
                            f"process {process.pid} reads no stdin; start it with stdin=True")
         await self.make_room()
         if process.started is not None:
-            path = f"{process.started.folder}/{process.slot}.hold"
-            await self._aside('read -r holder <"$1" && kill -9 "$holder"', path)
+            try:
+                await self._session.remove(f"{process.started.path}.in")
+            except FileMissing:
+                pass  # it was ended before
+            except TangramError as error:
+                raise self._told(error) from None
 
-    async def _aside(self, line: str, *arguments: str, data: bytes = b"") -> ExecResult:
+    async def _aside(self, line: str, *arguments: str, data: bytes = b"", user: str = ""
+                     ) -> ExecResult:
         """Runs a short shell line in the sandbox on behalf of this module."""
         try:
             result = await asyncio.wrap_future(self._session.exec(
                 ["/bin/sh", "-c", line, "sh", *arguments], stdin=data, name="e2b",
-                timeout=INPUT_S))
+                timeout=INPUT_S, user=user))
         except TangramError as error:
             raise self._told(error) from None
         if result.state is ActionState.TIMEOUT:
@@ -361,12 +370,3 @@ class Processes:
             yield self._session
         except TangramError as error:
             raise self._told(error) from error
-
-
-def _not_started(config: CommandConfig, result: ExecResult) -> RpcError:
-    """Returns the error for a command whose watcher ended without a valid first line."""
-    if result.exit_code == 0:
-        return RpcError("invalid_argument", f"cwd {config.cwd!r:.200} does not exist")
-    said = result.reason or result.stderr.decode(errors="replace").strip()[-200:]
-    return RpcError("invalid_argument" if result.exit_code in (126, 127) else "internal",
-                    f"the command could not be started: {said or result.exit_code}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ... import Future
-from .command_launcher import Started
+from .started_command import Started
 from .wire_errors import RpcError
 
 BACKLOG_MAX = 64 << 20  # bytes of output that may wait for one listener
@@ -66,6 +66,11 @@ class EventListener:
         self._events.append(event)
         self._changed.set()
 
+    @property
+    def has_events(self) -> bool:
+        """Whether `get` returns at once."""
+        return bool(self._events)
+
     async def get(self) -> WireEvent | None:
         """Returns the next event; None at the end of a process that has ended.
 
@@ -89,8 +94,7 @@ class SandboxProcess:
     Attributes:
         config: the command.
         pid: its number on the wire; 0 before it has started.
-        started: the content of its watcher's first line; None for a terminal, and before the start.
-        slot: the number of its files.
+        started: the content of its first line; None for a terminal, and before the start.
         reads_input: whether it reads what clients send.
         future: the action in which it runs, or in which it began.
         detached: whether it goes on as a background process.
@@ -101,8 +105,8 @@ class SandboxProcess:
         ended: whether it has ended.
     """
 
-    def __init__(self, config: CommandConfig, slot: int, reads_input: bool) -> None:
-        self.config, self.slot, self.reads_input = config, slot, reads_input
+    def __init__(self, config: CommandConfig, reads_input: bool) -> None:
+        self.config, self.reads_input = config, reads_input
         self.pid, self.detached = 0, False
         self.started: Started | None = None
         self.future: Future

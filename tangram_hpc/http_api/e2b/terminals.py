@@ -11,9 +11,9 @@ from ... import Future, InvalidInput, Session
 from .running_command import CommandConfig, SandboxProcess
 from .wire_errors import RpcError
 
-# ids on the wire, above all process ids of Linux: the process id of a terminal's command is not
-# known
-_numbers = itertools.count(1 << 22)
+# ids on the wire, above all process ids of Linux, for what has no process id that is known: the
+# commands of terminals, and programs that could not be started
+numbers = itertools.count(1 << 22)
 WRITE_S = 10.0  # the longest wait for a program to read its input
 
 
@@ -34,8 +34,8 @@ class SandboxTerminal(SandboxProcess):
 
     def __init__(self, session: Session, config: CommandConfig, user: str, size: tuple[int, int],
                  cpus: tuple[int, int], timeout_s: float | None) -> None:
-        super().__init__(config, -1, True)
-        self.pid = next(_numbers)
+        super().__init__(config, True)
+        self.pid = next(numbers)
         self._loop = asyncio.get_running_loop()
         self._pty = session.pty([config.cmd, *config.args], rows=size[0], cols=size[1], echo=True,
                                 cwd=config.cwd, env=config.envs, cpus=cpus, timeout=timeout_s,

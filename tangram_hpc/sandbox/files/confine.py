@@ -149,11 +149,20 @@ def mkdir(home: str, path: str) -> None:
     Raises:
         PathRefused: it cannot be made.
     """
-    folder, name = _walk(home, path, make=True)
+    os.close(folder(home, path))
+
+
+def folder(home: str, path: str) -> int:
+    """Opens a directory for use as `dir_fd`; it and missing ones on the way are made.
+
+    Raises:
+        PathRefused: it cannot be made or opened.
+    """
+    above, name = _walk(home, path, make=True)
     try:
-        os.close(_step(folder, name, True, path))
+        return _step(above, name, True, path)
     finally:
-        os.close(folder)
+        os.close(above)
 
 
 def about(home: str, path: str) -> FileEntry:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -87,12 +88,13 @@ class Command:
         terminal: the terminal on which it runs; None for none.
         identity: the numbers of the user that it runs as; None for those of its init.
         chase_at: when `chase` must be called (monotonic ns); 0 for never.
+        output_at: when `new_output` must be called (monotonic ns); 0 for never.
         act_at: when its init must look at it again (monotonic ns); 0 for never.
         started_ns: when it started (monotonic).
     """
 
     terminal: Terminal | None = None
-    chase_at = 0
+    chase_at = output_at = 0
 
     __slots__ = (
         "_kept",
@@ -216,7 +218,11 @@ class Command:
         kept = self._kept[stream]
         return kept.pass_on(data) if self.call.stream else kept.add(data)
 
-    def drain(self) -> list[tuple[int, bytes]]:
+    def new_output(self) -> Iterable[tuple[int, bytes]]:
+        """Returns output of a command that has no pipes, as `drain` does."""
+        return ()
+
+    def drain(self) -> Iterable[tuple[int, bytes]]:
         """Reads what the pipes still hold after the command has ended, and closes them."""
         pieces = []
         for stream, fd in enumerate(self.pipes):

@@ -25,6 +25,7 @@ from ...domain.states import ActionState
 from ...protocol import input_flow
 from ...protocol.payload import (
     SHELL_ENDED,
+    DetachableCall,
     ErrorReturn,
     ExecCall,
     ExecReturn,
@@ -68,6 +69,7 @@ from ...resources import process_tree
 from .. import environment
 from ..files import confine, frozen_files, scratch
 from ..network.port_streams import PortStreams
+from ..shells.detachable_command import DetachableCommand, DetachableCommands
 from ..shells.shell_command import ShellCommand
 from ..shells.shell_process import ShellProcess
 from ..shells.shells import NoShell, Shells, SparingProcesses
@@ -87,6 +89,8 @@ _SOON_NS = 2_000_000  # if a command ends sooner, its pipes are read only at its
 _AGAIN_NS = 20_000_000  # between two attempts to kill the processes that are left
 _END_S = 5.0
 _SHM = "/dev/shm"
+_AnyCommand = ExecCall | ShellCall | TerminalCall | DetachableCall
+_Wrapped = TerminalCall | DetachableCall  # around an ExecCall
 _CANNOT_RUN = 126  # the exit code that a shell gives
 _FIRST = b"500"  # oom_score_adj of a command: the kernel kills it before its init
 
@@ -106,6 +110,7 @@ class Init:
         _group_cpu: the CPU time of its cgroup; `_meter` measures memory, processes and disk.
         _background: what outlived its action.
         _shells: the shells that live on between their commands.
+        _detachable: the commands that can go to the background, or are there.
         _ports: the streams to ports of the sandbox.
         _fast_path: serves plain commands; None where it is not built or not wanted.
         _command: the running command; None between commands.
@@ -126,6 +131,7 @@ class Init:
         self._background: BackgroundProcesses
         self._processes: SandboxProcesses
         self._shells: Shells
+        self._detachable: DetachableCommands
         self._ports: PortStreams
         self._devnull = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self._units = UnitsFile(home)
@@ -192,7 +198,8 @@ class Init:
         if command is None:
             return self._background.due if self._built else 0
         due = self._watch_at
-        for other in (command.act_at, self._meter.due, command.usage.look_at, command.chase_at):
+        for other in (command.act_at, command.output_at, command.chase_at, self._meter.due,
+                      command.usage.look_at):
             if other and (not due or other < due):
                 due = other
         return due
@@ -308,6 +315,7 @@ class Init:
         self._user = users.of_image(setup.box.user)
         self._make_grants({})
         self._shells, self._ports = Shells(self._poll), PortStreams(self._poll, self._send)
+        self._detachable = DetachableCommands(self._home, self._isolation)
         self._processes = SparingProcesses(self._isolation.processes, self._shells)
         self._meter = SandboxMeter((self._home, self._isolation.tmp), self._processes,
                                    self._isolation.nodes, self._isolation.changes)
@@ -347,7 +355,7 @@ class Init:
             self._shells.close(call.shell)
             outcome = Outcome(ActionState.COMPLETED, isolation=self._isolation.name)
             return self._send(Ended(run.lease, outcome, None, True))
-        if not isinstance(call, ExecCall | ShellCall | TerminalCall):
+        if not isinstance(call, _AnyCommand):
             return self._refuse(run, 0, f"payload: a sandbox cannot run a {type(call).__name__}")
         try:
             asked, (call, identity) = call, self._as_user(call)
@@ -372,8 +380,7 @@ class Init:
             self._learn(run)
         self._begun(command)
 
-    def _as_user(self, call: ExecCall | ShellCall | TerminalCall
-                 ) -> tuple[ExecCall | ShellCall | TerminalCall, users.Identity | None]:
+    def _as_user(self, call: _AnyCommand) -> tuple[_AnyCommand, users.Identity | None]:
         """Returns the call with the variables of the user that it asks for, and the numbers of that
         user; None if these are the numbers of this process.
 
@@ -382,7 +389,7 @@ class Init:
         """
         changes = self._isolation.changes
         there = changes.users if changes is not None else None
-        command = call.command if isinstance(call, TerminalCall) else call
+        command = call.command if isinstance(call, _Wrapped) else call
         if isinstance(command, ShellCall):
             env, identity = users.user_of(ExecCall(user=command.user), there, self._user)
             return msgspec.structs.replace(command, env=env | command.env), identity
@@ -390,24 +397,23 @@ class Init:
         if not env or not command.clean_env:
             return call, identity
         command = msgspec.structs.replace(command, env=env | command.env)
-        if isinstance(call, TerminalCall):
+        if isinstance(call, _Wrapped):
             return msgspec.structs.replace(call, command=command), identity
         return command, identity
 
-    def _beginning(self, call: ExecCall | ShellCall | TerminalCall
-                   ) -> ExecCall | ShellCall | TerminalCall:
+    def _beginning(self, call: _AnyCommand) -> _AnyCommand:
         """Returns the call with its directory, if the image names a WORKDIR."""
         if self._begin == self._home:
             return call
-        if isinstance(call, TerminalCall):
+        if isinstance(call, _Wrapped):
             command = self._beginning(call.command)
             return msgspec.structs.replace(call, command=command)
         return msgspec.structs.replace(call, cwd=os.path.join(self._begin, call.cwd))
 
-    def _command_of(self, run: RunAction, call: ExecCall | ShellCall | TerminalCall) -> Command:
+    def _command_of(self, run: RunAction, call: _AnyCommand) -> Command:
         """Raises Unstartable: it asks for more output than the site allows."""
         most = max(self._setup.output_max, self._setup.output_bound)
-        asked = call.command if isinstance(call, TerminalCall) else call
+        asked = call.command if isinstance(call, _Wrapped) else call
         if asked.output_max > most:
             raise Unstartable(126, f"output_max: {asked.output_max} bytes are more than the site's "
                                    f"bound of {most}; ask for less, or raise output_bound")
@@ -419,6 +425,9 @@ class Init:
             return self._shells.command(run, call, kept, isolation, usage, self._grants)
         if isinstance(call, TerminalCall):
             return TerminalCommand(run, call, kept, isolation, usage)
+        if isinstance(call, DetachableCall):
+            return DetachableCommand(run, call, kept, isolation, usage, self._detachable,
+                                     self._shells.inside())
         return Command(run, call, kept, isolation, usage)
 
     def _begun(self, command: Command) -> None:
@@ -497,6 +506,8 @@ class Init:
                     over := self._meter.disk(run.limits.disk_mib)):
                 return self._refuse(run, 0, over[1], ErrorReturn("ENOSPC", over[1]))
             told = _file_answer(self._begin, call)
+            if call.op == "remove":
+                self._detachable.removed(call.path)
         except confine.PathRefused as error:
             return self._refuse(run, 0, str(error), ErrorReturn(error.code, str(error)))
         spent = time.monotonic_ns() - began
@@ -517,6 +528,8 @@ class Init:
                 self._shells.interrupt(command, order.number)
             else:
                 command.interrupt(order.number)
+                if isinstance(command, DetachableCommand) and command.detached:
+                    self._settle(alone=False)
         elif terminal is not None and order.kind == input_flow.RESIZE:
             if not input_flow.wrong_size((order.number, order.other)):
                 terminal.resize(order.number, order.other)
@@ -589,6 +602,8 @@ class Init:
                 command.shell_ended(status, usage)
             elif shell is not None:
                 self._shells.ended(shell)
+            elif self._built and self._detachable.reaped(pid, status) and command is not None:
+                command.usage.missed()  # its time during this command is unknown
             elif command is None:
                 self._background.leased.reaped(usage)
             else:
@@ -650,16 +665,22 @@ class Init:
                 self._unwatch(fd)
         command.end()
         outcome = command.outcome()
-        pieces = command.drain()
-        if command.call.stream:
-            for stream, data in pieces:
-                self._send(OutputChunk(command.run.lease, stream, data))
-        self._send(Ended(command.run.lease, outcome, command.result(), none_left))
+        last = b""  # travels with the end, so that the worker wakes once
+        for stream, data in command.drain():
+            if command.call.stream and data:
+                self._control.sendall(last)
+                last = frame(OutputChunk(command.run.lease, stream, data))
+        ended = Ended(command.run.lease, outcome, command.result(), none_left)
+        self._control.sendall(last + frame(ended))
 
     def _tick(self, command: Command) -> None:
         now = time.monotonic_ns()
         if self._watch_at and now >= self._watch_at:
             self._watch(command)
+        if command.output_at and now >= command.output_at:
+            for stream, data in command.new_output():
+                if data:
+                    self._send_chunk(command, stream, data)
         if command.usage.look_at and now >= command.usage.look_at:
             command.usage.look(self._processes.pids(), now)
         if self._meter.due and now >= self._meter.due and (broken := self._meter.look(now)):

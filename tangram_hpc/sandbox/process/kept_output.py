@@ -54,6 +54,11 @@ class KeptOutput:
         self.cut += len(data) - len(head)
         return head
 
+    @property
+    def passes_no_more(self) -> bool:
+        """Whether nothing more of a stream that is sent while it comes may be sent."""
+        return not self._head_most
+
     def _add_last(self, data: bytes) -> None:
         if self._last and len(self._last[-1]) < _BLOCK:
             self._last[-1] += data

@@ -1,5 +1,5 @@
-"""What a sandbox's init runs beyond single programs: shells that live on, and commands that run on
-terminals.
+"""What a sandbox's init runs beyond single programs: shells that live on, commands that run on
+terminals, and commands that can go to the background.
 
 It decides nothing about isolation and starts no init; `sandbox/process` calls it.
 """

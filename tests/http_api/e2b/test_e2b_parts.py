@@ -1,14 +1,9 @@
-"""Parts of the E2B wire that need no server: images and amounts, records, the launching program."""
+"""Parts of the E2B wire that need no server: images and amounts, records, first lines."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,19 +12,16 @@ from typing import Any
 import pytest
 
 from tangram_hpc import ClientClosed, InvalidInput
-from tangram_hpc.http_api.e2b.command_launcher import (
-    LET_GO,
-    VARIABLES,
-    Started,
-    argv_of,
-    name_of,
-    read_exit_code,
-    read_first_line,
-)
 from tangram_hpc.http_api.e2b.images import E2bOptions, Wanted, read_options, wanted
 from tangram_hpc.http_api.e2b.processes import Processes
 from tangram_hpc.http_api.e2b.records import RecordFolder, SandboxRecord
 from tangram_hpc.http_api.e2b.sandboxes import SandboxRegistry
+from tangram_hpc.http_api.e2b.started_command import (
+    Started,
+    name_of,
+    read_exit_code,
+    read_first_line,
+)
 from tangram_hpc.http_api.e2b.wire_errors import ApiError
 
 # ---- images and amounts -------------------------------------------------------------------------
@@ -136,116 +128,18 @@ def test_a_server_that_ends_waits_for_terminals_although_its_client_has_ended_th
     assert settled == [processes]
 
 
-# ---- the launching program ----------------------------------------------------------------------
+# ---- what a command's action tells ---------------------------------------------------------------
 
 
-def launched(tmp_path: Path, line: str, *, slot: int = 1, old: tuple[int, ...] = (),
-             cwd: str = "", env: dict[str, str] | None = None) -> tuple[int, bytes, bytes]:
-    """Runs a shell line by the launching program; returns its result without the watcher's line."""
-    told = subprocess.run(
-        argv_of(slot, old, cwd, False, ["/bin/bash", "-c", line]), capture_output=True,
-        start_new_session=True, check=False, timeout=100,
-        env={"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path), **VARIABLES, **(env or {})})
-    first, _, out = told.stdout.partition(b"\n")
-    started = read_first_line(first)
-    assert started is not None and started.folder == f"{tmp_path}/.e2b"
-    return told.returncode, out, told.stderr
-
-
-@pytest.mark.parametrize("data", [
-    b"", b"x", b"\0", b"a\0b\0", b"x" * 4095, b"x" * 4095 + b"\0", b"x" * 4096, b"x" * 5000,
-    b"y" * (3 << 20), bytes(range(256)) * 100, "äöü€".encode() * 2000, b"-n %s \\n\n\n"],
-    ids=["empty", "one", "null", "nulls", "4095", "null at 4096", "4096", "5000", "pieces",
-         "binary", "text", "escapes"])
-def test_output_is_passed_on_byte_for_byte(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "data").write_bytes(data)
-    line = f"cat {tmp_path}/data >&2; cat {tmp_path}/data; exit 7"
-    assert launched(tmp_path, line) == (7, data, data)
-
-
-@contextlib.contextmanager
-def watched(tmp_path: Path, line: str) -> Iterator[tuple[subprocess.Popen[bytes], Started]]:
-    """Runs a shell line by the launching program; its output after the first line is unread."""
-    with subprocess.Popen(
-            argv_of(1, (), "", False, ["/bin/bash", "-c", line]), stdout=subprocess.PIPE,
-            start_new_session=True, bufsize=0,
-            env={"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path), **VARIABLES}) as watcher:
-        assert watcher.stdout is not None
-        started = read_first_line(watcher.stdout.readline().rstrip(b"\n"))
-        assert started is not None
-        try:
-            yield watcher, started
-        finally:
-            for group in (started.group, watcher.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(group, signal.SIGKILL)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # the test's own limit ends a wait for what never comes
-        time.sleep(0.01)
-
-
-def test_a_command_with_much_output_unread_goes_to_the_background_at_once(tmp_path: Path) -> None:
-    """What is left is read from its file; so is that of a writer that never stops."""
-    line = f"head -c {64 << 20} /dev/zero; touch {tmp_path}/written; exec sleep 1000"
-    with watched(tmp_path, line) as (watcher, _):
-        until((tmp_path / "written").exists)
-        watcher.send_signal(LET_GO)
-        assert watcher.stdout is not None
-        passed = len(watcher.stdout.read())
-        assert watcher.wait() == -LET_GO and passed <= 4 << 20
-
-
-def test_what_a_command_leaves_writing_for_ever_does_not_hold_its_action(tmp_path: Path) -> None:
-    """Here the test writes on, twice as fast as the output is read."""
-    with watched(tmp_path, f"head -c {3 << 20} /dev/zero; exit 7") as (watcher, started):
-        files = Path(started.folder)
-        until(lambda: (files / "1.code").exists() and bool((files / "1.code").read_bytes()))
-        assert watcher.stdout is not None
-        passed = 0
-        with open(files / "1.out", "ab", buffering=0) as writer:
-            while data := watcher.stdout.read(1 << 16):
-                passed += len(data)
-                assert passed < 64 << 20
-                writer.write(2 * data)
-        assert watcher.wait() == 7 and passed >= 3 << 20
-
-
-@pytest.mark.parametrize(("line", "code"), [
-    ("exit 255", 255), ("kill -9 $$", 137), ("kill -INT $$", 130), ("kill -USR2 $$", 140)])
-def test_the_exit_code_is_that_of_the_command(tmp_path: Path, line: str, code: int) -> None:
-    assert launched(tmp_path, line)[0] == code
-
-
-def test_a_command_inherits_the_clients_variables_and_no_others(tmp_path: Path) -> None:
-    env = {"d": "1", "f": "2", "c": "3", "line": "4", "wait": "5", "LC_ALL": "C.UTF-8"}
-    _, out, _ = launched(tmp_path, "env", env=env)
-    told = dict(line.split("=", 1) for line in out.decode().splitlines())
-    assert {name: told[name] for name in env} == env
-    assert not [name for name in told if "e2b" in name.lower() or "keeper" in name]
-
-
-def test_what_a_command_leaves_running_does_not_hold_its_action(tmp_path: Path) -> None:
-    """The action's end does not wait for it, and it has no pipe of the action."""
-    code, out, _ = launched(tmp_path, "sleep 1000 & echo $!")
-    pid = int(out)
-    assert code == 0
-    links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
-    os.kill(pid, 9)
-    assert not [link for link in links if link.startswith("pipe:")]
-
-
-def test_files_of_ended_commands_are_removed(tmp_path: Path) -> None:
-    launched(tmp_path, "echo 1", slot=1)
-    launched(tmp_path, "echo 2", slot=2, old=(1,))
-    left = sorted(os.listdir(tmp_path / ".e2b"))
-    assert left and all(name.startswith("2.") for name in left)
-
-
-@pytest.mark.parametrize("line", ["", "x", "1 2", "a 2 /tmp", "cwd"])
+@pytest.mark.parametrize("line", ["", "x", "1 2", "a /tmp/1", "/tmp/1", "²  /tmp/1"])
 def test_a_first_line_of_somebody_else_is_none(line: str) -> None:
     assert read_first_line(line.encode()) is None
+
+
+def test_a_first_line_names_the_process_and_its_files() -> None:
+    started = read_first_line(b"12 /tmp/a b/34")
+    assert started == Started(12, "/tmp/a b/34")
+    assert (started.folder, started.name) == ("/tmp/a b", "34")
 
 
 @pytest.mark.parametrize(("data", "code"), [
