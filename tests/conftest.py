@@ -20,8 +20,7 @@ ALONE = frozenset(f"test_{name}" for name in (
 # Files whose tests ask how a process starts, what /proc says of it, or what a worker finds out on
 # its node: nothing is forked for them (tests/helpers/forked_start.py).
 REAL_STARTS = frozenset(f"test_{name}" for name in (
-    "backends", "doctor", "hostile_secrets", "local_restarts", "open_network", "root_worker",
-    "secrets"))
+    "backends", "doctor", "hostile_secrets", "open_network", "root_worker", "secrets"))
 
 # `nohup` and a shell's `&` hand these on as ignored, and nothing below could be interrupted then
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
