@@ -172,7 +172,7 @@ def main() -> None:
     if arguments.serve:
         serve(arguments.tiny)
     else:
-        compare(arguments.other, 2 if arguments.tiny else arguments.pairs, arguments.tiny)
+        compare(arguments.other, 1 if arguments.tiny else arguments.pairs, arguments.tiny)
 
 
 if __name__ == "__main__":

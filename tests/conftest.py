@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers import forked_start
 from helpers.devcluster_fixture import RunningCluster, running_cluster
 from helpers.executor_rig import SECRETS, Rig
 from helpers.slurm_site import Site, install_for
@@ -15,6 +16,11 @@ from helpers.slurm_site import Site, install_for
 # runs beside the Slurm tests, which mostly wait.
 ALONE = frozenset(f"test_{name}" for name in (
     "endpoints", "enforce", "idle_sessions", "replay", "resize"))
+
+# Files whose tests ask how a process starts, what /proc says of it, or what a worker finds out on
+# its node: nothing is forked for them (tests/helpers/forked_start.py).
+REAL_STARTS = frozenset(f"test_{name}" for name in (
+    "backends", "doctor", "hostile_secrets", "open_network", "root_worker", "secrets"))
 
 # `nohup` and a shell's `&` hand these on as ignored, and nothing below could be interrupted then
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
@@ -39,12 +45,30 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, bytes) and len(val) > 40 else None
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make test` runs the files of `ALONE` while nothing is beside them. To read the other 300
+    files for it would take seconds in which a core idles."""
+    others = collection_path.name.startswith("test_") and collection_path.stem not in ALONE
+    return True if others and config.getoption("markexpr") == "not long and alone" else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before `-m` chooses."""
     for item in items:
         if item.path.stem in ALONE:
             item.add_marker(pytest.mark.alone)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """In the short tests without Slurm, `tangram` starts by a fork."""
+    marks = {mark.name for mark in item.iter_markers()}
+    if item.path.stem in REAL_STARTS or marks & {"slurm", "gpu", "long"}:
+        forked_start.uninstall()
+    else:
+        forked_start.install()
+    return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -29,9 +29,9 @@ class LoopTimer:
 
 def seldom_collect() -> None:
     """Makes the garbage collector run rarely. A driver keeps many records that form few cycles,
-    and a collection after every 700 new records would cost more than the driver's own work.
+    and a collection after every 700 new records would cost more than the driver's own work. What
+    was imported is never looked at again; a collection before it took 20 ms and found 70 objects.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import enum
+import functools
 import importlib
 import inspect
 import re
@@ -228,6 +229,7 @@ def _templates() -> Iterator[tuple[str, str]]:
 # ---- environment --------------------------------------------------------------------------------
 
 
+@functools.cache
 def environment() -> dict[str, str]:
     """Environment variables that the package or the templates name."""
     found: dict[str, str] = {}

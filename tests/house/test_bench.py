@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from helpers.forked_start import Script
 
 BENCHES = sorted((Path(__file__).resolve().parents[2] / "bench").glob("bench_*.py"))
 Told = subprocess.CompletedProcess[str]
@@ -21,8 +22,9 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             ) -> Iterator[dict[Path, Future[Told]]]:
     """The selected benches, three at a time: most of their time is starting and waiting."""
     def run(path: Path) -> Told:
-        return subprocess.run([sys.executable, str(path), "--tiny"], capture_output=True, text=True,
-                              timeout=150, cwd=tmp_path_factory.mktemp(path.stem), check=False)
+        return subprocess.run([sys.executable, Script(path), "--tiny"], capture_output=True,
+                              text=True, timeout=150, check=False,
+                              cwd=tmp_path_factory.mktemp(path.stem))
 
     here = [item.callspec.params["path"] for item in request.session.items
             if item.path == request.path]

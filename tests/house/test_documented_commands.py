@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from helpers import documented
 from helpers.documented import ALL, REPO, TO_RUN, Block, filled
+from helpers.forked_start import Script
 
 from tangram_hpc.cli import parser
 from tangram_hpc.config.settings import load_config
@@ -81,10 +81,15 @@ TABLE = {"/shared/trees": "TREES", "/home/me/project": str(REPO)}
 
 def shell(text: str, folder: Path, timeout: float) -> subprocess.CompletedProcess[str]:
     """A block of commands, in a folder and home of its own; the first that fails ends it."""
+    return run(["bash", "-euo", "pipefail", "-c", text], folder, timeout)
+
+
+def run(words: list[str], folder: Path, timeout: float) -> subprocess.CompletedProcess[str]:
+    """A command in a folder, which is its home too."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("TANGRAM_", "SLURM_"))}
     return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", text], cwd=folder, capture_output=True, text=True,
-        stdin=subprocess.DEVNULL, timeout=timeout, check=False,
+        words, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        timeout=timeout, check=False,
         env={**environ, "HOME": str(folder), "COLUMNS": "200",
              "PATH": f"{Path(sys.executable).parent}:{environ['PATH']}"})
 
@@ -208,5 +213,5 @@ def test_documented_python_examples_run(block: Block, tmp_path: Path) -> None:
         "done = eval(code, names)\n"
         "if asyncio.iscoroutine(done): asyncio.run(done)\n"
         "if 'cluster' in names: names['cluster'].close()\n")
-    told = shell(f"{shlex.quote(sys.executable)} example.py", tmp_path, 120)
+    told = run([sys.executable, Script(tmp_path / "example.py")], tmp_path, 120)
     assert told.returncode == 0, f"{block.page}:{block.line}\n{told.stdout}\n{told.stderr}"

@@ -9,8 +9,9 @@ cycle of types is a cycle.
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,12 @@ def imports(path: Path, tree: ast.AST) -> Iterator[tuple[str, int]]:
                 yield f"{name}.{alias.name}", node.lineno
 
 
+@functools.cache
+def imports_of(path: Path) -> list[tuple[str, int]]:
+    """What a file of the package imports; each is read once for all tests."""
+    return list(imports(path, ast.parse(path.read_text())))
+
+
 def may_import(room: str, target: str) -> bool:
     """Whether one room lies to the right of another and is not blind for it."""
     if room == target:
@@ -149,12 +156,12 @@ def may_import(room: str, target: str) -> bool:
     return right and (room, target) not in BLIND
 
 
-def faults(path: Path, text: str) -> list[str]:
-    """Every rule that a file breaks."""
+def faults(path: Path, imported: Iterable[tuple[str, int]]) -> list[str]:
+    """Every rule that a file breaks by what it imports."""
     where = path.relative_to(ROOT).as_posix()
     room = room_of(where.removesuffix(".py"))
     found = []
-    for name, line in imports(path, ast.parse(text)):
+    for name, line in imported:
         top, _, rest = name.partition(".")
         if top == PACKAGE:
             target = room_of(rest.replace(".", "/")) or "__init__"  # a name of the package's face
@@ -180,7 +187,7 @@ def test_every_module_belongs_to_a_room() -> None:
 
 @pytest.mark.parametrize("path", sources(), ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_modules_import_only_from_rooms_to_their_left(path: Path) -> None:
-    assert faults(path, path.read_text()) == []
+    assert faults(path, imports_of(path)) == []
 
 
 @pytest.mark.parametrize(
@@ -217,7 +224,8 @@ def test_modules_import_only_from_rooms_to_their_left(path: Path) -> None:
     ],
 )
 def test_a_wrong_import_is_found(where: str, line: str, told: str) -> None:
-    assert any(told in fault for fault in faults(ROOT / where, line))
+    path = ROOT / where
+    assert any(told in fault for fault in faults(path, imports(path, ast.parse(line))))
 
 
 def graph() -> dict[str, set[str]]:
@@ -226,7 +234,7 @@ def graph() -> dict[str, set[str]]:
     found = {}
     for where, path in every.items():
         found[where] = set()
-        for name, _ in imports(path, ast.parse(path.read_text())):
+        for name, _ in imports_of(path):
             target = name.removeprefix(PACKAGE + ".").replace(".", "/")
             if not name.startswith(PACKAGE + "."):
                 continue

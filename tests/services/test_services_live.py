@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from helpers.backend_rig import NEEDS_TORCH, tiny
 from helpers.executor_rig import alive
+from helpers.forked_start import Script
 
 from tangram_hpc import ActionFailed, LocalCluster
 from tangram_hpc.resources import process_tree
@@ -31,7 +32,7 @@ def torch_marks(test: Any) -> Any:
 
 
 def bench(tmp_path: Path, *words: str) -> dict[str, Any]:
-    told = subprocess.run([sys.executable, str(BENCH), "--tiny", *words], capture_output=True,
+    told = subprocess.run([sys.executable, Script(BENCH), "--tiny", *words], capture_output=True,
                           text=True, timeout=280, cwd=tmp_path, check=False)
     assert told.returncode == 0, told.stderr[-2000:]
     figures: dict[str, Any] = json.loads(told.stdout)["figures"]
