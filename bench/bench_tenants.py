@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import subprocess
+import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +40,17 @@ LEFT = (0.9, 0.8, 0.7, 0.6, 0.5)  # sizes that one broker is tried with
 
 
 def sized(cluster: Cluster, fraction: float) -> Cluster:
-    """The cluster with a fraction of the CPUs and memory of each node."""
-    return cluster.model_copy(update={"nodes": tuple(
-        n.model_copy(update={"cpus": max(1, round(n.cpus * fraction)),
-                             "mem_mib": math.ceil(n.mem_mib * fraction)}) for n in cluster.nodes)})
+    """The cluster with a fraction of the CPUs, memory and GPUs of each node, and of each quota."""
+    def part(amount: float | None) -> int:
+        return max(1, math.ceil(amount * fraction)) if amount else 0
+    return cluster.model_copy(update={
+        "nodes": tuple(n.model_copy(update={"cpus": part(n.cpus), "mem_mib": part(n.mem_mib),
+                                            "gpus": part(n.gpus)}) for n in cluster.nodes),
+        "endpoints": tuple(e.model_copy(update={
+            "concurrency": part(e.concurrency),
+            "rate_per_s": e.rate_per_s * fraction if e.rate_per_s else None,
+            "burst": max(1., e.burst * fraction) if e.burst else None})
+            for e in cluster.endpoints)})
 
 
 def played(work: Workload, cluster: Cluster, durations: str) -> dict[str, Any]:
@@ -90,33 +100,36 @@ def nothing() -> None:
     """A call that does nothing."""
 
 
+def flood(access: str) -> None:
+    """Submits no-op functions until stdin ends, 20,000 of them open at a time; prints how many."""
+    ended, sent, futures = threading.Event(), 0, deque[Any]()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    with tangram_hpc.connect(access, tenant="flood") as client:
+        while not ended.is_set():
+            futures += [client.submit(nothing) for _ in range(200)]
+            if not sent:
+                print("begun", flush=True)
+            sent += 200
+            while len(futures) > 20_000:
+                futures.popleft().result()
+    print(sent, flush=True)
+
+
 def flooded(calls: int, seconds: float) -> dict[str, Any]:
     """Latency of single calls before and during another tenant's flood."""
     with LocalCluster(cpus=2) as cluster:
-        with tangram_hpc.connect(cluster.access, tenant="flood") as other, \
-                tangram_hpc.connect(cluster.access, tenant="small") as small:
+        with tangram_hpc.connect(cluster.access, tenant="small") as small:
             small.submit(nothing).result()
             before = common.timed(lambda: small.submit(nothing).result(), calls, .01)
-            ended, sent = threading.Event(), [0]
-
-            def flood() -> None:
-                futures = []
-                while not ended.is_set():
-                    futures += [other.submit(nothing) for _ in range(200)]
-                    sent[0] += 200
-                    if len(futures) > 20_000:
-                        futures.pop(0).result()
-                        futures = [each for each in futures if not each.done()]
-                for each in futures:
-                    each.cancel()
-            thread = threading.Thread(target=flood)
-            thread.start()
+            other = subprocess.Popen([sys.executable, __file__, "--flood", str(cluster.access)],
+                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            assert other.stdout is not None and other.stdout.readline() == "begun\n"
             time.sleep(seconds)
             during = common.timed(lambda: small.submit(nothing).result(), calls, .01)
-            ended.set()
-            thread.join()
+            sent, _ = other.communicate("")
     p_before, p_during = common.percentiles(before), common.percentiles(during)
-    return {"before": p_before, "during": p_during, "flood_sent": sent[0],
+    return {"before": p_before, "during": p_during, "flood_sent": int(sent or 0),
+            "p50_ratio": p_during["p50_ms"] / p_before["p50_ms"],
             "p99_ratio": p_during["p99_ms"] / p_before["p99_ms"]}
 
 
@@ -128,7 +141,11 @@ def main() -> None:
     p.add_argument("--cores", type=float, default=1.0, help="fraction of the cluster's cores")
     p.add_argument("--durations", choices=("oracle", "learned"), default="learned")
     p.add_argument("--calls", type=int, default=500, help="single calls before and in the flood")
+    p.add_argument("--flood", default="", help=argparse.SUPPRESS)
     args = p.parse_args()
+    if args.flood:
+        flood(args.flood)
+        return
     if args.tiny:
         work, cluster = read_workload(Path("mixed-24")), read_cluster(Path("24"))
         sizes, calls, seconds = (0.5,), 5, .1
