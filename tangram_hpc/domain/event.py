@@ -23,7 +23,7 @@ from .session import SessionSpec
 from .states import ActionState
 from .tenant import TenantSpec
 
-JOURNAL_VERSION = 10
+JOURNAL_VERSION = 11
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", gc=False):
