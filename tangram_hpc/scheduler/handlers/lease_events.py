@@ -21,7 +21,7 @@ from ...domain.states import ActionState, LeaseState, SessionState
 from ..placement.batches import forget, note
 from ..placement.prefetch import PACE, is_short
 from ..state.ledger import ActionEntry, LeaseEntry, Ledger, NodeEntry, SessionEntry
-from ..state.queue import CPU
+from ..state.queue import CPU, pool_of
 from ..state.scheduler_state import SchedulerState
 from ..state.transitions import ACTION_MOVES, LEASE_MOVES, SESSION_MOVES, move
 from .action_events import end_action
@@ -46,7 +46,8 @@ def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Deci
     lease = LeaseEntry(event.lease, event.action, event.node, event.cores, event.gpus,
                        action.mem_mib, action.session, reserved, event.at, lease_queue, key,
                        prefetched=bool(event.after), restore_ns=event.restore_ns,
-                       tenant=ledger.tenants.tenant_of(client_of(event.action)))
+                       tenant=ledger.tenants.tenant_of(client_of(event.action)),
+                       pool=pool_of(key, action.degrees[-1]))
     entry.counted = ledger.ready.take(event.action)
     decisions: list[Decision] = []
     background = action.kind is Kind.BACKGROUND

@@ -29,7 +29,7 @@ from .demand import Demand
 from .estimator import Estimator
 from .gpu_blocks import GpuSet
 from .idle import DisconnectedClient, SessionTimeouts
-from .queue import CPU, GPU, ReadyQueue, pool_of
+from .queue import CPU, GPU, ReadyQueue
 from .rate_limit import EndpointEntry
 from .session_queue import SessionQueue
 from .session_turns import SessionTurns
@@ -294,6 +294,7 @@ class LeaseEntry:
         restore_ns: how much of its time goes into bringing its service to the block.
         state: where it is in its life.
         tenant: the tenant of the action's client.
+        pool: the pool of units in which its action waited.
     """
 
     lease: int
@@ -312,6 +313,7 @@ class LeaseEntry:
     restore_ns: int = 0
     state: LeaseState = LeaseState.GRANTED
     tenant: str = DEFAULT_TENANT
+    pool: str = CPU
 
     @property
     def units(self) -> int:
@@ -330,11 +332,10 @@ class LeaseEntry:
         """
         if not self.grants:
             return []
-        pool = pool_of(self.key, self.grants[0][1])
-        found = [(pool, self.units if pool in (CPU, GPU) else 1)]
-        if self.reserved and pool == CPU:
+        found = [(self.pool, self.units if self.pool in (CPU, GPU) else 1)]
+        if self.reserved and self.pool == CPU:
             found = []
-        if self.gpus and pool != GPU:
+        if self.gpus and self.pool != GPU:
             found.append((GPU, len(self.gpus)))
         return [*found, (MEMORY, self.mem_mib)] if self.mem_mib else found
 
