@@ -74,5 +74,6 @@ COLUMNS = (
     FlatColumn("gpu_held_ns", int, lambda r: r.gpu_held_ns),
     FlatColumn("maxrss_kib", int, _outcome("maxrss_kib")),
     FlatColumn("energy_estimated_mj", int, _outcome("energy_mj", -1)),
+    FlatColumn("tenant", str, lambda r: r.tenant),
 )
 GETTERS = {column.name: column.value for column in COLUMNS}

@@ -19,6 +19,7 @@ from ..domain.retry import is_retried, is_sent_back
 from ..domain.rollouts import Routed
 from ..domain.session import why_ended
 from ..domain.states import ENDED, ActionState
+from ..domain.tenant import DEFAULT_TENANT
 from .starts import without_gaps
 
 
@@ -47,6 +48,7 @@ class ActionRecord:
         lost_ahead: whether the journal is one of an earlier release that did not count such a
             lease, so that `attempt` is a lower bound.
         image: digest of the image that its session had; empty for none.
+        tenant: the tenant of its client.
         earlier: the attempts before the last one, oldest first, those that were sent back included.
         last: whether this is the last attempt of its action.
     """
@@ -69,6 +71,7 @@ class ActionRecord:
     client_name: str = ""
     session_name: str = ""
     image: str = ""
+    tenant: str = DEFAULT_TENANT
     earlier: tuple[ActionRecord, ...] = ()
     last: bool = True
 
@@ -153,6 +156,7 @@ class Fold:
         self._user = ""
         self._ranks: dict[int, int] = {}
         self._client_names: dict[int, str] = {}
+        self._tenants: dict[int, str] = {}  # of clients that named one
         self._session_names: dict[int, str] = {}  # of sessions that have a name and are not closed
         self._nodes: dict[int, tuple[NodeSpec, int]] = {}
         self._gone: set[int] = set()
@@ -210,6 +214,9 @@ class Fold:
         self._ranks[event.client] = event.rank
         self._client_names[event.client] = event.name
 
+    def _tenant_named(self, event: ev.TenantNamed) -> None:
+        self._tenants[event.client] = event.tenant
+
     def _node_joined(self, event: ev.NodeJoined) -> None:
         self._nodes[event.node] = (event.spec, event.at)
 
@@ -251,7 +258,8 @@ class Fold:
         self.records[action.id] = ActionRecord(
             self.job, self._user, action, event.at, self._ranks.get(client, -1),
             client_name=self._client_names.get(client, ""),
-            session_name=self._session_names.get(action.session, ""))
+            session_name=self._session_names.get(action.session, ""),
+            tenant=self._tenants.get(client, DEFAULT_TENANT))
 
     def _routed(self, event: ev.TurnRouted) -> None:
         record = self.records[event.action]
@@ -355,7 +363,8 @@ def _wait_again(record: ActionRecord) -> None:
 
 _HANDLERS: dict[type[ev.Event], Callable[[Fold, Any], None]] = {
     ev.BrokerStarted: Fold._broker_started, ev.BrokerStopped: Fold._broker_stopped,
-    ev.ClientJoined: Fold._client_joined, ev.NodeJoined: Fold._node_joined,
+    ev.ClientJoined: Fold._client_joined, ev.TenantNamed: Fold._tenant_named,
+    ev.NodeJoined: Fold._node_joined,
     ev.NodeLost: Fold._node_lost, ev.SessionRequested: Fold._session_requested,
     ev.SessionPlaced: Fold._session_placed, ev.SessionReady: Fold._session_ready,
     ev.SessionClosing: Fold._session_closing, ev.SessionClosed: Fold._session_off,

@@ -24,8 +24,8 @@ NONE = "-"  # the group of actions that have no session, service, ...
 # what the group is made of: the columns of `flat`; `job` and `user` come with the job
 _OF: dict[str, tuple[str, ...]] = {
     "name": ("name",), "trajectory": ("trajectory",), "session": ("session_name", "session"),
-    "service": ("service",), "endpoint": ("endpoint",), "user": (), "hour": ("submit_ns",),
-    "bucket": ("bucket",)}
+    "service": ("service",), "endpoint": ("endpoint",), "user": (), "tenant": ("tenant",),
+    "hour": ("submit_ns",), "bucket": ("bucket",)}
 BY = tuple(_OF)
 _FIGURES = ("state", "submit_ns", "end_ns", "planned_ns", "exec_ns", "cpu_held_ns", "cpu_ns",
             "gpu_held_ns")

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from ..client.client import Client
 from ..config.settings import load_config
-from ..errors import AccessError, BrokerUnreachable
+from ..domain.tenant import TENANT_NAME, TENANT_NAME_SAID
+from ..errors import AccessError, BrokerUnreachable, InvalidInput
 from ..ports import Dial
 from ..storage.store import FolderStore
 from ..transport.socket.channel import SocketChannel
@@ -50,13 +51,13 @@ def socket_dial(dialer: AccessFileDialer, job: str) -> Dial:
 
 
 def connect(access: str | Path | None = None, *, job: str = "", address: str = "",
-            name: str = "") -> Client:
+            name: str = "", tenant: str = "") -> Client:
     """Connects to a job's broker.
 
     In an MPI world with a gateway rank (`TANGRAM_GATEWAY` is set), and without arguments other than
-    `name`, the client uses the gateway. The call is then collective over the world, and
-    `tangram_hpc.comm` is the trainers' own communicator. In every other case, and when the gateway
-    is lost, it uses the broker's socket.
+    `name` and `tenant`, the client uses the gateway. The call is then collective over the world,
+    and `tangram_hpc.comm` is the trainers' own communicator. In every other case, and when the
+    gateway is lost, it uses the broker's socket.
 
     While a broker that has crashed is being started again, the call waits for it, for the broker's
     `grace_s` at most.
@@ -69,6 +70,8 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
             tunnel; empty for the addresses in the access file. Whether the connection is encrypted,
             and with which certificate, the access file says.
         name: the client's name in `tangram info`; empty for "host:pid".
+        tenant: the training run or team for which all that the client does counts, if several share
+            the broker; empty for `TANGRAM_TENANT`, or the tenant `default` if that is not set.
 
     Returns:
         The client. Close it, or use it as a context manager.
@@ -83,9 +86,13 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
             client.submit("make test", cpus=4).result().check()
     """
     environ = os.environ
+    tenant = tenant or environ.get("TANGRAM_TENANT", "")
+    if tenant and not TENANT_NAME.fullmatch(tenant):
+        raise InvalidInput(f"tenant={tenant!r} (or TANGRAM_TENANT): a tenant's name "
+                           f"{TENANT_NAME_SAID}")
     in_world = environ.get("TANGRAM_GATEWAY") or _rank_pid == os.getpid()
     if access is None and not job and not address and in_world:
-        return _connect_over_mpi(environ, name)
+        return _connect_over_mpi(environ, name, tenant)
     path = Path(access) if access is not None else find_access(environ, job)
     dialer = AccessFileDialer(path, address)
     known = dialer.read()
@@ -93,13 +100,13 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
         at = f", address={address!r}" if address else ""
         return Client([socket_dial(dialer, known.job)], known.job, FolderStore, name,
                       again=f"tangram_hpc.connect({str(path.absolute())!r}{at})",
-                      back_within_s=known.back_within_s)
+                      back_within_s=known.back_within_s, tenant=tenant)
     except BrokerUnreachable as error:
         raise AccessError(f"access file {path}: {error}; the job has ended, its broker was "
                           "killed and is not back yet, or this host cannot reach it") from None
 
 
-def _connect_over_mpi(environ: Mapping[str, str], name: str) -> Client:
+def _connect_over_mpi(environ: Mapping[str, str], name: str, tenant: str) -> Client:
     """Makes a client that uses the world's gateway, and the socket when the gateway is lost."""
     from ..transport.mpi import mpi
     from ..transport.mpi.rank_card import RankCard
@@ -119,7 +126,7 @@ def _connect_over_mpi(environ: Mapping[str, str], name: str) -> Client:
         print("tangram: MPI lacks MPI_THREAD_MULTIPLE: using the broker's socket", file=sys.stderr)
     client = Client(dials, world.job, FolderStore, name, world.rank, world.size,
                     again=f"tangram_hpc.connect({world.access!r})",
-                    back_within_s=_back_within_s(dialer))
+                    back_within_s=_back_within_s(dialer), tenant=tenant)
     mpi.leave_after(client)
     return client
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..domain.allocation import AllocPolicy
 from ..domain.rollouts import RolloutsSpec
 from ..domain.service import EndpointSpec, ServiceSpec
+from ..domain.tenant import TenantSpec
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Settings:
         services: services of the config file.
         endpoints: endpoints of the config file.
         rollouts: rollout pools of the config file.
+        tenants: tenants of the config file.
         gap_s: pause between two scheduling cycles of a busy broker, in seconds, so that its cycles
             are few and large; 0 for none.
         policy: how many nodes the broker may request from Slurm, and which; None for none.
@@ -52,6 +54,7 @@ class Settings:
     services: tuple[ServiceSpec, ...] = ()
     endpoints: tuple[EndpointSpec, ...] = ()
     rollouts: tuple[RolloutsSpec, ...] = ()
+    tenants: tuple[TenantSpec, ...] = ()
     gap_s: float = 0.0
     policy: AllocPolicy | None = None
     slurm_query_s: float = 30.0

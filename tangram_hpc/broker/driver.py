@@ -53,6 +53,7 @@ from .sandbox_reports import DisownedSandboxes, event_of_report
 from .satellites import Satellites, SatelliteScripts
 from .snapshots import Snapshots
 from .store_garbage import StoreGarbage
+from .tenancy import refusal_of_tenant
 from .time_limit_poller import TimeLimitPoller
 from .unacknowledged import UnacknowledgedResults, loss_of_result, result_of
 from .worker_messages import message_of
@@ -155,11 +156,7 @@ class Broker:
         for result in self._results.resume(self._keys.spooled):
             self._keys.found_again(result, None)
         self._payloads = self._keys.resume()
-        for service in s.services:
-            self._record_event(ev.ServiceDeclared(self._now(), service))
-        for endpoint in s.endpoints:
-            self._record_event(ev.EndpointDeclared(self._now(), endpoint))
-        self._registration.start(s.rollouts)
+        self._registration.start(s)
         if s.policy is not None:
             self._record_event(ev.AllocationsAllowed(self._now(), s.policy))
         self.satellites.start()
@@ -289,9 +286,9 @@ class Broker:
         self.lost(peer, f"its broker refused it: {text}")
 
     def _join_client(self, peer: Peer, hello: ms.ClientHello) -> None:
-        if why := mismatch(hello, peer.role, self.settings.job):
-            return self._refuse(peer, why)
         ledger, s = self.scheduler.ledger, self.settings
+        if why := mismatch(hello, peer.role, s.job) or refusal_of_tenant(s.tenants, hello.tenant):
+            return self._refuse(peer, why)
         known = ledger.by_uid.get(hello.uid, 0)
         peer.client = known or ledger.next_client
         old = self._peers.clients.get(peer.client)
@@ -304,6 +301,8 @@ class Broker:
         self._peers.counted[peer.client] = max(counted, 0)
         self._record_event(ev.ClientJoined(self._now(), peer.client, hello.uid, hello.name,
                                            hello.rank, hello.size, hello.via))
+        if hello.tenant and not known:
+            self._record_event(ev.TenantNamed(self._now(), peer.client, hello.tenant))
         self._peers.send_to_client(peer.client, ms.Welcome(
             peer.client, s.job, s.store, self.scheduler.state.placer.name, self._journal.mode,
             s.grace_s, not known, counted, s.epoch))

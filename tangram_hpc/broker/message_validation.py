@@ -27,6 +27,7 @@ from ..domain.service import BLOCK_SIZES, EndpointSpec, ServiceSpec
 from ..domain.session import LOOPBACK, OPEN, Network, SessionSpec
 from ..domain.session_token import TOKEN_MAX
 from ..domain.states import ENDED, ActionState
+from ..domain.tenant import TENANT_NAME, TENANT_NAME_SAID
 from ..errors import InvalidInput
 from ..protocol import auth, input_flow
 from ..protocol import message as ms
@@ -271,6 +272,8 @@ def _wrong_pool(spec: RolloutsSpec) -> str:
 def _wrong_hello(hello: ms.ClientHello) -> str:
     if not 0 < len(hello.uid) <= NAME_MAX:
         return f"uid: {_short(hello.uid)} is not a text of 1 to {NAME_MAX} characters"
+    if hello.tenant and not TENANT_NAME.fullmatch(hello.tenant):
+        return f"tenant: {_short(hello.tenant)} {TENANT_NAME_SAID}"
     return _out_of(hello, _HELLO) or _too_long(hello, ("job", "name", "via"))
 
 

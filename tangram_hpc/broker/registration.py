@@ -27,6 +27,8 @@ from ..scheduler.policy.declarations import (
 from ..scheduler.routing.cmlfq import CausalTree
 from ..scheduler.routing.rollout_pools import shape_of
 from ..scheduler.scheduler import Scheduler
+from .broker_settings import Settings
+from .tenancy import tenants_declared
 
 _SAVE_S = 10.0  # least time between two saves of trees; a killed broker forgets no more than that
 
@@ -56,13 +58,19 @@ class Registration:
         self._saved: dict[str, int] = {}
         self._stopped = False
 
-    def start(self, pools: tuple[RolloutsSpec, ...]) -> None:
-        """Declares the pools of the config file and begins to save trees.
+    def start(self, settings: Settings) -> None:
+        """Declares the tenants, services, endpoints and pools of the config file, and begins to
+        save trees.
 
         Raises:
             InvalidInput: a pool is wrong.
         """
-        for pool in pools:
+        now = self._now()
+        for event in (*tenants_declared(self._scheduler.ledger, settings.tenants, now),
+                      *(ev.ServiceDeclared(now, service) for service in settings.services),
+                      *(ev.EndpointDeclared(now, endpoint) for endpoint in settings.endpoints)):
+            self._record_event(event)
+        for pool in settings.rollouts:
             if why := self._declare_pool(pool, changed=True):
                 raise InvalidInput(why)
         if self._trees is not None:

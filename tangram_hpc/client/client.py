@@ -52,6 +52,7 @@ class Client:
         again: a Python call that connects from another process, for messages.
         back_within_s: how long to try the dials at first, in seconds, as for a broker that is being
             started again.
+        tenant: the tenant for which all that the client does counts; empty for the default one.
 
     Attributes:
         job, name, rank, size: as above.
@@ -66,10 +67,11 @@ class Client:
 
     def __init__(self, dials: Sequence[Dial], job: str, make_store: Callable[[str], Store],
                  name: str = "", rank: int = -1, size: int = 0, connect_s: float = 30.0,
-                 again: str = "tangram_hpc.connect()", back_within_s: float = 0.0) -> None:
+                 again: str = "tangram_hpc.connect()", back_within_s: float = 0.0,
+                 tenant: str = "") -> None:
         self.job, self.name, self.rank, self.size = job, name, rank, size
         self._connection = Connection(dials, job, make_store, name, rank, size, connect_s, again,
-                                      back_within_s)
+                                      back_within_s, tenant)
         self._services = ServiceCalls(self._connection)
         self._rollouts = RolloutCalls(self._connection)
         self._grants = GrantSource(self._connection)

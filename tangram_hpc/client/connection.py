@@ -92,7 +92,7 @@ class Connection:
 
     def __init__(self, dials: Sequence[Dial], job: str, make_store: Callable[[str], Store],
                  name: str, rank: int, size: int, connect_s: float, again: str,
-                 back_within_s: float = 0.0) -> None:
+                 back_within_s: float = 0.0, tenant: str = "") -> None:
         """Connects; the arguments are those of `Client`.
 
         Raises:
@@ -104,6 +104,7 @@ class Connection:
         self.failure: TangramError | None = None
         self._dials, self._back_within_s = list(dials), back_within_s
         self._uid, self._name, self._rank, self._size = uuid.uuid4().hex, name, rank, size
+        self._tenant = tenant
         self._lock = threading.Lock()  # held to change anything below, except to remove entries
         self._outbox = Outbox()  # messages that were not sent yet
         self._woken = False  # whether the thread was woken for the messages in the outbox
@@ -555,7 +556,7 @@ class Connection:
     def _greet(self, channel: Channel, first: bool) -> None:
         hello, name = Outbox(), self._name or f"{os.uname().nodename}:{os.getpid()}"
         hello.put(ms.ClientHello(ms.PROTOCOL_VERSION, self.job, self._uid, name, self._rank,
-                                 self._size, channel.via))
+                                 self._size, channel.via, self._tenant))
         channel.send(hello.take())
         deadline = time.monotonic() + _HELLO_S
         later = []

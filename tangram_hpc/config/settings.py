@@ -177,6 +177,9 @@ class Config(BaseModel):
         {}, description="tables [services.NAME]: GPU services, as for `register_service`")
     rollouts: dict[str, dict[str, Any]] = Field(
         {}, description="tables [rollouts.NAME]: rollout pools, as for `register_rollouts`")
+    tenants: dict[str, dict[str, Any]] = Field(
+        {}, description="tables [tenants.NAME]: who shares the broker, with which shares, see "
+                        "tenants.py")
     planner: dict[str, Any] = Field(
         {}, description="table [planner] of `tangram plan`, see config/planner/planner_settings.py")
 
@@ -230,7 +233,8 @@ class Config(BaseModel):
 
 
 # TANGRAM_* variables that are not settings; other modules read them.
-_NOT_SETTINGS = {"ACCESS", "CONFIG", "HOME", "JOB", "GATEWAY", "WORLD_SIZE", "RUN_DIR", "DEMO"}
+_NOT_SETTINGS = {"ACCESS", "CONFIG", "HOME", "JOB", "GATEWAY", "WORLD_SIZE", "RUN_DIR", "DEMO",
+                 "TENANT"}
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from .rollouts import RolloutsSpec
 from .service import EndpointSpec, ServiceSpec
 from .session import SessionSpec
 from .states import ActionState
+from .tenant import TenantSpec
 
-JOURNAL_VERSION = 10
+JOURNAL_VERSION = 11
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag_field="kind", gc=False):
@@ -97,6 +98,21 @@ class ClientJoined(Event, frozen=True, tag="client-joined"):
     rank: int
     size: int
     via: str
+
+
+class TenantDeclared(Event, frozen=True, tag="tenant-declared"):
+    """What a tenant is granted from now on."""
+
+    spec: TenantSpec
+
+
+class TenantNamed(Event, frozen=True, tag="tenant-named"):
+    """A client that has just joined for the first time named the tenant for which its actions and
+    sessions count. Those of a client that names none count for the default tenant.
+    """
+
+    client: int
+    tenant: str
 
 
 class ClientLeft(Event, frozen=True, tag="client-left"):
@@ -570,6 +586,8 @@ AnyEvent = Union[  # noqa: UP007 - a runtime union that msgspec decodes by tag
     BrokerStopped,
     BrokerStalled,
     ClientJoined,
+    TenantDeclared,
+    TenantNamed,
     ClientLeft,
     ClientExpired,
     NodeJoined,

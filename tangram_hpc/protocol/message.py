@@ -107,6 +107,7 @@ class ClientHello(Message, frozen=True, tag=10):
         rank: its rank in its MPI world; -1 without one.
         size: the size of that world; 0 without one.
         via: the way it came, `socket` or `mpi`.
+        tenant: the tenant for which its actions and sessions count; empty for the default one.
     """
 
     version: int
@@ -116,6 +117,7 @@ class ClientHello(Message, frozen=True, tag=10):
     rank: int = -1
     size: int = 0
     via: str = "socket"
+    tenant: str = ""
 
 
 class Submit(Message, frozen=True, tag=11):

@@ -52,6 +52,8 @@ _HANDLERS: dict[type[ev.Event], Callable[[SchedulerState, Any], list[Decision]]]
     ev.ClientJoined: client_events.on_client_joined,
     ev.ClientLeft: client_events.on_client_left,
     ev.ClientExpired: client_events.on_client_expired,
+    ev.TenantDeclared: client_events.on_tenant_declared,
+    ev.TenantNamed: client_events.on_tenant_named,
     ev.NodeJoined: node_events.on_node_joined,
     ev.NodeRejoined: node_events.on_node_rejoined,
     ev.NodeLost: node_events.on_node_lost,
@@ -130,6 +132,7 @@ class Scheduler:
 
     def handle(self, event: ev.Event) -> list[Decision]:
         """Applies one event to the ledger and returns the decisions that follow from it. O(1)."""
+        self.ledger.tenants.now = event.at
         handler = _HANDLERS.get(type(event))
         return handler(self.state, event) if handler is not None else []
 

@@ -32,7 +32,7 @@ from .model_slurm import ModelSlurm, SlurmQueueModel
 from .network import CYCLE, FLUSH, MemoryJournal, SimulatedLink, SimulatedTimer
 from .run_records import FORMAT, RunRecords
 from .workload import Cluster, WorkAction, Workload, check_match, to_ns
-from .workload_client import CLIENT, TrajectoryState, WorkloadClient
+from .workload_client import TrajectoryState, WorkloadClient
 
 JOB = "1"  # the job id by which workers name their allocation
 
@@ -220,7 +220,6 @@ class MessageWorld:
 
     def _from_broker(self, message: ms.AnyMessage, payload: memoryview | None) -> None:
         if isinstance(message, ms.Welcome):
-            assert message.client == CLIENT
             self.client = WorkloadClient(self._work, self.event_queue, self._oracle,
                                  self.scheduler.state.placer.reserve > 0)
             self._log = Log(self.client, self.scheduler.ledger)

@@ -7,6 +7,7 @@ own defaults are used. Times become whole nanoseconds here, rounded once.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..config.first_error import describe_first_error
+from ..config.tenants import Tenant
 from ..domain.node import NodeSpec
 from ..domain.service import MICRO, EndpointSpec, ServiceSpec, endpoint_of, service_of
+from ..domain.tenant import DEFAULT_TENANT
 from ..errors import InvalidInput
 from ..scheduler.state.gpu_blocks import GpuSet
 
@@ -64,9 +67,10 @@ class SessionNeed(_Model):
 
 
 class WorkloadTrajectory(_Model):
-    """One trajectory of a step."""
+    """One trajectory of a step; `tenant` names the tenant for which it counts."""
 
     trajectory: str
+    tenant: str = DEFAULT_TENANT
     start_s: float = Field(ge=0, allow_inf_nan=False)
     session: SessionNeed = SessionNeed(mem_mib=0)
     turns: tuple[WorkloadTurn, ...]
@@ -119,6 +123,7 @@ class Cluster(_Model):
     nodes: tuple[ClusterNode, ...] = Field(min_length=1)
     services: tuple[ClusterService, ...] = ()
     endpoints: tuple[ClusterEndpoint, ...] = ()
+    tenants: dict[str, Tenant] = {}
 
     def node_specs(self, allocation: str = "") -> list[NodeSpec]:
         """All nodes with their full names, in order, as nodes of one allocation."""
@@ -150,6 +155,19 @@ def _endpoint(e: ClusterEndpoint) -> EndpointSpec:
 def _micro(amount: float) -> int:
     """Converts to whole millionths, rounded down."""
     return int(Fraction(str(amount)) * MICRO)
+
+
+def together(works: Sequence[tuple[str, Workload, float]]) -> Workload:
+    """Returns several workloads as one, each for a tenant of its own.
+
+    Args:
+        works: for each workload its tenant, the workload, and by how many seconds it begins later
+            than it says.
+    """
+    found = [one.model_copy(update={"trajectory": f"{tenant}/{one.trajectory}", "tenant": tenant,
+                                    "start_s": one.start_s + later_s})
+             for tenant, work, later_s in works for one in work.trajectories]
+    return Workload(name="+".join(work.name for _, work, _ in works), trajectories=tuple(found))
 
 
 def all_actions(work: Workload) -> list[WorkAction]:

@@ -14,10 +14,17 @@ from dataclasses import dataclass
 from ..domain.action import Action, Profile
 from ..domain.ids import mint
 from ..domain.session import SessionSpec
+from ..domain.tenant import DEFAULT_TENANT
 from .event_queue import EventQueue
 from .workload import WorkAction, Workload, WorkloadTrajectory, to_ns
 
-CLIENT = 1
+
+def clients_of(work: Workload) -> dict[str, int]:
+    """Returns the number of the client that submits each tenant's actions, in order; 1 if there is
+    no trajectory.
+    """
+    tenants = dict.fromkeys(one.tenant for one in work.trajectories) or {DEFAULT_TENANT: None}
+    return {tenant: number for number, tenant in enumerate(tenants, 1)}
 
 
 @dataclass(slots=True)
@@ -78,6 +85,7 @@ class WorkloadClient:
                  ) -> None:
         self._event_queue, self._oracle, self._reserved = event_queue, oracle, reserved
         self._minted = 0
+        self._client = clients_of(work)
         self._of_action: dict[int, Submission] = {}
         self._of_session: dict[int, TrajectoryState] = {}
         self.left = 0
@@ -179,7 +187,7 @@ class WorkloadClient:
 
     def _request(self, state: TrajectoryState) -> SessionSpec:
         self._minted += 1
-        state.session = mint(CLIENT, self._minted)
+        state.session = mint(self._client[state.spec.tenant], self._minted)
         self._of_session[state.session] = state
         return SessionSpec(state.session, state.spec.trajectory, state.spec.session.mem_mib,
                            parallel=True)
@@ -188,7 +196,8 @@ class WorkloadClient:
         self._minted += 1
         profile = Profile(to_ns(work.work_s), round(work.serial * 1_000_000))
         cpu = work.resource == "cpu"
-        return Action(mint(CLIENT, self._minted), work.name, degrees=work.degrees,
+        client = self._client[state.spec.tenant]
+        return Action(mint(client, self._minted), work.name, degrees=work.degrees,
                       key=work.resource, session=state.session if cpu else 0,
                       attempts_max=1 if cpu else 3, resizable=cpu and work.resize,
                       profile=profile if self._oracle else None)

@@ -15,6 +15,7 @@ from ..domain import decision as de
 from ..domain import event as ev
 from ..domain.outcome import Outcome
 from ..domain.states import ActionState
+from ..domain.tenant import DEFAULT_TENANT
 from ..errors import InfeasibleRequest, InvalidInput
 from ..scheduler.placement.placers.base import Placer
 from ..scheduler.placement.placers.static import Static, assign_gpus
@@ -25,7 +26,7 @@ from .event_queue import EventQueue
 from .log import Log
 from .run_records import FORMAT, RunRecords
 from .workload import Cluster, Workload, check_match
-from .workload_client import CLIENT, TrajectoryState, WorkloadClient
+from .workload_client import TrajectoryState, WorkloadClient, clients_of
 
 _END = 0  # priority within an instant; trajectories are 1
 _IDLE_MAX = 100_000
@@ -185,24 +186,30 @@ class SimulationWorld:
 
     def _set_up(self) -> bool:
         """Adds nodes, services and endpoints; returns whether services are loaded at once."""
-        self._record_event(ev.ClientJoined(0, CLIENT, "step", "step", 0, 1, "sim"))
+        for name, tenant in self._cluster.tenants.items():
+            self._record_event(ev.TenantDeclared(0, tenant.spec(name)))
+        for name, number in clients_of(self._work).items():
+            uid = "step" if number == 1 else f"step-{number}"
+            self._record_event(ev.ClientJoined(0, number, uid, uid, 0, 1, "sim"))
+            if name != DEFAULT_TENANT:
+                self._record_event(ev.TenantNamed(0, number, name))
         specs = self._cluster.node_specs()
         for number, node in enumerate(specs, 1):
             self._record_event(ev.NodeJoined(0, number, node))
         services = self._cluster.service_specs(self._work)
-        for service in services:
-            self._record_event(ev.ServiceDeclared(0, service))
+        for spec in services:
+            self._record_event(ev.ServiceDeclared(0, spec))
         for endpoint in self._cluster.endpoint_specs():
             self._record_event(ev.EndpointDeclared(0, endpoint))
         self._record_event(ev.NodesComplete(0, len(specs)))
         if not services or not isinstance(self.scheduler.state.placer, Static):
             return False
         gpus = [(n, gpu) for n, node in enumerate(specs, 1) for gpu in node.gpus]
-        for name, assigned in assign_gpus(services, gpus).items():
+        for service, assigned in assign_gpus(services, gpus).items():
             if not assigned:
                 raise InvalidInput(f"policy {self.scheduler.state.placer.name}: "
                                    f"{len(services)} services want a GPU each "
                                    f"and the cluster has {len(gpus)}")
             for number, gpu in assigned:
-                self._record_event(ev.ServiceLoaded(0, name, number, (gpu,)))
+                self._record_event(ev.ServiceLoaded(0, service, number, (gpu,)))
         return True

@@ -27,8 +27,8 @@ from .record_file import framed, read_records
 MAGIC = b"TGJRNL" + bytes([JOURNAL_VERSION, 0])
 COMPRESSED = b"TGJRNZ" + bytes([1, 0])
 # older versions, which lack events, kinds of actions, or heads, of later ones: decisions 0058,
-# 0068, 0069, 0086 and 0089
-READ_TOO = (5, 6, 7, 8, 9)
+# 0068, 0069, 0086, 0089 and 0111
+READ_TOO = (5, 6, 7, 8, 9, 10)
 UNGUARDED = 5  # the records of this version have no checksum over their length
 PIECE = 1 << 16
 _encoder = msgspec.msgpack.Encoder()

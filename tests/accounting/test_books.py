@@ -345,19 +345,20 @@ def test_tables_of_another_version_are_migrated_or_refused(tmp_path: Path,
     with open_books("", tmp_path) as books:
         imported(books, tmp_path)
         rows = contents(books)
-    monkeypatch.setattr(schema, "SCHEMA", 2)
+    monkeypatch.setattr(schema, "SCHEMA", schema.SCHEMA + 1)
     with monkeypatch.context() as broken:
         broken.setattr(schema, "MIGRATIONS", (
+            *schema.MIGRATIONS,
             lambda c: c.exec_driver_sql("CREATE TABLE made (x INTEGER)") and c.exec_driver_sql(
-                "nonsense"),))
+                "nonsense")))
         with pytest.raises(TangramError, match="nonsense"):
             open_books("", tmp_path)
     monkeypatch.setattr(schema, "MIGRATIONS", (
-        lambda c: c.exec_driver_sql("CREATE TABLE made (x INTEGER)"),))
+        *schema.MIGRATIONS, lambda c: c.exec_driver_sql("CREATE TABLE made (x INTEGER)")))
     with open_books("", tmp_path) as books:  # the first try was undone
         assert contents(books) == rows
     monkeypatch.undo()
-    with pytest.raises(InvalidInput, match=r"a later release made them \(version 2") as error:
+    with pytest.raises(InvalidInput, match=r"a later release made them \(version 3") as error:
         open_books("", tmp_path)
     assert "\n" not in str(error.value)
 

@@ -115,13 +115,13 @@ def test_tables_are_made_once_and_a_later_version_is_refused(
                 for _ in range(3)]
         assert [run.wait(300) for run in runs] == [0] * 3, url
         with monkeypatch.context() as newer:
-            newer.setattr(schema, "SCHEMA", 2)
-            newer.setattr(schema, "MIGRATIONS", (lambda connection: None,))
+            newer.setattr(schema, "SCHEMA", schema.SCHEMA + 1)
+            newer.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, lambda connection: None))
             open_books(url, tmp_path).engine.dispose()
         with pytest.raises(InvalidInput, match="a later release made them"):
             open_books(url, tmp_path)
         monkeypatch.undo()
-        monkeypatch.setattr(schema, "SCHEMA", 2)
+        monkeypatch.setattr(schema, "SCHEMA", schema.SCHEMA + 1)
         with open_books(url, tmp_path) as books, books.writing("test") as connection:
             schema.metadata.drop_all(connection)
         monkeypatch.undo()

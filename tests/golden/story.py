@@ -120,6 +120,9 @@ class Story:
         self._record_event("service-loaded", "critic", 1, [3])
         for _ in range(2):
             self._join_client()
+        if self._with_prior:
+            self._record_event("tenant-declared", ["math", 3, 0, [["cpu", 6], ["mem", 2048]]])
+            self._record_event("tenant-named", 2, "math")
 
     def _restart(self) -> None:
         """Another broker goes on with the journal."""

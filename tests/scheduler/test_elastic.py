@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from helpers.builders import World
+from helpers.builders import World, started
 from helpers.sim_material import CLUSTER, workload
 
 from tangram_hpc.domain import event as ev
@@ -69,9 +69,19 @@ def test_the_greedy_starts_a_prefix_that_fits() -> None:
         options = [[(d, 1000 // d + 1) for d in (1, 2, 4)] for _ in range(n)]
         options = options[:free]
         least = [o[0] for o in options] + [(1, 500)] * rng.randrange(3)
-        chosen = choose_degrees(options, free, least, [(rng.randrange(900), 2)], 0, 64)
+        chosen = choose_degrees(options, free, least, [(rng.randrange(900), 2)], 0)
         assert 1 <= len(chosen) <= len(options) and sum(chosen) <= free
-    assert choose_degrees([[(1, 9), (4, 3)]], 4, [(1, 9)], [], 0, 64) == [4]
+    assert choose_degrees([[(1, 9), (4, 3)]], 4, [(1, 9)], [], 0) == [4]
+
+
+def test_paper_starts_as_many_rigid_actions_as_fit_however_many_wait() -> None:
+    """It once counted fewer waiting actions for a shorter prefix and started one of 64."""
+    w = World("paper")
+    w.node(cpus=64)
+    rng = random.Random(1)
+    for _ in range(300):
+        w.submit(1, profile=Profile(rng.randrange(1, 10**9)))
+    assert len(started(w.plan())) == 64
 
 
 # ---- the division ------------------------------------------------------------------------------

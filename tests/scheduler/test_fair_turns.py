@@ -21,6 +21,7 @@ from tangram_hpc.protocol.message import Ping
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.scheduler import Scheduler
 from tangram_hpc.scheduler.state.fair_order import PoolShares
+from tangram_hpc.scheduler.state.tenant_use import Tenants
 from tangram_hpc.transport.socket.asyncsock import SocketLink
 
 PLACERS = ("elastic", "paper", "first-fit", "fcfs:2", "static:2")
@@ -198,7 +199,7 @@ def test_a_returned_lease_is_counted_once_between_the_groups_of_a_client() -> No
 
 
 def test_a_returned_action_is_counted_anew_if_its_group_was_empty_meanwhile() -> None:
-    pool = PoolShares()
+    pool = PoolShares(Tenants(), "cpu")
     one, _ = pool.of(1), pool.of(2)
     counted = one.served(0, 1, 7)
     assert one.tag == 1

@@ -20,6 +20,7 @@ from tangram_hpc.scheduler.policy.admission import refusal
 from tangram_hpc.scheduler.state.gpu_blocks import GpuSet
 from tangram_hpc.scheduler.state.queue import CPU, GPU, NOTHING, ReadyQueue, TagHeap
 from tangram_hpc.scheduler.state.rate_limit import full
+from tangram_hpc.scheduler.state.tenant_use import Tenants
 
 SECOND = 10**9
 
@@ -54,7 +55,7 @@ def test_a_tag_heap_walks_in_order_after_any_removal(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_walk_of_the_ready_queue_is_in_order_and_can_skip_whole_shapes(seed: int) -> None:
-    rng, queue = random.Random(seed), ReadyQueue()
+    rng, queue = random.Random(seed), ReadyQueue(Tenants())
     waiting: dict[int, tuple[int, object]] = {}
     for number in range(1, 400):
         action = Action(number, rng.choice("ab"), degrees=rng.choice([(1,), (1, 2)]))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tangram_hpc.broker.message_validation import CHECKS
 from tangram_hpc.broker.queries.explain import explain
 from tangram_hpc.broker.queries.rollouts_view import rollouts
+from tangram_hpc.broker.broker_settings import Settings
 from tangram_hpc.broker.registration import Registration
 from tangram_hpc.cli.views.explain_verb import lines
 from tangram_hpc.cli.views.info_verb import pool_lines
@@ -573,7 +574,8 @@ class Saves:
         self.now, self.takes_s, self.due_s, self.saved = 0, 0.0, 0.0, list[int]()
         self.registration = Registration(world.scheduler, self, self, lambda: self.now,
                                          world.happen, lambda *message: None)
-        self.registration.start((rollouts_spec("p", {**POOL, "tree": "/trees"}),))
+        self.registration.start(Settings("j", "/store", rollouts=(
+            rollouts_spec("p", {**POOL, "tree": "/trees"}),)))
 
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
         self.due_s, self.elapse = delay_s, call

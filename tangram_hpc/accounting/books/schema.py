@@ -43,10 +43,11 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DataError, OperationalError, SQLAlchemyError
 
+from ...domain.tenant import DEFAULT_TENANT
 from ...errors import InvalidInput, TangramError, how_to_install
 from ..flat import COLUMNS
 
-SCHEMA = 1
+SCHEMA = 2
 FILE = "books.sqlite"
 _DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql",
             "mariadb": "mariadb+pymysql"}
@@ -95,8 +96,17 @@ actions = Table(
     Column("record", _BYTES, nullable=False),
     sqlite_with_rowid=False,
 )
+
+
+def _add_tenants(connection: Connection) -> None:
+    """Adds the column of tenants, which jobs of earlier releases did not have."""
+    kind = actions.c.tenant.type.compile(dialect=connection.dialect)
+    connection.exec_driver_sql(f"ALTER TABLE {actions.name} ADD COLUMN tenant {kind} NOT NULL "
+                               f"DEFAULT '{DEFAULT_TENANT}'")
+
+
 # entry N brings tables of version N + 1 to version N + 2
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = ()
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_add_tenants,)
 
 
 class ValueRefused(TangramError):

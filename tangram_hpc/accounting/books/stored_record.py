@@ -14,6 +14,7 @@ from ...domain.node import NodeSpec
 from ...domain.outcome import Outcome
 from ...domain.rollouts import Routed
 from ...domain.states import ActionState
+from ...domain.tenant import DEFAULT_TENANT
 from ...protocol.reading import reader
 from ..record import ActionRecord
 
@@ -36,6 +37,7 @@ class StoredRecord(msgspec.Struct, frozen=True, array_like=True):
         lost_ahead: whether `attempt` is a lower bound.
         client_name, session_name: names of its client and session; empty for none.
         image: digest of the image of its session; empty for none.
+        tenant: the tenant of its client.
     """
 
     action: Action
@@ -54,6 +56,7 @@ class StoredRecord(msgspec.Struct, frozen=True, array_like=True):
     client_name: str
     session_name: str
     image: str
+    tenant: str = DEFAULT_TENANT
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -65,7 +68,8 @@ def pack_record(r: ActionRecord) -> bytes:
     node = None if r.node is None else (r.node.name, r.node.host, r.node.component)
     return _encoder.encode(StoredRecord(
         r.action, r.state, r.submit_ns, r.start_ns, r.end_ns, r.attempt, r.rank, r.outcome,
-        r.grants, r.gpus, node, r.route, r.lost_ahead, r.client_name, r.session_name, r.image))
+        r.grants, r.gpus, node, r.route, r.lost_ahead, r.client_name, r.session_name, r.image,
+        r.tenant))
 
 
 def unpack_record(data: bytes, job: str, user: str) -> ActionRecord:
@@ -86,4 +90,5 @@ def unpack_record(data: bytes, job: str, user: str) -> ActionRecord:
         node = NodeSpec(name, host, (), 0, component=component)
     return ActionRecord(
         job, user, s.action, s.submit_ns, s.rank, s.start_ns, s.end_ns, node, s.attempt, s.outcome,
-        s.state, s.grants, s.gpus, s.route, s.lost_ahead, s.client_name, s.session_name, s.image)
+        s.state, s.grants, s.gpus, s.route, s.lost_ahead, s.client_name, s.session_name, s.image,
+        s.tenant)

@@ -27,6 +27,7 @@ from ...config.endpoints import endpoint_spec
 from ...config.rollouts import rollouts_spec
 from ...config.services import service_spec
 from ...config.settings import Config
+from ...config.tenants import tenant_spec
 from ...domain.allocation import AllocPolicy
 from ...domain.service import EndpointSpec
 from ...errors import InvalidInput, TangramError
@@ -250,7 +251,8 @@ def _settings(plan: BrokerPlan, folder_lock: FolderLock, endpoints: tuple[Endpoi
         endpoints=endpoints, slurm_query_s=config.slurm_query_s,
         rejoin_s=config.grace_s if waits else 0.0, down_s=down_s if waits else 0.0,
         services=tuple(service_spec(name, told) for name, told in config.services.items()),
-        rollouts=tuple(rollouts_spec(name, told) for name, told in config.rollouts.items()))
+        rollouts=tuple(rollouts_spec(name, told) for name, told in config.rollouts.items()),
+        tenants=tuple(tenant_spec(name, told) for name, told in config.tenants.items()))
 
 
 def _sweeper(loop: asyncio.AbstractEventLoop, folder: str, ended: asyncio.Event

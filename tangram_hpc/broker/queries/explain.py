@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ...domain.ids import parse, show
+from ...domain.ids import client_of, parse, show
 from ...domain.states import ENDED, ActionState, SessionState
 from ...scheduler.forecast import expected_end, forecast, source
 from ...scheduler.placement.eligible_nodes import eligible_nodes, session_reason
@@ -18,6 +18,7 @@ from ...scheduler.policy.admission import ending_reason, reason
 from ...scheduler.scheduler import Scheduler
 from ...scheduler.state.ledger import ActionEntry, LeaseEntry, SessionEntry
 from ...scheduler.state.queue import ActionShape, pool_of
+from ...scheduler.state.tenant_use import MEMORY
 from .rollouts_view import turn_view
 from .status import shared_session
 
@@ -69,9 +70,22 @@ def _session(scheduler: Scheduler, session: SessionEntry, now: int) -> dict[str,
     return told | {
         "reason": session_reason(ledger, session, scheduler.state.placer.reserve),
         "waited_s": (now - session.requested_at) / 1e9,
-        "ahead": list(ledger.session_queue).index(spec.id), "nodes": len(nodes),
+        "ahead": _sessions_ahead(scheduler, spec.id, now), "nodes": len(nodes),
         "most_free_mib": max((n.free_mem_mib for n in nodes), default=0),
     }
+
+
+def _sessions_ahead(scheduler: Scheduler, session: int, now: int) -> int:
+    """Returns how many sessions placers look at before one; all that wait if its tenant's limits
+    leave it out.
+    """
+    ledger = scheduler.ledger
+    turns = ledger.tenants.turns(MEMORY, now)
+    walk = ledger.session_queue.walk(turns, lambda e: ledger.sessions[e].spec.mem_mib)
+    for ahead, each in enumerate(walk):
+        if each == session:
+            return ahead
+    return len(ledger.session_queue) - 1
 
 
 def _runs(scheduler: Scheduler, lease: LeaseEntry, now: int) -> dict[str, Any]:
@@ -95,7 +109,7 @@ def _waits(scheduler: Scheduler, entry: ActionEntry, now: int) -> dict[str, Any]
         start = {"in_s": (told.at - now) / 1e9, "units": told.units,
                  "node": ledger.place(told.node).spec.name}
     start["rests_on"] = dict(sorted(told.rests_on.items()))
-    ahead = _ahead(scheduler, entry)
+    ahead = _ahead(scheduler, entry, now)
     holders = _holders(scheduler, entry, now)
     return {
         "reason": reason(ledger, entry, scheduler.state.placer.reserve, now),
@@ -113,7 +127,7 @@ def _shapes(ahead: list[ActionEntry]) -> list[tuple[tuple[str, str, tuple[int, .
     return shapes.most_common(_LIST_MAX)
 
 
-def _ahead(scheduler: Scheduler, entry: ActionEntry) -> list[ActionEntry]:
+def _ahead(scheduler: Scheduler, entry: ActionEntry, now: int) -> list[ActionEntry]:
     """Returns the actions in front: those of the same session while it is busy or not open, else
     those in the same pool of units.
     """
@@ -126,9 +140,13 @@ def _ahead(scheduler: Scheduler, entry: ActionEntry) -> list[ActionEntry]:
                 break
             earlier.append(ledger.actions[other])
         return earlier
-    walk, before = ledger.ready.walk(pool_of(action.key, action.degrees[-1])), []
+    pool = pool_of(action.key, action.degrees[-1])
+    turns = ledger.tenants.turns(pool, now)
+    walk, before = ledger.ready.walk(pool, turns), []
     while (head := walk.head()) is not None and head[0] != action.id:
         before.append(ledger.actions[head[0]])
+        if turns is not None:
+            turns.charge(turns.tenant_of(client_of(head[0])), head[1].degrees[0])
         walk.next()
     return before
 

@@ -17,10 +17,11 @@ from .queue_view import queue
 from .recent_actions import RecentActions
 from .rollouts_view import rollouts
 from .status import info, nodes, pending, pending_one, services, sessions, slurm_calls
+from .tenants_view import tenants
 from .top_view import top
 
 _VIEWS = {"info": info, "nodes": nodes, "pending": pending, "services": services,
-          "rollouts": rollouts, "sessions": sessions}
+          "rollouts": rollouts, "sessions": sessions, "tenants": tenants}
 
 
 def reply_to(ask: Query, scheduler: Scheduler, job: str, slurm: Slurm | None,

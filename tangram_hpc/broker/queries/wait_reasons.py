@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 
+from ...domain.ids import client_of
 from ...domain.session import SessionSpec
 from ...domain.states import ActionState, SessionState
 from ...scheduler.placement.eligible_nodes import session_reason
@@ -40,7 +41,7 @@ class WaitReasons:
         action, ready = entry.action, self._ledger.ready
         key: Hashable
         if action.id in ready:
-            key = ready.shape_of(action.id)
+            key = ready.shape_of(action.id), ready.shard_of(action.id).share.tenant
         elif action.session:
             session = self._ledger.sessions.get(action.session)
             if session is not None and session.state is SessionState.WAITING:
@@ -55,7 +56,8 @@ class WaitReasons:
 
     def of_session(self, session: SessionEntry) -> str:
         """Returns why a session without a node waits, as a Reason of one word."""
-        key = _wants(session.spec)
+        tenant = self._ledger.tenants.tenant_of(client_of(session.spec.id))
+        key = _wants(session.spec, tenant)
         found = self._of_sessions.get(key)
         if found is None:
             found = self._of_sessions[key] = session_reason(self._ledger, session, self._reserve)
@@ -92,7 +94,7 @@ class WaitReasons:
         return found
 
 
-def _wants(spec: SessionSpec) -> Hashable:
-    """What `session_reason` looks at of a session."""
+def _wants(spec: SessionSpec, tenant: str) -> Hashable:
+    """What `session_reason` looks at of a session, whose tenant is given."""
     return (spec.component, spec.mem_mib, spec.backend, spec.image, spec.trusted,
-            str(spec.network), spec.id if spec.origin else 0)
+            str(spec.network), spec.id if spec.origin else 0, tenant)

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from ...accounting.selection import Selection
     from ..helpers.acct_jobs import AcctJob
 
-_BY = ("name", "trajectory", "session", "service", "endpoint", "user", "hour", "bucket")
+_BY = ("name", "trajectory", "session", "service", "endpoint", "user", "tenant", "hour",
+       "bucket")
 
 
 def add(verbs: Any) -> None:

@@ -17,7 +17,7 @@ from ..helpers.table import Column
 if TYPE_CHECKING:
     from ...client.client import Client
 
-_PARTS = ("info", "nodes", "services", "rollouts", "sessions", "pending")
+_PARTS = ("info", "nodes", "services", "rollouts", "sessions", "tenants", "pending")
 _SHARED_MAX = 20  # lines of shared sessions
 _NODE_FORMAT = "Node,State,Partition,CPUS(A/I/T),GPUS,Mem,Sessions,Actions"
 
@@ -58,6 +58,8 @@ def _show(client: Client, args: argparse.Namespace) -> None:
     answer = printable_answer(answer)
     _print_job(answer)
     _print_resources(answer)
+    for line in tenant_lines(answer["tenants"]):
+        print(line)
     _print_sessions(answer)
 
 
@@ -100,6 +102,19 @@ def network_lines(nodes: list[dict[str, Any]]) -> list[str]:
              for networks, names in reach.items()]
     return lines + [f'NETWORKS no "open" on {",".join(names)}: {why}'
                     for why, names in shut.items()]
+
+
+def tenant_lines(tenants: list[dict[str, Any]]) -> list[str]:
+    """Returns a line for each tenant, in the words of sshare; none if there is one tenant."""
+    lines = []
+    for t in tenants:
+        limits = ",".join(f"{name}={most}" for name, most in t["grp_tres"].items())
+        lines.append(f"TENANT   {t['name']:<16}shares {t['shares']} ({t['norm_shares']:.1%})"
+                     f"{'  priority ' + str(t['priority']) if t['priority'] else ''}"
+                     f"  {t['cpus']} CPUs  {t['gpus']} GPUs  {t['mem_mib']} MiB lent  "
+                     f"{t['waiting']} waiting  {t['clients']} clients"
+                     f"{'  GrpTRES ' + limits if limits else ''}")
+    return lines
 
 
 def _print_resources(answer: dict[str, Any]) -> None:

@@ -31,6 +31,21 @@ def on_client_joined(state: SchedulerState, event: ev.ClientJoined) -> list[Deci
     return []
 
 
+def on_tenant_declared(state: SchedulerState, event: ev.TenantDeclared) -> list[Decision]:
+    """Sets what a tenant is granted."""
+    state.ledger.tenants.declare(event.spec)
+    state.ledger.revision += 1
+    state.dirty = True
+    return []
+
+
+def on_tenant_named(state: SchedulerState, event: ev.TenantNamed) -> list[Decision]:
+    """Lets a client's actions and sessions count for a tenant; it has none yet."""
+    state.ledger.tenants.spec(event.tenant)
+    state.ledger.tenants.of_client[event.client] = event.tenant
+    return []
+
+
 def on_client_left(state: SchedulerState, event: ev.ClientLeft) -> list[Decision]:
     """Marks a client as disconnected; its grace begins."""
     state.ledger.disconnected[event.client] = DisconnectedClient(
@@ -49,10 +64,8 @@ def on_client_expired(state: SchedulerState, event: ev.ClientExpired) -> list[De
     del ledger.by_uid[entry.uid]
     for action in [a for a in entry.actions if ledger.actions[a].state in ENDED]:
         forget_action(ledger, action)
-    if not entry.actions and not entry.sessions:
-        del ledger.clients[event.client]
-    else:
-        entry.uid = ""
+    entry.uid = ""
+    forget_if_gone(ledger, entry)
     return []
 
 
@@ -68,3 +81,4 @@ def forget_if_gone(ledger: Ledger, owner: ClientEntry) -> None:
     """Removes an expired client with its last action and session."""
     if not owner.uid and not owner.actions and not owner.sessions:
         ledger.clients.pop(owner.client, None)
+        ledger.tenants.of_client.pop(owner.client, None)

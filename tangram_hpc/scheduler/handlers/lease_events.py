@@ -14,12 +14,14 @@ from __future__ import annotations
 from ...domain import event as ev
 from ...domain.action import Kind
 from ...domain.decision import Decision, ReplyToClient, ResizeLease, StartLease
+from ...domain.ids import client_of
 from ...domain.retry import is_retried, is_sent_back
 from ...domain.service import endpoint_of, service_of
 from ...domain.states import ActionState, LeaseState, SessionState
 from ..placement.batches import forget, note
 from ..placement.prefetch import PACE, is_short
 from ..state.ledger import ActionEntry, LeaseEntry, Ledger, NodeEntry, SessionEntry
+from ..state.queue import CPU, pool_of
 from ..state.scheduler_state import SchedulerState
 from ..state.transitions import ACTION_MOVES, LEASE_MOVES, SESSION_MOVES, move
 from .action_events import end_action
@@ -43,7 +45,9 @@ def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Deci
     lease_queue[event.lease] = None
     lease = LeaseEntry(event.lease, event.action, event.node, event.cores, event.gpus,
                        action.mem_mib, action.session, reserved, event.at, lease_queue, key,
-                       prefetched=bool(event.after), restore_ns=event.restore_ns)
+                       prefetched=bool(event.after), restore_ns=event.restore_ns,
+                       tenant=ledger.tenants.tenant_of(client_of(event.action)),
+                       pool=pool_of(key, action.degrees[-1]))
     entry.counted = ledger.ready.take(event.action)
     decisions: list[Decision] = []
     background = action.kind is Kind.BACKGROUND
@@ -94,6 +98,7 @@ def on_lease_resized(state: SchedulerState, event: ev.LeaseResized) -> list[Deci
     assert not lease.reserved, f"{event}: the cores are its session's own"
     node.cores.give(lease.cores)
     node.cores.take(event.cores)
+    state.ledger.tenants.use(CPU).take(lease.tenant, len(event.cores) - lease.units)
     lease.cores = event.cores
     lease.grants.append((event.at, len(event.cores)))
     return [ResizeLease(lease.node, lease.lease, event.cores)]
@@ -203,6 +208,7 @@ def _begin(ledger: Ledger, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
         lease.gpus if service_of(lease.key) else lease.cores)
     lease.granted_at = at
     lease.grants.append((at, units))
+    _count(ledger, lease, 1)
     node.leases[lease.lease] = None
     session = ledger.sessions.get(lease.session)
     if session is not None and lease.cores:
@@ -213,6 +219,12 @@ def _begin(ledger: Ledger, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
         ledger.short[lease.node, lease.cores[0]] = lease.lease
     elif node.prefetch_max and lease.cores:
         ledger.short.pop((lease.node, lease.cores[0]), None)
+
+
+def _count(ledger: Ledger, lease: LeaseEntry, sign: int) -> None:
+    """Counts what a lease holds for its tenant, when it begins (1) and when it ends (-1)."""
+    for resource, units in lease.holds():
+        ledger.tenants.use(resource).take(lease.tenant, sign * units)
 
 
 def _reply(entry: ActionEntry, lease: LeaseEntry, began_at: int,
@@ -256,6 +268,7 @@ def _release(state: SchedulerState, lease: LeaseEntry, at: int) -> None:
 def _pass_on(state: SchedulerState, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
     ledger = state.ledger
     forget(ledger, lease)
+    _count(ledger, lease, -1)
     if lease.lease_queue:
         ledger.prefetched -= 1
         _begin(ledger, ledger.leases[next(iter(lease.lease_queue))], node, at)

@@ -24,7 +24,9 @@ from ...domain.outcome import Outcome
 from ...domain.session import why_ended
 from ...domain.states import ActionState, SessionState
 from ..state.ledger import Ledger, SessionEntry
+from ..state.queue import CPU
 from ..state.scheduler_state import SchedulerState
+from ..state.tenant_use import MEMORY
 from ..state.transitions import SESSION_MOVES, move
 from .attachment_events import end_sharing
 from .background_events import displace_background
@@ -64,6 +66,7 @@ def on_session_placed(state: SchedulerState, event: ev.SessionPlaced) -> list[De
     node.sessions[event.session] = None
     node.cores.take(event.cores)
     node.free_mem_mib -= session.spec.mem_mib
+    _count(ledger, session, 1)
     stops: list[Decision] = []
     if session.spec.origin:
         origin = ledger.sessions[session.spec.origin]
@@ -172,7 +175,17 @@ def _vacate(ledger: Ledger, session: SessionEntry) -> None:
     del node.sessions[session.spec.id]
     node.cores.give(session.cores)
     node.free_mem_mib += session.spec.mem_mib
+    _count(ledger, session, -1)
     mark_drained(node)
+
+
+def _count(ledger: Ledger, session: SessionEntry, sign: int) -> None:
+    """Counts what a session holds for its tenant, with sign 1 or -1."""
+    tenant = ledger.tenants.tenant_of(client_of(session.spec.id))
+    mem_mib, cores = sign * session.spec.mem_mib, sign * len(session.cores)
+    ledger.tenants.use(MEMORY).take(tenant, mem_mib)
+    if cores:
+        ledger.tenants.use(CPU).take(tenant, cores)
 
 
 def _resume_origin(state: SchedulerState, fork: SessionEntry, now: int) -> None:

@@ -14,6 +14,7 @@ from ...domain.ids import client_of
 from ...domain.isolation import backend_for
 from ...domain.session import SessionSpec
 from ...domain.states import SessionState
+from ..policy.tenant_limits import session_limit_reason
 from ..state.ledger import Ledger, NodeEntry, SessionEntry
 
 
@@ -51,6 +52,8 @@ def session_reason(ledger: Ledger, session: SessionEntry, reserve: int) -> str:
     origin = ledger.sessions.get(spec.origin)
     if origin is not None and not may_fork(origin, spec.id):
         return "OriginBusy"
+    if why := session_limit_reason(ledger, spec, reserve):
+        return why
     roomy = [n for n in eligible_nodes(ledger, spec) if spec.mem_mib <= n.room_mib]
     if not roomy:
         return "Memory"

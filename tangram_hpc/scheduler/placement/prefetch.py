@@ -16,10 +16,12 @@ from dataclasses import dataclass
 
 from ...domain import event as ev
 from ...domain.action import Action, Kind
+from ...domain.ids import client_of
 from ...domain.states import NodeState
 from ..policy.ending import Endings
 from ..state.ledger import LeaseEntry, Ledger, NodeEntry
 from ..state.queue import CPU, ActionShape, fair_walk
+from ..state.tenant_use import TenantTurns
 
 PREFETCH_NS = 10_000_000  # expected work that may be prefetched on one unit
 OVERHEAD_NS = 20_000  # the least time for an action in addition to its own work
@@ -84,7 +86,8 @@ def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]
           depth: int, events: list[ev.Event], taken: set[int]) -> None:
     ready = ledger.ready
     shards = [shard for home in (node.node, 0) for shard in ready.shards_at(CPU, "cpu", home)]
-    walk, fine, endings = fair_walk(shards), dict[ActionShape, int](), Endings(ledger, now)
+    turns = ledger.tenants.turns(CPU, now)
+    walk, fine, endings = fair_walk(shards, turns), dict[ActionShape, int](), Endings(ledger, now)
     tails = {unit: _tail(ledger.leases[ledger.short[unit]], share) for unit in units}
     while tails and (head := walk.head()) is not None:
         action, shape = head
@@ -101,12 +104,27 @@ def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]
         if tail.have >= min(most, tail.most):
             del tails[unit]
             continue
+        if not may_follow(turns, ledger.leases[ledger.short[unit]], action, 1):
+            walk.skip_shape()
+            continue
+        if turns is not None:
+            turns.charge(turns.tenant_of(client_of(action)), 1)
         taken.add(action)
         walk.next()
         lease_id = ledger.next_lease + len(events)
         events.append(ev.LeaseGranted(now, lease_id, action, node.node, entry.attempt + 1,
                                       tail.cores, after=tail.last))
         tail.last, tail.have = lease_id, tail.have + 1
+
+
+def may_follow(turns: TenantTurns | None, lease: LeaseEntry, action: int, units: int) -> bool:
+    """Returns whether the limits of an action's tenant allow it to get the units of a lease when
+    the lease ends.
+    """
+    if turns is None:
+        return True
+    tenant = turns.tenant_of(client_of(action))
+    return tenant == lease.tenant or turns.room(tenant) >= units
 
 
 def _tail(lease: LeaseEntry, share: int) -> _Tail:

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ...domain.ids import client_of
 from ...domain.session import SessionSpec
 from ..policy.ending import Endings
 from ..state.gpu_blocks import GpuSet, Resident
 from ..state.ledger import Ledger, NodeEntry
-from ..state.queue import ActionShape
+from ..state.queue import GPU, ActionShape, pool_of
+from ..state.tenant_use import MEMORY, NO_LIMIT, TenantTurns
 from .eligible_nodes import eligible_nodes, may_fork
 
 
@@ -115,6 +117,45 @@ class Snapshot:
     endpoints: dict[str, EndpointView]
     ledger: Ledger
     _eligible: dict[tuple[str, str, str, bool], list[NodeView]] = field(default_factory=dict)
+    _turns: dict[str, TenantTurns | None] = field(default_factory=dict)
+
+    def turns(self, resource: str) -> TenantTurns | None:
+        """Returns the order of the tenants in a resource, which placers draw down as they grant;
+        None if there is nothing to compare.
+        """
+        if resource not in self._turns:
+            self._turns[resource] = self.ledger.tenants.turns(resource, self.now_ns)
+        return self._turns[resource]
+
+    def room(self, action: int, shape: ActionShape) -> int:
+        """Returns how many units of its key resource an action's tenant may hold in addition; 0 if
+        its memory or its GPUs would be beyond a limit.
+        """
+        tenants = self.ledger.tenants
+        if not tenants.limited:
+            return NO_LIMIT
+        tenant = tenants.tenant_of(client_of(action))
+        pool = pool_of(shape.key, shape.degrees[-1])
+        wants = [(resource, units) for resource, units in ((MEMORY, shape.mem_mib),
+                                                           (GPU, shape.gpus)) if units]
+        for resource, units in wants:
+            turns = self.turns(resource)
+            if turns is not None and units > turns.room(tenant):
+                return 0
+        turns = self.turns(pool)
+        return NO_LIMIT if turns is None or shape.session else max(0, turns.room(tenant))
+
+    def charge(self, action: int, shape: ActionShape, units: int) -> None:
+        """Counts for its tenant what an action is granted in this pass."""
+        tenants = self.ledger.tenants
+        if len(tenants.specs) < 2 and not tenants.limited:
+            return
+        tenant = tenants.tenant_of(client_of(action))
+        pool = pool_of(shape.key, shape.degrees[-1])
+        for resource, amount in ((pool, 0 if shape.session else max(1, units)),
+                                 (MEMORY, shape.mem_mib), (GPU, shape.gpus)):
+            if amount and (turns := self.turns(resource)) is not None:
+                turns.charge(tenant, amount)
 
     def fits(self, view: NodeView, shape: ActionShape, units: int) -> bool:
         """Returns whether an action of this shape can start with `units` CPUs on this node now.

@@ -22,6 +22,7 @@ from ..state.ledger import ActionEntry, Ledger, NodeEntry
 from .ending import Endings
 from .session_life import OPEN_SESSION
 from .sharing import may_use, refusal_of_sharing
+from .tenant_limits import limit_reason, refusal_by_limits, refusal_of_session_by_limits
 
 NO_GPU = ("gpus: no isolation backend gives a GPU to untrusted code; pass trusted=True if the code "
           "is your own, or use a function or a service")
@@ -41,7 +42,7 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
         return _misfit_of_turn(ledger, placer, action.turn,
                                ledger.held_nodes() if ledger.complete else [])
     if action.kind is Kind.GRANT:
-        return refusal_of_grant(ledger, action)
+        return refusal_of_grant(ledger, action) or refusal_by_limits(ledger, action)
     degrees = action.degrees
     if len(degrees) != 1 and (not degrees or list(degrees) != sorted(set(degrees))):
         return f"cpus: {action.degrees} must be ascending whole numbers"
@@ -52,6 +53,8 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
         return "profile: work_ns must be 0 or more, serial_ppm from 0 to 1000000"
     if action.key != "cpu" and (why := _unknown_key(ledger, action) or _too_wide(placer, action)):
         return why  # even while nodes join, since placers look up the service that a call names
+    if why := refusal_by_limits(ledger, action):
+        return why
     nodes: Collection[NodeEntry] = ledger.nodes.values()
     if action.session:
         session = ledger.sessions.get(action.session)
@@ -140,7 +143,8 @@ def refusal_of_session(ledger: Ledger, placer: Placer, spec: SessionSpec) -> str
         if not may_use(client_of(spec.id), origin):
             return (f"origin: session {show(spec.origin)} is another client's; attach to it with "
                     "its handle, by Client.attach")
-    if why := refusal_of_sharing(ledger, spec):
+    if why := (refusal_of_sharing(ledger, spec)
+               or refusal_of_session_by_limits(ledger, spec, placer.reserve)):
         return why
     return misfit_of_session(ledger, placer, spec) if ledger.complete else ""
 
@@ -242,6 +246,8 @@ def reason(ledger: Ledger, entry: ActionEntry, reserve: int, now: int) -> str:
         return "AllocationEnds"
     if not ledger.up_nodes() and entry.action.kind is not Kind.GRANT:
         return "ReqNodeNotAvail"
+    if why := limit_reason(ledger, entry.action):
+        return why
     if endpoint_of(entry.action.key):
         return "Quota"
     return "Resources"
@@ -274,7 +280,8 @@ def misfit(ledger: Ledger, placer: Placer, action: Action, nodes: list[NodeEntry
     if action.turn is not None:
         return (refusal_of_turn(ledger, action)
                 or _misfit_of_turn(ledger, placer, action.turn, nodes))
-    if why := _unknown_key(ledger, action) or _too_wide(placer, action):
+    if why := (_unknown_key(ledger, action) or _too_wide(placer, action)
+               or refusal_by_limits(ledger, action)):
         return why
     if _fits(nodes, action):
         return ""

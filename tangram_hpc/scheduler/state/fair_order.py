@@ -4,7 +4,8 @@ Problem. In plain order of arrival, all other clients wait for each of one clien
 and all other trajectories of a client wait for each of one trajectory's 2,000.
 
 Idea: start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996), in which each action costs the
-same, in three levels. Each pool of units keeps its own virtual time.
+same, in three levels. Each pool of units keeps its own virtual time. Where a broker has several
+tenants, `tenant_use` says which of them is next, and the levels below order its actions alone.
 1. Between clients. A client's next action has a start tag; the client with the lowest one is next.
 A grant adds 1 to the tag of its client, and the pool's virtual time becomes the tag that was
 served. A client that comes to wait, or that could not be served for a while, has at least that time
@@ -37,6 +38,7 @@ from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
 from ...domain.action import Action
+from .tenant_use import Tenants, TenantTurns
 
 BURST = 16  # how many grants a trajectory or group may be ahead of others
 SINGLE, TRAJECTORY = 0, 1  # groups of a client's actions
@@ -69,6 +71,7 @@ class ClientShare:
 
     Attributes:
         client: its number.
+        tenant: the tenant that it belongs to.
         pool: the pool's shares.
         tag: the start tag of its next action.
         groups: the start tags of its two groups.
@@ -80,15 +83,30 @@ class ClientShare:
     """
 
     __slots__ = ("client", "counted", "ends", "group_time", "groups", "pool", "round", "tag",
-                 "waiting")
+                 "tenant", "waiting")
 
     def __init__(self, client: int, pool: PoolShares) -> None:
         self.client, self.pool, self.tag = client, pool, pool.time
+        self.tenant = pool.tenants.tenant_of(client)
         self.groups, self.group_time = [0, 0], 0
         self.round = pool.last_round
         self.ends: dict[str | int, int] = {}
         self.counted: dict[int, int] = {}
         self.waiting = [0, 0]
+
+    def wait(self, group: int) -> None:
+        """Counts an action of a group that begins to wait."""
+        self.waiting[group] += 1
+        self.pool.waiting += 1
+        self.pool.use.wait(self.tenant)
+
+    def leave(self, group: int) -> None:
+        """Counts an action of a group that waits no more, and forgets what is no longer needed."""
+        self.waiting[group] -= 1
+        self.pool.waiting -= 1
+        self.pool.use.leave(self.tenant)
+        if not self.waiting[group]:
+            self.pool.group_emptied(self)
 
     def start(self) -> int:
         """The start tag of its next action, which is at least the pool's virtual time."""
@@ -156,6 +174,8 @@ class PoolShares:
     """The shares of clients in one pool. They are kept until no client waits for the pool's units.
 
     Attributes:
+        tenants: says which tenant a client belongs to.
+        use: what each tenant uses of the pool's units.
         time: the pool's virtual time, the start tag of the client that was served last.
         last_round: the highest round ever drawn here; a client that comes later begins with it, so
             that rounds of one client never go back.
@@ -164,9 +184,10 @@ class PoolShares:
         forgotten: how often the pool was empty and forgot its counts.
     """
 
-    __slots__ = ("clients", "forgotten", "last_round", "time", "waiting")
+    __slots__ = ("clients", "forgotten", "last_round", "tenants", "time", "use", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, tenants: Tenants, resource: str) -> None:
+        self.tenants, self.use = tenants, tenants.use(resource)
         self.time = self.last_round = self.waiting = self.forgotten = 0
         self.clients: dict[int, ClientShare] = {}
 
@@ -209,40 +230,67 @@ _W = TypeVar("_W", bound=Ordered)
 class Rounds(Generic[_W]):
     """The lists of several clients and groups in the order of one pass; changes no share.
 
-    Each list must be at its first action. A step costs O(log clients).
+    Each list must be at its first action. A step costs O(log tenants + log clients).
+
+    Args:
+        lists: the share of each list's client, its group, and the list.
+        turns: the order of the tenants; None if there is only one.
 
     Attributes:
         several: whether more than one client waits.
     """
 
-    __slots__ = ("_groups", "_heap", "_served", "several")
+    __slots__ = ("_groups", "_heap", "_heaps", "_ranks", "_served", "_turns", "several")
 
-    def __init__(self, lists: Iterable[tuple[ClientShare, int, _W]]) -> None:
+    def __init__(self, lists: Iterable[tuple[ClientShare, int, _W]],
+                 turns: TenantTurns | None = None) -> None:
         # by client: (start tag, list) of each group whose list is not at its end
         self._groups: dict[int, list[tuple[int, _W]]] = {}
-        self._heap: list[tuple[int, int]] = []  # (start tag, client)
+        self._heaps: dict[str, list[tuple[int, int]]] = {}  # tenant -> heap of (start tag, client)
         self._served: set[int] = set()
+        self._turns = turns
         for share, group, each in lists:
             groups = self._groups.get(share.client)
             if groups is None:
                 groups = self._groups[share.client] = []
-                self._heap.append((share.start(), share.client))
+                tenant = share.tenant if turns is not None else ""
+                self._heaps.setdefault(tenant, []).append((share.start(), share.client))
             groups.append((share.start_of(group), each))
-        heapq.heapify(self._heap)
-        self.several = len(self._heap) > 1
+        for heap in self._heaps.values():
+            heapq.heapify(heap)
+        self._heap = next(iter(self._heaps.values()), [])  # of the tenant that is next
+        # tenants by rank; an entry may be too low, since ranks grow as units are granted
+        self._ranks = [turns.rank(tenant) for tenant in self._heaps] if turns is not None else []
+        heapq.heapify(self._ranks)
+        self.several = len(self._groups) > 1
 
     def current(self) -> _W | None:
-        """The list that is served next; None when all are at their ends."""
-        heap = self._heap
-        while heap:
-            groups = [g for g in self._groups[heap[0][1]] if g[1].head() is not None]
-            self._groups[heap[0][1]] = groups
-            if groups:
-                if len(groups) > 1 and _second_is_next(groups[0], groups[1]):
-                    groups.reverse()
-                return groups[0][1]
-            heapq.heappop(heap)
+        """The list that is served next; None when all are at their ends. It stays the one that
+        `is_first` and `charge` are about until the next call.
+        """
+        while self._heaps:
+            heap = self._heap = self._next_heap()
+            while heap:
+                groups = [g for g in self._groups[heap[0][1]] if g[1].head() is not None]
+                self._groups[heap[0][1]] = groups
+                if groups:
+                    if len(groups) > 1 and _second_is_next(groups[0], groups[1]):
+                        groups.reverse()
+                    return groups[0][1]
+                heapq.heappop(heap)
+            self._heaps = {tenant: each for tenant, each in self._heaps.items() if each}
+            if self._ranks:
+                heapq.heappop(self._ranks)
         return None
+
+    def _next_heap(self) -> list[tuple[int, int]]:
+        """Returns the clients of the tenant that is next."""
+        ranks, turns = self._ranks, self._turns
+        if turns is None:
+            return self._heap
+        while (now := turns.rank(ranks[0][2])) != ranks[0]:
+            heapq.heapreplace(ranks, now)
+        return self._heaps[ranks[0][2]]
 
     def is_first(self) -> bool:
         """Whether the client that is served next has not been served in this pass."""
@@ -250,7 +298,8 @@ class Rounds(Generic[_W]):
 
     def charge(self, counted: int = 0) -> None:
         """Counts one grant for the current list, except on the levels on which its action was
-        counted before (`ClientShare.counted`).
+        counted before (`ClientShare.counted`). Who grants units charges them to the tenant
+        (`TenantTurns.charge`).
         """
         tag, client = self._heap[0]
         self._served.add(client)

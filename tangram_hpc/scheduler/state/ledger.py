@@ -8,6 +8,7 @@ and the same order of iteration, on every machine. All times are epoch ns.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from ...domain.rollouts import Routed
 from ...domain.service import ServiceSpec, endpoint_of, service_of
 from ...domain.session import SessionSpec
 from ...domain.states import ENDED, ActionState, LeaseState, NodeState, SessionState
+from ...domain.tenant import DEFAULT_TENANT
 from ..routing.rollout_pools import RolloutPool
 from .alloc_ledger import AllocLedger
 from .core_sets import CoreSet
@@ -27,10 +29,11 @@ from .demand import Demand
 from .estimator import Estimator
 from .gpu_blocks import GpuSet
 from .idle import DisconnectedClient, SessionTimeouts
-from .queue import ReadyQueue
+from .queue import CPU, GPU, ReadyQueue
 from .rate_limit import EndpointEntry
 from .session_queue import SessionQueue
 from .session_turns import SessionTurns
+from .tenant_use import MEMORY, Tenants
 
 RESIZE_GAP_NS = 20_000_000  # least time for which a lease keeps a size
 LOST_MAX = 64  # lost nodes that are remembered
@@ -290,6 +293,8 @@ class LeaseEntry:
         prefetched: whether it was granted behind another lease.
         restore_ns: how much of its time goes into bringing its service to the block.
         state: where it is in its life.
+        tenant: the tenant of the action's client.
+        pool: the pool of units in which its action waited.
     """
 
     lease: int
@@ -307,6 +312,8 @@ class LeaseEntry:
     prefetched: bool = False
     restore_ns: int = 0
     state: LeaseState = LeaseState.GRANTED
+    tenant: str = DEFAULT_TENANT
+    pool: str = CPU
 
     @property
     def units(self) -> int:
@@ -317,6 +324,20 @@ class LeaseEntry:
     def begun(self) -> bool:
         """Whether the lease holds its units already."""
         return bool(self.grants)
+
+    def holds(self) -> list[tuple[str, int]]:
+        """The resources that it holds, as (resource, units): its key resource, GPUs and memory.
+
+        Cores that its session reserves are left out, since the session holds them.
+        """
+        if not self.grants:
+            return []
+        found = [(self.pool, self.units if self.pool in (CPU, GPU) else 1)]
+        if self.reserved and self.pool == CPU:
+            found = []
+        if self.gpus and self.pool != GPU:
+            found.append((GPU, len(self.gpus)))
+        return [*found, (MEMORY, self.mem_mib)] if self.mem_mib else found
 
     @property
     def resizable_at(self) -> int:
@@ -382,6 +403,7 @@ class Ledger:
         session_queue: the sessions that wait to be placed.
         actions: the actions by id.
         leases: the leases by number.
+        tenants: the tenants, and what each of them uses.
         ready: the actions that compete for units.
         estimator: what was learned of run times.
         demand: how often calls of services come.
@@ -425,10 +447,11 @@ class Ledger:
     shared: dict[str, int] = field(default_factory=dict)
     ended_shares: dict[str, str] = field(default_factory=dict)
     ownerless: dict[int, None] = field(default_factory=dict)
-    session_queue: SessionQueue = field(default_factory=SessionQueue)
+    tenants: Tenants = field(default_factory=Tenants)
+    session_queue: SessionQueue = field(init=False)
     actions: dict[int, ActionEntry] = field(default_factory=dict)
     leases: dict[int, LeaseEntry] = field(default_factory=dict)
-    ready: ReadyQueue = field(default_factory=ReadyQueue)
+    ready: ReadyQueue = field(init=False)
     estimator: Estimator = field(default_factory=Estimator)
     demand: Demand = field(default_factory=Demand)
     revision: int = 0
@@ -451,6 +474,10 @@ class Ledger:
     allocs: AllocLedger = field(default_factory=AllocLedger)
     rollouts: dict[str, RolloutPool] = field(default_factory=dict)
     away: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.session_queue = SessionQueue(self.tenants)
+        self.ready = ReadyQueue(self.tenants)
 
     def up_nodes(self) -> list[NodeEntry]:
         """The nodes that can be lent from, in order of joining."""
@@ -502,6 +529,7 @@ class Ledger:
             assert busy == endpoint.busy <= endpoint.spec.concurrency, f"{endpoint}: {busy} calls"
             assert endpoint.level >= 0, f"{endpoint} is overdrawn"
         self._check_turns()
+        self._check_tenants()
         for session_id, session in self.sessions.items():
             self._check_background(session)
             waits = session.state is SessionState.WAITING
@@ -509,6 +537,27 @@ class Ledger:
             assert session.parallel or len(session.leases) <= 1, f"{session} runs several"
             self._check_life(session)
         self._check_sharing()
+
+    def _check_tenants(self) -> None:
+        waiting: Counter[tuple[str, str]] = Counter()
+        for pool in self.ready.pools:
+            for shard in self.ready.shards(pool):
+                waiting[pool, shard.share.tenant] += sum(len(q) for q in shard.queues.values())
+        for session in self.session_queue:
+            waiting[MEMORY, self.tenants.tenant_of(client_of(session))] += 1
+        held: Counter[tuple[str, str]] = Counter()
+        for lease in self.leases.values():
+            for resource, units in lease.holds():
+                held[resource, lease.tenant] += units
+        for session_id, entry in self.sessions.items():
+            if entry.node:
+                tenant = self.tenants.tenant_of(client_of(session_id))
+                held[MEMORY, tenant] += entry.spec.mem_mib
+                held[CPU, tenant] += len(entry.cores)
+        for name, of in self.tenants.resources.items():
+            for tenant, use in of.tenants.items():
+                counts = held[name, tenant], waiting[name, tenant]
+                assert (use.held, use.waiting) == counts, f"{tenant} on {name}: {use}, not {counts}"
 
     def _check_turns(self) -> None:
         turns = {a for a, e in self.actions.items()

@@ -33,6 +33,7 @@ from .fair_order import (
     trajectory_of,
 )
 from .speed import octaves
+from .tenant_use import Tenants, TenantTurns
 
 CPU, GPU, NOTHING = "cpu", "gpu", "nothing"  # pools; each endpoint has one of its own
 # A shard with this many shape queues opens no further one for a single class. Actions of further
@@ -209,10 +210,11 @@ class ReadyQueue:
             by client and group.
     """
 
-    __slots__ = ("_last", "_place", "_shares", "pools")
+    __slots__ = ("_last", "_place", "_shares", "_tenants", "pools")
 
-    def __init__(self) -> None:
+    def __init__(self, tenants: Tenants) -> None:
         self.pools: dict[str, dict[tuple[str, int], _Shards]] = {}
+        self._tenants = tenants
         # order tag, shape queue, and the bypasses of its shard when it came
         self._place: dict[int, tuple[int, ShapeQueue, int]] = {}
         self._shares: dict[str, PoolShares] = {}
@@ -236,7 +238,7 @@ class ReadyQueue:
     def _pool(self, pool: str) -> PoolShares:
         shares = self._shares.get(pool)
         if shares is None:
-            shares = self._shares[pool] = PoolShares()
+            shares = self._shares[pool] = PoolShares(self._tenants, pool)
         return shares
 
     def push(self, action: Action, node: int, session: int, order_tag: int,
@@ -264,8 +266,7 @@ class ReadyQueue:
         share = shares.clients.get(client) or shares.of(client)
         if counted:
             share.returned(action.id, counted)
-        share.waiting[group] += 1
-        shares.waiting += 1
+        share.wait(group)
         at = self.pools.get(pool)
         if at is None:
             at = self.pools[pool] = {}
@@ -308,10 +309,7 @@ class ReadyQueue:
         queue.actions.drop(order_tag)
         shard.refresh(queue)
         share, group = shard.share, shard.group
-        share.waiting[group] -= 1
-        share.pool.waiting -= 1
-        if not share.waiting[group]:
-            share.pool.group_emptied(share)
+        share.leave(group)
         if not shard.queues:
             pool = pool_of(queue.shape.key, queue.shape.degrees[-1])
             at = self.pools[pool][shard.key, shard.node]
@@ -350,9 +348,9 @@ class ReadyQueue:
         """The shards of a pool in which an action waits."""
         return [shard for shards in self.pools.get(pool, {}).values() for shard in shards.values()]
 
-    def walk(self, pool: str) -> Walk:
+    def walk(self, pool: str, turns: TenantTurns | None = None) -> Walk:
         """A walk through a pool from its front; the queue must not change meanwhile."""
-        return fair_walk(self.shards(pool))
+        return fair_walk(self.shards(pool), turns)
 
 
 class Walk:
@@ -410,21 +408,24 @@ class Rotation(Walk):
     """One pass over shards of several clients or groups, in the order of `fair_order`.
 
     An action that `next` passes counts as served; an action that `skip_shape` leaves out does not.
+    Both are about the action that `head` returned last: units that were granted to it since may
+    have changed whose turn it is.
     """
 
-    __slots__ = ("_rounds",)
+    __slots__ = ("_rounds", "_walk")
 
-    def __init__(self, lists: Iterable[list[QueueShard]]) -> None:
-        self._rounds = Rounds((some[0].share, some[0].group, Walk(some)) for some in lists)
+    def __init__(self, lists: Iterable[list[QueueShard]], turns: TenantTurns | None) -> None:
+        self._rounds = Rounds(((some[0].share, some[0].group, Walk(some)) for some in lists), turns)
+        self._walk: Walk | None = None
 
     def head(self) -> tuple[int, ActionShape] | None:
         """The first action of those that are left, and its shape; None at the end."""
-        walk = self._rounds.current()
+        self._walk = walk = self._rounds.current()
         return walk.head() if walk is not None else None
 
     def next(self) -> None:
         """Goes on to the action after the first."""
-        walk = self._rounds.current()
+        walk = self._walk
         assert walk is not None, "no action is left"
         counted = walk.counted()
         walk.next()
@@ -432,7 +433,7 @@ class Rotation(Walk):
 
     def skip_shape(self) -> None:
         """Leaves out the first action and every later one of its shape."""
-        walk = self._rounds.current()
+        walk = self._walk
         assert walk is not None, "no action is left"
         walk.skip_shape()
 
@@ -445,8 +446,13 @@ def by_list(shards: Iterable[QueueShard]) -> list[list[QueueShard]]:
     return list(found.values())
 
 
-def fair_walk(shards: Iterable[QueueShard]) -> Walk:
-    """A walk over shards of one pool from its front; the queue must not change meanwhile."""
+def fair_walk(shards: Iterable[QueueShard], turns: TenantTurns | None = None) -> Walk:
+    """A walk over shards of one pool from its front; the queue must not change meanwhile.
+
+    Args:
+        shards: the shards.
+        turns: the order of the tenants; None if there is only one.
+    """
     shards = list(shards)
     lists = by_list(shards) if len(shards) > 1 else ()
-    return Walk(shards) if len(lists) < 2 else Rotation(lists)
+    return Walk(shards) if len(lists) < 2 else Rotation(lists, turns)

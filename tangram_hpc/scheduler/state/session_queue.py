@@ -5,7 +5,8 @@ session wait behind all of them.
 
 Idea: the same start-time fair queueing as in `fair_order`, between clients, with each session
 counting as one; within a client the order is that of arrival. (A session is a trajectory of its own
-and opens once, so there is no level below.) Among clients with the same start tag, the one whose
+and opens once, so there is no level below.) Between tenants, memory counts (`tenant_use`). Among
+clients with the same start tag, the one whose
 first session has waited longest comes first.
 
 Invariants: the order follows from the events of the ledger alone. A session that finds no room
@@ -18,10 +19,11 @@ the order is that of arrival.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from ...domain.ids import client_of
 from .fair_order import TRAJECTORY, PoolShares
+from .tenant_use import MEMORY, Tenants, TenantTurns
 
 
 class SessionQueue:
@@ -33,10 +35,10 @@ class SessionQueue:
 
     __slots__ = ("_arrivals", "_by_client", "_shares")
 
-    def __init__(self) -> None:
+    def __init__(self, tenants: Tenants) -> None:
         self._arrivals = 0
         self._by_client: dict[int, dict[int, int]] = {}  # client -> session -> arrival, in order
-        self._shares = PoolShares()
+        self._shares = PoolShares(tenants, MEMORY)
 
     def __len__(self) -> int:
         return self._shares.waiting
@@ -52,8 +54,7 @@ class SessionQueue:
         self._arrivals += 1
         client = client_of(session)
         self._by_client.setdefault(client, {})[session] = self._arrivals
-        self._shares.of(client).waiting[TRAJECTORY] += 1
-        self._shares.waiting += 1
+        self._shares.of(client).wait(TRAJECTORY)
 
     def placed(self, session: int) -> None:
         """Removes a session that was placed, and counts it for its client."""
@@ -64,24 +65,50 @@ class SessionQueue:
         """Removes a session that does not wait any more, without counting it."""
         client, share = client_of(session), self._shares.of(client_of(session))
         del self._by_client[client][session]
-        share.waiting[TRAJECTORY] -= 1
-        self._shares.waiting -= 1
         if not self._by_client[client]:
             del self._by_client[client]
-            self._shares.group_emptied(share)
+        share.leave(TRAJECTORY)
 
     def __iter__(self) -> Iterator[int]:
+        """Yields the sessions in the order of their clients; tenants are not compared."""
+        return self._merged(self._by_client)
+
+    def walk(self, turns: TenantTurns | None, mem_mib: Callable[[int], int]) -> Iterator[int]:
         """Yields the sessions in the order in which placers look at them, as if each one were
         placed in turn.
+
+        Args:
+            turns: the order of the tenants in memory, which is drawn down; None if there is nothing
+                to compare. Once the next session of a tenant is beyond its limit, the tenant is
+                left out.
+            mem_mib: gives the memory of a session.
         """
-        if len(self._by_client) < 2:
-            for sessions in self._by_client.values():
-                yield from sessions
+        if turns is None:
+            yield from self
+            return
+        of_tenant: dict[str, list[int]] = {}
+        for client in self._by_client:
+            of_tenant.setdefault(self._shares.of(client).tenant, []).append(client)
+        left = {tenant: self._merged(clients) for tenant, clients in of_tenant.items()}
+        while left:
+            tenant = min(left, key=turns.rank)
+            session = next(left[tenant], 0)
+            if not session or mem_mib(session) > turns.room(tenant):
+                del left[tenant]
+                continue
+            yield session
+            turns.charge(tenant, mem_mib(session))
+
+    def _merged(self, clients: Collection[int]) -> Iterator[int]:
+        """Yields the sessions of some clients in the order of their start tags."""
+        if len(clients) < 2:
+            for client in clients:
+                yield from self._by_client[client]
             return
         # (start tag, arrival, session, the sessions of its client behind it)
         heads: list[tuple[int, int, int, Iterator[tuple[int, int]]]] = []
-        for client, sessions in self._by_client.items():
-            rest = iter(sessions.items())
+        for client in clients:
+            rest = iter(self._by_client[client].items())
             session, arrival = next(rest)
             heads.append((self._shares.of(client).start(), arrival, session, rest))
         heapq.heapify(heads)

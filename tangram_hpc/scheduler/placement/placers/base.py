@@ -125,6 +125,7 @@ def grant(view: Snapshot, placement: Placement, action: int, shape: ActionShape,
         node.gpus.evict(whole)
         gpus = gpus or whole
     node.free_mem_mib -= shape.mem_mib
+    view.charge(action, shape, units)
     placement.grants.append(Grant(action, node.node, units, gpus))
 
 
@@ -192,10 +193,10 @@ def block_sizes(view: Snapshot, shape: ActionShape) -> tuple[int, ...]:
 
 def start_unitless(view: Snapshot, placement: Placement) -> None:
     """Starts actions that hold no CPU, in order, where their memory and GPUs are free."""
-    walk, finder = view.ledger.ready.walk(NOTHING), Finder(view)
+    walk, finder = view.ledger.ready.walk(NOTHING, view.turns(NOTHING)), Finder(view)
     while (head := walk.head()) is not None:
         action, shape = head
-        node = finder.node(shape, 0)
+        node = finder.node(shape, 0) if view.room(action, shape) else None
         if node is None:
             walk.skip_shape()
             continue
@@ -211,13 +212,18 @@ def start_calls(view: Snapshot, placement: Placement) -> None:
     for name, endpoint in view.endpoints.items():
         if endpoint.starts <= 0:
             continue
-        walk = view.ledger.ready.walk("endpoint:" + name)
+        pool = "endpoint:" + name
+        walk = view.ledger.ready.walk(pool, view.turns(pool))
         while endpoint.starts > 0 and (head := walk.head()) is not None:
             action, shape = head
+            if not view.room(action, shape):
+                walk.skip_shape()
+                continue
             if shape.at_client:
                 walk.next()
                 if client_of(action) not in view.ledger.disconnected:  # else it cannot call
                     endpoint.free, endpoint.tokens = endpoint.free - 1, endpoint.tokens - 1
+                    view.charge(action, shape, 1)
                     placement.grants.append(Grant(action, 0, 1))
                 continue
             nodes = [n for n in view.candidates(shape) if view.fits(n, shape, 0)]

@@ -4,8 +4,8 @@ The value of a further unit is its gain in the action's speed, times the action'
 grow ever more slowly, lending unit after unit where its value is highest makes the sum of weighted
 speeds largest. Two heaps find the highest and the lowest value in O(log).
 
-No unit is made or lost, no running action that has a unit falls below one, and the actions that
-start are a prefix of those that wait. The result depends on the arguments alone.
+No unit is made or lost, no running action that has a unit falls below one, and of each tenant the
+actions that start are a prefix of those that wait. The result depends on the arguments alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import heapq
 from collections.abc import Sequence
 from math import isqrt
 from typing import NamedTuple
+
+from ...state.tenant_use import Rank, TenantTurns
 
 NUM, DEN = 3, 2  # a unit moves to another action only if its value grows by more than NUM/DEN
 
@@ -27,6 +29,7 @@ class ResizableLease(NamedTuple):
         top: the most CPUs that it may hold.
         steps: what each further unit adds to its speed, from the first on.
         weight: how much its speed counts.
+        tenant: the tenant for which it counts.
     """
 
     id: int
@@ -34,6 +37,7 @@ class ResizableLease(NamedTuple):
     top: int
     steps: tuple[int, ...]
     weight: int
+    tenant: str = ""
 
 
 class WaitingCandidate(NamedTuple):
@@ -46,6 +50,7 @@ class WaitingCandidate(NamedTuple):
         steps: what each further unit adds to its speed, from the first on.
         weight: how much its speed counts.
         must: whether it starts whenever enough units can be taken from others.
+        tenant: the tenant for which it counts.
     """
 
     id: int
@@ -54,6 +59,7 @@ class WaitingCandidate(NamedTuple):
     steps: tuple[int, ...]
     weight: int
     must: bool
+    tenant: str = ""
 
     @property
     def least(self) -> int:
@@ -66,20 +72,30 @@ def weight(left: int, scale: int) -> int:
     return (1 << 30) // (isqrt(isqrt(((left + scale) >> 10) << 20)) + 1)
 
 
+def _last_first(rank: Rank) -> Rank:
+    return -rank[0], -rank[1], rank[2]
+
+
 class _Shares:
     """The units of each action, and heaps of the values of its last unit and of a further one.
 
-    Heap entries that are out of date are removed when they come to the top.
+    Each tenant has heaps of its own, since tenants are compared before values are; two more heaps
+    hold the tenants by rank. Heap entries that are out of date are removed when they come to the
+    top.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, turns: TenantTurns | None) -> None:
+        self.turns = turns
         self.units: list[int] = []
         self.least: list[int] = []
         self.top: list[int] = []
         self._steps: list[tuple[int, ...]] = []
         self._weight: list[int] = []
-        self._low: list[tuple[int, int, int]] = []
-        self._high: list[tuple[int, int, int]] = []
+        self._tenant: list[str] = []
+        self._low: dict[str, list[tuple[int, int, int]]] = {}
+        self._high: dict[str, list[tuple[int, int, int]]] = {}
+        self._behind: list[Rank] = []  # tenants by their rank with one unit more
+        self._ahead: list[Rank] = []  # tenants by their rank, the last first
 
     def add(self, units: int, least: int, of: ResizableLease | WaitingCandidate, top: int) -> None:
         self.units.append(units)
@@ -87,53 +103,136 @@ class _Shares:
         self.top.append(top)
         self._steps.append(of.steps)
         self._weight.append(of.weight)
+        self._tenant.append(of.tenant if self.turns is not None else "")
         self._note(len(self.units) - 1)
 
     def _note(self, k: int) -> None:
-        units = self.units[k]
+        units, tenant = self.units[k], self._tenant[k]
+        low, high = self._low.setdefault(tenant, []), self._high.setdefault(tenant, [])
         if units > self.least[k]:
-            heapq.heappush(self._low, (self._steps[k][units - 1] * self._weight[k], k, units))
+            heapq.heappush(low, (self._steps[k][units - 1] * self._weight[k], k, units))
         if units < self.top[k]:
-            heapq.heappush(self._high, (-self._steps[k][units] * self._weight[k], k, units))
+            heapq.heappush(high, (-self._steps[k][units] * self._weight[k], k, units))
+        if self.turns is not None:
+            heapq.heappush(self._behind, self.turns.rank(tenant, 1))
+            heapq.heappush(self._ahead, _last_first(self.turns.rank(tenant)))
 
-    def cheapest(self) -> tuple[int, int] | None:
-        """Returns (value, index) for the action whose last unit has the lowest value."""
-        while self._low:
-            value, k, units = self._low[0]
+    def cheapest(self, tenant: str) -> tuple[int, int] | None:
+        """Returns (value, index) for the tenant's action whose last unit has the lowest value."""
+        low = self._low.get(tenant)
+        while low:
+            value, k, units = low[0]
             if self.units[k] == units > self.least[k]:
                 return value, k
-            heapq.heappop(self._low)
+            heapq.heappop(low)
         return None
 
-    def dearest(self) -> tuple[int, int] | None:
-        """Returns (value, index) for the action where a further unit has the highest value."""
-        while self._high:
-            value, k, units = self._high[0]
+    def dearest(self, tenant: str) -> tuple[int, int] | None:
+        """Returns (value, index) for the tenant's action to which a further unit is worth most."""
+        high = self._high.get(tenant)
+        while high:
+            value, k, units = high[0]
             if self.units[k] == units < self.top[k]:
                 return -value, k
-            heapq.heappop(self._high)
+            heapq.heappop(high)
+        return None
+
+    def behind(self) -> str | None:
+        """Returns the tenant that gets the next unit; None if no tenant wants one that it may have.
+        """
+        turns, heap = self.turns, self._behind
+        if turns is None:
+            return "" if self.dearest("") is not None else None
+        while heap:
+            tenant = heap[0][2]
+            if (heap[0] == turns.rank(tenant, 1) and turns.room(tenant) > 0
+                    and self.dearest(tenant) is not None):
+                return tenant
+            heapq.heappop(heap)
+        return None
+
+    def ahead(self) -> str | None:
+        """Returns the tenant that gives up the next unit; None if none can."""
+        turns, heap = self.turns, self._ahead
+        if turns is None:
+            return "" if self.cheapest("") is not None else None
+        while heap:
+            tenant = heap[0][2]
+            if heap[0] == _last_first(turns.rank(tenant)) and self.cheapest(tenant) is not None:
+                return tenant
+            heapq.heappop(heap)
         return None
 
     def shift(self, k: int, by: int) -> None:
         self.units[k] += by
+        if self.turns is not None:
+            self.turns.charge(self._tenant[k], by)
         self._note(k)
 
     def spread(self, free: int) -> int:
         """Lends free units where their value is highest; returns how many no action wants."""
-        while free and (found := self.dearest()) is not None:
+        while free and (tenant := self.behind()) is not None:
+            found = self.dearest(tenant)
+            assert found is not None, "a tenant that wants no unit is next"
             self.shift(found[1], 1)
             free -= 1
         return free
 
-    def take_cheapest(self) -> None:
-        found = self.cheapest()
-        assert found is not None, "more units are wanted than can be given up"
-        self.shift(found[1], -1)
+    def admit(self, e: WaitingCandidate, free: int) -> int | None:
+        """Starts a candidate on its smallest size, from free units and from those of others.
+
+        A tenant that would hold more than its part gets units of its own actions only; within a
+        tenant the candidate must be worth more than what it takes, or be one that must start.
+
+        Returns:
+            How many units are free then; None if the candidate cannot start.
+        """
+        own, taken = e.tenant if self.turns is not None else "", list[int]()
+        while free < e.least:
+            k = self._from_others(e) if self.turns is not None else None
+            if k is None:
+                cheap = self.cheapest(own)
+                if cheap is None or (not e.must and not taken
+                                     and cheap[0] * e.least > sum(e.steps[:e.least]) * e.weight):
+                    for back in taken:
+                        self.shift(back, 1)
+                    return None
+                k = cheap[1]
+            self.shift(k, -1)
+            taken.append(k)
+            free += 1
+        if self.turns is not None:
+            self.turns.charge(e.tenant, e.least)
+        self.add(e.least, e.least, e, e.degrees[-1])
+        return free - e.least
+
+    def _from_others(self, e: WaitingCandidate) -> int | None:
+        """Returns an action of another tenant that gives up a unit; None if none should."""
+        turns, tenant = self.turns, self.ahead()
+        if turns is None or tenant is None or tenant == e.tenant or (
+                turns.rank(e.tenant, e.least) >= turns.rank(tenant)):
+            return None
+        found = self.cheapest(tenant)
+        return found[1] if found is not None else None
 
     def settle(self) -> None:
-        """Moves units between actions while a move gains more than NUM/DEN."""
+        """Moves units from tenants that are ahead to tenants that are behind, and then between the
+        actions of a tenant while a move gains more than NUM/DEN.
+        """
+        while self.turns is not None:
+            to, of = self.behind(), self.ahead()
+            if to is None or of is None or self.turns.rank(to, 1) >= self.turns.rank(of):
+                break
+            up, down = self.dearest(to), self.cheapest(of)
+            assert up is not None and down is not None, "a tenant without such an action was chosen"
+            self.shift(down[1], -1)
+            self.shift(up[1], 1)
+        for tenant in self._high:
+            self._settle(tenant)
+
+    def _settle(self, tenant: str) -> None:
         while True:
-            up, down = self.dearest(), self.cheapest()
+            up, down = self.dearest(tenant), self.cheapest(tenant)
             if (up is None or down is None or up[0] * DEN <= down[0] * NUM
                     or up[1] == down[1]):
                 return
@@ -142,7 +241,7 @@ class _Shares:
 
 
 def divide_cpus(free: int, holders: Sequence[ResizableLease],
-                candidates: Sequence[WaitingCandidate],
+                candidates: Sequence[WaitingCandidate], turns: TenantTurns | None = None,
                 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Returns (id, units) of the leases that change, and (id, units) of the actions that start.
 
@@ -151,34 +250,48 @@ def divide_cpus(free: int, holders: Sequence[ResizableLease],
     more or must start; the first candidate for which neither holds ends the list. Third, units move
     while a move gains enough. Fourth, a rigid action keeps the largest degree within its share.
     O((holders + candidates + units moved) log).
+
+    Between tenants, their ranks decide in place of values: a free unit goes to the tenant that is
+    behind, and a tenant that is ahead gives up units to one that stays behind with them. A
+    candidate that cannot start ends the list for its own tenant, and for all if its tenant stays
+    behind another one, so that the units that come free gather for it.
+
+    Args:
+        free: units that no action holds.
+        holders: the actions whose size may change.
+        candidates: the actions that may start, in order.
+        turns: the order of the tenants, which is drawn down; None if there is nothing to compare.
     """
-    shares = _Shares()
+    shares = _Shares(turns)
     for holder in holders:
         shares.add(holder.units, min(1, holder.units), holder, holder.top)
     n = len(holders)
     spare = free + sum(max(0, h.units - 1) for h in holders)
     free = shares.spread(free)
+    started: list[WaitingCandidate] = []
+    ended: set[str] = set()  # tenants whose candidates start no more
+    last: Rank | None = None  # of the tenant that is most ahead
     for e in candidates:
-        need = e.least
-        if need > spare:
-            break
-        if free < need and not e.must:
-            cheap = shares.cheapest()
-            if cheap is None or cheap[0] * need > sum(e.steps[:need]) * e.weight:
+        if e.tenant in ended:
+            continue
+        left = shares.admit(e, free) if e.least <= spare else None
+        if left is None:
+            if turns is None:
                 break
-        spare -= need
-        while free < need:
-            shares.take_cheapest()
-            free += 1
-        shares.add(need, need, e, e.degrees[-1])
-        free = shares.spread(free - need)
+            last = last or max(map(turns.rank, turns.holders()), default=turns.rank(e.tenant))
+            if e.tenant != last[2] and turns.rank(e.tenant, e.least) < last:
+                break
+            ended.add(e.tenant)
+            continue
+        started.append(e)
+        spare -= e.least
+        free = shares.spread(left)
     shares.settle()
-    started = len(shares.units) - n
-    free += _fix(shares, candidates[:started], n)
+    free += _fix(shares, started, n)
     shares.spread(free)
     changed = [(h.id, shares.units[k]) for k, h in enumerate(holders)
                if shares.units[k] != h.units]
-    return changed, [(e.id, shares.units[n + k]) for k, e in enumerate(candidates[:started])]
+    return changed, [(e.id, shares.units[n + k]) for k, e in enumerate(started)]
 
 
 def _fix(shares: _Shares, started: Sequence[WaitingCandidate], n: int) -> int:
@@ -188,5 +301,6 @@ def _fix(shares: _Shares, started: Sequence[WaitingCandidate], n: int) -> int:
         if e.rigid:
             degree = max(d for d in e.degrees if d <= shares.units[k])
             free += shares.units[k] - degree
-            shares.units[k] = shares.least[k] = shares.top[k] = degree
+            shares.shift(k, degree - shares.units[k])
+            shares.least[k] = shares.top[k] = degree
     return free

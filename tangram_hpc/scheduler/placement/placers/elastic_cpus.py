@@ -15,15 +15,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ....domain.action import Action
+from ....domain.ids import client_of
 from ....domain.states import LeaseState
 from ...state.ledger import RESIZE_GAP_NS, LeaseEntry
 from ...state.queue import CPU, ActionShape, ShapeQueue
 from ...state.speed import ONE, speed, speed_gains
+from ...state.tenant_use import TenantTurns
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, Resizing, grant
 from .cpu_division import ResizableLease, WaitingCandidate, divide_cpus, weight
 from .waiting import OVERDUE_NS, Waiting
 
+BALANCE_NS = 250_000_000  # tenants that hold units of a node are compared again after this time
 STARTS = 64  # grants after which a cycle ends, if waiting actions may start on any node
 
 
@@ -120,7 +123,8 @@ class ElasticCpus:
         room = node.free_cpus + sum(lease.units - 1 for lease, _, _, _ in holders
                                     if lease.units > 1)
         started = {g.action for g in placement.grants}
-        waiting = Waiting(view.ledger, queues, view.now_ns)
+        turns = view.turns(CPU)
+        waiting = Waiting(view.ledger, queues, view.now_ns, turns=_copy(turns))
         chosen, kept.keeps_gpus = _choose(view, placement, node, waiting, room, started)
         candidates = []
         for action, shape, overdue in chosen:
@@ -131,20 +135,27 @@ class ElasticCpus:
         sizes, starts = divide_cpus(
             node.free_cpus,
             [ResizableLease(lease.lease, lease.units, top, speed_gains(serial, top),
-                            weight(left, scale))
+                            weight(left, scale), lease.tenant)
              for lease, top, serial, left in holders],
             [WaitingCandidate(a.id, _degrees(shape.degrees), not is_elastic(a.resizable, a.degrees),
-                     speed_gains(serial, a.degrees[-1]), weight(work, scale), must)
-             for a, shape, serial, work, must in candidates])
-        now_held = {lease.lease: lease.units for lease, _, _, _ in holders}
+                              speed_gains(serial, a.degrees[-1]), weight(work, scale), must,
+                              view.ledger.tenants.tenant_of(client_of(a.id)))
+             for a, shape, serial, work, must in candidates], _copy(turns))
+        now_held = {lease.lease: lease for lease, _, _, _ in holders}
         for lease_id, units in sizes:
+            more = units - now_held[lease_id].units
             placement.resizings.append(Resizing(lease_id, units))
-            node.free_cpus += now_held[lease_id] - units
-        for (started_id, units), (_, shape, _, _, _) in zip(starts, candidates, strict=False):
-            grant(view, placement, started_id, shape, node, units)
-        back = [action.id for action, _, _, _, _ in candidates[len(starts):]]
+            node.free_cpus -= more
+            if turns is not None:
+                turns.charge(now_held[lease_id].tenant, more)
+        shapes = {action.id: shape for action, shape, _, _, _ in candidates}
+        for started_id, units in starts:
+            grant(view, placement, started_id, shapes.pop(started_id), node, units)
         self._look_again(view, kept, soonest,
-                         back + [first.action for first in waiting.each_oldest()])
+                         [*shapes, *(first.action for first in waiting.each_oldest())])
+        if turns is not None and turns.contended:
+            due = view.now_ns + BALANCE_NS
+            kept.look_at = min(kept.look_at or due, due)
 
     def _look_again(self, view: Snapshot, kept: _Node, soonest: int, left: list[int]) -> None:
         """Sets when to look at a node again: when sizes may change, or when an action gets overdue.
@@ -205,6 +216,10 @@ def _done_before(lease: LeaseEntry, serial: int,
     return n, serial, work
 
 
+def _copy(turns: TenantTurns | None) -> TenantTurns | None:
+    return turns.copy() if turns is not None else None
+
+
 def _degrees(degrees: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the degrees without 0; on 0 units an action would never end."""
     return degrees if degrees[0] else degrees[1:]
@@ -238,6 +253,8 @@ def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiti
         if action in started:
             waiting.take(head)
             continue
+        if not waiting.allows(view, head):
+            continue
         if room <= 0 and not shape.session:
             break
         lacks_mem = shape.mem_mib > mem or (mem_kept and shape.mem_mib > 0)
@@ -249,6 +266,7 @@ def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiti
             continue
         owed = several and waiting.is_first()
         waiting.take(head)
+        waiting.charge(action, 0 if shape.session else _degrees(shape.degrees)[0])
         entry = view.ledger.actions[action].action
         mem, gpus = mem - shape.mem_mib, gpus - shape.gpus
         if shape.session:

@@ -29,10 +29,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection
 
+from ....domain.ids import client_of
 from ....domain.service import service_of
 from ...state.demand import ONE, Calls
 from ...state.queue import GPU, ActionShape, ShapeQueue
 from ...state.speed import run_ns
+from ...state.tenant_use import Rank
 from ..minimum_residency import gpu_demand, residency_end_ns, starvation_limit_ns
 from ..snapshot import NodeView, Snapshot
 from .base import Placement
@@ -79,7 +81,8 @@ class _Cycle:
         for shard in view.ledger.ready.shards(GPU):
             for shape, queue in shard.queues.items():
                 queues.setdefault(shape._replace(name="", size=0, resizable=True), []).append(queue)
-        self._queues = {want: Waiting(view.ledger, some, self._now, BYPASS)
+        self._turns = view.turns(GPU)
+        self._queues = {want: Waiting(view.ledger, some, self._now, BYPASS, self._turns)
                         for want, some in queues.items()}
         # by service: the kinds whose calls wait
         self._kinds: dict[str, list[tuple[ActionShape, Waiting]]] = {}
@@ -95,7 +98,7 @@ class _Cycle:
 
     def go(self) -> int:
         oldest = [(o, want) for want, q in self._queues.items() if (o := q.oldest()) is not None]
-        oldest.sort(key=lambda x: (self._came(x[0]), x[0].order_tag))
+        oldest.sort(key=lambda x: (self._rank(x[0]), self._came(x[0]), x[0].order_tag))
         for first, want in oldest:
             if self._now - self._came(first) >= self._starvation_limit(want):
                 self._rescue(want)
@@ -126,10 +129,28 @@ class _Cycle:
                 return
             if q.n == 1 and self._widen(want, copy):
                 continue
+            if not self._may(want, q.head(), copy.size):
+                continue
             head = self._take(want)
             self._copies.begin(copy, head.action, head.shape)
 
     # ---- queries -------------------------------------------------------------------------------
+
+    def _rank(self, first: Next) -> Rank | None:
+        """Returns the rank of a call's tenant; None for all if there is nothing to compare."""
+        turns = self._turns
+        return None if turns is None else turns.rank(turns.tenant_of(client_of(first.action)))
+
+    def _may(self, want: ActionShape, call: Next | None, size: int) -> bool:
+        """Returns whether the limits of a call's tenant allow it `size` GPUs. If they do not, the
+        tenant's calls of this kind are left out of the cycle.
+        """
+        if call is None or self._turns is None:
+            return call is not None
+        if self._view.room(call.action, call.shape) >= size:
+            return True
+        self._queues[want].leave_out(self._turns.tenant_of(client_of(call.action)))
+        return False
 
     def _came(self, first: Next) -> int:
         return self._view.ledger.actions[first.action].submitted_at
@@ -296,9 +317,9 @@ class _Cycle:
         """Finds or books a block for a starved kind, unless the kind has a copy to serve it."""
         if self._copies.usable(want):
             return
-        head = self._queues[want].oldest()
-        assert head is not None
-        size = want.degrees[0]
+        head, size = self._queues[want].oldest(), want.degrees[0]
+        if head is None or not self._may(want, head, size):
+            return
         spot = self._spot(want, size, force=True)
         if spot is not None:
             self._open(want, spot, head)
@@ -349,7 +370,7 @@ class _Cycle:
             if load > total or coming * stay > 2 * restore + coming * go // parts:
                 for k in range(0, copy.size, top):
                     head = q.head()
-                    if head is not None:
+                    if head is not None and self._may(want, head, top):
                         gpus = copy.gpus[k:k + top]
                         self._open(want, (0, 0, 0, gpus, copy.node), head)
                 return
@@ -377,7 +398,8 @@ class _Cycle:
         if spot is None or gain <= 2 * restore + spot[0]:
             return False
         head = self._queues[want].head()
-        assert head is not None
+        if head is None or not self._may(want, head, top):
+            return False
         self._open(want, spot, head)
         return True
 
@@ -392,6 +414,8 @@ class _Cycle:
         best = self._cheapest(want, price)
         if fit and not self._too_long(want, fit, price, best):
             return False
+        if not self._may(want, head, len(best[1][3])):
+            return True  # the next call is another tenant's
         self._open(want, best[1], head)
         return True
 

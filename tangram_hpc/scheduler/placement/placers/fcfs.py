@@ -52,10 +52,14 @@ class Fcfs:
         if not self._strict and pool == CPU:  # full nodes need not be searched
             some = {n.node for n in view.nodes.values() if n.free_cpus}
             shards = [b for b in shards if b.node in some or (some and not b.node)]
-        walk, finder = fair_walk(shards), Finder(view)
+        walk, finder = fair_walk(shards, view.turns(pool)), Finder(view)
         while (head := walk.head()) is not None:
             action, shape = head
-            units = largest(shape.degrees, min(self._degree_max, finder.most(shape)))
+            room = view.room(action, shape)
+            units = largest(shape.degrees, min(self._degree_max, finder.most(shape), room))
+            if not room or units > room:
+                walk.skip_shape()
+                continue
             node = finder.node(shape, units)
             if node is not None:
                 grant(view, placement, action, shape, node, units)
@@ -66,11 +70,15 @@ class Fcfs:
                 walk.skip_shape()
 
     def _services(self, view: Snapshot, placement: Placement) -> None:
-        walk = view.ledger.ready.walk(GPU)
+        walk = view.ledger.ready.walk(GPU, view.turns(GPU))
         while (head := walk.head()) is not None:
             action, shape = head
+            room = view.room(action, shape)
             sizes = block_sizes(view, shape)
-            size = largest(sizes or shape.degrees, self._degree_max)
+            size = largest(sizes or shape.degrees, min(self._degree_max, room))
+            if size > room:
+                walk.skip_shape()
+                continue
             block = find_block(view, shape, size)
             if block is not None:
                 grant(view, placement, action, shape, block.node, size, block.gpus)

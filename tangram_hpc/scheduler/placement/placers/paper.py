@@ -12,12 +12,14 @@ Algorithms 1 and 2.
 
 from __future__ import annotations
 
+from ....domain.ids import client_of
 from ....domain.service import BLOCK_SIZES, service_of
 from ....domain.states import LeaseState
 from ...state.queue import CPU, GPU, ActionShape, fair_walk
 from ...state.speed import ONE, run_ns, speed
+from ...state.tenant_use import TenantTurns
 from ..snapshot import NodeView, Snapshot
-from .base import Placement, grant, start_calls, start_unitless
+from .base import Placement, grant, largest, start_calls, start_unitless
 from .copy_map import CopyMap, PlacedCopy
 from .prefix_program import choose_degrees
 from .session_openings import open_by_load
@@ -63,16 +65,25 @@ def _waiting_on(view: Snapshot, placement: Placement, node: NodeView) -> list[Wa
     there.
     """
     shards = [b for home in (node.node, 0) for b in view.ledger.ready.shards_at(CPU, "cpu", home)]
-    walk, found = fair_walk(shards), list[Waiter]()
+    turns = _copy(view.turns(CPU))
+    walk, found = fair_walk(shards, turns), list[Waiter]()
     started = {g.action for g in placement.grants}
     while len(found) < N_MAX + DEPTH and (head := walk.head()) is not None:
-        if not view.fits(node, head[1], 0):
+        action, shape = head
+        least = _positive(shape)[0]
+        if not view.fits(node, shape, 0) or view.room(action, shape) < least:
             walk.skip_shape()
             continue
-        if head[0] not in started:
+        if action not in started:
             found.append(head)
+            if turns is not None:
+                turns.charge(turns.tenant_of(client_of(action)), least)
         walk.next()
     return found
+
+
+def _copy(turns: TenantTurns | None) -> TenantTurns | None:
+    return turns.copy() if turns is not None else None
 
 
 def _start_on(view: Snapshot, placement: Placement, node: NodeView) -> None:
@@ -87,10 +98,10 @@ def _start_on(view: Snapshot, placement: Placement, node: NodeView) -> None:
         return
     options = [_options(view, a, s) for a, s in candidates]
     least = [_options(view, a, s)[0] for a, s in waiting]
-    degrees = choose_degrees(options, node.free_cpus, least, _releases(view, node), view.now_ns,
-                             DEPTH)
-    for (action, shape), units in zip(candidates, degrees, strict=False):
-        if not view.fits(node, shape, units):
+    degrees = choose_degrees(options, node.free_cpus, least, _releases(view, node), view.now_ns)
+    for (action, shape), chosen in zip(candidates, degrees, strict=False):
+        units = largest(shape.degrees, min(chosen, view.room(action, shape)))
+        if not view.fits(node, shape, units) or units > view.room(action, shape):
             return
         grant(view, placement, action, shape, node, units)
 
@@ -128,9 +139,17 @@ def _releases(view: Snapshot, node: NodeView) -> list[tuple[int, int]]:
 def _start_services(view: Snapshot, placement: Placement) -> None:
     """Starts calls in rounds, until a round does not start all its candidates."""
     copies, started = CopyMap(view, placement), set[int]()
-    walk, order = view.ledger.ready.walk(GPU), list[Waiter]()
+    turns = _copy(view.turns(GPU))
+    walk, order = view.ledger.ready.walk(GPU, turns), list[Waiter]()
     limit = N_MAX + DEPTH + sum(n.free_gpus for n in copies.nodes)
     while len(order) < limit and (head := walk.head()) is not None:
+        action, shape = head
+        if turns is not None:
+            tenant = turns.tenant_of(client_of(action))
+            if turns.room(tenant) < shape.degrees[0]:
+                walk.skip_shape()
+                continue
+            turns.charge(tenant, shape.degrees[0])
         order.append(head)
         walk.next()
     while True:
@@ -160,9 +179,9 @@ def _round(copies: CopyMap, candidates: list[Waiter], waiting: list[Waiter],
     least = [_options(view, a, s)[0] for a, s in waiting]
     releases = [(copies.free_at(c, now), c.size) for c in everything if not copies.is_idle(c)]
     free = sum(n.free_gpus for n in copies.nodes)
-    degrees = choose_degrees(options, free, least, releases, now, DEPTH)
+    degrees = choose_degrees(options, free, least, releases, now)
     for (action, shape), size in zip(candidates, degrees, strict=False):
-        if not _start_call(copies, action, shape, size):
+        if not _start_call(copies, action, shape, min(size, view.room(action, shape))):
             return False
         started.add(action)
     return len(degrees) == len(candidates)

@@ -53,19 +53,19 @@ def read_off(picks: Sequence[Sequence[int]], n: int, free: int) -> list[int]:
 
 
 def choose_degrees(options: Sequence[DegreeOptions], free: int, least: Sequence[tuple[int, int]],
-                   releases: Sequence[tuple[int, int]], now: int, depth: int) -> list[int]:
+                   releases: Sequence[tuple[int, int]], now: int) -> list[int]:
     """Returns the degrees of the candidates to start now, which are a prefix of all candidates.
 
-    O(candidates x (degrees x free + (running + depth) log)).
+    O(candidates x (degrees x free + (running + waiting) log)).
 
     Args:
         options: the choices of each candidate; all candidates fit on their smallest degrees.
         free: units that no lease holds.
-        least: (units, run time in ns) of all actions that wait on their smallest degree, candidates
-            first.
+        least: (units, run time in ns) of the actions that wait on their smallest degree, candidates
+            first. All of them count for every prefix: if fewer counted for a shorter one, a shorter
+            one would always seem better.
         releases: (time in epoch ns, units) of the actions that run.
         now: the time in epoch ns.
-        depth: how many actions behind the last one that starts are estimated one by one.
     """
     largest = [some[-1][0] for some in options]
     if sum(largest) <= free and len(least) == len(options):
@@ -77,8 +77,7 @@ def choose_degrees(options: Sequence[DegreeOptions], free: int, least: Sequence[
         """Returns the estimated sum of completion times if the first `n` candidates start."""
         degrees = read_off(picks, n, free)
         ends = [(now + dict(some)[d], d) for d, some in zip(degrees, options, strict=False)]
-        rest = _wait(free - sum(degrees), [*releases, *ends], least[n:n + depth],
-                     len(least) - n, now)
+        rest = _wait(free - sum(degrees), [*releases, *ends], least[n:], now)
         return rows[n][free] + rest
 
     n = len(options)
@@ -88,8 +87,8 @@ def choose_degrees(options: Sequence[DegreeOptions], free: int, least: Sequence[
     return read_off(picks, n, free)
 
 
-def _wait(spare: int, heap: list[tuple[int, int]], rest: Sequence[tuple[int, int]], waiting: int,
-          now: int) -> int:
+def _wait(spare: int, heap: list[tuple[int, int]], rest: Sequence[tuple[int, int]], now: int
+          ) -> int:
     """Returns the sum of completion times of all other actions, which start as running ones end."""
     heapq.heapify(heap)
     total, at = 0, now
@@ -102,4 +101,4 @@ def _wait(spare: int, heap: list[tuple[int, int]], rest: Sequence[tuple[int, int
         spare -= units
         total += at + duration - now
         heapq.heappush(heap, (at + duration, units))
-    return total + max(0, waiting - len(rest)) * (at - now)
+    return total

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ....domain.session import SessionSpec
+from ...state.tenant_use import MEMORY
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, SessionPlacement
 
@@ -54,8 +55,10 @@ def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None
     kept: set[int] = set()
     shut: set[int] = set()  # nodes that are kept or closed
     kinds: dict[tuple[str, str, str, bool], _Kind] = {}
-    for session_id in view.ledger.session_queue:
-        spec = view.ledger.sessions[session_id].spec
+    sessions = view.ledger.sessions
+    for session_id in view.ledger.session_queue.walk(view.turns(MEMORY),
+                                                     lambda each: sessions[each].spec.mem_mib):
+        spec = sessions[session_id].spec
         want = (spec.component, spec.backend, spec.image, spec.trusted)
         kind = None if spec.origin else kinds.get(want)
         if kind is None or spec.mem_mib < kind.least:

@@ -40,10 +40,14 @@ class Static:
         return placement
 
     def _cpus(self, view: Snapshot, placement: Placement, pool: str) -> None:
-        walk, finder, blocked = view.ledger.ready.walk(pool), Finder(view), False
+        walk, finder, blocked = view.ledger.ready.walk(pool, view.turns(pool)), Finder(view), False
         while (head := walk.head()) is not None:
             action, shape = head
-            units = largest(shape.degrees, self.reserve)
+            room = view.room(action, shape)
+            units = largest(shape.degrees, min(self.reserve, room))
+            if not room or units > room:
+                walk.skip_shape()
+                continue
             # The action needs CPUs that no session reserves.
             wants = units > 0 and not shape.session
             node = finder.node(shape, units) if not (blocked and wants) else None
@@ -63,9 +67,12 @@ class Static:
         for service, shards in waiting.items():
             free = [(n, gpu) for n, gpu in assigned.get(service, ())
                     if view.nodes[n].gpus.is_free(gpu)]
-            walk = fair_walk(shards)
+            walk = fair_walk(shards, view.turns(GPU))
             while free and (head := walk.head()) is not None:
                 action, shape = head
+                if not view.room(action, shape):
+                    walk.skip_shape()
+                    continue
                 if 1 not in shape.degrees:  # such calls come only from a journal of another placer
                     walk.skip_shape()
                     continue

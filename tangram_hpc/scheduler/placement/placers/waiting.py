@@ -16,10 +16,13 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from ....domain.ids import client_of
 from ...state.fair_order import Rounds, arrival_of, round_of
 from ...state.ledger import Ledger
 from ...state.queue import ActionShape, QueueShard, ShapeQueue
 from ...state.speed import octaves
+from ...state.tenant_use import TenantTurns
+from ..snapshot import Snapshot
 
 BYPASS = 256
 OVERDUE_NS = 20_000_000_000
@@ -64,8 +67,8 @@ class Waiting:
     """
 
     def __init__(self, ledger: Ledger, queues: Iterable[ShapeQueue], now: int,
-                 bypass: int = BYPASS) -> None:
-        self._ledger = ledger
+                 bypass: int = BYPASS, turns: TenantTurns | None = None) -> None:
+        self._ledger, self._turns = ledger, turns
         found: dict[tuple[int, int], list[ShapeQueue]] = {}
         for queue in queues:
             whose = queue.shard.share.client, queue.shard.group
@@ -79,8 +82,9 @@ class Waiting:
             self._lists[whose] = each = _List(ledger, some, now, bypass)
             self.n += each.n
         # In most cycles there is one list, which needs no `Rounds`.
-        self._rounds = Rounds((some[0].shard.share, some[0].shard.group, self._lists[whose])
-                              for whose, some in found.items()) if len(found) > 1 else None
+        self._rounds = Rounds(((some[0].shard.share, some[0].shard.group, self._lists[whose])
+                              for whose, some in found.items()), turns
+                             ) if len(found) > 1 else None
         self._alone = each if len(found) == 1 else None
 
     def _current(self) -> _List | None:
@@ -124,6 +128,32 @@ class Waiting:
         for each in self._lists.values():
             each.skip_shape(shape)
 
+    def allows(self, view: Snapshot, chosen: Next) -> bool:
+        """Returns whether the limits of an action's tenant allow its smallest size. If they do not,
+        the tenant is left out of this cycle.
+        """
+        turns, shape = self._turns, chosen.shape
+        if turns is None:
+            return True
+        tenant = turns.tenant_of(client_of(chosen.action))
+        least = next((d for d in shape.degrees if d), 1)
+        if shape.session or (least <= turns.room(tenant) and view.room(chosen.action, shape)):
+            return True
+        self.leave_out(tenant)
+        return False
+
+    def charge(self, action: int, units: int) -> None:
+        """Counts units that an action is to be given in this cycle for its tenant."""
+        if self._turns is not None:
+            self._turns.charge(self._turns.tenant_of(client_of(action)), units)
+
+    def leave_out(self, tenant: str) -> None:
+        """Passes over all actions of a tenant, which may hold no more units in this cycle."""
+        for each in self._lists.values():
+            if each.tenant == tenant:
+                self.n -= each.n
+                each.leave_out()
+
 
 class _List:
     """The actions of one client and group in order, during one cycle.
@@ -149,12 +179,16 @@ class _List:
             self.n += len(queue)
         heapq.heapify(self._ahead)
         heapq.heapify(self._oldest)
+        self.tenant = queue.shard.share.tenant
+        self._left_out = False
         self._gone: set[int] = set()
         self._skipped: set[ActionShape] = set()
         self._passes = 0
 
     def oldest(self) -> Next | None:
-        """Returns the action with the lowest order tag."""
+        """Returns the action with the lowest order tag; None when none is left."""
+        if self._left_out:
+            return None
         heap = self._oldest
         while heap and (heap[0][0] in self._gone or heap[0][2].shape in self._skipped):
             order_tag, _, queue, rest = heapq.heappop(heap)
@@ -197,6 +231,9 @@ class _List:
 
     def skip_shape(self, shape: ActionShape) -> None:
         self._skipped.add(shape)
+
+    def leave_out(self) -> None:
+        self.n, self._left_out = 0, True
 
 
 def _after(queue: ShapeQueue, rest: Iterator[tuple[int, int]] | None) -> Iterator[tuple[int, int]]:

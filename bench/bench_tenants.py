@@ -1,0 +1,163 @@
+"""Measures what tenants gain and suffer when they share a broker.
+
+1. *Two trainings, simulated.* The same workload twice, the second one later by a fraction of its
+   step, each for a tenant of its own. They run on one broker, and on two brokers of half its size;
+   each also runs alone on the whole. The line has the mean ACT and the step of each, as ratios, and
+   how many of the cores one broker needs for the mean ACT of the two halves.
+2. *Flood, live.* A client of one tenant sends no-op functions without a pause. The line has p50 and
+   p99 of single calls of another tenant's client, before the flood and during it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import common
+
+import tangram_hpc
+from tangram_hpc import LocalCluster
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
+from tangram_hpc.simulator.run_records import RunRecords
+from tangram_hpc.simulator.simulate import simulate
+from tangram_hpc.simulator.workload import (
+    Cluster,
+    Workload,
+    read_cluster,
+    read_workload,
+    together,
+)
+
+OFFSETS = (0.0, 0.25, 0.5)  # of a step
+LEFT = (0.9, 0.8, 0.7, 0.6, 0.5)  # sizes that one broker is tried with
+
+
+def sized(cluster: Cluster, fraction: float) -> Cluster:
+    """The cluster with a fraction of the CPUs, memory and GPUs of each node, and of each quota."""
+    def part(amount: float | None) -> int:
+        return max(1, math.ceil(amount * fraction)) if amount else 0
+    return cluster.model_copy(update={
+        "nodes": tuple(n.model_copy(update={"cpus": part(n.cpus), "mem_mib": part(n.mem_mib),
+                                            "gpus": part(n.gpus)}) for n in cluster.nodes),
+        "endpoints": tuple(e.model_copy(update={
+            "concurrency": part(e.concurrency),
+            "rate_per_s": e.rate_per_s * fraction if e.rate_per_s else None,
+            "burst": max(1., e.burst * fraction) if e.burst else None})
+            for e in cluster.endpoints)})
+
+
+def played(work: Workload, cluster: Cluster, durations: str) -> dict[str, Any]:
+    """Mean ACT and step of each tenant, in seconds; the step counts from the tenant's start."""
+    run: RunRecords = simulate(work, cluster, make_placer("elastic"), durations)
+    starts: dict[str, float] = {}
+    for one in work.trajectories:
+        starts[one.tenant] = min(starts.get(one.tenant, math.inf), one.start_s)
+    acts: dict[str, list[int]] = {tenant: [] for tenant in starts}
+    ends: dict[str, int] = dict.fromkeys(starts, 0)
+    for record in run.records:
+        tenant = record.trajectory.partition("/")[0]
+        acts[tenant].append(record.end - record.submit)
+        ends[tenant] = max(ends[tenant], record.end)
+    return {tenant: {"act_s": sum(each) / len(each) / 1e9,
+                     "step_s": ends[tenant] / 1e9 - starts[tenant]}
+            for tenant, each in acts.items()}
+
+
+def trainings(work: Workload, cluster: Cluster, durations: str, sizes: tuple[float, ...]
+              ) -> list[dict[str, Any]]:
+    """A row for each offset."""
+    alone = played(together([("a", work, 0)]), cluster, durations)["a"]
+    half = played(together([("a", work, 0)]), sized(cluster, .5), durations)["a"]
+    rows = []
+    for offset in OFFSETS:
+        both = together([("a", work, 0), ("b", work, offset * alone["step_s"])])
+        shared = played(both, cluster, durations)
+        act = sum(t["act_s"] for t in shared.values()) / 2
+        step = max(t["step_s"] for t in shared.values())
+        enough = 1.0
+        for size in sizes:
+            less = played(both, sized(cluster, size), durations)
+            if sum(t["act_s"] for t in less.values()) / 2 > half["act_s"]:
+                break
+            enough = size
+        rows.append({"offset": offset, "act_to_halves": act / half["act_s"],
+                     "act_to_alone": act / alone["act_s"],
+                     "slower_of_two_to_alone": max(t["act_s"] for t in shared.values())
+                     / alone["act_s"], "step_to_halves": step / half["step_s"],
+                     "step_to_alone": step / alone["step_s"],
+                     "cores_for_the_act_of_halves": enough})
+    return rows
+
+
+def nothing() -> None:
+    """A call that does nothing."""
+
+
+def flood(access: str) -> None:
+    """Submits no-op functions until stdin ends, 20,000 of them open at a time; prints how many."""
+    ended, sent, futures = threading.Event(), 0, deque[Any]()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    with tangram_hpc.connect(access, tenant="flood") as client:
+        while not ended.is_set():
+            futures += [client.submit(nothing) for _ in range(200)]
+            if not sent:
+                print("begun", flush=True)
+            sent += 200
+            while len(futures) > 20_000:
+                futures.popleft().result()
+    print(sent, flush=True)
+
+
+def flooded(calls: int, seconds: float) -> dict[str, Any]:
+    """Latency of single calls before and during another tenant's flood."""
+    with LocalCluster(cpus=2) as cluster:
+        with tangram_hpc.connect(cluster.access, tenant="small") as small:
+            small.submit(nothing).result()
+            before = common.timed(lambda: small.submit(nothing).result(), calls, .01)
+            other = subprocess.Popen([sys.executable, __file__, "--flood", str(cluster.access)],
+                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            assert other.stdout is not None and other.stdout.readline() == "begun\n"
+            time.sleep(seconds)
+            during = common.timed(lambda: small.submit(nothing).result(), calls, .01)
+            sent, _ = other.communicate("")
+    p_before, p_during = common.percentiles(before), common.percentiles(during)
+    return {"before": p_before, "during": p_during, "flood_sent": int(sent or 0),
+            "p50_ratio": p_during["p50_ms"] / p_before["p50_ms"],
+            "p99_ratio": p_during["p99_ms"] / p_before["p99_ms"]}
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--tiny", action="store_true", help="about a second, for the tests")
+    p.add_argument("--workload", type=Path, default=Path("coding-200"), help="workload file")
+    p.add_argument("--cluster", type=Path, default=Path("coding-200"), help="cluster file")
+    p.add_argument("--cores", type=float, default=1.0, help="fraction of the cluster's cores")
+    p.add_argument("--durations", choices=("oracle", "learned"), default="learned")
+    p.add_argument("--calls", type=int, default=500, help="single calls before and in the flood")
+    p.add_argument("--flood", default="", help=argparse.SUPPRESS)
+    args = p.parse_args()
+    if args.flood:
+        flood(args.flood)
+        return
+    if args.tiny:
+        work, cluster = read_workload(Path("mixed-24")), read_cluster(Path("24"))
+        sizes, calls, seconds = (0.5,), 5, .1
+    else:
+        work, cluster = read_workload(args.workload), read_cluster(args.cluster)
+        sizes, calls, seconds = LEFT, args.calls, 3.0
+    cluster = sized(cluster, args.cores)
+    common.line("tenants", {"workload": work.name, "cores": args.cores,
+                            "durations": args.durations, "calls": calls},
+                {"trainings": trainings(work, cluster, args.durations, sizes),
+                 "flood": flooded(calls, seconds)})
+
+
+if __name__ == "__main__":
+    main()

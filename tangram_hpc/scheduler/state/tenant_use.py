@@ -1,0 +1,281 @@
+"""Pure. What each tenant uses of each resource, and which tenant is served next.
+
+Problem. Several training runs share one broker. Turns between clients count actions, so a run with
+more clients, or with longer or wider actions, gets more cores than the others.
+
+Idea: weighted fair sharing of units over time. For each resource a tenant has a *virtual time*,
+the unit-nanoseconds that it has held, divided by its shares; the tenant with the lowest is next.
+While no action of a tenant waits, its virtual time may fall behind. When one begins to wait, the
+virtual time is set to at least that of the others that wait (as in start-time fair queueing, Goyal,
+Vin, Cheng, SIGCOMM 1996), so nobody saves up service, and a tenant that comes back gets its share
+at once. Past use alone would let the tenant that is a little behind take everything for a
+moment. So what a tenant holds now counts as well, as if it would hold it for HORIZON_NS more.
+With units enough, tenants then hold units in proportion to their shares; where units are few or
+cannot be taken back, they get them in proportion over time.
+
+Calls of endpoints and actions without units are counted: each costs one unit for HORIZON_NS.
+
+Invariants: everything here follows from the events of the ledger alone, so a replay agrees. What a
+tenant holds is the sum over its leases and sessions (`Ledger.check`). With one tenant nothing is
+ever compared, and all placements are as if there were no tenants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...domain.tenant import DEFAULT_TENANT, TenantSpec
+
+HORIZON_NS = 250_000_000
+LAG_NS = 30_000_000_000  # no tenant is more behind than what the others got in this time
+MEMORY = "mem"  # the resource that open sessions and leases hold, in MiB
+NO_LIMIT = 1 << 60
+_SCALE = 1 << 20  # virtual times are whole numbers; shares divide them
+
+Rank = tuple[int, int, str]  # (- priority, virtual time, name): the lowest is served first
+
+
+@dataclass(slots=True)
+class TenantUse:
+    """One tenant's use of one resource.
+
+    Attributes:
+        spec: what the tenant is granted.
+        held: units that its leases (or sessions) hold.
+        waiting: how many of its actions (or sessions) wait for units.
+        used: unit-nanoseconds that it has held up to `since`.
+        since: epoch ns.
+        limit: the most units that it may hold.
+    """
+
+    spec: TenantSpec
+    held: int = 0
+    waiting: int = 0
+    used: int = 0
+    since: int = 0
+    limit: int = NO_LIMIT
+
+    @property
+    def hungry(self) -> bool:
+        """Whether an action of it waits for units that it may have."""
+        return self.waiting > 0 and self.held < self.limit
+
+    def used_at(self, now: int) -> int:
+        """Returns the unit-nanoseconds that it has held up to `now`."""
+        return self.used + self.held * max(0, now - self.since)
+
+
+class ResourceUse:
+    """All tenants' use of one resource.
+
+    Attributes:
+        name: the resource: `cpu`, `gpu`, `mem`, `nothing` or `endpoint:NAME`.
+        counted: whether starts count instead of the time for which units are held.
+        tenants: by name, those that ever used the resource or waited for it.
+    """
+
+    __slots__ = ("_tenants", "counted", "name", "tenants")
+
+    def __init__(self, name: str, tenants: Tenants) -> None:
+        self.name, self._tenants = name, tenants
+        self.counted = name == "nothing" or name.startswith("endpoint:")
+        self.tenants: dict[str, TenantUse] = {}
+
+    def of(self, tenant: str) -> TenantUse:
+        """Returns the use of one tenant; made if there is none."""
+        use = self.tenants.get(tenant)
+        if use is None:
+            use = self.tenants[tenant] = TenantUse(self._tenants.spec(tenant))
+            use.limit, use.since = self._limit(use.spec), self._tenants.now
+        return use
+
+    def grant(self, spec: TenantSpec) -> None:
+        """Sets what a tenant that uses the resource is granted from now on. Its virtual time stays
+        as it is.
+        """
+        use = self.tenants[spec.name]
+        self._settle(use)
+        use.used = use.used * spec.shares // use.spec.shares
+        use.spec, use.limit = spec, self._limit(spec)
+
+    def _limit(self, spec: TenantSpec) -> int:
+        limit = spec.limit(self.name)
+        return NO_LIMIT if limit is None else limit
+
+    def wait(self, tenant: str) -> None:
+        """Counts an action that begins to wait."""
+        use = self.of(tenant)
+        if not use.hungry:
+            self._catch_up(use)
+        use.waiting += 1
+
+    def leave(self, tenant: str) -> None:
+        """Counts an action that waits no more."""
+        self.tenants[tenant].waiting -= 1
+
+    def take(self, tenant: str, units: int) -> None:
+        """Counts units that a lease or session of a tenant holds from now on; negative for units
+        that it gives back.
+        """
+        use = self.of(tenant)
+        self._settle(use)
+        if units > 0:
+            self._bound_lag(use)
+        hungry = use.hungry
+        use.held += units
+        if self.counted:
+            use.used += max(0, units) * HORIZON_NS
+        if not hungry and use.hungry:
+            self._catch_up(use)
+
+    def _settle(self, use: TenantUse) -> None:
+        now = self._tenants.now
+        if not self.counted:
+            use.used = use.used_at(now)
+        use.since = max(use.since, now)
+
+    def _virtual_time(self, use: TenantUse) -> int:
+        used = use.used if self.counted else use.used_at(self._tenants.now)
+        return used * _SCALE // use.spec.shares
+
+    def _catch_up(self, use: TenantUse) -> None:
+        """Lets a tenant that begins to wait start no earlier than the others are.
+
+        If no other one waits, what the others have held was not taken from anybody, so it does not
+        count against them.
+        """
+        others = [each for each in self.tenants.values() if each is not use]
+        if not others:
+            return
+        self._settle(use)
+        hungry = [self._virtual_time(each) for each in others if each.hungry]
+        floor = min(hungry) if hungry else max(map(self._virtual_time, others))
+        use.used = max(use.used, floor * use.spec.shares // _SCALE)
+
+    def _bound_lag(self, use: TenantUse) -> None:
+        """Forgets what a tenant is behind by more than LAG_NS; something else kept it waiting."""
+        others = [each for each in self.tenants.values() if each is not use and each.held]
+        if others:
+            first = max(others, key=self._virtual_time)
+            behind = LAG_NS * first.held * _SCALE // first.spec.shares
+            least = (self._virtual_time(first) - behind) * use.spec.shares // _SCALE
+            use.used = max(use.used, least)
+
+
+@dataclass(slots=True)
+class Tenants:
+    """The tenants of a broker.
+
+    Attributes:
+        specs: what is granted to each tenant that was declared or named by a client.
+        of_client: the tenant of each client, by number; clients of the default tenant are left
+            out.
+        resources: the use of each resource, by its name.
+        now: the time of the last event; epoch ns.
+        limited: whether a tenant has a limit.
+    """
+
+    specs: dict[str, TenantSpec] = field(default_factory=dict)
+    of_client: dict[int, str] = field(default_factory=dict)
+    resources: dict[str, ResourceUse] = field(default_factory=dict)
+    now: int = 0
+    limited: bool = False
+
+    def spec(self, tenant: str) -> TenantSpec:
+        """Returns what a tenant is granted: one share and no limit if it was not declared."""
+        spec = self.specs.get(tenant)
+        if spec is None:
+            spec = self.specs[tenant] = TenantSpec(tenant)
+        return spec
+
+    def tenant_of(self, client: int) -> str:
+        """Returns the tenant of a client."""
+        return self.of_client.get(client, DEFAULT_TENANT)
+
+    def use(self, resource: str) -> ResourceUse:
+        """Returns the use of a resource."""
+        found = self.resources.get(resource)
+        if found is None:
+            found = self.resources[resource] = ResourceUse(resource, self)
+        return found
+
+    def declare(self, spec: TenantSpec) -> None:
+        """Sets what a tenant is granted from now on."""
+        self.specs[spec.name] = spec
+        for resource in self.resources.values():
+            if spec.name in resource.tenants:
+                resource.grant(spec)
+        self.limited = any(each.grp_tres for each in self.specs.values())
+
+    def turns(self, resource: str, now: int) -> TenantTurns | None:
+        """Returns the order of the tenants at `now`; None if there is nothing to compare."""
+        if len(self.specs) < 2 and not self.limited:
+            return None
+        return TenantTurns(self.resources.get(resource) or ResourceUse(resource, self), self, now)
+
+
+class TenantTurns:
+    """The order of tenants in one resource during one pass of a placer, which draws it down.
+
+    A rank costs O(1). Nothing here changes what the ledger holds.
+
+    Attributes:
+        given: the units that each tenant was given in this pass, less those that were taken away.
+    """
+
+    __slots__ = ("_now", "_started", "_tenants", "_use", "given")
+
+    def __init__(self, use: ResourceUse, tenants: Tenants, now: int) -> None:
+        self._use, self._tenants, self._now = use, tenants, now
+        self.given: dict[str, int] = {}
+        # tenant -> (- priority, what it has used and holds, shares), as the pass began
+        self._started: dict[str, tuple[int, int, int]] = {}
+
+    def copy(self) -> TenantTurns:
+        """Returns a copy that is drawn down by itself."""
+        copied = TenantTurns(self._use, self._tenants, self._now)
+        copied.given, copied._started = dict(self.given), self._started
+        return copied
+
+    def tenant_of(self, client: int) -> str:
+        """Returns the tenant of a client."""
+        return self._tenants.tenant_of(client)
+
+    def rank(self, tenant: str, more: int = 0) -> Rank:
+        """Returns the rank that a tenant would have if it held `more` units than it does."""
+        started = self._started.get(tenant)
+        if started is None:
+            started = self._started[tenant] = self._start(tenant)
+        priority, used, shares = started
+        used += (more + self.given.get(tenant, 0)) * HORIZON_NS
+        return priority, used * _SCALE // shares, tenant
+
+    def _start(self, tenant: str) -> tuple[int, int, int]:
+        use = self._use.tenants.get(tenant)
+        if use is None:
+            return 0, 0, 1
+        used = use.used if self._use.counted else use.used_at(self._now) + use.held * HORIZON_NS
+        return -use.spec.priority, used, use.spec.shares
+
+    def room(self, tenant: str) -> int:
+        """Returns how many more units a tenant may hold."""
+        use = self._use.tenants.get(tenant)
+        if use is None:
+            limit = self._tenants.specs[tenant].limit(self._use.name) if (
+                tenant in self._tenants.specs) else None
+            return NO_LIMIT if limit is None else limit - self.given.get(tenant, 0)
+        return use.limit - use.held - self.given.get(tenant, 0)
+
+    def holders(self) -> list[str]:
+        """Returns the tenants that hold units."""
+        return [name for name, use in self._use.tenants.items()
+                if use.held + self.given.get(name, 0) > 0]
+
+    def charge(self, tenant: str, units: int) -> None:
+        """Counts units that a tenant is given in this pass, or that are taken from it."""
+        self.given[tenant] = self.given.get(tenant, 0) + units
+
+    @property
+    def contended(self) -> bool:
+        """Whether more than one tenant holds units or waits for some."""
+        return sum(use.hungry or use.held > 0 for use in self._use.tenants.values()) > 1

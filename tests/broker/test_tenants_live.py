@@ -1,0 +1,115 @@
+"""Two tenants on one real broker: shares, limits, names, what is printed, and the accounting."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from helpers.forked_verb import tangram
+
+import tangram_hpc
+from tangram_hpc import LocalCluster
+from tangram_hpc.client.client import Client
+from tangram_hpc.errors import InfeasibleRequest, InvalidInput
+
+SETTINGS = """
+[tenants.math]
+shares = 3
+[tenants.code]
+grp_tres = "cpu=3,mem=4G"
+[tenants.tiny]
+grp_tres = "cpu=1"
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    home = tmp_path_factory.mktemp("home")
+    (home / "tenants.toml").write_text(SETTINGS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TANGRAM_CONFIG", str(home / "tenants.toml"))
+        with LocalCluster(cpus=4, home=home) as cluster:
+            yield cluster
+
+
+def connect(cluster: LocalCluster, tenant: str) -> Client:
+    return tangram_hpc.connect(cluster.access, tenant=tenant)
+
+
+def flood(client: Client, until: Callable[[], bool], lanes: int) -> None:
+    """Keeps `lanes` actions of one core under way until it is told to end."""
+    open_ = [client.submit(["sleep", ".03"]) for _ in range(lanes)]
+    while not until():
+        open_.pop(0).result()
+        open_.append(client.submit(["sleep", ".03"]))
+    for future in open_:
+        future.result()
+
+
+def printed(cluster: LocalCluster, verb: str, *options: str) -> str:
+    env = {**os.environ, "TANGRAM_HOME": str(cluster.folder.parent.parent)}
+    return tangram(verb, "-j", cluster.job, *options, env=env, check=True).stdout
+
+
+def held_ns(cluster: LocalCluster) -> dict[str, int]:
+    told = printed(cluster, "acct", "--by", "tenant", "--json")
+    return {row["group"]: row["cpu_held_ns"] for row in json.loads(told)["groups"]}
+
+
+def test_three_shares_hold_three_times_the_cores_of_one(cluster: LocalCluster) -> None:
+    with connect(cluster, "math") as math, connect(cluster, "code") as code:
+        end = time.monotonic() + 4
+        floods = [threading.Thread(target=flood, args=(each, lambda: time.monotonic() > end, 12))
+                  for each in (math, code)]
+        for each in floods:
+            each.start()
+        time.sleep(2)
+        rows = {row["name"]: row for row in math.ask("tenants")["tenants"]}
+        for each in floods:
+            each.join()
+    assert rows["math"]["shares"] == 3 and rows["math"]["norm_shares"] == 3 / 5
+    assert rows["math"]["waiting"] and rows["code"]["waiting"] and rows["code"]["grp_tres"]
+    held = held_ns(cluster)
+    assert held["math"] / held["code"] == pytest.approx(3, rel=.15)
+
+
+def test_a_limit_is_kept_and_what_is_beyond_it_refused(cluster: LocalCluster) -> None:
+    with connect(cluster, "tiny") as tiny, pytest.raises(
+            InfeasibleRequest, match=r"cpus: 2 asked for, but tenant 'tiny' may hold 1 CPUs"):
+        tiny.submit(["true"], cpus=2).result()
+    with connect(cluster, "tiny") as tiny:
+        running = [tiny.submit(["sleep", "1"]) for _ in range(2)]
+        while not any(row["cpus"] for row in tiny.ask("tenants")["tenants"]):
+            time.sleep(.01)
+        waits = tiny.ask("pending")["pending"]
+        assert [row["reason"] for row in waits] == ["AssocGrpCpuLimit"]
+        for future in running:
+            future.cancel()
+
+
+def test_only_declared_names_may_join(cluster: LocalCluster) -> None:
+    with pytest.raises(InvalidInput, match=r"tenant 'maht' is not declared; choose one of math, "
+                                           r"code, tiny \(TANGRAM_TENANT\), or add \[tenants.maht"):
+        connect(cluster, "maht")
+    with pytest.raises(InvalidInput, match=r"tenant='a b'.*must be 1 to 64 letters"):
+        connect(cluster, "a b")
+
+
+def test_info_has_a_line_for_each_tenant(cluster: LocalCluster) -> None:
+    lines = [line for line in printed(cluster, "info").splitlines() if line.startswith("TENANT")]
+    assert len(lines) >= 3 and any("shares 3 (" in line for line in lines)
+    assert any("GrpTRES cpu=3,mem=4096" in line for line in lines)
+
+
+def test_the_environment_names_a_clients_tenant(cluster: LocalCluster,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANGRAM_TENANT", "code")
+    with tangram_hpc.connect(cluster.access) as client:
+        mine = client.submit(["true"], name="by-environment")
+        mine.result()
+    rows = printed(cluster, "acct", "-n", "-P", "-o", "JobName,Tenant").splitlines()
+    assert "by-environment|code" in rows

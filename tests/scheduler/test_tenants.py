@@ -1,0 +1,334 @@
+"""Tenants: training runs or teams that share one broker by shares, priorities and limits."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from helpers.builders import World, started
+
+from tangram_hpc.config.tenants import Tenant
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.action import Profile
+from tangram_hpc.domain.ids import client_of
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.service import MICRO, EndpointSpec, ServiceSpec
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.domain.tenant import TenantSpec
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
+from tangram_hpc.scheduler.policy.admission import reason, refusal, refusal_of_session
+from tangram_hpc.scheduler.scheduler import Scheduler
+from tangram_hpc.simulator.tenant_usage import TenantUsage
+from tangram_hpc.simulator.workload import (
+    Cluster,
+    ClusterNode,
+    WorkAction,
+    Workload,
+    WorkloadTrajectory,
+    WorkloadTurn,
+)
+from tangram_hpc.simulator.world import SimulationWorld
+
+S = 10**9
+
+
+class _Enough(Exception):
+    """The simulation has shown what a test needs."""
+
+
+def lanes(tenant: str, count: int, work_s: float, degrees: tuple[int, ...], seed: int,
+          turns: int = 60) -> list[WorkloadTrajectory]:
+    """Trajectories that always have one action under way, of exponential work."""
+    rng = random.Random(seed)
+
+    def turn() -> WorkloadTurn:
+        work = work_s * (.05 + rng.expovariate(1))
+        return WorkloadTurn(think_s=0, actions=(WorkAction(
+            name="x", resource="cpu", work_s=work, degrees=degrees, serial=.05),))
+    return [WorkloadTrajectory(trajectory=f"{tenant}{k}", tenant=tenant, start_s=0,
+                               turns=tuple(turn() for _ in range(turns))) for k in range(count)]
+
+
+def usage_of(placer: str, cpus: int, nodes: int, tenants: dict[str, Tenant],
+             work: list[WorkloadTrajectory], seconds: int) -> TenantUsage:
+    """Simulates some seconds; returns what each tenant held."""
+    cluster = Cluster(nodes=(ClusterNode(name="n", count=nodes, cpus=cpus, mem_mib=1000),),
+                      tenants=tenants)
+    world = SimulationWorld(Workload(name="w", trajectories=tuple(work)), cluster,
+                            make_placer(placer), True)
+    world.events = []
+
+    def stop(left: int) -> None:
+        if world.event_queue.now > seconds * S:
+            raise _Enough
+    with pytest.raises(_Enough):
+        world.run(stop)
+    usage = TenantUsage()
+    for event in world.events:
+        usage.add(event)
+    return usage
+
+
+def tenants(placer: str = "elastic", cpus: int = 8, mem: int = 1000, gpus: int = 0,
+            **specs: TenantSpec) -> World:
+    """A world in which client N + 1 is of the Nth tenant given."""
+    w = World(placer)
+    for number, (name, spec) in enumerate(specs.items(), 1):
+        w.happen(ev.TenantDeclared(0, spec))
+        if number > 1:
+            w.happen(ev.ClientJoined(0, number, f"uid-{number}", name, 0, 1, "socket"))
+        w.happen(ev.TenantNamed(0, number, name))
+    w.node(cpus, mem, gpus)
+    return w
+
+
+def held(w: World, resource: str = "cpu") -> Counter[str]:
+    return Counter({name: use.held for name, use in
+                    w.ledger.tenants.use(resource).tenants.items()})
+
+
+# ---- shares ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placer,cpus,nodes,degrees", [
+    ("elastic", 16, 1, (1, 2, 4, 8)), ("elastic", 16, 1, (4,)), ("elastic", 8, 2, (1, 2)),
+    ("fcfs:4", 16, 1, (1, 2, 4)), ("paper", 16, 1, (1, 2, 4)), ("first-fit", 16, 1, (1,)),
+    pytest.param("elastic", 64, 1, (1, 2, 4, 8), marks=pytest.mark.long),
+    pytest.param("elastic", 64, 1, (1,), marks=pytest.mark.long),
+    pytest.param("elastic", 16, 8, (1, 2, 4), marks=pytest.mark.long)])
+def test_shares_of_three_to_one_hold_over_any_ten_seconds(placer: str, cpus: int, nodes: int,
+                                                          degrees: tuple[int, ...]) -> None:
+    count = 2 * cpus * nodes
+    usage = usage_of(placer, cpus, nodes, {"big": Tenant(shares=3), "small": Tenant()},
+                     lanes("big", count, .5, degrees, 1) + lanes("small", count, .5, degrees, 2),
+                     15)
+    for first in range(1, 5):
+        got = usage.between(first, first + 10)
+        assert got["big"] / sum(got.values()) == pytest.approx(.75, abs=.0125), f"from {first}"
+        assert sum(got.values()) > .95 * 10 * S * cpus * nodes
+
+
+def test_a_tenant_with_many_clients_and_long_actions_gets_no_more() -> None:
+    """Turns between clients count actions; shares count the cores that actions hold."""
+    usage = usage_of("elastic", 16, 1, {"long": Tenant(), "short": Tenant()},
+                     lanes("long", 32, 4., (1,), 1) + lanes("short", 32, .2, (1,), 2, 150), 22)
+    got = usage.between(8, 22)
+    assert got["short"] / sum(got.values()) == pytest.approx(.5, abs=.02)
+
+
+def test_units_that_a_tenant_leaves_go_to_others_and_come_back() -> None:
+    w = tenants(cpus=16, a=TenantSpec("a"), b=TenantSpec("b"))
+    for _ in range(4):
+        w.submit((1, 2, 4, 8, 16), profile=Profile(1000 * S))
+    w.plan()
+    assert held(w) == {"a": 16}  # `b` wants none
+    w.client, w.now = 2, w.now + S
+    for _ in range(4):
+        w.submit((1, 2, 4, 8, 16), profile=Profile(1000 * S))
+    w.plan()  # one resize later
+    assert held(w) == {"a": 8, "b": 8}
+
+
+def test_nobody_saves_up_service_while_others_work() -> None:
+    w = tenants(cpus=4, a=TenantSpec("a"), b=TenantSpec("b"))
+    for _ in range(150):
+        w.submit(1, profile=Profile(S))
+    w.plan()
+    for _ in range(60):  # `a` works alone for a minute
+        w.now += S
+        w.finish(min(w.ledger.leases.values(), key=lambda x: x.lease).action)
+        w.plan()
+    w.client = 2
+    mine = [w.submit(1, profile=Profile(S)) for _ in range(100)]
+    order = []
+    for _ in range(40):
+        w.now += S // 4
+        w.finish(min(w.ledger.leases.values(), key=lambda x: x.lease).action)
+        order += started(w.plan())
+    assert 18 <= sum(a in mine for a in order) <= 23
+
+
+def test_a_tenant_that_was_blocked_is_owed_half_a_minute_at_most() -> None:
+    """A tenant that waits for a GPU must not take all cores for hours once it has it."""
+    w = tenants("first-fit", cpus=2, gpus=1, a=TenantSpec("a"), b=TenantSpec("b"))
+    w.submit(1, gpus=1)
+    w.plan()
+    blocked = [w.submit(1, gpus=1) for _ in range(3)]
+    w.client = 2
+    for _ in range(150):
+        w.submit(1)
+    for _ in range(100):
+        w.plan()
+        w.now += S
+        w.finish(next(x.action for x in w.ledger.leases.values() if client_of(x.action) == 2))
+    use = w.ledger.tenants.use("cpu").tenants
+    assert use["b"].used_at(w.now) > 90 * S
+    w.client = 1
+    w.finish(next(x.action for x in w.ledger.leases.values() if client_of(x.action) == 1))
+    w.plan()
+    assert blocked[0] in {x.action for x in w.ledger.leases.values()}
+    assert use["b"].used_at(w.now) - use["a"].used_at(w.now) <= 31 * S
+
+
+@pytest.mark.long
+def test_fifty_tenants_get_their_shares() -> None:
+    shares = {f"t{k}": Tenant(shares=1 + k % 4) for k in range(50)}
+    work = [lane for k in range(50) for lane in lanes(f"t{k}", 8, 1., (1, 2, 4), k)]
+    usage = usage_of("elastic", 32, 4, shares, work, 12)
+    got, total = usage.between(1, 11), sum(t.shares for t in shares.values())
+    assert len(got) == 50
+    for name, tenant in shares.items():
+        assert got[name] / sum(got.values()) * total == pytest.approx(tenant.shares, rel=.1), name
+
+
+def test_a_priority_comes_first_and_leaves_the_rest() -> None:
+    w = tenants(cpus=8, low=TenantSpec("low", shares=100), high=TenantSpec("high", priority=1))
+    for _ in range(2):
+        w.submit((1, 2, 4, 8), profile=Profile(100 * S))
+    w.plan()
+    w.client, w.now = 2, S
+    w.submit((1, 2, 4), profile=Profile(100 * S))
+    w.plan()
+    assert held(w) == {"low": 4, "high": 4}
+    w.now += S
+    w.submit((1, 2, 4), profile=Profile(100 * S))
+    w.plan()
+    assert held(w) == {"low": 2, "high": 6}  # no running action falls below one core
+
+
+def test_endpoint_calls_are_counted_by_shares() -> None:
+    w = tenants(a=TenantSpec("a", 3), b=TenantSpec("b"))
+    w.happen(ev.EndpointDeclared(0, EndpointSpec("e", 4, 0, MICRO)))
+    for w.client in (1, 2):
+        for _ in range(60):
+            w.submit(1, key="endpoint:e")
+    begun = started(w.plan())
+    while len(begun) < 60:
+        w.finish(min(w.ledger.leases.values(), key=lambda x: x.lease).action)
+        begun += started(w.plan())
+    assert Counter(client_of(a) for a in begun[:60]) == {1: 45, 2: 15}
+
+
+@pytest.mark.parametrize("placer", ["elastic", "fcfs:1", "paper"])
+def test_calls_of_a_service_are_shared_by_gpu_time(placer: str) -> None:
+    w = tenants(placer, gpus=4, a=TenantSpec("a", 3), b=TenantSpec("b"))
+    w.happen(ev.ServiceDeclared(0, ServiceSpec("judge", 1000)))
+    for w.client in (1, 2):
+        for _ in range(80):
+            w.submit(1, key="service:judge", profile=Profile(S))
+    got: Counter[str] = Counter()
+    w.plan()
+    for _ in range(60):
+        w.now += S // 4
+        w.finish(min(w.ledger.leases.values(), key=lambda x: x.lease).action)
+        w.plan()
+        got += held(w, "gpu")
+    assert got["a"] / sum(got.values()) == pytest.approx(.75, abs=.03)
+
+
+def test_sessions_open_by_the_memory_that_tenants_hold() -> None:
+    w = tenants(mem=800, a=TenantSpec("a", 3), b=TenantSpec("b"))
+    for w.client in (2, 1):
+        for _ in range(30):
+            w.session(mem=10 if w.client == 1 else 50)
+    w.plan()
+    assert held(w, "mem") == {"a": 300, "b": 500}  # `a` wants no more
+    w = tenants(mem=800, a=TenantSpec("a", 3), b=TenantSpec("b"))
+    for w.client in (2, 1):
+        for _ in range(90):
+            w.session(mem=20)
+    w.plan()
+    assert held(w, "mem") == {"a": 600, "b": 200}
+
+
+# ---- limits ----------------------------------------------------------------------------------
+
+
+def test_what_is_beyond_a_limit_alone_is_refused_with_the_field() -> None:
+    limits = (("cpu", 4), ("gpu", 1), ("mem", 100), ("endpoint:e", 2))
+    w = tenants(gpus=4, a=TenantSpec("a", grp_tres=limits))
+    placer = w.scheduler.state.placer
+    for field, fields in (("cpus: 6", {"cpus": (6, 8)}), ("mem: 200", {"mem_mib": 200}),
+                          ("gpus: 2", {"gpus": 2, "trusted": True})):
+        cpus = fields.pop("cpus", 1)
+        action = w.ledger.actions[w.submit(cpus, **fields)].action
+        told = refusal(w.ledger, placer, action)
+        assert told.startswith(f"{field} asked for, but tenant 'a' may hold "), told
+        assert "grp_tres" in told
+    session = w.ledger.sessions[w.session(mem=101)].spec
+    assert refusal_of_session(w.ledger, placer, session).startswith("mem: 101 asked for, but tena")
+
+
+def test_what_is_beyond_a_limit_together_waits_for_a_reason_in_slurms_words() -> None:
+    limits = (("cpu", 4), ("mem", 100))
+    w = tenants(cpus=8, a=TenantSpec("a", grp_tres=limits), b=TenantSpec("b"))
+    for _ in range(3):
+        w.submit(2, profile=Profile(9 * S))
+    w.plan()
+    assert held(w) == {"a": 4}
+    waits = next(e for e in w.ledger.actions.values() if e.state is ActionState.PENDING)
+    assert reason(w.ledger, waits, 0, w.now) == "AssocGrpCpuLimit"
+    w.client = 2
+    w.submit(4)
+    assert len(started(w.plan())) == 1  # what one tenant may not take is free for another
+    w.client = 1
+    w.finish(next(x.action for x in w.ledger.leases.values() if client_of(x.action) == 1))
+    assert started(w.plan()) == [waits.action.id]
+
+
+def test_a_raised_limit_lets_waiting_actions_start() -> None:
+    w = tenants(cpus=8, a=TenantSpec("a", grp_tres=(("cpu", 1),)))
+    for _ in range(4):
+        w.submit(1)
+    w.plan()
+    assert held(w) == {"a": 1}
+    w.happen(ev.TenantDeclared(w.now, TenantSpec("a", grp_tres=(("cpu", 3),))))
+    w.plan()
+    assert held(w) == {"a": 3}
+
+
+@pytest.mark.parametrize("placer", ["elastic", "fcfs:4", "first-fit", "paper", "static:2"])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_limit_is_ever_exceeded_and_a_replay_agrees(placer: str, seed: int) -> None:
+    """Random work of three tenants; `World` checks the whole ledger after each event."""
+    rng = random.Random(seed)
+    limits = {"cpu": 5, "gpu": 3, "mem": 300, "endpoint:e": 2}
+    w = tenants(placer, cpus=6, mem=800, gpus=4, a=TenantSpec("a", 2, 0, tuple(limits.items())),
+                b=TenantSpec("b", priority=seed % 2), c=TenantSpec("c"))
+    w.node(4, 800, 4)
+    w.happen(ev.ServiceDeclared(0, ServiceSpec("judge", 1000)))
+    w.happen(ev.EndpointDeclared(0, EndpointSpec("e", 4, 0, MICRO)))
+    open_sessions: list[int] = []
+    for _ in range(150):
+        w.client, w.now = rng.randint(1, 3), w.now + rng.randint(1, S)
+        match rng.randint(0, 9):
+            case 0 | 1 | 2:
+                w.submit(rng.choice([1, 2, (1, 2, 4), 4]), profile=Profile(rng.randint(1, 9 * S)),
+                         mem_mib=rng.choice([0, 0, 100]))
+            case 3:
+                degrees = (1,) if placer.startswith("static") else rng.choice([(1,), (1, 2), (2,)])
+                w.submit(degrees, key="service:judge", profile=Profile(S))
+            case 4:
+                w.submit(1, key="endpoint:e")
+            case 5:
+                open_sessions.append(w.session(mem=rng.choice([50, 120])))
+            case 6 if open_sessions:
+                w.client = client_of(session := rng.choice(open_sessions))
+                w.submit(rng.choice([1, (1, 2)]), session=session, profile=Profile(S))
+            case _ if w.ledger.leases:
+                lease = rng.choice(list(w.ledger.leases))
+                w.happen(ev.LeaseFinished(w.now, lease, Outcome(ActionState.COMPLETED), True))
+        w.plan()
+        for session, entry in list(w.ledger.sessions.items()):
+            if entry.node and not entry.ready:
+                w.happen(ev.SessionReady(w.now, session))
+        w.plan()
+        for resource, most in limits.items():
+            assert held(w, resource)["a"] <= most, (resource, w.events[-1])
+    again = Scheduler(make_placer(placer))
+    for event in w.events:
+        again.handle(event)
+    assert again.ledger.tenants.resources.keys() == w.ledger.tenants.resources.keys()
+    for name, of in w.ledger.tenants.resources.items():
+        assert again.ledger.tenants.resources[name].tenants == of.tenants
