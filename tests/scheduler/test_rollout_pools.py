@@ -12,10 +12,10 @@ from helpers.builders import World, replies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tangram_hpc.broker.broker_settings import Settings
 from tangram_hpc.broker.message_validation import CHECKS
 from tangram_hpc.broker.queries.explain import explain
 from tangram_hpc.broker.queries.rollouts_view import rollouts
-from tangram_hpc.broker.broker_settings import Settings
 from tangram_hpc.broker.registration import Registration
 from tangram_hpc.cli.views.explain_verb import lines
 from tangram_hpc.cli.views.info_verb import pool_lines
