@@ -71,7 +71,8 @@ from .kept_sessions import KeptSessions
 
 REPORT_S = 0.1  # seconds between two AttemptsStarted messages
 AHEAD = 512  # prefetched leases that a worker takes for one unit
-SIGTERM_S = 0.5  # longest time between Slurm's SIGTERM to a command and that to its worker
+SIGNAL_S = 0.5  # longest time between Slurm's signal to a command and that to its worker
+_SLURMS = (signal.SIGTERM, signal.SIGKILL)  # how Slurm ends a step
 RESEND_BYTES = 4 << 20  # kept results are sent again in pieces of about this size
 RESEND_S = 0.01  # seconds between two of these pieces
 
@@ -79,13 +80,15 @@ MakeExecutor = Callable[[Reports, WorkerWelcome], Executor]
 WaitingStart = tuple[StartAttempt, "memoryview | None"]  # an order and its payload
 
 
-def _as_if_by_sigterm(outcome: Outcome) -> bool:
-    """Whether SIGTERM may have ended an attempt: its command, a shell's child, or the execution
-    process that ran the command, whose end leaves a failure without any status.
+def _as_if_by_slurm(outcome: Outcome, payload: bytes | None) -> bool:
+    """Whether Slurm's SIGTERM or SIGKILL to a whole step may have ended an attempt: its command, a
+    shell's child, or the execution process that ran the command. The end of that process leaves a
+    failure without any status and without a payload.
     """
     code, number = outcome.exit_code, outcome.signal
-    by_signal = number == signal.SIGTERM or code == 128 + signal.SIGTERM
-    return outcome.state is ActionState.FAILED and (by_signal or not (code or number))
+    by_signal = number in _SLURMS or code - 128 in _SLURMS
+    return outcome.state is ActionState.FAILED and (
+        by_signal or not (code or number or payload is not None))
 
 
 class WorkerDriver:
@@ -145,7 +148,8 @@ class WorkerDriver:
         self._open: set[int] = set()  # leases of which processes may be left
         self._fresh: list[int] = []  # leases whose start is not reported yet
         self._report_due = False
-        self._by_sigterm: dict[int, bool] = {}  # unreported ends by SIGTERM: are they clean?
+        # ends that Slurm may have caused and that are not reported: are they clean?
+        self._by_slurm: dict[int, bool] = {}
         self._streams: set[int] = set()  # port streams that are open
         # bytes of input that each lease was allowed, and that it has received, in all
         self._credit: dict[int, tuple[int, int]] = {}
@@ -493,17 +497,18 @@ class WorkerDriver:
 
     def finished(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
                  soon: bool = False) -> None:
-        """Reports the outcome at once, or after `SIGTERM_S` if SIGTERM may have caused it. When
-        Slurm ends a step, it sends SIGTERM to all of its processes, and the commands may get it
-        before this worker. After the delay the worker knows whether it must leave, too.
+        """Reports the outcome at once, or after `SIGNAL_S` if Slurm's signal may have caused it.
+        When Slurm ends a step, it sends SIGTERM or SIGKILL to all of its processes, and the
+        commands may get it before this worker. After the delay the worker knows whether it must
+        leave, too; if it was killed, the broker knows that the node is lost.
         """
         self._running.pop(lease, None)
         self._ahead.discard(lease)
         if self._credit:
             self._credit.pop(lease, None)
-        if payload is None and _as_if_by_sigterm(outcome):
-            self._by_sigterm[lease] = clean
-            self._timer.after(SIGTERM_S, lambda: self._tell_after_all(lease, outcome))
+        if _as_if_by_slurm(outcome, payload):
+            self._by_slurm[lease] = clean
+            self._timer.after(SIGNAL_S, lambda: self._tell_after_all(lease, outcome, payload))
         else:
             self._tell_end(lease, outcome, payload, clean, soon)
 
@@ -512,8 +517,8 @@ class WorkerDriver:
         if self._due:
             self._begin_due()
 
-    def _tell_after_all(self, lease: int, outcome: Outcome) -> None:
-        self._tell_end(lease, outcome, None, self._by_sigterm.pop(lease))
+    def _tell_after_all(self, lease: int, outcome: Outcome, payload: bytes | None) -> None:
+        self._tell_end(lease, outcome, payload, self._by_slurm.pop(lease))
 
     def _tell_end(self, lease: int, outcome: Outcome, payload: bytes | None, clean: bool,
                   soon: bool = False) -> None:
@@ -525,8 +530,8 @@ class WorkerDriver:
 
     def released(self, lease: int) -> None:
         """Reports that nothing of the lease is left; see `ports.Reports`."""
-        if lease in self._by_sigterm:
-            self._by_sigterm[lease] = True
+        if lease in self._by_slurm:
+            self._by_slurm[lease] = True
             return
         self._gone(lease)
         if not self._kept.release(lease):  # else the result says so when it is sent again

@@ -24,7 +24,7 @@ from tangram_hpc.protocol.payload import ExecCall, decode, encode
 from tangram_hpc.resources.cpu import affinity
 from tangram_hpc.sandbox.manager.sandbox_executor import SandboxExecutor
 from tangram_hpc.storage.store import FolderStore
-from tangram_hpc.worker.driver import REPORT_S, SIGTERM_S, WorkerDriver
+from tangram_hpc.worker.driver import REPORT_S, SIGNAL_S, WorkerDriver
 
 
 def test_the_worker_driver_passes_each_order_to_the_executor_once() -> None:
@@ -103,15 +103,18 @@ def test_a_shutdown_refusal_or_lost_link_closes_the_worker_once(last: ms.Message
     assert rig.ended == ["done"] and len(rig.wire.said()) == 1
 
 
-@pytest.mark.parametrize("how", [{"signal": 15}, {"exit_code": 143}, {}])
+@pytest.mark.parametrize("how,payload", [
+    ({}, None),  # the execution process was killed
+    *((how, payload) for payload in (None, b"what it had written") for how in (
+        {"signal": 15}, {"exit_code": 143}, {"signal": 9}, {"exit_code": 137}))])
 def test_commands_that_slurm_ends_before_the_worker_leaves_are_not_reported(
-        how: dict[str, int]) -> None:
+        how: dict[str, int], payload: bytes | None) -> None:
     """scancel, a preemption and a time limit end the commands first. Their ends must not be
     reported as ends of the commands' own making."""
     rig = Rig()
     for lease in (1, 2):
         rig.start(lease)
-    rig.driver.finished(1, Outcome(ActionState.FAILED, **how), None, False)
+    rig.driver.finished(1, Outcome(ActionState.FAILED, **how), payload, False)
     rig.driver.released(1)
     rig.hand.turn(0.05)
     rig.driver.leave("it left: SIGTERM")
@@ -128,17 +131,17 @@ def test_a_command_ended_by_sigterm_alone_is_reported_after_a_short_wait() -> No
         rig.start(lease)
     killed = Outcome(ActionState.FAILED, signal=15)
     rig.driver.finished(1, killed, None, False)
-    rig.driver.finished(2, killed, None, False)
+    rig.driver.finished(2, killed, b"what it had written", False)
     rig.driver.released(2)
     rig.driver.finished(3, Outcome(ActionState.FAILED, exit_code=1), None, True)
     rig.hand.turn(0.01)
     ends = [m for m in rig.wire.said() if isinstance(m, ms.Finished)]
     assert [m.lease for m in ends] == [3]
-    rig.hand.turn(SIGTERM_S + 0.01)
+    rig.hand.turn(SIGNAL_S + 0.01)
     rig.driver.released(1)
     rig.hand.turn(0.01)
     told = [m for m in rig.wire.said() if isinstance(m, ms.Finished | ms.Released)]
-    assert told[1:] == [ms.Finished(1, killed, False, 0), ms.Finished(2, killed, True, 0),
+    assert told[1:] == [ms.Finished(1, killed, False, 0), ms.Finished(2, killed, True, 1),
                         ms.Released(1)]
 
 
