@@ -287,7 +287,8 @@ class Broker:
 
     def _join_client(self, peer: Peer, hello: ms.ClientHello) -> None:
         ledger, s = self.scheduler.ledger, self.settings
-        if why := mismatch(hello, peer.role, s.job) or refusal_of_tenant(s.tenants, hello.tenant):
+        if why := (mismatch(hello, peer.role, s.job)
+                   or refusal_of_tenant(ledger, s.tenants, hello.tenant)):
             return self._refuse(peer, why)
         known = ledger.by_uid.get(hello.uid, 0)
         peer.client = known or ledger.next_client

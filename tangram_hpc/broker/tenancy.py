@@ -13,6 +13,8 @@ from ..domain import event as ev
 from ..domain.tenant import DEFAULT_TENANT, TenantSpec
 from ..scheduler.state.ledger import Ledger
 
+TENANTS_MAX = 256  # that clients may name, since each is kept until the job ends
+
 
 def tenants_declared(ledger: Ledger, specs: Sequence[TenantSpec], now: int) -> list[ev.Event]:
     """Returns the events by which a broker that starts declares the tenants of its settings.
@@ -32,15 +34,20 @@ def tenants_declared(ledger: Ledger, specs: Sequence[TenantSpec], now: int) -> l
             if known.get(name) != spec]
 
 
-def refusal_of_tenant(specs: Sequence[TenantSpec], tenant: str) -> str:
+def refusal_of_tenant(ledger: Ledger, specs: Sequence[TenantSpec], tenant: str) -> str:
     """Returns why a client may not choose a tenant; empty if it may.
 
     Args:
+        ledger: knows the tenants that were chosen until now.
         specs: the tenants of the settings.
         tenant: the name that the client gives; empty for the default tenant.
     """
     names = [spec.name for spec in specs]
-    if not specs or tenant in ("", DEFAULT_TENANT, *names):
+    if tenant in ("", DEFAULT_TENANT, *names):
         return ""
+    if not specs and (tenant in ledger.tenants.specs or len(ledger.tenants.specs) < TENANTS_MAX):
+        return ""
+    if not specs:
+        return f"tenant {tenant!r}: there are {TENANTS_MAX} tenants already; choose one of them"
     return (f"tenant {tenant!r} is not declared; choose one of {', '.join(names)} "
             f"(TANGRAM_TENANT), or add [tenants.{tenant}] to the broker's config file")

@@ -16,6 +16,7 @@ from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import MICRO, EndpointSpec, ServiceSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.domain.tenant import TenantSpec
+from tangram_hpc.scheduler.autoscale.alloc_demand import loads
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.policy.admission import reason, refusal, refusal_of_session
 from tangram_hpc.scheduler.scheduler import Scheduler
@@ -275,6 +276,34 @@ def test_what_is_beyond_a_limit_together_waits_for_a_reason_in_slurms_words() ->
     w.client = 1
     w.finish(next(x.action for x in w.ledger.leases.values() if client_of(x.action) == 1))
     assert started(w.plan()) == [waits.action.id]
+
+
+def test_a_shape_beyond_a_limit_holds_back_no_other_of_its_tenant() -> None:
+    w = tenants(cpus=8, a=TenantSpec("a", grp_tres=(("mem", 100), ("cpu", 4))))
+    w.submit(1, mem_mib=80)
+    w.plan()
+    blocked = [w.submit(1, mem_mib=80), w.submit(4)]
+    small = [w.submit(1) for _ in range(3)]
+    assert sorted(started(w.plan())) == small
+    assert all(w.ledger.actions[a].state is ActionState.PENDING for a in blocked)
+
+
+def test_sessions_reserve_cores_within_the_limit() -> None:
+    w = tenants("static:2", cpus=8, a=TenantSpec("a", grp_tres=(("cpu", 5),)), b=TenantSpec("b"))
+    for w.client in (1, 2):
+        for _ in range(3):
+            w.session()
+    w.plan()
+    assert held(w) == {"a": 4, "b": 4}
+
+
+def test_a_limit_asks_slurm_for_no_further_nodes() -> None:
+    w = tenants(cpus=2, a=TenantSpec("a", grp_tres=(("cpu", 3),)), b=TenantSpec("b"))
+    for _ in range(9):
+        w.submit(1, profile=Profile(S))
+    w.plan()
+    load = loads(w.ledger, w.now)["cpu", ""]
+    assert (load.waiting, load.bound) == (1, 6)
 
 
 def test_a_raised_limit_lets_waiting_actions_start() -> None:

@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from ...domain.action import Action
 from ...domain.allocation import SatelliteShape
 from ...domain.service import endpoint_of, service_of
+from ..policy.tenant_limits import session_limit_reason
 from ..routing.rollout_pools import RolloutPool
 from ..state.estimator import work_of
 from ..state.ledger import LeaseEntry, Ledger
 from ..state.queue import CPU, GPU, QueueShard
+from ..state.tenant_use import TenantTurns
 
 DemandKey = tuple[str, str]  # kind (`cpu` or `gpu`), component (empty: any)
 
@@ -38,7 +40,7 @@ class QueueLoad:
         waiting: how many actions a new node could start.
         units: units that these actions can use at most.
         bound: how many waiting actions no new node could start: they wait for the node of their
-            session or service, or for room in their pool.
+            session or service, for room in their pool, or for the limits of their tenant.
         sessions: how many sessions wait for a node.
         mem_mib: memory that these sessions need, in MiB.
         oldest_at: when the first of these sessions was requested, in epoch ns; 0 for none.
@@ -60,16 +62,17 @@ def loads(ledger: Ledger, now: int) -> dict[DemandKey, QueueLoad]:
     """Returns the loads of all kinds of which units are held, or for which actions wait or run."""
     found: dict[DemandKey, QueueLoad] = {(CPU, ""): QueueLoad(), (GPU, ""): QueueLoad()}
     for pool in (CPU, GPU):
+        turns = ledger.tenants.turns(pool, now)
         for shard in ledger.ready.shards(pool):
-            _waits(ledger, found, pool, shard)
+            _waits(ledger, found, pool, shard, turns)
     for rollouts in ledger.rollouts.values():
         _queued_turns(ledger, found[GPU, ""], rollouts)
     for lease in ledger.leases.values():
         _runs(ledger, found, lease, now)
     for number in ledger.session_queue:
         session = ledger.sessions[number]
-        if session.spec.origin:
-            continue  # a fork opens only on its origin's node
+        if session.spec.origin or session_limit_reason(ledger, session.spec, 0):
+            continue  # a fork opens only on its origin's node; no node helps against a limit
         load = found.setdefault((CPU, session.spec.component), QueueLoad())
         load.oldest_at = min(load.oldest_at or session.requested_at, session.requested_at)
         load.sessions += 1
@@ -93,15 +96,22 @@ def units_of(shape: SatelliteShape, kind: str) -> int:
     return shape.nodes * (shape.gpus if kind == GPU else shape.cpus)
 
 
-def _waits(ledger: Ledger, found: dict[DemandKey, QueueLoad], pool: str, shard: QueueShard) -> None:
+def _waits(ledger: Ledger, found: dict[DemandKey, QueueLoad], pool: str, shard: QueueShard,
+           turns: TenantTurns | None) -> None:
+    tenant = shard.share.tenant
     for queue in shard.queues.values():
         action = ledger.actions[queue.actions.at[queue.actions.first()]].action
         load = found.setdefault((pool, action.component), QueueLoad())
+        movable, least = len(queue), max(1, action.degrees[0])
         if shard.node or _one_node(ledger, service_of(action.key)):
-            load.bound += len(queue)
-            load.work_ns += len(queue) * ledger.estimator.estimate(action)[1]
-        else:
-            _movable(ledger, load, action, len(queue))
+            movable = 0
+        elif turns is not None:  # what is beyond the limit of its tenant needs no further node
+            movable = min(movable, max(0, turns.room(tenant)) // least)
+            turns.charge(tenant, movable * least)
+        load.bound += len(queue) - movable
+        load.work_ns += (len(queue) - movable) * ledger.estimator.estimate(action)[1]
+        if movable:
+            _movable(ledger, load, action, movable)
 
 
 def _one_node(ledger: Ledger, service: str) -> bool:

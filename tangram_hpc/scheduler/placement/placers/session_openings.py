@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ....domain.ids import client_of
 from ....domain.session import SessionSpec
+from ...state.queue import CPU
 from ...state.tenant_use import MEMORY
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, SessionPlacement
@@ -52,18 +54,23 @@ def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None
         placement: gets the openings.
         reserve: CPUs that each session holds while it is open.
     """
+    tenants = view.ledger.tenants
     kept: set[int] = set()
     shut: set[int] = set()  # nodes that are kept or closed
     kinds: dict[tuple[str, str, str, bool], _Kind] = {}
-    sessions = view.ledger.sessions
+    sessions, cores = view.ledger.sessions, view.turns(CPU) if reserve else None
     for session_id in view.ledger.session_queue.walk(view.turns(MEMORY),
                                                      lambda each: sessions[each].spec.mem_mib):
-        spec = sessions[session_id].spec
+        spec, tenant = sessions[session_id].spec, tenants.tenant_of(client_of(session_id))
+        if cores is not None and reserve > cores.room(tenant):
+            continue
         want = (spec.component, spec.backend, spec.image, spec.trusted)
         kind = None if spec.origin else kinds.get(want)
         if kind is None or spec.mem_mib < kind.least:
             if node := _roomy(view, spec, reserve, kept):
                 placement.openings.append(SessionPlacement(session_id, node.node, reserve))
+                if cores is not None:
+                    cores.charge(tenant, reserve)
                 continue
             # a fork is a kind of its own
             kind = _Kind(spec.mem_mib) if spec.origin else kinds.setdefault(want, _Kind(0))

@@ -130,7 +130,7 @@ class Waiting:
 
     def allows(self, view: Snapshot, chosen: Next) -> bool:
         """Returns whether the limits of an action's tenant allow its smallest size. If they do not,
-        the tenant is left out of this cycle.
+        the tenant's actions of this shape are passed over in this cycle.
         """
         turns, shape = self._turns, chosen.shape
         if turns is None:
@@ -139,7 +139,9 @@ class Waiting:
         least = next((d for d in shape.degrees if d), 1)
         if shape.session or (least <= turns.room(tenant) and view.room(chosen.action, shape)):
             return True
-        self.leave_out(tenant)
+        for each in self._lists.values():
+            if each.tenant == tenant:
+                each.skip_shape(shape)
         return False
 
     def charge(self, action: int, units: int) -> None:
