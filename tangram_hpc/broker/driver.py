@@ -53,7 +53,7 @@ from .sandbox_reports import DisownedSandboxes, event_of_report
 from .satellites import Satellites, SatelliteScripts
 from .snapshots import Snapshots
 from .store_garbage import StoreGarbage
-from .tenancy import refusal_of_tenant
+from .tenancy import is_to_be_named, refusal_of_tenant
 from .time_limit_poller import TimeLimitPoller
 from .unacknowledged import UnacknowledgedResults, loss_of_result, result_of
 from .worker_messages import message_of
@@ -287,10 +287,10 @@ class Broker:
 
     def _join_client(self, peer: Peer, hello: ms.ClientHello) -> None:
         ledger, s = self.scheduler.ledger, self.settings
-        if why := (mismatch(hello, peer.role, s.job)
-                   or refusal_of_tenant(ledger, s.tenants, hello.tenant)):
-            return self._refuse(peer, why)
         known = ledger.by_uid.get(hello.uid, 0)
+        if why := mismatch(hello, peer.role, s.job) or (
+                "" if known else refusal_of_tenant(ledger, s.tenants, hello.tenant)):
+            return self._refuse(peer, why)
         peer.client = known or ledger.next_client
         old = self._peers.clients.get(peer.client)
         if old is not None:  # the same client connected again: the older connection is dead
@@ -302,7 +302,7 @@ class Broker:
         self._peers.counted[peer.client] = max(counted, 0)
         self._record_event(ev.ClientJoined(self._now(), peer.client, hello.uid, hello.name,
                                            hello.rank, hello.size, hello.via))
-        if hello.tenant and not known:
+        if is_to_be_named(ledger, peer.client, hello.tenant):
             self._record_event(ev.TenantNamed(self._now(), peer.client, hello.tenant))
         self._peers.send_to_client(peer.client, ms.Welcome(
             peer.client, s.job, s.store, self.scheduler.state.placer.name, self._journal.mode,

@@ -51,3 +51,13 @@ def refusal_of_tenant(ledger: Ledger, specs: Sequence[TenantSpec], tenant: str) 
         return f"tenant {tenant!r}: there are {TENANTS_MAX} tenants already; choose one of them"
     return (f"tenant {tenant!r} is not declared; choose one of {', '.join(names)} "
             f"(TANGRAM_TENANT), or add [tenants.{tenant}] to the broker's config file")
+
+
+def is_to_be_named(ledger: Ledger, client: int, tenant: str) -> bool:
+    """Returns whether a client that has joined is yet to be counted for the tenant that it names.
+
+    A broker may have been killed after it recorded the client and before it recorded the tenant.
+    """
+    entry = ledger.clients[client]
+    unused = not (entry.active_at or entry.last_session or entry.actions)
+    return bool(tenant) and unused and ledger.tenants.tenant_of(client) != tenant

@@ -6,6 +6,7 @@ Slurm's GrpTRES. The scheduler sees a tenant only as a `TenantSpec`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -58,7 +59,8 @@ def limits(text: str) -> tuple[tuple[str, int], ...]:
         resource = {"gres/gpu": "gpu"}.get(matched[1], matched[1].replace("/", ":", 1))
         if resource in found:
             raise ValueError(f"{matched[1]} is there twice")
-        found[resource] = int(int(matched[2]) * (_MIB[matched[3]] if resource == "mem" else 1))
+        amount = int(matched[2])
+        found[resource] = math.ceil(amount * _MIB[matched[3]]) if resource == "mem" else amount
     return tuple(found.items())
 
 

@@ -131,7 +131,9 @@ class Scheduler:
         self.ledger = self.state.ledger = ledger
 
     def handle(self, event: ev.Event) -> list[Decision]:
-        """Applies one event to the ledger and returns the decisions that follow from it. O(1)."""
+        """Applies one event to the ledger and returns the decisions that follow from it. O(1), but
+        O(tenants that wait) where a further one begins to wait.
+        """
         self.ledger.tenants.now = event.at
         handler = _HANDLERS.get(type(event))
         return handler(self.state, event) if handler is not None else []

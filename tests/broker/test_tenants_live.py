@@ -83,7 +83,9 @@ def test_a_limit_is_kept_and_what_is_beyond_it_refused(cluster: LocalCluster) ->
         tiny.submit(["true"], cpus=2).result()
     with connect(cluster, "tiny") as tiny:
         running = [tiny.submit(["sleep", "1"]) for _ in range(2)]
+        end = time.monotonic() + 30
         while not any(row["cpus"] for row in tiny.ask("tenants")["tenants"]):
+            assert time.monotonic() < end, "nothing of the tenant has begun within 30 s"
             time.sleep(.01)
         waits = tiny.ask("pending")["pending"]
         assert [row["reason"] for row in waits] == ["AssocGrpCpuLimit"]

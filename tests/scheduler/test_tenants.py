@@ -12,6 +12,7 @@ from tangram_hpc.config.tenants import Tenant
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Profile
 from tangram_hpc.domain.ids import client_of
+from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import MICRO, EndpointSpec, ServiceSpec
 from tangram_hpc.domain.states import ActionState
@@ -278,6 +279,82 @@ def test_what_is_beyond_a_limit_together_waits_for_a_reason_in_slurms_words() ->
     assert started(w.plan()) == [waits.action.id]
 
 
+@pytest.mark.parametrize("placer", ["elastic", "fcfs:4", "paper"])
+@pytest.mark.parametrize("limit,fields,most", [
+    (("mem", 100), {"mem_mib": 50}, 2), (("gpu", 1), {"gpus": 1}, 1)])
+def test_limits_of_memory_and_gpus_hold_within_one_pass(
+        placer: str, limit: tuple[str, int], fields: dict[str, int], most: int) -> None:
+    w = tenants(placer, gpus=4, a=TenantSpec("a", grp_tres=(limit,)), b=TenantSpec("b"))
+    for _ in range(4):
+        w.submit(1, profile=Profile(S), **fields)
+    assert len(started(w.plan())) == most
+
+
+def test_a_limit_of_cpus_holds_beside_actions_that_grow() -> None:
+    w = tenants(cpus=16, a=TenantSpec("a", grp_tres=(("cpu", 4),)), b=TenantSpec("b"))
+    for cpus in ((1, 2, 4), (1, 2, 4), 2, (1, 2)):
+        w.submit(cpus, profile=Profile(9 * S))
+    w.plan()
+    assert held(w)["a"] == 4
+    w.now += S
+    w.plan()
+    assert held(w)["a"] == 4
+
+
+@pytest.mark.parametrize("restore_ns,work_ns", [(0, 10**8), (10**7, 10**8), (2 * S, S)])
+def test_a_limit_of_gpus_keeps_no_call_from_a_copy_that_it_may_use(restore_ns: int,
+                                                                   work_ns: int) -> None:
+    w = tenants(gpus=4, a=TenantSpec("a", grp_tres=(("gpu", 1),)), b=TenantSpec("b"))
+    w.happen(ev.ServiceDeclared(0, ServiceSpec("judge", restore_ns)))
+    for client, calls in ((1, 3), (2, 3)):
+        w.client = client
+        for _ in range(calls):
+            w.submit((1, 2, 4), key="service:judge", profile=Profile(work_ns))
+    waits = 0
+    for _ in range(12):
+        w.now += 5 * S
+        w.plan()
+        assert held(w, "gpu")["a"] <= 1
+        mine = [x for x in w.ledger.leases.values() if client_of(x.action) == 1]
+        waits += not mine and any(client_of(a) == 1 for a, e in w.ledger.actions.items()
+                                  if e.state is ActionState.PENDING)
+        for lease in list(w.ledger.leases.values()):
+            w.finish(lease.action)
+    assert not w.ledger.leases and not len(w.ledger.ready) and waits <= 1
+
+
+def test_a_session_without_a_node_takes_no_room_of_its_tenant() -> None:
+    w = tenants(mem=1000, a=TenantSpec("a", grp_tres=(("mem", 200),)), b=TenantSpec("b"))
+    w.happen(ev.NodeJoined(0, 2, NodeSpec("x", "host", (0,), 100, (), "x", backends=("model",),
+                                          untrusted=("model",))))
+    for _ in range(3):
+        w.session(mem=150, component="x")
+    small = [w.session(mem=60) for _ in range(2)]
+    action = w.submit(1, mem_mib=60)
+    assert started(w.plan()) == [action]
+    assert [w.ledger.sessions[s].node for s in small] == [1, 1]
+    assert held(w, "mem") == {"a": 180}
+
+
+def test_no_limited_tenant_is_queued_behind_another_ones_lease() -> None:
+    w = World("elastic")
+    w.happen(ev.TenantDeclared(0, TenantSpec("a", grp_tres=(("cpu", 2),))))
+    w.happen(ev.TenantNamed(0, 1, "a"))
+    w.happen(ev.ClientJoined(0, 2, "uid-2", "b", 0, 1, "socket"))
+    w.happen(ev.NodeJoined(0, 1, NodeSpec("n", "host", tuple(range(8)), 100, ahead=8,
+                                          backends=("model",), untrusted=("model",))))
+    w.happen(ev.NodesComplete(0, 1))
+    for w.client, count in ((2, 8), (1, 60), (2, 60)):
+        for _ in range(count):
+            w.submit(1, profile=Profile(10**5), trusted=True)
+        w.plan()
+    for _ in range(100):
+        w.now += 10**5
+        w.finish(next(x.action for x in w.ledger.leases.values() if x.begun))
+        w.plan()
+        assert held(w)["a"] <= 2
+
+
 def test_a_shape_beyond_a_limit_holds_back_no_other_of_its_tenant() -> None:
     w = tenants(cpus=8, a=TenantSpec("a", grp_tres=(("mem", 100), ("cpu", 4))))
     w.submit(1, mem_mib=80)
@@ -325,7 +402,8 @@ def test_no_limit_is_ever_exceeded_and_a_replay_agrees(placer: str, seed: int) -
     limits = {"cpu": 5, "gpu": 3, "mem": 300, "endpoint:e": 2}
     w = tenants(placer, cpus=6, mem=800, gpus=4, a=TenantSpec("a", 2, 0, tuple(limits.items())),
                 b=TenantSpec("b", priority=seed % 2), c=TenantSpec("c"))
-    w.node(4, 800, 4)
+    w.happen(ev.NodeJoined(0, 2, NodeSpec("n2", "host", tuple(range(4)), 800, tuple(range(4)),
+                                          backends=("model",), untrusted=("model",), ahead=8)))
     w.happen(ev.ServiceDeclared(0, ServiceSpec("judge", 1000)))
     w.happen(ev.EndpointDeclared(0, EndpointSpec("e", 4, 0, MICRO)))
     open_sessions: list[int] = []
@@ -333,8 +411,10 @@ def test_no_limit_is_ever_exceeded_and_a_replay_agrees(placer: str, seed: int) -
         w.client, w.now = rng.randint(1, 3), w.now + rng.randint(1, S)
         match rng.randint(0, 9):
             case 0 | 1 | 2:
-                w.submit(rng.choice([1, 2, (1, 2, 4), 4]), profile=Profile(rng.randint(1, 9 * S)),
-                         mem_mib=rng.choice([0, 0, 100]))
+                for _ in range(rng.choice([1, 1, 8])):
+                    w.submit(rng.choice([1, 2, (1, 2, 4), 4]), gpus=rng.choice([0, 0, 0, 1]),
+                             profile=Profile(rng.choice([10**5, rng.randint(1, 9 * S)])),
+                             mem_mib=rng.choice([0, 0, 100]))
             case 3:
                 degrees = (1,) if placer.startswith("static") else rng.choice([(1,), (1, 2), (2,)])
                 w.submit(degrees, key="service:judge", profile=Profile(S))

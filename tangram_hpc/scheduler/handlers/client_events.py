@@ -40,7 +40,7 @@ def on_tenant_declared(state: SchedulerState, event: ev.TenantDeclared) -> list[
 
 
 def on_tenant_named(state: SchedulerState, event: ev.TenantNamed) -> list[Decision]:
-    """Lets a client's actions and sessions count for a tenant; it has none yet."""
+    """Lets a client's actions and sessions count for a tenant. The client has none of them yet."""
     state.ledger.tenants.spec(event.tenant)
     state.ledger.tenants.of_client[event.client] = event.tenant
     return []

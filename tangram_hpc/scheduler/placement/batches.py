@@ -20,7 +20,6 @@ from ..state.ledger import LeaseEntry, Ledger, NodeEntry
 from ..state.queue import GPU, QueueShard, fair_walk
 from .minimum_residency import gpu_demand, residency_end_ns, starvation_limit_ns
 from .placers.waiting import OVERDUE_NS
-from .prefetch import may_follow
 
 
 def batches(ledger: Ledger, now: int) -> list[ev.Event]:
@@ -88,18 +87,21 @@ def _fill(ledger: Ledger, now: int, lease: LeaseEntry, shards: list[QueueShard],
     room = min(share, 2 * ledger.services[service_of(lease.key)].batch - len(lease.lease_queue))
     turns, endings = ledger.tenants.turns(GPU, now), Endings(ledger, now)
     last, walk = next(reversed(lease.lease_queue)), fair_walk(shards, turns)
+    tenant = ledger.leases[last].tenant
     while room > 0 and (head := walk.head()) is not None:
         action, shape = head
         if (len(lease.gpus) not in shape.degrees or not node.spec.serves(shape.component)
                 or not endings.fits(node, shape)
-                or not may_follow(turns, lease, action, len(lease.gpus))):
+                or (turns is not None
+                    and not turns.may_follow(tenant, turns.tenant_of(client_of(action))))):
             walk.skip_shape()
             continue
         walk.next()
         if action in taken:
             continue
         if turns is not None:
-            turns.charge(turns.tenant_of(client_of(action)), len(lease.gpus))
+            tenant = turns.tenant_of(client_of(action))
+            turns.charge(tenant, len(lease.gpus))
         taken.add(action)
         number = ledger.next_lease + len(events)
         attempt = ledger.actions[action].attempt + 1

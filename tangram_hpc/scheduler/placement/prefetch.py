@@ -21,7 +21,6 @@ from ...domain.states import NodeState
 from ..policy.ending import Endings
 from ..state.ledger import LeaseEntry, Ledger, NodeEntry
 from ..state.queue import CPU, ActionShape, fair_walk
-from ..state.tenant_use import TenantTurns
 
 PREFETCH_NS = 10_000_000  # expected work that may be prefetched on one unit
 OVERHEAD_NS = 20_000  # the least time for an action in addition to its own work
@@ -44,12 +43,14 @@ class _Tail:
         last: the last lease in the queue.
         have: how many leases are prefetched on the unit.
         most: how many may be prefetched there.
+        tenant: the tenant of the last lease.
     """
 
     cores: tuple[int, ...]
     last: int
     have: int
     most: int
+    tenant: str
 
 
 def is_short(ledger: Ledger, action: Action) -> bool:
@@ -88,7 +89,7 @@ def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]
     shards = [shard for home in (node.node, 0) for shard in ready.shards_at(CPU, "cpu", home)]
     turns = ledger.tenants.turns(CPU, now)
     walk, fine, endings = fair_walk(shards, turns), dict[ActionShape, int](), Endings(ledger, now)
-    tails = {unit: _tail(ledger.leases[ledger.short[unit]], share) for unit in units}
+    tails = {unit: _tail(ledger, ledger.leases[ledger.short[unit]], share) for unit in units}
     while tails and (head := walk.head()) is not None:
         action, shape = head
         if action in taken:
@@ -104,11 +105,13 @@ def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]
         if tail.have >= min(most, tail.most):
             del tails[unit]
             continue
-        if not may_follow(turns, ledger.leases[ledger.short[unit]], action, 1):
-            walk.skip_shape()
-            continue
         if turns is not None:
-            turns.charge(turns.tenant_of(client_of(action)), 1)
+            tenant = turns.tenant_of(client_of(action))
+            if not turns.may_follow(tail.tenant, tenant):
+                walk.skip_shape()
+                continue
+            turns.charge(tenant, 1)
+            tail.tenant = tenant
         taken.add(action)
         walk.next()
         lease_id = ledger.next_lease + len(events)
@@ -117,19 +120,9 @@ def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]
         tail.last, tail.have = lease_id, tail.have + 1
 
 
-def may_follow(turns: TenantTurns | None, lease: LeaseEntry, action: int, units: int) -> bool:
-    """Returns whether the limits of an action's tenant allow it to get the units of a lease when
-    the lease ends.
-    """
-    if turns is None:
-        return True
-    tenant = turns.tenant_of(client_of(action))
-    return tenant == lease.tenant or turns.room(tenant) >= units
-
-
-def _tail(lease: LeaseEntry, share: int) -> _Tail:
-    have = len(lease.lease_queue) - 1
-    return _Tail(lease.cores, next(reversed(lease.lease_queue)), have, have + share)
+def _tail(ledger: Ledger, lease: LeaseEntry, share: int) -> _Tail:
+    have, last = len(lease.lease_queue) - 1, next(reversed(lease.lease_queue))
+    return _Tail(lease.cores, last, have, have + share, ledger.leases[last].tenant)
 
 
 def _unit_for(ledger: Ledger, action: Action, node: NodeEntry, tails: dict[tuple[int, int], _Tail]

@@ -298,7 +298,7 @@ class Rounds(Generic[_W]):
 
     def charge(self, counted: int = 0) -> None:
         """Counts one grant for the current list, except on the levels on which its action was
-        counted before (`ClientShare.counted`). Who grants units charges them to the tenant
+        counted before (`ClientShare.counted`). The placer charges the units to the tenant
         (`TenantTurns.charge`).
         """
         tag, client = self._heap[0]

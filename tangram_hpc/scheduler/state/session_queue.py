@@ -79,8 +79,7 @@ class SessionQueue:
 
         Args:
             turns: the order of the tenants in memory, which is drawn down; None if there is nothing
-                to compare. Once the next session of a tenant is beyond its limit, the tenant is
-                left out.
+                to compare. Limits are not looked at.
             mem_mib: gives the memory of a session.
         """
         if turns is None:
@@ -93,7 +92,7 @@ class SessionQueue:
         while left:
             tenant = min(left, key=turns.rank)
             session = next(left[tenant], 0)
-            if not session or mem_mib(session) > turns.room(tenant):
+            if not session:
                 del left[tenant]
                 continue
             yield session

@@ -74,12 +74,14 @@ class ResourceUse:
         tenants: by name, those that ever used the resource or waited for it.
     """
 
-    __slots__ = ("_tenants", "counted", "name", "tenants")
+    __slots__ = ("_first", "_hungry", "_tenants", "counted", "name", "tenants")
 
     def __init__(self, name: str, tenants: Tenants) -> None:
         self.name, self._tenants = name, tenants
         self.counted = name == "nothing" or name.startswith("endpoint:")
         self.tenants: dict[str, TenantUse] = {}
+        self._hungry: dict[str, TenantUse] = {}  # those that are hungry
+        self._first: TenantUse | None = None  # the one that is most ahead, when it last changed
 
     def of(self, tenant: str) -> TenantUse:
         """Returns the use of one tenant; made if there is none."""
@@ -97,6 +99,7 @@ class ResourceUse:
         self._settle(use)
         use.used = use.used * spec.shares // use.spec.shares
         use.spec, use.limit = spec, self._limit(spec)
+        self._note(use)
 
     def _limit(self, spec: TenantSpec) -> int:
         limit = spec.limit(self.name)
@@ -108,10 +111,13 @@ class ResourceUse:
         if not use.hungry:
             self._catch_up(use)
         use.waiting += 1
+        self._note(use)
 
     def leave(self, tenant: str) -> None:
         """Counts an action that waits no more."""
-        self.tenants[tenant].waiting -= 1
+        use = self.tenants[tenant]
+        use.waiting -= 1
+        self._note(use)
 
     def take(self, tenant: str, units: int) -> None:
         """Counts units that a lease or session of a tenant holds from now on; negative for units
@@ -127,6 +133,18 @@ class ResourceUse:
             use.used += max(0, units) * HORIZON_NS
         if not hungry and use.hungry:
             self._catch_up(use)
+        self._note(use)
+
+    def _note(self, use: TenantUse) -> None:
+        """Notes a tenant that became hungry or is so no more, or that is most ahead."""
+        if use.hungry:
+            self._hungry[use.spec.name] = use
+        else:
+            self._hungry.pop(use.spec.name, None)
+        first = self._first
+        if first is not use and (
+                first is None or self._virtual_time(use) > self._virtual_time(first)):
+            self._first = use
 
     def _settle(self, use: TenantUse) -> None:
         now = self._tenants.now
@@ -142,21 +160,20 @@ class ResourceUse:
         """Lets a tenant that begins to wait start no earlier than the others are.
 
         If no other one waits, what the others have held was not taken from anybody, so it does not
-        count against them.
+        count against them. O(tenants that wait).
         """
-        others = [each for each in self.tenants.values() if each is not use]
-        if not others:
+        first = self._first
+        if first is None or first is use:
             return
         self._settle(use)
-        hungry = [self._virtual_time(each) for each in others if each.hungry]
-        floor = min(hungry) if hungry else max(map(self._virtual_time, others))
+        hungry = [self._virtual_time(each) for each in self._hungry.values() if each is not use]
+        floor = min(hungry) if hungry else self._virtual_time(first)
         use.used = max(use.used, floor * use.spec.shares // _SCALE)
 
     def _bound_lag(self, use: TenantUse) -> None:
         """Forgets what a tenant is behind by more than LAG_NS; something else kept it waiting."""
-        others = [each for each in self.tenants.values() if each is not use and each.held]
-        if others:
-            first = max(others, key=self._virtual_time)
+        first = self._first
+        if first is not None and first is not use and first.held:
             behind = LAG_NS * first.held * _SCALE // first.spec.shares
             least = (self._virtual_time(first) - behind) * use.spec.shares // _SCALE
             use.used = max(use.used, least)
@@ -275,7 +292,20 @@ class TenantTurns:
         """Counts units that a tenant is given in this pass, or that are taken from it."""
         self.given[tenant] = self.given.get(tenant, 0) + units
 
+    def may_follow(self, before: str, tenant: str) -> bool:
+        """Returns whether a tenant's lease may be queued behind one of the tenant `before`.
+
+        When its turn comes, it gets the unit of that lease. What a tenant with a limit holds by
+        then is not known, unless the unit is its own already.
+        """
+        return before == tenant or self.room(tenant) > NO_LIMIT >> 1
+
     @property
     def contended(self) -> bool:
         """Whether more than one tenant holds units or waits for some."""
         return sum(use.hungry or use.held > 0 for use in self._use.tenants.values()) > 1
+
+
+def copy_of(turns: TenantTurns | None) -> TenantTurns | None:
+    """Returns a copy that is drawn down by itself; None of None."""
+    return turns.copy() if turns is not None else None

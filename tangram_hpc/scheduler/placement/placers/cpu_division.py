@@ -187,17 +187,17 @@ class _Shares:
         Returns:
             How many units are free then; None if the candidate cannot start.
         """
-        own, taken = e.tenant if self.turns is not None else "", list[int]()
-        while free < e.least:
-            k = self._from_others(e) if self.turns is not None else None
+        own, taken, judged = e.tenant if self.turns is not None else "", list[int](), e.must
+        while free < e.least or not self._has_room(e):
+            k = self._from_others(e) if self._has_room(e) else None
             if k is None:
                 cheap = self.cheapest(own)
-                if cheap is None or (not e.must and not taken
-                                     and cheap[0] * e.least > sum(e.steps[:e.least]) * e.weight):
+                if cheap is None or (not judged and cheap[0] * e.least
+                                     > sum(e.steps[:e.least]) * e.weight):
                     for back in taken:
                         self.shift(back, 1)
                     return None
-                k = cheap[1]
+                k, judged = cheap[1], True
             self.shift(k, -1)
             taken.append(k)
             free += 1
@@ -205,6 +205,10 @@ class _Shares:
             self.turns.charge(e.tenant, e.least)
         self.add(e.least, e.least, e, e.degrees[-1])
         return free - e.least
+
+    def _has_room(self, e: WaitingCandidate) -> bool:
+        """Returns whether the limit of its tenant lets a candidate start on its smallest size."""
+        return self.turns is None or self.turns.room(e.tenant) >= e.least
 
     def _from_others(self, e: WaitingCandidate) -> int | None:
         """Returns an action of another tenant that gives up a unit; None if none should."""
@@ -270,7 +274,7 @@ def divide_cpus(free: int, holders: Sequence[ResizableLease],
     free = shares.spread(free)
     started: list[WaitingCandidate] = []
     ended: set[str] = set()  # tenants whose candidates start no more
-    last: Rank | None = None  # of the tenant that is most ahead
+    last: Rank | None = None  # of the tenant that is most ahead; None if it may have changed
     for e in candidates:
         if e.tenant in ended:
             continue
@@ -278,11 +282,14 @@ def divide_cpus(free: int, holders: Sequence[ResizableLease],
         if left is None:
             if turns is None:
                 break
+            if turns.room(e.tenant) < e.least:
+                continue  # units that come free do not help it
             last = last or max(map(turns.rank, turns.holders()), default=turns.rank(e.tenant))
             if e.tenant != last[2] and turns.rank(e.tenant, e.least) < last:
                 break
             ended.add(e.tenant)
             continue
+        last = None
         started.append(e)
         spare -= e.least
         free = shares.spread(left)

@@ -20,7 +20,7 @@ from ....domain.states import LeaseState
 from ...state.ledger import RESIZE_GAP_NS, LeaseEntry
 from ...state.queue import CPU, ActionShape, ShapeQueue
 from ...state.speed import ONE, speed, speed_gains
-from ...state.tenant_use import TenantTurns
+from ...state.tenant_use import copy_of
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, Resizing, grant
 from .cpu_division import ResizableLease, WaitingCandidate, divide_cpus, weight
@@ -126,7 +126,7 @@ class ElasticCpus:
                                     if lease.units > 1)
         started = {g.action for g in placement.grants}
         turns = view.turns(CPU)
-        waiting = Waiting(view.ledger, queues, view.now_ns, turns=_copy(turns))
+        waiting = Waiting(view.ledger, queues, view.now_ns, turns=copy_of(turns))
         chosen, kept.keeps_gpus = _choose(view, placement, node, waiting, room, started)
         candidates = []
         for action, shape, overdue in chosen:
@@ -142,7 +142,7 @@ class ElasticCpus:
             [WaitingCandidate(a.id, _degrees(shape.degrees), not is_elastic(a.resizable, a.degrees),
                               speed_gains(serial, a.degrees[-1]), weight(work, scale), must,
                               view.ledger.tenants.tenant_of(client_of(a.id)))
-             for a, shape, serial, work, must in candidates], _copy(turns))
+             for a, shape, serial, work, must in candidates], copy_of(turns))
         now_held = {lease.lease: lease for lease, _, _, _ in holders}
         for lease_id, units in sizes:
             more = units - now_held[lease_id].units
@@ -218,10 +218,6 @@ def _done_before(lease: LeaseEntry, serial: int,
     return n, serial, work
 
 
-def _copy(turns: TenantTurns | None) -> TenantTurns | None:
-    return turns.copy() if turns is not None else None
-
-
 def _degrees(degrees: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the degrees without 0; on 0 units an action would never end."""
     return degrees if degrees[0] else degrees[1:]
@@ -268,7 +264,7 @@ def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiti
             continue
         owed = several and waiting.is_first()
         waiting.take(head)
-        waiting.charge(action, 0 if shape.session else _degrees(shape.degrees)[0])
+        waiting.charge(head, 0 if shape.session else _degrees(shape.degrees)[0])
         entry = view.ledger.actions[action].action
         mem, gpus = mem - shape.mem_mib, gpus - shape.gpus
         if shape.session:

@@ -34,7 +34,7 @@ from ....domain.service import service_of
 from ...state.demand import ONE, Calls
 from ...state.queue import GPU, ActionShape, ShapeQueue
 from ...state.speed import run_ns
-from ...state.tenant_use import Rank
+from ...state.tenant_use import NO_LIMIT, Rank
 from ..minimum_residency import gpu_demand, residency_end_ns, starvation_limit_ns
 from ..snapshot import NodeView, Snapshot
 from .base import Placement
@@ -127,9 +127,14 @@ class _Cycle:
             copy = self._idle(want)
             if copy is None or not q.n:
                 return
+            if copy.size > self._room(q.head()):
+                # a narrower one that is idle, or one that is brought in, or no call of its tenant
+                copy = self._idle(want, self._room(q.head()))
+                if copy is None:
+                    if not self._more(want):
+                        self._leave_out(want, q.head())
+                    continue
             if q.n == 1 and self._widen(want, copy):
-                continue
-            if not self._may(want, q.head(), copy.size):
                 continue
             head = self._take(want)
             self._copies.begin(copy, head.action, head.shape)
@@ -141,16 +146,28 @@ class _Cycle:
         turns = self._turns
         return None if turns is None else turns.rank(turns.tenant_of(client_of(first.action)))
 
-    def _may(self, want: ActionShape, call: Next | None, size: int) -> bool:
-        """Returns whether the limits of a call's tenant allow it `size` GPUs. If they do not, the
-        tenant's calls of this kind are left out of the cycle.
+    def _room(self, call: Next | None) -> int:
+        """Returns how many GPUs the limits of a call's tenant allow it."""
+        return NO_LIMIT if call is None else self._view.room(call.action, call.shape)
+
+    def _leave_out(self, want: ActionShape, call: Next | None) -> None:
+        """Leaves the calls of this kind that the call's tenant has out of the cycle."""
+        if call is not None and self._turns is not None:
+            self._queues[want].leave_out(self._turns.tenant_of(client_of(call.action)))
+
+    def _may(self, want: ActionShape, call: Next | None) -> bool:
+        """Returns whether there is a call and the limits of its tenant allow it the smallest
+        degree. If they do not, the tenant's calls of this kind are left out of the cycle.
         """
-        if call is None or self._turns is None:
+        if call is None or self._room(call) >= want.degrees[0]:
             return call is not None
-        if self._view.room(call.action, call.shape) >= size:
-            return True
-        self._queues[want].leave_out(self._turns.tenant_of(client_of(call.action)))
+        self._leave_out(want, call)
         return False
+
+    def _usable(self, want: ActionShape, call: Next) -> list[PlacedCopy]:
+        """Returns the copies, busy or not, on which this call may run."""
+        room = self._room(call)
+        return [copy for copy in self._copies.usable(want) if copy.size <= room]
 
     def _came(self, first: Next) -> int:
         return self._view.ledger.actions[first.action].submitted_at
@@ -190,10 +207,10 @@ class _Cycle:
             return True
         return self._drains and self._is_booked(copy.node, copy.gpus)
 
-    def _idle(self, want: ActionShape) -> PlacedCopy | None:
-        """Returns the widest idle copy for calls of this shape."""
+    def _idle(self, want: ActionShape, most: int = NO_LIMIT) -> PlacedCopy | None:
+        """Returns the widest idle copy of at most `most` GPUs for calls of this shape."""
         idle = [c for c in self._copies.usable(want)
-                if self._copies.is_idle(c) and not self._is_drained(c)]
+                if c.size <= most and self._copies.is_idle(c) and not self._is_drained(c)]
         return min(idle, key=lambda c: (-c.size, c.node.node, c.gpus), default=None)
 
     def _loss(self, over: list[PlacedCopy]) -> int:
@@ -315,10 +332,8 @@ class _Cycle:
 
     def _rescue(self, want: ActionShape) -> None:
         """Finds or books a block for a starved kind, unless the kind has a copy to serve it."""
-        if self._copies.usable(want):
-            return
         head, size = self._queues[want].oldest(), want.degrees[0]
-        if head is None or not self._may(want, head, size):
+        if head is None or not self._may(want, head) or self._usable(want, head):
             return
         spot = self._spot(want, size, force=True)
         if spot is not None:
@@ -370,7 +385,7 @@ class _Cycle:
             if load > total or coming * stay > 2 * restore + coming * go // parts:
                 for k in range(0, copy.size, top):
                     head = q.head()
-                    if head is not None and self._may(want, head, top):
+                    if head is not None and self._room(head) >= top:
                         gpus = copy.gpus[k:k + top]
                         self._open(want, (0, 0, 0, gpus, copy.node), head)
                 return
@@ -382,7 +397,8 @@ class _Cycle:
         calls within two horizons that find no wide copy idle, gain more time than twice the restore
         and the loss of the parked copies.
         """
-        top = self._wide(want.degrees)
+        room = self._room(self._queues[want].head())
+        top = self._wide(tuple(d for d in want.degrees if d <= max(room, want.degrees[0])))
         if top <= copy.size or self._load(top) > self._copies.total * ONE:
             return False
         calls, restore = self._calls(want), self._restore(service_of(want.key))
@@ -398,8 +414,7 @@ class _Cycle:
         if spot is None or gain <= 2 * restore + spot[0]:
             return False
         head = self._queues[want].head()
-        if head is None or not self._may(want, head, top):
-            return False
+        assert head is not None
         self._open(want, spot, head)
         return True
 
@@ -408,20 +423,22 @@ class _Cycle:
         head = self._queues[want].oldest()
         if head is None or self._spot(want, want.degrees[0]) is None:
             return False
-        service, fit = service_of(want.key), self._copies.usable(want)
+        if not self._may(want, head):
+            return True  # the next call is another tenant's
+        service, fit = service_of(want.key), self._usable(want, head)
         use, restore = self._use(service, fit), self._restore(service)
         price = restore - ((restore * use >> 20) * use >> 20)
-        best = self._cheapest(want, price)
+        best = self._cheapest(want, price, self._room(head))
         if fit and not self._too_long(want, fit, price, best):
             return False
-        if not self._may(want, head, len(best[1][3])):
-            return True  # the next call is another tenant's
         self._open(want, best[1], head)
         return True
 
-    def _cheapest(self, want: ActionShape, price: int) -> tuple[int, Spot]:
-        """Returns the cost in ns and the block of the cheapest new copy, over all degrees."""
-        top = self._wide(want.degrees)
+    def _cheapest(self, want: ActionShape, price: int, most: int) -> tuple[int, Spot]:
+        """Returns the cost in ns and the block of the cheapest new copy, over all degrees of at
+        most `most` GPUs.
+        """
+        top = min(self._wide(want.degrees), most)
         best: tuple[int, Spot] | None = None
         calls, restore = self._calls(want), self._restore(service_of(want.key))
         narrow = run_ns(calls.work_ns, calls.serial, want.degrees[0])

@@ -17,7 +17,7 @@ from ....domain.service import BLOCK_SIZES, service_of
 from ....domain.states import LeaseState
 from ...state.queue import CPU, GPU, ActionShape, fair_walk
 from ...state.speed import ONE, run_ns, speed
-from ...state.tenant_use import TenantTurns
+from ...state.tenant_use import copy_of
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, grant, largest, start_calls, start_unitless
 from .copy_map import CopyMap, PlacedCopy
@@ -65,7 +65,7 @@ def _waiting_on(view: Snapshot, placement: Placement, node: NodeView) -> list[Wa
     there.
     """
     shards = [b for home in (node.node, 0) for b in view.ledger.ready.shards_at(CPU, "cpu", home)]
-    turns = _copy(view.turns(CPU))
+    turns = copy_of(view.turns(CPU))
     walk, found = fair_walk(shards, turns), list[Waiter]()
     started = {g.action for g in placement.grants}
     while len(found) < N_MAX + DEPTH and (head := walk.head()) is not None:
@@ -80,10 +80,6 @@ def _waiting_on(view: Snapshot, placement: Placement, node: NodeView) -> list[Wa
                 turns.charge(turns.tenant_of(client_of(action)), least)
         walk.next()
     return found
-
-
-def _copy(turns: TenantTurns | None) -> TenantTurns | None:
-    return turns.copy() if turns is not None else None
 
 
 def _start_on(view: Snapshot, placement: Placement, node: NodeView) -> None:
@@ -101,7 +97,9 @@ def _start_on(view: Snapshot, placement: Placement, node: NodeView) -> None:
     degrees = choose_degrees(options, node.free_cpus, least, _releases(view, node), view.now_ns)
     for (action, shape), chosen in zip(candidates, degrees, strict=False):
         units = largest(shape.degrees, min(chosen, view.room(action, shape)))
-        if not view.fits(node, shape, units) or units > view.room(action, shape):
+        if units > view.room(action, shape):
+            continue  # only the limits of its tenant are in the way
+        if not view.fits(node, shape, units):
             return
         grant(view, placement, action, shape, node, units)
 
@@ -139,7 +137,7 @@ def _releases(view: Snapshot, node: NodeView) -> list[tuple[int, int]]:
 def _start_services(view: Snapshot, placement: Placement) -> None:
     """Starts calls in rounds, until a round does not start all its candidates."""
     copies, started = CopyMap(view, placement), set[int]()
-    turns = _copy(view.turns(GPU))
+    turns = copy_of(view.turns(GPU))
     walk, order = view.ledger.ready.walk(GPU, turns), list[Waiter]()
     limit = N_MAX + DEPTH + sum(n.free_gpus for n in copies.nodes)
     while len(order) < limit and (head := walk.head()) is not None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from ....domain.ids import client_of
 from ....domain.session import SessionSpec
 from ...state.queue import CPU
-from ...state.tenant_use import MEMORY
+from ...state.tenant_use import MEMORY, copy_of
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, SessionPlacement
 
@@ -58,18 +58,20 @@ def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None
     kept: set[int] = set()
     shut: set[int] = set()  # nodes that are kept or closed
     kinds: dict[tuple[str, str, str, bool], _Kind] = {}
-    sessions, cores = view.ledger.sessions, view.turns(CPU) if reserve else None
-    for session_id in view.ledger.session_queue.walk(view.turns(MEMORY),
+    sessions, memory, cores = view.ledger.sessions, view.turns(MEMORY), view.turns(CPU)
+    for session_id in view.ledger.session_queue.walk(copy_of(memory),
                                                      lambda each: sessions[each].spec.mem_mib):
         spec, tenant = sessions[session_id].spec, tenants.tenant_of(client_of(session_id))
-        if cores is not None and reserve > cores.room(tenant):
-            continue
+        if memory is not None and cores is not None and (
+                spec.mem_mib > memory.room(tenant) or reserve > cores.room(tenant)):
+            continue  # its tenant's limits keep it waiting
         want = (spec.component, spec.backend, spec.image, spec.trusted)
         kind = None if spec.origin else kinds.get(want)
         if kind is None or spec.mem_mib < kind.least:
             if node := _roomy(view, spec, reserve, kept):
                 placement.openings.append(SessionPlacement(session_id, node.node, reserve))
-                if cores is not None:
+                if memory is not None and cores is not None:
+                    memory.charge(tenant, spec.mem_mib)
                     cores.charge(tenant, reserve)
                 continue
             # a fork is a kind of its own

@@ -13,15 +13,16 @@ OVERDUE_NS. The queue is read only.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ....domain.ids import client_of
 from ...state.fair_order import Rounds, arrival_of, round_of
 from ...state.ledger import Ledger
-from ...state.queue import ActionShape, QueueShard, ShapeQueue
+from ...state.queue import GPU, ActionShape, QueueShard, ShapeQueue
 from ...state.speed import octaves
-from ...state.tenant_use import TenantTurns
+from ...state.tenant_use import MEMORY, TenantTurns
 from ..snapshot import Snapshot
 
 BYPASS = 256
@@ -69,6 +70,8 @@ class Waiting:
     def __init__(self, ledger: Ledger, queues: Iterable[ShapeQueue], now: int,
                  bypass: int = BYPASS, turns: TenantTurns | None = None) -> None:
         self._ledger, self._turns = ledger, turns
+        # memory and GPUs of the actions that were charged, by tenant and resource
+        self._beside: Counter[tuple[str, str]] = Counter()
         found: dict[tuple[int, int], list[ShapeQueue]] = {}
         for queue in queues:
             whose = queue.shard.share.client, queue.shard.group
@@ -136,18 +139,24 @@ class Waiting:
         if turns is None:
             return True
         tenant = turns.tenant_of(client_of(chosen.action))
-        least = next((d for d in shape.degrees if d), 1)
-        if shape.session or (least <= turns.room(tenant) and view.room(chosen.action, shape)):
+        least = 0 if shape.session else next((d for d in shape.degrees if d), 1)
+        beside = ((MEMORY, shape.mem_mib), (GPU, shape.gpus))
+        if least <= turns.room(tenant) and all(
+                units + self._beside[tenant, resource] <= of.room(tenant)
+                for resource, units in beside if units and (of := view.turns(resource))):
             return True
         for each in self._lists.values():
             if each.tenant == tenant:
                 each.skip_shape(shape)
         return False
 
-    def charge(self, action: int, units: int) -> None:
-        """Counts units that an action is to be given in this cycle for its tenant."""
+    def charge(self, chosen: Next, units: int) -> None:
+        """Counts for its tenant the units, memory and GPUs that an action is to be given."""
         if self._turns is not None:
-            self._turns.charge(self._turns.tenant_of(client_of(action)), units)
+            tenant = self._turns.tenant_of(client_of(chosen.action))
+            self._turns.charge(tenant, units)
+            self._beside[tenant, MEMORY] += chosen.shape.mem_mib
+            self._beside[tenant, GPU] += chosen.shape.gpus
 
     def leave_out(self, tenant: str) -> None:
         """Passes over all actions of a tenant, which may hold no more units in this cycle."""
