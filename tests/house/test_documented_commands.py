@@ -189,6 +189,7 @@ def test_documented_settings_are_accepted(block: Block, tmp_path: Path) -> None:
     from tangram_hpc.config.endpoints import endpoint_spec
     from tangram_hpc.config.rollouts import rollouts_spec
     from tangram_hpc.config.services import service_spec
+    from tangram_hpc.config.tenants import tenant_spec
 
     (tmp_path / "t.toml").write_text(block.text)
     config = load_config({"TANGRAM_CONFIG": str(tmp_path / "t.toml"), "HOME": str(tmp_path)})
@@ -196,6 +197,7 @@ def test_documented_settings_are_accepted(block: Block, tmp_path: Path) -> None:
     told += [endpoint_spec(name, table) for name, table in config.endpoints.items()]
     told += [service_spec(name, table) for name, table in config.services.items()]
     told += [rollouts_spec(name, table) for name, table in config.rollouts.items()]
+    told += [tenant_spec(name, table) for name, table in config.tenants.items()]
     assert told
 
 
