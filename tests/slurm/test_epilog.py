@@ -3,6 +3,7 @@ else. It is run as root, with the node's sh and with bash as sh, and by a real s
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import signal
@@ -126,25 +127,29 @@ def test_the_epilog_removes_folders_of_its_job_and_user_only(
 
 
 @root_only
-def test_shared_memory_of_killed_ranks_goes_when_its_user_has_no_process(
+def test_shared_memory_of_killed_ranks_goes_when_nobody_can_use_it(
         epilog: Epilog, base: Path) -> None:
-    def segment(name: str, uid: int = USER) -> Path:
+    def segment(name: str, uid: int = USER, age_s: int = 60) -> Path:
         path = base / name
         path.write_bytes(b"x")
         os.chown(path, uid, uid)
+        os.utime(path, (time.time() - age_s, time.time() - age_s))
         return path
 
-    left = [segment("mpich_shm_2bf09362_0"), segment("vader_segment.n1.64321.a.0")]
+    old = [segment("mpich_shm_2bf09362_0"), segment("vader_segment.n1.64321.a.0")]
+    new, mapped = segment("mpich_shm_2bf09362_2", age_s=0), segment("mpich_shm_2bf09362_3")
     stay = [segment("mpich_shm_2bf09362_1", OTHER), segment("numbers.npy")]
     alive = subprocess.Popen(["sleep", "600"], user=USER)
-    try:
-        epilog(base, **of_job())
-        assert all(path.exists() for path in left + stay)
-    finally:
-        alive.kill()
-        alive.wait()
+    with mapped.open("r+b") as file, mmap.mmap(file.fileno(), 1):
+        try:
+            epilog(base, **of_job())
+            assert not any(path.exists() for path in old)
+            assert all(path.exists() for path in (new, mapped, *stay))
+        finally:
+            alive.kill()
+            alive.wait()
     epilog(base, **of_job())
-    assert not any(path.exists() for path in left) and all(path.exists() for path in stay)
+    assert not (new.exists() or mapped.exists()) and all(path.exists() for path in stay)
 
 
 @root_only
