@@ -363,6 +363,19 @@ def test_tables_of_another_version_are_migrated_or_refused(tmp_path: Path,
     assert "\n" not in str(error.value)
 
 
+def test_books_of_version_1_get_the_column_of_tenants(tmp_path: Path) -> None:
+    write_journal(tmp_path / "jobs/4711", short_history())
+    with open_books("", tmp_path) as books:
+        imported(books, tmp_path)
+        rows = contents(books)
+        with books.writing("test") as connection:
+            connection.exec_driver_sql("ALTER TABLE tangram_actions DROP COLUMN tenant")
+            connection.exec_driver_sql("UPDATE tangram_books SET version = 1")
+    with open_books("", tmp_path) as books, books.reading() as connection:
+        told = connection.exec_driver_sql("SELECT DISTINCT tenant FROM tangram_actions").fetchall()
+        assert told == [("default",)] and contents(books) == rows
+
+
 def test_wrong_databases_are_told_in_one_line(tmp_path: Path) -> None:
     for setting, told in (("nonsense", "setting `books`"), ("oracle://x/y", "setting `books`"),
                           (f"sqlite:///{tmp_path}/no/such", f"^books {tmp_path}/no/such: "),
