@@ -8,9 +8,9 @@ the unit-nanoseconds that it has held, divided by its shares; the tenant with th
 While no action of a tenant waits, its virtual time may fall behind. When one begins to wait, the
 virtual time is set to at least that of the others that wait (as in start-time fair queueing, Goyal,
 Vin, Cheng, SIGCOMM 1996), so nobody saves up service, and a tenant that comes back gets its share
-at once. Past use alone would let the tenant that is a little behind take everything for a
-moment. So what a tenant holds now counts as well, as if it would hold it for HORIZON_NS more.
-With units enough, tenants then hold units in proportion to their shares; where units are few or
+at once. With past use alone, the tenant that is a little behind would take everything for a moment.
+So what a tenant holds now counts as well, as if it would hold it for HORIZON_NS more. With units
+enough, tenants then hold units in proportion to their shares; where units are few or
 cannot be taken back, they get them in proportion over time.
 
 Calls of endpoints and actions without units are counted: each costs one unit for HORIZON_NS.
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from ...domain.tenant import DEFAULT_TENANT, TenantSpec
 
-HORIZON_NS = 250_000_000
+HORIZON_NS = 250_000_000  # on two cores, shares of 3:1 differ least over 10 s with this value
 LAG_NS = 30_000_000_000  # no tenant is more behind than what the others got in this time
 MEMORY = "mem"  # the resource that open sessions and leases hold, in MiB
 NO_LIMIT = 1 << 60
