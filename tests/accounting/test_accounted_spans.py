@@ -74,6 +74,19 @@ def a_job(home: Path, job: str, submitted: int = 7) -> Path:
     return folder
 
 
+def test_elements_of_arrays_and_components_are_found_by_the_ids_of_the_broker(
+        tmp_path: Path, accounting: Accounting) -> None:
+    """The last element of an array has the array's own id as its raw id."""
+    accounting.set([("127", "123_4", 7, 10, 20), ("123", "123_5", 7, 11, 21),
+                    ("200", "200+0", 7, 12, 22), ("201", "200+1", 7, 13, 23)])
+    element, last, het = (a_job(tmp_path, job) for job in ("127", "123", "200"))
+    spans = {folder: [(span.job, span.start_ns // SECOND, span.end_ns // SECOND)
+                      for span in found or ()]
+             for folder, found in ask_spans([element, last, het]).items()}
+    assert spans == {element: [("127", 10, 20)], last: [("123", 11, 21)],
+                     het: [("200+0", 12, 22), ("200+1", 13, 23)]}
+
+
 def test_many_jobs_are_asked_in_pieces_and_again_after_a_piece_without_an_answer(
         tmp_path: Path, accounting: Accounting) -> None:
     jobs = [str(number) for number in range(1000, 2201)]
