@@ -74,10 +74,12 @@ class HeldRow:
         Slurm cuts its times to whole seconds. Where cores were lent in the last second, which is
         cut off, they count as held for as long as they were lent.
         """
-        for span in spans:
-            if (self.came and span.job == self.job and span.start_ns <= self.until
-                    and self.since < span.end_ns + _SECOND):
-                self.since, self.until = span.start_ns, max(span.end_ns, self.lent_until)
+        own = [span for span in spans if self.came and span.job == self.job
+               and span.start_ns <= self.until and self.since < span.end_ns + _SECOND]
+        if own:  # a requeued job may start again in the second in which it ended
+            span = max(own, key=lambda one: min(one.end_ns, self.until)
+                       - max(one.start_ns, self.since))
+            self.since, self.until = span.start_ns, max(span.end_ns, self.lent_until)
 
     def rest(self) -> None:
         """Ends the current holding because the job is requeued; it may later get other nodes."""

@@ -179,7 +179,8 @@ class Fold:
         """Ends the fold: everything that is still held ends at the time of the last event.
 
         Actions without an idempotency key that are still open count as cancelled if the broker
-        stopped, and as NODE_FAIL if it was killed, as its next start would end them.
+        stopped, and as NODE_FAIL if it was killed. A broker that is started again within its grace
+        goes on with them; what it writes then tells how they really end.
 
         Args:
             served: whether a broker serves the job now, if the journal has no end.

@@ -97,7 +97,7 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
     dialer = AccessFileDialer(path, address)
     known = dialer.read()
     try:
-        at = f", address={address!r}" if address else ""
+        at = (f", address={address!r}" if address else "") + _for_tenant(tenant)
         return Client([socket_dial(dialer, known.job)], known.job, FolderStore, name,
                       again=f"tangram_hpc.connect({str(path.absolute())!r}{at})",
                       back_within_s=known.back_within_s, tenant=tenant)
@@ -125,10 +125,15 @@ def _connect_over_mpi(environ: Mapping[str, str], name: str, tenant: str) -> Cli
     elif world.rank == 0:
         print("tangram: MPI lacks MPI_THREAD_MULTIPLE: using the broker's socket", file=sys.stderr)
     client = Client(dials, world.job, FolderStore, name, world.rank, world.size,
-                    again=f"tangram_hpc.connect({world.access!r})",
+                    again=f"tangram_hpc.connect({world.access!r}{_for_tenant(tenant)})",
                     back_within_s=_back_within_s(dialer), tenant=tenant)
     mpi.leave_after(client)
     return client
+
+
+def _for_tenant(tenant: str) -> str:
+    """The argument by which another process connects for the same tenant; empty for none."""
+    return f", tenant={tenant!r}" if tenant else ""
 
 
 def _back_within_s(dialer: AccessFileDialer) -> float:

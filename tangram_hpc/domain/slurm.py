@@ -104,7 +104,7 @@ class JobSpan(msgspec.Struct, frozen=True):
     """A time in which a job, or a component of one, held nodes, as Slurm's accounting has it.
 
     Attributes:
-        job: its id as sacct prints it: `7`, or `7+1` for a component.
+        job: its raw id, sacct's JobIDRaw, such as `7`; for a component sacct's JobID, `7+1`.
         submit_s: the submit time of this start of the job, epoch seconds.
         start_ns: when it began, in ns since the epoch; whole seconds.
         end_ns: when it ended; 0 if it has not.

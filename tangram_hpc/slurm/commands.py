@@ -140,19 +140,24 @@ class Commands:
         """Returns when each start of each of these jobs held nodes, by accounting, for a
         heterogeneous job a span for each of its components.
 
-        A job that lost a node has several rows, one after the other; they are one span.
+        An element of a job array is named by its raw id, as in SLURM_JOB_ID, and a component by
+        `LEADER+OFFSET`. A job that lost a node has several rows, one after the other; they are one
+        span.
 
         Raises:
             SlurmRejected: there is no accounting.
             SlurmTransient: accounting does not answer.
         """
         output = await self._run(["sacct", "-n", "-X", "-P", "--duplicates", "-j", ",".join(jobs),
-                                  "-S", "1970-01-02", "-o", "JobID,Submit,Start,End"], b"", _EPOCH)
+                                  "-S", "1970-01-02", "-o", "JobIDRaw,JobID,Submit,Start,End"],
+                                 b"", _EPOCH)
         found: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        for row in (line.split("|") for line in output.splitlines()):
-            if len(row) == 4 and _number(row[2]):
-                found.setdefault((row[0], _number(row[1])), []).append(
-                    (_number(row[2]), _number(row[3])))
+        for raw, shown, submit, *times in (
+                row for line in output.splitlines() if len(row := line.split("|")) == 5):
+            start, end = map(_number, times)
+            if start:
+                job = shown if "+" in shown else raw
+                found.setdefault((job, _number(submit)), []).append((start, end))
         return [JobSpan(job, submit, min(start for start, _ in rows) * 10**9,
                         max(end for _, end in rows) * 10**9 if all(end for _, end in rows) else 0)
                 for (job, submit), rows in found.items()]

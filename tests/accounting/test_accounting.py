@@ -207,3 +207,20 @@ def test_cores_that_were_lent_in_the_last_second_of_a_job_were_held() -> None:
     w.happen(ev.NodeLost(5_700_000_000, 1, "gone"))
     (row,) = held(w.events, [JobSpan("77", 1, 10**9, 5 * 10**9)])
     assert row.used_ns <= row.held_ns == 4_700_000_000
+
+
+def test_each_run_of_a_job_has_its_own_times_when_it_starts_again_within_a_second() -> None:
+    """By Slurm's whole seconds the second run begins when the first one ends."""
+    second = 10**9
+    w, told = World(), ("77", "elastic", "none", "me", "", 8, 0)
+    for number, (at, granted) in enumerate(((101, 100), (151, 150)), 1):
+        w.happen(ev.BrokerStarted(at * second, *told, granted * second))
+        w.happen(ev.NodeJoined(at * second, number, NodeSpec("a", "h", (0,), 99, allocation="77")))
+        w.happen(ev.NodeLost((granted + 50) * second, number, "gone"))
+    w.happen(ev.NodeJoined(201 * second, 3, NodeSpec("a", "h", (0,), 99, allocation="77")))
+    w.happen(ev.BrokerStopped(399 * second, "done"))
+    runs = [JobSpan("77", 1, 100 * second, 150 * second), JobSpan("77", 2, 150 * second,
+                                                                  400 * second)]
+    for spans in (runs, runs[::-1]):
+        (row,) = held(w.events, spans)
+        assert (row.span_ns // second, row.since // second, row.until // second) == (300, 150, 400)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -111,6 +112,8 @@ def test_the_environment_names_a_clients_tenant(cluster: LocalCluster,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANGRAM_TENANT", "code")
     with tangram_hpc.connect(cluster.access) as client:
+        with pytest.raises(InvalidInput, match=r"connect\('[^']+', tenant='code'\) there"):
+            pickle.dumps(client)
         mine = client.submit(["true"], name="by-environment")
         mine.result()
     rows = printed(cluster, "acct", "-n", "-P", "-o", "JobName,Tenant").splitlines()

@@ -12,9 +12,12 @@ import pytest
 from helpers import forked_start
 from helpers.forked_start import Script
 
+from tangram_hpc.cli import VERBS
+
 pytestmark = pytest.mark.skipif(forked_start._CLONE is None,
                                 reason="no number of clone is known for this machine")
 TANGRAM = [sys.executable, "-m", "tangram_hpc"]
+STARTED = ("broker", "worker", "gateway", "run", "acct", "books", "serve")  # the others are `long`
 TOLD = """
 import json, os, subprocess, sys
 print(json.dumps([sys.argv, __name__, os.getcwd(), os.environ.get("WORD"), os.getppid(),
@@ -50,6 +53,33 @@ def test_the_command_tells_its_status_and_what_is_wrong() -> None:
     assert subprocess.run([*TANGRAM, "--version"], check=False).returncode == 0
     refused = subprocess.run([*TANGRAM, "nothing"], capture_output=True, text=True, check=False)
     assert (refused.returncode, refused.stdout) == (2, "") and "invalid choice" in refused.stderr
+
+
+def test_output_that_is_lost_at_the_end_is_told_as_by_a_start(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import sys\nsys.stdout = open('/dev/full', 'w')\nprint('lost')\n")
+    for path in (Script(program), program):
+        done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+        assert done.returncode == 120 and "No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("verb", [
+    pytest.param(verb.replace("_", "-"), marks=() if verb in STARTED else pytest.mark.long)
+    for verb in VERBS])
+def test_a_verb_that_is_entered_first_starts_for_real(verb: str) -> None:
+    """No fork shows a cycle of imports that depends on what was imported before."""
+    with forked_start._START([*TANGRAM, verb, "--help"], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True) as child:
+        out, err = child.communicate(timeout=60)
+    assert (child.returncode, err) == (0, "") and out.startswith("usage: tangram")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("module", forked_start.IMPORTED)
+def test_what_the_server_has_imported_can_each_be_imported_first(module: str) -> None:
+    done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True,
+                          text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_signal_ends_it_and_is_told(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def import_jobs(books: Books, home: Path, now_ns: int, say: Callable[[str], None
     """Imports all jobs below `$TANGRAM_HOME` that have changed.
 
     A job that has just ended, and whose end Slurm's accounting does not have yet, is imported with
-    the end of its broker, and once more by the next import.
+    the end of its broker, and once more by the next import. So is every job about which accounting
+    did not answer.
 
     Args:
         books: the database.

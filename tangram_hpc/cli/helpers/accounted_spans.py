@@ -1,8 +1,9 @@
 """Asks Slurm's accounting when jobs that have ended held their nodes.
 
 No journal has the end of its job: the batch script goes on after the broker, and Slurm decides when
-the job is over. So rows about jobs take these times from sacct. One call is made for all jobs in
-question. Where there is no accounting, or it has forgotten a job, the journal's own times count.
+the job is over. So rows about jobs take these times from sacct. One call asks about many jobs.
+Where there is no accounting, or it has forgotten a job, the journal's own times count. Where
+accounting does not answer in time, they count until somebody asks again.
 
 A row of sacct belongs to a job if its submit time is one of those that the job's broker recorded
 (`storage.identity`), since job ids repeat.
@@ -14,7 +15,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,25 +24,31 @@ if TYPE_CHECKING:
 
 _DEADLINE_S = 10.0
 _LATE_S = 600.0  # accounting has the end of a job after this time, if it ever has
+_AT_ONCE = 500  # jobs of one call: its time and its command line are bounded
 _SAME_S = 2  # the components of a job are submitted within this time
 
 
 def ask_spans(folders: Sequence[Path]) -> dict[Path, list[JobSpan] | None]:
     """Returns, for each of these folders, when its Slurm job held nodes: a span for each start and
-    component. It is None for a job that has just ended and whose end accounting does not have yet.
-    Jobs that run, that accounting does not know, or that are no Slurm jobs have no entry.
+    component. It is None for a job that must be asked about again later, since accounting did not
+    answer, or the job has just ended and accounting does not have its end yet. Jobs that run, that
+    accounting does not know, or that are no Slurm jobs have no entry.
     """
     from ...storage.identity import read_starts
     from ...storage.job_folders import is_served
 
     starts = {folder: read_starts(folder) for folder in folders if not is_served(folder)}
     asked = {one.job for known in starts.values() for one in known}
-    told = _ask(asked) if asked else None
+    told = asyncio.run(_ask(sorted(asked))) if asked else {}
     found: dict[Path, list[JobSpan] | None] = {}
     for folder, known in starts.items():
-        if not known or told is None:
+        if not known or known[0].job not in told:
             continue
-        spans = [span for span in told if span.job.partition("+")[0] == known[0].job and any(
+        answer = told[known[0].job]
+        if answer is None:
+            found[folder] = None
+            continue
+        spans = [span for span in answer if any(
             abs(span.submit_s - start.submitted_s) <= _SAME_S for start in known)]
         if spans and all(span.end_ns for span in spans):
             found[folder] = spans
@@ -50,19 +57,31 @@ def ask_spans(folders: Sequence[Path]) -> dict[Path, list[JobSpan] | None]:
     return found
 
 
-def _ask(jobs: Iterable[str]) -> list[JobSpan] | None:
-    """Returns the answer of accounting; None if there is no accounting, or no answer."""
+async def _ask(jobs: Sequence[str]) -> dict[str, list[JobSpan] | None]:
+    """Returns the answer of accounting for each of these jobs, which is None if there was no answer
+    in time. Jobs have no entry if there is no accounting. After the first call without an answer no
+    other is made.
+    """
     from ...ports import SlurmRejected, SlurmTransient
     from ...slurm.commands import Commands
 
-    try:
-        return asyncio.run(Commands(os.environ, _DEADLINE_S).spans(sorted(jobs)))
-    except SlurmRejected:
-        return None
-    except SlurmTransient as failed:
-        print(f"tangram: Slurm's accounting does not answer, so jobs end with their brokers: "
-              f"{failed}", file=sys.stderr)
-        return None
+    commands = Commands(os.environ, _DEADLINE_S)
+    told: dict[str, list[JobSpan] | None] = {}
+    for at in range(0, len(jobs), _AT_ONCE):
+        answer: dict[str, list[JobSpan]] = {job: [] for job in jobs[at:at + _AT_ONCE]}
+        try:
+            spans = await commands.spans(list(answer))
+        except SlurmRejected:
+            break
+        except SlurmTransient as failed:
+            print(f"tangram: Slurm's accounting does not answer, so jobs end with their brokers: "
+                  f"{failed}", file=sys.stderr)
+            told.update(dict.fromkeys(jobs[at:]))
+            break
+        for span in spans:
+            answer.get(span.job.partition("+")[0], []).append(span)
+        told.update(answer)
+    return told
 
 
 def _has_just_ended(folder: Path) -> bool:

@@ -92,11 +92,13 @@ class DetachableCommand(Command):
         data, self._line = self._line, b""
         for stream in (0, 1):
             left, kept = min(self._files.unread(stream), most), self._kept[stream]
-            if left > 0 and self.call.stream and kept.passes_no_more:
-                kept.cut += left
-                self._files.passed[stream] += left
-                left = 0
-            while left > 0 and (piece := self._files.read(stream, min(left, _PIECE))):
+            while left > 0:
+                if self.call.stream and kept.passes_no_more:  # a file may have a size at no cost
+                    kept.cut += left
+                    self._files.passed[stream] += left
+                    break
+                if not (piece := self._files.read(stream, min(left, _PIECE))):
+                    break
                 left -= len(piece)
                 data += self._keep(stream, piece)
                 yield stream + 1, data
