@@ -80,7 +80,8 @@ system-long: system
 # uses one core only, so it runs beside them too.
 PART := $(BIN)/python -m pytest --durations=10 -m
 WORKERS := -n 3 --dist loadfile
-SLURM_FILES := $(shell grep -rl 'mark\.slurm' tests --include='test_*.py')
+# in the order of their names, as pytest collects a folder
+SLURM_FILES := $(sort $(shell grep -rl 'mark\.slurm' tests --include='test_*.py'))
 test: install system
 	$(BIN)/ruff check .
 	$(PART) "not long and alone"
