@@ -51,6 +51,16 @@ def processes_of(cluster: LocalCluster) -> list[subprocess.Popen[bytes]]:
     return [*cluster._children]
 
 
+def kill_for_good(cluster: LocalCluster) -> None:
+    """Kills the broker and the workers, which are not started again: as if all of a machine's
+    processes were killed at once."""
+    with cluster._spawning:
+        for child in cluster._children:
+            child.kill()
+            child.wait(30)
+        cluster._cut_lifeline()
+
+
 def environ_of(cluster: LocalCluster) -> dict[str, str]:
     """The environment with which the cluster starts its processes. The cluster sees changes."""
     return cluster._environ

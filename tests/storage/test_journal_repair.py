@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from helpers.cluster_parts import processes_of
+from helpers.cluster_parts import kill_for_good
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.accounting.record import fold
@@ -45,9 +45,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first = LocalCluster(cpus=2, mem_mib=512, home=home, job="mine").start()
     try:
         run(first, home / "effects")
-        for child in processes_of(first):
-            child.kill()
-            child.wait(30)
+        kill_for_good(first)
     finally:
         first.close()
     return home
@@ -198,9 +196,7 @@ def test_both_damaged_and_a_later_journal(
         assert main(["journal", "repair", "-j", "mine"]) == 1
         assert "a broker serves it" in capsys.readouterr().err
         assert verb(capsys, "check")[0] == 0
-        for child in processes_of(again):
-            child.kill()
-            child.wait(30)
+        kill_for_good(again)
     finally:
         again.close()
     assert (folder / "journal-1").exists()
