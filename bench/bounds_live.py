@@ -21,6 +21,7 @@ from tangram_hpc.resources.process_tree import descendants
 
 BYTES = 32.0  # resident bytes an action that a process may seem to grow by
 NOISE = 4 << 20  # bytes by which the resident memory of a steady process may differ
+LOOKS, APART_S = 3, 0.1  # a sample is the least of so many looks, so far apart
 
 
 def live(count: int) -> dict[str, Any]:
@@ -29,12 +30,11 @@ def live(count: int) -> dict[str, Any]:
         began = time.monotonic()
 
         def look() -> Sample:
-            found: Sample = dict.fromkeys(("broker", "worker", "sandboxes"), 0.0)
-            for pid in descendants(os.getpid()):
-                with suppress(OSError):  # it has ended meanwhile
-                    role = _role(pid)
-                    found[role] += resident(pid)
-            return found
+            looks = []
+            for _ in range(LOOKS):  # processes that begin or end just now are no growth
+                looks.append(_resident_by_role())
+                time.sleep(APART_S)
+            return {role: min(one[role] for one in looks) for role in looks[0]}
 
         growth = Growth(look)
         every = max(20, count // 40)
@@ -54,6 +54,16 @@ def live(count: int) -> dict[str, Any]:
                 wrong.append(f"live: {name}: {each:.1f} bytes each")
         figures["client_blocks_each"] = round(growth.second_half("blocks"), 3)
         return {**figures, "wrong": wrong}
+
+
+def _resident_by_role() -> Sample:
+    """Resident bytes of all processes beneath this one."""
+    found: Sample = dict.fromkeys(("broker", "worker", "sandboxes"), 0.0)
+    for pid in descendants(os.getpid()):
+        with suppress(OSError):  # it has ended meanwhile
+            role = _role(pid)
+            found[role] += resident(pid)
+    return found
 
 
 def _role(pid: int) -> str:

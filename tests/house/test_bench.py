@@ -36,7 +36,7 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_bench_runs_tiny_and_prints_one_json_line(path: Path, running: dict[Path, Future[Told]]
                                                   ) -> None:
     told = running[path].result()
-    assert told.returncode == 0, told.stderr[-2000:]
+    assert told.returncode == 0, (told.stdout + told.stderr)[-2000:]
     line = json.loads(told.stdout)
     assert {"bench", "parameters", "figures", "versions", "commit"} <= set(line)
     assert line["figures"]

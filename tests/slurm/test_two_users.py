@@ -166,6 +166,10 @@ def two_sides(site: Site, **keys: str) -> Iterator[tuple[Side, Side]]:
         if side.site.state(side.job):
             side.site.cluster.run_as_user(["scancel", side.job])
             side.site.finish(side.name, side.job)
+    for side in two:  # ranks that had not connected leave their shared memory to the site's epilog
+        subprocess.run([REPO / "slurm/epilog.d/50-tangram"], check=True, timeout=60, env={
+            "SLURM_JOB_ID": side.job, "SLURM_JOB_UID": str(side.uid),
+            "TANGRAM_EPILOG_DIRS": "/dev/shm"})
 
 
 @pytest.fixture(scope="module")
