@@ -97,6 +97,7 @@ class FakeCopy:
         methods = [r.method for r in requests]
         self.log("call", [decode_value(r.arguments) for r in requests])
         await asyncio.sleep(self.rig.call_s)
+        await self.rig.may_end.wait()
         if "die" in methods:
             self.state = "dead"
             raise ServiceDied("it was told to")
@@ -160,6 +161,8 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.store = Shelf()
+        self.may_end = asyncio.Event()  # while it is cleared, no call of a copy ends
+        self.may_end.set()
         self.executor = ServiceExecutor(self, self.store, self._make, self.mem_mib,
                                         cache_mib=self.cache_mib)
 

@@ -147,7 +147,12 @@ def test_a_call_on_a_larger_block_parks_all_overlapping_copies() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a", degrees=(1,))
         rig.declare("big", degrees=(2,))
-        await rig.all(rig.call("a", gpus=(0,)), rig.call("a", gpus=(1,)))
+        rig.may_end.clear()  # else the first copy may be free before the second block asks for one
+        both = rig.call("a", gpus=(0,)), rig.call("a", gpus=(1,))
+        while len(rig.of("call")) < 2:
+            await asyncio.sleep(0.001)
+        rig.may_end.set()
+        await rig.all(*both)
         assert len(rig.of("load")) == 3  # each service, and the copy for the second block
         await rig.all(rig.call("big", gpus=(0, 1)))
         assert len(rig.of("park")) == 2
