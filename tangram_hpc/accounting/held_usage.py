@@ -2,8 +2,9 @@
 
 An allocation is held from Slurm's grant to its end. Where these times are not known, the allocation
 counts as held from the time when its first worker joined to the time when its last worker left. The
-broker's own job is held since Slurm granted it (`BrokerStarted`). No journal has its end, which
-comes after the broker's: whoever has asked Slurm's accounting passes it on.
+broker's own job is held since Slurm granted it (`BrokerStarted`). Its end comes after the broker's,
+so no journal has it; the caller passes it on if Slurm's accounting has told it.
+
 Cores that were lent to actions on its nodes count as used. Amounts are in core-ns. Nothing is
 guessed: an allocation that still runs is held until the last event. The fold takes one pass,
 O(events).

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from ..domain.service import MICRO, EndpointSpec
 from ..errors import InvalidInput
-from .first_error import describe_first_error
+from .first_error import checked_table
 
 
 class Quota(BaseModel):
@@ -47,12 +47,6 @@ def endpoint_spec(name: str, wanted: Quota | Mapping[str, Any]) -> EndpointSpec:
     """
     if not isinstance(name, str) or not name or any(c.isspace() for c in name):
         raise InvalidInput(f"endpoint name: {name!r} must be one word")
-    if not isinstance(wanted, Quota):
-        try:
-            wanted = Quota(**wanted)
-        except ValidationError as error:
-            raise InvalidInput(f"endpoint {name}: {describe_first_error(error, Quota)}") from None
-        except TypeError:
-            raise InvalidInput(f"endpoint {name}: {wanted!r} is not a table of fields") from None
-    return EndpointSpec(name, wanted.concurrency, round(wanted.rate * MICRO),
-                        round(wanted.bucket() * MICRO))
+    quota = checked_table(Quota, f"endpoint {name}", wanted)
+    return EndpointSpec(name, quota.concurrency, round(quota.rate * MICRO),
+                        round(quota.bucket() * MICRO))

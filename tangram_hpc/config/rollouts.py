@@ -11,13 +11,13 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from ..domain.rollouts import STEP_NS_MAX as _STEP_NS
 from ..domain.rollouts import TOKEN_NS_MAX as _TOKEN_NS
 from ..domain.rollouts import RolloutService, RolloutsSpec, wrong_number
 from ..errors import InvalidInput
-from .first_error import describe_first_error
+from .first_error import checked_table
 
 
 class Bucket(BaseModel):
@@ -114,7 +114,7 @@ def rollouts_spec(name: str, wanted: RolloutPoolSettings | Mapping[str, Any]) ->
     """
     if not name or any(c.isspace() for c in name):
         raise InvalidInput(f"rollouts name: {name!r} must be one word")
-    pool = wanted if isinstance(wanted, RolloutPoolSettings) else _checked(name, wanted)
+    pool = checked_table(RolloutPoolSettings, f"rollouts {name}", wanted)
     edges = [bucket.upto for bucket in pool.buckets]
     if edges[-1] is not None or None in edges[:-1]:
         raise InvalidInput(f"rollouts {name}: upto: every bucket needs one except the last, which "
@@ -140,11 +140,3 @@ def _service(name: str, number: int, bucket: Bucket) -> RolloutService:
 
 def _ns(amount: float, unit: float) -> int:
     return round(amount * unit)
-
-
-def _checked(name: str, wanted: Mapping[str, Any]) -> RolloutPoolSettings:
-    try:
-        return RolloutPoolSettings(**wanted)
-    except ValidationError as error:
-        raise InvalidInput(
-            f"rollouts {name}: {describe_first_error(error, RolloutPoolSettings)}") from None

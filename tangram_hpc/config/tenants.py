@@ -11,11 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from ..domain.tenant import TENANT_NAME, TENANT_NAME_SAID, TenantSpec
 from ..errors import InvalidInput
-from .first_error import describe_first_error
+from .first_error import checked_table
 
 _TRES = re.compile(r"(cpu|gres/gpu|mem|endpoint/[^\s,=]+)=(\d{1,12})([KMGT]?)")
 _MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1 << 10, "T": 1 << 20}  # as Slurm: mem is in MiB
@@ -72,11 +72,4 @@ def tenant_spec(name: str, wanted: Tenant | Mapping[str, Any]) -> TenantSpec:
     """
     if not TENANT_NAME.fullmatch(name):
         raise InvalidInput(f"tenant {name!r}: the name {TENANT_NAME_SAID}")
-    if not isinstance(wanted, Tenant):
-        try:
-            wanted = Tenant(**wanted)
-        except ValidationError as error:
-            raise InvalidInput(f"tenant {name}: {describe_first_error(error, Tenant)}") from None
-        except TypeError:
-            raise InvalidInput(f"tenant {name}: {wanted!r} is not a table of fields") from None
-    return wanted.spec(name)
+    return checked_table(Tenant, f"tenant {name}", wanted).spec(name)

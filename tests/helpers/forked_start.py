@@ -12,9 +12,8 @@ What a fork cannot show: how a start goes, which modules it imports, and what /p
 environment. An import cycle that fails only if a certain verb is entered first stays hidden, as the
 server has imported most modules before. So does what the interpreter's finalization does besides
 exit functions and streams, such as a finalizer that fails. Files with such tests are in
-`REAL_STARTS` of tests/conftest.py. A process that would
-inherit other limits, users, namespaces or variables of Python than the server has is started for
-real.
+`REAL_STARTS` of tests/conftest.py. A process that would inherit other limits, users, namespaces or
+variables of Python than the server has is started for real.
 """
 
 from __future__ import annotations

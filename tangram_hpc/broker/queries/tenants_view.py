@@ -7,7 +7,7 @@ from typing import Any
 from ...domain.tenant import TenantSpec
 from ...scheduler.scheduler import Scheduler
 from ...scheduler.state.queue import CPU, GPU
-from ...scheduler.state.tenant_use import MEMORY, Tenants, TenantUse
+from ...scheduler.state.tenant_use import MEMORY
 
 
 def tenants(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def tenants(scheduler: Scheduler, job: str, now: int) -> dict[str, Any]:
     all clients are of the default tenant and it was not declared.
     """
     of = scheduler.ledger.tenants
-    if not of.limited and len(of.specs) < 2:
+    if not of.compared:
         return {"tenants": []}
     shares = sum(spec.shares for spec in of.specs.values())
     return {"tenants": [_tenant(scheduler, spec, spec.shares / shares)
@@ -28,15 +28,9 @@ def _tenant(scheduler: Scheduler, spec: TenantSpec, norm_shares: float) -> dict[
     return {
         "name": spec.name, "shares": spec.shares, "norm_shares": norm_shares,
         "priority": spec.priority, "grp_tres": dict(spec.grp_tres), "clients": clients,
-        "cpus": _use(of, CPU, spec.name).held, "gpus": _use(of, GPU, spec.name).held,
-        "mem_mib": _use(of, MEMORY, spec.name).held,
-        "waiting": sum(_use(of, resource, spec.name).waiting
+        "cpus": of.look_up(CPU, spec.name).held, "gpus": of.look_up(GPU, spec.name).held,
+        "mem_mib": of.look_up(MEMORY, spec.name).held,
+        "waiting": sum(of.look_up(resource, spec.name).waiting
                        for resource in of.resources if resource != MEMORY),
-        "sessions_waiting": _use(of, MEMORY, spec.name).waiting,
+        "sessions_waiting": of.look_up(MEMORY, spec.name).waiting,
     }
-
-
-def _use(of: Tenants, resource: str, tenant: str) -> TenantUse:
-    use = of.resources.get(resource)
-    found = use.tenants.get(tenant) if use is not None else None
-    return found if found is not None else TenantUse(TenantSpec(tenant))

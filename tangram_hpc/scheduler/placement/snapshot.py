@@ -148,7 +148,7 @@ class Snapshot:
     def charge(self, action: int, shape: ActionShape, units: int) -> None:
         """Counts for its tenant what an action is granted in this pass."""
         tenants = self.ledger.tenants
-        if len(tenants.specs) < 2 and not tenants.limited:
+        if not tenants.compared:
             return
         tenant = tenants.tenant_of(client_of(action))
         pool = pool_of(shape.key, shape.degrees[-1])

@@ -43,10 +43,9 @@ def _refusal(ledger: Ledger, any_id: int, needs: list[tuple[str, int]]) -> str:
     if not ledger.tenants.limited:
         return ""
     tenant = ledger.tenants.tenant_of(client_of(any_id))
-    spec = ledger.tenants.specs.get(tenant)
-    for resource, units in needs if spec is not None else ():
-        limit = spec.limit(resource) if spec is not None else None
-        if limit is not None and units > limit:
+    for resource, units in needs:
+        limit = ledger.tenants.look_up(resource, tenant).limit
+        if units > limit:
             field, unit = _FIELDS.get(resource, ("endpoint", "calls"))
             return (f"{field}: {units} asked for, but tenant {tenant!r} may hold {limit} {unit}; "
                     "ask for fewer, or raise its grp_tres in the broker's config file")
@@ -70,8 +69,7 @@ def _reason(ledger: Ledger, any_id: int, needs: list[tuple[str, int]]) -> str:
         return ""
     tenant = ledger.tenants.tenant_of(client_of(any_id))
     for resource, units in needs:
-        of = ledger.tenants.resources.get(resource)
-        use = of.tenants.get(tenant) if of is not None else None
-        if use is not None and use.held + units > use.limit:
+        use = ledger.tenants.look_up(resource, tenant)
+        if use.held + units > use.limit:
             return _REASONS.get(resource, "AssocGrpLimit")
     return ""

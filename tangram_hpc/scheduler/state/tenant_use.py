@@ -84,11 +84,21 @@ class ResourceUse:
         self._first: TenantUse | None = None  # the one that is most ahead, when it last changed
 
     def of(self, tenant: str) -> TenantUse:
-        """Returns the use of one tenant; made if there is none."""
+        """Returns the use of one tenant; kept from now on if there was none."""
         use = self.tenants.get(tenant)
         if use is None:
-            use = self.tenants[tenant] = TenantUse(self._tenants.spec(tenant))
-            use.limit, use.since = self._limit(use.spec), self._tenants.now
+            self._tenants.spec(tenant)
+            use = self.tenants[tenant] = self.look_up(tenant)
+        return use
+
+    def look_up(self, tenant: str) -> TenantUse:
+        """Returns the use of one tenant, which is nothing if it never used the resource; changes
+        nothing.
+        """
+        use = self.tenants.get(tenant)
+        if use is None:
+            spec = self._tenants.specs.get(tenant) or TenantSpec(tenant)
+            use = TenantUse(spec, since=self._tenants.now, limit=self._limit(spec))
         return use
 
     def grant(self, spec: TenantSpec) -> None:
@@ -216,6 +226,18 @@ class Tenants:
             found = self.resources[resource] = ResourceUse(resource, self)
         return found
 
+    def look_up(self, resource: str, tenant: str) -> TenantUse:
+        """Returns a tenant's use of a resource, which is nothing if it never used it; changes
+        nothing.
+        """
+        found = self.resources.get(resource) or ResourceUse(resource, self)
+        return found.look_up(tenant)
+
+    @property
+    def compared(self) -> bool:
+        """Whether there are several tenants, or one that has a limit."""
+        return self.limited or len(self.specs) > 1
+
     def declare(self, spec: TenantSpec) -> None:
         """Sets what a tenant is granted from now on."""
         self.specs[spec.name] = spec
@@ -226,7 +248,7 @@ class Tenants:
 
     def turns(self, resource: str, now: int) -> TenantTurns | None:
         """Returns the order of the tenants at `now`; None if there is nothing to compare."""
-        if len(self.specs) < 2 and not self.limited:
+        if not self.compared:
             return None
         return TenantTurns(self.resources.get(resource) or ResourceUse(resource, self), self, now)
 
@@ -268,19 +290,13 @@ class TenantTurns:
         return priority, used * _SCALE // shares, tenant
 
     def _start(self, tenant: str) -> tuple[int, int, int]:
-        use = self._use.tenants.get(tenant)
-        if use is None:
-            return 0, 0, 1
+        use = self._use.look_up(tenant)
         used = use.used if self._use.counted else use.used_at(self._now) + use.held * HORIZON_NS
         return -use.spec.priority, used, use.spec.shares
 
     def room(self, tenant: str) -> int:
         """Returns how many more units a tenant may hold."""
-        use = self._use.tenants.get(tenant)
-        if use is None:
-            limit = self._tenants.specs[tenant].limit(self._use.name) if (
-                tenant in self._tenants.specs) else None
-            return NO_LIMIT if limit is None else limit - self.given.get(tenant, 0)
+        use = self._use.look_up(tenant)
         return use.limit - use.held - self.given.get(tenant, 0)
 
     def holders(self) -> list[str]:

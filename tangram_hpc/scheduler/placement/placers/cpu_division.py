@@ -11,6 +11,7 @@ actions that start are a prefix of those that wait. The result depends on the ar
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Sequence
 from math import isqrt
 from typing import NamedTuple
@@ -92,8 +93,8 @@ class _Shares:
         self._steps: list[tuple[int, ...]] = []
         self._weight: list[int] = []
         self._tenant: list[str] = []
-        self._low: dict[str, list[tuple[int, int, int]]] = {}
-        self._high: dict[str, list[tuple[int, int, int]]] = {}
+        self._low: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
+        self._high: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
         self._behind: list[Rank] = []  # tenants by their rank with one unit more
         self._ahead: list[Rank] = []  # tenants by their rank, the last first
 
@@ -108,18 +109,18 @@ class _Shares:
 
     def _note(self, k: int) -> None:
         units, tenant = self.units[k], self._tenant[k]
-        low, high = self._low.setdefault(tenant, []), self._high.setdefault(tenant, [])
         if units > self.least[k]:
-            heapq.heappush(low, (self._steps[k][units - 1] * self._weight[k], k, units))
+            value = self._steps[k][units - 1] * self._weight[k]
+            heapq.heappush(self._low[tenant], (value, k, units))
         if units < self.top[k]:
-            heapq.heappush(high, (-self._steps[k][units] * self._weight[k], k, units))
+            heapq.heappush(self._high[tenant], (-self._steps[k][units] * self._weight[k], k, units))
         if self.turns is not None:
             heapq.heappush(self._behind, self.turns.rank(tenant, 1))
             heapq.heappush(self._ahead, _last_first(self.turns.rank(tenant)))
 
     def cheapest(self, tenant: str) -> tuple[int, int] | None:
         """Returns (value, index) for the tenant's action whose last unit has the lowest value."""
-        low = self._low.get(tenant)
+        low = self._low[tenant]
         while low:
             value, k, units = low[0]
             if self.units[k] == units > self.least[k]:
@@ -129,7 +130,7 @@ class _Shares:
 
     def dearest(self, tenant: str) -> tuple[int, int] | None:
         """Returns (value, index) for the tenant's action to which a further unit is worth most."""
-        high = self._high.get(tenant)
+        high = self._high[tenant]
         while high:
             value, k, units = high[0]
             if self.units[k] == units < self.top[k]:
@@ -137,29 +138,32 @@ class _Shares:
             heapq.heappop(high)
         return None
 
-    def behind(self) -> str | None:
-        """Returns the tenant that gets the next unit; None if no tenant wants one that it may have.
+    def gaining(self) -> int | None:
+        """Returns the action that gets the next unit: of the tenant that is behind, the one to
+        which it is worth most. None if no action wants a unit that it may have.
         """
         turns, heap = self.turns, self._behind
         if turns is None:
-            return "" if self.dearest("") is not None else None
+            found = self.dearest("")
+            return found[1] if found is not None else None
         while heap:
             tenant = heap[0][2]
             if (heap[0] == turns.rank(tenant, 1) and turns.room(tenant) > 0
-                    and self.dearest(tenant) is not None):
-                return tenant
+                    and (found := self.dearest(tenant)) is not None):
+                return found[1]
             heapq.heappop(heap)
         return None
 
-    def ahead(self) -> str | None:
-        """Returns the tenant that gives up the next unit; None if none can."""
+    def giving(self) -> int | None:
+        """Returns the action that gives up the next unit: of the tenant that is ahead, the one to
+        which its last unit is worth least. None if no action can.
+        """
         turns, heap = self.turns, self._ahead
-        if turns is None:
-            return "" if self.cheapest("") is not None else None
-        while heap:
+        while heap and turns is not None:
             tenant = heap[0][2]
-            if heap[0] == _last_first(turns.rank(tenant)) and self.cheapest(tenant) is not None:
-                return tenant
+            if (heap[0] == _last_first(turns.rank(tenant))
+                    and (found := self.cheapest(tenant)) is not None):
+                return found[1]
             heapq.heappop(heap)
         return None
 
@@ -171,10 +175,8 @@ class _Shares:
 
     def spread(self, free: int) -> int:
         """Lends free units where their value is highest; returns how many no action wants."""
-        while free and (tenant := self.behind()) is not None:
-            found = self.dearest(tenant)
-            assert found is not None, "a tenant that wants no unit is next"
-            self.shift(found[1], 1)
+        while free and (k := self.gaining()) is not None:
+            self.shift(k, 1)
             free -= 1
         return free
 
@@ -212,26 +214,24 @@ class _Shares:
 
     def _from_others(self, e: WaitingCandidate) -> int | None:
         """Returns an action of another tenant that gives up a unit; None if none should."""
-        turns, tenant = self.turns, self.ahead()
-        if turns is None or tenant is None or tenant == e.tenant or (
-                turns.rank(e.tenant, e.least) >= turns.rank(tenant)):
+        k = self.giving()
+        if k is None or self.turns is None or self._tenant[k] == e.tenant or (
+                self.turns.rank(e.tenant, e.least) >= self.turns.rank(self._tenant[k])):
             return None
-        found = self.cheapest(tenant)
-        return found[1] if found is not None else None
+        return k
 
     def settle(self) -> None:
         """Moves units from tenants that are ahead to tenants that are behind, and then between the
         actions of a tenant while a move gains more than NUM/DEN.
         """
         while self.turns is not None:
-            to, of = self.behind(), self.ahead()
-            if to is None or of is None or self.turns.rank(to, 1) >= self.turns.rank(of):
+            to, of = self.gaining(), self.giving()
+            if to is None or of is None or (self.turns.rank(self._tenant[to], 1)
+                                            >= self.turns.rank(self._tenant[of])):
                 break
-            up, down = self.dearest(to), self.cheapest(of)
-            assert up is not None and down is not None, "a tenant without such an action was chosen"
-            self.shift(down[1], -1)
-            self.shift(up[1], 1)
-        for tenant in self._high:
+            self.shift(of, -1)
+            self.shift(to, 1)
+        for tenant in list(self._high):
             self._settle(tenant)
 
     def _settle(self, tenant: str) -> None:

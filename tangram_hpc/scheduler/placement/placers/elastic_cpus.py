@@ -26,9 +26,9 @@ from .base import Placement, Resizing, grant
 from .cpu_division import ResizableLease, WaitingCandidate, divide_cpus, weight
 from .waiting import OVERDUE_NS, Waiting
 
-# Tenants that hold units of a node are compared again after BALANCE_NS; where there are more than
-# BALANCED nodes, after more time, so that at most 4 * BALANCED nodes are looked at in a second.
-BALANCE_NS, BALANCED = 250_000_000, 16
+# Tenants that hold units of a node are compared again after BALANCE_NS, times the nodes divided by
+# BALANCE_NODES. So at most BALANCE_NODES nodes are looked at for that in BALANCE_NS.
+BALANCE_NS, BALANCE_NODES = 250_000_000, 16
 STARTS = 64  # grants after which a cycle ends, if waiting actions may start on any node
 
 
@@ -156,7 +156,7 @@ class ElasticCpus:
         self._look_again(view, kept, soonest,
                          [*shapes, *(first.action for first in waiting.each_oldest())])
         if turns is not None and turns.contended:
-            due = view.now_ns + BALANCE_NS * max(1, len(view.nodes) // BALANCED)
+            due = view.now_ns + BALANCE_NS * -(-len(view.nodes) // BALANCE_NODES)
             kept.look_at = min(kept.look_at or due, due)
 
     def _look_again(self, view: Snapshot, kept: _Node, soonest: int, left: list[int]) -> None:
