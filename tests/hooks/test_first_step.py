@@ -59,7 +59,7 @@ def commands(text: str) -> int:
 
 def test_each_heading_tells_how_many_commands_its_block_has() -> None:
     told = re.findall(r"^## (.+): (\d+) commands$", PAGE.read_text(), re.MULTILINE)
-    assert [name for name, _ in told] == ["verl", "Harbor", "mini-swe-agent"]
+    assert [name for name, _ in told] == ["verl", "TRL", "Harbor", "mini-swe-agent"]
     assert {name: commands(block_of(name).text) for name, _ in told} == {
         name: int(count) for name, count in told}
 
@@ -134,6 +134,15 @@ class TestEachBlock:
     def test_verl(self, tmp_path: Path) -> None:
         assert "{'test_score/apps': np.float64(0.375)}" in run("verl", tmp_path)
         assert len(actions(tmp_path, "first-verl")) == 8  # two cases of each of four answers
+
+    def test_trl(self, tmp_path: Path) -> None:
+        told = run("TRL", tmp_path)
+        done = json.loads((tmp_path / "first.json").read_text())
+        assert len(done["steps_done"]) == 2 and not any(done["left"].values())
+        assert all(step["tool_failures"] == 0 < step["calls"] for step in done["steps_done"])
+        first, second = (step["reward"] for step in done["steps_done"])
+        assert first > 0  # no candidate passes where the verifier cannot run
+        assert f"reward {first:.3f} -> {second:.3f}, left {done['left']}\n" in told, told[-3000:]
 
     def test_harbor(self, tmp_path: Path) -> None:
         if why := reason_to_skip("bwrap"):

@@ -100,6 +100,23 @@ def test_a_python_that_lives_right_in_a_home_is_shown_in_parts(
     assert shown(os.__file__, paths) and shown(os.path.realpath(sys.executable), paths)
 
 
+def test_an_interpreter_that_is_a_link_over_another_link_is_shown(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a virtual environment that was made with ~/.local/bin/python3."""
+    link = tmp_path / "tools" / "python3"
+    link.parent.mkdir()
+    link.symlink_to(os.path.realpath(sys.executable))
+    environment = tmp_path / "environment"
+    subprocess.run([link, "-m", "venv", "--without-pip", environment], check=True)
+    for name, value in (("executable", f"{environment}/bin/python"), ("prefix", str(environment)),
+                        ("exec_prefix", str(environment))):
+        monkeypatch.setattr(sys, name, value)
+    paths = visible_paths.readable()
+    assert str(link) in paths and not shown(f"{link.parent}/other", paths)
+    monkeypatch.setenv("HOME", str(environment))  # then it is shown in parts
+    assert str(link) in visible_paths.readable()
+
+
 def test_the_shown_devices_can_be_read() -> None:
     assert "/dev/null" in visible_paths.devices() and "/dev/urandom" in visible_paths.devices()
     assert not {"/dev/tty", "/dev/shm", "/dev/mem"} & set(visible_paths.devices())

@@ -105,15 +105,27 @@ def distinct(paths: Iterable[str]) -> list[str]:
 def _python() -> list[str]:
     """The directories of this Python; only parts of them where its prefix contains other things."""
     prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)
+    links = [link for link in _links(sys.executable) if not refusal(link)]
     if not any(refusal(prefix) for prefix in prefixes):
-        return list(dict.fromkeys(prefixes))
+        return list(dict.fromkeys([*prefixes, *links]))
     good = [prefix for prefix in prefixes if not refusal(prefix)]
     parts = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     library = sysconfig.get_config_var("LIBDIR")
     shared = glob.glob(f"{library}/libpython*") if library else []
     tools = [sys.executable, os.path.realpath(sys.executable)]
-    return [path for path in (*good, *parts, *shared, *tools)
+    return [path for path in (*good, *parts, *shared, *tools, *links)
             if path and not refusal(path)]
+
+
+def _links(path: str) -> list[str]:
+    """The names over which a link leads to its file. The interpreter of a virtual environment leads
+    over one outside of all prefixes if it was made with a link such as ~/.local/bin/python3.12.
+    """
+    found: list[str] = []
+    while os.path.islink(path) and path not in found:
+        found.append(path)
+        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+    return found
 
 
 def _homes() -> list[str]:
