@@ -157,7 +157,8 @@ def run_bash(block: Block, tmp_path: Path, timeout: float) -> None:
 def run_console(block: Block, tmp_path: Path, timeout: float) -> None:
     command, _, printed = block.text.removeprefix("$ ").partition("\n")
     told = shell(command, tmp_path, timeout)
-    assert (told.returncode, told.stderr) == (0, "")
+    said = re.sub(r"^tangram: .+: \d+(/\d+)?, \d+ s(, .*)?\n", "", told.stderr, flags=re.MULTILINE)
+    assert (told.returncode, said) == (0, "")  # how far long work is depends on the machine
     assert [line.rstrip() for line in told.stdout.splitlines()] == [
         line.rstrip() for line in printed.splitlines()]
 
