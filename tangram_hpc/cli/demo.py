@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..demo.job import DemoPlan
 
 DEFAULT_SCALE, MIXED_SCALE = 0.015, 0.1
-DEFAULT_PROBLEMS, DEFAULT_MIXED = 64, 16
+DEFAULT_PROBLEMS, DEFAULT_MIXED, DEFAULT_REPLAYED = 64, 16, 24
 
 
 def add(verbs: Any) -> None:
@@ -27,8 +27,8 @@ def add(verbs: Any) -> None:
         description="Runs one RL step over HumanEval problems on this machine, without Slurm: "
         "packed actions by the default placer, one core for each action in the order of arrival "
         "(fcfs:1), and one static reservation per trajectory (static:1), all on the same CPUs. The "
-        "short runs are made twice, before and after the long run. The last line is one JSON "
-        "object.")
+        "short runs are made twice, before and after the long run. A second part replays longer "
+        "actions, which run faster on more cores. The last line is one JSON object.")
     p.add_argument("--mixed", action="store_true",
                    help="also call a judge, three teachers and a search endpoint: first with all "
                         "services on one device, then with one device each (needs the extra torch)")
@@ -41,6 +41,9 @@ def add(verbs: Any) -> None:
                         f"(default: {DEFAULT_SCALE}; with --mixed {MIXED_SCALE})")
     p.add_argument("--cpus", type=int, default=0,
                    help="CPUs to hold (default: all that this process may use)")
+    p.add_argument("--replayed", type=int, default=DEFAULT_REPLAYED, metavar="N",
+                   help="trajectories of the second part; 0 leaves it out (default: "
+                        f"{DEFAULT_REPLAYED}; --mixed has none)")
     p.set_defaults(go=go)
 
 
@@ -62,9 +65,11 @@ def go(args: argparse.Namespace) -> int:
     if args.cpus < 0:
         raise InvalidInput(f"--cpus {args.cpus}: must be at least 0 (0: all that this process may "
                            "use)")
+    if args.replayed < 0:
+        raise InvalidInput(f"--replayed {args.replayed}: must be at least 0")
     cpus = args.cpus or len(affinity.usable())
     plan = DemoPlan(problems, args.seed, scale, cpus)
-    return _mixed(plan) if args.mixed else _coding(plan)
+    return _mixed(plan) if args.mixed else _coding(plan, args.replayed)
 
 
 def _announce(plan: DemoPlan) -> None:
@@ -82,7 +87,7 @@ def _announce(plan: DemoPlan) -> None:
           f"{plan.scale}.", flush=True)
 
 
-def _coding(plan: DemoPlan) -> int:
+def _coding(plan: DemoPlan, replayed: int) -> int:
     from ..demo import conditions, job, report
 
     _announce(plan)
@@ -101,8 +106,21 @@ def _coding(plan: DemoPlan) -> int:
     for one in (ours, static, plain):
         for number in one.job.split(", "):
             print(f"records of {one.placer:<10} tangram acct -j {number}")
+    if replayed:
+        summary["scaling"] = _scaling(replayed, plan.seed)
     print(json.dumps(summary), flush=True)
     return 0 if summary["rewards_ok"] else 1
+
+
+def _scaling(trajectories: int, seed: int) -> dict[str, Any]:
+    """Runs and prints the second part; returns its figures."""
+    from ..demo import scaling
+
+    print(f"\n{scaling.introduction(trajectories)}", flush=True)
+    runs = scaling.run_scaling(trajectories, seed, _bar)
+    _finish_bar()
+    print(scaling.table(runs), end="\n\n")
+    return scaling.summary(runs)
 
 
 def _mixed(plan: DemoPlan) -> int:

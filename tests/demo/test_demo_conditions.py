@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tangram_hpc.demo import conditions, report
+from tangram_hpc.demo import conditions, report, scaling
 from tangram_hpc.demo.conditions import OtherLoad
 from tangram_hpc.resources.cpu import affinity
 
@@ -96,3 +96,17 @@ def test_the_demo_table_compares_the_default_placer_with_fcfs_and_static() -> No
     told = report.summary(ours, static, plain)
     assert (told["step_ratio_fcfs1"], told["step_ratio"], told["placer"]) == (2.0, 10.0, "elastic")
     assert told["other_work_share"]["elastic"] == 0.3
+
+
+def test_the_table_of_actions_that_scale_compares_each_placer_with_the_default() -> None:
+    runs = [scaling.ScalingRun(placer, {
+        "mean_act_s": act, "p50_act_s": 1.0, "p99_act_s": 2 * act, "step_s": 10 * act,
+        "actions": 7}, {"mean_act_s": act / 2}, OtherLoad(busy, 0.0)) for placer, act, busy in (
+            ("elastic", 2.0, 0.01), ("fcfs:4", 3.0, 0.2), ("static:4", 5.0, 0.0))]
+    table = scaling.table(runs)
+    (act,) = re.findall(r"^ACT mean  +(.+)$", table, re.MULTILINE)
+    assert act.split() == ["2.00", "s", "3.00", "s", "5.00", "s", "1.50x", "2.50x"]
+    assert "OTHER WORK TOOK CPU TIME: fcfs:4 20%" in table and "elastic 1%" not in table
+    told = scaling.summary(runs)
+    assert told["act_s"] == {"elastic": 2.0, "fcfs:4": 3.0, "static:4": 5.0}
+    assert told["simulated_act_s"]["static:4"] == 2.5 and told["actions"] == 7

@@ -30,7 +30,8 @@ ORDER: list[tuple[str | list[str], ...]] = [
     ("libra/planner", "libra/hybrid"), ("protocol", "config"), ("ports",),
     ("broker", "worker", "gateway", "client", ADAPTERS),
     ("simulator", "doctor", "accounting/books"), ("libra/simulation", "report", "export"), ("app",),
-    ("libra/live",), ("training",), ("demo", "simulator/replay"), ("hooks", "http_api"), ("cli",),
+    ("libra/live",), ("training",), ("simulator/replay",), ("demo",),
+    ("hooks", "http_api"), ("cli",),
     ("__init__", "__main__"),
 ]
 # room -> its place in the order, in the tuple, and in the list
