@@ -20,10 +20,11 @@ from ....domain.states import LeaseState
 from ...state.ledger import RESIZE_GAP_NS, LeaseEntry
 from ...state.queue import CPU, ActionShape, ShapeQueue
 from ...state.speed import ONE, speed, speed_gains
-from ...state.tenant_use import copy_of
+from ...state.tenant_use import TenantTurns, copy_of
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, Resizing, grant
 from .cpu_division import ResizableLease, WaitingCandidate, divide_cpus, weight
+from .rigid_sizes import NodeLoad, sizes_to_start
 from .waiting import OVERDUE_NS, Waiting
 
 # Tenants that hold units of a node are compared again after BALANCE_NS, times the nodes divided by
@@ -128,6 +129,7 @@ class ElasticCpus:
         turns = view.turns(CPU)
         waiting = Waiting(view.ledger, queues, view.now_ns, turns=copy_of(turns))
         chosen, kept.keeps_gpus = _choose(view, placement, node, waiting, room, started)
+        sizes_of = _StartSizes(view, node, queues, room, turns)
         candidates = []
         for action, shape, overdue in chosen:
             serial, work = view.ledger.estimator.estimate(action)
@@ -139,7 +141,8 @@ class ElasticCpus:
             [ResizableLease(lease.lease, lease.units, top, speed_gains(serial, top),
                             weight(left, scale), lease.tenant)
              for lease, top, serial, left in holders],
-            [WaitingCandidate(a.id, _degrees(shape.degrees), not is_elastic(a.resizable, a.degrees),
+            [WaitingCandidate(a.id, sizes_of(a, shape, serial, work),
+                              not is_elastic(a.resizable, a.degrees),
                               speed_gains(serial, a.degrees[-1]), weight(work, scale), must,
                               view.ledger.tenants.tenant_of(client_of(a.id)))
              for a, shape, serial, work, must in candidates], copy_of(turns))
@@ -155,6 +158,8 @@ class ElasticCpus:
             grant(view, placement, started_id, shapes.pop(started_id), node, units)
         self._look_again(view, kept, soonest,
                          [*shapes, *(first.action for first in waiting.each_oldest())])
+        if sizes_of.changes_at:
+            kept.look_at = min(kept.look_at or sizes_of.changes_at, sizes_of.changes_at)
         if turns is not None and turns.contended:
             due = view.now_ns + BALANCE_NS * -(-len(view.nodes) // BALANCE_NODES)
             kept.look_at = min(kept.look_at or due, due)
@@ -221,6 +226,50 @@ def _done_before(lease: LeaseEntry, serial: int,
 def _degrees(degrees: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the degrees without 0; on 0 units an action would never end."""
     return degrees if degrees[0] else degrees[1:]
+
+
+class _StartSizes:
+    """Gives the degrees on which each candidate of a node may start now.
+
+    Attributes:
+        changes_at: when a candidate that waits for units may start on fewer, epoch ns; 0 for none.
+    """
+
+    def __init__(self, view: Snapshot, node: NodeView, queues: list[ShapeQueue], room: int,
+                 turns: TenantTurns | None) -> None:
+        self._view, self._node, self._queues = view, node, queues
+        self._room, self._turns = room, turns
+        self._load: NodeLoad | None = None
+        self.changes_at = 0
+
+    def __call__(self, action: Action, shape: ActionShape, serial: int, work: int
+                 ) -> tuple[int, ...]:
+        degrees = _degrees(shape.degrees)
+        if len(degrees) == 1 or is_elastic(action.resizable, action.degrees):
+            return degrees
+        ledger, now, load = self._view.ledger, self._view.now_ns, self._load
+        if load is None:
+            load = self._load = self._measure()
+        limit = load.cpus
+        if self._turns is not None:
+            limit = min(limit, self._turns.room(ledger.tenants.tenant_of(client_of(action.id))))
+        possible = tuple(d for d in degrees if d <= limit) or degrees[:1]
+        since = max(ledger.actions[action.id].submitted_at, load.quiet_since)
+        sizes, lasts = sizes_to_start(possible, serial, work, load, now - since)
+        if lasts:
+            self.changes_at = min(self.changes_at or now + lasts, now + lasts)
+        return sizes
+
+    def _measure(self) -> NodeLoad:
+        """Returns the load of the node. Actions that may start on any node count in equal parts."""
+        view, node = self._view, self._node
+        leases = [lease for number in view.ledger.nodes[node.node].leases
+                  if (lease := view.ledger.leases[number]).key == "cpu" and not lease.reserved]
+        anywhere = sum(len(queue) for queue in self._queues if not queue.shard.node)
+        waiting = (sum(len(queue) for queue in self._queues if queue.shard.node)
+                   + -(-anywhere // len(view.nodes)))
+        return NodeLoad(node.cpus, node.cpus - node.free_cpus, self._room, len(leases) + waiting,
+                        waiting, max((lease.grants[0][0] for lease in leases), default=0))
 
 
 def _queues(view: Snapshot, node: NodeView) -> list[ShapeQueue]:
