@@ -4,14 +4,15 @@
    step, each for a tenant of its own. They run on one broker, and on two brokers of half its size;
    each also runs alone on the whole. The line has the mean ACT and the step of each, as ratios, and
    how many of the cores one broker needs for the mean ACT of the two halves.
-2. *Flood, live.* A client of one tenant sends no-op functions without a pause. The line has p50 and
-   p99 of single calls of another tenant's client, before the flood and during it.
+2. *Flood, live.* A client of one tenant submits no-op functions without a pause. The line has p50
+   and p99 of single calls of another tenant's client, before the flood and during it.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -100,8 +101,9 @@ def nothing() -> None:
     """A call that does nothing."""
 
 
-def flood(access: str) -> None:
-    """Submits no-op functions until stdin ends, 20,000 of them open at a time; prints how many."""
+def flood(access: str, most: int) -> None:
+    """Submits no-op functions until stdin ends, at most `most` of them open at a time; prints how
+    many were submitted and how many ended."""
     ended, sent, futures = threading.Event(), 0, deque[Any]()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
     with tangram_hpc.connect(access, tenant="flood") as client:
@@ -110,25 +112,32 @@ def flood(access: str) -> None:
             if not sent:
                 print("begun", flush=True)
             sent += 200
-            while len(futures) > 20_000:
+            while futures and (len(futures) > most or futures[0].done()):
                 futures.popleft().result()
-    print(sent, flush=True)
+        done = sent - sum(not future.done() for future in futures)
+    print(sent, done, flush=True)
 
 
-def flooded(calls: int, seconds: float) -> dict[str, Any]:
-    """Latency of single calls before and during another tenant's flood."""
+def flooded(calls: int, seconds: float, most: int) -> dict[str, Any]:
+    """Latency of single calls before and during another tenant's flood, which begins `seconds`
+    before they are measured and has at most `most` actions open at a time."""
     with LocalCluster(cpus=2) as cluster:
         with tangram_hpc.connect(cluster.access, tenant="small") as small:
             small.submit(nothing).result()
             before = common.timed(lambda: small.submit(nothing).result(), calls, .01)
-            other = subprocess.Popen([sys.executable, __file__, "--flood", str(cluster.access)],
+            other = subprocess.Popen([sys.executable, __file__, "--flood", str(cluster.access),
+                                      "--open", str(most)],
                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             assert other.stdout is not None and other.stdout.readline() == "begun\n"
+            began = time.monotonic()
             time.sleep(seconds)
             during = common.timed(lambda: small.submit(nothing).result(), calls, .01)
-            sent, _ = other.communicate("")
+            told, _ = other.communicate("")
+            sent, done = map(int, told.split())
+            lasted = time.monotonic() - began
     p_before, p_during = common.percentiles(before), common.percentiles(during)
-    return {"before": p_before, "during": p_during, "flood_sent": int(sent or 0),
+    return {"before": p_before, "during": p_during, "flood_sent": sent, "flood_done": done,
+            "flood_s": round(lasted, 1),
             "p50_ratio": p_during["p50_ms"] / p_before["p50_ms"],
             "p99_ratio": p_during["p99_ms"] / p_before["p99_ms"]}
 
@@ -141,10 +150,12 @@ def main() -> None:
     p.add_argument("--cores", type=float, default=1.0, help="fraction of the cluster's cores")
     p.add_argument("--durations", choices=("oracle", "learned"), default="learned")
     p.add_argument("--calls", type=int, default=500, help="single calls before and in the flood")
+    p.add_argument("--open", type=int, default=1_000_000, help="most open actions of the flood")
+    p.add_argument("--only-flood", action="store_true", help="without the simulations")
     p.add_argument("--flood", default="", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.flood:
-        flood(args.flood)
+        flood(args.flood, args.open)
         return
     if args.tiny:
         work, cluster = read_workload(Path("mixed-24")), read_cluster(Path("24"))
@@ -154,9 +165,10 @@ def main() -> None:
         sizes, calls, seconds = LEFT, args.calls, 3.0
     cluster = sized(cluster, args.cores)
     common.line("tenants", {"workload": work.name, "cores": args.cores,
-                            "durations": args.durations, "calls": calls},
-                {"trainings": trainings(work, cluster, args.durations, sizes),
-                 "flood": flooded(calls, seconds)})
+                            "durations": args.durations, "calls": calls, "open": args.open},
+                ({} if args.only_flood else
+                 {"trainings": trainings(work, cluster, args.durations, sizes)})
+                | {"flood": flooded(calls, seconds, args.open), "load": os.getloadavg()[0]})
 
 
 if __name__ == "__main__":

@@ -69,7 +69,8 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
         address: the broker's address, `unix:PATH` or `tcp:HOST:PORT`, such as the near end of a
             tunnel; empty for the addresses in the access file. Whether the connection is encrypted,
             and with which certificate, the access file says.
-        name: the client's name in `tangram info`; empty for "host:pid".
+        name: the client's name in `tangram info` and `tangram acct`; empty for "host:pid", with the
+            number of the Slurm job if that is not the broker's.
         tenant: the training run or team for which all that the client does counts, if several share
             the broker; empty for `TANGRAM_TENANT`, or the tenant `default` if that is not set.
 
@@ -98,7 +99,8 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
     known = dialer.read()
     try:
         at = (f", address={address!r}" if address else "") + _for_tenant(tenant)
-        return Client([socket_dial(dialer, known.job)], known.job, FolderStore, name,
+        return Client([socket_dial(dialer, known.job)], known.job, FolderStore,
+                      name or _name_by_job(environ, known.job),
                       again=f"tangram_hpc.connect({str(path.absolute())!r}{at})",
                       back_within_s=known.back_within_s, tenant=tenant)
     except BrokerUnreachable as error:
@@ -129,6 +131,16 @@ def _connect_over_mpi(environ: Mapping[str, str], name: str, tenant: str) -> Cli
                     back_within_s=_back_within_s(dialer), tenant=tenant)
     mpi.leave_after(client)
     return client
+
+
+def _name_by_job(environ: Mapping[str, str], job: str) -> str:
+    """The name of a client that is in another Slurm job than its broker, so that users and
+    accounting see in which one; empty for every other client.
+    """
+    own = environ.get("SLURM_HET_JOB_ID") or environ.get("SLURM_JOB_ID", "")
+    if not own or own == job.partition("@")[0]:
+        return ""
+    return f"{os.uname().nodename}:{os.getpid()} of job {own}"
 
 
 def _for_tenant(tenant: str) -> str:

@@ -53,8 +53,9 @@ from .sandbox_reports import DisownedSandboxes, event_of_report
 from .satellites import Satellites, SatelliteScripts
 from .snapshots import Snapshots
 from .store_garbage import StoreGarbage
-from .tenancy import is_to_be_named, refusal_of_tenant
+from .tenancy import credit_of, is_to_be_named, refusal_of_tenant
 from .time_limit_poller import TimeLimitPoller
+from .turns import Turns
 from .unacknowledged import UnacknowledgedResults, loss_of_result, result_of
 from .worker_messages import message_of
 
@@ -86,6 +87,7 @@ class Broker:
         scheduler: see above.
         settings: see above.
         satellites: the Slurm jobs that this broker submitted.
+        turns: how many messages of a connection come before those of the others.
         draining: why no node lends any more; empty while nodes lend.
         ended: whether the broker was stopped or superseded; it then handles nothing more.
         over: whether a client declared the job's work done, so that no broker will come back for
@@ -128,10 +130,10 @@ class Broker:
         self._ports = PortRelay(scheduler.ledger, self._peers)
         self._payloads: dict[int, Buffer] = {}  # the input payloads of open actions, by action id
         self._recent = RecentActions()
+        self.turns = Turns(scheduler.ledger, self._now, settings.gap_s)
         self._cycle_due = False  # a cycle is on the timer
         self._received = 0  # messages since the last cycle
-        # the deadlines (epoch ns) for which the timer will wake the broker, the nearest last
-        self._wakes: list[int] = []
+        self._wakes: list[int] = []  # deadlines (epoch ns) that are on the timer, the nearest last
         self._clients_at = 0  # until when clients wait for workers that are away (epoch ns)
         self.draining = ""
         self.ended = self.over = False
@@ -273,7 +275,8 @@ class Broker:
         self._request_cycle()
 
     def room(self, peer: Peer) -> None:
-        """Sends messages that wait, because a peer's connection may have room again."""
+        """Called after each turn of a peer: its connection may have room for messages that wait."""
+        self.turns.ended(peer.client)
         if peer.queue.words and self._peers.clients.get(peer.client) is peer:
             self._outbox.pump(peer.client, peer.link, peer.queue)
 
@@ -306,7 +309,7 @@ class Broker:
             self._record_event(ev.TenantNamed(self._now(), peer.client, hello.tenant))
         self._peers.send_to_client(peer.client, ms.Welcome(
             peer.client, s.job, s.store, self.scheduler.state.placer.name, self._journal.mode,
-            s.grace_s, not known, counted, s.epoch))
+            s.grace_s, not known, counted, s.epoch, credit_of(ledger)))
         for result in self._outbox.of(peer.client) if known else ():
             self._peers.send_to_client(peer.client, result)
         self._input.rejoined(peer.client)
@@ -345,9 +348,7 @@ class Broker:
         self._lose_results(self._results.not_held(node, leases))
 
     def _join_time_is_over(self) -> None:
-        """Ends the time that workers had to join. Time in which the broker did not run is added
-        once.
-        """
+        """Ends the time in which workers join, plus once the time that the broker did not run."""
         missed_s = 0.0 if self.ended else self._failure_detector.missed_s()
         if missed_s:
             self._timer.after(min(self.settings.join_s, missed_s), self._join_time_is_over)
@@ -456,7 +457,7 @@ class Broker:
                                             mended(message.outcome), self._now()):
                     self._record_event(event)
             case ms.Ping(stamp=stamp):
-                self._peers.send_to_client(client, ms.Pong(stamp))
+                self._peers.send_to_client(client, ms.Pong(stamp, credit_of(ledger)))
                 if held := self._results.lost_but_held(client):
                     self._acknowledged(client, held)
             case ms.Bye():
@@ -489,8 +490,7 @@ class Broker:
         self._record_event(ev.ActionSubmitted(self._now(), action))
 
     def _submitted_again(self, entry: ActionEntry, payload: Buffer | None) -> None:
-        """Handles the submission of a known action, by a client that connected again. A broker that
-        was started again needs the payload.
+        """Handles a known action of a client that connected again; a new broker needs its payload.
         """
         action = entry.action.id
         if entry.withheld and payload is not None:
@@ -741,7 +741,7 @@ class Broker:
         busy = self._received >= BUSY_MESSAGES or self.scheduler.ledger.prefetched > 0
         self._cycle_due = busy and self._received > 0 and self.settings.gap_s > 0
         if self._cycle_due:
-            self._timer.after(self.settings.gap_s, self._run_cycle)
+            self._timer.after(self.turns.gap_s(), self._run_cycle)
         self._received = 0
         self._wake_at_deadline()
 

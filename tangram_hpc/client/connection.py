@@ -58,6 +58,7 @@ from .functions import FunctionCache, UploadedFunction
 from .future import Future
 from .network.open_streams import LINK_LOST, OpenStreams, end_streams
 from .network.port_stream import PortStream
+from .network.submission_credit import SubmissionCredit
 from .request import Options, context_of, make_action, packed
 from .results import Pending, conclude, give_output, log_refusal, refuse
 from .session_handle import SessionHandle
@@ -116,6 +117,7 @@ class Connection:
         self._unconfirmed = UnconfirmedMessages()
         # (session, message) that a thread could not put into the outbox, as the lock was held
         self._deferred: deque[tuple[int, ms.Message]] = deque()
+        self._credit = SubmissionCredit()  # which actions among `_pending` are not sent yet
         self._attachments = Attachments()
         self._streams = OpenStreams()
         self.windows = ActionWindows()
@@ -194,12 +196,12 @@ class Connection:
                     future = Future(action.id, self.cancel,
                                     self.interrupt if kind is Kind.EXEC else None)
                 future.action = action.id
-                self._pending[action.id] = Pending(action, payload, future, trusted,
-                                                   time.monotonic_ns(), on_output, session=session,
-                                                   stored=stored, uploaded=uploaded,
-                                                   reader=reader, earlier=earlier,
-                                                   on_credit=on_credit)
-                self._put(ms.Submit(action), payload)
+                pending = Pending(action, payload, future, trusted, time.monotonic_ns(), on_output,
+                                  session=session, stored=stored, uploaded=uploaded, reader=reader,
+                                  earlier=earlier, on_credit=on_credit)
+                self._pending[action.id] = pending
+                if self._credit.admit(pending):
+                    self._put(ms.Submit(action), payload)
         except TangramError:
             self.store.release(stored)
             self.functions.not_submitted(uploaded)
@@ -232,6 +234,7 @@ class Connection:
             for one in (*(self._pending.get(part.action) for part in pending.earlier), pending):
                 if one is not None:
                     one.cancelled = True
+                    self._put_held_back(one)
                     self._put(ms.Cancel((one.action.id,)))
 
     def interrupt(self, action: int, number: int) -> None:
@@ -242,7 +245,8 @@ class Connection:
                    data: bytes | None = None) -> None:
         """Sends input to an action (`protocol/input_flow.py`), unless its result is here."""
         with self._lock:
-            if action in self._pending:
+            if (pending := self._pending.get(action)) is not None:
+                self._put_held_back(pending)
                 self._put(ms.Input(action, kind, number, other, int(data is not None)), data)
 
     def open_session(self, spec: SessionSpec, env: dict[str, str], trajectory: str,
@@ -447,6 +451,11 @@ class Connection:
             self._woken = True
             self._channel.wake()
 
+    def _put_held_back(self, pending: Pending) -> None:
+        """Queues an action now, if it is held back; lock held."""
+        if self._credit.release(pending.action.id):
+            self._put(ms.Submit(pending.action), pending.payload)
+
     def _put_all(self, messages: list[ms.Message]) -> None:
         for message in messages:
             self._put(message)
@@ -508,6 +517,8 @@ class Connection:
         """Sends what is queued; returns whether the goodbye was sent, which is the last message."""
         with self._lock:
             self._put_deferred()
+            for pending in self._credit.take_due():
+                self._outbox.put(ms.Submit(pending.action), pending.payload)
             self._woken, closing = False, self._closing
             frame = self._outbox.take()
         if frame:
@@ -585,6 +596,7 @@ class Connection:
             raise _Forgotten(f"job {self.job}: the broker no longer knows this client; its "
                              "sessions are gone")
         self._channel, self.welcome = channel, welcome
+        self._credit.allow(welcome.credit)
         if not first:
             self._repeat(welcome.received)
 
@@ -601,6 +613,8 @@ class Connection:
         for message in self._attachments.again(self._sessions, self.new_id):
             self._outbox.put(message)
         for pending in self._pending.values():
+            if self._credit.holds(pending.action.id):
+                continue
             self._outbox.put(ms.Submit(pending.action), pending.payload)
             if pending.cancelled:
                 self._outbox.put(ms.Cancel((pending.action.id,)))
@@ -657,14 +671,18 @@ class Connection:
                 question = self._take_question(request)
                 if question is not None and payload is not None:
                     _answer(question, bytes(payload))
-            case ms.Pong(stamp=received):
+            case ms.Pong(stamp=received, credit=credit):
                 with self._lock:
                     self._unconfirmed.confirm(received)
+                    self._credit.allow(credit)
             case ms.Shutdown(reason=reason):
                 raise BrokerUnreachable(f"job {self.job}: the broker ended: {reason}")
 
     def _take(self, action: int) -> Pending | None:
-        return self._pending.pop(action, None)  # only this thread removes entries: no lock needed
+        pending = self._pending.pop(action, None)  # only this thread removes entries: no lock
+        if pending is not None:
+            self._credit.ended(pending.action)
+        return pending
 
     def _take_question(self, request: int) -> _Question | None:
         with self._lock:

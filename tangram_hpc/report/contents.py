@@ -26,5 +26,8 @@ def _savings(found: Savings | None) -> dict[str, Any] | None:
         return None
     rows = [asdict(row) | {"act_growth": None if row.way in (RECORDED, AS_RUN)
                            else found.growth(row.way)} for row in found.rows]
-    return {"rows": rows, "assumptions": found.assumptions, "trajectories": found.trajectories,
+    told = {"rows": rows, "assumptions": found.assumptions, "trajectories": found.trajectories,
             "actions": found.actions, "actions_of_job": found.actions_of_job}
+    if found.tenants:
+        told["tenants"] = [asdict(row) for row in found.tenants]
+    return told

@@ -175,8 +175,23 @@ def _savings(told: dict[str, Any]) -> str:
              "compare the simulated rows with each other only." if far > RECORDS_AGREE else "")
     return (f"<section id='savings'><h2>The same actions otherwise</h2><p class='soft'>"
             f"{found['actions']:,} actions of {found['trajectories']:,} trajectories, simulated "
-            f"from their records.{doubt}</p>{table}<details><summary>What this rests on"
-            f"</summary><ul>{said}</ul></details></section>")
+            f"from their records.{doubt}</p>{table}{_tenants(found)}<details><summary>What this "
+            f"rests on</summary><ul>{said}</ul></details></section>")
+
+
+def _tenants(found: dict[str, Any]) -> str:
+    """The table of tenants, if there are several."""
+    rows = [row | {"jobs_cpus": row["jobs"]["cpus"], "jobs_act_s": row["jobs"]["mean_act_s"],
+                   "jobs_core_h": row["jobs"]["held_core_h"], "note": row["jobs"]["why_not"]}
+            for row in found.get("tenants", ())]
+    return "<h3>By tenant</h3>" + _table(
+        [("tenant", "tenant", "text"), ("trajectories", "trajectories", ","),
+         ("actions", "actions", ","), ("mean ACT", "mean_act_s", "span"),
+         ("core-h of its actions", "used_core_h", ",.3f"),
+         ("its part of the core-h held", "part_core_h", ",.3f"),
+         ("core-h with one job per trajectory", "jobs_core_h", ",.3f"),
+         ("CPUs of these jobs", "jobs_cpus", ","), ("their mean ACT", "jobs_act_s", "span"),
+         ("", "note", "note")], rows) if rows else ""
 
 
 def _tables(told: dict[str, Any]) -> str:

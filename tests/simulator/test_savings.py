@@ -36,6 +36,7 @@ from tangram_hpc.simulator.workload import (
     all_actions,
     read_cluster,
     read_workload,
+    together,
 )
 
 
@@ -113,6 +114,25 @@ def test_rows_say_what_each_way_holds() -> None:
     assert half.held_core_h == pytest.approx(12 * half.step_s / 3600)  # type: ignore[operator]
     assert found.growth("50%") > found.growth("75%") >= 0  # type: ignore[operator]
     assert found.actions == found.actions_of_job == len(all_actions(work))
+
+
+def test_each_tenant_is_told_what_its_own_trajectories_would_have_needed() -> None:
+    (work, cluster), few = coding(6, 24), coding(3, 24)[0]
+    both = saved(played(together([("a", work, 0), ("b", few, 5)]), cluster, "fcfs:4")[1])
+    first, second = both.tenants
+    assert [first.tenant, second.tenant] == ["a", "b"]
+    assert (first.trajectories, second.trajectories) == (6, 3)
+    assert (first.actions, second.actions) == (len(all_actions(work)), len(all_actions(few)))
+    assert first.part_core_h + second.part_core_h == pytest.approx(both.rows[0].held_core_h)
+    assert first.part_core_h / second.part_core_h == pytest.approx(
+        first.used_core_h / second.used_core_h)
+    # nothing of it depends on the other tenant
+    jobs = both.row(JOBS)
+    assert jobs and jobs.held_core_h == pytest.approx(
+        first.jobs.held_core_h + second.jobs.held_core_h, rel=.01)  # type: ignore[operator]
+    assert (first.jobs.cpus, second.jobs.cpus) == (24, 12)
+    assert first.jobs.held_core_h > first.used_core_h  # type: ignore[operator]
+    assert not saved(played(work, cluster, "fcfs:4")[1]).tenants  # one tenant is the whole job
 
 
 def test_services_and_endpoints_are_simulated_and_an_impossible_way_says_why() -> None:

@@ -65,7 +65,7 @@ class BrokerSockets:
 def _converse(broker: Broker, link: SocketLink, refused: RefusalLog) -> None:
     peer = broker.accept(link, link.role, lambda why: refused(link.name, why))
     link.attach(lambda parcel: broker.receive(peer, *parcel), lambda: broker.room(peer),
-                lambda reason: broker.lost(peer, reason))
+                lambda reason: broker.lost(peer, reason), broker.turns.length)
 
 
 class _Way(NamedTuple):

@@ -56,18 +56,42 @@ class Alternative:
     why_not: str = ""
 
 
+@dataclass(frozen=True)
+class TenantSavings:
+    """What one of several tenants of a broker used, and would have needed otherwise.
+
+    Attributes:
+        tenant: Its name.
+        trajectories, actions: How many of it were compared.
+        mean_act_s: Mean time from submission to result, as recorded.
+        used_core_h: What its actions held.
+        part_core_h: Its part of all that the recorded run held, in proportion to that.
+        jobs: Its actions with one job for each of its trajectories, without other tenants.
+    """
+
+    tenant: str
+    trajectories: int
+    actions: int
+    mean_act_s: float
+    used_core_h: float
+    part_core_h: float
+    jobs: Alternative
+
+
 @dataclass
 class Savings:
     """Holds all alternatives of one job, and what they rest on.
 
     Attributes:
         rows: The alternatives; the first is the recorded run.
+        tenants: A row for each tenant, by name; empty if all was of one.
         assumptions: Sentences that say what was assumed.
         trajectories, actions: How many were compared.
         actions_of_job: How many the job had that can be simulated.
     """
 
     rows: list[Alternative] = field(default_factory=list)
+    tenants: list[TenantSavings] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)
     trajectories: int = 0
     actions: int = 0
@@ -134,8 +158,38 @@ def savings(run: RecordedRun, folded: Fold, static_cpus: int = 0,
                          for units in (full.cpus, full.gpus)))
         if held != full and held.cpus:
             add(f"{share:.0%}", as_run, resized(part.cluster, held))
+    for tenant, own in _parts_of_tenants(part, folded):
+        progress(f"simulating {len(own.numbers)} actions of tenant {tenant}: {JOBS} (static:{k})")
+        found.tenants.append(_of_tenant(tenant, own, folded, k, durations))
+    used = sum(row.used_core_h for row in found.tenants)
+    found.tenants = [replace(row, part_core_h=(found.rows[0].held_core_h or 0.0)
+                             * row.used_core_h / used if used else 0.0) for row in found.tenants]
     found.assumptions = _assumptions(run, found, k, durations)
     return found
+
+
+def _parts_of_tenants(part: RecordedRun, folded: Fold) -> list[tuple[str, RecordedRun]]:
+    """Returns the trajectories of each tenant, by its name; nothing if there is only one."""
+    of: dict[str, list[int]] = {}
+    for place, numbers in enumerate(part.played):
+        of.setdefault(folded.records[numbers[0]].tenant, []).append(place)
+    if len(of) < 2:
+        return []
+    return [(tenant, replace(
+        part, played=[part.played[place] for place in of[tenant]],
+        work=part.work.model_copy(update={"trajectories": tuple(
+            part.work.trajectories[place] for place in of[tenant])}))) for tenant in sorted(of)]
+
+
+def _of_tenant(tenant: str, own: RecordedRun, folded: Fold, k: int, durations: str
+               ) -> TenantSavings:
+    """Returns a tenant's row; its part of what was held is added when all rows are there."""
+    records = [folded.records[number] for number in own.numbers]
+    return TenantSavings(
+        tenant, len(own.played), len(records),
+        sum(r.end_ns - r.submit_ns for r in records) / len(records) / _SECOND,
+        sum(r.cpu_held_ns for r in records) / _HOUR, 0.0,
+        _simulated(JOBS, own.work, _room_for_all(own, k), f"static:{k}", durations))
 
 
 def _recorded(part: RecordedRun, folded: Fold) -> Alternative:
@@ -217,6 +271,9 @@ def _assumptions(run: RecordedRun, found: Savings, k: int, durations: str) -> li
         "simulation more CPUs shorten them too. Opening a session takes no time.",
         "Where the journal does not say how long a policy thought before a trajectory's first "
         "action, it counts as long as before the trajectory's later turns in the mean."]
+    if found.tenants:
+        said.append("A tenant's part of what was held is in proportion to what its actions held. "
+                    "Its jobs are simulated without those of the other tenants.")
     left = run.left_out
     if durations == "learned":
         said.append(f"{left.unprofiled} actions could use several CPUs and nobody said how well: "

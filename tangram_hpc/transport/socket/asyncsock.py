@@ -32,9 +32,9 @@ from .encryption import Encryption
 HANDSHAKE_S = 5.0  # how long the mutual challenge may take
 TCP_TIMEOUT_S = 30.0  # equal to the broker's limit for a silent worker
 _NO_ROOM_S = 0.1  # pause before the next accept when no descriptors are left
-# How many messages of one link are handed on before other links get their turn. One read may
-# contain thousands of messages of one client, and all other peers would wait until the last one is
-# handled.
+# How many messages of one link are handed on before other links get their turn, unless the driver
+# says another number (`broker/turns.py`). One read may contain thousands of messages of one client,
+# and all other peers would wait until the last one is handled.
 TURN = 128
 _IOV = 512  # buffers of one sendmsg; well below every kernel's IOV_MAX
 
@@ -47,7 +47,8 @@ class SocketLink:
 
     `on_parcel` gets each message with its payload. `on_turn` is called after each batch of
     messages, and when the peer has taken some of the unsent bytes. `on_lost` is called once, with
-    the reason, when the peer is gone, and never after `close`.
+    the reason, when the peer is gone, and never after `close`. `turn` says how many messages the
+    next batch has at most.
 
     Attributes:
         unsent: bytes that wait for the peer to read.
@@ -70,11 +71,14 @@ class SocketLink:
         self._on_parcel: OnParcel = lambda parcel: None
         self._on_turn: Callable[[], None] = lambda: None
         self._on_lost: OnLost = lambda reason: None
+        self._turn: Callable[[], int] = lambda: TURN
 
-    def attach(self, on_parcel: OnParcel, on_turn: Callable[[], None], on_lost: OnLost) -> None:
+    def attach(self, on_parcel: OnParcel, on_turn: Callable[[], None], on_lost: OnLost,
+               turn: Callable[[], int] = lambda: TURN) -> None:
         """Sets the callbacks and starts reading."""
         assert self._sock is not None
         self._on_parcel, self._on_turn, self._on_lost = on_parcel, on_turn, on_lost
+        self._turn = turn
         self._loop.add_reader(self._sock.fileno(), self._readable)
 
     def send(self, message: Message, payload: Buffer | None = None) -> None:
@@ -152,11 +156,11 @@ class SocketLink:
         self._hand_on()
 
     def _hand_on(self) -> None:
-        """Hands on the next `TURN` messages; the rest come after the other links' turn."""
+        """Hands on the messages of one turn; the rest come after the other links' turn."""
         parcels = self._parcels
         if parcels is None or self._sock is None:
             return
-        remaining = TURN
+        remaining = self._turn()
         try:
             for parcel in parcels:
                 self._on_parcel(parcel)

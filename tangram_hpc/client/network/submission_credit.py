@@ -1,0 +1,86 @@
+"""Pure. How many single actions of a client are at the broker, and which ones wait at the client.
+
+Problem. A program may submit a million actions at once. If the broker had all of them, its memory
+and the time of a checkpoint would grow with them, and other clients would wait for that.
+
+Idea: credit. The broker says how many single actions of this client it takes (`Welcome.credit`,
+renewed by each `Pong`). The others are held back here, in order, and each end of an action lets the
+next one go. The credit is many times what the nodes can run, so no unit idles for it.
+
+Only single actions on CPUs are held back: those outside of sessions and trajectories, without a
+GPU, of which nobody submits a million for anything else than work in bulk. Everything else leaves
+at once, so that the broker sees all waiting work of every kind and its placement is as before.
+
+An action that is held back leaves at once, beyond the credit, when something follows for it (its
+cancellation, input), so the broker knows it when that arrives.
+"""
+
+from __future__ import annotations
+
+from ...domain.action import Action
+from ..results import Pending
+
+
+def counts(action: Action) -> bool:
+    """Whether an action is one of those that may be held back."""
+    return not (action.session or action.gpus or action.trajectory) and action.key == "cpu"
+
+
+class SubmissionCredit:
+    """The single actions of one client that are at the broker or held back.
+
+    `ended` is called by the connection's own thread; all else needs the connection's lock.
+    """
+
+    __slots__ = ("_credit", "_ended", "_held", "_sent")
+
+    def __init__(self) -> None:
+        self._credit = 0  # how many may be at the broker; 0: any number
+        self._sent = self._ended = 0  # in all; two counters, as different threads change them
+        self._held: dict[int, Pending] = {}  # by action id, oldest first
+
+    def allow(self, credit: int) -> None:
+        """Sets how many may be at the broker; 0, which an earlier broker says: any number."""
+        self._credit = credit
+
+    @property
+    def waits(self) -> bool:
+        """Whether an action is held back."""
+        return bool(self._held)
+
+    def admit(self, pending: Pending) -> bool:
+        """Returns whether an action may be sent now; if not, holds it back."""
+        if not counts(pending.action):
+            return True
+        if self._credit and (self._held or self._sent - self._ended >= self._credit):
+            self._held[pending.action.id] = pending
+            return False
+        self._sent += 1
+        return True
+
+    def ended(self, action: Action) -> None:
+        """Counts the end of an action that was sent."""
+        if counts(action):
+            self._ended += 1
+
+    def holds(self, action: int) -> bool:
+        """Returns whether an action is held back."""
+        return action in self._held
+
+    def release(self, action: int) -> bool:
+        """Lets one action go now, whatever the credit is; returns whether it was held back."""
+        if self._held.pop(action, None) is None:
+            return False
+        self._sent += 1
+        return True
+
+    def take_due(self) -> list[Pending]:
+        """Returns the actions that may be sent by now and are held back no more."""
+        if not self._held:
+            return []
+        room = self._credit - (self._sent - self._ended) if self._credit else len(self._held)
+        due = [pending for pending, _ in zip(self._held.values(), range(room), strict=False)]
+        for pending in due:
+            del self._held[pending.action.id]
+        self._sent += len(due)
+        return due

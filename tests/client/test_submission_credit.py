@@ -1,0 +1,111 @@
+"""How many single actions of a client are at the broker: on a real client and a real broker driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.link_rig import LinkRig, link_rig
+
+from tangram_hpc.broker import tenancy
+from tangram_hpc.client.future import Future
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.protocol import message as ms
+
+CREDIT = 5
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LinkRig]:
+    monkeypatch.setattr(tenancy, "CREDIT", CREDIT)
+    monkeypatch.setattr(tenancy, "CREDIT_OF_NODE", 0)
+    with link_rig(tmp_path) as rig:
+        yield rig
+
+
+def known(rig: LinkRig) -> set[int]:
+    """The actions that the broker has and whose results are not acknowledged."""
+    return set(rig.broker.scheduler.ledger.actions)
+
+
+def submitted(rig: LinkRig, count: int) -> list[Future]:
+    """Single actions, of which the broker has as many as it takes by now."""
+    futures = [rig.client.submit(["true"]) for _ in range(count)]
+    rig.until(lambda: len(known(rig)) >= CREDIT, "the broker has as many as it takes")
+    rig.client.ask("info")  # whatever was sent before has arrived by now
+    return futures
+
+
+def end_one(rig: LinkRig) -> None:
+    """The worker ends an action, if one runs."""
+    ended = {message.lease for message in rig.worker.all(ms.StartAttempt)} & set(
+        rig.broker.scheduler.ledger.leases)
+    if ended:
+        rig.worker_says(ms.Finished(min(ended), Outcome(ActionState.COMPLETED), True))
+
+
+def test_what_is_beyond_the_credit_waits_at_the_client_and_follows_in_order(rig: LinkRig) -> None:
+    futures = submitted(rig, 3 * CREDIT)
+    assert known(rig) == {future.action for future in futures[:CREDIT]}
+    seen: list[int] = []
+    while not futures[-1].done():
+        end_one(rig)
+        with rig.changed:
+            seen += sorted(known(rig).difference(seen))
+            assert len([entry for entry in rig.broker.scheduler.ledger.actions.values()
+                        if entry.reply is None]) <= CREDIT
+    assert all(future.exception() is None for future in futures)
+    assert seen == [future.action for future in futures]
+
+
+def test_what_is_not_a_single_action_on_cpus_is_not_held_back(rig: LinkRig) -> None:
+    submitted(rig, 3 * CREDIT)
+    session = rig.client.session()
+    others = [rig.client.submit(["true"], trajectory="t"),
+              rig.client.submit(["true"], gpus=1, trusted=True),
+              session.submit(["true"])]
+    rig.until(lambda: {one.action for one in others} <= known(rig), "the broker has the others")
+    assert len(known(rig)) == CREDIT + len(others)
+
+
+def test_an_action_that_is_held_back_can_be_cancelled(rig: LinkRig) -> None:
+    futures = submitted(rig, 2 * CREDIT)
+    last = futures[-1]
+    assert last.action not in known(rig)
+    assert last.cancel()
+    rig.until(last.cancelled, "it is cancelled")
+    assert not any(future.done() for future in futures[:-1])
+    cancelled = [event for event in rig.broker.journal.events
+                 if getattr(event, "action", None) == last.action]
+    assert cancelled, "the accounting knows it"
+
+
+def test_a_broken_link_sends_nothing_beyond_the_credit_and_loses_nothing(rig: LinkRig) -> None:
+    futures = submitted(rig, 3 * CREDIT)
+    with rig.broken():
+        futures += [rig.client.submit(["true"]) for _ in range(CREDIT)]
+    rig.client.ask("info")
+    assert known(rig) == {future.action for future in futures[:CREDIT]}
+    while not futures[-1].done():
+        end_one(rig)
+    assert all(future.exception() is None for future in futures)
+
+
+def test_a_larger_credit_is_told_by_the_next_pong(rig: LinkRig, monkeypatch: pytest.MonkeyPatch
+                                                  ) -> None:
+    futures = submitted(rig, 3 * CREDIT)
+    monkeypatch.setattr(tenancy, "CREDIT", 2 * CREDIT)
+    rig.until(lambda: len(known(rig)) > CREDIT, "a pong has told it")
+    rig.client.ask("info")
+    assert known(rig) == {future.action for future in futures[:2 * CREDIT]}
+
+
+def test_a_broker_that_says_no_credit_gets_everything(rig: LinkRig, monkeypatch: pytest.MonkeyPatch
+                                                      ) -> None:
+    monkeypatch.setattr(tenancy, "CREDIT", 0)
+    futures = submitted(rig, CREDIT)
+    futures += [rig.client.submit(["true"]) for _ in range(2 * CREDIT)]
+    rig.until(lambda: len(known(rig)) == len(futures), "the next pong lets all of them go")
