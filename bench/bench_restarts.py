@@ -86,7 +86,7 @@ def main() -> int:
     """Runs the benchmark and prints its result as one line of JSON."""
     args = arguments()
     if args.tiny:
-        args.seconds, args.gap, args.pause, args.clients, args.threads = 4.0, 0.8, (0.2, 1.0), 1, 2
+        args.seconds, args.gap, args.pause, args.clients, args.threads = 2.0, 0.8, (0.2, 0.6), 1, 1
         args.workers = 1
     rng = random.Random(args.seed)
     limit_s = 150.0 + args.pause[1] + args.grace

@@ -77,7 +77,8 @@ def run_scaling(trajectories: int, seed: int, progress: Callable[[str, float], N
 
 def introduction(trajectories: int) -> str:
     """Returns what is run, for people who read the table."""
-    return (f"Actions that scale: {trajectories} trajectories of {WORKLOAD} (builds and test "
+    count = "1 trajectory" if trajectories == 1 else f"{trajectories} trajectories"
+    return (f"Actions that scale: {count} of {WORKLOAD} (builds and test "
             f"suites, with the policy's thinking\nbetween them) on {max(CPUS_MIN, trajectories)} "
             f"virtual CPUs, {1 / SCALE:g} times as fast. Times below are those of the workload.")
 

@@ -18,7 +18,7 @@ def test_the_demo_runs_the_default_placer(tmp_path_factory: pytest.TempPathFacto
     pytest.importorskip("mpi4py")
     told = subprocess.run(
         [sys.executable, "-m", "tangram_hpc", "demo", "--problems", "1", "--scale", "0.001",
-         "--replayed", "2"],
+         "--replayed", "1"],
         capture_output=True, text=True, timeout=150, check=False)
     assert told.returncode == 0, told.stderr
     default = str(Config.model_fields["placer"].default)
@@ -28,5 +28,5 @@ def test_the_demo_runs_the_default_placer(tmp_path_factory: pytest.TempPathFacto
     assert f"Runs: {default}, fcfs:1, static:1, fcfs:1, {default}. Machine: " in told.stdout
     scaling = last["scaling"]
     assert set(scaling["act_s"]) == set(scaling["step_s"]) == {default, "fcfs:4", "static:4"}
-    assert scaling["actions"] > 0 and "2 trajectories of coding-200" in told.stdout
+    assert scaling["actions"] > 0 and "1 trajectory of coding-200" in told.stdout
     assert "\nconditions: " in told.stdout.replace("\n\n", "\n")
