@@ -21,7 +21,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
-from ...domain.action import Action, Kind, Profile
+from ...domain.action import Action, Kind
 from ...domain.ids import client_of
 from .fair_order import (
     SINGLE,
@@ -78,13 +78,6 @@ class ActionShape(NamedTuple):
     guarded: bool = False
     at_client: bool = False
     limit: int = 0
-
-
-def size_of(profile: Profile | None) -> int:
-    """The bucket of a profile's work, eight an octave; 0 without a profile."""
-    if profile is None:
-        return 0
-    return octaves(profile.work_ns)
 
 
 def pool_of(key: str, units: int) -> str:
@@ -255,7 +248,8 @@ class ReadyQueue:
                 called if the shard has too many shape queues to open another one for a class.
             counted: what `take` returned for a grant of the action that came back; 0 for none.
         """
-        size, key = size_of(action.profile), action.key
+        profile, key = action.profile, action.key
+        size = octaves(profile.work_ns) if profile is not None else 0
         shape = ActionShape(key, action.degrees, action.mem_mib, action.gpus, action.component,
                             node, session, "" if size else action.name, size, action.resizable,
                             action.guarded, action.kind is Kind.GRANT,
