@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import logging
 import pickle
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -93,10 +92,6 @@ class Pending(msgspec.Struct, gc=False):
     earlier: tuple[Future, ...] = ()
     on_credit: Callable[[int], None] | None = None
 
-    def act_ns(self) -> int:
-        """Time since the submission, in ns."""
-        return time.monotonic_ns() - self.submitted_ns
-
     def release(self, functions: FunctionCache, store: StoredPayloads) -> None:
         """Called when the action has ended: releases its entries in the job's store."""
         if self.uploaded is not None:
@@ -117,13 +112,12 @@ def give_output(pending: Pending, stream: int, data: bytes) -> None:
 
 
 def conclude(pending: Pending, result: ms.ActionResult, payload: memoryview | None,
-             store: StoredPayloads
-             ) -> None:
-    """Ends the future as the result says. The future ends as cancelled only if this client has
-    cancelled the action (decision 0036), because a task that awaits a `CancelledError` is cancelled
-    itself."""
+             store: StoredPayloads, act_ns: int) -> None:
+    """Ends the future as the result says; `act_ns` is the ACT in ns. The future ends as cancelled
+    only if this client has cancelled the action (decision 0036), because a task that awaits a
+    `CancelledError` is cancelled itself."""
     future, outcome = pending.future, result.outcome
-    future.told = result, pending.act_ns()
+    future.told = result, act_ns
     if outcome.state is ActionState.CANCELLED and pending.cancelled:
         future.end_cancelled()
         return
