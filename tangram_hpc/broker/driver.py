@@ -409,7 +409,7 @@ class Broker:
         match message:
             case ms.Ack(actions=actions):
                 self._acknowledged(client, tuple(
-                    action for action in actions if client_of(action) == client))
+                    [action for action in actions if client_of(action) == client]))
             case ms.RequestSession(spec=spec, again=again):
                 self._request_session(client, spec, again, payload)
             case ms.ReleaseSession(session=session):

@@ -153,14 +153,8 @@ def _value(pending: Pending, result: ms.ActionResult, payload: memoryview | None
     if not command and outcome.state not in _OWN_ENDS:
         # a payload that the runner sent while it was being ended does not count
         raise _failure(pending, outcome, told)
-    if isinstance(told, pl.ErrorReturn) and pending.action.kind is Kind.FILE:
-        raise _file_failure(pending, outcome, told)
-    if isinstance(told, pl.ErrorReturn) and told.kind == pl.SHELL_ENDED and command:
-        raise ShellEnded(f"{_name(pending)}: {told.text}")
     if isinstance(told, pl.ErrorReturn):
-        kind = UntrustedResult if told.kind == "UntrustedResult" else RemoteError
-        text = told.text if kind is UntrustedResult else f"{told.kind}: {told.text}"
-        raise kind(f"{_name(pending)}: {text}" + (f"\n{told.trace}" if told.trace else ""), told)
+        raise _told_failure(pending, outcome, told)
     if command and outcome.state in _RESULTS:
         told = told if isinstance(told, pl.ExecReturn) else pl.ExecReturn()
         return ExecResult(outcome.state, outcome.exit_status, outcome.signal, told.stdout,
@@ -173,15 +167,28 @@ def _value(pending: Pending, result: ms.ActionResult, payload: memoryview | None
         if not isinstance(told, pl.FileReturn):  # a sandbox may answer what it likes
             raise ProtocolError(f"{_name(pending)}: its result is not the content of a file")
         return told
+    if isinstance(told, pl.ValueReturn):
+        return _returned(told, pending)
     if isinstance(told, pl.FileList):
         if told.one and len(told.entries) != 1:
             raise ProtocolError(f"{_name(pending)}: its result is not one entry")
         return told.entries[0] if told.one else told.entries
-    if isinstance(told, pl.ValueReturn):
-        return _returned(told, pending)
     if isinstance(told, pl.SnapshotReturn):
         return told.name
     return None
+
+
+def _told_failure(pending: Pending, outcome: Outcome, told: pl.ErrorReturn) -> TangramError:
+    """Makes the exception of an action whose node says what went wrong."""
+    kind = pending.action.kind
+    if kind is Kind.FILE:
+        return _file_failure(pending, outcome, told)
+    if kind is Kind.EXEC and told.kind == pl.SHELL_ENDED:
+        return ShellEnded(f"{_name(pending)}: {told.text}")
+    trace = f"\n{told.trace}" if told.trace else ""
+    if told.kind == "UntrustedResult":
+        return UntrustedResult(f"{_name(pending)}: {told.text}{trace}", told)
+    return RemoteError(f"{_name(pending)}: {told.kind}: {told.text}{trace}", told)
 
 
 def _file_failure(pending: Pending, outcome: Outcome, told: pl.ErrorReturn) -> FileFailed:
