@@ -306,7 +306,8 @@ def packed(record: msgspec.Struct, texts: str, most: int = PAYLOAD_MAX) -> bytes
     """
     try:
         data = _encoder.encode(record)
-        check_size(len(data), texts, most)
+        if len(data) > most:
+            check_size(len(data), texts, most)
         _reader(type(record))(data)
     except UnicodeEncodeError as error:
         raise InvalidInput(f"{texts}: {error.object[:40]!r} is not UTF-8") from None

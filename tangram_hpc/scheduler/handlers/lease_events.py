@@ -65,6 +65,7 @@ def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Deci
         node.free_mem_mib -= lease.mem_mib
         assert node.free_mem_mib >= 0, f"{event} overdraws the memory of {node.spec.name}"
         _begin(ledger, lease, node, event.at)
+        _count(ledger, lease, 1)
     else:
         ledger.prefetched += 1
         if event.cores and 4 * len(lease_queue) > 3 * node.prefetch_max:
@@ -211,7 +212,6 @@ def _begin(ledger: Ledger, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
         units = len(lease.gpus) if service_of(lease.key) else 1
     lease.granted_at = at
     lease.grants.append((at, units))
-    _count(ledger, lease, 1)
     node.leases[lease.lease] = None
     session = ledger.sessions.get(lease.session)
     if session is not None and lease.cores:
@@ -273,11 +273,16 @@ def _pass_on(state: SchedulerState, lease: LeaseEntry, node: NodeEntry, at: int)
     ledger = state.ledger
     if lease.gpus:
         forget(ledger, lease)
-    _count(ledger, lease, -1)
     if lease.lease_queue:
         ledger.prefetched -= 1
-        _begin(ledger, ledger.leases[next(iter(lease.lease_queue))], node, at)
+        following = ledger.leases[next(iter(lease.lease_queue))]
+        _begin(ledger, following, node, at)
+        # while there is one tenant, a unit that passes on changes nothing of what it holds
+        if ledger.tenants.compared or following.holds() != lease.holds():
+            _count(ledger, lease, -1)
+            _count(ledger, following, 1)
         return
+    _count(ledger, lease, -1)
     if not lease.reserved:
         node.cores.give(lease.cores)
     node.gpus.give(lease.gpus)

@@ -129,13 +129,13 @@ class TagHeap(Generic[_T]):
 
     def walk(self) -> Iterator[tuple[int, _T]]:
         """Yields order tags and values in order; nothing may change meanwhile."""
-        heap, at = self._heap, self.at
+        heap, at, size = self._heap, self.at, len(self._heap)
         edge = [(heap[0], 0)] if heap else []
         last = 0
         while edge:
             order_tag, index = heapq.heappop(edge)
             for child in (2 * index + 1, 2 * index + 2):
-                if child < len(heap):
+                if child < size:
                     heapq.heappush(edge, (heap[child], child))
             if order_tag in at and order_tag != last:
                 last = order_tag
