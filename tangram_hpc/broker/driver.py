@@ -344,7 +344,7 @@ class Broker:
         self._record_event(ev.NodeRejoined(self._now(), node))
         self._disowned.add(node, sessions.difference(ledger.nodes[node].sessions))
         for order in repeated(ledger, node, leases, sessions):
-            self._perform(order, None)
+            self._perform(order, None, self._now())
         self._lose_results(self._results.not_held(node, leases))
 
     def _join_time_is_over(self) -> None:
@@ -367,11 +367,11 @@ class Broker:
         if self.ended:
             return
         self._received += 1
-        if peer.client and type(message) in COUNTED and not self._count(peer):
+        if type(message) in COUNTED and peer.client and not self._peers.count(peer):
             return
         if (check := CHECKS.get(type(message))) is not None and (why := check(message)):
             self._reject(peer, message, why)
-        elif peer.client and type(message) is ms.Submit:  # the most frequent message comes first
+        elif type(message) is ms.Submit and peer.client:  # the most frequent message comes first
             self._submit(peer, message, payload)
         elif peer.client:
             self._from_client(peer, message, payload)
@@ -386,21 +386,14 @@ class Broker:
             self._join_worker(peer, message)
         else:
             self._refuse(peer, "the first message must be a Hello")
-        self._request_cycle()
+        if not self._cycle_due:
+            self._request_cycle()
 
     def _receive_later(self, peer: Peer, hello: ms.ClientHello) -> None:
         """Receives again the hello of a client that came before the workers were back. The client
         may ask for something that only workers know, such as a snapshot."""
         if not peer.gone:
             self.receive(peer, hello, None)
-
-    def _count(self, peer: Peer) -> bool:
-        """Counts a message of a client, for its next Welcome. Returns False if the client has
-        another connection by now, on which it has sent the message again."""
-        if self._peers.clients.get(peer.client) is not peer:
-            return False
-        self._peers.counted[peer.client] = self._peers.counted.get(peer.client, 0) + 1
-        return True
 
     def _reject(self, peer: Peer, message: ms.Message, why: str) -> None:
         """Answers a message that is wrong. A client keeps its connection, since its actions and
@@ -417,7 +410,7 @@ class Broker:
         match message:
             case ms.Ack(actions=actions):
                 self._acknowledged(client, tuple(
-                    action for action in actions if client_of(action) == client))
+                    [action for action in actions if client_of(action) == client]))
             case ms.RequestSession(spec=spec, again=again):
                 self._request_session(client, spec, again, payload)
             case ms.ReleaseSession(session=session):
@@ -554,7 +547,7 @@ class Broker:
         match message:
             case ms.Finished(lease=lease):
                 if self._owns(peer, lease):
-                    self._finished(peer.node, message, payload)
+                    self._finished(peer.node, message, payload, now)
                 else:
                     self._take_again(peer.node, lease, payload)
             case ms.Released(lease=lease):
@@ -597,11 +590,11 @@ class Broker:
             case _:
                 self._refuse(peer, f"a worker may not send {type(message).__name__}")
 
-    def _finished(self, node: int, message: ms.Finished, payload: Buffer | None) -> None:
+    def _finished(self, node: int, message: ms.Finished, payload: Buffer | None, now: int) -> None:
         """Records the end of a lease. A worker that came back repeats ends that the journal has
         already, because the broker before this one may have missed that the units are free.
         """
-        ledger, lease, now = self.scheduler.ledger, message.lease, self._now()
+        ledger, lease = self.scheduler.ledger, message.lease
         entry = ledger.leases[lease]
         if entry.state is LeaseState.RELEASING:
             if message.clean:
@@ -639,7 +632,7 @@ class Broker:
             if type(each) is ev.ClientExpired:
                 self._results.acknowledged(self.scheduler.ledger.clients[each.client].actions)
             for decision in self.scheduler.handle(each):
-                self._perform(decision, payload)
+                self._perform(decision, payload, each.at)
             if type(each) is ev.ClientExpired:
                 self._outbox.expired(each.client)
                 self._garbage.client_expired(each.client)
@@ -647,7 +640,8 @@ class Broker:
                 self._peers.counted.pop(each.client, None)
             elif type(each) is ev.NodeLost:
                 lost += self._results.not_held(each.node)
-        self._lose_results(lost)
+        if lost:
+            self._lose_results(lost)
 
     def _lose_results(self, actions: list[int]) -> None:
         """Records that the results of these actions were lost with their nodes."""
@@ -660,7 +654,7 @@ class Broker:
             self._record_event(event)
             self._request_cycle()
 
-    def _perform(self, decision: de.Decision, payload: Buffer | None) -> None:
+    def _perform(self, decision: de.Decision, payload: Buffer | None, now: int) -> None:
         match decision:
             case de.StartLease(node=0):
                 self._send_grant(decision.action)
@@ -674,7 +668,7 @@ class Broker:
                     b"" if none else self._payloads[decision.action])
                 self._input.started(decision.action, decision.lease)
             case de.ReplyToClient():
-                self._reply(decision, payload)
+                self._reply(decision, payload, now)
             case (de.KillLease() | de.ResizeLease() | de.OpenSession() | de.CloseSession()
                   | de.PackSession() | de.PrepareService()):
                 self._peers.send_to_worker(decision.node, message_of(decision))
@@ -695,21 +689,23 @@ class Broker:
             self._peers.send_to_client(client_of(action), ms.Granted(
                 action, lease.lease, endpoint.rate_micro, endpoint.spec.burst_micro))
 
-    def _reply(self, order: de.ReplyToClient, payload: Buffer | None) -> None:
+    def _reply(self, order: de.ReplyToClient, payload: Buffer | None, now: int) -> None:
         """Sends an action's result to its client, and to clients that submitted the same
         idempotency key.
         """
         action, ledger = order.action, self.scheduler.ledger
-        self._recent.note(order, self._now())
+        self._recent.note(order, now)
         self._payloads.pop(action, None)
         self._input.ended(action)
         result = result_of(ledger, order, 0 if payload is None else 1)
-        if action in ledger.actions:  # else its client has expired and will not fetch the result
+        entry = ledger.actions.get(action)
+        if entry is not None:  # else its client has expired and will not fetch the result
             self._outbox.keep(result, payload)
         self._peers.send_to_client(client_of(action), result, payload)
-        for other in self._keys.ended(result, payload, order.node != 0):
-            self._outbox.keep(other, payload)
-            self._peers.send_to_client(client_of(other.action), other, payload)
+        if entry is None or entry.action.once:
+            for other in self._keys.ended(result, payload, order.node != 0):
+                self._outbox.keep(other, payload)
+                self._peers.send_to_client(client_of(other.action), other, payload)
 
     # ---- the scheduling cycle ----------------------------------------------------------------
 

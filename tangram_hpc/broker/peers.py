@@ -64,7 +64,7 @@ class Peers:
         clients: connected clients by their number. The driver adds and removes them.
         workers: connected workers by the number of their node. The driver adds and removes them.
         counted: how many counted messages (`protocol/unconfirmed.py`) have come from each client
-            that has not expired. The driver changes it.
+            that has not expired. The driver sets and removes it.
     """
 
     def __init__(self, outbox: ClientOutbox) -> None:
@@ -79,6 +79,14 @@ class Peers:
     def everyone(self) -> list[Peer]:
         """Returns all connected peers."""
         return [*self.workers.values(), *self.clients.values()]
+
+    def count(self, peer: Peer) -> bool:
+        """Counts a message of a client, for its next Welcome. Returns False if the client has
+        another connection by now, on which it has sent the message again."""
+        if self.clients.get(peer.client) is not peer:
+            return False
+        self.counted[peer.client] = self.counted.get(peer.client, 0) + 1
+        return True
 
     def send_to_worker(self, node: int, message: ms.Message, payload: Buffer | None = None
                        ) -> None:

@@ -16,15 +16,15 @@ submit the action again, and the Ping that follows what it submits again acknowl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 from ..domain.decision import ReplyToClient
 from ..domain.event import ActionCancelled
 from ..domain.ids import client_of
-from ..domain.states import ENDED, ActionState
+from ..domain.states import ActionState
 from ..protocol import message as ms
 from ..protocol.frame import Buffer
-from ..scheduler.state.ledger import ActionEntry, Ledger
+from ..scheduler.state.ledger import Ledger
 from .client_outbox import ClientOutbox
 from .peers import Peers
 
@@ -35,9 +35,10 @@ def result_of(ledger: Ledger, reply: ReplyToClient, n: int) -> ms.ActionResult:
     """Returns the message that tells a client how an action ended; `n` is 1 if a payload follows.
     The name of a node that was lost long ago is not known any more.
     """
-    node = ledger.nodes[reply.node].spec.name if reply.node in ledger.nodes else ""
-    return ms.ActionResult(reply.action, reply.outcome, node, reply.cores, reply.attempt,
-                           reply.queue_ns, reply.held_ns, n, reply.grants, reply.route)
+    node = ledger.nodes.get(reply.node)
+    return ms.ActionResult(reply.action, reply.outcome, node.spec.name if node is not None else "",
+                           reply.cores, reply.attempt, reply.queue_ns, reply.held_ns, n,
+                           reply.grants, reply.route)
 
 
 def loss_of_result(now: int, action: int) -> ActionCancelled:
@@ -154,15 +155,13 @@ class UnacknowledgedResults:
         if entry is None or entry.ended_lease != lease:
             self._peers.confirm(node, lease)
 
-    def acknowledged(self, actions: Iterable[int]) -> None:
+    def acknowledged(self, actions: Collection[int]) -> None:
         """Confirms the results of actions whose client has them, or will never fetch them."""
+        if self._wanted or self._lost:
+            self._wanted.difference_update(actions)
+            self._lost.difference_update(actions)
         for action in actions:
-            self._wanted.discard(action)
-            self._lost.discard(action)
             entry = self._ledger.actions.get(action)
-            if entry is not None and entry.state in ENDED:
-                self._confirm(entry)
-
-    def _confirm(self, entry: ActionEntry) -> None:
-        if entry.ended_lease and entry.reply is not None and entry.reply.node:
-            self._peers.confirm(entry.reply.node, entry.ended_lease)
+            if entry is not None and entry.ended_lease and entry.reply is not None \
+                    and entry.reply.node:
+                self._peers.confirm(entry.reply.node, entry.ended_lease)

@@ -63,16 +63,17 @@ class ActionWindow(msgspec.Struct):
 
     def add(self, result: ActionResult, act_ns: int) -> None:
         """Adds the end of one action."""
-        outcome = result.outcome
-        known = result.queue_ns + outcome.restore_ns + outcome.exec_ns
+        outcome, queue_ns = result.outcome, result.queue_ns
+        restore_ns, run_ns = outcome.restore_ns, outcome.exec_ns
         self.count += 1
         self.failed += outcome.state is not ActionState.COMPLETED
         self.act_ns += act_ns
-        self.act_max_ns = max(self.act_max_ns, act_ns)
-        self.queue_ns += result.queue_ns
-        self.restore_ns += outcome.restore_ns
-        self.run_ns += outcome.exec_ns
-        self.system_ns += max(0, act_ns - known)
+        if act_ns > self.act_max_ns:
+            self.act_max_ns = act_ns
+        self.queue_ns += queue_ns
+        self.restore_ns += restore_ns
+        self.run_ns += run_ns
+        self.system_ns += max(0, act_ns - queue_ns - restore_ns - run_ns)
         self.cpu_ns += outcome.cpu_ns
         self.held_core_ns += _held_core_ns(result)
 
@@ -130,6 +131,9 @@ def _named(found: Mapping[str, float], names: Iterable[str], prefix: str) -> dic
 def _held_core_ns(result: ActionResult) -> int:
     """Returns the core-ns that the last lease of an action held, with all changes of its size."""
     grants = result.grants or ((0, len(result.cores)),)
+    if len(grants) == 1:  # true of nearly all actions
+        at, units = grants[0]
+        return units * max(0, result.held_ns - at)
     ends = [*(at for at, _ in grants[1:]), result.held_ns]
     return sum(units * max(0, end - at) for (at, units), end in zip(grants, ends, strict=True))
 

@@ -635,8 +635,9 @@ class Connection:
                 if payload is not None:
                     self._ack_bytes += len(payload)
                 if (pending := self._take(action)) is not None:
-                    self.windows.add(pending.action, message, pending.act_ns())
-                    conclude(pending, message, payload, self.store)
+                    act_ns = time.monotonic_ns() - pending.submitted_ns
+                    self.windows.add(pending.action, message, act_ns)
+                    conclude(pending, message, payload, self.store, act_ns)
                     pending.release(self.functions, self.store)
             case ms.Output(id=action, stream=stream):
                 open_one = self._pending.get(action)

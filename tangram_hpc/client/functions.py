@@ -92,7 +92,7 @@ class FunctionCache:
                 arguments = pickle.dumps((args, kwargs), protocol=5)
             except (pickle.PicklingError, AttributeError, TypeError):
                 arguments = pickled_by_value((args, kwargs), "arguments")
-        check_size(len(arguments), "arguments", PAYLOAD_MAX)
+            check_size(len(arguments), "arguments", PAYLOAD_MAX)
         with self._lock:
             known = self._known.get(id(function))
             if known is None or known.function is not function:

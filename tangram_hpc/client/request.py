@@ -306,7 +306,8 @@ def packed(record: msgspec.Struct, texts: str, most: int = PAYLOAD_MAX) -> bytes
     """
     try:
         data = _encoder.encode(record)
-        check_size(len(data), texts, most)
+        if len(data) > most:
+            check_size(len(data), texts, most)
         _reader(type(record))(data)
     except UnicodeEncodeError as error:
         raise InvalidInput(f"{texts}: {error.object[:40]!r} is not UTF-8") from None
@@ -380,6 +381,8 @@ def _whole(number: Any) -> int:
 
 
 def _count(number: Any, field: str) -> int:
+    if type(number) is int and number >= 0:
+        return number
     try:
         count = _whole(number)
     except TypeError:
@@ -435,7 +438,8 @@ def make_action(action: int, kind: Kind, options: Options, session: int, what: s
     if options.endpoint and options.cpus != 1:
         raise InvalidInput("cpus: an action of an endpoint holds no core; leave it out, or make "
                            "the call by Client.endpoint and compute in another action")
-    if not isinstance(options.once, str) or len(utf8(options.once, "once")) > ONCE_MAX:
+    if not isinstance(options.once, str) or (
+            options.once and len(utf8(options.once, "once")) > ONCE_MAX):
         raise InvalidInput(f"once: {options.once!r} is not a name of at most {ONCE_MAX} bytes")
     retries = options.retries
     if retries is None:

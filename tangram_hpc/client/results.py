@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import logging
 import pickle
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -93,10 +92,6 @@ class Pending(msgspec.Struct, gc=False):
     earlier: tuple[Future, ...] = ()
     on_credit: Callable[[int], None] | None = None
 
-    def act_ns(self) -> int:
-        """Time since the submission, in ns."""
-        return time.monotonic_ns() - self.submitted_ns
-
     def release(self, functions: FunctionCache, store: StoredPayloads) -> None:
         """Called when the action has ended: releases its entries in the job's store."""
         if self.uploaded is not None:
@@ -117,13 +112,12 @@ def give_output(pending: Pending, stream: int, data: bytes) -> None:
 
 
 def conclude(pending: Pending, result: ms.ActionResult, payload: memoryview | None,
-             store: StoredPayloads
-             ) -> None:
-    """Ends the future as the result says. The future ends as cancelled only if this client has
-    cancelled the action (decision 0036), because a task that awaits a `CancelledError` is cancelled
-    itself."""
+             store: StoredPayloads, act_ns: int) -> None:
+    """Ends the future as the result says; `act_ns` is the ACT in ns. The future ends as cancelled
+    only if this client has cancelled the action (decision 0036), because a task that awaits a
+    `CancelledError` is cancelled itself."""
     future, outcome = pending.future, result.outcome
-    future.told = result, pending.act_ns()
+    future.told = result, act_ns
     if outcome.state is ActionState.CANCELLED and pending.cancelled:
         future.end_cancelled()
         return
@@ -159,14 +153,8 @@ def _value(pending: Pending, result: ms.ActionResult, payload: memoryview | None
     if not command and outcome.state not in _OWN_ENDS:
         # a payload that the runner sent while it was being ended does not count
         raise _failure(pending, outcome, told)
-    if isinstance(told, pl.ErrorReturn) and pending.action.kind is Kind.FILE:
-        raise _file_failure(pending, outcome, told)
-    if isinstance(told, pl.ErrorReturn) and told.kind == pl.SHELL_ENDED and command:
-        raise ShellEnded(f"{_name(pending)}: {told.text}")
     if isinstance(told, pl.ErrorReturn):
-        kind = UntrustedResult if told.kind == "UntrustedResult" else RemoteError
-        text = told.text if kind is UntrustedResult else f"{told.kind}: {told.text}"
-        raise kind(f"{_name(pending)}: {text}" + (f"\n{told.trace}" if told.trace else ""), told)
+        raise _told_failure(pending, outcome, told)
     if command and outcome.state in _RESULTS:
         told = told if isinstance(told, pl.ExecReturn) else pl.ExecReturn()
         return ExecResult(outcome.state, outcome.exit_status, outcome.signal, told.stdout,
@@ -179,15 +167,28 @@ def _value(pending: Pending, result: ms.ActionResult, payload: memoryview | None
         if not isinstance(told, pl.FileReturn):  # a sandbox may answer what it likes
             raise ProtocolError(f"{_name(pending)}: its result is not the content of a file")
         return told
+    if isinstance(told, pl.ValueReturn):
+        return _returned(told, pending)
     if isinstance(told, pl.FileList):
         if told.one and len(told.entries) != 1:
             raise ProtocolError(f"{_name(pending)}: its result is not one entry")
         return told.entries[0] if told.one else told.entries
-    if isinstance(told, pl.ValueReturn):
-        return _returned(told, pending)
     if isinstance(told, pl.SnapshotReturn):
         return told.name
     return None
+
+
+def _told_failure(pending: Pending, outcome: Outcome, told: pl.ErrorReturn) -> TangramError:
+    """Makes the exception of an action whose node says what went wrong."""
+    kind = pending.action.kind
+    if kind is Kind.FILE:
+        return _file_failure(pending, outcome, told)
+    if kind is Kind.EXEC and told.kind == pl.SHELL_ENDED:
+        return ShellEnded(f"{_name(pending)}: {told.text}")
+    trace = f"\n{told.trace}" if told.trace else ""
+    if told.kind == "UntrustedResult":
+        return UntrustedResult(f"{_name(pending)}: {told.text}{trace}", told)
+    return RemoteError(f"{_name(pending)}: {told.kind}: {told.text}{trace}", told)
 
 
 def _file_failure(pending: Pending, outcome: Outcome, told: pl.ErrorReturn) -> FileFailed:

@@ -102,8 +102,8 @@ class Inbox:
             self._need = 4 + _HEAD.unpack_from(view, at)[0] if end - at >= 8 else 8
 
 
-def open_frame(body: memoryview) -> Iterator[Parcel]:
-    """Yields the messages of one frame, given its body: all that follows the first length.
+def open_frame(body: memoryview) -> list[Parcel]:
+    """Returns the messages of one frame, given its body: all that follows the first length.
 
     Raises:
         ProtocolError: the bytes are not the body of a frame.
@@ -114,12 +114,14 @@ def open_frame(body: memoryview) -> Iterator[Parcel]:
     except msgspec.DecodeError as error:
         raise ProtocolError(f"a message is not in the protocol: {error}") from None
     at, next_payload = 4 + meta_len, iter(lengths)
+    parcels: list[Parcel] = []
     for message in messages:
         if getattr(message, "n", 0):
             size = next(next_payload, -1)
             if size < 0 or at + size > len(body):
                 raise ProtocolError("a frame lacks a payload that it announces")
-            yield message, body[at : at + size]
+            parcels.append((message, body[at : at + size]))
             at += size
         else:
-            yield message, None
+            parcels.append((message, None))
+    return parcels

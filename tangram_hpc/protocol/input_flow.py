@@ -77,5 +77,5 @@ class InputWindow:
 
     def forget(self, number: int) -> None:
         """Forgets a command that has ended."""
-        self._left.pop(number, None)
-        self._granted.pop(number, None)
+        if self._left.pop(number, None) is not None:  # most commands never had credit
+            self._granted.pop(number, None)

@@ -85,10 +85,11 @@ def _as_if_by_slurm(outcome: Outcome, payload: bytes | None) -> bool:
     shell's child, or the execution process that ran the command. The end of that process leaves a
     failure without any status and without a payload.
     """
+    if outcome.state is not ActionState.FAILED:
+        return False
     code, number = outcome.exit_code, outcome.signal
     by_signal = number in _SLURMS or code - 128 in _SLURMS
-    return outcome.state is ActionState.FAILED and (
-        by_signal or not (code or number or payload is not None))
+    return by_signal or not (code or number or payload is not None)
 
 
 class WorkerDriver:

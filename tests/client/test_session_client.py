@@ -165,7 +165,7 @@ def test_an_answer_without_content_fails_only_its_read(answer: pl.Payload | None
     action = make_action(1, Kind.FILE, Options(), 1, "read")
     done = ms.ActionResult(1, Outcome(tangram_hpc.ActionState.COMPLETED), "n", (), 1, 5, 6, 1)
     conclude(Pending(action, b"", future, False, 0, reader=read), done,
-             None if answer is None else memoryview(pl.encode(answer)), None)
+             None if answer is None else memoryview(pl.encode(answer)), None, 0)
     with pytest.raises(tangram_hpc.TangramError, match="not the content of a file"):
         future.result(0)
 
@@ -178,7 +178,7 @@ def test_a_malformed_answer_fails_only_its_call(answer: pl.Payload, code: str | 
     action = make_action(1, Kind.FILE, Options(), 1, "stat")
     done = ms.ActionResult(1, Outcome(state.FAILED if code else state.COMPLETED), "n", (), 1, 5, 6,
                            1)
-    conclude(Pending(action, b"", future, False, 0), done, memoryview(pl.encode(answer)), None)
+    conclude(Pending(action, b"", future, False, 0), done, memoryview(pl.encode(answer)), None, 0)
     with pytest.raises(tangram_hpc.TangramError) as error:
         future.result(0)
     assert getattr(error.value, "code", None) == code
@@ -325,7 +325,7 @@ def concluded(kind: Kind) -> Future:
                              ((0, 1), (3, 2)))
     store = None
     conclude(Pending(action, b"", future, False, 0), result,
-             memoryview(payload) if payload else None, store)  # type: ignore[arg-type]
+             memoryview(payload) if payload else None, store, 0)  # type: ignore[arg-type]
     return future
 
 

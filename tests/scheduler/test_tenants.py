@@ -21,6 +21,7 @@ from tangram_hpc.scheduler.autoscale.alloc_demand import loads
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.policy.admission import reason, refusal, refusal_of_session
 from tangram_hpc.scheduler.scheduler import Scheduler
+from tangram_hpc.scheduler.state.tenant_use import Tenants
 from tangram_hpc.simulator.tenant_usage import TenantUsage
 from tangram_hpc.simulator.workload import (
     Cluster,
@@ -441,3 +442,20 @@ def test_no_limit_is_ever_exceeded_and_a_replay_agrees(placer: str, seed: int) -
     assert again.ledger.tenants.resources.keys() == w.ledger.tenants.resources.keys()
     for name, of in w.ledger.tenants.resources.items():
         assert again.ledger.tenants.resources[name].tenants == of.tenants
+
+
+def test_a_tenant_that_was_alone_is_compared_with_the_second_from_its_first_wait_on() -> None:
+    tenants = Tenants()
+    cpu = tenants.use("cpu")
+    cpu.wait("a")
+    cpu.take("a", 4)
+    tenants.now = 10 * S
+    cpu.take("a", -1)
+    cpu.wait("b")  # while the first one waits, too: no service is saved up
+    assert cpu.tenants["b"].used == 40 * S
+    cpu.leave("a")
+    tenants.now = 20 * S
+    cpu.leave("b")
+    cpu.wait("b")  # the first one waits no more: what it held was taken from nobody
+    assert (cpu.tenants["a"].held, cpu.tenants["a"].waiting) == (3, 0)
+    assert cpu.tenants["b"].used == cpu.tenants["a"].used_at(tenants.now) == 70 * S

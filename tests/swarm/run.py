@@ -22,7 +22,7 @@ from swarm.strands import StrandEvent, parked
 from swarm.strikes import STRIKES
 from swarm.world import WorldTime
 from tangram_hpc.app.broker_process import earlier_starts
-from tangram_hpc.client import connection, results
+from tangram_hpc.client import connection
 from tangram_hpc.client.endpoints import grants, turn
 from tangram_hpc.storage import checkpoint, folder_lock, journal, journal_segments, spool
 
@@ -126,7 +126,7 @@ def _world_of(job: Callable[[], Job | None], plan: Plan) -> Iterator[Callable[[J
     def adopt(world: Job) -> None:
         proxy = _Late(world)
         clock = WorldTime(proxy, lambda seconds: parked(lambda: False, seconds))  # type: ignore
-        for module in (connection, results, grants, turn, folder_lock, earlier_starts):
+        for module in (connection, grants, turn, folder_lock, earlier_starts):
             replace(module, "time", clock)
         disk = _LateDisk(world)
         for module in (journal, spool, journal_segments):

@@ -109,7 +109,7 @@ def _waits(ledger: Ledger, found: dict[DemandKey, QueueLoad], pool: str, shard: 
             movable = min(movable, max(0, turns.room(tenant)) // least)
             turns.charge(tenant, movable * least)
         load.bound += len(queue) - movable
-        load.work_ns += (len(queue) - movable) * ledger.estimator.estimate(action)[1]
+        load.work_ns += (len(queue) - movable) * ledger.estimator.work(action)
         if movable:
             _movable(ledger, load, action, movable)
 
@@ -133,7 +133,7 @@ def _queued_turns(ledger: Ledger, load: QueueLoad, pool: RolloutPool) -> None:
             room[service.name] -= 1
             _movable(ledger, load, action, 1)
             continue
-        work = ledger.estimator.estimate(action)[1]
+        work = ledger.estimator.work(action)
         load.bound += 1
         load.work_ns += work
         load.movable_ns += work if anywhere else 0
@@ -142,7 +142,7 @@ def _queued_turns(ledger: Ledger, load: QueueLoad, pool: RolloutPool) -> None:
 def _movable(ledger: Ledger, load: QueueLoad, action: Action, count: int) -> None:
     if endpoint_of(action.key):
         return
-    work = count * ledger.estimator.estimate(action)[1]
+    work = count * ledger.estimator.work(action)
     load.work_ns += work
     load.movable_ns += work
     load.waiting += count

@@ -102,7 +102,8 @@ def end_action(state: SchedulerState, entry: ActionEntry, at: int,
     entry.reply = reply = reply.by(entry.route)
     entry.outcome, entry.ended_lease, entry.lease = outcome, entry.lease, 0
     entry.withheld = False
-    ledger.once.pop(entry.action.once, None)
+    if entry.action.once:
+        ledger.once.pop(entry.action.once, None)
     if entry.action.turn is not None or entry.action.trajectory:
         note_end(ledger, entry, outcome, at)
     owner = ledger.clients[client_of(entry.action.id)]

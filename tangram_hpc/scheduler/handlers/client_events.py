@@ -74,7 +74,8 @@ def forget_action(ledger: Ledger, action: int) -> None:
     del ledger.actions[action]
     owner = ledger.clients[client_of(action)]
     del owner.actions[action]
-    forget_if_gone(ledger, owner)
+    if not owner.uid:
+        forget_if_gone(ledger, owner)
 
 
 def forget_if_gone(ledger: Ledger, owner: ClientEntry) -> None:

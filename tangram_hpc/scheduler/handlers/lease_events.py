@@ -65,6 +65,7 @@ def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Deci
         node.free_mem_mib -= lease.mem_mib
         assert node.free_mem_mib >= 0, f"{event} overdraws the memory of {node.spec.name}"
         _begin(ledger, lease, node, event.at)
+        _count(ledger, lease, 1)
     else:
         ledger.prefetched += 1
         if event.cores and 4 * len(lease_queue) > 3 * node.prefetch_max:
@@ -121,7 +122,8 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
     sent_back = not forced and is_sent_back(entry.action, outcome)
     if entry.action.kind is not Kind.BACKGROUND:
         ledger.estimator.ended(entry.action, () if sent_back else spans, outcome.state in _WHOLE)
-    count_call(ledger, lease, event.at, outcome)
+    if lease.key != "cpu":
+        count_call(ledger, lease, event.at, outcome)
     if event.clean:
         _release(state, lease, event.at)
     else:
@@ -204,16 +206,18 @@ def _lend(ledger: Ledger, lease: LeaseEntry, node: NodeEntry) -> None:
 
 def _begin(ledger: Ledger, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
     """Lets a lease hold its units from now on."""
-    units = 1 if endpoint_of(lease.key) else len(
-        lease.gpus if service_of(lease.key) else lease.cores)
+    if lease.key == "cpu":
+        units = len(lease.cores)
+    else:
+        units = len(lease.gpus) if service_of(lease.key) else 1
     lease.granted_at = at
     lease.grants.append((at, units))
-    _count(ledger, lease, 1)
     node.leases[lease.lease] = None
     session = ledger.sessions.get(lease.session)
     if session is not None and lease.cores:
         session.last_cores = lease.cores
-    note(ledger, lease, node)
+    if lease.gpus:
+        note(ledger, lease, node)
     if 4 * len(lease.lease_queue) <= 3 * node.prefetch_max and not lease.reserved and is_short(
             ledger, ledger.actions[lease.action].action):
         ledger.short[lease.node, lease.cores[0]] = lease.lease
@@ -267,12 +271,18 @@ def _release(state: SchedulerState, lease: LeaseEntry, at: int) -> None:
 
 def _pass_on(state: SchedulerState, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
     ledger = state.ledger
-    forget(ledger, lease)
-    _count(ledger, lease, -1)
+    if lease.gpus:
+        forget(ledger, lease)
     if lease.lease_queue:
         ledger.prefetched -= 1
-        _begin(ledger, ledger.leases[next(iter(lease.lease_queue))], node, at)
+        following = ledger.leases[next(iter(lease.lease_queue))]
+        _begin(ledger, following, node, at)
+        # while there is one tenant, a unit that passes on changes nothing of what it holds
+        if ledger.tenants.compared or following.holds() != lease.holds():
+            _count(ledger, lease, -1)
+            _count(ledger, following, 1)
         return
+    _count(ledger, lease, -1)
     if not lease.reserved:
         node.cores.give(lease.cores)
     node.gpus.give(lease.gpus)

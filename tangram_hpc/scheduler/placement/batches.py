@@ -118,6 +118,5 @@ def note(ledger: Ledger, lease: LeaseEntry, node: NodeEntry) -> None:
 
 
 def forget(ledger: Ledger, lease: LeaseEntry) -> None:
-    """Records that a lease does not hold its block any more."""
-    if lease.gpus:
-        ledger.batching.pop((lease.node, lease.gpus[0]), None)
+    """Records that a lease of GPUs does not hold its block any more."""
+    ledger.batching.pop((lease.node, lease.gpus[0]), None)

@@ -57,7 +57,7 @@ def is_short(ledger: Ledger, action: Action) -> bool:
     """Returns whether an action needs one CPU and nothing else and is expected to end soon."""
     return (action.degrees == (1,) and action.key == "cpu" and not action.mem_mib
             and action.kind is not Kind.BACKGROUND
-            and not action.gpus and 2 * ledger.estimator.estimate(action)[1] <= PREFETCH_NS)
+            and not action.gpus and 2 * ledger.estimator.work(action) <= PREFETCH_NS)
 
 
 def prefetch(ledger: Ledger, now: int) -> list[ev.Event]:
@@ -144,5 +144,5 @@ def _most(ledger: Ledger, node: NodeEntry, action: Action, most: int) -> int:
     """Returns how many actions of this shape may be prefetched on one unit, at most `most`."""
     if not node.spec.serves(action.component) or not is_short(ledger, action):
         return 0
-    work = ledger.estimator.estimate(action)[1]
+    work = ledger.estimator.work(action)
     return min(node.prefetch_max, most, PREFETCH_NS // max(OVERHEAD_NS, work))

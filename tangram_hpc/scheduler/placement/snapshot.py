@@ -123,6 +123,8 @@ class Snapshot:
         """Returns the order of the tenants in a resource, which placers draw down as they grant;
         None if there is nothing to compare.
         """
+        if not self.ledger.tenants.compared:
+            return None
         if resource not in self._turns:
             self._turns[resource] = self.ledger.tenants.turns(resource, self.now_ns)
         return self._turns[resource]

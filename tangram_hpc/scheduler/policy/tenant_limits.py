@@ -29,19 +29,19 @@ def _needs(action: Action) -> list[tuple[str, int]]:
 def refusal_by_limits(ledger: Ledger, action: Action) -> str:
     """Returns why the limits of its tenant never allow an action, with the field; empty if they do.
     """
-    return _refusal(ledger, action.id, _needs(action))
+    return _refusal(ledger, action.id, _needs(action)) if ledger.tenants.limited else ""
 
 
 def refusal_of_session_by_limits(ledger: Ledger, spec: SessionSpec, reserve: int) -> str:
     """Returns why the limits of its tenant never allow a session that reserves `reserve` CPUs, with
     the field; empty if they do.
     """
+    if not ledger.tenants.limited:
+        return ""
     return _refusal(ledger, spec.id, [(MEMORY, spec.mem_mib), (CPU, reserve)])
 
 
 def _refusal(ledger: Ledger, any_id: int, needs: list[tuple[str, int]]) -> str:
-    if not ledger.tenants.limited:
-        return ""
     tenant = ledger.tenants.tenant_of(client_of(any_id))
     for resource, units in needs:
         limit = ledger.tenants.look_up(resource, tenant).limit
@@ -55,18 +55,18 @@ def _refusal(ledger: Ledger, any_id: int, needs: list[tuple[str, int]]) -> str:
 def limit_reason(ledger: Ledger, action: Action) -> str:
     """Returns the Reason for which a waiting action's tenant may not start it now; empty if it may.
     """
-    return _reason(ledger, action.id, _needs(action))
+    return _reason(ledger, action.id, _needs(action)) if ledger.tenants.limited else ""
 
 
 def session_limit_reason(ledger: Ledger, spec: SessionSpec, reserve: int) -> str:
     """Returns the Reason for which a waiting session's tenant may not open it now; empty if it may.
     """
+    if not ledger.tenants.limited:
+        return ""
     return _reason(ledger, spec.id, [(MEMORY, spec.mem_mib), (CPU, reserve)])
 
 
 def _reason(ledger: Ledger, any_id: int, needs: list[tuple[str, int]]) -> str:
-    if not ledger.tenants.limited:
-        return ""
     tenant = ledger.tenants.tenant_of(client_of(any_id))
     for resource, units in needs:
         use = ledger.tenants.look_up(resource, tenant)

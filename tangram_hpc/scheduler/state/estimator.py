@@ -194,10 +194,13 @@ class Estimator:
         """The serial fraction (1/1000) and the work (ns on one unit) of an action that has not run.
         O(1).
         """
-        profile = action.profile
-        if profile is not None:
-            return self.serial(action), profile.work_ns
-        return self.serial(action), self.mean(action.key, action.name, action.degrees)
+        return self.serial(action), self.work(action)
+
+    def work(self, action: Action) -> int:
+        """The work (ns on one unit) of an action that has not run. O(1)."""
+        if action.profile is not None:
+            return action.profile.work_ns
+        return self.mean(action.key, action.name, action.degrees)
 
     def seen(self, action: Action) -> bool:
         """Whether an action of the same class has ended."""
@@ -234,8 +237,9 @@ class Estimator:
         """
         bucket = octaves(done_ns) if done_ns > 0 else -1
         several = degrees[-1] > degrees[0]
-        levels = self._levels(key, name, several)
-        version = sum([sizes.version for sizes in levels])
+        levels, version = self._levels(key, name, several), 0
+        for sizes in levels:
+            version += sizes.version
         memo = self._memo.get((key, name, several, bucket))
         if memo is not None and memo[0] == version:
             return memo[1]
@@ -248,8 +252,12 @@ class Estimator:
     def _levels(self, key: str, name: str, several: bool) -> list[Sizes]:
         """The histograms of all actions, of the parent of a class, and of the class."""
         known, parent = self._find(key, name), self._parents.get((key, several))
-        own = known.sizes if known is not None else None
-        return [s for s in (self._any, parent, own) if s is not None]
+        levels = [self._any]
+        if parent is not None:
+            levels.append(parent)
+        if known is not None and known.sizes is not None:
+            levels.append(known.sizes)
+        return levels
 
     # ---- called by the handlers of leases ----------------------------------------------------
 
@@ -265,7 +273,10 @@ class Estimator:
         key, several = action.key, action.degrees[-1] > action.degrees[0]
         own = self._open(key, action.name)
         own.running -= 1
-        if not any(units and ns for units, ns in spans):
+        for units, ns in spans:
+            if units and ns:
+                break
+        else:
             return
         work = max(1, work_of(spans, self.serial(action)))
         if not whole:

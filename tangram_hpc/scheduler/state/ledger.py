@@ -332,12 +332,15 @@ class LeaseEntry:
         """
         if not self.grants:
             return []
-        found = [(self.pool, self.units if self.pool in (CPU, GPU) else 1)]
-        if self.reserved and self.pool == CPU:
-            found = []
-        if self.gpus and self.pool != GPU:
+        pool = self.pool
+        found: list[tuple[str, int]] = []
+        if pool != CPU or not self.reserved:
+            found.append((pool, self.grants[-1][1] if pool in (CPU, GPU) else 1))
+        if self.gpus and pool != GPU:
             found.append((GPU, len(self.gpus)))
-        return [*found, (MEMORY, self.mem_mib)] if self.mem_mib else found
+        if self.mem_mib:
+            found.append((MEMORY, self.mem_mib))
+        return found
 
     @property
     def resizable_at(self) -> int:

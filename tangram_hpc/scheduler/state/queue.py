@@ -21,7 +21,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
-from ...domain.action import Action, Kind, Profile
+from ...domain.action import Action, Kind
 from ...domain.ids import client_of
 from .fair_order import (
     SINGLE,
@@ -80,13 +80,6 @@ class ActionShape(NamedTuple):
     limit: int = 0
 
 
-def size_of(profile: Profile | None) -> int:
-    """The bucket of a profile's work, eight an octave; 0 without a profile."""
-    if profile is None:
-        return 0
-    return octaves(profile.work_ns)
-
-
 def pool_of(key: str, units: int) -> str:
     """The pool in which an action waits.
 
@@ -136,13 +129,13 @@ class TagHeap(Generic[_T]):
 
     def walk(self) -> Iterator[tuple[int, _T]]:
         """Yields order tags and values in order; nothing may change meanwhile."""
-        heap, at = self._heap, self.at
+        heap, at, size = self._heap, self.at, len(self._heap)
         edge = [(heap[0], 0)] if heap else []
         last = 0
         while edge:
             order_tag, index = heapq.heappop(edge)
             for child in (2 * index + 1, 2 * index + 2):
-                if child < len(heap):
+                if child < size:
                     heapq.heappush(edge, (heap[child], child))
             if order_tag in at and order_tag != last:
                 last = order_tag
@@ -255,7 +248,8 @@ class ReadyQueue:
                 called if the shard has too many shape queues to open another one for a class.
             counted: what `take` returned for a grant of the action that came back; 0 for none.
         """
-        size, key = size_of(action.profile), action.key
+        profile, key = action.profile, action.key
+        size = octaves(profile.work_ns) if profile is not None else 0
         shape = ActionShape(key, action.degrees, action.mem_mib, action.gpus, action.component,
                             node, session, "" if size else action.name, size, action.resizable,
                             action.guarded, action.kind is Kind.GRANT,

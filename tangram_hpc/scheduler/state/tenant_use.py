@@ -17,7 +17,7 @@ Calls of endpoints and actions without units are counted: each costs one unit fo
 
 Invariants: everything here follows from the events of the ledger alone, so a replay agrees. What a
 tenant holds is the sum over its leases and sessions (`Ledger.check`). With one tenant nothing is
-ever compared, and all placements are as if there were no tenants.
+ever compared, and all placements are as if there were no tenants. Its actions cost a few additions.
 """
 
 from __future__ import annotations
@@ -80,8 +80,10 @@ class ResourceUse:
         self.name, self._tenants = name, tenants
         self.counted = name == "nothing" or name.startswith("endpoint:")
         self.tenants: dict[str, TenantUse] = {}
-        self._hungry: dict[str, TenantUse] = {}  # those that are hungry
-        self._first: TenantUse | None = None  # the one that is most ahead, when it last changed
+        # kept once there are two tenants: those that are hungry, and the one that is most ahead,
+        # when it last changed
+        self._hungry: dict[str, TenantUse] = {}
+        self._first: TenantUse | None = None
 
     def of(self, tenant: str) -> TenantUse:
         """Returns the use of one tenant; kept from now on if there was none."""
@@ -89,6 +91,8 @@ class ResourceUse:
         if use is None:
             self._tenants.spec(tenant)
             use = self.tenants[tenant] = self.look_up(tenant)
+            if len(self.tenants) == 2:
+                self._note(next(iter(self.tenants.values())))  # which was not compared before
         return use
 
     def look_up(self, tenant: str) -> TenantUse:
@@ -117,7 +121,10 @@ class ResourceUse:
 
     def wait(self, tenant: str) -> None:
         """Counts an action that begins to wait."""
-        use = self.of(tenant)
+        use = self.tenants.get(tenant) or self.of(tenant)
+        if len(self.tenants) == 1:
+            use.waiting += 1
+            return
         if not use.hungry:
             self._catch_up(use)
         use.waiting += 1
@@ -127,20 +134,22 @@ class ResourceUse:
         """Counts an action that waits no more."""
         use = self.tenants[tenant]
         use.waiting -= 1
-        self._note(use)
+        if len(self.tenants) > 1:
+            self._note(use)
 
     def take(self, tenant: str, units: int) -> None:
         """Counts units that a lease or session of a tenant holds from now on; negative for units
         that it gives back.
         """
-        use = self.of(tenant)
+        use = self.tenants.get(tenant) or self.of(tenant)
+        if len(self.tenants) == 1:
+            self._settle(use, units)
+            return
         self._settle(use)
         if units > 0:
             self._bound_lag(use)
         hungry = use.hungry
-        use.held += units
-        if self.counted:
-            use.used += max(0, units) * HORIZON_NS
+        self._settle(use, units)
         if not hungry and use.hungry:
             self._catch_up(use)
         self._note(use)
@@ -156,11 +165,16 @@ class ResourceUse:
                 first is None or self._virtual_time(use) > self._virtual_time(first)):
             self._first = use
 
-    def _settle(self, use: TenantUse) -> None:
-        now = self._tenants.now
-        if not self.counted:
-            use.used = use.used_at(now)
-        use.since = max(use.since, now)
+    def _settle(self, use: TenantUse, units: int = 0) -> None:
+        """Counts what a tenant has used up to now, and `units` more that it holds from now on."""
+        since, now = use.since, self._tenants.now
+        if self.counted:
+            use.used += max(0, units) * HORIZON_NS
+        elif now > since:
+            use.used += use.held * (now - since)
+        use.held += units
+        if now > since:
+            use.since = now
 
     def _virtual_time(self, use: TenantUse) -> int:
         used = use.used if self.counted else use.used_at(self._tenants.now)

@@ -54,6 +54,8 @@ def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None
         placement: gets the openings.
         reserve: CPUs that each session holds while it is open.
     """
+    if not view.ledger.session_queue:
+        return
     tenants = view.ledger.tenants
     kept: set[int] = set()
     shut: set[int] = set()  # nodes that are kept or closed

@@ -13,7 +13,7 @@ OVERDUE_NS. The queue is read only.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -71,7 +71,7 @@ class Waiting:
                  bypass: int = BYPASS, turns: TenantTurns | None = None) -> None:
         self._ledger, self._turns = ledger, turns
         # memory and GPUs of the actions that were charged, by tenant and resource
-        self._beside: Counter[tuple[str, str]] = Counter()
+        self._beside: defaultdict[tuple[str, str], int] = defaultdict(int)
         found: dict[tuple[int, int], list[ShapeQueue]] = {}
         for queue in queues:
             whose = queue.shard.share.client, queue.shard.group
