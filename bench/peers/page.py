@@ -13,7 +13,8 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -117,41 +118,48 @@ def left_out(figures: dict[str, Any]) -> Iterator[str]:
     yield ""
 
 
-def bars(title: str, unit: str, values: dict[str, dict[str, Any]], scale: str) -> str:
-    """A picture of horizontal bars on a logarithmic or linear scale, with the ranges as lines."""
-    from math import log10
-    rows = sorted(values.items(), key=lambda item: -item[1]["median"])
-    if scale == "log":
-        least = min(each["range"][0] for _, each in rows) / 2
-        most = max(each["range"][1] for _, each in rows)
+def _scale(rows: Sequence[tuple[str, dict[str, Any]]], log: bool
+           ) -> tuple[Callable[[float], float], list[float]]:
+    """From a value to its x in pixels, and the values of the scale's marks."""
+    most = max(each["range"][1] for _, each in rows)
+    if not log:
+        step = 10 ** floor(log10(most))
+        return (lambda value: _LEFT + _WIDE * value / most,
+                [step * part for part in range(int(most / step) + 1)])
+    first = floor(log10(min(each["range"][0] for _, each in rows)))
+    decades = max(1, ceil(log10(most)) - first)
+    return (lambda value: _LEFT + _WIDE * (log10(value) - first) / decades,
+            [10.0 ** (first + part) for part in range(decades + 1)])
 
-        def wide(value: float) -> float:
-            return _WIDE * log10(value / least) / log10(most / least)
-    else:
-        most = max(each["range"][1] for _, each in rows)
 
-        def wide(value: float) -> float:
-            return _WIDE * value / most
-    high = _TOP + len(rows) * (_BAR + _GAP) + 24
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDE + _RIGHT}" '
-             f'height="{high}" viewBox="0 0 {_LEFT + _WIDE + _RIGHT} {high}" '
+def picture(title: str, unit: str, values: dict[str, dict[str, Any]], least_first: bool) -> str:
+    """Draws the medians, the best one on top, with the ranges as thin lines. Where less is better
+    the values differ by orders of magnitude: points on a logarithmic scale, else bars."""
+    rows = sorted(values.items(), key=lambda item: item[1]["median"] * (1 if least_first else -1))
+    at_x, marks = _scale(rows, least_first)
+    wide, bottom = _LEFT + _WIDE + _RIGHT, _TOP + len(rows) * (_BAR + _GAP)
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{bottom + 40}" '
+             f'viewBox="0 0 {wide} {bottom + 40}" '
              'font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="12" fill="#222">'
-             f"<title>{escape(title)}</title>"
-             f'<rect width="{_LEFT + _WIDE + _RIGHT}" height="{high}" fill="#fff"/>',
-             f'<text x="12" y="22" font-size="14">{escape(title)}</text>']
+             f'<title>{escape(title)}</title><rect width="{wide}" height="{bottom + 40}" '
+             f'fill="#fff"/><text x="12" y="22" font-size="14">{escape(title)}</text>']
+    for mark in marks:
+        parts += [f'<path d="M{at_x(mark):.1f} {_TOP - 6}V{bottom}" stroke="#e4e4e4"/>',
+                  f'<text x="{at_x(mark):.1f}" y="{bottom + 14}" text-anchor="middle" '
+                  f'font-size="11">{number(mark)}</text>']
     for at, (name, each) in enumerate(rows):
-        y = _TOP + at * (_BAR + _GAP)
-        low, up = (_LEFT + wide(end) for end in each["range"])
+        y, x = _TOP + at * (_BAR + _GAP), at_x(each["median"])
+        low, up = map(at_x, each["range"])
         colour = _OURS if name.startswith("tangram_hpc") else _THEIRS
-        parts += [f'<text x="{_LEFT - 6}" y="{y + 13}" text-anchor="end">{escape(name)}</text>',
-                  f'<rect x="{_LEFT}" y="{y}" width="{wide(each["median"]):.1f}" height="{_BAR}" '
+        parts += [f'<text x="{_LEFT - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>',
+                  f'<circle cx="{x:.1f}" cy="{y + 9}" r="6" fill="{colour}"/>' if least_first else
+                  f'<rect x="{_LEFT}" y="{y}" width="{x - _LEFT:.1f}" height="{_BAR}" '
                   f'fill="{colour}"/>',
                   f'<path d="M{low:.1f} {y + 9}H{up:.1f}" stroke="{_RANGE}" stroke-width="1.5"/>',
-                  f'<text x="{max(up, _LEFT + wide(each["median"])) + 6:.1f}" y="{y + 13}">'
-                  f'{number(each["median"])}</text>']
-    kind = ", logarithmic scale" if scale == "log" else ""
-    parts.append(f'<text x="{_LEFT}" y="{high - 8}" font-size="11">{escape(unit)}{kind}; the line '
-                 "is the range of the rounds</text></svg>")
+                  f'<text x="{max(up, x) + 9:.1f}" y="{y + 13}">{number(each["median"])}</text>']
+    kind = " (logarithmic)" if least_first else ""
+    parts.append(f'<text x="{_LEFT}" y="{bottom + 32}" font-size="11">{escape(unit)}{kind}; a thin '
+                 "line is the range of the rounds</text></svg>")
     return "\n".join(parts) + "\n"
 
 
@@ -159,14 +167,14 @@ def pictures(figures: dict[str, Any]) -> dict[str, str]:
     """File name -> picture."""
     drawn = {
         "peers-functions.svg": ("No-op functions per second, one result each", "functions / s",
-                                figures["functions_per_s"], "log"),
+                                figures["functions_per_s"], False),
         "peers-commands.svg": ("/bin/true per second", "commands / s",
-                               figures["commands_per_s"], "linear"),
+                               figures["commands_per_s"], False),
         "peers-idle.svg": ("Round trip of a function after 20 ms of silence, p50", "ms",
-                           {name: each["p50"] for name, each in figures["idle_ms"].items()}, "log"),
-        "peers-mixed.svg": ("400 mixed tasks of 1 to 4 cores: mean completion by the ideal",
-                            "times the ideal", figures["mixed_over_ideal"], "log")}
-    return {name: bars(*how) for name, how in drawn.items() if how[2]}
+                           {name: each["p50"] for name, each in figures["idle_ms"].items()}, True),
+        "peers-mixed.svg": ("400 mixed tasks of 1 to 4 cores: mean completion over the ideal",
+                            "times the ideal", figures["mixed_over_ideal"], True)}
+    return {name: picture(*how) for name, how in drawn.items() if how[2]}
 
 
 def with_figures(page: str, line: dict[str, Any]) -> str:
