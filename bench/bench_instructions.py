@@ -125,6 +125,9 @@ def cost(python: str, name: str, count: int, counted: Counter) -> float:
     environ = {**os.environ, "PYTHONHASHSEED": "0"}
     argv = [python, str(Path(__file__).resolve()), "--work", name, "--count"]
     once, twice = (counted([*argv, str(count * times)], environ) for times in (1, 2))
+    if twice <= once and counted is not by_cpu_time:
+        sys.exit(f"bench_instructions: {python}: its work could not be counted; give the path of "
+                 "an interpreter, not of a script that starts one")
     return (twice - once) / count
 
 
@@ -150,7 +153,7 @@ def main() -> None:
         figures[name] = round(cost(sys.executable, name, count, counted))
         if other:
             figures[f"{name}_other"] = round(cost(other, name, count, counted))
-            figures[f"{name}_ratio"] = round(figures[name] / figures[f"{name}_other"], 4)
+            figures[f"{name}_ratio"] = round(figures[name] / max(1, figures[f"{name}_other"]), 4)
     os.chdir(here)
     worse = [name for name in WORKS if figures.get(f"{name}_ratio", 0.0) > WORSE]
     common.line("instructions", {"counter": kind, "other": arguments.other or "", "worse": WORSE,
