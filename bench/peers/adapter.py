@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ class Peer(ABC):
         raise NotImplementedError
 
     def sized(self, task: Task, ended: Callable[[Any], None]) -> None:
-        """Submits one mixed task; `ended` is called with anything when its end is known here."""
+        """Submits one mixed task; `ended` is called with its future when its end is known here."""
         raise NotImplementedError
 
     def mixed(self, tasks: Sequence[Task]) -> list[float]:
@@ -104,15 +104,17 @@ class Peer(ABC):
 def submit_on_time(tasks: Sequence[Task], submit: Callable[[Task, Callable[[Any], None]], None]
                    ) -> list[float]:
     """Submits each task at its time; returns the seconds from its planned arrival to its end, so
-    that a slow submission counts."""
+    that a slow submission counts. A task that failed raises here, after all have ended."""
     took, left, over = [0.0] * len(tasks), len(tasks), threading.Event()
+    futures: list[Any] = []
     lock, began = threading.Lock(), time.perf_counter()
 
     def end_of(number: int) -> Callable[[Any], None]:
-        def ended(_what: Any) -> None:
+        def ended(future: Any) -> None:
             nonlocal left
             took[number] = time.perf_counter() - began - tasks[number].at_s
             with lock:
+                futures.append(future)
                 left -= 1
                 if not left:
                     over.set()
@@ -125,4 +127,14 @@ def submit_on_time(tasks: Sequence[Task], submit: Callable[[Task, Callable[[Any]
         submit(task, end_of(number))
     if not over.wait(120):
         raise TimeoutError(f"mixed: {left} of {len(tasks)} tasks have not ended after 120 s")
+    done(futures)
     return took
+
+
+def done(futures: Iterable[Any]) -> None:
+    """Submits all, if they come from an iterator, then waits for all. Raises if one has failed: a
+    command of ours that failed has a result, which says so."""
+    for future in list(futures):
+        result = future.result()
+        if hasattr(result, "check"):
+            result.check()

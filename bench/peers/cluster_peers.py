@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import work
-from adapter import Peer
-from pool_peers import NO_CORES, done
+from adapter import Peer, done
+from pool_peers import NO_CORES
 from work import Task
 
 NO_SANDBOX = "it has no sandboxes"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import work
-from adapter import Peer
+from adapter import Peer, done
 
 NO_CORES = "a task cannot ask for a number of cores"
 
@@ -43,12 +41,6 @@ class Pool(Peer):
     def one(self) -> None:
         """One function."""
         self.pool.submit(work.noop, 1).result()
-
-
-def done(futures: Iterable[Any]) -> None:
-    """Submits all, then waits for all."""
-    for future in list(futures):
-        future.result()
 
 
 class ProcessPool(Pool):

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import work
-from adapter import Peer
-from pool_peers import done
+from adapter import Peer, done
 from work import Task
 
 ONLY_PROGRAMS = "it runs programs only"
