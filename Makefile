@@ -8,6 +8,7 @@ TRL := .venv-trl
 DOCS := .venv-docs
 DIST := .venv-dist
 FUZZ := .venv-fuzz
+PEERS := .venv-peers
 FUZZ_S ?= 60
 TORCH_TESTS := $(wildcard tests/services/test_*.py tests/client/test_services_client.py \
   tests/demo/test_demo_mixed.py tests/hooks/test_reference*.py)
@@ -17,7 +18,7 @@ TRL_TESTS := tests/hooks/test_trl_run.py tests/slurm/test_slurm_trl.py
 # them compiles the package anew: a broker's imports take 1.6 s of CPU then, and 0.5 s without it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install python run test test-long test-sites hostile chaos chaos-long swarm planted trl fuzz test-gpu gpu-all golden golden-update lint docs dist coverage bench clean system system-long
+.PHONY: install python run test test-long test-sites hostile chaos chaos-long swarm planted trl fuzz test-gpu gpu-all golden golden-update lint docs dist coverage bench bench-peers clean system system-long
 
 install: $(STAMP)
 
@@ -207,7 +208,23 @@ coverage: install
 bench: install
 	@for b in bench/bench_*.py; do $(BIN)/python $$b || exit 1; done
 
+# Ours beside Ray, Dask, Parsl, HyperQueue and others, about 15 minutes (docs/BENCHMARKS.md). The peers
+# have a venv of their own; root on Debian also installs GNU parallel, and Slurm for srun.
+# BENCH_PEERS='--rounds 5 --seed 1' are arguments of run.py.
+$(PEERS)/.installed: pyproject.toml setup.py | python
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install -q --no-compile --upgrade pip
+	$(PEERS)/bin/pip install -q --no-compile -e '.[peers]'
+	@touch $@
+
+bench-peers: $(PEERS)/.installed system
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  missing=""; $(call MISSING,parallel:parallel); $(INSTALL); fi
+	@mkdir -p build
+	$(PEERS)/bin/python bench/peers/run.py $(BENCH_PEERS) > build/peers.json
+	@cat build/peers.json
+
 # tangram_hpc/backends: a checkout from before the regrouping (0053) may hold a built library there.
 clean:
-	rm -rf $(VENV) $(TORCH) $(TRL) $(DOCS) $(DIST) $(FUZZ) $(GPU_VENV) .fuzz .vm .beside.log .mypy.log tangram_hpc/sandbox/process/*.so tangram_hpc/backends build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*
+	rm -rf $(VENV) $(TORCH) $(TRL) $(DOCS) $(DIST) $(FUZZ) $(PEERS) $(GPU_VENV) .fuzz .vm .beside.log .mypy.log tangram_hpc/sandbox/process/*.so tangram_hpc/backends build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

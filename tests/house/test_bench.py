@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from helpers.forked_start import Script
 
-BENCHES = sorted((Path(__file__).resolve().parents[2] / "bench").glob("bench_*.py"))
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+BENCHES = sorted([*BENCH.glob("bench_*.py"), BENCH / "peers" / "run.py"])
 Told = subprocess.CompletedProcess[str]
 
 
@@ -32,7 +33,8 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield {path: pool.submit(run, path) for path in here}
 
 
-@pytest.mark.parametrize("path", BENCHES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", BENCHES,
+                         ids=lambda p: p.relative_to(BENCH).with_suffix("").as_posix())
 def test_bench_runs_tiny_and_prints_one_json_line(path: Path, running: dict[Path, Future[Told]]
                                                   ) -> None:
     told = running[path].result()
@@ -40,3 +42,5 @@ def test_bench_runs_tiny_and_prints_one_json_line(path: Path, running: dict[Path
     line = json.loads(told.stdout)
     assert {"bench", "parameters", "figures", "versions", "commit"} <= set(line)
     assert line["figures"]
+    left_out = line["figures"].get("left_out")
+    assert not isinstance(left_out, dict) or not left_out.get("failed"), "a peer failed"

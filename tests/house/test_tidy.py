@@ -57,7 +57,8 @@ def without_docstring(tree: ast.Module) -> list[str]:
 
 
 SKIPPED = {".git", ".venv", ".venv-torch", ".venv-gpu", ".venv-dist", ".venv-docs", ".venv-trl",
-           ".vm", ".venv-fuzz", ".fuzz", ".hypothesis", "__pycache__", ".mypy_cache", ".ruff_cache"}
+           ".vm", ".venv-fuzz", ".venv-peers", ".fuzz", ".hypothesis", "__pycache__",
+           ".mypy_cache", ".ruff_cache"}
 
 
 def test_no_file_names_machines_or_registries() -> None:
