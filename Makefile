@@ -221,8 +221,8 @@ bench-peers: $(PEERS)/.installed system
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  missing=""; $(call MISSING,parallel:parallel); $(INSTALL); fi
 	@mkdir -p build
-	$(PEERS)/bin/python bench/peers/run.py $(BENCH_PEERS) > build/peers.json
-	@cat build/peers.json
+	$(PEERS)/bin/python bench/peers/run.py $(BENCH_PEERS) > build/peers.new
+	@mv build/peers.new build/peers.json; cat build/peers.json
 
 # tangram_hpc/backends: a checkout from before the regrouping (0053) may hold a built library there.
 clean:

@@ -6,7 +6,7 @@ line has the best of them by mean ACT, and the mean ACT, the 99th percentile and
 told. Simple rules use no durations. `worst` is the highest ratio of mean ACT with learned ones.
 
     rigid       actions with several degrees that keep the size with which they start, on a node of
-                little, medium and much room for them
+                little, medium and much room for them, and on six nodes
     half-rigid  the same, with half of them resizable
     nodes       the same actions, all resizable, on 4 nodes of 24 cores, 12 of 8, or 24 of 4
     overload    the same on a quarter of the cores that they could use
@@ -99,6 +99,8 @@ def regimes(seed: int, scale: float) -> Iterator[Regime]:
 
     for cpus in (32, 96, 256):
         yield f"rigid {cpus}", coding(rng(), 1.0, scale=scale), nodes(1, part(cpus)), FCFS
+    yield ("rigid 6x16", coding(rng(), 1.0, scale=scale),
+           nodes(max(1, round(6 * scale)), 16), FCFS)
     yield "half-rigid 96", coding(rng(), 0.5, scale=scale), nodes(1, part(96)), FCFS
     for count, cpus in ((4, 24), (12, 8), (24, 4)):
         yield (f"nodes {count}x{cpus}", coding(rng(), most=cpus, scale=scale),
@@ -146,13 +148,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--only", default="", help="regimes whose names begin with this")
+    parser.add_argument("--only", default="", help="regimes whose names begin with this, as listed "
+                        "above (default: all)")
     parser.add_argument("--tiny", action="store_true", help="about a second, for the tests")
     args = parser.parse_args()
     for seed in args.seeds[:1] if args.tiny else args.seeds:
         rows = {name: compared(work, cluster, rules)
                 for name, work, cluster, rules in regimes(seed, 0.1 if args.tiny else 1.0)
                 if name.startswith(args.only)}
+        if not rows:
+            parser.error(f"--only {args.only!r}: no regime's name begins with this; choose one of "
+                         + ", ".join(name for name, *_ in regimes(seed, 0.1)))
         worst = max(row["learned"][0] for row in rows.values())
         common.line("regimes", {"seed": seed, "tiny": args.tiny, "only": args.only},
                     {"worst": worst, "regimes": rows})

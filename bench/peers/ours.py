@@ -106,8 +106,8 @@ class OursTold(Ours):
 COUNTDOWN = r"""
 my ($left, $work, $since, $units) = (1, $ARGV[0], 0, 0);
 while (1) {
-    open(my $told, "<", $ENV{TANGRAM_CPUS_FILE}) or die; my $now = <$told>; close($told);
-    my $at = (stat($ENV{TANGRAM_CPUS_FILE}))[9];
+    open(my $told, "<", $ENV{TANGRAM_CPUS_FILE}) or die;
+    my $at = (stat($told))[9]; my $now = <$told>; close($told);
     if ($at != $since) {
         $left -= ($at - $since) * $units / $work if $units;
         ($since, $units) = ($at, int($now));

@@ -43,8 +43,8 @@ class GnuParallel(Peer):
 
 class Srun(Peer):
     """A job step for each program, started by threads inside of one allocation that stands (Slurm
-    on this machine, its dev cluster without accounting): `srun --exact -n1 -cCORES`. The allocation
-    is there before the cold start."""
+    on this machine, its dev cluster without accounting): `srun --exact -n1 -cCORES`. The cold start
+    counts the allocation too."""
 
     name = "srun"
     programs = ("srun", "salloc")

@@ -65,9 +65,9 @@ def found() -> tuple[dict[str, str], dict[str, str]]:
     versions, missing = {}, {}
     for name, peer in PEERS.items():
         try:
-            told = version(peer.packages[0]) if peer.packages else ""
-        except PackageNotFoundError:
-            missing[name] = f"the package {peer.packages[0]} is not installed"
+            told = [version(package) for package in peer.packages]
+        except PackageNotFoundError as error:
+            missing[name] = f"the package {error.name} is not installed"
             continue
         absent = [program for program in peer.programs if not shutil.which(program)]
         why = f"the program {absent[0]} is not installed" if absent else (
@@ -79,7 +79,7 @@ def found() -> tuple[dict[str, str], dict[str, str]]:
                                   stdin=subprocess.DEVNULL).stdout
             versions[name] = (said.splitlines() or ["?"])[0]
         else:
-            versions[name] = told or sys.version.split()[0]
+            versions[name] = told[0] if told else sys.version.split()[0]
     return versions, missing
 
 

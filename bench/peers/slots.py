@@ -70,8 +70,11 @@ def run_slot(argv: list[str], environ: dict[str, str], measurements: list[str]
     told: dict[str, Any] = {}
     with tempfile.TemporaryFile("w+") as log:
         began = time.perf_counter()
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, text=True,
-                                   stdin=subprocess.DEVNULL, env=environ, cwd=tempfile.gettempdir())
+        try:
+            process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, env=environ,
+                                       stdin=subprocess.DEVNULL, cwd=tempfile.gettempdir())
+        except OSError as error:
+            raise SlotFailed(f"{argv[0]}: {error.strerror}") from None
         try:
             for line in _lines(process, began + SLOT_S):
                 answer = json.loads(line)
@@ -92,16 +95,18 @@ def run_slot(argv: list[str], environ: dict[str, str], measurements: list[str]
     return told
 
 
-def _lines(process: subprocess.Popen[str], until: float) -> Iterator[str]:
+def _lines(process: subprocess.Popen[bytes], until: float) -> Iterator[bytes]:
     """The lines of a process's output until it closes it, or the time is over."""
     assert process.stdout is not None
+    rest = b""
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while selector.select(max(0.0, until - time.perf_counter())):
-            line = process.stdout.readline()
-            if not line:
+            data = os.read(process.stdout.fileno(), 1 << 16)
+            if not data:
                 return
-            yield line
+            *lines, rest = (rest + data).split(b"\n")
+            yield from lines
 
 
 @contextlib.contextmanager

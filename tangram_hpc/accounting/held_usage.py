@@ -5,7 +5,7 @@ counts as held from the time when its first worker joined to the time when its l
 broker's own job is held since Slurm granted it (`BrokerStarted`). Its end comes after the broker's,
 so no journal has it; the caller passes it on if Slurm's accounting has told it.
 
-Cores that were lent to actions on its nodes count as used. Amounts are in core-ns. Nothing is
+Cores of an allocation that were lent to actions count as used. Amounts are in core-ns. Nothing is
 guessed: an allocation that still runs is held until the last event. The fold takes one pass,
 O(events).
 """

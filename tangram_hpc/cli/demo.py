@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SCALE, MIXED_SCALE = 0.015, 0.1
 DEFAULT_PROBLEMS, DEFAULT_MIXED, DEFAULT_REPLAYED = 64, 16, 24
+MAX_REPLAYED = 200  # the shipped workload has as many trajectories
 
 
 def add(verbs: Any) -> None:
@@ -65,8 +66,8 @@ def go(args: argparse.Namespace) -> int:
     if args.cpus < 0:
         raise InvalidInput(f"--cpus {args.cpus}: must be at least 0 (0: all that this process may "
                            "use)")
-    if args.replayed < 0:
-        raise InvalidInput(f"--replayed {args.replayed}: must be at least 0")
+    if not 0 <= args.replayed <= MAX_REPLAYED:
+        raise InvalidInput(f"--replayed {args.replayed}: must be from 0 to {MAX_REPLAYED}")
     cpus = args.cpus or len(affinity.usable())
     plan = DemoPlan(problems, args.seed, scale, cpus)
     return _mixed(plan) if args.mixed else _coding(plan, args.replayed)
@@ -106,9 +107,11 @@ def _coding(plan: DemoPlan, replayed: int) -> int:
     for one in (ours, static, plain):
         for number in one.job.split(", "):
             print(f"records of {one.placer:<10} tangram acct -j {number}")
-    if replayed:
-        summary["scaling"] = _scaling(replayed, plan.seed)
-    print(json.dumps(summary), flush=True)
+    try:
+        if replayed:
+            summary["scaling"] = _scaling(replayed, plan.seed)
+    finally:  # what the first part showed is not lost with the second
+        print(json.dumps(summary), flush=True)
     return 0 if summary["rewards_ok"] else 1
 
 

@@ -80,7 +80,7 @@ def checked_table(kind: type[_M], what: str, wanted: _M | Mapping[str, Any]) -> 
     """
     if isinstance(wanted, kind):
         return wanted
-    if not isinstance(wanted, Mapping):
+    if not isinstance(wanted, Mapping) or not all(isinstance(name, str) for name in wanted):
         raise InvalidInput(f"{what}: {wanted!r} is not a table of fields")
     try:
         return kind(**wanted)

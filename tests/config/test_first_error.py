@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tangram_hpc.config.first_error import describe_first_error
+from tangram_hpc.config.first_error import checked_table, describe_first_error
+from tangram_hpc.errors import InvalidInput
 
 
 class Input(BaseModel):
@@ -23,6 +25,15 @@ def told(**fields: object) -> str:
 
 def test_a_misspelt_field_gets_a_suggestion() -> None:
     assert told(sise=3) == "sise: is not known; did you mean `size`?"
+
+
+def test_what_is_no_table_of_fields_is_refused_in_one_line() -> None:
+    for wrong in ([1], "size", {1: 2}):
+        with pytest.raises(InvalidInput, match=r"^input x: .* is not a table of fields$"):
+            checked_table(Input, "input x", wrong)
+    assert checked_table(Input, "input x", {"size": 3}).size == 3
+    with pytest.raises(InvalidInput, match="^input x: sise: is not known"):
+        checked_table(Input, "input x", {"sise": 3})
 
 
 def test_a_long_name_and_a_long_value_are_cut() -> None:

@@ -15,6 +15,7 @@ from tangram_hpc.scheduler.placement.placers.rigid_sizes import (
     best_size,
     sizes_to_start,
 )
+from tangram_hpc.scheduler.placement.placers.waiting import OVERDUE_NS
 from tangram_hpc.scheduler.state.speed import run_ns
 from tangram_hpc.simulator.simulate import simulate
 from tangram_hpc.simulator.workload import Cluster, Workload
@@ -26,16 +27,15 @@ SECOND = 1_000_000_000
 def cost(degree: int, serial: int, load: NodeLoad) -> Fraction:
     """The cost of a degree as the module defines it, in fractions."""
     run = Fraction(serial, 1000) + Fraction(1000 - serial, 1000) / degree
-    used = Fraction(min(load.cpus, load.held + load.waiting), load.cpus)
+    used = Fraction(min(load.cpus, load.cpus - load.free + load.waiting), load.cpus)
     return run * (1 + degree * Fraction(load.present, load.cpus) * used ** 2)
 
 
 def drawn(rng: random.Random) -> NodeLoad:
     cpus = rng.choice((1, 3, 16, 96, 1000))
-    held = rng.randrange(cpus + 1)
+    free = rng.randrange(cpus + 1)
     waiting = rng.choice((0, 1, 5, 400))
-    return NodeLoad(cpus, held, rng.randrange(cpus + 1), waiting + rng.randrange(held + 1), waiting,
-                    0)
+    return NodeLoad(cpus, free, waiting + rng.randrange(cpus - free + 1), waiting)
 
 
 def test_the_best_size_has_the_least_cost() -> None:
@@ -49,17 +49,17 @@ def test_the_best_size_has_the_least_cost() -> None:
 
 
 def test_the_more_actions_there_are_the_smaller_is_the_size() -> None:
-    sizes = [best_size(DEGREES, 100, NodeLoad(96, 96, 0, present, 0, 0))
+    sizes = [best_size(DEGREES, 100, NodeLoad(96, 0, present, 0))
              for present in (1, 10, 50, 200, 1000)]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] == 16 and sizes[-1] == 1
 
 
 def test_on_an_idle_node_an_action_gets_its_largest_size() -> None:
-    assert best_size(DEGREES, 200, NodeLoad(256, 0, 256, 1, 1, 0)) == 16
+    assert best_size(DEGREES, 200, NodeLoad(256, 256, 1, 1)) == 16
 
 
 def test_an_action_waits_for_a_good_size_only_while_that_pays() -> None:
-    load = NodeLoad(16, 14, 2, 2, 1, 0)
+    load = NodeLoad(16, 2, 2, 1)
     best = best_size(DEGREES, 0, load)
     assert best == 16
     good, lasts = sizes_to_start(DEGREES, 0, 16 * SECOND, load, 0)
@@ -67,7 +67,8 @@ def test_an_action_waits_for_a_good_size_only_while_that_pays() -> None:
     assert lasts == run_ns(16 * SECOND, 0, 2) - run_ns(16 * SECOND, 0, 8) == 6 * SECOND
     assert sizes_to_start(DEGREES, 0, 16 * SECOND, load, 2 * SECOND)[1] == 4 * SECOND
     assert sizes_to_start(DEGREES, 0, 16 * SECOND, load, 6 * SECOND) == (DEGREES, 0)
-    assert sizes_to_start(DEGREES, 0, 16 * SECOND, load._replace(room=8), 0) == ((8, 16), 0)
+    assert sizes_to_start(DEGREES, 0, 16 * SECOND, load._replace(free=8), 0) == ((8, 16), 0)
+    assert sizes_to_start(DEGREES, 0, 9999 * SECOND, load, 0)[1] == OVERDUE_NS
 
 
 def test_no_action_is_left_without_a_size() -> None:
@@ -75,32 +76,82 @@ def test_no_action_is_left_without_a_size() -> None:
     for _ in range(2000):
         load, serial = drawn(rng), rng.randrange(1001)
         degrees = tuple(sorted(rng.sample(range(1, 65), rng.randrange(1, 6))))
-        for ready in (0, rng.randrange(100 * SECOND), 10 ** 6 * SECOND):
-            sizes, lasts = sizes_to_start(degrees, serial, rng.randrange(1, 99 * SECOND), load,
-                                          ready)
-            assert sizes and set(sizes) <= set(degrees) and lasts >= 0
-        # whoever has waited for long enough may start on whatever fits
-        assert lasts == 0 and (sizes[0] <= load.room or degrees[0] > load.room)
+        work = rng.randrange(1, 99 * SECOND)
+        for waited in (0, rng.randrange(OVERDUE_NS)):
+            sizes, lasts = sizes_to_start(degrees, serial, work, load, waited)
+            assert sizes and set(sizes) <= set(degrees) and 0 <= lasts <= OVERDUE_NS - waited
+        sizes, lasts = sizes_to_start(degrees, serial, work, load, OVERDUE_NS)
+        assert lasts == 0 and (sizes[0] == degrees[0] or sizes[0] <= load.free)
+
+
+class Beside:
+    """A node of 16 CPUs, on which a rigid action of 16 s waits beside others that stay."""
+
+    def __init__(self, degrees: tuple[int, ...], work_s: int, **kept: bool) -> None:
+        self.world = world = World("elastic", now=SECOND)
+        world.node(cpus=16)
+        others = [self.submit(degrees, work_s, **kept) for _ in range(16 // degrees[-1])]
+        assert sorted(started(world.plan())) == sorted(others)
+
+    def submit(self, degrees: tuple[int, ...], work_s: float, resizable: bool = False) -> int:
+        return self.world.submit(degrees, resizable=resizable,
+                                 profile=Profile(round(work_s * SECOND), 0))
+
+    def start_of(self, action: int, limit_s: int, every_s: float = 0.0) -> tuple[float, int]:
+        """When an action starts, in seconds from now, and on how many CPUs. Meanwhile a command of
+        one core and one second comes each `every_s` seconds, if that is given.
+        """
+        world = self.world
+        began, commands, ends = world.now, 0, list[tuple[int, int]]()
+        while world.now - began <= limit_s * SECOND:
+            fresh = started(world.plan())
+            if action in fresh:
+                lease = world.ledger.leases[world.lease_of(action)]
+                return (world.now - began) / SECOND, len(lease.cores)
+            ends += [(world.now + SECOND, each) for each in fresh]
+            world.now = min([world.scheduler.next_deadline() or 1 << 62, *(at for at, _ in ends),
+                             *([began + round(commands * every_s * SECOND)] if every_s else [])])
+            for at, each in [end for end in ends if end[0] <= world.now]:
+                ends.remove((at, each))
+                world.finish(each)
+            if every_s and world.now >= began + round(commands * every_s * SECOND):
+                commands += 1
+                self.submit((1,), 1.0)
+        raise AssertionError("it did not start")
 
 
 def test_beside_an_action_that_stays_another_one_starts_on_the_rest() -> None:
     """The units of the first do not come free; the second waits as long as it pays, and no more."""
-    world = World("elastic", now=SECOND)
-    world.node(cpus=16)
-
-    def submit(degrees: tuple[int, ...], work_s: int) -> int:
-        return world.submit(degrees, resizable=False, profile=Profile(work_s * SECOND, 0))
-
-    first = submit((12,), 10_000)
-    assert started(world.plan()) == [first]
-    second = submit(DEGREES, 16)
-    began = world.now
-    assert started(world.plan()) == []
+    beside = Beside((12,), 10_000)
+    began, cpus = beside.start_of(beside.submit(DEGREES, 16), 30)
     # 16 s of work take 4 s on the 4 units that are left, and 2 s on 8
-    assert world.scheduler.next_deadline() - began == pytest.approx(2 * SECOND, abs=100)
-    world.now = world.scheduler.next_deadline()
-    assert started(world.plan()) == [second]
-    assert len(world.ledger.leases[world.lease_of(second)].cores) == 4
+    assert cpus == 4 and began == pytest.approx(2.0, abs=0.01)
+
+
+def test_a_long_action_that_waits_for_its_size_holds_up_nobody_for_more_than_the_bound() -> None:
+    beside = Beside((9,), 36_000)
+    wide = beside.submit(DEGREES, 8 * 3600)
+    began = beside.world.now
+    assert started(beside.world.plan()) == []
+    behind = beside.submit((1,), 0.1)
+    assert beside.start_of(behind, 30) is not None
+    assert (beside.world.now - began) / SECOND <= 20.1
+    beside.world.finish(behind)
+    if beside.world.ledger.actions[wide].lease == 0:
+        beside.start_of(wide, 30)
+    assert (beside.world.now - began) / SECOND <= 20.1
+
+
+def test_short_commands_that_keep_coming_do_not_prolong_the_wait_for_a_size() -> None:
+    beside = Beside((12,), 10_000)
+    began, cpus = beside.start_of(beside.submit(DEGREES, 16), 60, every_s=0.5)
+    assert began <= 8 and cpus >= 1
+
+
+def test_resizable_actions_that_keep_their_units_delay_a_rigid_one_no_longer_than_it_pays() -> None:
+    beside = Beside((1, 2, 4), 3600, resizable=True)
+    began, cpus = beside.start_of(beside.submit(DEGREES, 2), 30)
+    assert began <= 2 and cpus >= 1
 
 
 def rigid(seed: int) -> Workload:
@@ -122,7 +173,7 @@ def rigid(seed: int) -> Workload:
 
 
 @pytest.mark.parametrize("cpus", [24, 64, 160])
-def test_rigid_actions_end_no_later_than_by_the_best_simple_rule(cpus: int) -> None:
+def test_rigid_actions_end_about_as_soon_as_by_the_best_simple_rule(cpus: int) -> None:
     """Simulated, with durations that are learned; each rule lends K CPUs to each action."""
     cluster = Cluster.model_validate({"nodes": [{"name": "c", "cpus": cpus, "mem_mib": 1 << 20}]})
 

@@ -46,7 +46,7 @@ class _Node:
     """The memory of one node.
 
     Attributes:
-        news: the node's revision when it was last looked at.
+        revision: the node's revision when it was last looked at.
         look_at: when to look at it again, in epoch ns; 0 for not before it changes.
         keeps_gpus: whether an action that nothing may overtake waits here for more GPUs than are
             free.
@@ -129,7 +129,7 @@ class ElasticCpus:
         turns = view.turns(CPU)
         waiting = Waiting(view.ledger, queues, view.now_ns, turns=copy_of(turns))
         chosen, kept.keeps_gpus = _choose(view, placement, node, waiting, room, started)
-        sizes_of = _StartSizes(view, node, queues, room, turns)
+        sizes_of = _StartSizes(view, node, queues, turns)
         candidates = []
         for action, shape, overdue in chosen:
             serial, work = view.ledger.estimator.estimate(action)
@@ -235,10 +235,9 @@ class _StartSizes:
         changes_at: when a candidate that waits for units may start on fewer, epoch ns; 0 for none.
     """
 
-    def __init__(self, view: Snapshot, node: NodeView, queues: list[ShapeQueue], room: int,
+    def __init__(self, view: Snapshot, node: NodeView, queues: list[ShapeQueue],
                  turns: TenantTurns | None) -> None:
-        self._view, self._node, self._queues = view, node, queues
-        self._room, self._turns = room, turns
+        self._view, self._node, self._queues, self._turns = view, node, queues, turns
         self._load: NodeLoad | None = None
         self.changes_at = 0
 
@@ -254,8 +253,8 @@ class _StartSizes:
         if self._turns is not None:
             limit = min(limit, self._turns.room(ledger.tenants.tenant_of(client_of(action.id))))
         possible = tuple(d for d in degrees if d <= limit) or degrees[:1]
-        since = max(ledger.actions[action.id].submitted_at, load.quiet_since)
-        sizes, lasts = sizes_to_start(possible, serial, work, load, now - since)
+        sizes, lasts = sizes_to_start(possible, serial, work, load,
+                                      now - ledger.actions[action.id].submitted_at)
         if lasts:
             self.changes_at = min(self.changes_at or now + lasts, now + lasts)
         return sizes
@@ -263,13 +262,12 @@ class _StartSizes:
     def _measure(self) -> NodeLoad:
         """Returns the load of the node. Actions that may start on any node count in equal parts."""
         view, node = self._view, self._node
-        leases = [lease for number in view.ledger.nodes[node.node].leases
-                  if (lease := view.ledger.leases[number]).key == "cpu" and not lease.reserved]
+        leases = map(view.ledger.leases.__getitem__, view.ledger.nodes[node.node].leases)
+        running = sum(lease.key == "cpu" and not lease.reserved for lease in leases)
         anywhere = sum(len(queue) for queue in self._queues if not queue.shard.node)
         waiting = (sum(len(queue) for queue in self._queues if queue.shard.node)
                    + -(-anywhere // len(view.nodes)))
-        return NodeLoad(node.cpus, node.cpus - node.free_cpus, self._room, len(leases) + waiting,
-                        waiting, max((lease.grants[0][0] for lease in leases), default=0))
+        return NodeLoad(node.cpus, node.free_cpus, running + waiting, waiting)
 
 
 def _queues(view: Snapshot, node: NodeView) -> list[ShapeQueue]:
