@@ -32,7 +32,7 @@ def test_what_is_no_table_of_fields_is_refused_in_one_line() -> None:
         with pytest.raises(InvalidInput, match=r"^input x: .* is not a table of fields$"):
             checked_table(Input, "input x", wrong)
     assert checked_table(Input, "input x", {"size": 3}).size == 3
-    with pytest.raises(InvalidInput, match="^input x: sise: is not known"):
+    with pytest.raises(InvalidInput, match=r"^input x: sise: is not known"):
         checked_table(Input, "input x", {"sise": 3})
 
 
