@@ -182,7 +182,8 @@ def _savings(told: dict[str, Any]) -> str:
 def _tenants(found: dict[str, Any]) -> str:
     """The table of tenants, if there are several."""
     rows = [row | {"jobs_cpus": row["jobs"]["cpus"], "jobs_act_s": row["jobs"]["mean_act_s"],
-                   "jobs_core_h": row["jobs"]["held_core_h"], "note": row["jobs"]["why_not"]}
+                   "jobs_core_h": row["jobs"]["held_core_h"],
+                   "jobs_gpu_h": row["jobs"]["held_gpu_h"], "note": row["jobs"]["why_not"]}
             for row in found.get("tenants", ())]
     return "<h3>By tenant</h3>" + _table(
         [("tenant", "tenant", "text"), ("trajectories", "trajectories", ","),
@@ -190,6 +191,8 @@ def _tenants(found: dict[str, Any]) -> str:
          ("core-h of its actions", "used_core_h", ",.3f"),
          ("its part of the core-h held", "part_core_h", ",.3f"),
          ("core-h with one job per trajectory", "jobs_core_h", ",.3f"),
+         ("GPU-h of its actions", "used_gpu_h", ",.3f"),
+         ("GPU-h with one job per trajectory", "jobs_gpu_h", ",.3f"),
          ("CPUs of these jobs", "jobs_cpus", ","), ("their mean ACT", "jobs_act_s", "span"),
          ("", "note", "note")], rows) if rows else ""
 

@@ -123,6 +123,7 @@ def test_each_tenant_is_told_what_its_own_trajectories_would_have_needed() -> No
     assert [first.tenant, second.tenant] == ["a", "b"]
     assert (first.trajectories, second.trajectories) == (6, 3)
     assert (first.actions, second.actions) == (len(all_actions(work)), len(all_actions(few)))
+    assert first.used_gpu_h == second.used_gpu_h == 0
     assert first.part_core_h + second.part_core_h == pytest.approx(both.rows[0].held_core_h)
     assert first.part_core_h / second.part_core_h == pytest.approx(
         first.used_core_h / second.used_core_h)

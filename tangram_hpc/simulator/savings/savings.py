@@ -64,8 +64,9 @@ class TenantSavings:
         tenant: Its name.
         trajectories, actions: How many of it were compared.
         mean_act_s: Mean time from submission to result, as recorded.
-        used_core_h: What its actions held.
-        part_core_h: Its part of all that the recorded run held, in proportion to that.
+        used_core_h, used_gpu_h: What its actions held.
+        part_core_h: Its part of the core-hours that the recorded run held, in proportion to those of
+            its actions; None if no action held a core.
         jobs: Its actions with one job for each of its trajectories, without other tenants.
     """
 
@@ -74,7 +75,8 @@ class TenantSavings:
     actions: int
     mean_act_s: float
     used_core_h: float
-    part_core_h: float
+    used_gpu_h: float
+    part_core_h: float | None
     jobs: Alternative
 
 
@@ -162,8 +164,10 @@ def savings(run: RecordedRun, folded: Fold, static_cpus: int = 0,
         progress(f"simulating {len(own.numbers)} actions of tenant {tenant}: {JOBS} (static:{k})")
         found.tenants.append(_of_tenant(tenant, own, folded, k, durations))
     used = sum(row.used_core_h for row in found.tenants)
-    found.tenants = [replace(row, part_core_h=(found.rows[0].held_core_h or 0.0)
-                             * row.used_core_h / used if used else 0.0) for row in found.tenants]
+    if used:
+        core_h = found.rows[0].held_core_h or 0.0
+        found.tenants = [replace(row, part_core_h=core_h * row.used_core_h / used)
+                         for row in found.tenants]
     found.assumptions = _assumptions(run, found, k, durations)
     return found
 
@@ -188,7 +192,8 @@ def _of_tenant(tenant: str, own: RecordedRun, folded: Fold, k: int, durations: s
     return TenantSavings(
         tenant, len(own.played), len(records),
         sum(r.end_ns - r.submit_ns for r in records) / len(records) / _SECOND,
-        sum(r.cpu_held_ns for r in records) / _HOUR, 0.0,
+        sum(r.cpu_held_ns for r in records) / _HOUR,
+        sum(r.gpu_held_ns for r in records) / _HOUR, None,
         _simulated(JOBS, own.work, _room_for_all(own, k), f"static:{k}", durations))
 
 
