@@ -65,8 +65,8 @@ class TenantSavings:
         trajectories, actions: How many of it were compared.
         mean_act_s: Mean time from submission to result, as recorded.
         used_core_h, used_gpu_h: What its actions held.
-        part_core_h: Its part of the core-hours that the recorded run held, in proportion to those of
-            its actions; None if no action held a core.
+        part_core_h: Its part of the core-hours that the recorded run held, in proportion to those
+            of its actions; None if no action held a core.
         jobs: Its actions with one job for each of its trajectories, without other tenants.
     """
 
