@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.link_rig import LinkRig, link_rig
 
 from tangram_hpc.broker import tenancy
 from tangram_hpc.client.future import Future
+from tangram_hpc.client.network.submission_credit import counts
+from tangram_hpc.domain.action import Action
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.protocol import message as ms
@@ -61,14 +64,23 @@ def test_what_is_beyond_the_credit_waits_at_the_client_and_follows_in_order(rig:
     assert seen == [future.action for future in futures]
 
 
-def test_what_is_not_a_single_action_on_cpus_is_not_held_back(rig: LinkRig) -> None:
+def test_what_placement_tells_apart_is_not_held_back(rig: LinkRig) -> None:
     submitted(rig, 3 * CREDIT)
     session = rig.client.session()
     others = [rig.client.submit(["true"], trajectory="t"),
               rig.client.submit(["true"], gpus=1, trusted=True),
-              session.submit(["true"])]
+              rig.client.submit(["true"], cpus=2), rig.client.submit(["true"], cpus=(1, 2)),
+              rig.client.submit(["true"], mem=1), session.submit(["true"])]
     rig.until(lambda: {one.action for one in others} <= known(rig), "the broker has the others")
     assert len(known(rig)) == CREDIT + len(others)
+
+
+@pytest.mark.parametrize("more", [
+    {"session": 1}, {"gpus": 1}, {"mem_mib": 1}, {"component": "cpu"}, {"trajectory": "t"},
+    {"once": "name"}, {"degrees": (0,)}, {"degrees": (1, 2)}, {"key": "service:judge"}])
+def test_only_plain_single_actions_may_be_held_back(more: dict[str, Any]) -> None:
+    assert counts(Action(1, "plain", timeout_ns=1, attempts_max=3))
+    assert not counts(Action(1, "other", **more))
 
 
 def test_an_action_that_is_held_back_can_be_cancelled(rig: LinkRig) -> None:
