@@ -395,8 +395,8 @@ class Connection:
         with self._lock:
             if self._closing:
                 return
-            self._closing = True
             self._put(ms.Bye())
+            self._closing = True
         self._thread.join(10)
 
     def __reduce__(self) -> NoReturn:
@@ -409,7 +409,7 @@ class Connection:
         self._lock, self._closing, self.failure = threading.Lock(), True, error
         if self._channel is not None:
             self._channel.abandon()
-        self._channel, self._outbox = None, Outbox()
+        self._channel, self._outbox, self._credit = None, Outbox(), SubmissionCredit()
         pending, self._pending = self._pending, {}
         sessions, self._sessions = self._sessions, {}
         questions, self._questions = self._questions, {}
@@ -444,6 +444,8 @@ class Connection:
         self._queue(message, payload)
 
     def _queue(self, message: ms.Message, payload: Buffer | None) -> None:
+        if self._closing:
+            return  # the Bye is the last of the messages that mean something
         self._outbox.put(message, payload)
         if type(message) in COUNTED and self._unconfirmed.add(message, payload):
             self._outbox.put(ms.Ping(self._unconfirmed.sent))
@@ -517,8 +519,9 @@ class Connection:
         """Sends what is queued; returns whether the goodbye was sent, which is the last message."""
         with self._lock:
             self._put_deferred()
-            for pending in self._credit.take_due():
-                self._outbox.put(ms.Submit(pending.action), pending.payload)
+            if not self._closing:
+                for pending in self._credit.take_due():
+                    self._outbox.put(ms.Submit(pending.action), pending.payload)
             self._woken, closing = False, self._closing
             frame = self._outbox.take()
         if frame:
@@ -712,6 +715,7 @@ class Connection:
         with self._lock:
             self.failure = error
             open_now, self._pending = list(self._pending.values()), {}
+            self._credit = SubmissionCredit()
             sessions, self._sessions = list(self._sessions.values()), {}
             questions, self._questions = list(self._questions.values()), {}
             self._attachments.fail(error)

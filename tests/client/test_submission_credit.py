@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.link_rig import LinkRig, link_rig
+from helpers.link_rig import DEADLINE_S, LinkRig, link_rig
 
 from tangram_hpc.broker import tenancy
 from tangram_hpc.client.future import Future
 from tangram_hpc.client.network.submission_credit import counts
 from tangram_hpc.domain.action import Action
+from tangram_hpc.domain.event import ActionSubmitted
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
+from tangram_hpc.errors import ClientClosed
 from tangram_hpc.protocol import message as ms
 
 CREDIT = 5
@@ -104,6 +107,24 @@ def test_a_broken_link_sends_nothing_beyond_the_credit_and_loses_nothing(rig: Li
     while not futures[-1].done():
         end_one(rig)
     assert all(future.exception() is None for future in futures)
+
+
+def test_a_client_that_closes_sends_none_of_the_actions_that_it_holds_back(
+        rig: LinkRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    futures = submitted(rig, 3 * CREDIT)
+    closing, said_bye = threading.Thread(target=rig.client.close), threading.Event()
+    wake = rig.channel.wake
+    monkeypatch.setattr(rig.channel, "wake", lambda: (said_bye.set(), wake()))
+    with rig.changed:  # so the client's thread finds the end of an action and the Bye together
+        end_one(rig)
+        before = known(rig)
+        closing.start()
+        assert said_bye.wait(DEADLINE_S)
+    closing.join()
+    assert known(rig) <= before
+    assert all(isinstance(future.exception(), ClientClosed) for future in futures[CREDIT:])
+    assert not any(isinstance(event, ActionSubmitted) and event.action.id not in before
+                   for event in rig.broker.journal.events)
 
 
 def test_a_larger_credit_is_told_by_the_next_pong(rig: LinkRig, monkeypatch: pytest.MonkeyPatch

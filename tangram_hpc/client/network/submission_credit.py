@@ -47,11 +47,6 @@ class SubmissionCredit:
         """Sets how many may be at the broker; 0, which an earlier broker says: any number."""
         self._credit = credit
 
-    @property
-    def waits(self) -> bool:
-        """Whether an action is held back."""
-        return bool(self._held)
-
     def admit(self, pending: Pending) -> bool:
         """Returns whether an action may be sent now; if not, holds it back."""
         if not counts(pending.action):
