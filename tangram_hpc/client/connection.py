@@ -456,6 +456,7 @@ class Connection:
     def _put_held_back(self, pending: Pending) -> None:
         """Queues an action now, if it is held back; lock held."""
         if self._credit.release(pending.action.id):
+            pending.sent_ns = time.monotonic_ns()
             self._put(ms.Submit(pending.action), pending.payload)
 
     def _put_all(self, messages: list[ms.Message]) -> None:
@@ -521,6 +522,7 @@ class Connection:
             self._put_deferred()
             if not self._closing:
                 for pending in self._credit.take_due():
+                    pending.sent_ns = time.monotonic_ns()
                     self._outbox.put(ms.Submit(pending.action), pending.payload)
             self._woken, closing = False, self._closing
             frame = self._outbox.take()
@@ -639,6 +641,7 @@ class Connection:
                     self._ack_bytes += len(payload)
                 if (pending := self._take(action)) is not None:
                     act_ns = time.monotonic_ns() - pending.submitted_ns
+                    message = pending.with_time_held_back(message)
                     self.windows.add(pending.action, message, act_ns)
                     conclude(pending, message, payload, self.store, act_ns)
                     pending.release(self.functions, self.store)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,24 @@ def test_what_placement_tells_apart_is_not_held_back(rig: LinkRig) -> None:
               rig.client.submit(["true"], mem=1), session.submit(["true"])]
     rig.until(lambda: {one.action for one in others} <= known(rig), "the broker has the others")
     assert len(known(rig)) == CREDIT + len(others)
+
+
+def test_the_time_at_the_client_is_time_in_the_queue(
+        rig: LinkRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker's clock stands still, so nobody waits there."""
+    monkeypatch.setattr(tenancy, "CREDIT", 1)
+    with rig.new_client() as client:
+        first, second = client.submit(["true"]), client.submit(["true"])
+        began = time.monotonic()
+        time.sleep(.1)
+        waited_s = time.monotonic() - began
+        while not second.done():
+            end_one(rig)
+        assert first.details is not None and second.details is not None
+        assert first.details.queue_s == 0
+        assert waited_s <= second.details.queue_s <= second.details.act_s
+        mean_s = client.metrics(prefix="")["tools/queue_s"]
+        assert mean_s == pytest.approx(second.details.queue_s / 2)
 
 
 @pytest.mark.parametrize("more", [
