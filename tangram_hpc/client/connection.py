@@ -226,16 +226,22 @@ class Connection:
 
     def cancel(self, action: int) -> None:
         """Asks the broker to cancel an action, and the parts of a file that are written before it;
-        nothing happens if its result is here."""
+        nothing happens if its result is here. An action that is held back ends at once."""
         with self._lock:
             pending = self._pending.get(action)
             if pending is None:
                 return
-            for one in (*(self._pending.get(part.action) for part in pending.earlier), pending):
-                if one is not None:
-                    one.cancelled = True
-                    self._put_held_back(one)
-                    self._put(ms.Cancel((one.action.id,)))
+            if held_back := self._credit.withdraw(action):
+                del self._pending[action]
+            else:
+                for one in (*(self._pending.get(part.action) for part in pending.earlier), pending):
+                    if one is not None:
+                        one.cancelled = True
+                        self._put(ms.Cancel((one.action.id,)))
+        if held_back:
+            self.store.release(pending.stored)
+            self.functions.not_submitted(pending.uploaded)  # `ended` is for this object's thread
+            pending.future.end_cancelled()
 
     def interrupt(self, action: int, number: int) -> None:
         """Sends a signal to an action; nothing happens if its result is here."""
@@ -686,7 +692,8 @@ class Connection:
                 raise BrokerUnreachable(f"job {self.job}: the broker ended: {reason}")
 
     def _take(self, action: int) -> Pending | None:
-        pending = self._pending.pop(action, None)  # only this thread removes entries: no lock
+        # no lock: another thread removes only what is held back, which has no result
+        pending = self._pending.pop(action, None)
         if pending is not None:
             self._credit.ended(pending.action)
         return pending

@@ -283,7 +283,7 @@ class Future(concurrent.futures.Future[Any]):
 
     def cancel(self) -> bool:
         """Asks the broker to cancel the action, whether it runs or not; returns at once. The future
-        ends when the broker has confirmed.
+        ends when the broker has confirmed; at once for an action that is held back at the client.
 
         Returns:
             False if the action has ended already.
@@ -316,7 +316,8 @@ class Future(concurrent.futures.Future[Any]):
         return True
 
     def end_cancelled(self) -> None:
-        """Ends the future as cancelled; for the connection's thread, when the broker confirmed."""
+        """Ends the future as cancelled, when the broker has confirmed or has never had the action.
+        """
         if super().cancel():
             self.set_running_or_notify_cancel()
 

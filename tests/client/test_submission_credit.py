@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -105,16 +107,27 @@ def test_only_plain_single_actions_may_be_held_back(more: dict[str, Any]) -> Non
     assert not counts(Action(1, "other", **more))
 
 
-def test_an_action_that_is_held_back_can_be_cancelled(rig: LinkRig) -> None:
+def test_an_action_that_is_held_back_ends_at_the_client_when_it_is_cancelled(
+        rig: LinkRig, tmp_path: Path) -> None:
     futures = submitted(rig, 2 * CREDIT)
-    last = futures[-1]
-    assert last.action not in known(rig)
-    assert last.cancel()
-    rig.until(last.cancelled, "it is cancelled")
-    assert not any(future.done() for future in futures[:-1])
-    cancelled = [event for event in rig.broker.journal.events
-                 if getattr(event, "action", None) == last.action]
-    assert cancelled, "the accounting knows it"
+    large = [rig.client.submit(["cat"], stdin=os.urandom(1 << 17)) for _ in "ab"]
+    ended: list[Future] = []
+    futures[CREDIT].add_done_callback(ended.append)
+    for future in (futures[CREDIT], large[0]):
+        assert future.cancel() and future.cancelled()
+        assert not future.cancel(), "it has ended"
+    assert ended == [futures[CREDIT]]
+    others = [*futures[:CREDIT], *futures[CREDIT + 1:], large[1]]
+    assert not any(future.done() for future in others)
+    kept = [path for path in tmp_path.rglob("*") if path.stat().st_size > 1 << 17]
+    assert len(kept) == 1, "what the cancelled one was to read is gone"
+    while not large[1].done():
+        end_one(rig)
+    sent = [event.action.id for event in rig.broker.journal.events
+            if isinstance(event, ActionSubmitted)]
+    assert sent == [future.action for future in others]
+    with pytest.raises(CancelledError):
+        futures[CREDIT].result()
 
 
 def test_a_broken_link_sends_nothing_beyond_the_credit_and_loses_nothing(rig: LinkRig) -> None:

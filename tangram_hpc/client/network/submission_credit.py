@@ -13,8 +13,8 @@ outside of sessions and trajectories. They are all alike for placement, so nothi
 elsewhere waits behind one of them. Everything else leaves at once, and work with an idempotency key
 is always at the broker, where it outlives its client.
 
-An action that is held back leaves at once, beyond the credit, when something follows for it (its
-cancellation, input), so the broker knows it when that arrives.
+An action that is held back leaves at once, beyond the credit, when input follows for it, so the
+broker knows it when that arrives. One that is cancelled ends here; the broker never hears of it.
 """
 
 from __future__ import annotations
@@ -65,6 +65,10 @@ class SubmissionCredit:
     def holds(self, action: int) -> bool:
         """Returns whether an action is held back."""
         return action in self._held
+
+    def withdraw(self, action: int) -> bool:
+        """Forgets an action that is never to be sent; returns whether it was held back."""
+        return self._held.pop(action, None) is not None
 
     def release(self, action: int) -> bool:
         """Lets one action go now, whatever the credit is; returns whether it was held back."""
