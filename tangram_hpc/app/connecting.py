@@ -69,8 +69,8 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
         address: the broker's address, `unix:PATH` or `tcp:HOST:PORT`, such as the near end of a
             tunnel; empty for the addresses in the access file. Whether the connection is encrypted,
             and with which certificate, the access file says.
-        name: the client's name in `tangram info` and `tangram acct`; empty for "host:pid", with the
-            number of the Slurm job if that is not the broker's.
+        name: the client's name in `tangram info` and `tangram acct`, as it is given; empty for
+            "host:pid", with the number of the Slurm job if that is not the broker's.
         tenant: the training run or team for which all that the client does counts, if several share
             the broker; empty for `TANGRAM_TENANT`, or the tenant `default` if that is not set.
 
@@ -126,7 +126,8 @@ def _connect_over_mpi(environ: Mapping[str, str], name: str, tenant: str) -> Cli
         dials.insert(0, lambda: world.dial(spin_us))
     elif world.rank == 0:
         print("tangram: MPI lacks MPI_THREAD_MULTIPLE: using the broker's socket", file=sys.stderr)
-    client = Client(dials, world.job, FolderStore, name, world.rank, world.size,
+    client = Client(dials, world.job, FolderStore, name or _name_by_job(environ, world.job),
+                    world.rank, world.size,
                     again=f"tangram_hpc.connect({world.access!r}{_for_tenant(tenant)})",
                     back_within_s=_back_within_s(dialer), tenant=tenant)
     mpi.leave_after(client)

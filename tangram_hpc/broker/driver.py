@@ -275,7 +275,9 @@ class Broker:
         self._request_cycle()
 
     def room(self, peer: Peer) -> None:
-        """Called after each turn of a peer: its connection may have room for messages that wait."""
+        """Called after each turn of a peer, and when its connection has taken bytes that waited: it
+        may have room for messages that wait.
+        """
         self.turns.ended(peer.client)
         if peer.queue.words and self._peers.clients.get(peer.client) is peer:
             self._outbox.pump(peer.client, peer.link, peer.queue)

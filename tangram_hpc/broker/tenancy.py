@@ -16,9 +16,11 @@ from ..scheduler.state.ledger import Ledger
 
 TENANTS_MAX = 256  # that clients may name, since each is kept until the job ends
 
-# How many single actions one client may have at the broker (`submission_credit.py` of the client):
-# on a node of 128 CPUs eight for each, so that none idles. A checkpoint takes 7 us for each action.
-CREDIT, CREDIT_OF_NODE = 3072, 1024
+# How many plain actions (one CPU and nothing else) one client may have at the broker
+# (`submission_credit.py` of the client): 16,384, and for each node that is there eight for each CPU
+# of 128. Units idle only while a client is away for longer than these last. A checkpoint takes 7 us
+# for each action.
+CREDIT, CREDIT_OF_NODE = 16_384, 1024
 
 
 def tenants_declared(ledger: Ledger, specs: Sequence[TenantSpec], now: int) -> list[ev.Event]:
@@ -59,8 +61,14 @@ def refusal_of_tenant(ledger: Ledger, specs: Sequence[TenantSpec], tenant: str) 
 
 
 def credit_of(ledger: Ledger) -> int:
-    """Returns how many single actions a client may have here. O(1), as many clients ask often."""
-    return CREDIT + CREDIT_OF_NODE * len(ledger.nodes)
+    """Returns how many plain actions a client may have here; 0 for any number. O(1), as many
+    clients ask often.
+
+    A broker that may ask for more nodes takes all, since it judges by the work that waits here.
+    """
+    if ledger.allocs.policy.max_nodes:
+        return 0
+    return CREDIT + CREDIT_OF_NODE * (len(ledger.nodes) - len(ledger.lost))
 
 
 def is_to_be_named(ledger: Ledger, client: int, tenant: str) -> bool:

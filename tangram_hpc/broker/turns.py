@@ -8,7 +8,8 @@ client that has thousands.
 Idea: batches are large while nobody suffers from it. While one client has many actions open and
 another one, with few, submits, the turns of all connections are short and cycles follow one another
 without a pause. That costs the first client a quarter of its throughput, so it ends as soon as
-clients with few actions are silent. Clients that are all alike have long turns.
+clients with few actions are silent. Clients that are all alike have long turns, and so has one that
+is alone: a client that has few actions now and many a moment later counts as one with many.
 """
 
 from __future__ import annotations
@@ -26,29 +27,34 @@ class Turns:
     """The turns of a broker's connections. Each call takes O(1).
 
     Args:
-        ledger: knows the open actions of each client.
+        ledger: knows how many actions of each client have not ended.
         now: returns the time in epoch ns.
         gap_s: the pause between two cycles of a busy broker in seconds.
     """
 
-    __slots__ = ("_few_at", "_gap_s", "_ledger", "_many_at", "_now")
+    __slots__ = ("_few_at", "_few_client", "_gap_s", "_ledger", "_many_at", "_many_client", "_now")
 
     def __init__(self, ledger: Ledger, now: Callable[[], int], gap_s: float) -> None:
         self._ledger, self._now, self._gap_s = ledger, now, gap_s
         # when a client with many, and one with few open actions last had a turn (epoch ns)
         self._many_at = self._few_at = 0
+        self._many_client = self._few_client = 0  # which client that was
 
     def ended(self, client: int) -> None:
         """Notes a turn of a client, after its messages were handled; 0 stands for a worker."""
         entry = self._ledger.clients.get(client)
         if entry is None:
             return
-        if len(entry.actions) > MANY:
-            self._many_at = self._now()
-        elif entry.active_at and 0 < len(entry.actions) <= FEW:
+        if entry.open_actions > MANY:
+            self._many_at, self._many_client = self._now(), client
+            if client == self._few_client:
+                self._few_at = 0
+        elif entry.active_at and 0 < entry.open_actions <= FEW:
             now = self._now()
+            if client == self._many_client:
+                self._many_at = 0
             if now - entry.active_at < _RECENT_NS:  # else it only waits for a long action
-                self._few_at = now
+                self._few_at, self._few_client = now, client
 
     @property
     def short(self) -> bool:

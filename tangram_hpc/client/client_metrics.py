@@ -42,7 +42,7 @@ class ActionWindow(msgspec.Struct):
         failed: how many of them ended in another state than COMPLETED.
         act_ns: time from submission to result, by the client's clock.
         act_max_ns: the longest time of one action from submission to result.
-        queue_ns: time from submission to the last grant.
+        queue_ns: time from submission to the last grant, at the client and at the broker.
         restore_ns: time that services needed to be brought to their GPUs.
         run_ns: run time on the nodes.
         system_ns: the rest of the ACT, see `Details.system_s`.

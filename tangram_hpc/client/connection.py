@@ -226,16 +226,22 @@ class Connection:
 
     def cancel(self, action: int) -> None:
         """Asks the broker to cancel an action, and the parts of a file that are written before it;
-        nothing happens if its result is here."""
+        nothing happens if its result is here. An action that is held back ends at once."""
         with self._lock:
             pending = self._pending.get(action)
             if pending is None:
                 return
-            for one in (*(self._pending.get(part.action) for part in pending.earlier), pending):
-                if one is not None:
-                    one.cancelled = True
-                    self._put_held_back(one)
-                    self._put(ms.Cancel((one.action.id,)))
+            if held_back := self._credit.withdraw(action):
+                del self._pending[action]
+            else:
+                for one in (*(self._pending.get(part.action) for part in pending.earlier), pending):
+                    if one is not None:
+                        one.cancelled = True
+                        self._put(ms.Cancel((one.action.id,)))
+        if held_back:
+            self.store.release(pending.stored)
+            self.functions.not_submitted(pending.uploaded)  # `ended` is for this object's thread
+            pending.future.end_cancelled()
 
     def interrupt(self, action: int, number: int) -> None:
         """Sends a signal to an action; nothing happens if its result is here."""
@@ -395,8 +401,8 @@ class Connection:
         with self._lock:
             if self._closing:
                 return
-            self._closing = True
             self._put(ms.Bye())
+            self._closing = True
         self._thread.join(10)
 
     def __reduce__(self) -> NoReturn:
@@ -409,7 +415,7 @@ class Connection:
         self._lock, self._closing, self.failure = threading.Lock(), True, error
         if self._channel is not None:
             self._channel.abandon()
-        self._channel, self._outbox = None, Outbox()
+        self._channel, self._outbox, self._credit = None, Outbox(), SubmissionCredit()
         pending, self._pending = self._pending, {}
         sessions, self._sessions = self._sessions, {}
         questions, self._questions = self._questions, {}
@@ -444,6 +450,8 @@ class Connection:
         self._queue(message, payload)
 
     def _queue(self, message: ms.Message, payload: Buffer | None) -> None:
+        if self._closing:
+            return  # the Bye is the last of the messages that mean something
         self._outbox.put(message, payload)
         if type(message) in COUNTED and self._unconfirmed.add(message, payload):
             self._outbox.put(ms.Ping(self._unconfirmed.sent))
@@ -454,6 +462,7 @@ class Connection:
     def _put_held_back(self, pending: Pending) -> None:
         """Queues an action now, if it is held back; lock held."""
         if self._credit.release(pending.action.id):
+            pending.sent_ns = time.monotonic_ns()
             self._put(ms.Submit(pending.action), pending.payload)
 
     def _put_all(self, messages: list[ms.Message]) -> None:
@@ -517,8 +526,10 @@ class Connection:
         """Sends what is queued; returns whether the goodbye was sent, which is the last message."""
         with self._lock:
             self._put_deferred()
-            for pending in self._credit.take_due():
-                self._outbox.put(ms.Submit(pending.action), pending.payload)
+            if not self._closing:
+                for pending in self._credit.take_due():
+                    pending.sent_ns = time.monotonic_ns()
+                    self._outbox.put(ms.Submit(pending.action), pending.payload)
             self._woken, closing = False, self._closing
             frame = self._outbox.take()
         if frame:
@@ -636,6 +647,7 @@ class Connection:
                     self._ack_bytes += len(payload)
                 if (pending := self._take(action)) is not None:
                     act_ns = time.monotonic_ns() - pending.submitted_ns
+                    message = pending.with_time_held_back(message)
                     self.windows.add(pending.action, message, act_ns)
                     conclude(pending, message, payload, self.store, act_ns)
                     pending.release(self.functions, self.store)
@@ -680,7 +692,8 @@ class Connection:
                 raise BrokerUnreachable(f"job {self.job}: the broker ended: {reason}")
 
     def _take(self, action: int) -> Pending | None:
-        pending = self._pending.pop(action, None)  # only this thread removes entries: no lock
+        # no lock: another thread removes only what is held back, which has no result
+        pending = self._pending.pop(action, None)
         if pending is not None:
             self._credit.ended(pending.action)
         return pending
@@ -712,6 +725,7 @@ class Connection:
         with self._lock:
             self.failure = error
             open_now, self._pending = list(self._pending.values()), {}
+            self._credit = SubmissionCredit()
             sessions, self._sessions = list(self._sessions.values()), {}
             questions, self._questions = list(self._questions.values()), {}
             self._attachments.fail(error)

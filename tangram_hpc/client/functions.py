@@ -109,7 +109,7 @@ class FunctionCache:
             self._release(uploaded)
 
     def not_submitted(self, uploaded: UploadedFunction | None) -> None:
-        """Called when a call was prepared and could not be submitted; None for a command."""
+        """Called when a call was prepared and was never sent; None for a command."""
         if uploaded is None:
             return
         with self._lock:

@@ -41,7 +41,8 @@ class Details:
         node: the node on which it ran.
         cores: the numbers of the CPUs that it held.
         attempt: the number of the attempt that gave this result; the first is 1.
-        queue_s: seconds from submission to grant, by the broker's clock.
+        queue_s: seconds from submission to grant, by the broker's clock; while the action was held
+            back at the client, by the client's.
         held_s: seconds from grant to finish, by the broker's clock.
         exec_s: seconds of run time, by the node's clock.
         act_s: seconds from submission to result, by the client's clock.
@@ -282,7 +283,7 @@ class Future(concurrent.futures.Future[Any]):
 
     def cancel(self) -> bool:
         """Asks the broker to cancel the action, whether it runs or not; returns at once. The future
-        ends when the broker has confirmed.
+        ends when the broker has confirmed; at once for an action that is held back at the client.
 
         Returns:
             False if the action has ended already.
@@ -315,7 +316,8 @@ class Future(concurrent.futures.Future[Any]):
         return True
 
     def end_cancelled(self) -> None:
-        """Ends the future as cancelled; for the connection's thread, when the broker confirmed."""
+        """Ends the future as cancelled, when the broker has confirmed or has never had the action.
+        """
         if super().cancel():
             self.set_running_or_notify_cancel()
 

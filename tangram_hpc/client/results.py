@@ -75,6 +75,8 @@ class Pending(msgspec.Struct, gc=False):
         earlier: the futures of the parts of a file that are written before this last one.
         on_credit: called with the bytes of input that may be sent in all, when more may be; None
             for actions without input.
+        sent_ns: for an action that was held back, when it was sent; 0 for one that was sent when
+            it was submitted.
     """
 
     action: Action
@@ -91,6 +93,15 @@ class Pending(msgspec.Struct, gc=False):
     reader: PartialRead | None = None
     earlier: tuple[Future, ...] = ()
     on_credit: Callable[[int], None] | None = None
+    sent_ns: int = 0
+
+    def with_time_held_back(self, result: ms.ActionResult) -> ms.ActionResult:
+        """Adds the time that the action waited here for credit to the time that it waited for units
+        at the broker."""
+        if not self.sent_ns:
+            return result
+        held_ns = self.sent_ns - self.submitted_ns
+        return msgspec.structs.replace(result, queue_ns=result.queue_ns + held_ns)
 
     def release(self, functions: FunctionCache, store: StoredPayloads) -> None:
         """Called when the action has ended: releases its entries in the job's store."""

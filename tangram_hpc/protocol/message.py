@@ -364,7 +364,7 @@ class Welcome(Message, frozen=True, tag=30):
     # not know, since another one counted them
     received: int = 0
     epoch: int = 0  # of the broker, from 1; a client that has seen a higher one refuses it
-    credit: int = 0  # how many single actions the client may have at the broker; 0: any number
+    credit: int = 0  # how many plain actions the client may have at the broker; 0: any number
 
 
 class ActionResult(Message, frozen=True, tag=31):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from helpers.builders import World
 
 from tangram_hpc.broker.turns import FEW, LONG, MANY, SHORT, Turns
@@ -38,6 +39,42 @@ def test_turns_are_short_while_a_client_with_few_actions_is_beside_one_with_many
     assert (turns.length(), turns.gap_s()) == (LONG, .002)  # the second client is silent
     turns.ended(2)
     assert turns.length() == LONG  # it said something, and submitted nothing: its action is long
+
+
+def test_results_that_are_not_acknowledged_do_not_count() -> None:
+    w, turns = world(2)
+    w.client = 1
+    many = [w.submit(1) for _ in range(MANY + 1)]
+    for action in many:
+        w.happen(ev.ActionCancelled(w.now, action, "by its client"))
+    turns.ended(1)
+    assert len(w.ledger.clients[1].actions) > MANY
+    submit(w, turns, 2, 1)
+    assert turns.length() == LONG
+
+
+@pytest.mark.parametrize("counts", [(1, MANY), (MANY + 1, -MANY)])
+def test_a_client_that_is_alone_has_long_turns(counts: tuple[int, int]) -> None:
+    """It has few open actions and then many, or many and then few."""
+    w, turns = world(1)
+    submitted: list[int] = []
+    for count in counts:
+        if count > 0:
+            submitted += [w.submit(1) for _ in range(count)]
+        for action in submitted[count:] if count < 0 else ():
+            w.happen(ev.ActionCancelled(w.now, action, "by its client"))
+        turns.ended(1)
+        assert turns.length() == LONG
+    submit(w, turns, 1, 1)
+    assert turns.length() == LONG
+
+
+def test_a_client_that_comes_to_have_many_leaves_the_others_with_few_short_turns() -> None:
+    w, turns = world(2)
+    submit(w, turns, 1, 1)
+    submit(w, turns, 2, 1)
+    submit(w, turns, 1, MANY)
+    assert turns.length() == SHORT
 
 
 def test_turns_are_long_among_clients_that_are_alike() -> None:

@@ -61,6 +61,18 @@ def test_a_link_is_shown_by_its_name_and_its_target(tmp_path: Path) -> None:
         assert visible_paths.distinct(["/usr", "/bin"]) == ["/usr", "/bin"]
 
 
+def test_a_relative_link_below_a_linked_folder_leads_from_the_real_folder(tmp_path: Path) -> None:
+    """As `python` of an environment that is reached over a link to its folder."""
+    for folder in ("real/deep/bin", "real/deep/base", "base"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "real/deep/base/python3").touch()
+    (tmp_path / "real/deep/base/python").symlink_to("python3")
+    (tmp_path / "real/deep/bin/python").symlink_to("../base/python")
+    (tmp_path / "bin").symlink_to("real/deep/bin")
+    linked, real = str(tmp_path / "bin/python"), str(tmp_path / "real/deep/base/python")
+    assert visible_paths._links(linked) == [linked, real]
+
+
 def test_a_site_adds_readable_paths(tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()

@@ -1,18 +1,20 @@
-"""Pure. How many single actions of a client are at the broker, and which ones wait at the client.
+"""Pure. How many plain actions of a client are at the broker, and which ones wait at the client.
 
 Problem. A program may submit a million actions at once. If the broker had all of them, its memory
 and the time of a checkpoint would grow with them, and other clients would wait for that.
 
-Idea: credit. The broker says how many single actions of this client it takes (`Welcome.credit`,
+Idea: credit. The broker says how many plain actions of this client it takes (`Welcome.credit`,
 renewed by each `Pong`). The others are held back here, in order, and each end of an action lets the
-next one go. The credit is many times what the nodes can run, so no unit idles for it.
+next one go. The credit is many times what the nodes can run, so units idle for it only while the
+client is away for longer than the actions at the broker last.
 
-Only single actions on CPUs are held back: those outside of sessions and trajectories, without a
-GPU, of which nobody submits a million for anything else than work in bulk. Everything else leaves
-at once, so that the broker sees all waiting work of every kind and its placement is as before.
+Only plain single actions are held back: those that ask for one CPU and nothing else, and that are
+outside of sessions and trajectories. They are all alike for placement, so nothing that could start
+elsewhere waits behind one of them. Everything else leaves at once, and work with an idempotency key
+is always at the broker, where it outlives its client.
 
-An action that is held back leaves at once, beyond the credit, when something follows for it (its
-cancellation, input), so the broker knows it when that arrives.
+An action that is held back leaves at once, beyond the credit, when input follows for it, so the
+broker knows it when that arrives. One that is cancelled ends here; the broker never hears of it.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ from ..results import Pending
 
 
 def counts(action: Action) -> bool:
-    """Whether an action is one of those that may be held back."""
-    return not (action.session or action.gpus or action.trajectory) and action.key == "cpu"
+    """Whether an action is a plain single one, which may be held back."""
+    return action.key == "cpu" and action.degrees == (1,) and not (
+        action.session or action.gpus or action.mem_mib or action.component or action.trajectory
+        or action.once)
 
 
 class SubmissionCredit:
-    """The single actions of one client that are at the broker or held back.
+    """The plain single actions of one client that are at the broker or held back.
 
     `ended` is called by the connection's own thread; all else needs the connection's lock.
     """
@@ -42,11 +46,6 @@ class SubmissionCredit:
     def allow(self, credit: int) -> None:
         """Sets how many may be at the broker; 0, which an earlier broker says: any number."""
         self._credit = credit
-
-    @property
-    def waits(self) -> bool:
-        """Whether an action is held back."""
-        return bool(self._held)
 
     def admit(self, pending: Pending) -> bool:
         """Returns whether an action may be sent now; if not, holds it back."""
@@ -66,6 +65,10 @@ class SubmissionCredit:
     def holds(self, action: int) -> bool:
         """Returns whether an action is held back."""
         return action in self._held
+
+    def withdraw(self, action: int) -> bool:
+        """Forgets an action that is never to be sent; returns whether it was held back."""
+        return self._held.pop(action, None) is not None
 
     def release(self, action: int) -> bool:
         """Lets one action go now, whatever the credit is; returns whether it was held back."""

@@ -124,7 +124,8 @@ def _links(path: str) -> list[str]:
     found: list[str] = []
     while os.path.islink(path) and path not in found:
         found.append(path)
-        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+        folder = os.path.realpath(os.path.dirname(path))  # where a relative link leads from
+        path = os.path.normpath(os.path.join(folder, os.readlink(path)))
     return found
 
 

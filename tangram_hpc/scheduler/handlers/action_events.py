@@ -29,6 +29,7 @@ def on_action_submitted(state: SchedulerState, event: ev.ActionSubmitted) -> lis
     entry = ledger.actions[action.id] = ActionEntry(action, event.at)
     owner = ledger.clients[client_of(action.id)]
     owner.actions[action.id] = None
+    owner.open_actions += 1
     owner.active_at = event.at
     if action.once:
         ledger.once[action.once] = action.id
@@ -107,6 +108,7 @@ def end_action(state: SchedulerState, entry: ActionEntry, at: int,
     if entry.action.turn is not None or entry.action.trajectory:
         note_end(ledger, entry, outcome, at)
     owner = ledger.clients[client_of(entry.action.id)]
+    owner.open_actions -= 1
     owner.ends_with_client.pop(entry.action.id, None)
     if entry.action.kind is Kind.BACKGROUND:  # no client waits for it
         forget_background(ledger, entry, outcome.state, reply.held_ns)

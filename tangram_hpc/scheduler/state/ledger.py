@@ -49,6 +49,7 @@ class ClientEntry:
             expired.
         name: its name for people.
         actions: its actions whose results it has not acknowledged.
+        open_actions: how many of its actions have not ended.
         sessions: its sessions that are not closed.
         last_session: the highest session id that it has requested.
         ends_with_client: its actions that are cancelled when it is gone and have neither ended nor
@@ -63,6 +64,7 @@ class ClientEntry:
     uid: str
     name: str
     actions: dict[int, None] = field(default_factory=dict)
+    open_actions: int = 0
     sessions: dict[int, None] = field(default_factory=dict)
     last_session: int = 0
     ends_with_client: dict[int, None] = field(default_factory=dict)
@@ -520,6 +522,9 @@ class Ledger:
         for (node_id, gpu), head in self.batching.items():
             lease = self.leases[head]
             assert lease.begun and (lease.node, lease.gpus[0]) == (node_id, gpu), f"{lease}"
+        for client in self.clients.values():
+            count = sum(self.actions[action].state not in ENDED for action in client.actions)
+            assert client.open_actions == count, f"{client} has {count} open actions"
         prefetched = sum(not lease.begun for lease in self.leases.values())
         assert self.prefetched == prefetched, f"{self.prefetched} prefetched, not {prefetched}"
         for lease in self.leases.values():

@@ -192,6 +192,7 @@ class SocketLink:
             return
 
     def _writable(self) -> None:
+        """Sends unsent bytes; there may then be room for more, as after a turn."""
         assert self._sock is not None
         self._loop.remove_writer(self._sock.fileno())
         self._drain()
