@@ -27,6 +27,7 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
                               text=True, timeout=150, check=False,
                               cwd=tmp_path_factory.mktemp(path.stem))
 
+    tmp_path_factory.getbasetemp()  # threads that make it at the same time get in each other's way
     here = [item.callspec.params["path"] for item in request.session.items
             if item.path == request.path]
     with ThreadPoolExecutor(3) as pool:

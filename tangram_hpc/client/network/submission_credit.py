@@ -9,8 +9,9 @@ next one go. The credit is many times what the nodes can run, so units idle for 
 client is away for longer than the actions at the broker last.
 
 Only plain single actions are held back: those that ask for one CPU and nothing else, and that are
-outside of sessions and trajectories. They are all alike for placement, so nothing that could start
-elsewhere waits behind one of them. Everything else leaves at once, and work with an idempotency key
+outside of sessions and trajectories. They are alike for placement, so nothing that could start
+elsewhere waits behind one of them; only where some nodes cannot isolate untrusted commands can a
+function wait behind such commands. Everything else leaves at once, and work with an idempotency key
 is always at the broker, where it outlives its client.
 
 An action that is held back leaves at once, beyond the credit, when input follows for it, so the
