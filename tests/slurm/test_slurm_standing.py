@@ -26,10 +26,10 @@ python trainer_tenant.py {tenant}
 
 def standing(site: Site) -> str:
     """The job of a broker that serves other jobs; its own trainer only waits."""
-    (site.cluster.home / "tangram.toml").write_text(SETTINGS)
+    (site.cluster.home / "standing.toml").write_text(SETTINGS)
     job = site.sbatch("standing", "sleep infinity", template="single-node", ranks=1, gateway="off",
                       mpi="none", partition="trainer", cpus_lent="8", mem="1800",
-                      config="tangram.toml")
+                      config="standing.toml")
     site.until(lambda: site.info(job).get("nodes"), "the broker and its worker", 90,
                lambda: site.output("standing", job))
     return job
