@@ -330,7 +330,7 @@ def test_a_submit_without_its_payload_is_refused_and_the_connection_continues(
         assert isinstance(told[0], ms.Rejected) and told[0].id == mint(welcome.client, 1)
         assert "without its payload" in told[0].text
         say(ms.Ping(7))
-        assert told == [ms.Pong(7)]
+        assert told == [ms.Pong(7, credit=welcome.credit)] and welcome.credit > 0
     assert cluster.submit(pow, 2, 2).result(30) == 4
 
 
