@@ -148,8 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--only", default="", help="regimes whose names begin with this, as listed "
-                        "above (default: all)")
+    parser.add_argument("--only", default="", help="only regimes whose names begin with this")
     parser.add_argument("--tiny", action="store_true", help="about a second, for the tests")
     args = parser.parse_args()
     for seed in args.seeds[:1] if args.tiny else args.seeds:

@@ -53,9 +53,9 @@ from .sandbox_reports import DisownedSandboxes, event_of_report
 from .satellites import Satellites, SatelliteScripts
 from .snapshots import Snapshots
 from .store_garbage import StoreGarbage
-from .tenancy import credit_of, is_to_be_named, refusal_of_tenant
+from .tenancy import is_to_be_named, refusal_of_tenant
 from .time_limit_poller import TimeLimitPoller
-from .turns import Turns
+from .turns import Turns, credit_of
 from .unacknowledged import UnacknowledgedResults, loss_of_result, result_of
 from .worker_messages import message_of
 
@@ -350,7 +350,7 @@ class Broker:
         self._lose_results(self._results.not_held(node, leases))
 
     def _join_time_is_over(self) -> None:
-        """Ends the time in which workers join, plus once the time that the broker did not run."""
+        """Ends the time that workers had to join; time without the broker is added to it once."""
         missed_s = 0.0 if self.ended else self._failure_detector.missed_s()
         if missed_s:
             self._timer.after(min(self.settings.join_s, missed_s), self._join_time_is_over)
@@ -485,7 +485,8 @@ class Broker:
         self._record_event(ev.ActionSubmitted(self._now(), action))
 
     def _submitted_again(self, entry: ActionEntry, payload: Buffer | None) -> None:
-        """Handles a known action of a client that connected again; a new broker needs its payload.
+        """Handles the submission of a known action, by a client that connected again. A broker that
+        was started again needs the payload.
         """
         action = entry.action.id
         if entry.withheld and payload is not None:

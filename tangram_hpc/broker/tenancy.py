@@ -1,5 +1,4 @@
-"""Pure. The tenants of a broker: what its settings declare, which names a client may choose, and
-how much work it may have here at a time.
+"""Pure. The tenants of a broker: what its settings declare, and which names a client may choose.
 
 Without declared tenants a client may choose any name, and each tenant has one share. Where tenants
 are declared, their names are the only ones, so that a wrong word does not become one more tenant
@@ -15,12 +14,6 @@ from ..domain.tenant import DEFAULT_TENANT, TenantSpec
 from ..scheduler.state.ledger import Ledger
 
 TENANTS_MAX = 256  # that clients may name, since each is kept until the job ends
-
-# How many plain actions (one CPU and nothing else) one client may have at the broker
-# (`submission_credit.py` of the client): 16,384, and for each node that is there eight for each CPU
-# of 128. Units idle only while a client is away for longer than these last. A checkpoint takes 7 us
-# for each action.
-CREDIT, CREDIT_OF_NODE = 16_384, 1024
 
 
 def tenants_declared(ledger: Ledger, specs: Sequence[TenantSpec], now: int) -> list[ev.Event]:
@@ -58,17 +51,6 @@ def refusal_of_tenant(ledger: Ledger, specs: Sequence[TenantSpec], tenant: str) 
         return f"tenant {tenant!r}: there are {TENANTS_MAX} tenants already; choose one of them"
     return (f"tenant {tenant!r} is not declared; choose one of {', '.join(names)} "
             f"(TANGRAM_TENANT), or add [tenants.{tenant}] to the broker's config file")
-
-
-def credit_of(ledger: Ledger) -> int:
-    """Returns how many plain actions a client may have here; 0 for any number. O(1), as many
-    clients ask often.
-
-    A broker that may ask for more nodes takes all, since it judges by the work that waits here.
-    """
-    if ledger.allocs.policy.max_nodes:
-        return 0
-    return CREDIT + CREDIT_OF_NODE * (len(ledger.nodes) - len(ledger.lost))
 
 
 def is_to_be_named(ledger: Ledger, client: int, tenant: str) -> bool:

@@ -1,5 +1,6 @@
-"""Pure. How many messages of one connection the broker handles before the others have their turn,
-and how soon it plans again.
+"""Pure. What keeps a client that has much work from delaying the others (decision 0113): how many
+messages of one connection the broker handles before the others have their turn, how soon it plans
+again, and how many plain actions a client may have here at a time.
 
 Problem. A busy broker works in large batches, because a scheduling cycle costs nearly the same for
 one action and for a hundred. A client with a single action waits for four or five batches of a
@@ -21,6 +22,23 @@ from ..scheduler.state.ledger import Ledger
 LONG, SHORT = 128, 16  # messages in a turn; 128 take a broker some 5 ms
 MANY, FEW = 256, 16  # open actions of a client that makes others wait, and of one that waits
 _RECENT_NS = 500_000_000  # for how long a turn of either is remembered
+
+# How many plain actions (one CPU and nothing else) one client may have at the broker
+# (`client/submission_credit.py`): 16,384, and 1,024 more for each node that is there, which is
+# eight for each CPU of a node with 128. Units idle only while a client is away for longer than
+# these last. A checkpoint takes 7 us for each action.
+CREDIT, CREDIT_OF_NODE = 16_384, 1024
+
+
+def credit_of(ledger: Ledger) -> int:
+    """Returns how many plain actions a client may have here; 0 for any number. O(1), as many
+    clients ask often.
+
+    A broker that may ask for more nodes takes all, since it judges by the work that waits here.
+    """
+    if ledger.allocs.policy.max_nodes:
+        return 0
+    return CREDIT + CREDIT_OF_NODE * (len(ledger.nodes) - len(ledger.lost))
 
 
 class Turns:

@@ -162,6 +162,6 @@ class UnacknowledgedResults:
             self._lost.difference_update(actions)
         for action in actions:
             entry = self._ledger.actions.get(action)
-            if entry is not None and entry.ended_lease and entry.reply is not None \
-                    and entry.reply.node:
+            if (entry is not None and entry.ended_lease and entry.reply is not None
+                    and entry.reply.node):
                 self._peers.confirm(entry.reply.node, entry.ended_lease)

@@ -58,12 +58,12 @@ from .functions import FunctionCache, UploadedFunction
 from .future import Future
 from .network.open_streams import LINK_LOST, OpenStreams, end_streams
 from .network.port_stream import PortStream
-from .network.submission_credit import SubmissionCredit
 from .request import Options, context_of, make_action, packed
 from .results import Pending, conclude, give_output, log_refusal, refuse
 from .session_handle import SessionHandle
 from .session_record import SessionRecord
 from .stored_payloads import StoredPayloads
+from .submission_credit import SubmissionCredit
 
 _TRY_S = 20.0  # a round of dials takes less; if one took longer, this process was stopped meanwhile
 _CUT = "the connection with the broker was lost; connect again"

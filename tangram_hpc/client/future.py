@@ -41,8 +41,8 @@ class Details:
         node: the node on which it ran.
         cores: the numbers of the CPUs that it held.
         attempt: the number of the attempt that gave this result; the first is 1.
-        queue_s: seconds from submission to grant, by the broker's clock; while the action was held
-            back at the client, by the client's.
+        queue_s: seconds from submission to grant, by the broker's clock. The time in which the
+            action was held back at the client is included, by the client's clock.
         held_s: seconds from grant to finish, by the broker's clock.
         exec_s: seconds of run time, by the node's clock.
         act_s: seconds from submission to result, by the client's clock.

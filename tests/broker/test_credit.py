@@ -6,7 +6,7 @@ import pytest
 from helpers.broker_rig import BrokerRig
 from helpers.builders import World
 
-from tangram_hpc.broker.tenancy import CREDIT, CREDIT_OF_NODE, credit_of
+from tangram_hpc.broker.turns import CREDIT, CREDIT_OF_NODE, credit_of
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.allocation import AllocPolicy, SatelliteShape
 from tangram_hpc.protocol import message as ms

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from helpers.link_rig import DEADLINE_S, LinkRig, link_rig
 
-from tangram_hpc.broker import tenancy
+from tangram_hpc.broker import turns
 from tangram_hpc.client.future import Future
-from tangram_hpc.client.network.submission_credit import counts
+from tangram_hpc.client.submission_credit import counts
 from tangram_hpc.domain.action import Action
 from tangram_hpc.domain.event import ActionSubmitted
 from tangram_hpc.domain.outcome import Outcome
@@ -29,8 +29,8 @@ CREDIT = 5
 
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LinkRig]:
-    monkeypatch.setattr(tenancy, "CREDIT", CREDIT)
-    monkeypatch.setattr(tenancy, "CREDIT_OF_NODE", 0)
+    monkeypatch.setattr(turns, "CREDIT", CREDIT)
+    monkeypatch.setattr(turns, "CREDIT_OF_NODE", 0)
     with link_rig(tmp_path) as rig:
         yield rig
 
@@ -84,7 +84,7 @@ def test_what_placement_tells_apart_is_not_held_back(rig: LinkRig) -> None:
 def test_the_time_at_the_client_is_time_in_the_queue(
         rig: LinkRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker's clock stands still, so nobody waits there."""
-    monkeypatch.setattr(tenancy, "CREDIT", 1)
+    monkeypatch.setattr(turns, "CREDIT", 1)
     with rig.new_client() as client:
         first, second = client.submit(["true"]), client.submit(["true"])
         began = time.monotonic()
@@ -162,7 +162,7 @@ def test_a_client_that_closes_sends_none_of_the_actions_that_it_holds_back(
 def test_a_larger_credit_is_told_by_the_next_pong(rig: LinkRig, monkeypatch: pytest.MonkeyPatch
                                                   ) -> None:
     futures = submitted(rig, 3 * CREDIT)
-    monkeypatch.setattr(tenancy, "CREDIT", 2 * CREDIT)
+    monkeypatch.setattr(turns, "CREDIT", 2 * CREDIT)
     rig.until(lambda: len(known(rig)) > CREDIT, "a pong has told it")
     rig.client.ask("info")
     assert known(rig) == {future.action for future in futures[:2 * CREDIT]}
@@ -170,7 +170,7 @@ def test_a_larger_credit_is_told_by_the_next_pong(rig: LinkRig, monkeypatch: pyt
 
 def test_a_broker_that_says_no_credit_gets_everything(rig: LinkRig, monkeypatch: pytest.MonkeyPatch
                                                       ) -> None:
-    monkeypatch.setattr(tenancy, "CREDIT", 0)
+    monkeypatch.setattr(turns, "CREDIT", 0)
     futures = submitted(rig, CREDIT)
     futures += [rig.client.submit(["true"]) for _ in range(2 * CREDIT)]
     rig.until(lambda: len(known(rig)) == len(futures), "the next pong lets all of them go")

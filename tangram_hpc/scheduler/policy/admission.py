@@ -53,7 +53,7 @@ def refusal(ledger: Ledger, placer: Placer, action: Action) -> str:
         return "profile: work_ns must be 0 or more, serial_ppm from 0 to 1000000"
     if action.key != "cpu" and (why := _unknown_key(ledger, action) or _too_wide(placer, action)):
         return why  # even while nodes join, since placers look up the service that a call names
-    if ledger.tenants.limited and (why := refusal_by_limits(ledger, action)):
+    if why := refusal_by_limits(ledger, action):
         return why
     nodes: Collection[NodeEntry] = ledger.nodes.values()
     if action.session:

@@ -1,9 +1,10 @@
 """The CPU side of `elastic`: chooses the nodes to look at, and starts and resizes actions there.
 Pure.
 
-Sizes come from `divide_cpus` alone, and the order of waiting actions from `Waiting` alone. An
-action that may not be overtaken and that lacks memory or GPUs holds back only actions that want the
-same resource of its node.
+The order of waiting actions comes from `Waiting`, and sizes come from `divide_cpus`, which chooses
+among those that `rigid_sizes.py` allows an action that keeps its size. An action that may not be
+overtaken and that lacks memory or GPUs holds back only actions that want the same resource of its
+node.
 
 A node is looked at when its revision has changed or its time has come. The memory between cycles
 only saves work: the revision that was seen, when to look again, and work that was already added up.

@@ -20,8 +20,8 @@ broker knows it when that arrives. One that is cancelled ends here; the broker n
 
 from __future__ import annotations
 
-from ...domain.action import Action
-from ..results import Pending
+from ..domain.action import Action
+from .results import Pending
 
 
 def counts(action: Action) -> bool:
