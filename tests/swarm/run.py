@@ -70,24 +70,26 @@ def play(plan: Plan, before_the_end: Callable[[Job], None] = lambda job: None,
 def _played_in(plan: Plan, folder: Path, before_the_end: Callable[[Job], None],
                at_the_end: Callable[[Job], None]) -> Ended:
     found = Ended(plan)
-    job: Job | None = None
-    with _world_of(lambda: job, plan) as adopt:
+    job = Job.__new__(Job)
+    ready = False
+    with _world_of(plan) as adopt:
         try:
-            job = Job.__new__(Job)
             adopt(job)
             job.__init__(plan, folder)  # type: ignore[misc]
+            ready = True
             _run(job, before_the_end)
             at_the_end(job)
         except LawBroken as broken:
             found.law, found.text = broken.law, str(broken)
         except Exception as error:  # noqa: BLE001 - any error in the product ends the seed
             found.law = type(error).__name__
-            found.text = "".join(traceback.format_exception(error)[-4:])
+            found.text = ("" if ready else "the world cannot be set up: ") + "".join(
+                traceback.format_exception(error)[-4:])
         finally:
-            assert job is not None
-            found.events, found.struck = job.events, dict(job.struck)
-            found.log = job.log
-            for process in list(job.processes):
+            known = vars(job)  # a world that was not set up lacks some of these
+            found.events, found.struck = known.get("events", 0), dict(known.get("struck", {}))
+            found.log = known.get("log", [])
+            for process in list(known.get("processes", ())):
                 process.alive = False
                 process.die()
     return found
@@ -115,7 +117,7 @@ def _run(job: Job, before_the_end: Callable[[Job], None]) -> None:
 
 
 @contextmanager
-def _world_of(job: Callable[[], Job | None], plan: Plan) -> Iterator[Callable[[Job], None]]:
+def _world_of(plan: Plan) -> Iterator[Callable[[Job], None]]:
     """Lets the modules of the product use the clock, the threads and the disk of a world."""
     replaced: list[tuple[object, str, object]] = []
 

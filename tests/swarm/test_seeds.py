@@ -30,6 +30,19 @@ def test_a_seed_gives_the_same_run_each_time() -> None:
     assert (one.events, one.struck, one.log) == (other.events, other.struck, other.log)
 
 
+@pytest.mark.parametrize("name", ["PlayedSlurm", "BrokerProcess"])
+def test_a_world_that_cannot_be_set_up_says_why(
+        name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(f"swarm.job.{name}", fails)
+    ended = play(drawn(3))
+    assert ended.law == "OSError" and ended.events == 0
+    assert ended.text.startswith("the world cannot be set up: ")
+    assert ended.text.endswith("OSError: no space left\n")
+
+
 def test_a_failing_plan_is_made_smaller() -> None:
     def run(plan: Plan) -> Ended:
         fails = plan.turns >= 50 and "kill_broker" in plan.rates
