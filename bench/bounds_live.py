@@ -2,7 +2,9 @@
 
 Commands, functions, and sessions with commands and files run in turn. The resident memory of this
 process, which is the client, of the broker, and of the workers with all processes beneath them is
-sampled. The first half warms everything up.
+sampled, each time when all of them rest: a session that was closed just now still has processes
+of 20 MiB, and the sandbox that is prepared for the next session has none yet. The first half warms
+everything up.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from tangram_hpc.resources.process_tree import descendants
 
 BYTES = 32.0  # resident bytes an action that a process may seem to grow by
 NOISE = 4 << 20  # bytes by which the resident memory of a steady process may differ
-LOOKS, APART_S = 3, 0.1  # a sample is the least of so many looks, so far apart
+LOOKS, APART_S = 3, 0.1  # so many looks, so far apart, must find the same processes at rest
+REST_S = 30.0  # after so long a sample is taken of processes that do not rest
 
 
 def live(count: int) -> dict[str, Any]:
@@ -30,11 +33,8 @@ def live(count: int) -> dict[str, Any]:
         began = time.monotonic()
 
         def look() -> Sample:
-            looks = []
-            for _ in range(LOOKS):  # processes that begin or end just now are no growth
-                looks.append(_resident_by_role())
-                time.sleep(APART_S)
-            return {role: min(one[role] for one in looks) for role in looks[0]}
+            _wait_for_rest()
+            return _resident_by_role()
 
         growth = Growth(look)
         every = max(20, count // 40)
@@ -54,6 +54,28 @@ def live(count: int) -> dict[str, Any]:
                 wrong.append(f"live: {name}: {each:.1f} bytes each")
         figures["client_blocks_each"] = round(growth.second_half("blocks"), 3)
         return {**figures, "wrong": wrong}
+
+
+def _wait_for_rest() -> None:
+    """Waits until nothing begins or ends beneath this process.
+
+    The time alone does not tell, since on a busy machine a process that ends or begins may wait for
+    a core for seconds. Such a process is runnable, and a process that rests sleeps.
+    """
+    before, same, deadline = set[int](), 0, time.monotonic() + REST_S
+    while same < LOOKS and time.monotonic() < deadline:
+        time.sleep(APART_S)
+        found = set(descendants(os.getpid()))
+        same = same + 1 if found == before and all(map(_sleeps, found)) else 0
+        before = found
+
+
+def _sleeps(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:  # it has ended
+        return False
+    return stat.rpartition(") ")[2].startswith("S")
 
 
 def _resident_by_role() -> Sample:
