@@ -7,6 +7,7 @@ import time
 import tangram_hpc
 
 with tangram_hpc.connect(name="hold") as client:
+    print("connected", flush=True)
     while not os.path.exists(sys.argv[1]):
         time.sleep(0.2)
         assert client.submit(pow, 2, 3).result(60) == 8
