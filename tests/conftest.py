@@ -12,10 +12,22 @@ from helpers.devcluster_fixture import RunningCluster, running_cluster
 from helpers.executor_rig import SECRETS, Rig
 from helpers.slurm_site import Site, install_for
 
-# Files whose tests judge times or shares of CPU: in `make test` nothing runs beside them. The rest
-# runs beside the Slurm tests, which mostly wait.
-ALONE = frozenset(f"test_{name}" for name in (
-    "endpoints", "enforce", "idle_sessions", "replay", "resize"))
+# Tests that judge times or shares of CPU, by their file; () stands for all tests of the file. In
+# `make test` nothing runs beside them, so that a core idles for most of their time. The rest runs
+# beside the Slurm tests, which mostly wait.
+ALONE: dict[str, tuple[str, ...]] = {
+    "test_endpoints": ("test_refused_requests_are_repeated_and_others_only_if_idempotent",
+                       "test_a_request_that_times_out_ends_with_the_reason",
+                       "test_a_trainer_that_stood_still_does_not_break_the_limit_afterwards",
+                       "test_an_endpoints_rate_is_used_up_and_never_exceeded"),
+    "test_enforce": ("test_cpu_time_is_limited_where_cores_are_not",
+                     "test_repeating_an_unchanged_binding_is_cheap",
+                     "test_a_frozen_group_uses_no_cpu_time"),
+    "test_idle_sessions": (
+        "test_an_idle_session_uses_no_cpu_though_it_has_busy_loops",
+        "test_background_share_gets_little_cpu_time_and_background_end_none",
+        "test_under_memory_pressure_the_action_furthest_above_its_request_is_killed"),
+    "test_resize": ()}
 
 # Files whose tests ask how a process starts, what /proc says of it, or what a worker finds out on
 # its node: nothing is forked for them (tests/helpers/forked_start.py).
@@ -56,7 +68,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before `-m` chooses."""
     for item in items:
-        if item.path.stem in ALONE:
+        names = ALONE.get(item.path.stem)
+        if names == () or (names and item.name.partition("[")[0] in names):
             item.add_marker(pytest.mark.alone)
 
 
