@@ -34,6 +34,10 @@ ALONE: dict[str, tuple[str, ...]] = {
 REAL_STARTS = frozenset(f"test_{name}" for name in (
     "backends", "doctor", "hostile_secrets", "open_network", "root_worker", "secrets"))
 
+# A long test that says nothing else ends as a failure after so long: it may take a minute and more
+# of CPU time, and the 180 s of all others are too few for that where many share the cores.
+LONG_S = 900
+
 # `nohup` and a shell's `&` hand these on as ignored, and nothing below could be interrupted then
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
@@ -71,6 +75,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         names = ALONE.get(item.path.stem)
         if names == () or (names and item.name.partition("[")[0] in names):
             item.add_marker(pytest.mark.alone)
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_S))
 
 
 @pytest.hookimpl(wrapper=True)
