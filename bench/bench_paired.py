@@ -70,7 +70,7 @@ def measurements(stack: ExitStack, tiny: bool) -> dict[str, Callable[[], object]
 
     home = stack.enter_context(tempfile.TemporaryDirectory())
     cluster = stack.enter_context(UsersCluster(cpus=2, home=home))
-    functions, programs, trips, sessions = (200, 32, 20, 4) if tiny else (8000, 800, 400, SESSIONS)
+    functions, programs, trips, sessions = (60, 8, 6, 2) if tiny else (8000, 800, 400, SESSIONS)
     plain = Warm(cluster, "process", sessions)
     stack.callback(plain.close)
     found: dict[str, Callable[[], object]] = {
@@ -145,7 +145,7 @@ def compare(other: str, pairs: int, tiny: bool) -> None:
     sides = [Side(sys.executable, tiny), Side(other, tiny)]
     names = [name for name in sides[0].names if name in sides[1].names]
     rows: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    for number in range(-1, pairs):  # the first warms both sides up
+    for number in range(0 if tiny else -1, pairs):  # pair -1 warms both sides up
         for name in names:
             order = (0, 1) if number % 2 else (1, 0)
             told = {side: sides[side].measure(name) for side in order}
@@ -154,7 +154,7 @@ def compare(other: str, pairs: int, tiny: bool) -> None:
         print(f"pair {number + 1} of {pairs}", file=sys.stderr, flush=True)
     for side in sides:
         side.close()
-    common.line("paired", {"pairs": pairs, "sessions": 4 if tiny else SESSIONS, "cpus": 2,
+    common.line("paired", {"pairs": pairs, "sessions": 2 if tiny else SESSIONS, "cpus": 2,
                            "other": other}, {
         name: {"wall": interval([wall for wall, _ in each]),
                "cpu": interval([cpu for _, cpu in each])} for name, each in rows.items()})

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.backend_rig import NEEDS_TORCH
+from helpers.forked_start import Script
 
 from tangram_hpc.hooks.reference import reference_task as task
 
+FORKED = [Script(Path(__file__).resolve().parents[1] / "data" / "module.py")]
 NEEDED = [*NEEDS_TORCH, pytest.mark.skipif(not find_spec("mpi4py"), reason="needs the extra: mpi")]
 
 
@@ -39,8 +42,8 @@ def test_prompts_are_reproducible_by_seed() -> None:
     assert task.prompts(3, 8, 1) == task.prompts(3, 8, 1) != task.prompts(4, 8, 1)
 
 
-def program(*words: str) -> subprocess.CompletedProcess[str]:
-    told = subprocess.run([sys.executable, "-m", "tangram_hpc.hooks.reference", *words],
+def program(*words: str, start: Sequence[str] = FORKED) -> subprocess.CompletedProcess[str]:
+    told = subprocess.run([sys.executable, *start, "tangram_hpc.hooks.reference", *words],
                           capture_output=True, text=True, timeout=60, check=False)
     assert told.returncode == 2 and told.stdout == "" and told.stderr.count("\n") == 1
     return told
@@ -61,7 +64,7 @@ def test_a_wrong_trainer_option_is_refused_in_one_line(words: list[str], why: st
 
 @pytest.mark.skipif(bool(find_spec("torch")), reason="torch is installed")
 def test_without_torch_one_line_says_what_to_install() -> None:
-    assert program().stderr.endswith("[torch,mpi]'\n")
+    assert program(start=["-m"]).stderr.endswith("[torch,mpi]'\n")
 
 
 @needs_all
