@@ -82,6 +82,7 @@ def run(begin: Callable[[ExitStack], Step], steps: int) -> dict[str, Any]:
 def main() -> None:
     """Prints one line."""
     from tangram_hpc import LocalCluster
+    from tangram_hpc.sandbox.isolation.container_runtimes import RUNTIMES
 
     steps, seed = int(sys.argv[1]), int(sys.argv[2])
     answers = os.fdopen(os.dup(1), "w")
@@ -95,6 +96,8 @@ def main() -> None:
         with cluster.session() as first:  # the worker's first one waits until its pools are warm
             first.opened.result()
         for backend in cluster.ask("nodes")["nodes"][0]["untrusted"]:
+            if backend in RUNTIMES and RUNTIMES[backend].needs_image:
+                continue  # podman is offered where it is installed, and there is no image here
             kinds[f"tangram_hpc, exec ({backend})"] = in_session(cluster, backend)
             kinds[f"tangram_hpc, shell ({backend})"] = in_shell(cluster, backend)
         order = list(kinds)

@@ -13,6 +13,7 @@ from helpers.cluster_parts import broker_of, processes_of, until
 import tangram_hpc
 from tangram_hpc import LocalCluster
 from tangram_hpc.accounting.record import fold
+from tangram_hpc.client.terminals.pty import Pty
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.errors import AccessError
 from tangram_hpc.storage.access import read_access
@@ -79,14 +80,23 @@ def test_snapshots_shared_sessions_and_functions_go_on(cluster: LocalCluster) ->
     session.close()
 
 
+def reads(terminal: Pty, text: bytes) -> None:
+    """Reads until this text has come, however late and in however many pieces."""
+    found = b""
+    while text not in found:
+        piece = bytes(terminal.read(WAIT_S))
+        assert piece, f"it ended after {found!r}"
+        found += piece
+
+
 def test_a_terminal_goes_on(cluster: LocalCluster) -> None:
     with cluster.session(trusted=True) as session, session.pty(["cat"]) as terminal:
         terminal.write(b"before\n")
-        until(lambda: b"before" in bytes(terminal.read(0.1)), "its echo")
+        reads(terminal, b"before")
         kill_once(cluster)
         cluster.submit("true").result(WAIT_S)  # this client is back
         terminal.write(b"after\n")
-        until(lambda: b"after" in bytes(terminal.read(0.1)), "its echo")
+        reads(terminal, b"after")
         terminal.write(b"\x04")
         assert terminal.wait(WAIT_S) == 0
 
