@@ -143,15 +143,18 @@ def test_a_worker_that_is_fenced_joins_as_a_new_node(
         first = FakeBroker(tmp_path, 1)
         (hello,) = await first.told(ms.WorkerHello)
         first.send(ms.WorkerWelcome(1, str(tmp_path / "store")))
-        first.send(*order(1, f"echo $$ > {tmp_path}/pid; exec sleep 1000"))
+        pid = tmp_path / "pid"
+        first.send(*order(1, f"echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 1000"))
         await first.told(ms.AttemptsStarted)
+        while not pid.exists():  # the attempt has started, and its shell may still wait for a core
+            await asyncio.sleep(0.01)
         first.die()
         second = FakeBroker(tmp_path, 2)
         await second.told(ms.WorkerHello)
         second.send(ms.PeerRefused("no such node"))
         _, new = await second.told(ms.WorkerHello, 2)
         assert (new.node, new.leases) == (0, ()) and new.uid != hello.uid
-        assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+        assert not Path(f"/proc/{pid.read_text().strip()}").exists()
         second.send(ms.WorkerWelcome(2, str(tmp_path / "store")))
         second.send(ms.Shutdown("done"))
         assert await ended(worker) == 0
