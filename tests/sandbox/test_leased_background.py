@@ -132,6 +132,8 @@ def test_processes_that_wait_are_not_stopped_and_wake_in_time(arena: Arena, sess
     arena.rig.until(lambda: len(left(arena, session, b"sleep")) > 0)
     arena.rig.until(lambda: bool(list(arena.rig.scratch.rglob("done"))))
     arena.rig.until(lambda: len(left(arena, session, b"1000")) == 1)
+    # it has its words before its loader has run, which may have to wait for a core
+    arena.rig.until(lambda: process_tree.state(left(arena, session, b"1000")[0]) == "S")
     passes(arena, 0.5)
     before = asks(arena, session)
     passes(arena, 1.0)
