@@ -6,8 +6,7 @@ puts a subclass in the place of `subprocess.Popen`. For the command `tangram`, a
 it asks a server to fork. Every other command starts as ever. The new process is a child of the
 process that asked, as the server passes CLONE_PARENT; so `wait`, `kill` and `returncode` are
 Popen's own. It has the arguments, the environment, the directory, the streams and the descriptors
-that it was given. The fork server of an executor that lives in the test's own process is a fork of
-a second server, which has imported no more than a fork server has (`forking.py`).
+that it was given.
 
 What a fork cannot show: how a start goes, which modules it imports, and what /proc says of the
 environment. An import cycle that fails only if a certain verb is entered first stays hidden, as the
