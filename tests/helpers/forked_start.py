@@ -19,23 +19,28 @@ variables of Python than the server has is started for real.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import errno
+import fcntl
+import gc
 import importlib
 import json
 import os
+import platform
 import runpy
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tangram_hpc.sandbox import environment
-
-from . import forking, kept_probe
+from . import kept_probe
 from .surroundings import surroundings
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -45,12 +50,13 @@ IMPORTED = ("asyncio", "concurrent.futures", "cryptography.x509", "tangram_hpc.a
             "tangram_hpc.cli.views.acct_verb", "tangram_hpc.client", "tangram_hpc.config.settings",
             "tangram_hpc.http_api.app", "tangram_hpc.http_api.e2b.sandboxes",
             "tangram_hpc.http_api.server", "tangram_hpc.worker.driver")
-FDS_MAX = forking.FDS_MAX
-_CLONE = forking.CLONE
+REQUEST_MAX = 1 << 17  # bytes of a request: the words and the environment
+FDS_MAX = 32
+_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
+_CLONE_PARENT = 0x8000
 _WORDS_MAX = 1000  # bytes of a command line that /proc can show
 _MAIN = str(TESTS.parent / "tangram_hpc" / "__main__.py")
 _TANGRAM = str(Path(sys.executable).with_name("tangram"))
-_FORK_SERVER = [sys.executable, "-m", "tangram_hpc.sandbox.process.fork_server"]
 # Variables that Python, the C library or the loader reads at a start only.
 _READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "COVERAGE_")
 _START = subprocess.Popen
@@ -72,17 +78,12 @@ class Server:
         lock: held for one request and its answer.
     """
 
-    def __init__(self, requests: socket.socket, environ: Mapping[Any, Any] = os.environ) -> None:
+    def __init__(self, requests: socket.socket) -> None:
         self.owner = os.getpid()
         self.requests = requests
         self.surroundings = surroundings()
-        self.variables = _at_start(environ)
+        self.variables = _at_start(os.environ)
         self.lock = threading.Lock()
-
-    def is_like(self, environ: Mapping[Any, Any]) -> bool:
-        """Whether a fork is what a start with this environment by this process would be."""
-        return (self.owner == os.getpid() and self.variables == _at_start(environ)
-                and self.surroundings == surroundings())
 
     def fork(self, request: Sequence[Any], fds: Sequence[int]) -> int:
         """Returns the process id of a new child of this process."""
@@ -100,13 +101,11 @@ class ForkingPopen(_START):  # type: ignore[type-arg,misc,valid-type]
         # start_new_session and, from Python 3.11 on, process_group
         shell, (stdin, _, _, stdout, _, stderr) = rest[2], rest[3:9]
         *ids, umask, session = rest[10:15]
-        server, start = None, _wanted(args)
-        if start and close_fds and umask < 0 and ids == [None] * 3 and (
+        server = None
+        if (start := _wanted(args)) and close_fds and umask < 0 and ids == [None] * 3 and (
                 not (executable or preexec_fn or shell) and rest[15:] in ((), (-1,))
                 and len(pass_fds) <= FDS_MAX - 3):
-            environ = os.environ if env is None else env
-            server = (_fork_server_for(environ) if start[1][:3] == _FORK_SERVER
-                      else _server_for(environ))
+            server = _server_for(os.environ if env is None else env)
         if server is None or start is None:
             return super()._execute_child(  # type: ignore[misc,no-any-return]
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
@@ -116,22 +115,15 @@ class ForkingPopen(_START):  # type: ignore[type-arg,misc,valid-type]
         if not os.path.isdir(folder):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
         streams = [at if fd == -1 else fd for at, fd in enumerate((stdin, stdout, stderr))]
-        request = start[1:] if start[1][:3] == _FORK_SERVER else start
-        self.pid = server.fork([*request, environ, folder, bool(session), list(pass_fds)],
+        self.pid = server.fork([*start, environ, folder, bool(session), list(pass_fds)],
                                [*streams, *pass_fds])
         self._child_created = True
         self._close_pipe_fds(*rest[3:9])  # type: ignore[attr-defined]
 
 
 def install() -> None:
-    """Lets this process start the command `tangram`, and the fork servers of its own executors, by
-    forks from now on."""
-    global _fork_servers
+    """Lets this process start the command `tangram` by forks from now on."""
     if _CLONE is not None:
-        if _fork_servers is None and threading.current_thread() is threading.main_thread():
-            # A fork server gets a signal when the thread ends that started the process it is a fork
-            # of. So this is the main thread, and not the one that an executor lives in.
-            _fork_servers = _started_for_fork_servers()
         subprocess.Popen = ForkingPopen  # type: ignore[misc]
         kept_probe.install(_folder())
 
@@ -165,8 +157,7 @@ def _wanted(args: Any) -> tuple[bool, list[str], list[str]] | None:
     words = [word if isinstance(word, Script) else os.fsdecode(word) for word in args]
     if words[:1] == [sys.executable] and isinstance(words[1] if words[1:] else None, Script):
         return True, words, [os.path.abspath(words[1]), *words[2:]]
-    for start, program in (([sys.executable, "-m", "tangram_hpc"], _MAIN), ([_TANGRAM], _TANGRAM),
-                           (_FORK_SERVER, _FORK_SERVER[2])):
+    for start, program in (([sys.executable, "-m", "tangram_hpc"], _MAIN), ([_TANGRAM], _TANGRAM)):
         if words[:len(start)] == start:
             return False, words, [program, *words[len(start):]]
     return None
@@ -175,8 +166,8 @@ def _wanted(args: Any) -> tuple[bool, list[str], list[str]] | None:
 # ---- the server, as the process that uses it sees it ---------------------------------------------
 
 _server: Server | None = None
-_fork_servers: Server | None = None
 _reports = ""
+_arguments: tuple[int, int] | None = None
 _starting = threading.Lock()
 
 
@@ -186,37 +177,22 @@ def _server_for(environ: Mapping[Any, Any]) -> Server | None:
     with _starting:
         if _server is None:
             _server = _started()
-    return _server if _server.is_like(environ) else None
-
-
-def _fork_server_for(environ: Mapping[Any, Any]) -> Server | None:
-    """The same for a fork server. There is none in a fork, which is a worker: its fork server must
-    be its child, and a fork of this server would be a child of the worker's parent."""
-    return _fork_servers if _fork_servers and _fork_servers.is_like(environ) else None
+    same = (_server.owner == os.getpid() and _server.variables == _at_start(environ)
+            and _server.surroundings == surroundings())
+    return _server if same else None
 
 
 def _started() -> Server:
-    return Server(_server_process("from helpers import forked_start as server",
-                                  f"serve({{}}, {_folder()!r})", None))
-
-
-def _started_for_fork_servers() -> Server:
-    environ = environment.for_child_processes(os.environ)
-    return Server(_server_process("from helpers import forking as server",
-                                  "serve_fork_servers({})", environ), environ)
-
-
-def _server_process(imported: str, call: str, environ: dict[str, str] | None) -> socket.socket:
-    """Starts a server; returns the socket to it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    program = f"import sys; sys.path.insert(0, {str(TESTS)!r}); {imported}; del sys.path[0]; " \
-        f"server.{call.format(theirs.fileno())}  #{' ' * _WORDS_MAX}"
+    program = f"import sys; sys.path.insert(0, {str(TESTS)!r}); " \
+        f"from helpers import forked_start; del sys.path[0]; " \
+        f"forked_start.serve({theirs.fileno()}, {_folder()!r})  #{' ' * _WORDS_MAX}"
     child = _START([sys.executable, "-c", program], stdin=subprocess.DEVNULL, cwd="/",
-                   stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environ)
+                   stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
     theirs.close()
     atexit.register(child.wait)
     atexit.register(ours.close)  # the last that is registered is called first
-    return ours
+    return Server(ours)
 
 
 def _fork_server() -> None:
@@ -239,22 +215,97 @@ def _fork_server() -> None:
 
 
 def serve(number: int, reports: str) -> None:
-    """Imports the package, and becomes a command for each request."""
-    global _reports
-    _reports = reports
+    """Forks for each request until the other end of the socket is closed."""
+    global _arguments, _reports
+    _arguments, _reports = _arguments or _arguments_memory(), reports
     for name in IMPORTED:
         importlib.import_module(name)
     kept_probe.install(reports)
-    forking.serve(number, _run)
+    gc.collect()
+    gc.freeze()  # no collection in a child touches, and so copies, what was imported here
+    with socket.socket(fileno=number) as requests:
+        while True:
+            packet, fds, _, _ = socket.recv_fds(requests, REQUEST_MAX, FDS_MAX)
+            if not packet:
+                return
+            child = _clone()
+            if child == 0:
+                _run(fds, *json.loads(packet))
+            for each in fds:
+                os.close(each)
+            requests.send(str(child).encode())
+
+
+def _clone() -> int:
+    """Forks, so that the child's parent is the parent of this process. This process has one
+    thread. Python has no call for it, so the steps are those of `os.fork`."""
+    calls, python = ctypes.PyDLL(None, use_errno=True), ctypes.pythonapi
+    python.PyOS_BeforeFork()
+    pid = int(calls.syscall(_CLONE, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0))
+    if pid == 0:
+        python.PyOS_AfterFork_Child()
+    else:
+        python.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return pid
 
 
 def _run(fds: list[int], is_script: bool, words: list[str], argv: list[str],
          environ: dict[str, str], folder: str, session: bool, kept: list[int]) -> None:
     """Becomes the command; never returns."""
-    def command() -> int:
-        forking.become(fds, kept, words, argv, environ, folder, session)
-        return _script(argv[0]) if is_script else _tangram()
-    forking.run(command)
+    status = 1
+    try:
+        if session:
+            os.setsid()
+        _place(fds, [0, 1, 2, *kept])
+        _show(words)
+        for stream, at in ((sys.stdout, 1), (sys.stderr, 2)):
+            stream.reconfigure(line_buffering=at == 2 or os.isatty(at))  # type: ignore[union-attr]
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environ)
+        tempfile.tempdir, sys.argv = None, argv  # TMPDIR may be another one now
+        status = _script(argv[0]) if is_script else _tangram()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if status == 1 and end.code != 1:
+            print(end.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:  # noqa: BLE001 - the outermost call of this process
+        traceback.print_exc()
+    finally:
+        _end(status)
+
+
+def _place(fds: list[int], places: list[int]) -> None:
+    """Gives the received descriptors their numbers, and closes all others."""
+    above = max([*fds, *places]) + 1
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds]
+    for fd, place in zip(moved, places, strict=True):
+        os.dup2(fd, place)
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd not in places:
+            with contextlib.suppress(OSError):  # the one that listed them is closed already
+                os.close(fd)
+
+
+def _arguments_memory() -> tuple[int, int]:
+    """Where the kernel finds this process's command line: fields 48 and 49 of proc(5)'s stat."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return int(fields[45]), int(fields[46])
+
+
+def _show(words: list[str]) -> None:
+    """Lets /proc show these words as the command line, if they fit; zeros follow them."""
+    assert _arguments is not None
+    begin, end = _arguments
+    text = b"".join(os.fsencode(word) + b"\0" for word in words)
+    if begin and len(text) <= end - begin:
+        ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
 
 
 def _tangram() -> int:
@@ -269,3 +320,17 @@ def _script(path: str) -> int:
     sys.path[0] = os.path.dirname(path)  # as after `python SCRIPT`; else it is the directory
     runpy.run_path(path, run_name="__main__")
     return 0
+
+
+def _end(status: int) -> None:
+    """Ends as the interpreter does: threads, exit functions, streams."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:  # noqa: BLE001 - nobody is left to catch it
+        status = status or 120  # as the interpreter's
+        traceback.print_exc()
+    finally:
+        os._exit(status)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from helpers import forked_start
-from helpers.executor_rig import until
 from helpers.forked_start import Script
 
 from tangram_hpc.cli import VERBS
-from tangram_hpc.sandbox import environment
 
 pytestmark = pytest.mark.skipif(forked_start._CLONE is None,
                                 reason="no number of clone is known for this machine")
@@ -51,46 +47,6 @@ def test_a_program_gets_its_words_streams_descriptors_and_parent(tmp_path: Path)
     assert f'"{tmp_path}", "a word", {os.getpid()}, true, true' in forked.stdout
     assert (forked.returncode, forked.stderr) == (started.returncode, started.stderr) == (
         1, "the end\n")
-
-
-def facts(pid: int) -> list[object]:
-    """What /proc says of a process."""
-    status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    told = dict(line.split(":\t", 1) for line in status if ":\t" in line)
-    return [Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" "),
-            Path(f"/proc/{pid}/comm").read_text(), os.getsid(pid) == pid, told["PPid"],
-            told["Umask"], told["NoNewPrivs"], told["SigIgn"], told["SigCgt"], told["Threads"],
-            sorted(os.listdir(f"/proc/{pid}/fd")), os.readlink(f"/proc/{pid}/cwd"),
-            int(told["RssAnon"].split()[0])]
-
-
-def handles(pid: int, number: int) -> bool:
-    """Whether a process has a handler for this signal."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
-
-
-def test_a_fork_server_of_an_executor_is_as_if_it_was_started(tmp_path: Path) -> None:
-    found: list[list[object]] = []
-    for start in (subprocess.Popen, forked_start._START):
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            at = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD, 50)  # the same number for both
-            child = start([*TANGRAM[:2], "tangram_hpc.sandbox.process.fork_server", str(at)],
-                          pass_fds=(at,), env=environment.for_child_processes(os.environ),
-                          stdin=subprocess.DEVNULL, start_new_session=True, cwd=tmp_path)
-            os.close(at)
-        root = tmp_path / str(len(found)) / "root"
-        root.mkdir(parents=True)
-        ours.send(os.fsencode(root))
-        until(lambda pid=child.pid: handles(pid, signal.SIGCHLD), "it serves")
-        found.append(facts(child.pid))
-        ours.close()
-        assert child.wait(20) == 0 and not root.parent.exists()
-    assert forked_start._fork_server_for(environment.for_child_processes(os.environ)) is not None
-    forked, started = found
-    assert forked[:-1] == started[:-1]
-    assert 0 <= int(str(forked[-1])) - int(str(started[-1])) < 2048  # KiB
 
 
 def test_the_command_tells_its_status_and_what_is_wrong() -> None:
