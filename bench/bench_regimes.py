@@ -14,6 +14,10 @@ told. Simple rules use no durations. `worst` is the highest ratio of mean ACT wi
     burst       800 actions at once
     services    six GPU services on 16 GPUs, whose restores take 1, 3 or 8 s
     one-service one GPU service on 16 GPUs
+
+`--curve` instead prints what the placer's TAIL trades under overload: for the load of `overload` on
+0.25, 0.29 and 0.5 of 96 cores and each TAIL, the mean ACT as a ratio to that of the simple rule
+with the least, and the 99th percentile and the step as ratios to those of `fcfs:4`.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from typing import Any
 import common
 
 from tangram_hpc.errors import TangramError
+from tangram_hpc.scheduler.placement.placers.placer_name import TAIL_MAX
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.simulator.simulate import simulate
 from tangram_hpc.simulator.workload import Cluster, Workload
@@ -127,20 +132,45 @@ def figures(work: Workload, cluster: Cluster, placer: str, durations: str) -> di
     return {key: told[key] for key in ("mean_act_s", "p99_act_s", "step_s")}
 
 
-def compared(work: Workload, cluster: Cluster, rules: tuple[str, ...]) -> dict[str, Any]:
-    """The best simple rule that the cluster can run, and the ratios of `elastic` to it."""
+def simple(work: Workload, cluster: Cluster, rules: tuple[str, ...]
+           ) -> tuple[str, dict[str, dict[str, float]]]:
+    """The best simple rule by mean ACT, and the figures of all that the cluster can run."""
     found: dict[str, dict[str, float]] = {}
     for rule in rules:
         try:
             found[rule] = figures(work, cluster, rule, "oracle")
         except TangramError:
             continue  # K is more than a node has
-    best = min(found, key=lambda rule: found[rule]["mean_act_s"])
+    return min(found, key=lambda rule: found[rule]["mean_act_s"]), found
+
+
+def compared(work: Workload, cluster: Cluster, rules: tuple[str, ...]) -> dict[str, Any]:
+    """The best simple rule that the cluster can run, and the ratios of `elastic` to it."""
+    best, found = simple(work, cluster, rules)
     row: dict[str, Any] = {"rule": best, "mean_act_s": round(found[best]["mean_act_s"], 3)}
     for durations in ("learned", "oracle"):
         ours = figures(work, cluster, "elastic", durations)
         row[durations] = [round(ours[key] / found[best][key], 3) for key in ours]
     return row
+
+
+def curve(seed: int, scale: float) -> dict[str, Any]:
+    """The ratios of `elastic` with each TAIL under overload, by the share of 96 cores."""
+    rows: dict[str, Any] = {}
+    for share in (0.25, 0.29, 0.5):
+        work = coding(random.Random(seed), scale=scale)
+        cluster = nodes(1, max(4, round(96 * share * scale)))
+        best, found = simple(work, cluster, FCFS)
+        row: dict[str, Any] = {"rule": best}
+        for tail in range(TAIL_MAX + 1):
+            row[f"elastic:{tail}"] = each = {}
+            for durations in ("learned", "oracle"):
+                ours = figures(work, cluster, f"elastic:{tail}", durations)
+                each[durations] = [
+                    round(ours[key] / found[best if key == "mean_act_s" else "fcfs:4"][key], 3)
+                    for key in ours]
+        rows[f"{share:g}x"] = row
+    return rows
 
 
 def main() -> None:
@@ -149,11 +179,17 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", default="", help="only regimes whose names begin with this")
+    parser.add_argument("--curve", action="store_true",
+                        help="print what TAIL trades under overload, instead of the regimes")
     parser.add_argument("--tiny", action="store_true", help="about a second, for the tests")
     args = parser.parse_args()
+    scale = 0.1 if args.tiny else 1.0
     for seed in args.seeds[:1] if args.tiny else args.seeds:
+        if args.curve:
+            common.line("tail_curve", {"seed": seed, "tiny": args.tiny}, curve(seed, scale))
+            continue
         rows = {name: compared(work, cluster, rules)
-                for name, work, cluster, rules in regimes(seed, 0.1 if args.tiny else 1.0)
+                for name, work, cluster, rules in regimes(seed, scale)
                 if name.startswith(args.only)}
         if not rows:
             parser.error(f"--only {args.only!r}: no regime's name begins with this; choose one of "

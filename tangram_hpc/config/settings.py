@@ -52,7 +52,9 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    placer: str = Field("elastic", description=f"one of {', '.join(PLACERS)}")
+    placer: str = Field("elastic", description=f"one of {', '.join(PLACERS)}; elastic:TAIL with "
+                                              "TAIL from 0, for the least mean completion time, to "
+                                              "8, for a short tail")
     sync: Literal["none", "batch", "always"] = Field(
         "none", description="durability of the journal: none survives a crash of the broker, batch "
                             "and always survive a crash of its node too")

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from ...state.tenant_use import Rank, TenantTurns
 
+_ROOT_BITS = 80  # the fourth root of a ratio keeps a quarter of these bits
 NUM, DEN = 3, 2  # a unit moves to another action only if its value grows by more than NUM/DEN
 
 
@@ -68,9 +69,25 @@ class WaitingCandidate(NamedTuple):
         return self.degrees[0] if self.rigid else 1
 
 
-def weight(left: int, scale: int) -> int:
-    """Returns a weight that mildly prefers actions that are nearly done: (left + scale) ** -1/4."""
-    return (1 << 30) // (isqrt(isqrt(((left + scale) >> 10) << 20)) + 1)
+def weight(left: int, scale: int, age: int = 0, tail: int = 0) -> int:
+    """Returns how much an action's speed counts: the fourth root of flow ** tail / (left + scale).
+
+    The divisor mildly prefers actions that are nearly done, which makes the mean completion time
+    small. `flow` is about the action's completion time, from its submission on. The greater its
+    power, the more units go to the actions that take longest, as if the completion times were
+    summed by such a power (Edmonds, Im and Moseley, SODA 2011). That makes the tail short, and the
+    mean longer.
+
+    Args:
+        left: the work that is left, ns on one unit.
+        scale: twice the mean work that is left on the node, ns.
+        age: the time since it was submitted, ns.
+        tail: the power, in quarters; 0 counts no time.
+    """
+    if not tail:
+        return (1 << 30) // (isqrt(isqrt(((left + scale) >> 10) << 20)) + 1)
+    flow = age + (left >> 1) + scale >> 10
+    return isqrt(isqrt((flow ** tail << _ROOT_BITS) // ((left + scale >> 10) + 1))) + 1
 
 
 def _last_first(rank: Rank) -> Rank:

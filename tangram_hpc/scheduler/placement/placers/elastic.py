@@ -14,16 +14,22 @@ from ..snapshot import Snapshot
 from .base import Placement, start_calls, start_unitless
 from .elastic_cpus import ElasticCpus
 from .elastic_gpus import place_services
+from .placer_name import TAIL
 from .session_openings import open_by_load
 
 
 class ElasticPlacer:
-    """Places CPUs, GPUs and endpoint calls, and resizes actions while they run."""
+    """Places CPUs, GPUs and endpoint calls, and resizes actions while they run.
 
-    def __init__(self) -> None:
-        self.name = "elastic"
+    Args:
+        tail: how much an action counts more the longer it takes, from 0 to TAIL_MAX
+            (`cpu_division.weight`).
+    """
+
+    def __init__(self, tail: int = TAIL) -> None:
+        self.name = "elastic" if tail == TAIL else f"elastic:{tail}"
         self.reserve, self.block_max = 0, BLOCK_SIZES[-1]
-        self._cpus = ElasticCpus()
+        self._cpus = ElasticCpus(tail)
 
     def place(self, view: Snapshot) -> Placement:
         """Returns the placement of one cycle.

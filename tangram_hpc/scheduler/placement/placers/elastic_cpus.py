@@ -26,7 +26,7 @@ from ..snapshot import NodeView, Snapshot
 from .base import Placement, Resizing, grant
 from .cpu_division import ResizableLease, WaitingCandidate, divide_cpus, weight
 from .rigid_sizes import NodeLoad, sizes_to_start
-from .waiting import OVERDUE_NS, Waiting
+from .waiting import AGED_NS, OVERDUE_NS, Waiting
 
 # Tenants that hold units of a node are compared again after BALANCE_NS, times the nodes divided by
 # BALANCE_NODES. So at most BALANCE_NODES nodes are looked at for that in BALANCE_NS.
@@ -61,9 +61,15 @@ class _Node:
 
 
 class ElasticCpus:
-    """Divides the CPUs of each node that has changed."""
+    """Divides the CPUs of each node that has changed.
 
-    def __init__(self) -> None:
+    Args:
+        tail: see `weight`. If it is not 0, actions that have waited AGED_NS come first, in order of
+            arrival.
+    """
+
+    def __init__(self, tail: int) -> None:
+        self._tail, self._aged_ns = tail, AGED_NS if tail else OVERDUE_NS
         self._nodes: dict[int, _Node] = {}
         self._floating = -1
 
@@ -128,7 +134,8 @@ class ElasticCpus:
                                     if lease.units > 1)
         started = {g.action for g in placement.grants}
         turns = view.turns(CPU)
-        waiting = Waiting(view.ledger, queues, view.now_ns, turns=copy_of(turns))
+        waiting = Waiting(view.ledger, queues, view.now_ns, aged_ns=self._aged_ns,
+                          turns=copy_of(turns))
         chosen, kept.keeps_gpus = _choose(view, placement, node, waiting, room, started)
         sizes_of = _StartSizes(view, node, queues, turns)
         candidates = []
@@ -140,11 +147,12 @@ class ElasticCpus:
         sizes, starts = divide_cpus(
             node.free_cpus,
             [ResizableLease(lease.lease, lease.units, top, speed_gains(serial, top),
-                            weight(left, scale), lease.tenant)
+                            self._weight(view, lease.action, left, scale), lease.tenant)
              for lease, top, serial, left in holders],
             [WaitingCandidate(a.id, sizes_of(a, shape, serial, work),
                               not is_elastic(a.resizable, a.degrees),
-                              speed_gains(serial, a.degrees[-1]), weight(work, scale), must,
+                              speed_gains(serial, a.degrees[-1]),
+                              self._weight(view, a.id, work, scale), must,
                               view.ledger.tenants.tenant_of(client_of(a.id)))
              for a, shape, serial, work, must in candidates], copy_of(turns))
         now_held = {lease.lease: lease for lease, _, _, _ in holders}
@@ -165,6 +173,10 @@ class ElasticCpus:
             due = view.now_ns + BALANCE_NS * -(-len(view.nodes) // BALANCE_NODES)
             kept.look_at = min(kept.look_at or due, due)
 
+    def _weight(self, view: Snapshot, action: int, left: int, scale: int) -> int:
+        age = view.now_ns - view.ledger.actions[action].submitted_at
+        return weight(left, scale, age, self._tail)
+
     def _look_again(self, view: Snapshot, kept: _Node, soonest: int, left: list[int]) -> None:
         """Sets when to look at a node again: when sizes may change, or when an action gets overdue.
 
@@ -174,9 +186,10 @@ class ElasticCpus:
             return
         at = (soonest if left else view.now_ns + RESIZE_GAP_NS) if soonest else 0
         if left:
-            due = min(view.ledger.actions[a].submitted_at for a in left) + OVERDUE_NS
-            if due > view.now_ns and (not at or due < at):
-                at = due
+            oldest = min(view.ledger.actions[a].submitted_at for a in left)
+            for due in (oldest + self._aged_ns, oldest + OVERDUE_NS):
+                if due > view.now_ns and (not at or due < at):
+                    at = due
         kept.look_at = at
 
     def _holders(self, view: Snapshot, node: NodeView, kept: _Node,
@@ -295,7 +308,7 @@ def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiti
     mem, gpus, mem_kept, gpus_kept = node.free_mem_mib, node.free_gpus, False, False
     several = waiting.several
     while (head := waiting.head()) is not None:
-        action, shape, _, overdue = head
+        action, shape, _, overdue, _ = head
         if action in started:
             waiting.take(head)
             continue

@@ -82,7 +82,7 @@ class _Cycle:
             for shape, queue in shard.queues.items():
                 queues.setdefault(shape._replace(name="", size=0, resizable=True), []).append(queue)
         self._turns = view.turns(GPU)
-        self._queues = {want: Waiting(view.ledger, some, self._now, BYPASS, self._turns)
+        self._queues = {want: Waiting(view.ledger, some, self._now, BYPASS, turns=self._turns)
                         for want, some in queues.items()}
         # by service: the kinds whose calls wait
         self._kinds: dict[str, list[tuple[ActionShape, Waiting]]] = {}

@@ -16,11 +16,11 @@ def make_placer(name: str) -> Placer:
     """Returns the placer of that name.
 
     Raises:
-        InvalidInput: no placer has the name, or its K is not a whole number of at least 1.
+        InvalidInput: no placer has the name, or its K or TAIL is out of bounds.
     """
     kind, k = parse_placer_name(name)
     if kind == "elastic":
-        return ElasticPlacer()
+        return ElasticPlacer(k)
     if kind == "paper":
         return Paper()
     if kind == "first-fit":

@@ -7,7 +7,8 @@ order tag decides.
 
 Shortest first alone could starve a long action. So the action with the lowest order tag of a list
 comes first once it was overtaken BYPASS times by later ones of its queue shard, or has waited for
-OVERDUE_NS. The queue is read only.
+OVERDUE_NS. `elastic` may let actions come first earlier, in order of arrival, once they have waited
+for AGED_NS. Units are taken for such an action by value only. The queue is read only.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ..snapshot import Snapshot
 
 BYPASS = 256
 OVERDUE_NS = 20_000_000_000
+AGED_NS = 3_000_000_000
 
 
 def rank(ledger: Ledger, shape: ActionShape) -> int:
@@ -53,12 +55,14 @@ class Next(NamedTuple):
         shape: its shape.
         turn: its order tag.
         overdue: whether it is next because nothing may overtake it any more.
+        aged: whether it is next, if it is the oldest one, because it has waited so long.
     """
 
     action: int
     shape: ActionShape
     order_tag: int
     overdue: bool
+    aged: bool
 
 
 class Waiting:
@@ -68,7 +72,8 @@ class Waiting:
     """
 
     def __init__(self, ledger: Ledger, queues: Iterable[ShapeQueue], now: int,
-                 bypass: int = BYPASS, turns: TenantTurns | None = None) -> None:
+                 bypass: int = BYPASS, aged_ns: int = OVERDUE_NS,
+                 turns: TenantTurns | None = None) -> None:
         self._ledger, self._turns = ledger, turns
         # memory and GPUs of the actions that were charged, by tenant and resource
         self._beside: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -82,7 +87,7 @@ class Waiting:
         self._lists: dict[tuple[int, int], _List] = {}
         self.n = 0
         for whose, some in found.items():
-            self._lists[whose] = each = _List(ledger, some, now, bypass)
+            self._lists[whose] = each = _List(ledger, some, now, bypass, aged_ns)
             self.n += each.n
         # In most cycles there is one list, which needs no `Rounds`.
         self._rounds = Rounds(((some[0].shard.share, some[0].shard.group, self._lists[whose])
@@ -174,8 +179,8 @@ class _List:
     """
 
     def __init__(self, ledger: Ledger, queues: Iterable[ShapeQueue], now: int,
-                 bypass: int = BYPASS) -> None:
-        self._ledger, self._now, self._bypass = ledger, now, bypass
+                 bypass: int, aged_ns: int) -> None:
+        self._ledger, self._now, self._bypass, self._aged_ns = ledger, now, bypass, aged_ns
         # (round, bucket, order tag, action, shape queue, rest of the shape queue)
         self._ahead: list[tuple[int, int, int, int, ShapeQueue,
                                 Iterator[tuple[int, int]] | None]] = []
@@ -211,12 +216,13 @@ class _List:
             return None
         order_tag, action, queue, _ = heap[0]
         due = is_overdue(self._ledger, action, self._now, self._passes, self._bypass)
-        return Next(action, queue.shape, order_tag, due)
+        waited = self._now - self._ledger.actions[action].submitted_at
+        return Next(action, queue.shape, order_tag, due, due or waited >= self._aged_ns)
 
     def head(self) -> Next | None:
         """Returns the action that comes next; None when none is left."""
         first = self.oldest()
-        if first is None or first.overdue:
+        if first is None or first.aged:
             return first
         heap = self._ahead
         while heap[0][2] in self._gone or heap[0][4].shape in self._skipped:
@@ -226,13 +232,13 @@ class _List:
                 if (found := next(rest, None)) is not None:
                     heapq.heappush(heap, (round_of(found[0]), bucket, *found, queue, rest))
         _, _, order_tag, action, queue, _ = heap[0]
-        return Next(action, queue.shape, order_tag, False)
+        return Next(action, queue.shape, order_tag, False, False)
 
     def rank(self) -> tuple[int, int]:
-        """Returns the next action's bucket (0 if it is overdue) and its place by arrival."""
+        """Returns the next action's bucket (0 if it is aged) and its place by arrival."""
         first = self.head()
         assert first is not None, "no action is left"
-        return 0 if first.overdue else self._ahead[0][1], arrival_of(first.order_tag)
+        return 0 if first.aged else self._ahead[0][1], arrival_of(first.order_tag)
 
     def take(self, chosen: Next) -> None:
         first = self.oldest()
