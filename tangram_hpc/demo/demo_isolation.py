@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..domain.isolation import guards_without_image
 from ..sandbox.manager.backends import Backends
 
 
@@ -16,7 +17,8 @@ def isolation_options(client: Any) -> dict[str, Any]:
     must never run as trusted code.
     """
     works = {name for node in client.ask("nodes")["nodes"] for name in node["untrusted"]}
-    return {"backend": "process" if "process" in works else "", "trusted": not works}
+    return {"backend": "process" if "process" in works else "",
+            "trusted": not guards_without_image(tuple(works))}
 
 
 def isolation_warning() -> str:
@@ -25,7 +27,7 @@ def isolation_warning() -> str:
     The text is empty if they are isolated.
     """
     found = Backends.probed()
-    if found.untrusted:
+    if guards_without_image(found.untrusted):
         return ""
     return ("warning: the demo's programs run without isolation here, since they ship with this "
             "package; a model's programs would be refused (bwrap: "

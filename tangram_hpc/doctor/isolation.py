@@ -12,7 +12,7 @@ import os
 import re
 from pathlib import Path
 
-from ..domain.isolation import networks
+from ..domain.isolation import guards_without_image, networks
 from ..errors import InvalidInput
 from ..resources.cpu import affinity, enforce
 from ..sandbox.isolation import landlock, seccomp
@@ -40,6 +40,11 @@ def sandboxes(context: CheckContext) -> Finding:
     if not backends.untrusted:
         return warn(f"nothing here isolates untrusted code ({lacking or 'no program'})",
                     f"{_AS_ROOT if is_root() else _REMEDY}; until then sessions need trusted=True")
+    if not guards_without_image(backends.untrusted):
+        return warn(f"only {', '.join(_named(backends.untrusted))} isolates untrusted code, in "
+                    f"sessions with an image ({lacking or 'no other program'})",
+                    f"{_AS_ROOT if is_root() else _REMEDY}; until then commands and sessions "
+                    "without an image need trusted=True")
     users = ", with several users" if backends.users else ""
     root = f"; sessions write their image by {backends.root}{users}" if backends.root else ""
     root += f"; networks: {', '.join(networks(backends.untrusted, backends.open_network))}"

@@ -6,6 +6,8 @@ starts, and its `NodeSpec` lists only the backends that worked, in the order of 
 
 from __future__ import annotations
 
+from functools import cache
+
 from .node import NodeSpec
 from .session import OPEN, SessionSpec, needs_namespace
 
@@ -13,7 +15,7 @@ BACKENDS = ("process", "bwrap", "podman", "apptainer", "enroot")
 HAVE_NETWORKS = BACKENDS[1:]  # the backends whose sandboxes have network namespaces of their own
 HAVE_OPEN = ("bwrap",)  # the backends whose network namespaces can be given a way out
 
-_OWN_NAMES = ("podman", "apptainer", "enroot")
+NEED_IMAGES = ("podman", "apptainer", "enroot")  # the backends that build nothing without an image
 _FILES = ("/", "oci:", "oci-archive:", "docker-archive:", "docker://")
 
 
@@ -34,7 +36,7 @@ def is_runtimes_own(backend: str, image: str) -> bool:
     """
     if backend == "podman":  # a name without more is an image of podman's own storage
         return not image.startswith(_FILES)
-    return backend in _OWN_NAMES
+    return backend in NEED_IMAGES
 
 
 def offered(node: NodeSpec, trusted: bool) -> tuple[str, ...]:
@@ -50,12 +52,22 @@ def backend_for(node: NodeSpec, spec: SessionSpec) -> str:
     return choose_isolation(offered(node, spec.trusted), spec)
 
 
+@cache
+def guards_without_image(untrusted: tuple[str, ...]) -> bool:
+    """Whether a node with these backends for untrusted code isolates a command without a session,
+    which has no image.
+    """
+    return any(name not in NEED_IMAGES for name in untrusted)
+
+
 def choose_isolation(offers: tuple[str, ...], spec: SessionSpec) -> str:
     """Returns the first of these backends that serves a session; an empty string if none does."""
     for name in offers:
         if needs_namespace(spec.network) and name not in HAVE_NETWORKS:
             continue
         if spec.network == OPEN and name not in HAVE_OPEN:
+            continue
+        if not spec.image and name in NEED_IMAGES:
             continue
         if spec.backend in ("", name) and (not spec.image or takes_image(name, spec.image)):
             return name

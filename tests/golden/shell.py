@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,8 +34,12 @@ def clean() -> Iterator[Path]:
             os.environ.update(before)
 
 
+# A line of `ProgressBar`: only a slow machine prints one.
+_PROGRESS = re.compile(r"tangram: [a-z :]+ \d+(/\d+)?, \d+ s(,.*)?\n")
+
+
 def run(words: Sequence[str]) -> tuple[int, str, str]:
-    """One command line inside this process: status, stdout, stderr."""
+    """One command line inside this process: status, stdout, stderr without lines of progress."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -44,7 +49,8 @@ def run(words: Sequence[str]) -> tuple[int, str, str]:
         except Exception as error:  # noqa: BLE001 - a process of its own would end so
             print(f"Traceback: {error!r}", file=err)
             status = 1
-    return status, out.getvalue(), err.getvalue()
+    lines = err.getvalue().splitlines(keepends=True)
+    return status, out.getvalue(), "".join(line for line in lines if not _PROGRESS.fullmatch(line))
 
 
 def told(words: Sequence[str]) -> Any:

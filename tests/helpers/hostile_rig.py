@@ -30,7 +30,9 @@ from tangram_hpc.ports import SandboxSettings
 from tangram_hpc.protocol.payload import ExecCall, ExecReturn
 from tangram_hpc.resources import process_tree
 
-BACKENDS = ("process", "bwrap")
+# A container program joins them where this names one, and a folder that it takes for an image.
+CONTAINER, _, IMAGE = os.environ.get("TANGRAM_TEST_CONTAINER", "").partition(":")
+BACKENDS = (CONTAINER,) if CONTAINER else ("process", "bwrap")
 # As a command that Python serves, and as the second of its kind, which is plain (`_fast_path.c`).
 # Without that library all are Python's.
 WAYS = [pytest.param((backend, way), id=f"{backend}-{way}",
@@ -128,6 +130,8 @@ class Arena:
 
     def open(self, **spec: Any) -> int:
         number = next(self.numbers)
+        if self.backend == CONTAINER:
+            spec |= {"image": IMAGE, "backend": CONTAINER}
         self.rig.open(number, **spec)
         return number
 

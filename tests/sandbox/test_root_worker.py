@@ -76,6 +76,25 @@ def test_a_cluster_of_root_without_bwrap_runs_what_is_trusted_and_refuses_the_re
         warm(cluster, 1)  # the demo's own programs run all the same
 
 
+@pytest.mark.parametrize("isolation", ["", "podman"])
+def test_a_worker_starts_where_a_container_program_is_all_that_isolates_code(
+        without_bwrap: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolation: str
+) -> None:
+    """Commands without an image are refused; the program itself is not run."""
+    (tmp_path / "podman").symlink_to("/bin/false")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("TANGRAM_ISOLATION", isolation)
+    with LocalCluster(cpus=1, home=tmp_path / "home") as cluster:
+        assert cluster.ask("nodes")["nodes"][0]["untrusted"] == ["podman"]
+        with pytest.raises(InfeasibleRequest, match="install bubblewrap, or pass trusted=True"):
+            cluster.submit(["/bin/true"]).result(30)
+        with pytest.raises(InfeasibleRequest, match="image: podman builds its sandboxes from an"):
+            cluster.session().opened.result(30)
+        with cluster.session(trusted=True) as s:
+            assert s.exec("echo fine").result(30).text == "fine\n"
+        warm(cluster, 1)
+
+
 @pytest.mark.usefixtures("without_bwrap")
 def test_the_demo_says_that_its_programs_run_without_isolation() -> None:
     from tangram_hpc.demo.demo_isolation import isolation_warning

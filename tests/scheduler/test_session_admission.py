@@ -52,6 +52,7 @@ def test_untrusted_code_is_refused_where_no_backend_isolates_the_users_files() -
       "backend: 'process' cannot keep .* take bwrap or podman, or pass trusted=True"),
      ({"backend": "process", "trusted": True, "image": "x"},
       "image: 'process' takes no image like 'x'; take bwrap or podman"),
+     ({"backend": "podman"}, "^image: podman builds its sandboxes from an image; name one$"),
      ({"background": "linger"}, "background: 'linger' is not one of stop, share, end"),
      ({"disk_mib": -1}, "negative"), ({"grace_ns": -2}, "negative"), ({"idle_ns": -1}, "negative"),
      ({"backend": "", "image": "debian:12"}, "^$"), ({"backend": "bwrap", "image": "a:1"}, "^$"),
@@ -71,6 +72,22 @@ def test_a_session_with_an_image_needs_a_backend_that_takes_images() -> None:
     w = World()
     w.node(backends=("process",), untrusted=("process",))
     assert "image: no node has a backend that takes 'x'" in session_refusal(w, image="x")
+
+
+def test_where_only_a_container_program_isolates_code_it_needs_an_image() -> None:
+    w = World()
+    w.node(backends=("process", "podman"), untrusted=("podman",))
+    assert session_refusal(w, image="debian:12") == session_refusal(w, trusted=True) == ""
+    assert session_refusal(w) == ("image: podman builds its sandboxes from an image; name one, or "
+                                  "install bubblewrap on the nodes")
+    assert action_refusal(w).startswith("trusted: ") and action_refusal(w, trusted=True) == ""
+    waits = w.submit()
+    w.plan()
+    assert not w.ledger.leases, "a command has no image"
+    w.node(backends=("podman", "process"), untrusted=("podman", "process"))  # a site prefers podman
+    assert session_refusal(w) == action_refusal(w) == ""
+    w.plan()
+    assert [lease.action for lease in w.ledger.leases.values()] == [waits]
 
 
 def test_infeasible_sessions_wait_until_all_nodes_have_joined_and_then_end() -> None:
@@ -153,5 +170,10 @@ def test_a_session_gets_the_best_backend_that_fits_its_spec() -> None:
     assert backend_for(node, SessionSpec(1, image="debian:12")) == "bwrap"
     assert backend_for(node, SessionSpec(1, trusted=True, backend="process")) == "process"
     assert backend_for(node, SessionSpec(1, backend="process")) == ""
+    assert backend_for(node, SessionSpec(1, backend="podman")) == "", "it needs an image"
+    preferring = NodeSpec("n", "h", (0,), 1, backends=("podman", "bwrap"),
+                          untrusted=("podman", "bwrap"))
+    assert backend_for(preferring, SessionSpec(1)) == "bwrap"
+    assert backend_for(preferring, SessionSpec(1, image="debian:12")) == "podman"
     assert preferred(("a", "b", "c"), "b") == ("b", "a", "c")
     assert preferred(("a",), "b") == ("a",)

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import Any
 
 from ...domain.ids import client_of, parse, show
+from ...domain.isolation import guards_without_image
 from ...domain.states import ENDED, ActionState, SessionState
 from ...scheduler.forecast import expected_end, forecast, source
 from ...scheduler.placement.eligible_nodes import eligible_nodes, session_reason
@@ -164,7 +165,7 @@ def _holders(scheduler: Scheduler, entry: ActionEntry, now: int) -> list[dict[st
         same = pool_of(of.key, of.degrees[-1]) == pool_of(action.key, action.degrees[-1])
         if not same or shape.node not in (0, lease.node) or (
                 not node.spec.serves(shape.component)) or (
-                shape.guarded and not node.spec.untrusted):
+                shape.guarded and not guards_without_image(node.spec.untrusted)):
             continue
         if action.id not in ledger.ready and lease.session != action.session:
             continue  # the action waits for its own session, not for units

@@ -12,8 +12,8 @@ of the node and stays outside of the image; the sandbox's init and its commands 
 root. So no program of an image runs before the init has confined itself. With `root` the image is
 a folder that the sandbox may write (`image_root`), and its user is 0.
 
-bwrap and podman were run with the versions that Debian 12 has (0.8.0, 4.3.1). apptainer and enroot
-are written from their documentation and have not been run; the probe decides on each node.
+bwrap and podman were run with the versions that Debian 12 has (0.8.0, 4.3.1), apptainer with 1.4.5.
+enroot is written from its documentation and has not been run; the probe decides on each node.
 """
 
 from __future__ import annotations
@@ -74,10 +74,23 @@ class ContainerSpec:
 
 
 class Runtime(Protocol):
-    """A program that builds sandboxes."""
+    """A program that builds sandboxes.
+
+    Attributes:
+        name: the program, and the isolation backend.
+        needs_image: whether it builds no sandbox without an image.
+        read_only: mount points that it leaves writable, and that the init makes read-only.
+        unlimited: file systems in memory that it makes without a limit; the init limits each to
+            `ContainerSpec.shm_bytes`.
+        unshielded: whether its pause process has no capability, so that commands could trace it.
+            The init then moves into a user namespace of its own.
+    """
 
     name: str
     needs_image: bool
+    read_only: Sequence[str]
+    unlimited: Sequence[str]
+    unshielded: bool
 
     def argv(self, box: ContainerSpec) -> list[str]:
         """The command line of the pause process."""
@@ -103,6 +116,9 @@ class Bwrap:
     """bubblewrap, unprivileged, with the node's programs or a directory as the root."""
 
     name, needs_image = "bwrap", False
+    read_only: Sequence[str] = ()
+    unlimited: Sequence[str] = ()
+    unshielded = False
 
     def argv(self, box: ContainerSpec) -> list[str]:
         """See `Runtime`."""
@@ -226,6 +242,9 @@ class Podman:
     """
 
     name, needs_image = "podman", True
+    read_only: Sequence[str] = ()
+    unlimited: Sequence[str] = ()
+    unshielded = False
 
     def argv(self, box: ContainerSpec) -> list[str]:
         """See `Runtime`. If root runs the worker, the container gets a user namespace in which
@@ -272,23 +291,24 @@ def _ulimit(name: str, limit: int, most: int) -> str:
 
 
 class Apptainer:
-    """apptainer with user namespaces (its set-user-ID mode makes namespaces that their user may not
-    join). It has not been run: this is written from its documentation.
+    """apptainer with user namespaces: its set-user-ID mode makes namespaces that their user may not
+    join. A SIF file is mounted by squashfuse, which needs a /dev/fuse that users may open.
     """
 
     name, needs_image = "apptainer", True
+    read_only: Sequence[str] = ("/dev",)
+    unlimited: Sequence[str] = ("/dev/shm",)
+    unshielded = True
 
     def argv(self, box: ContainerSpec) -> list[str]:
-        """See `Runtime`. Its /dev/shm is a tmpfs whose size is the site's (`sessiondir max size` in
-        apptainer.conf); mounting /session needs underlay or overlay enabled there.
-        """
+        """See `Runtime`. Mounting /session needs underlay or overlay enabled in apptainer.conf."""
         net = [] if box.network else ["--net", "--network", "none"]
         binds = [f"{scratch.home(box.home)}:{SESSION}", f"{scratch.tmp(box.home)}:/tmp"]
         binds += [f"{here}:{there}:ro" for here, there in box.files]
         return [
             "apptainer", "--quiet", "exec", "--userns", "--containall", "--cleanenv", "--no-home",
             "--pid", "--ipc", "--uts", "--hostname", HOSTNAME, *net, "--no-init", "--no-privs",
-            "--no-eval", "--no-mount", "sys,bind-paths",
+            "--no-eval", "--no-mount", "sys,tmp,bind-paths",
             *[word for bind in binds for word in ("--bind", bind)],
             "--pwd", SESSION, box.image, *SHELL,
         ]
@@ -310,6 +330,9 @@ class Enroot:
     """
 
     name, needs_image = "enroot", True
+    read_only: Sequence[str] = ()
+    unlimited: Sequence[str] = ()
+    unshielded = False
 
     def argv(self, box: ContainerSpec) -> list[str]:
         """See `Runtime`."""

@@ -12,8 +12,9 @@ import ctypes
 import errno
 import fcntl
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _NS_GET_USERNS, _NS_GET_PARENT = 0xB701, 0xB702
@@ -30,6 +31,8 @@ _SECURE_ALL_LOCKED = 0xEF  # no root powers, no fix-up, no ambient; each with it
 _NESTING_MAX = 32  # the kernel's own limit
 _MOUNT_SETATTR, _AT_FDCWD = 442, -100
 _READ_ONLY = (ctypes.c_uint64 * 4)(1, 0, 0, 0)  # struct mount_attr: MOUNT_ATTR_RDONLY is set
+_MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 2, 4, 32
+_CLONE_NEWUSER = 0x10000000
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class _Space:
 
 
 def enter(pid: int, cwd: str = "/", root: str = "", keep: Collection[int] = (),
-          hold: Collection[int] = (), read_only: Collection[str] = ()) -> None:
+          hold: Collection[int] = (), read_only: Collection[str] = (),
+          sizes: Mapping[str, int] = MappingProxyType({}), apart: bool = False) -> None:
     """Moves this process into the namespaces and the root directory of process `pid`.
 
     After that, neither this process nor any program that it starts has a capability, except those
@@ -61,6 +65,10 @@ def enter(pid: int, cwd: str = "/", root: str = "", keep: Collection[int] = (),
         read_only: mount points in the root of `pid` that are made read-only if they exist, so that
             nobody can change the mode and the times of the file. A device can still be written.
             With a kernel before 5.12 the mount points stay writable.
+        sizes: how many bytes a tmpfs that is mounted at a path in the root of `pid` may take.
+        apart: whether this process also makes a user namespace of its own, inside those that it
+            entered and with the same user. Nothing in it may trace `pid`, or open files through
+            its folder in /proc, even if `pid` has no capability that it lacks.
 
     Raises:
         OSError: it could not enter, or is not inside. This process may be half inside and must end.
@@ -76,8 +84,12 @@ def enter(pid: int, cwd: str = "/", root: str = "", keep: Collection[int] = (),
         mine = {s.kind for s in spaces if s.inode == _inode_of("self", s.kind)}
         self_ns = os.open("/proc/self/ns", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.append(self_ns)
-        _walk([s for s in spaces if s.kind not in mine], levels, read_only)
+        own = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.append(own)
+        _walk([s for s in spaces if s.kind not in mine], levels, top, read_only, sizes)
         _check(self_ns, spaces, levels)
+        if apart:
+            _move_apart(own)  # before the root changes: a process with another root may not
         os.fchdir(top)
         if "mnt" not in mine:
             os.chroot(".")
@@ -136,7 +148,8 @@ def _space(pid: int, kind: str, opened: list[int]) -> _Space:
         os.close(owner)
 
 
-def _walk(spaces: list[_Space], levels: list[int], read_only: Collection[str]) -> None:
+def _walk(spaces: list[_Space], levels: list[int], top: int, read_only: Collection[str],
+          sizes: Mapping[str, int]) -> None:
     ours = _inode_of("self", "user")
     todo = [s for s in spaces if s.owner != ours]
     for space in spaces:
@@ -149,8 +162,11 @@ def _walk(spaces: list[_Space], levels: list[int], read_only: Collection[str]) -
             _setns(space.fd, space.kind)
             todo.remove(space)
             if space.kind == "mnt":  # only here this process has the capability for it
+                os.fchdir(top)  # the root of `pid` may be another one than that of its namespace
+                for path, size in sizes.items():
+                    _limit(path.lstrip("/"), size)
                 for path in read_only:
-                    _make_read_only(path)
+                    _make_read_only(path.lstrip("/"))
     if todo:
         raise OSError(errno.EPERM, f"its {todo[0].kind} namespace is not owned by a user namespace "
                                    "that this user may enter (a set-user-ID runtime?)")
@@ -163,6 +179,29 @@ def _make_read_only(path: str) -> None:
         error = _error(f"{path}: read-only")
         if error.errno not in (errno.ENOSYS, errno.ENOENT, errno.ENOTDIR):
             raise error
+
+
+def _limit(path: str, size: int) -> None:
+    flags = ctypes.c_ulong(_MS_REMOUNT | _MS_NOSUID | _MS_NODEV)
+    if _libc.mount(None, os.fsencode(path), None, flags, f"size={size}".encode()) != 0:
+        raise _error(f"{path}: a limit of {size} bytes")
+
+
+def _move_apart(own: int) -> None:
+    """Makes a user namespace whose only user is this process's own. `own` is its folder in /proc,
+    which is not in the /proc that it sees by now.
+    """
+    maps = {"setgroups": "deny", "uid_map": f"{os.geteuid()} {os.geteuid()} 1",
+            "gid_map": f"{os.getegid()} {os.getegid()} 1"}
+    if _libc.unshare(_CLONE_NEWUSER) != 0:
+        raise _error("a user namespace of its own")
+    _prctl(_PR_SET_DUMPABLE, 1)  # else these files belong to root
+    for name, text in maps.items():
+        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=own)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
 
 
 def _setns(fd: int, kind: str) -> None:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...domain.isolation import choose_isolation, preferred, takes_image
+from ...domain.isolation import NEED_IMAGES, choose_isolation, preferred, takes_image
 from ...domain.session import OPEN, SessionSpec
 from ...errors import InvalidInput
 from ...protocol.process_frames import SandboxSpec
@@ -132,8 +132,6 @@ class Backends:
         backend = choose_isolation(self.trusted if spec.trusted else self.untrusted, spec)
         if not backend:
             raise InvalidInput(self._refusal(spec))
-        if backend != "process" and RUNTIMES[backend].needs_image and not spec.image:
-            raise InvalidInput(f"image: {backend} builds its sandboxes from an image; name one")
         if spec.network == OPEN and not self.open_network:
             raise InvalidInput("network: an open one cannot be built here "
                                f"({self.why_not.get(OPEN_NETWORK, 'it was not tried')})")
@@ -150,6 +148,8 @@ class Backends:
 
     def _refusal(self, spec: SessionSpec) -> str:
         backend = spec.backend
+        if backend in self.trusted and backend in NEED_IMAGES and not spec.image:
+            return f"image: {backend} builds its sandboxes from an image; name one"
         if backend in self.trusted and spec.image and not takes_image(backend, spec.image):
             return f"image: {backend} cannot build a sandbox from {spec.image!r}"
         if backend:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...domain.action import Action, Kind
+from ...domain.isolation import guards_without_image
 from ...domain.session import OPEN, SessionSpec
 from ...errors import InvalidInput
 from ...ports import SandboxSettings
@@ -71,7 +72,7 @@ class ProcessSupervisor:
         self.runners = Pool(lambda: self._fork_server.fork(RUNNER, _RUNNER_BOX), self.start_limiter,
                             units, 0)
         self._pools: dict[SandboxSpec, Pool] = {}
-        if backends.untrusted:
+        if guards_without_image(backends.untrusted):
             self.pool(backends.box(SessionSpec(0))).warm_up()
 
     @property

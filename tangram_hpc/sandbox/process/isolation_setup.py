@@ -161,7 +161,8 @@ def _held(setup: Setup, home: str, stack: OpenNetwork | None) -> SandboxIsolatio
     if stack is not None:
         stack.attach(pause.inside)
     inner = IMAGE if box.image and box.backend == "bwrap" else ""
-    join.enter(pause.inside, SESSION, inner, read_only=_nodes_devices(box))
+    join.enter(pause.inside, SESSION, inner, read_only=[*_nodes_devices(box), *runtime.read_only],
+               sizes=dict.fromkeys(runtime.unlimited, what.shm_bytes), apart=runtime.unshielded)
     isolation = box.backend
     if not box.trusted and seccomp.available():
         seccomp.restrict(namespaced=True, network=box.network is True, sampled=setup.watch)

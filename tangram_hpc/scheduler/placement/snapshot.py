@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...domain.ids import client_of
+from ...domain.isolation import guards_without_image
 from ...domain.session import SessionSpec
 from ..policy.ending import Endings
 from ..state.gpu_blocks import GpuSet, Resident
@@ -216,7 +217,8 @@ def snapshot(ledger: Ledger, now_ns: int) -> Snapshot:
     views = {
         n.node: NodeView(n.node, n.spec.component, len(n.cores.units), n.cores.free,
                          n.room_mib, len(n.sessions), n.gpus.copy() if n.gpus.units else n.gpus,
-                         bool(n.spec.untrusted), n, endings if n.spec.ends_at_ns else None)
+                         guards_without_image(n.spec.untrusted), n,
+                         endings if n.spec.ends_at_ns else None)
         for n in ledger.up_nodes()
     }
     endpoints = {name: EndpointView(name, e.free, e.tokens(now_ns))

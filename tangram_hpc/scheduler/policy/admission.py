@@ -11,7 +11,15 @@ from collections.abc import Collection, Iterable
 
 from ...domain.action import Action, Kind
 from ...domain.ids import client_of, show
-from ...domain.isolation import BACKENDS, HAVE_NETWORKS, HAVE_OPEN, backend_for, takes_image
+from ...domain.isolation import (
+    BACKENDS,
+    HAVE_NETWORKS,
+    HAVE_OPEN,
+    NEED_IMAGES,
+    backend_for,
+    guards_without_image,
+    takes_image,
+)
 from ...domain.rollouts import NAME_MAX, Turn
 from ...domain.service import BLOCK_SIZES, ServiceSpec, endpoint_of, service_of
 from ...domain.session import BACKGROUNDS, OPEN, SessionSpec, needs_namespace
@@ -195,12 +203,16 @@ def _no_backend(nodes: list[NodeEntry], spec: SessionSpec) -> str:
     if name and not spec.trusted and name not in guards:
         return (f"backend: {name!r} cannot keep a sandbox from your own files here; take "
                 f"{' or '.join(guards)}, or pass trusted=True")
-    able = [b for b in (works if spec.trusted else guards) if takes_image(b, image)]
+    offers = works if spec.trusted else guards
+    able = [b for b in offers if takes_image(b, image)]
+    if not image and all(b in NEED_IMAGES for b in ((name,) if name else offers)):
+        return (f"image: {name or ' or '.join(offers)} builds its sandboxes from an image; name "
+                "one" + ("" if name else ", or install bubblewrap on the nodes"))
     if image and name and not takes_image(name, image):
         return (f"image: {name!r} takes no image like {image!r}; "
                 + (f"take {' or '.join(able)}" if able else "leave it out"))
     if needs_namespace(spec.network) and not any(
-            b in HAVE_NETWORKS for b in ((name,) if name else works if spec.trusted else guards)):
+            b in HAVE_NETWORKS for b in ((name,) if name else offers)):
         return (f"network: {name or 'no backend here'} has {'no ' if name else 'a '}network of its "
                 "own; install bubblewrap on the nodes, or pass network=False or True")
     if spec.network == OPEN and (why := _not_open(nodes, spec)):
@@ -262,7 +274,7 @@ def ending_reason(ledger: Ledger, entry: ActionEntry, now: int) -> str:
     shape, endings = ledger.ready.shape_of(entry.action.id), Endings(ledger, now)
     nodes = [n for n in ledger.held_nodes() if shape.node in (0, n.node)
              and n.spec.serves(shape.component)
-             and (n.spec.untrusted or not shape.guarded)]
+             and (not shape.guarded or guards_without_image(n.spec.untrusted))]
     up = [n for n in nodes if n.state is NodeState.UP]
     if not nodes or any(endings.fits(n, shape) for n in up):
         return ""
@@ -289,7 +301,7 @@ def misfit(ledger: Ledger, placer: Placer, action: Action, nodes: list[NodeEntry
     if not nodes:
         return f"component: no node is in {action.component!r}" if action.component else ""
     if action.guarded:
-        nodes = [n for n in nodes if n.spec.untrusted]
+        nodes = [n for n in nodes if guards_without_image(n.spec.untrusted)]
         if not nodes:
             return NO_GUARD
     need = action.degrees[0]
@@ -343,7 +355,7 @@ def _holds(n: NodeEntry, action: Action, cpus: int) -> bool:
     return (cpus <= len(n.cores.units) and action.mem_mib <= n.spec.mem_mib - n.parked_mib
             and action.gpus <= len(n.gpus.units)
             and n.spec.serves(action.component)
-            and (bool(n.spec.untrusted) or not action.guarded))
+            and (not action.guarded or guards_without_image(n.spec.untrusted)))
 
 
 def has_block_for(nodes: Iterable[NodeEntry], service: ServiceSpec, size: int) -> bool:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from ...domain import event as ev
 from ...domain.action import Action, Kind, Profile
 from ...domain.ids import BROKER_COUNTER, client_of, mint
+from ...domain.isolation import guards_without_image
 from ...domain.states import ActionState, NodeState, SessionState
 from ..state.estimator import PRIOR
 from ..state.queue import CPU
@@ -123,5 +124,5 @@ def _waiting_at(ledger: Ledger, node: NodeEntry) -> int:
             found += sum(len(queue) for shape, queue in shard.queues.items()
                          if not shape.session and shape.degrees[-1] > free
                          and node.spec.serves(shape.component)
-                         and (node.spec.untrusted or not shape.guarded))
+                         and (not shape.guarded or guards_without_image(node.spec.untrusted)))
     return found
