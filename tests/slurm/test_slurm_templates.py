@@ -230,6 +230,43 @@ def test_a_preempted_satellite_leaves_and_joins_again(site: Site) -> None:
                lambda: str(site.left_behind()))
 
 
+# ---- preemption --------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("template", "after"), [("single-node", "true"), ("homogeneous", "false")])
+def test_a_preempted_trainer_that_ends_in_the_grace_time_starts_again(
+        site: Site, template: str, after: str) -> None:
+    """In the grace time Slurm signals the job steps and not the script, and the trainer saves its
+    state and ends, with status 0 or another one. The job waits in the queue and goes on."""
+    name = "evicted" + template.replace("-", "")
+    keys = LAYOUTS[template] | {"partition": "scav"}
+    job = site.sbatch(name, f"trap : TERM; python trainer_resumes.py 60 1 {name}.state; {after}",
+                      "trainer_resumes.py", template=template, warn="20", ranks=1, gateway="off",
+                      mpi="none", **keys)
+    state = site.cluster.home / f"{name}.state"
+    site.until(lambda: state.exists() and int(state.read_text()) > 3, "some steps", 90,
+               lambda: site.output(name, job))
+    node = site.cluster.run_as_user(["squeue", "-h", "-j", job, "-o", "%B"]).stdout.strip()
+    part = "cpu" if node in site.cluster.cpu_nodes else "gpu"
+    site.cluster.run_as_user(["sbatch", "-p", part, "-w", node, "--exclusive", "-o", "/dev/null",
+                              "--wrap", "sleep 2"], check=True)
+    site.until(lambda: site.state(job) == "PENDING", "it to wait in the queue", 90,
+               lambda: site.output(name, job))
+    first = site.output(name, job)
+    assert "the job waits for its next start" in first, first
+    again = site.cluster.home / f"{name}-{job}.1.out"
+    site.until(lambda: again.exists() and "at step 60 of 60" in again.read_text(), "the rest", 400,
+               lambda: str(site.state(job)))
+    site.finish(name, job)
+    told = starts(site, job)
+    assert told[0] in ("PREEMPTED", "REQUEUED") and len(told) == 2, told
+    assert {r["state"] for r in site.acct(job)} == {"COMPLETED"}
+    site.until(lambda: not site.left_behind(), "all that is the user's to go", 30,
+               lambda: str(site.left_behind()))
+
+
 # ---- the time limit ----------------------------------------------------------------------------
 
 
