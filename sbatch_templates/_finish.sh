@@ -7,6 +7,15 @@ preempted() {           # whether Slurm has told the steps, and not this script,
     local began="${BASH_REMATCH[1]}"                     # an earlier start may have been preempted too
     [[ $told =~ " PreemptTime="([0-9T:-]+) ]] && [[ ! ${BASH_REMATCH[1]} < $began ]]
 }
+drop_leftovers() {      # of a het job: components that lost all their nodes and wait in the queue alone
+    local left=afterok
+    [ "$1" -ne 0 ] || left=afternotok                    # what never comes true of this job
+    for component in $(timeout 5 squeue -h -j "$SLURM_JOB_ID" -t PENDING -o %A 2>/dev/null); do
+        # scancel refuses one component, but Slurm ends it when this job is over: --kill-on-invalid-dep
+        scontrol update jobid="$component" dependency="$left:$SLURM_JOB_ID" || echo "tangram: a component of job" \
+            "$SLURM_JOB_ID lost its nodes and waits in the queue alone; \`scancel $SLURM_JOB_ID\` removes it" >&2
+    done
+}
 finish() {
     status=$?
     trap '' TERM INT HUP USR1
@@ -43,6 +52,8 @@ finish() {
     elif [ -n "$evicted" ]; then
         echo "tangram: Slurm preempts this job, and its trainer has ended: the job waits for its next start"
         scontrol requeue "$SLURM_JOB_ID"                 # fails if requeueing is not allowed: then the job is over
+    elif [ "${SLURM_HET_SIZE:-0}" -gt 1 ]; then
+        drop_leftovers "$status"
     fi
     exit "$status"
 }

@@ -230,6 +230,38 @@ def test_a_preempted_satellite_leaves_and_joins_again(site: Site) -> None:
                lambda: str(site.left_behind()))
 
 
+# ---- a component that is lost ------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("status", "word"), [("0", "COMPLETED"), ("3", "FAILED")])
+def test_a_het_job_leaves_no_component_in_the_queue(site: Site, status: str, word: str) -> None:
+    """Slurm requeues a component alone that has lost its only node. It goes when the job ends, and
+    the job has its trainer's status."""
+    name, stop = f"lost{status}", site.cluster.home / f"lost{status}.stop"
+    job = site.sbatch(name, f"until [ -e {stop} ]; do sleep 0.5; done; exit {status}", ranks=1,
+                      nodes_gpu="1", gateway="off", mpi="none")
+    site.until(lambda: len(site.info(job).get("nodes", [])) == 3, "all workers to join", 120,
+               lambda: site.output(name, job))
+
+    def component(what: str) -> str:
+        told = site.cluster.run_as_user(["squeue", "-h", "-j", job, "-o", f"%i|{what}"]).stdout
+        return dict(line.split("|") for line in told.splitlines()).get(f"{job}+1", "")
+
+    node = component("%N")
+    subprocess.run(["scontrol", "update", f"nodename={node}", "state=down", "reason=test"],
+                   env=site.cluster.env, check=True)
+    site.until(lambda: component("%T") == "PENDING", "Slurm to requeue the component", 60)
+    subprocess.run(["scontrol", "update", f"nodename={node}", "state=resume"],
+                   env=site.cluster.env, check=False, capture_output=True)  # it may be up already
+    stop.touch()
+    site.until(lambda: not site.cluster.run_as_user(["squeue", "-h", "-j", job]).stdout.strip(),
+               "the queue to be empty", 90, lambda: site.output(name, job))
+    site.until(lambda: site.components(job)[:1] == [f"{word}|{status}:0"], "sacct to hear it", 60,
+               lambda: str(site.components(job)))
+
+
 # ---- preemption --------------------------------------------------------------------------------
 
 
