@@ -37,12 +37,14 @@ class System:
         slurm: the release of Slurm, such as "24.11".
         suite: what the distribution calls its own release.
         ubuntu: whether it is Ubuntu's, else Debian's.
+        pmix: whether its Slurm has a plugin for PMIx.
         pip: requirements that its own packages are too old for, or that it has no package of.
     """
 
     slurm: str
     suite: str
     ubuntu: bool = False
+    pmix: bool = True
     pip: tuple[str, ...] = ()
 
     @property
@@ -55,7 +57,7 @@ SYSTEMS = {system.slurm: system for system in (
     System("23.11", "noble", ubuntu=True, pip=("pydantic>=2.5", "msgspec", "cryptography>=42")),
     System("24.11", "trixie"),
     System("25.11", "resolute", ubuntu=True),
-    System("26.05", "forky"))}
+    System("26.05", "forky", pmix=False))}
 SEEN = ("tangram_hpc", "slurm", "tests", "sbatch_templates", "bench", "pyproject.toml", "setup.py",
         "README.md")
 ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root",
