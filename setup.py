@@ -26,7 +26,9 @@ FAST_PATH = Extension(LIBRARY, ["tangram_hpc/sandbox/process/_fast_path.c"],
                       extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra"],
                       optional=True)  # without a compiler all is served by Python
 # what `tangram site files` gives an administrator; the dev cluster is for developers
-SITE = ("slurm", "slurm/epilog.d", "slurm/modulefiles", "slurm/packaging", "slurm/spank")
+SPACK = "slurm/packaging/spack_repo/tangram"
+SITE = ("slurm", "slurm/epilog.d", "slurm/modulefiles", "slurm/packaging", "slurm/spank", SPACK,
+        *glob(f"{SPACK}/packages/*"))
 
 
 class BuildPlainLibrary(build_ext):

@@ -255,15 +255,18 @@ def write_config(c: Cluster) -> None:
     fill = {"prefix": c.prefix, "host": socket.gethostname(), "dbd_port": c.base_port + 1,
             "address": dc_net.host_address(c)}  # fmt: skip
     etc = f"{c.prefix}/etc"
+    only_v2 = os.path.exists("/sys/fs/cgroup/cgroup.controllers")
     put(f"{etc}/slurm.conf", slurm_conf(c))
     put(f"{etc}/gres.conf", gres_conf(c))
     if c.plugins:
         put(f"{etc}/plugstack.conf", "\n".join(c.plugins) + "\n")
     if c.cgroups:
-        only_v2 = os.path.exists("/sys/fs/cgroup/cgroup.controllers")
         put(f"{etc}/cgroup.conf", CGROUP_CONF.format(
             version="v2" if only_v2 else "v1", more="IgnoreSystemd=yes\n" if only_v2 else ""))
-    elif slurm_version() >= (23, 0):
+    elif (23, 0) <= slurm_version() < (24, 5):  # slurmd loads a plugin that it does not use
+        put(f"{etc}/cgroup.conf", f"CgroupPlugin=cgroup/{'v2' if only_v2 else 'v1'}\n"
+            "IgnoreSystemd=yes\n")
+    elif slurm_version() >= (24, 5):
         put(f"{etc}/cgroup.conf", "CgroupPlugin=disabled\n")
     if c.dbd:
         put(f"{etc}/slurmdbd.conf", SLURMDBD_CONF.format(**fill), "slurm", 0o600)

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -153,7 +154,9 @@ def agent(folder: Path, image: str) -> None:
                                      outlives=True, ttl_s=TTL_S,
                                      files={"/testbed/test.sh": "test $(cat /testbed/answer) = 42"})
             out(episode, "printf 42 >/testbed/answer; chown bob /testbed/answer")
-            episode.exec("sleep 600")  # it runs while the rank is killed
+            begun = threading.Event()  # a rank that is killed may lose what it has only submitted
+            episode.exec("echo begun; sleep 600", name="sleep", on_output=lambda *_: begun.set())
+            assert begun.wait(WAIT_S)  # it runs while the rank is killed
             handle = episode.handle()
             write(folder / "handle.json", {"name": handle.name, "token": handle.token,
                                            "id": episode.id, "node": episode.node})

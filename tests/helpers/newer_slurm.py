@@ -1,5 +1,5 @@
-"""Owns: a folder with a newer Debian in it, its Slurm and Python, made by debootstrap and kept in
-`.vm`; and running a script there. Must not know what is run.
+"""Owns: folders with another release of Debian or Ubuntu in them, its Slurm and Python, made by
+debootstrap and kept in `.vm`; and running a script there. Must not know what is run.
 
 The script runs as root below that folder, in namespaces of its own for processes, mounts, network,
 hostname and IPC: what it boots cannot meet the machine's, and ends with it.
@@ -11,19 +11,53 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
 CACHE = REPO / ".vm"
-SUITE = "trixie"  # Slurm 24.11
 FREE_GB = 3
-PACKAGES = [
+PACKAGES = (
     "slurmctld", "slurmd", "slurmdbd", "slurm-client", "munge", "mariadb-server",
     "slurm-wlm-basic-plugins", "libslurm-dev", "gcc", "libc6-dev", "make", "iproute2", "procps",
     "python3", "python3-venv", "python3-msgspec", "python3-numpy", "python3-pydantic",
     "python3-cloudpickle", "python3-cryptography", "python3-pytest", "python3-hypothesis",
     "python3-mpi4py",
-]  # fmt: skip
+)  # fmt: skip
+UBUNTU = "http://archive.ubuntu.com/ubuntu"
+UBUNTU_KEYS = "usr/share/keyrings/ubuntu-archive-keyring.gpg"
+
+
+@dataclass(frozen=True)
+class System:
+    """A release of a distribution, for the Slurm that it has.
+
+    Attributes:
+        slurm: the release of Slurm, such as "24.11".
+        suite: what the distribution calls its own release.
+        ubuntu: whether it is Ubuntu's, else Debian's.
+        pmix: whether its Slurm has a plugin for PMIx.
+        pip: requirements that its own packages are too old for, or that it has no package of.
+    """
+
+    slurm: str
+    suite: str
+    ubuntu: bool = False
+    pmix: bool = True
+    pip: tuple[str, ...] = ()
+
+    @property
+    def root(self) -> Path:
+        """The folder that the system is in."""
+        return CACHE / self.suite
+
+
+SYSTEMS = {system.slurm: system for system in (
+    System("23.11", "noble", ubuntu=True, pip=("pydantic>=2.5", "msgspec", "cryptography>=42")),
+    System("24.11", "trixie"),
+    System("25.11", "resolute", ubuntu=True),
+    System("26.05", "forky", pmix=False))}
 SEEN = ("tangram_hpc", "slurm", "tests", "sbatch_templates", "bench", "pyproject.toml", "setup.py",
         "README.md")
 ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root",
@@ -75,51 +109,97 @@ def _mirror() -> str:
     return "http://deb.debian.org/debian"
 
 
-def make() -> Path:
-    """The folder, made where it is not there yet (some minutes, 1 GB). Raises Unavailable."""
-    root = CACHE / SUITE
+def make(system: System) -> Path:
+    """Returns its folder, made where it is not there yet (some minutes, 1 GB).
+
+    Raises:
+        Unavailable: the folder is not there and cannot be made.
+    """
     if os.geteuid() != 0:
         raise Unavailable("only root can make and enter another system")
     if not shutil.which("unshare") or not shutil.which("ip"):
         raise Unavailable("needs unshare and ip (Debian: util-linux, iproute2)")
-    if root.exists():
-        _install(root)
-        return root
+    if not system.root.exists():
+        _bootstrap(system)
+    _install(system)
+    return system.root
+
+
+def _bootstrap(system: System) -> None:
     if not shutil.which("debootstrap"):
         raise Unavailable("needs debootstrap (Debian: apt-get install debootstrap)")
     CACHE.mkdir(exist_ok=True)
     if shutil.disk_usage(CACHE).free < FREE_GB << 30:
         raise Unavailable(f"needs {FREE_GB} GB of disk at {CACHE}")
-    part = CACHE / f"{SUITE}.part"
+    part = CACHE / f"{system.suite}.part"
     shutil.rmtree(part, ignore_errors=True)
+    options = ([f"--keyring={_ubuntu_keys()}", "--components=main,universe"] if system.ubuntu
+               else [])
+    # debootstrap is older than the release, whose script is as that of every release
+    scripts = Path("/usr/share/debootstrap/scripts")
+    script = [] if (scripts / system.suite).exists() else [
+        str(scripts / ("gutsy" if system.ubuntu else "sid"))]
     # what it mounts there goes with its namespace
     _do(["unshare", "--mount", "debootstrap", "--variant=minbase", "--include=ca-certificates",
-         SUITE, str(part), _mirror()], 900)
+         *options, system.suite, str(part), UBUNTU if system.ubuntu else _mirror(), *script], 900)
     policy = part / "usr/sbin/policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 101\n")  # no daemon starts because it was installed
     policy.chmod(0o755)
-    _install(part)
-    part.rename(root)
-    return root
+    part.rename(system.root)
 
 
-def _install(root: Path) -> None:
-    """All packages, where another list was installed."""
-    made = root / "made"
-    if made.exists() and made.read_text().split() == PACKAGES:
+def _inside(root: Path) -> list[str]:
+    """The words before a command that runs in a system, with the network of this machine."""
+    return ["unshare", "--pid", "--fork", "--mount", f"--mount-proc={root}/proc", "chroot",
+            str(root)]
+
+
+def _ubuntu_keys() -> Path:
+    """The keys of Ubuntu's archive, from a package that Debian has signed."""
+    debian = make(SYSTEMS["24.11"])
+    if not (debian / UBUNTU_KEYS).exists():
+        _do([*_inside(debian), "apt-get", "install", "-q", "-y", "ubuntu-keyring"], 300)
+    return debian / UBUNTU_KEYS
+
+
+def _install(system: System) -> None:
+    """Installs all packages, where another list was installed."""
+    root, made = system.root, system.root / "made"
+    wanted = [p for p in PACKAGES if p.removeprefix("python3-") not in
+              {re.split("[<>=]", line)[0] for line in system.pip}] + ["python3-pip"] * bool(
+                  system.pip)
+    if made.exists() and made.read_text().split() == [*wanted, *system.pip]:
         return
-    inside = ["unshare", "--pid", "--fork", "--mount", f"--mount-proc={root}/proc", "chroot",
-              str(root), "apt-get"]
-    _do([*inside, "update", "-q"], 300)
-    _do([*inside, "install", "-q", "-y", "--no-install-recommends", *PACKAGES], 900)
-    _do([*inside, "clean"], 60)
-    made.write_text("\n".join(PACKAGES))
+    inside = _inside(root)
+    # a mirror may be a copy of some weeks ago, whose lists of an unstable suite count as expired
+    _do([*inside, "apt-get", "update", "-q", "-o", "Acquire::Check-Valid-Until=false"], 300)
+    _do([*inside, "apt-get", "install", "-q", "-y", "--no-install-recommends", *wanted], 900)
+    _do([*inside, "apt-get", "clean"], 60)
+    if system.pip:
+        _install_by_pip(system)
+    made.write_text("\n".join([*wanted, *system.pip]))
 
 
-def run(script: str, seconds: float) -> subprocess.CompletedProcess[str]:
+def _install_by_pip(system: System) -> None:
+    """Installs wheels that this machine's pip fetches for the other system's Python."""
+    site = "usr/local/lib/python3/dist-packages"
+    said = subprocess.run(["chroot", str(system.root), "python3", "-c",
+                           "import sys; print(*sys.version_info[:2], sep='.')"],
+                          capture_output=True, text=True, check=True).stdout.strip()
+    _do([sys.executable, "-m", "pip", "install", "-q", "--only-binary=:all:", "--python-version",
+         said, "--target", str(system.root / site.replace("python3/", f"python{said}/")),
+         "--upgrade", *system.pip], 600)
+
+
+def run(script: str, seconds: float, system: System) -> subprocess.CompletedProcess[str]:
     """Runs a bash script there, at a copy of this tree; what it prints is in `stdout`, errors too.
-    Nothing of it runs on when this returns. Raises Unavailable."""
-    root = make()
+
+    Nothing of it runs on when this returns.
+
+    Raises:
+        Unavailable: the system is not there and cannot be made.
+    """
+    root = make(system)
     tree = root / "opt" / "tangram"
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir(parents=True)

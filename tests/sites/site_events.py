@@ -275,8 +275,7 @@ EVENTS: dict[str, tuple[Callable[[EventJob], None], frozenset[str]]] = {
     "limit up": (limit_up, frozenset({GOES_ON})),
     "limit down": (limit_down, frozenset({OVER})),
     "suspend": (suspend, frozenset({GOES_ON})),
-    # over: its steps and its script have ended within the partition's GraceTime
-    "preempt": (preempt, frozenset({GOES_ON, AGAIN, OVER})),
+    "preempt": (preempt, frozenset({GOES_ON, AGAIN})),
     "slurmctld restart": (slurmctld_restart, frozenset({GOES_ON})),
     "slurmdbd down": (slurmdbd_down, frozenset({GOES_ON})),
     "full home": (full_home, frozenset({GOES_ON, OVER})),

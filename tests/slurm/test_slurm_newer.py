@@ -1,13 +1,19 @@
-"""A newer Slurm than this machine's: the port's contract, and what else must work there."""
+"""Other releases of Slurm than this machine's: the port's contract, and what else must work there.
+
+`RELEASES=24.11,26.05` takes some of them only.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
 from helpers import newer_slurm
 
-pytestmark = [pytest.mark.long, pytest.mark.slurm, pytest.mark.timeout(2400)]
+RELEASES = os.environ.get("RELEASES", ",".join(newer_slurm.SYSTEMS)).split(",")
+pytestmark = [pytest.mark.long, pytest.mark.slurm, pytest.mark.timeout(2400),
+              pytest.mark.parametrize("release", RELEASES)]
 
 CONTRACT = """
 dc() { slurm/devcluster/devcluster "$@" --name newer; }
@@ -39,12 +45,12 @@ dc up --cpu-nodes 2 --gpu-nodes 2 --trainer-nodes 1 --cpus-per-node 16 \\
     --conf-line SlurmdTimeout=300 || exit 1
 user() { slurm/devcluster/devcluster exec --name newer -- "$@"; }
 home=/tmp/devcluster-newer/home
-cp tests/data/trainer_actions.py $home
+cp tests/data/trainer_actions.py tests/data/trainer_torch.py $home
 user tangram template render hetjob --strict --output job.sbatch -o job_name=newer -o time=10 \\
     -o partition_cpu=cpu -o partition_gpu=gpu -o partition_trainer=trainer -o nodes_gpu=2 \\
-    -o gres_gpu=gpu:2 -o mem_cpu=600 -o mem_gpu=600 -o ranks=2 -o mpi=pmix \\
+    -o gres_gpu=gpu:2 -o mem_cpu=600 -o mem_gpu=600 -o ranks=2 $mpi \\
     -o setup='export PYTHONPATH=/opt/tangram TANGRAM_DEVICES=fake' \\
-    -o trainer='python3 trainer_actions.py 200' || exit 1
+    -o trainer="$trainer" || exit 1
 job=$(user sbatch --parsable job.sbatch)
 for _ in $(seq 240); do
     [ -n "$(user squeue -h -j $job)" ] || break
@@ -67,10 +73,10 @@ python3 -m pytest -v -p no:cacheprovider -rs tests/slurm/test_spank.py \\
 """
 
 
-def run_on_newer_slurm(script: str) -> str:
-    """The output of a script in an environment with a newer Slurm; the script must succeed."""
+def run_on(release: str, script: str) -> str:
+    """The output of a script in a system with this release of Slurm; the script must succeed."""
     try:
-        done = newer_slurm.run(script, 1200)
+        done = newer_slurm.run(script, 1200, newer_slurm.SYSTEMS[release])
     except newer_slurm.Unavailable as why:
         pytest.skip(str(why))
     print(done.stdout)
@@ -78,22 +84,28 @@ def run_on_newer_slurm(script: str) -> str:
     return done.stdout
 
 
-def test_the_commands_adapter_keeps_the_contract_on_a_newer_slurm() -> None:
-    said = run_on_newer_slurm(CONTRACT)
-    release = re.search(r"^slurm(?:-wlm)? (\d+)\.(\d+)", said, re.MULTILINE)
-    assert release and (int(release[1]), int(release[2])) >= (24, 11), said
+def test_the_commands_adapter_keeps_the_contract_on_other_slurms(release: str) -> None:
+    said = run_on(release, CONTRACT)
+    assert re.search(rf"^slurm(-wlm)? {re.escape(release)}\.", said, re.MULTILINE), said
     assert re.search(r"\d+ passed in", said) and "skipped" not in said
 
 
-def test_the_hetjob_template_runs_to_its_end() -> None:
-    """Workers on two kinds of nodes, two MPI ranks and the gateway; its summary in sacct."""
-    said = run_on_newer_slurm(HETJOB)
-    assert "200 of 200 ok on 2 ranks by mpi" in said
+def test_the_hetjob_template_runs_to_its_end(release: str) -> None:
+    """Workers on two kinds of nodes; two ranks, with MPI and the gateway where Slurm has PMIx; its
+    summary in sacct."""
+    if newer_slurm.SYSTEMS[release].pmix:
+        words, trainer = "-o mpi=pmix", "trainer_actions.py 200"
+        wanted, rows = "200 of 200 ok on 2 ranks by mpi", "=200=true|COMPLETED"
+    else:
+        words, trainer = "-o mpi=none -o gateway=off", "trainer_torch.py"
+        wanted, rows = "2 ranks by socket: 328350", "=100=pow|COMPLETED"
+    said = run_on(release, f"mpi='{words}' trainer='python3 {trainer}'\n{HETJOB}")
+    assert wanted in said
     assert re.search(r"^COMPLETED\|tangram: actions=\d+ act_mean=", said, re.MULTILINE), said
-    assert "=200=true|COMPLETED" in said
+    assert rows in said
 
 
-def test_the_plugin_is_built_and_works() -> None:
-    said = run_on_newer_slurm(PLUGIN)
+def test_the_plugin_is_built_and_works(release: str) -> None:
+    said = run_on(release, PLUGIN)
     ran = re.findall(r"^tests/\S+::(\w+)\S* (PASSED|SKIPPED)", said, re.MULTILINE)
     assert sum(word == "PASSED" for _, word in ran) >= 6, said

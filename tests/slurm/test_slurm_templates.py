@@ -230,6 +230,81 @@ def test_a_preempted_satellite_leaves_and_joins_again(site: Site) -> None:
                lambda: str(site.left_behind()))
 
 
+# ---- a component that is lost ------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("status", "word"), [("0", "COMPLETED"), ("3", "FAILED")])
+def test_a_het_job_leaves_no_component_in_the_queue(site: Site, status: str, word: str) -> None:
+    """Slurm requeues a component alone that has lost its only node. It goes when the job ends, and
+    the job has its trainer's status."""
+    name, stop = f"lost{status}", site.cluster.home / f"lost{status}.stop"
+    job = site.sbatch(name, f"until [ -e {stop} ]; do sleep 0.5; done; exit {status}", ranks=1,
+                      nodes_gpu="1", gateway="off", mpi="none")
+    site.until(lambda: len(site.info(job).get("nodes", [])) == 3, "all workers to join", 120,
+               lambda: site.output(name, job))
+
+    def component(what: str) -> str:
+        told = site.cluster.run_as_user(["squeue", "-h", "-j", job, "-o", f"%i|{what}"]).stdout
+        return dict(line.split("|") for line in told.splitlines()).get(f"{job}+1", "")
+
+    node = component("%N")
+    subprocess.run(["scontrol", "update", f"nodename={node}", "state=down", "reason=test"],
+                   env=site.cluster.env, check=True)
+    site.until(lambda: component("%T") == "PENDING", "Slurm to requeue the component", 60)
+    subprocess.run(["scontrol", "update", f"nodename={node}", "state=resume"],
+                   env=site.cluster.env, check=False, capture_output=True)  # it may be up already
+    stop.touch()
+    site.until(lambda: not site.cluster.run_as_user(["squeue", "-h", "-j", job]).stdout.strip(),
+               "the queue to be empty", 90, lambda: site.output(name, job))
+
+    def leader() -> list[str]:
+        """The rows of the leader; one more is written when the job loses a node."""
+        return site.cluster.run_as_user(["sacct", "-n", "-X", "-P", "-j", f"{job}+0", "-o",
+                                         "State,ExitCode"]).stdout.splitlines()
+
+    site.until(lambda: leader()[-1:] == [f"{word}|{status}:0"], "sacct to hear it", 60,
+               lambda: str(leader()))
+
+
+# ---- preemption --------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("template", "after"), [("single-node", "true"), ("homogeneous", "false")])
+def test_a_preempted_trainer_that_ends_in_the_grace_time_starts_again(
+        site: Site, template: str, after: str) -> None:
+    """In the grace time Slurm signals the job steps and not the script, and the trainer saves its
+    state and ends, with status 0 or another one. The job waits in the queue and goes on."""
+    name = "evicted" + template.replace("-", "")
+    keys = LAYOUTS[template] | {"partition": "scav"}
+    job = site.sbatch(name, f"trap : TERM; python trainer_resumes.py 60 1 {name}.state; {after}",
+                      "trainer_resumes.py", template=template, warn="20", ranks=1, gateway="off",
+                      mpi="none", **keys)
+    state = site.cluster.home / f"{name}.state"
+    site.until(lambda: state.exists() and int(state.read_text()) > 3, "some steps", 90,
+               lambda: site.output(name, job))
+    node = site.cluster.run_as_user(["squeue", "-h", "-j", job, "-o", "%B"]).stdout.strip()
+    part = "cpu" if node in site.cluster.cpu_nodes else "gpu"
+    site.cluster.run_as_user(["sbatch", "-p", part, "-w", node, "--exclusive", "-o", "/dev/null",
+                              "--wrap", "sleep 2"], check=True)
+    site.until(lambda: site.state(job) == "PENDING", "it to wait in the queue", 90,
+               lambda: site.output(name, job))
+    first = site.output(name, job)
+    assert "the job waits for its next start" in first, first
+    again = site.cluster.home / f"{name}-{job}.1.out"
+    site.until(lambda: again.exists() and "at step 60 of 60" in again.read_text(), "the rest", 400,
+               lambda: str(site.state(job)))
+    site.finish(name, job)
+    told = starts(site, job)
+    assert told[0] in ("PREEMPTED", "REQUEUED") and len(told) == 2, told
+    assert {r["state"] for r in site.acct(job)} == {"COMPLETED"}
+    site.until(lambda: not site.left_behind(), "all that is the user's to go", 30,
+               lambda: str(site.left_behind()))
+
+
 # ---- the time limit ----------------------------------------------------------------------------
 
 

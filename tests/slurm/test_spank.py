@@ -388,3 +388,37 @@ def test_a_resize_in_a_job_step_changes_the_bound_cores(
         allowed = {tuple(cores) for cores in phase["cores"]}
         assert len(allowed) == 1 and len(allowed.pop()) == phase["units"], phase
     assert left_of(cluster) == []
+
+
+# ---- a plugin that does not load ---------------------------------------------------------------
+
+OF_ANOTHER_SLURM = """
+#include <stdint.h>
+#include <slurm/spank.h>
+#undef SLURM_VERSION_NUMBER
+#define SLURM_VERSION_NUMBER 0x130500  /* a Slurm of 2019 */
+SPANK_PLUGIN(tangram, 1)
+"""
+
+
+@pytest.mark.parametrize("fault", ["missing", "of another Slurm", "no library"])
+def test_an_optional_plugin_that_does_not_load_disturbs_nobody(
+        fault: str, plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With `optional` in plugstack.conf jobs and steps run as without the line; the plugin's option
+    is then unknown, and srun says so."""
+    broken = plugin.with_name(f"broken-{len(fault)}.so")
+    broken.write_bytes(b"this was cut off while it was copied")
+    if fault == "of another Slurm":
+        subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-o", broken, "-"], check=True,
+                       input=OF_ANOTHER_SLURM, text=True)
+    with running_cluster(tmp_path_factory, cpu_nodes=1, gpu_nodes=0, trainer_nodes=0, no_dbd=True,
+                         plugin=str(broken)) as up:
+        if fault == "missing":
+            broken.unlink()
+        told = up.run_as_user(["srun", "echo", "runs"])
+        assert (told.returncode, told.stdout) == (0, "runs\n"), told.stderr
+        told = up.run_as_user(["sbatch", "--wait", "-o", "out", "--wrap", "srun echo runs too"])
+        assert told.returncode == 0, told.stderr
+        assert (up.home / "out").read_text().splitlines()[-1] == "runs too"  # Slurm complains
+        told = up.run_as_user(["srun", "--tangram", "true"])
+        assert told.returncode != 0 and "unrecognized option" in told.stderr, told.stderr
