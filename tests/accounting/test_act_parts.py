@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from helpers.builders import World
 from helpers.recorded_job import BEGAN_NS, write_job
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tangram_hpc import LocalCluster
@@ -34,6 +34,7 @@ TEXTS = {f.name: f.text for f in FIELDS}
 amounts = st.integers(0, 10**15)
 
 
+@settings(deadline=None, derandomize=True)
 @given(amounts, amounts, amounts, st.integers(-1, 10**15), amounts)
 def test_the_parts_always_add_up_to_the_act(act: int, planned: int, restore: int, setup: int,
                                             run: int) -> None:
@@ -43,6 +44,7 @@ def test_the_parts_always_add_up_to_the_act(act: int, planned: int, restore: int
         assert parts[:4] == (planned, restore, max(0, setup), run)
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.integers(0, 100), st.integers(0, 60), st.integers(0, 60), st.integers(-1, 60),
        st.integers(0, 60))
 def test_groups_add_up_the_same_parts(act: int, planned: int, restore: int, setup: int, run: int
