@@ -166,7 +166,8 @@ def act_parts(report: ReportedJob) -> Figure:
             for n, (part, count) in enumerate(zip(PARTS, counts, strict=True), 1)]
     axes: dict[str, Any] = {}
     for n, part in enumerate(PARTS):
-        axes[f"xaxis{n + 1}"] = {"type": "log", "domain": [0.207 * n, 0.207 * n + 0.172],
+        axes[f"xaxis{n + 1}"] = {"type": "log", "dtick": 2,
+                                 "domain": [0.207 * n, 0.207 * n + 0.172],
                                  "title": f"{PART_TITLES[part]}, s", "anchor": f"y{n + 1}"}
         axes[f"yaxis{n + 1}"] = {"anchor": f"x{n + 1}", "title": "actions" if not n else None,
                                  "rangemode": "tozero"}
