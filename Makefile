@@ -60,7 +60,8 @@ PROGRAMS := bwrap:bubblewrap newuidmap:uidmap fuse-overlayfs:fuse-overlayfs \
   slirp4netns:slirp4netns
 LONG_PROGRAMS := debootstrap:debootstrap buildah:buildah podman:podman nft:nftables zsh:zsh \
   psql:postgresql mariadbd:mariadb-server \
-  chromium:chromium chromedriver:chromium-driver
+  chromium:chromium chromedriver:chromium-driver \
+  prometheus:prometheus prometheus-node-exporter:prometheus-node-exporter
 MISSING = for each in $(1); do \
   command -v "$${each%:*}" >/dev/null || missing="$$missing $${each\#*:}"; done
 INSTALL = [ -z "$$missing" ] || apt-get install -q -y --no-install-recommends $$missing

@@ -105,6 +105,19 @@ def _bound(r: ActionRecord, figure: str) -> str:
     return ">" if r.outcome is not None and figure in r.outcome.lower_bounds else ""
 
 
+def setup_and_return(r: ActionRecord) -> tuple[int, int] | None:
+    """Returns both parts of the ACT in ns; None if nobody measured the set-up."""
+    parts = r.parts
+    if parts is None or r.outcome is None or r.outcome.setup_ns < 0:
+        return None
+    return parts.setup_ns, parts.return_ns
+
+
+def _part(r: ActionRecord, place: int) -> str:
+    parts = setup_and_return(r)
+    return "" if parts is None else duration(parts[place])
+
+
 def cpus_asked(r: ActionRecord) -> int:
     """Returns the fewest CPUs that an action asked for; 0 if it asked for none."""
     return r.action.degrees[0] if r.action.key == "cpu" else 0
@@ -126,7 +139,9 @@ FIELDS = (
     Field("Elapsed", 13, lambda r: duration(r.elapsed_ns), "Start to End"),
     Field("ElapsedRaw", 10, lambda r: str(r.elapsed_ns // 10**9), "Elapsed in whole seconds"),
     Field("Planned", 13, lambda r: duration(r.planned_ns), "Submit to Start"),
+    Field("Setup", 13, lambda r: _part(r, 0), "from the order to its node until it ran"),
     Field("ExecTime", 13, lambda r: duration(_of(r, "exec_ns")), "run time on the node"),
+    Field("Return", 13, lambda r: _part(r, 1), "the rest of its ACT: order and result under way"),
     Field("ReqCPUS", 8, lambda r: str(cpus_asked(r)), "the fewest CPUs it asked for"),
     Field("NCPUS", 6, lambda r: str(r.cpus), "the most CPUs it held"),
     Field("AllocCPUS", 9, lambda r: str(r.cpus), "same as NCPUS"),
@@ -180,8 +195,8 @@ OF_JOBS = "JobID,User,NodeList,NCPUS,State,Elapsed,CPUTime,TotalCPU"
 DEFAULT = "JobID,JobName,NodeList,NCPUS,State,ExitCode,Planned,Elapsed,TotalCPU"
 
 
-_WHOLE_SECONDS = frozenset({"Submit", "Start", "End", "Elapsed", "Planned", "ExecTime", "CPUTime",
-                            "TotalCPU", "Timelimit", "GPUTime", "Restore"})
+_WHOLE_SECONDS = frozenset({"Submit", "Start", "End", "Elapsed", "Planned", "Setup", "ExecTime",
+                            "Return", "CPUTime", "TotalCPU", "Timelimit", "GPUTime", "Restore"})
 _MARKED = frozenset({"TotalCPU", "MaxRSS", "Restarts", "ConsumedEnergy"})
 
 
@@ -242,7 +257,7 @@ def choose_fields(text: str, among: Sequence[Field] = FIELDS) -> list[tuple[Fiel
 
 def as_json(r: ActionRecord) -> dict[str, Any]:
     """Returns a record for machines: whole numbers, with the unit at the end of each name."""
-    o = r.outcome
+    o, split = r.outcome, setup_and_return(r)
     return {
         "job_id": job_id(r), "job": r.job, "action": show(r.action.id), "name": r.action.name,
         "kind": r.action.kind.value, "key": r.action.key, "trajectory": r.action.trajectory_name,
@@ -259,6 +274,8 @@ def as_json(r: ActionRecord) -> dict[str, Any]:
         "signal": o.signal if o else 0, "reason": o.reason if o else "",
         "submit_ns": r.submit_ns, "start_ns": r.start_ns, "end_ns": r.end_ns,
         "planned_ns": r.planned_ns, "elapsed_ns": r.elapsed_ns,
+        "restore_ns": o.restore_ns if o else 0,
+        "setup_ns": split and split[0], "return_ns": split and split[1],
         "exec_ns": o.exec_ns if o else 0, "cpu_ns": o.cpu_ns if o else 0,
         "maxrss_kib": o.maxrss_kib if o else 0, "req_cpus": cpus_asked(r),
         "ncpus": r.cpus, "cpu_held_ns": r.cpu_held_ns, "mem_mib": r.action.mem_mib,

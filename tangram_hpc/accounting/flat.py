@@ -75,5 +75,7 @@ COLUMNS = (
     FlatColumn("maxrss_kib", int, _outcome("maxrss_kib")),
     FlatColumn("energy_estimated_mj", int, _outcome("energy_mj", -1)),
     FlatColumn("tenant", str, lambda r: r.tenant),
+    FlatColumn("restore_ns", int, _outcome("restore_ns")),
+    FlatColumn("setup_ns", int, _outcome("setup_ns", -1)),
 )
 GETTERS = {column.name: column.value for column in COLUMNS}

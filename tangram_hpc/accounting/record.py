@@ -20,6 +20,7 @@ from ..domain.rollouts import Routed
 from ..domain.session import why_ended
 from ..domain.states import ENDED, ActionState
 from ..domain.tenant import DEFAULT_TENANT
+from .act_parts import ActParts, act_parts
 from .starts import without_gaps
 
 
@@ -94,6 +95,15 @@ class ActionRecord:
     def planned_ns(self) -> int:
         """Time from submission to the last grant, or to the end of an action that never started."""
         return (self.start_ns or self.end_ns or self.submit_ns) - self.submit_ns
+
+    @property
+    def parts(self) -> ActParts | None:
+        """What the ACT was spent on; None if the action has not ended."""
+        o = self.outcome
+        if o is None or not self.end_ns:
+            return None
+        return act_parts(self.end_ns - self.submit_ns, self.planned_ns, o.restore_ns, o.setup_ns,
+                         o.exec_ns)
 
     @property
     def cpus(self) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..domain.ids import show
 from ..domain.states import ENDED, UNSUCCESSFUL
+from .act_parts import ActParts, act_parts
 from .fields import Field, duration
 from .flat import GETTERS
 from .record import ActionRecord
@@ -27,8 +28,8 @@ _OF: dict[str, tuple[str, ...]] = {
     "service": ("service",), "endpoint": ("endpoint",), "user": (), "tenant": ("tenant",),
     "hour": ("submit_ns",), "bucket": ("bucket",)}
 BY = tuple(_OF)
-_FIGURES = ("state", "submit_ns", "end_ns", "planned_ns", "exec_ns", "cpu_held_ns", "cpu_ns",
-            "gpu_held_ns")
+_FIGURES = ("state", "submit_ns", "end_ns", "planned_ns", "restore_ns", "setup_ns", "exec_ns",
+            "cpu_held_ns", "cpu_ns", "gpu_held_ns")
 _OVER = frozenset(state.value for state in ENDED)
 _FAILED = frozenset(state.value for state in UNSUCCESSFUL)
 _HOUR = 3600 * 10**9
@@ -62,8 +63,7 @@ class RollUpRow:
         attempts: how many attempts of actions, those that were sent back included.
         failed: actions that ended in another state than COMPLETED or CANCELLED.
         acts_ns: ACT of each action that ended: from its submission to its result.
-        planned_ns: time from submission to start, of its actions that ended.
-        exec_ns: run time on the nodes, of its actions that ended.
+        parts_ns: what these ACTs were spent on, in all: the parts of `ActParts`, in its order.
         cpu_held_ns: core-ns that were lent to all attempts.
         cpu_ns: CPU time that the processes of all attempts used.
         gpu_held_ns: GPU-ns that were lent to all attempts.
@@ -74,8 +74,7 @@ class RollUpRow:
     attempts: int = 0
     failed: int = 0
     acts_ns: array[int] = field(default_factory=lambda: array("q"))
-    planned_ns: int = 0
-    exec_ns: int = 0
+    parts_ns: list[int] = field(default_factory=lambda: [0] * len(ActParts._fields))
     cpu_held_ns: int = 0
     cpu_ns: int = 0
     gpu_held_ns: int = 0
@@ -84,19 +83,27 @@ class RollUpRow:
         """Returns a percentile of the ACT; 0 if no action has ended. The ACTs must be sorted."""
         return percentile(self.acts_ns, percent)
 
-    def mean_ns(self, total: int, count: int) -> int:
-        """Returns a mean in whole ns; 0 of nothing."""
-        return total // count if count else 0
+    def act_mean_ns(self) -> int:
+        """Returns the mean ACT in whole ns; 0 if no action has ended."""
+        return sum(self.acts_ns) // max(1, len(self.acts_ns))
+
+    def part_mean_ns(self, part: str) -> int:
+        """Returns the mean of one part of the ACT in whole ns; 0 if no action has ended.
+
+        Args:
+            part: a field of `ActParts`.
+        """
+        return self.parts_ns[ActParts._fields.index(part)] // max(1, len(self.acts_ns))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the row for machines: whole numbers, with the unit at the end of each name."""
         ended = len(self.acts_ns)
         return {"group": self.group, "actions": self.actions, "attempts": self.attempts,
                 "ended": ended, "failed": self.failed,
-                "act_mean_ns": self.mean_ns(sum(self.acts_ns), ended),
+                "act_mean_ns": self.act_mean_ns(),
                 "act_p50_ns": self.act_ns(50), "act_p99_ns": self.act_ns(99),
-                "wait_mean_ns": self.mean_ns(self.planned_ns, ended),
-                "run_mean_ns": self.mean_ns(self.exec_ns, ended),
+                **{part.replace("_ns", "_mean_ns"): self.part_mean_ns(part)
+                   for part in ActParts._fields},
                 "cpu_held_ns": self.cpu_held_ns, "cpu_ns": self.cpu_ns,
                 "gpu_held_ns": self.gpu_held_ns}
 
@@ -117,8 +124,11 @@ class RollUp:
             user: who ran the job.
             last: whether it is the action's last attempt.
             values: its columns, as `columns_for` names them.
+
+        There are millions of attempts, so the usual case of `act_parts` is written out here.
         """
-        state, submit_ns, end_ns, planned_ns, exec_ns, cpu_held_ns, cpu_ns, gpu_ns, *key = values
+        (state, submit_ns, end_ns, planned_ns, restore_ns, setup_ns, exec_ns, cpu_held_ns, cpu_ns,
+         gpu_ns, *key) = values
         group = self._group(job, user, key)
         row = self._groups.get(group)
         if row is None:
@@ -131,9 +141,20 @@ class RollUp:
             row.actions += 1
             row.failed += state in _FAILED
             if end_ns and state in _OVER:
-                row.acts_ns.append(end_ns - submit_ns)
-                row.planned_ns += planned_ns
-                row.exec_ns += exec_ns
+                act_ns = end_ns - submit_ns
+                row.acts_ns.append(act_ns)
+                if setup_ns < 0:
+                    setup_ns = 0
+                sums = row.parts_ns
+                return_ns = act_ns - planned_ns - restore_ns - setup_ns - exec_ns
+                if return_ns < 0:
+                    planned_ns, restore_ns, setup_ns, exec_ns, return_ns = act_parts(
+                        act_ns, planned_ns, restore_ns, setup_ns, exec_ns)
+                sums[0] += planned_ns
+                sums[1] += restore_ns
+                sums[2] += setup_ns
+                sums[3] += exec_ns
+                sums[4] += return_ns
 
     def add_attempt(self, r: ActionRecord) -> None:
         """Takes one attempt of an action."""
@@ -185,16 +206,23 @@ ROLL_UP_FIELDS = (
     Field("Attempts", 9, lambda r: str(r.attempts), "how many attempts of actions"),
     Field("Failed", 8, lambda r: str(r.failed),
           "actions that ended neither COMPLETED nor CANCELLED"),
-    Field("ACTMean", 13, lambda r: duration(r.mean_ns(sum(r.acts_ns), len(r.acts_ns))),
+    Field("ACTMean", 13, lambda r: duration(r.act_mean_ns()),
           "mean time from submission to result, of actions that ended"),
     Field("ACTP50", 13, lambda r: duration(r.act_ns(50)), "its median"),
     Field("ACTP99", 13, lambda r: duration(r.act_ns(99)), "its 99th percentile"),
-    Field("Wait", 13, lambda r: duration(r.mean_ns(r.planned_ns, len(r.acts_ns))),
-          "mean time from submission to start, of actions that ended"),
-    Field("Run", 13, lambda r: duration(r.mean_ns(r.exec_ns, len(r.acts_ns))),
-          "mean run time on the node, of actions that ended"),
+    Field("Wait", 13, lambda r: duration(r.part_mean_ns("wait_ns")),
+          "part of ACTMean: waiting for units"),
+    Field("Restore", 13, lambda r: duration(r.part_mean_ns("restore_ns")),
+          "part of ACTMean: bringing a service onto its GPUs"),
+    Field("Setup", 13, lambda r: duration(r.part_mean_ns("setup_ns")),
+          "part of ACTMean: from the order to the node until it ran"),
+    Field("Run", 13, lambda r: duration(r.part_mean_ns("run_ns")),
+          "part of ACTMean: run time on the node"),
+    Field("Return", 13, lambda r: duration(r.part_mean_ns("return_ns")),
+          "part of ACTMean: the rest, order and result under way"),
     Field("CoreHours", 11, lambda r: _hours_text(r.cpu_held_ns), "core-hours that were lent"),
     Field("CPUHours", 11, lambda r: _hours_text(r.cpu_ns), "CPU-hours that processes used"),
     Field("GPUHours", 11, lambda r: _hours_text(r.gpu_held_ns), "GPU-hours that were lent"),
 )
-ROLL_UP_DEFAULT = "Group,Actions,Failed,ACTMean,ACTP50,ACTP99,Wait,Run,CoreHours,CPUHours,GPUHours"
+ROLL_UP_DEFAULT = ("Group,Actions,Failed,ACTMean,ACTP50,ACTP99,Wait,Restore,Setup,Run,Return,"
+                   "CoreHours,CPUHours,GPUHours")

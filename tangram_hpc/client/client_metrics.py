@@ -25,7 +25,8 @@ _S = 1e9
 _GROUPS = {Kind.EXEC: "tools", Kind.FUNCTION: "tools", Kind.CALL: "services",
            Kind.GRANT: "endpoints"}
 GROUPS = ("tools", "services", "rollouts", "endpoints")
-_OF_GROUP = ("count", "failed", "act_s", "act_max_s", "queue_s", "restore_s", "run_s", "system_s")
+_OF_GROUP = ("count", "failed", "act_s", "act_max_s", "queue_s", "restore_s", "run_s", "system_s",
+             "setup_s", "return_s")
 _OF_TOOLS = ("cpu_core_s", "held_core_s")
 _OF_JOB = ("nodes", "cpus_held", "cpus_lent", "gpus_held", "gpus_lent", "mem_held_mib",
            "mem_lent_mib", "actions_waiting", "actions_running", "sessions", "sessions_waiting",
@@ -45,7 +46,8 @@ class ActionWindow(msgspec.Struct):
         queue_ns: time from submission to the last grant, at the client and at the broker.
         restore_ns: time that services needed to be brought to their GPUs.
         run_ns: run time on the nodes.
-        system_ns: the rest of the ACT, see `Details.system_s`.
+        system_ns: the rest of the ACT, see `Details.system_s`; `setup_ns` of it was spent on the
+            nodes before the actions ran.
         cpu_ns: user and system time of the actions' processes.
         held_core_ns: core-ns that the actions held.
     """
@@ -58,6 +60,7 @@ class ActionWindow(msgspec.Struct):
     restore_ns: int = 0
     run_ns: int = 0
     system_ns: int = 0
+    setup_ns: int = 0
     cpu_ns: int = 0
     held_core_ns: int = 0
 
@@ -73,7 +76,9 @@ class ActionWindow(msgspec.Struct):
         self.queue_ns += queue_ns
         self.restore_ns += restore_ns
         self.run_ns += run_ns
-        self.system_ns += max(0, act_ns - queue_ns - restore_ns - run_ns)
+        system_ns = max(0, act_ns - queue_ns - restore_ns - run_ns)
+        self.system_ns += system_ns
+        self.setup_ns += min(system_ns, max(0, outcome.setup_ns))
         self.cpu_ns += outcome.cpu_ns
         self.held_core_ns += _held_core_ns(result)
 
@@ -85,7 +90,9 @@ class ActionWindow(msgspec.Struct):
         return {"count": float(self.count), "failed": float(self.failed),
                 "act_s": mean_s(self.act_ns), "act_max_s": self.act_max_ns / _S,
                 "queue_s": mean_s(self.queue_ns), "restore_s": mean_s(self.restore_ns),
-                "run_s": mean_s(self.run_ns), "system_s": mean_s(self.system_ns)}
+                "run_s": mean_s(self.run_ns), "system_s": mean_s(self.system_ns),
+                "setup_s": mean_s(self.setup_ns),
+                "return_s": mean_s(self.system_ns - self.setup_ns)}
 
 
 class ActionWindows:

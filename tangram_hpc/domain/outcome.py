@@ -54,6 +54,9 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
         returned: bytes of its result, with a few bytes of framing.
         at_least: bits that mark figures as lower bounds: CPU_AT_LEAST for `cpu_ns`, RSS_AT_LEAST
             for `maxrss_kib`; 0 for none.
+        setup_ns: how long the node needed from the order to start the attempt until `exec_ns`
+            began, without `restore_ns`: it waited for a sandbox or for the payload. -1 if not
+            known.
     """
 
     state: ActionState
@@ -75,6 +78,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     retry_after_ns: int = 0
     returned: int = 0
     at_least: int = 0
+    setup_ns: int = -1
 
     @property
     def lower_bounds(self) -> tuple[str, ...]:
@@ -107,9 +111,10 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
             return self
         return msgspec.structs.replace(self, reason=why.reason)
 
-    def returning(self, payload: bytes | None) -> Outcome:
-        """Returns this outcome with the size of `payload` as `returned`."""
-        return msgspec.structs.replace(self, returned=len(payload)) if payload else self
+    def returning(self, payload: bytes | None, setup_ns: int = -1) -> Outcome:
+        """Returns this outcome with the size of `payload` as `returned`, and with `setup_ns`."""
+        return msgspec.structs.replace(self, returned=len(payload) if payload else self.returned,
+                                       setup_ns=setup_ns)
 
     def lost(self, reason: str) -> Outcome:
         """Returns this outcome for a result that was lost with its node: it ran, and failed."""

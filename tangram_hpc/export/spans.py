@@ -98,6 +98,8 @@ def _attributes(r: ActionRecord) -> dict[str, Any]:
         found |= {"tangram.exec_ns": outcome.exec_ns, "tangram.cpu_ns": outcome.cpu_ns,
                   "tangram.restore_ns": outcome.restore_ns,
                   "process.exit.code": outcome.exit_status}
+        if outcome.setup_ns >= 0:
+            found["tangram.setup_ns"] = outcome.setup_ns
     return found
 
 

@@ -12,7 +12,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..domain.states import UNSUCCESSFUL
-from ..simulator.savings.savings import AS_RUN, GROWTH_MAX, JOBS, RECORDED, SMALLER, STATIC
+from ..simulator.savings.savings import (
+    AS_RUN,
+    GROWTH_MAX,
+    JOBS,
+    RECORDS_AGREE,
+    SERVICES,
+    SMALLER,
+    STATIC,
+)
 from .reported_job import ReportedJob, classes, headline
 from .series import TimeSeries
 
@@ -23,7 +31,6 @@ WAITED_LONG = 0.25  # of the mean ACT
 POOL_FULL = 0.85
 FAILED_OFTEN = 0.05  # of the actions that ended
 IDLE_ENDS = 0.2  # of the job's time, before its first action and after its last one
-RECORDS_AGREE = 0.1  # a simulation whose mean ACT is further from the recorded one says nothing
 
 
 def advice(report: ReportedJob, series: TimeSeries) -> list[str]:
@@ -37,12 +44,8 @@ def advice(report: ReportedJob, series: TimeSeries) -> list[str]:
 
 def _trusted(report: ReportedJob) -> bool:
     """Returns whether the simulation of the run as it was agrees with the records."""
-    found = report.savings
-    if found is None:
-        return False
-    recorded, again = found.row(RECORDED), found.row(AS_RUN)
-    return bool(recorded and again and recorded.mean_act_s and again.mean_act_s and abs(
-        again.mean_act_s / recorded.mean_act_s - 1) <= RECORDS_AGREE)
+    error = None if report.savings is None else report.savings.error()
+    return error is not None and error <= RECORDS_AGREE
 
 
 def _smaller(report: ReportedJob, told: dict[str, Any]) -> Iterator[str]:
@@ -135,6 +138,10 @@ def _saved(report: ReportedJob) -> Iterator[str]:
         yield (f"With one reservation for each trajectory on the same nodes the mean ACT would be "
                f"{static.mean_act_s:.2f} s instead of {mine.mean_act_s:.2f} s, and the work would "
                f"take {static.step_s:.0f} s instead of {mine.step_s:.0f} s.")
+    own = found.row(SERVICES)
+    if mine and own and mine.held_gpu_h and own.held_gpu_h and own.held_gpu_h > mine.held_gpu_h:
+        yield (f"Each service on GPUs of its own would hold {own.gpus} GPUs instead of "
+               f"{mine.gpus}, and {own.held_gpu_h:.2f} GPU-h instead of {mine.held_gpu_h:.2f}.")
     if mine and jobs and mine.held_core_h and jobs.held_core_h:
         yield (f"One job for each trajectory would need {jobs.cpus} CPUs at one time instead of "
                f"{mine.cpus}, and hold {jobs.held_core_h:.2f} core-h instead of "

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#882255",
            "#44aa99", "#999933", "#6699cc")
 OTHER_COLOUR, IDLE_COLOUR, WAIT_COLOUR = "#777777", "#f2f4f6", "#c9ced3"
-PART_COLOURS = dict(zip(PARTS, (WAIT_COLOUR, "#cc79a7", "#0072b2", "#e69f00"), strict=True))
-PART_TITLES = {"wait": "wait for units", "restore": "restore of the service",
-               "run": "run on the node", "rest": "set-up and return"}
+PART_COLOURS = dict(zip(PARTS, (WAIT_COLOUR, "#cc79a7", "#009e73", "#0072b2", "#e69f00"),
+                        strict=True))
+PART_TITLES = {"wait": "wait for units", "restore": "restore of service", "setup": "set-up",
+               "run": "run on the node", "return": "return"}
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
@@ -154,7 +155,8 @@ def load(series: TimeSeries) -> Figure:
 
 
 def act_parts(report: ReportedJob) -> Figure:
-    """Draws how many actions had a wait, a restore, a run and a rest of which length."""
+    """Draws how many actions had a wait, a restore, a set-up, a run and a return of which length.
+    """
     go = graph_objects()
     edges, counts = part_histograms(report)
     middles = np.sqrt(edges[:-1] * edges[1:])
@@ -164,7 +166,8 @@ def act_parts(report: ReportedJob) -> Figure:
             for n, (part, count) in enumerate(zip(PARTS, counts, strict=True), 1)]
     axes: dict[str, Any] = {}
     for n, part in enumerate(PARTS):
-        axes[f"xaxis{n + 1}"] = {"type": "log", "domain": [0.255 * n, 0.255 * n + 0.22],
+        axes[f"xaxis{n + 1}"] = {"type": "log", "dtick": 2,
+                                 "domain": [0.207 * n, 0.207 * n + 0.172],
                                  "title": f"{PART_TITLES[part]}, s", "anchor": f"y{n + 1}"}
         axes[f"yaxis{n + 1}"] = {"anchor": f"x{n + 1}", "title": "actions" if not n else None,
                                  "rangemode": "tozero"}

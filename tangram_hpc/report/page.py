@@ -13,13 +13,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..simulator.savings.savings import AS_RUN, FCFS, JOBS, RECORDED, STATIC
+from ..accounting.fields import job_id
+from ..simulator.savings.savings import (
+    AS_RUN,
+    FCFS,
+    JOBS,
+    RECORDED,
+    RECORDS_AGREE,
+    SERVICES,
+    STATIC,
+)
 from . import figures
-from .advice import RECORDS_AGREE
 from .contents import contents
 from .labels import apart, label
 from .lanes import Lanes
-from .reported_job import ReportedJob
+from .reported_job import PARTS, ReportedJob, slowest_records, unmeasured
 from .series import TimeSeries
 from .waterfall import ACTIONS_MAX, TRAJECTORIES_MAX
 
@@ -43,8 +51,9 @@ def page(report: ReportedJob, series: TimeSeries, grid: Lanes, plots: dict[str, 
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>tangram report {job}</title><style>{_file('page.css')}</style></head><body><main>",
-        _head(head, job), _advice(told["advice"]), _savings(told),
-        *_plot_sections(plots, grid, series.bin_s, told), _tables(told),
+        _head(head, job), _advice(told["advice"]), _savings(told, report),
+        *_plot_sections(plots, grid, series.bin_s, told, unmeasured(report)),
+        _tables(told, report),
         "</main>", _json_element("plots", {n: json.loads(f.to_json()) for n, f in plots.items()}),
         _json_element("classes", apart(grid.names)),
         _json_element("figures", told)]
@@ -133,13 +142,18 @@ def _advice(sentences: Sequence[str]) -> str:
 
 def _table(columns: Sequence[tuple[str, str, str]], rows: Iterable[dict[str, Any]]) -> str:
     """Returns a table. Each column has a title, a key, and a format: `text`, `note` (which may take
-    several lines), `span` or one of Python's.
+    several lines), `link` (to the element that the row's `log` names), `span` or one of Python's.
     """
-    heads = "".join(f"<th class='{'text' if form in ('text', 'note') else ''}'>{title}</th>"
+    heads = "".join(f"<th class='{'text' if form in ('text', 'note', 'link') else ''}'>{title}</th>"
                     for title, _, form in columns)
 
     def cell(row: dict[str, Any], key: str, form: str) -> str:
         value = row[key]
+        if form == "link":
+            shown, place = label(str(value), 160), row["log"]
+            if place is not None:
+                shown = f"<a href='#{place}'>{shown}</a>"
+            return f"<td class='text'>{shown}</td>"
         if form in ("text", "note"):
             return f"<td class='{form}'>{label(str(value), 160)}</td>"
         shown = "–" if value is None else span(value) if form == "span" else format(value, form)
@@ -152,10 +166,11 @@ def _table(columns: Sequence[tuple[str, str, str]], rows: Iterable[dict[str, Any
 
 _WAYS = {RECORDED: "as recorded", AS_RUN: "the same, simulated", FCFS: "first come, first served",
          STATIC: "one reservation per trajectory, same nodes",
+         SERVICES: "each service on GPUs of its own",
          JOBS: "one job per trajectory, all at once"}
 
 
-def _savings(told: dict[str, Any]) -> str:
+def _savings(told: dict[str, Any], report: ReportedJob) -> str:
     found = told["savings"]
     if found is None:
         why = label(told["why_no_savings"] or "it was not computed", 300)
@@ -169,8 +184,7 @@ def _savings(told: dict[str, Any]) -> str:
                     ("core-h held", "held_core_h", ",.3f"),
                     ("GPU-h held", "held_gpu_h", ",.3f"), ("", "note", "note")], rows)
     said = "".join(f"<li>{label(text, 600)}</li>" for text in found["assumptions"])
-    first, again = (row["mean_act_s"] for row in rows[:2])
-    far = abs(again / first - 1) if first and again else 0.0
+    far = (report.savings.error() if report.savings is not None else None) or 0.0
     doubt = (f" The mean ACT of the run as it was, simulated, is {far:.0%} off the recorded one: "
              "compare the simulated rows with each other only." if far > RECORDS_AGREE else "")
     return (f"<section id='savings'><h2>The same actions otherwise</h2><p class='soft'>"
@@ -197,12 +211,15 @@ def _tenants(found: dict[str, Any]) -> str:
          ("", "note", "note")], rows) if rows else ""
 
 
-def _tables(told: dict[str, Any]) -> str:
+# the heading of each part of the ACT, and how its keys begin
+_PARTS = [({"setup": "set-up"}.get(part, part), part) for part in PARTS]
+
+
+def _tables(told: dict[str, Any], report: ReportedJob) -> str:
     parts = [("Classes of actions", _table(
         [("class", "name", "text"), ("actions", "actions", ","), ("failed", "failed", ","),
          ("mean ACT", "act_mean_s", "span"), ("95 %", "act_p95_s", "span"),
-         ("wait", "wait_mean_s", "span"), ("restore", "restore_mean_s", "span"),
-         ("run", "run_mean_s", "span"), ("rest", "rest_mean_s", "span"),
+         *((part, f"{key}_mean_s", "span") for part, key in _PARTS),
          ("core-h held", "cpu_core_h", ".3f"), ("core-h used", "cpu_used_core_h", ".3f"),
          ("GPU-h", "gpu_h", ".3f")], told["classes"][:50]), len(told["classes"]))]
     if told["services"]:
@@ -220,23 +237,43 @@ def _tables(told: dict[str, Any]) -> str:
              ("refused", "refused", ","), ("mean ACT", "act_mean_s", "span"),
              ("95 %", "act_p95_s", "span"), ("wait", "wait_mean_s", "span"),
              ("run", "run_mean_s", "span"), ("cost", "cost", "g")], rows), len(rows)))
+    logs = {job_id(r): f"log-{place}" for place, r in enumerate(slowest_records(report))
+            if r.action.id in report.outputs}
     parts.append(("Slowest actions", _table(
-        [("action", "action", "text"), ("class", "name", "text"), ("state", "state", "text"),
+        [("action", "action", "link"), ("class", "name", "text"), ("state", "state", "text"),
          ("node", "node", "text"), ("submitted at", "submit_s", "span"), ("ACT", "act_s", "span"),
-         ("wait", "wait_s", "span"), ("restore", "restore_s", "span"), ("run", "run_s", "span"),
-         ("rest", "rest_s", "span"), ("CPUs", "cpus", ","), ("GPUs", "gpus", ","),
-         ("reason", "reason", "note")], told["slowest"]), len(told["slowest"])))
+         *((part, f"{key}_s", "span") for part, key in _PARTS), ("CPUs", "cpus", ","),
+         ("GPUs", "gpus", ","), ("reason", "reason", "note")],
+        [row | {"log": logs.get(row["action"])} for row in told["slowest"]]), 0))
     return "".join(f"<section><h2>{title}</h2>{table}" + (
         f"<p class='soft'>The first 50 of {count:,}.</p>" if count > 50 and title.startswith("Cl")
-        else "") + "</section>" for title, table, count in parts)
+        else "") + "</section>" for title, table, count in parts) + _logs(report)
+
+
+def _logs(report: ReportedJob) -> str:
+    """Returns the ends of what the slowest actions wrote, to which their table links."""
+    found = []
+    for place, r in enumerate(slowest_records(report)):
+        if r.action.id in report.outputs:
+            lines = "\n".join(label(line, 400) for line in report.outputs[r.action.id].splitlines())
+            found.append(f"<h3 id='log-{place}'>{label(job_id(r))} {label(r.action.name)}</h3>"
+                         f"<pre>{lines}</pre>")
+    if not found:
+        return ("<p class='soft'><code>tangram logs ACTION</code> prints what a command wrote, if "
+                "the setting <code>logs_mib</code> keeps it; then the page shows it too.</p>")
+    return ("<section id='logs'><h2>What the slowest actions wrote</h2><p class='soft'>The end of "
+            "both streams; <code>tangram logs ACTION</code> prints all that is kept.</p>"
+            + "".join(found) + "</section>")
 
 
 # ---- plots --------------------------------------------------------------------------------------
 
 
-def _plot_sections(plots: dict[str, Any], grid: Lanes, bin_s: float, told: dict[str, Any]
-                   ) -> list[str]:
+def _plot_sections(plots: dict[str, Any], grid: Lanes, bin_s: float, told: dict[str, Any],
+                   unmeasured_setups: int) -> list[str]:
     """Returns the plots, each with a line that says what was put together in it."""
+    without = (f" The set-up of {unmeasured_setups:,} actions was not measured, and is part of "
+               "their return." if unmeasured_setups else "")
     shared = (f"Each row is {grid.units} neighbouring units. " if grid.units > 1 else "")
     notes = {
         "timeline": ("Every core and GPU", "Drag over a part to see it larger; a double click "
@@ -247,8 +284,9 @@ def _plot_sections(plots: dict[str, Any], grid: Lanes, bin_s: float, told: dict[
         "load": ("In the course of time", f"Means of bins of {span(bin_s)}. An ACT stands where "
                  "its action ended."),
         "parts": ("Where the time of actions went", f"All {told['headline']['ended']:,} actions "
-                  "that ended; a part of less than 0.1 ms counts in the first bar. The journal "
-                  "does not tell set-up and return apart."),
+                  "that ended; a part of less than 0.1 ms counts in the first bar. Set-up: from "
+                  "the order to the node until it ran. Return: the rest, mostly the result under "
+                  f"way.{without}"),
         "means": ("Mean ACT by class", "The classes that held most CPU and GPU time."),
         "waterfall": ("Slowest trajectories", f"The {TRAJECTORIES_MAX} trajectories that took "
                       f"longest, with the first {ACTIONS_MAX} actions of each. Grey: waiting for "

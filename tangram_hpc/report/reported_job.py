@@ -4,17 +4,19 @@
 what the witness saw. Figures of actions are those of `accounting/`: an ACT is the time from
 submission to result, of actions that have one, by the broker's clock.
 
-The parts of an ACT are the wait for units, the restore (bringing a service onto its GPUs), the run
-on the node, and the rest: carrying the order and the result, and starting and ending a process.
+The parts of an ACT are the wait for units, the restore (bringing a service onto its GPUs), the
+set-up on the node, the run there, and the return, as `accounting/act_parts` splits it. The figures
+of classes and of slow actions also have `rest`, the sum of set-up and return.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..accounting.act_parts import ActParts, act_parts
 from ..accounting.fields import job_id
 from ..accounting.job_row import JobRow, fold_with_job
 from ..accounting.record import ActionRecord, Fold
@@ -27,7 +29,7 @@ from ..simulator.savings.savings import Savings
 
 HOUR = 3600 * 10**9
 SECOND = 10**9
-PARTS = ("wait", "restore", "run", "rest")
+PARTS = ("wait", "restore", "setup", "run", "return")
 
 
 @dataclass
@@ -40,6 +42,7 @@ class ReportedJob:
         witness: Nodes, sessions, services and endpoints.
         savings: What the job would have needed otherwise; None if that was not computed.
         why_no_savings: Why it was not computed.
+        outputs: The end of what some actions wrote, by the actions' ids.
     """
 
     folded: Fold
@@ -47,6 +50,7 @@ class ReportedJob:
     witness: RunWitness
     savings: Savings | None = None
     why_no_savings: str = ""
+    outputs: dict[int, str] = field(default_factory=dict)
     ended: list[ActionRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -91,12 +95,23 @@ def gather(events: Iterable[ev.Event], served: bool, now_ns: int) -> ReportedJob
 # ---- figures ------------------------------------------------------------------------------------
 
 
-def parts_ns(r: ActionRecord) -> tuple[int, int, int, int]:
-    """Returns the parts of an action's ACT, in the order of PARTS, in ns."""
-    run = r.outcome.exec_ns if r.outcome is not None else 0
-    restore = r.outcome.restore_ns if r.outcome is not None else 0
-    wait = min(r.planned_ns, r.end_ns - r.submit_ns)
-    return wait, restore, run, max(0, r.end_ns - r.submit_ns - wait - restore - run)
+def parts_ns(r: ActionRecord) -> ActParts:
+    """Returns the parts of the ACT of an action that ended, in the order of PARTS, in ns."""
+    return r.parts or act_parts(r.end_ns - r.submit_ns, r.planned_ns, 0, -1, 0)
+
+
+def _seconds_of_parts(parts: Sequence[float], name: str) -> dict[str, float]:
+    """Returns the parts by name in seconds, and the sum of set-up and return; `name` is such as
+    `{}_s`.
+    """
+    told = {name.format(part): ns / SECOND for part, ns in zip(PARTS, parts, strict=True)}
+    return told | {name.format("rest"): told[name.format("setup")] + told[name.format("return")]}
+
+
+def unmeasured(report: ReportedJob) -> int:
+    """Returns how many actions ran whose set-up nobody measured."""
+    return sum(r.outcome is not None and r.outcome.setup_ns < 0 < r.outcome.exec_ns
+               for r in report.ended)
 
 
 def core_spans(r: ActionRecord, until_ns: int) -> Iterator[tuple[int, int, tuple[int, ...]]]:
@@ -182,11 +197,11 @@ def _group(name: str, records: list[ActionRecord], tried: list[ActionRecord]) ->
     """Returns the figures of the actions that ended, and what all attempts held and used."""
     acts = sorted(r.end_ns - r.submit_ns for r in records)
     n = len(records)
-    sums = [sum(column) for column in zip(*map(parts_ns, records), strict=True)]
+    means = [sum(column) / n for column in zip(*map(parts_ns, records), strict=True)]
     return {
         "name": name, "actions": n, "act_mean_s": sum(acts) / n / SECOND,
         "act_p95_s": percentile(acts, 95) / SECOND,
-        **{f"{part}_mean_s": total / n / SECOND for part, total in zip(PARTS, sums, strict=True)},
+        **_seconds_of_parts(means, "{}_mean_s"),
         "cpu_core_h": sum(r.cpu_held_ns for r in tried) / HOUR,
         "cpu_used_core_h": sum(r.outcome.cpu_ns for r in tried if r.outcome) / HOUR,
         "gpu_h": sum(r.gpu_held_ns for r in tried) / HOUR,
@@ -235,14 +250,18 @@ def _callee(name: str, records: list[ActionRecord], tried: list[ActionRecord]) -
         "restores": len(restores), "restore_s": sum(restores) / SECOND, "gpu_h": group["gpu_h"]}
 
 
-def slowest(report: ReportedJob, count: int = 25) -> list[dict[str, Any]]:
+def slowest_records(report: ReportedJob, count: int = 25) -> list[ActionRecord]:
     """Returns the actions with the longest ACT."""
-    chosen = sorted(report.ended, key=lambda r: r.submit_ns - r.end_ns)[:count]
+    return sorted(report.ended, key=lambda r: r.submit_ns - r.end_ns)[:count]
+
+
+def slowest(report: ReportedJob) -> list[dict[str, Any]]:
+    """Returns the figures of the actions with the longest ACT."""
     return [{
         "action": job_id(r), "name": r.action.name, "state": r.state.value,
         "node": r.node.name if r.node else "", "submit_s": (r.submit_ns - report.since_ns) / SECOND,
         "act_s": (r.end_ns - r.submit_ns) / SECOND,
-        **{f"{part}_s": ns / SECOND for part, ns in zip(PARTS, parts_ns(r), strict=True)},
+        **_seconds_of_parts(parts_ns(r), "{}_s"),
         "cpus": r.cpus, "gpus": len(r.gpus), "kind": r.action.kind.value,
-        "reason": r.outcome.reason if r.outcome else ""} for r in chosen]
+        "reason": r.outcome.reason if r.outcome else ""} for r in slowest_records(report)]
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..accounting.roll_up import nearest_rank
-from .reported_job import SECOND, ReportedJob, attempt_spans, core_spans, parts_ns
+from .reported_job import PARTS, SECOND, ReportedJob, attempt_spans, core_spans, parts_ns
 
 BINS = 400
 FloatArray = NDArray[np.float64]
@@ -126,7 +126,9 @@ def part_histograms(report: ReportedJob, bins: int = 48
     part of the ACT how many actions have a part of this length. A part of less than the first edge
     counts in the first bin.
     """
-    rows = np.array([parts_ns(r) for r in report.ended], dtype=np.float64).reshape(-1, 4) / SECOND
+    rows = np.array([parts_ns(r) for r in report.ended], dtype=np.float64)
+    rows = rows.reshape(-1, len(PARTS)) / SECOND
     top = max(1.0, float(rows.max(initial=0.0)))
     edges = np.geomspace(1e-4, top * 1.001, bins + 1)
-    return edges, [np.histogram(np.clip(rows[:, n], edges[0], None), edges)[0] for n in range(4)]
+    return edges, [np.histogram(np.clip(rows[:, n], edges[0], None), edges)[0]
+                   for n in range(len(PARTS))]

@@ -101,11 +101,21 @@ class ClusterNode(_Model):
 
 
 class ClusterService(_Model):
-    """A GPU service of the cluster."""
+    """A GPU service of the cluster.
+
+    Attributes:
+        name: The NAME in `service:NAME`.
+        restore_s: Time to bring it onto its GPUs.
+        weights_mib: Host memory that its weights take while it is parked.
+        node: Name of the only node on which it can be; empty for any.
+        gpus: The only block of that node on which it can be; empty for any.
+    """
 
     name: str
     restore_s: float = Field(0.0, ge=0)
     weights_mib: int = Field(0, ge=0)
+    node: str = ""
+    gpus: tuple[int, ...] = ()
 
 
 class ClusterEndpoint(_Model):
@@ -139,7 +149,8 @@ class Cluster(_Model):
         for action in all_actions(work):
             name = service_of(action.resource)
             calls[name] = calls.get(name, 0) + 1
-        return [ServiceSpec(s.name, to_ns(s.restore_s), s.weights_mib, calls.get(s.name, 0))
+        return [ServiceSpec(s.name, to_ns(s.restore_s), s.weights_mib, calls.get(s.name, 0),
+                            node=s.node, gpus=s.gpus)
                 for s in self.services]
 
     def endpoint_specs(self) -> list[EndpointSpec]:

@@ -17,6 +17,7 @@ from helpers.books_rig import BEGAN, write_journal
 from tangram_hpc.accounting.fields import FIELDS
 from tangram_hpc.accounting.roll_up import BY, ROLL_UP_FIELDS
 from tangram_hpc.cli import main
+from tangram_hpc.cli.helpers.job_savings import SAVINGS_FIELDS
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action
 from tangram_hpc.domain.ids import mint
@@ -198,4 +199,4 @@ def test_the_database_library_is_loaded_by_the_books_alone(home: Path) -> None:
 def test_every_column_is_explained() -> None:
     text = (DOCS / "ACCOUNTING.md").read_text()
     told = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}
-    assert {f.name for f in (*FIELDS, *ROLL_UP_FIELDS)} <= told
+    assert {f.name for f in (*FIELDS, *ROLL_UP_FIELDS, *SAVINGS_FIELDS)} <= told

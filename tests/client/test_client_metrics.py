@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import tangram_hpc
@@ -55,6 +56,18 @@ def test_the_act_is_split_into_queue_restore_run_and_system() -> None:
     parts = [figures[name] for name in ("queue_s", "restore_s", "run_s", "system_s")]
     assert parts == pytest.approx([0.010, 0.010, 0.040, 0.010])
     assert sum(parts) == pytest.approx(figures["act_s"])
+
+
+def test_the_overhead_is_split_into_set_up_and_return() -> None:
+    window = ActionWindow()
+    for setup_ms, act_ms in ((4, 50), (900, 50), (-1, 50)):  # the last one was not measured
+        result = ended()
+        outcome = msgspec.structs.replace(result.outcome, setup_ns=setup_ms * MS)
+        window.add(msgspec.structs.replace(result, outcome=outcome), act_ms * MS)
+    figures = window.figures()
+    assert figures["system_s"] == pytest.approx(0.010)
+    assert figures["setup_s"] == pytest.approx((0.004 + 0.010) / 3)
+    assert figures["setup_s"] + figures["return_s"] == pytest.approx(figures["system_s"])
 
 
 def test_an_action_whose_size_changed_held_the_sum_of_its_sizes() -> None:

@@ -16,6 +16,7 @@ import pytest
 from helpers.mixed_job import JOB, run_mixed_job
 from helpers.recorded_job import BEGAN_NS, busy_job, played, write_job
 
+from tangram_hpc import LocalCluster
 from tangram_hpc.cli import main
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action
@@ -29,7 +30,7 @@ from tangram_hpc.report.figures import all_plots
 from tangram_hpc.report.labels import apart, label, plain
 from tangram_hpc.report.lanes import BINS, ROWS_MAX, Window, lanes
 from tangram_hpc.report.page import page
-from tangram_hpc.report.reported_job import ReportedJob, classes, gather, headline
+from tangram_hpc.report.reported_job import PARTS, ReportedJob, classes, gather, headline
 from tangram_hpc.report.series import mean_level, peak, time_series
 from tangram_hpc.report.waterfall import slowest_trajectories
 from tangram_hpc.simulator.savings.savings import AS_RUN, RECORDED, Alternative, Savings
@@ -100,7 +101,8 @@ def test_figures_are_those_of_acct(job: str, capsys: pytest.CaptureFixture[str])
     assert found["endpoints"][0]["calls"] == sum(a["key"] == "endpoint:search" for a in ended)
     for row in found["classes"]:
         assert row["act_mean_s"] == pytest.approx(
-            sum(row[f"{part}_mean_s"] for part in ("wait", "restore", "run", "rest")), abs=2e-6)
+            sum(row[f"{part}_mean_s"] for part in PARTS), abs=2e-6)
+        assert row["rest_mean_s"] == pytest.approx(row["setup_mean_s"] + row["return_mean_s"])
 
 
 def test_the_page_shows_these_figures_and_asks_for_nothing_from_outside(
@@ -184,8 +186,60 @@ def test_savings_and_their_assumptions_are_in_the_report(capsys: pytest.CaptureF
                                                          ) -> None:
     found = told(capsys, "report", "4711", "--json", "--static", "2")["savings"]
     assert [row["policy"] for row in found["rows"]] == [
-        "elastic", "elastic", "fcfs:2", "static:2", "static:2", "elastic", "elastic"]
+        "elastic", "elastic", "fcfs:2", "static:2", "elastic", "static:2", "elastic", "elastic"]
     assert found["rows"][3]["act_growth"] > 0 and found["assumptions"]
+    [services] = [row for row in found["rows"] if row["way"] == "services"]
+    assert services["held_gpu_h"] == pytest.approx(services["gpus"] * services["step_s"] / 3600)
+    assert main(["report", "4711", "-o", "page.html"]) == 0
+    text = Path("page.html").read_text()
+    assert "each service on GPUs of its own" in text and "keeps every GPU service" in text
+
+
+def test_acct_prints_the_same_savings(capsys: pytest.CaptureFixture[str]) -> None:
+    of_page = told(capsys, "report", "4711", "--json")["savings"]
+    [of_acct] = told(capsys, "acct", "-X", "-j", "4711", "--savings", "--json")["savings"]
+    assert of_acct == {"job": "4711", **of_page}
+    assert main(["acct", "-X", "-j", "4711", "--savings"]) == 0
+    table, _, notes = capsys.readouterr().out.partition("\n\n")
+    head, _, *rows = table.splitlines()
+    assert head.split()[:3] == ["JobID", "Way", "Policy"] and len(rows) == len(of_page["rows"])
+    assert all(f"- {text}" in notes for text in of_page["assumptions"])
+    assert main(["acct", "-j", "4711", "--savings", "-P", "-o", "Way,GPUHours"]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "Way|GPUHours", f"recorded|{of_page['rows'][0]['held_gpu_h']:.3f}"]
+    assert main(["acct", "--savings", "-e"]) == 0
+    assert "GPUHours" in capsys.readouterr().out
+
+
+def test_the_slowest_actions_link_to_what_they_wrote(capsys: pytest.CaptureFixture[str],
+                                                     tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANGRAM_HOME", str(tmp_path))
+    with LocalCluster(1, home=tmp_path, job="logged", logs_mib=1) as client:
+        for argv in (["sh", "-c", f"echo '{HOSTILE.split(chr(27))[0]}'; echo two >&2; sleep 0.2"],
+                     ["true"]):
+            client.submit(argv, trusted=True).result(60)
+        client.submit(["sh", "-c", "seq 5000"], trusted=True).result(60)
+    assert main(["report", "logged", "-o", "logged.html", "--simulate", "0"]) == 0
+    text, elements = Path("logged.html").read_text(), Elements()
+    elements.feed(text)
+    links = [dict(fields)["href"] for name, fields in elements.found if name == "a"]
+    ids = [fields.get("id") for _, fields in elements.found]
+    assert len(links) == 2 and all(link[0] == "#" and ids.count(link[1:]) == 1 for link in links)
+    logs = text.partition("<section id='logs'>")[2].partition("</section>")[0]
+    assert "&lt;script&gt;" in logs and "<script" not in logs and "\ntwo</pre>" in logs
+    assert "\n5000</pre>" in logs and "\n100\n" not in logs  # of a long output the end
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["--by", "name"], "takes no --by"), (["--books"], "takes no --books"),
+    (["-j", "4711.1.1"], "name jobs without an action"), (["-o", "State"], "'State'")])
+def test_savings_of_anything_but_whole_jobs_are_refused(words: list[str], says: str,
+                                                        capsys: pytest.CaptureFixture[str]
+                                                        ) -> None:
+    assert main(["acct", "--savings", *words]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and says in lines[0]
 
 
 @pytest.mark.parametrize(("words", "says"), [

@@ -29,6 +29,19 @@ def test_concurrent_calls_run_as_one_batch_with_separate_answers() -> None:
     play(scene)
 
 
+def test_a_call_tells_how_long_it_waited_for_its_batch_apart_from_the_restore() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a", batch=8, batch_wait_ms=80)
+        rig.declare("b", batch=1)
+        early = rig.call("a")
+        await rig.all(early, rig.call("b", gpus=(1,)))
+        assert rig.ends[early].setup_ns >= 80 * 10**6 and rig.ends[early].restore_ns > 0
+        first, second = rig.call("b", gpus=(1,)), rig.call("b", gpus=(1,))
+        await rig.all(first, second)
+        assert rig.ends[second].setup_ns < rig.ends[first].exec_ns  # the wait for `first` is none
+    play(scene, call_s=0.5)
+
+
 def test_a_batch_keeps_its_token_budget_and_batch_1_runs_calls_singly() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a", batch_tokens=10)

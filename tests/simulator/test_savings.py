@@ -22,8 +22,10 @@ from tangram_hpc.simulator.savings.savings import (
     FCFS,
     JOBS,
     RECORDED,
+    SERVICES,
     STATIC,
     Savings,
+    _with_own_gpus,
     reservation,
     savings,
 )
@@ -38,6 +40,7 @@ from tangram_hpc.simulator.workload import (
     read_workload,
     together,
 )
+from tangram_hpc.simulator.world import SimulationWorld
 
 
 def coding(trajectories: int = 200, cpus: int = 800) -> tuple[Workload, Cluster]:
@@ -150,6 +153,54 @@ def test_services_and_endpoints_are_simulated_and_an_impossible_way_says_why() -
     run.cluster = one_gpu
     static = next(row for row in savings(run, fold(events)).rows if row.way == STATIC)
     assert "2 services want a GPU each" in static.why_not and static.mean_act_s is None
+
+
+def many_services() -> list[ev.Event]:
+    """A job in which four reward models took turns on one GPU, and a judge of two GPUs had two."""
+    action = {"work_s": 0.5, "degrees": (1,)}
+    rows = [{"trajectory": f"t{n}", "start_s": n, "turns": [{"think_s": 0.2, "actions": [
+        {"name": "tool", "resource": "cpu", **action},
+        {"name": "score", "resource": f"service:rm{n % 4}", **action},
+        {"name": "judge", "resource": "service:judge", "work_s": 0.5, "degrees": (2,)}]}] * 3}
+        for n in range(8)]
+    work = Workload.model_validate({"name": "w", "trajectories": rows})
+    services = [{"name": name, "restore_s": 0.1, "weights_mib": 100}
+                for name in ("rm0", "rm1", "rm2", "rm3", "judge", "never-called")]
+    cluster = Cluster.model_validate({"nodes": [
+        {"name": "a", "cpus": 8, "mem_mib": 4000, "gpus": 1},
+        {"name": "b", "cpus": 8, "mem_mib": 4000, "gpus": 2}], "services": services})
+    return played(work, cluster, "elastic")[1]
+
+
+def test_services_on_gpus_of_their_own_hold_them_from_the_first_to_the_last_moment() -> None:
+    found = saved(many_services())
+    own, again, first = (found.row(way) for way in (SERVICES, AS_RUN, RECORDED))
+    assert own and again and first and first.gpus == 3
+    assert own.gpus == 4 * 1 + 2 and own.cpus == again.cpus  # and none for the one never called
+    assert own.held_gpu_h == pytest.approx(6 * own.step_s / 3600)  # type: ignore[operator]
+    assert own.held_gpu_h > again.held_gpu_h  # type: ignore[operator]
+    assert own.mean_act_s < again.mean_act_s  # type: ignore[operator]  # nothing is restored twice
+    assert any(text.startswith('"services" keeps every GPU service') for text in found.assumptions)
+    # a placer with reservations runs a call on one GPU only, so the judge cannot be compared there
+    jobs = next(row for row in found.rows if row.way == JOBS)
+    assert jobs.gpus == 6 and "judge" in jobs.why_not
+    assert not saved(played(*coding(3, 12), "fcfs:4")[1]).row(SERVICES)
+
+
+def test_each_service_stays_on_its_own_gpus() -> None:
+    events = many_services()
+    cluster = _with_own_gpus(recorded(events))
+    assert cluster is not None
+    blocks = {s.name: s.gpus for s in cluster.services}
+    assert blocks == {"judge": (0, 1), "rm0": (2,), "rm1": (3,), "rm2": (4,), "rm3": (5,)}
+    world = SimulationWorld(recorded(events).work, cluster, make_placer("elastic"), True)
+    world.events = []
+    world.run()
+    asked = {e.action.id: e.action.key.partition(":")[2] for e in world.events
+             if isinstance(e, ev.ActionSubmitted)}
+    lent = {(asked[e.action], e.gpus) for e in world.events
+            if isinstance(e, ev.LeaseGranted) and e.gpus}
+    assert lent == {*blocks.items()}
 
 
 def test_a_long_job_is_compared_by_the_trajectories_that_began_first() -> None:

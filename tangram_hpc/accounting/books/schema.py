@@ -46,8 +46,9 @@ from sqlalchemy.exc import DataError, OperationalError, SQLAlchemyError
 from ...domain.tenant import DEFAULT_TENANT
 from ...errors import InvalidInput, TangramError, how_to_install
 from ..flat import COLUMNS
+from .stored_record import unpack_record
 
-SCHEMA = 2
+SCHEMA = 3
 FILE = "books.sqlite"
 _DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql",
             "mariadb": "mariadb+pymysql"}
@@ -105,8 +106,27 @@ def _add_tenants(connection: Connection) -> None:
                                f"DEFAULT '{DEFAULT_TENANT}'")
 
 
+def _add_parts(connection: Connection) -> None:
+    """Adds the columns of restore and set-up. Earlier releases did not measure the set-up; the
+    restore of a service is in the record.
+    """
+    a = actions.c
+    kind = a.setup_ns.type.compile(dialect=connection.dialect)
+    for name, unknown in (("restore_ns", 0), ("setup_ns", -1)):
+        connection.exec_driver_sql(f"ALTER TABLE {actions.name} ADD COLUMN {name} {kind} NOT NULL "
+                                   f"DEFAULT {unknown}")
+    for job in connection.execute(select(jobs.c.id)).scalars().all():
+        calls = select(a.action, a.run, a.record).where(a.job_id == job, a.service != "")
+        for action, run, record in connection.execute(calls).all():
+            outcome = unpack_record(record, "", "").outcome
+            if outcome is not None and outcome.restore_ns:
+                connection.execute(update(actions).where(
+                    a.job_id == job, a.action == action, a.run == run).values(
+                    restore_ns=outcome.restore_ns))
+
+
 # entry N brings tables of version N + 1 to version N + 2
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_add_tenants,)
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_add_tenants, _add_parts)
 
 
 class ValueRefused(TangramError):

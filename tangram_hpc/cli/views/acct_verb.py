@@ -3,8 +3,8 @@
 The rows are folded from the job's journal, so that they are available during the job and after it,
 or read from the books, which hold many jobs. No broker is asked, but Slurm's accounting is, once,
 when rows are about jobs that have ended: only it knows when Slurm ended them. With `-X` the rows
-are jobs, with `--by` groups of actions, with `--held` allocations; with `--comment` a summary
-becomes the Comment of the Slurm job.
+are jobs, with `--by` groups of actions, with `--held` allocations, with `--savings` other ways
+to run the same actions; with `--comment` a summary becomes the Comment of the Slurm job.
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ def add(verbs: Any) -> None:
                         "the journals (default: all of your jobs)")
     p.add_argument("-X", "--allocations", action="store_true",
                    help="print one row for each job instead of its actions")
+    p.add_argument("--savings", action="store_true",
+                   help="print what the same actions would have held and needed otherwise, "
+                        "simulated from the records of each job: with reservations, first come "
+                        "first served, with GPUs for each service alone, and on less")
     p.add_argument("--by", choices=_BY, metavar="|".join(_BY),
                    help="print a row for each group of actions, with counts, times and hours")
     p.add_argument("-D", "--duplicates", action="store_true",
@@ -58,13 +62,14 @@ def add(verbs: Any) -> None:
     acct_table.add(p)
     p.add_argument("--json", action="store_true",
                    help='print one JSON object, {"actions": [...]}; with -X {"jobs": [...]}, with '
-                        '--by {"by": ..., "groups": [...]}')
+                        '--by {"by": ..., "groups": [...]}, with --savings {"savings": [...]}')
     p.add_argument("--held", action="store_true",
                    help="print a row per allocation instead: the core-hours that it held and used")
     p.add_argument("--comment", action="store_true",
                    help="write a summary into the Comment of the Slurm job, and print it")
     p.add_argument("-e", "--helpformat", action="store_true",
-                   help="list the columns that --format knows, with --by those of groups")
+                   help="list the columns that --format knows, with --by those of groups, and with "
+                        "--savings those of savings")
     p.set_defaults(go=go)
 
 
@@ -74,6 +79,8 @@ def go(args: argparse.Namespace) -> int:
     from ...accounting.roll_up import ROLL_UP_FIELDS
     from ...errors import InvalidInput
 
+    if args.savings:
+        return _savings(args)
     if args.helpformat:
         for f in ROLL_UP_FIELDS if args.by else FIELDS:
             print(f"{f.name:<14} {f.about}")
@@ -96,6 +103,26 @@ def go(args: argparse.Namespace) -> int:
     else:
         _print_jobs(args, columns, jobs, selection)
     return 0
+
+
+def _savings(args: argparse.Namespace) -> int:
+    """Does `--savings`."""
+    from ...errors import InvalidInput
+    from ..helpers.job_savings import SAVINGS_FIELDS, columns, print_savings
+
+    if args.helpformat:
+        for f in SAVINGS_FIELDS:
+            print(f"{f.name:<14} {f.about}")
+        return 0
+    for option in ("by", "duplicates", "sacct", "books", "held", "comment"):
+        if getattr(args, option):
+            raise InvalidInput(f"--savings: it simulates whole jobs from their journals, and takes "
+                               f"no --{option}")
+    if any(one.action for one in args.jobs):
+        raise InvalidInput("--savings: it is about whole jobs; name jobs without an action")
+    named = args.jobs or acct_jobs.jobs_in_question(every=False)
+    return print_savings(args, list(dict.fromkeys(one.job for one in named)),
+                         columns(args.format))
 
 
 def _ask_spans(args: argparse.Namespace) -> AskSpans:

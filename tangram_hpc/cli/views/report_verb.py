@@ -9,7 +9,7 @@ import argparse
 import glob
 import json
 import os
-import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,9 @@ from ..helpers.next_verb import hint
 if TYPE_CHECKING:
     from ...report.lanes import Window
     from ...report.reported_job import ReportedJob
+
+
+_OUTPUT_MAX = 4096  # bytes of what a slow action wrote that stand on the page
 
 
 def add(verbs: Any) -> None:
@@ -110,41 +113,31 @@ def _report(job: str, args: argparse.Namespace) -> ReportedJob:
     """Reads the job, and simulates what else it could have been."""
     import time
 
-    from ...report.reported_job import gather
+    from ...report.reported_job import gather, slowest_records
     from ...storage.job_folders import is_served
     from ...storage.journal_segments import read_journals
+    from ...storage.output_log import last_output
     from ...storage.rundir import job_dir
 
     folder = job_dir(os.environ, job)
     report = gather(read_journals(folder), is_served(folder), time.time_ns())
     _compare(report, args)
+    if not args.json:
+        slow = {r.action.id for r in slowest_records(report)}
+        report.outputs = {action: data.decode(errors="replace")
+                          for action, data in last_output(folder, slow, _OUTPUT_MAX).items()}
     return report
 
 
 def _compare(report: ReportedJob, args: argparse.Namespace) -> None:
-    from ...errors import InvalidInput
-    from ...simulator.savings.recorded_run import recorded_run
-    from ...simulator.savings.savings import SIMULATED_MAX, savings
+    from ..helpers.job_savings import compare, say_progress
 
     if args.simulate == 0:
         report.why_no_savings = "--simulate 0 left it out"
         return
-    if report.row.state == "RUNNING":
-        report.why_no_savings = "the job still runs"
-        return
-    run = recorded_run(report.folded, report.witness)
-    if run is None:
-        report.why_no_savings = "no action of the job can be simulated"
-        return
-    try:
-        report.savings = savings(run, report.folded, args.static, args.simulate or SIMULATED_MAX,
-                                 _progress)
-    except InvalidInput as error:
-        report.why_no_savings = str(error)
-
-
-def _progress(text: str) -> None:
-    print(f"tangram: report: {text}", file=sys.stderr)
+    report.savings, report.why_no_savings = compare(
+        report.folded, report.row, report.witness, partial(say_progress, "report"), args.static,
+        args.simulate)
 
 
 def _chosen(window: tuple[float, float] | None, report: ReportedJob) -> Window | None:

@@ -149,5 +149,5 @@ class GrantRequest:
         self.said = ms.GrantEnded(self.future.action, lease, Outcome(
             state, exec_ns=ran_ns, reason=" ".join(reason.split())[:500],
             cost_micro=round(float(cost) * 1e6), pushed=pushed, retry_after_ns=wait_ns,
-            returned=returned))
+            returned=returned, setup_ns=0 if lease else -1))
         self._send(self.said)

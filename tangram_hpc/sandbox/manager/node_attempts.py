@@ -33,7 +33,9 @@ class NodeAttempt:
         held: whether its CPUs are enforced.
         asked_mib: the memory that it may use, in MiB; 0 for no limit.
         gpu_token: ends the measuring of its GPUs; 0 for none.
-        started_ns: when it started (monotonic).
+        taken_ns: when its order came, or, of a call that waited in its runner, when the call
+            before it had ended (monotonic).
+        started_ns: when it started (monotonic); 0 before.
         stop: the state and reason to report when someone ended it, at `stopped_ns` (monotonic).
         last_usage: CPU time in ns and peak memory in KiB of a function just before its runner was
             killed.
@@ -61,6 +63,7 @@ class NodeAttempt:
         "stop",
         "stopped_ns",
         "storing",
+        "taken_ns",
         "timer",
     )  # fmt: skip
 
@@ -77,6 +80,7 @@ class NodeAttempt:
         self.asked_mib = 0
         self.gone = False
         self.gpu_token = 0
+        self.taken_ns = time.monotonic_ns()
         self.started_ns = 0
         self.stop: tuple[ActionState, str] | None = None
         self.stopped_ns = 0
@@ -100,6 +104,11 @@ class NodeAttempt:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
+
+    @property
+    def setup_ns(self) -> int:
+        """How long it took to start it, in ns; -1 if it did not start."""
+        return self.started_ns - self.taken_ns if self.started_ns else -1
 
     def unstarted(self, state: ActionState, reason: str) -> Outcome:
         """Returns the outcome of an attempt that never ran."""

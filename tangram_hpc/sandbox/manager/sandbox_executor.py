@@ -526,9 +526,10 @@ class SandboxExecutor:
         """
         if process.kind == RUNNER and process.leases:
             lease = next(iter(process.leases))
-            self._attempts[lease].started_ns = time.monotonic_ns()
+            attempt = self._attempts[lease]
+            attempt.taken_ns = attempt.started_ns = time.monotonic_ns()
             self._reports.started(lease)
-            if self._attempts[lease].stop is not None:
+            if attempt.stop is not None:
                 process.kill()
         elif process.session:
             session = self._sessions.get(process.session)
@@ -565,7 +566,8 @@ class SandboxExecutor:
                 none_left: bool, soon: bool = False) -> None:
         attempt.live, attempt.gone = False, none_left
         attempt.end_timer()
-        outcome = self._gpus.measured(attempt.gpu_token, outcome).returning(payload)
+        outcome = self._gpus.measured(attempt.gpu_token, outcome).returning(payload,
+                                                                            attempt.setup_ns)
         if self._outputs is not None:
             self._outputs.ended(attempt.order.action.id, attempt.order.lease,
                                 payload if attempt.order.action.kind is _EXEC else None,

@@ -26,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define FAST_PATH_VERSION 6     /* raise it when the struct or its meaning changes */
+#define FAST_PATH_VERSION 7     /* raise it when the struct or its meaning changes */
 #define BYTES (1 << 16)     /* of a read; Python serves an order that does not fit */
 #define OUTPUT (1 << 14)    /* bytes of one stream, at most */
 #define ARGS 256
@@ -36,7 +36,7 @@
 #define TAG_EXEC 2
 #define TAG_RETURN 10
 #define TAG_ENDED 20
-#define RSS_AT_LEAST 2      /* bit of an outcome's last field: maxrss is a lower bound */
+#define RSS_AT_LEAST 2      /* bit of an outcome's field `at_least`: maxrss is a lower bound */
 #define PAGE_KIB 4          /* no program has less */
 
 /* Bytes that Python owns and keeps for as long as this process lives. */
@@ -65,7 +65,8 @@ struct fast_path {
     int64_t output_max;  /* or writes more to a stream; at most OUTPUT */
     struct bytes call_tail; /* of a call that has only argv or shell */
     struct bytes completed, failed; /* an outcome's bytes up to its exit code */
-    /* the outcome's fields after maxrss; the last byte is the set of `at_least` bits */
+    /* the outcome's fields after maxrss; the last two bytes are the set of `at_least` bits, and
+     * `setup_ns`, which the worker fills in */
     struct bytes outcome_tail;
     struct bytes begin; /* the directory of commands; empty: ours */
     struct known known[KNOWN];
@@ -257,7 +258,7 @@ static int tell(const struct fast_path *path, uint64_t lease, const uint8_t *out
     to = put_whole(to, 0xcf, 8, (uint64_t)path->maxrss_kib);
     to = put(to, path->outcome_tail.at, path->outcome_tail.size);
     if (path->hidden)
-        to[-1] = RSS_AT_LEAST;
+        to[-2] = RSS_AT_LEAST;
     to = put_size(to, 2 + packed(sizes[0]) + packed(sizes[1]) + 3);
     *to++ = 0x94;
     *to++ = TAG_RETURN;

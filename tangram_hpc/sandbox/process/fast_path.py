@@ -24,7 +24,7 @@ from ...protocol.process_frames import RECEIVE, RunAction, SandboxLimits
 from .isolation_setup import SandboxIsolation
 
 PATIENCE_NS = 2_000_000  # Python takes over a command that takes longer
-_VERSION = 6
+_VERSION = 7
 _KNOWN = 16  # kinds of orders that it remembers
 _OUTPUT = 1 << 14  # bytes of a stream
 _OWN = 8  # the pause process and its children inside

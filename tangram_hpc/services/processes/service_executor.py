@@ -74,6 +74,9 @@ class PendingCall:
         reported: The broker knows the outcome, but the call's batch still runs.
         restore_ns: How long it took to bring the copy to the block for this call, ns.
         metered: The meter's number for this call; 0 for none.
+        came_ns: When its order came (monotonic).
+        setup_ns: How long its last try needed, without the restore, until its batch began, ns; -1
+            before.
     """
 
     order: StartAttempt
@@ -84,6 +87,8 @@ class PendingCall:
     reported: bool = False
     restore_ns: int = 0
     metered: int = 0
+    came_ns: int = field(default_factory=time.monotonic_ns)
+    setup_ns: int = -1
 
     @property
     def timeout_s(self) -> float | None:
@@ -100,6 +105,7 @@ class CallQueue:
         calls: The waiting calls, FCFS.
         deaths: How many copies in a row have died while they were brought to this block.
         task: The task that runs the calls; None while there is none.
+        free_ns: When its last batch ended (monotonic); 0 before.
     """
 
     def __init__(self, service: str, block: Block) -> None:
@@ -107,6 +113,7 @@ class CallQueue:
         self.calls: deque[PendingCall] = deque()
         self.deaths = 0
         self.task: asyncio.Task[None] | None = None
+        self.free_ns = 0
 
 
 class ServiceExecutor:
@@ -227,9 +234,12 @@ class ServiceExecutor:
                 batch, called, queue.deaths = self._drop_cancelled(batch), True, 0
                 if batch:
                     batch[0].restore_ns = took_ns
+                    now = time.monotonic_ns()
                     for call in batch:
+                        call.setup_ns = max(0, now - max(call.came_ns, queue.free_ns) - took_ns)
                         self._report_start(call, queue.block)
                     await self._call(copy, batch)
+                    queue.free_ns = time.monotonic_ns()
         except TookTooLong as error:
             self._requeue(queue, batch, str(error), False)
         except ServiceDied as error:
@@ -289,7 +299,8 @@ class ServiceExecutor:
             payload = encode(ErrorReturn("ServiceError", reply.error) if reply.error
                              else ValueReturn(reply.value))
             outcome = Outcome(state, exec_ns=spent_ns, reason=reply.error, batch=len(batch),
-                              restore_ns=call.restore_ns, returned=len(payload))
+                              restore_ns=call.restore_ns, returned=len(payload),
+                              setup_ns=call.setup_ns)
             if len(payload) > INLINE_MAX:
                 owner = owner_of_result(call.order.action, call.order.lease)
                 try:
@@ -305,7 +316,8 @@ class ServiceExecutor:
             limit = call.timeout_s
             if limit is not None and spent_ns >= limit * 1e9:
                 self._end(call, Outcome(ActionState.TIMEOUT, exec_ns=spent_ns,
-                                        reason=too_long(limit), restore_ns=call.restore_ns))
+                                        reason=too_long(limit), restore_ns=call.restore_ns,
+                                        setup_ns=call.setup_ns))
 
     def _requeue(self, queue: CallQueue, batch: Sequence[PendingCall], why: str,
                  blamed: bool) -> None:

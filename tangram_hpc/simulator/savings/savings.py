@@ -1,5 +1,5 @@
 """Computes what the actions of a job would have needed otherwise: with one reservation per
-trajectory, first come first served, and on a smaller allocation.
+trajectory, first come first served, with GPUs for each service alone, and on a smaller allocation.
 
 Each alternative is a run of the simulator, which is the scheduler's own code under a simulated
 clock. The job is simulated as it ran, too: how far that run is from the recorded one says how far
@@ -11,10 +11,12 @@ for each trajectory it is what these jobs hold.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from ...accounting.record import Fold
 from ...domain import event as ev
+from ...domain.service import service_of
 from ...errors import InvalidInput
 from ...scheduler.placement.placers.placer_registry import make_placer
 from ..sizing import Holding, full_holding, resized
@@ -25,10 +27,12 @@ from .recorded_run import RecordedRun
 SIMULATED_MAX = 2000  # actions; a placer needs up to 5 ms of CPU time for each
 SMALLER = (0.75, 0.5)  # of the CPUs and GPUs
 GROWTH_MAX = 0.10  # a smaller allocation will do if the mean ACT grows by no more
+RECORDS_AGREE = 0.10  # a simulation whose mean ACT is further from the recorded one says little
 K_USUAL = 4  # CPUs of a reservation, where no action needs more and some can use as many
 _SECOND, _HOUR = 10**9, 3600 * 10**9
 
-RECORDED, AS_RUN, FCFS, STATIC, JOBS = "recorded", "as run", "fcfs", "static", "jobs"
+RECORDED, AS_RUN, FCFS, STATIC = "recorded", "as run", "fcfs", "static"
+SERVICES, JOBS = "services", "jobs"
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class Alternative:
     """Describes one way to run the same actions. A figure is None where the way is impossible.
 
     Attributes:
-        way: RECORDED, AS_RUN, FCFS, STATIC, JOBS, or a share of the allocation such as "75%".
+        way: RECORDED, AS_RUN, FCFS, STATIC, SERVICES, JOBS, or a share of the allocation such as
+            "75%".
         policy: The placer.
         cpus, gpus: What is held at one time, at most.
         mean_act_s: Mean time from submission to result, of actions that have one.
@@ -112,6 +117,29 @@ class Savings:
             return None
         return row.mean_act_s / whole.mean_act_s - 1
 
+    def error(self) -> float | None:
+        """Returns by which fraction the mean ACT of the run as it was, simulated, is off the
+        recorded one; None where either is not known.
+        """
+        recorded, again = self.row(RECORDED), self.row(AS_RUN)
+        if not (recorded and again and recorded.mean_act_s and again.mean_act_s):
+            return None
+        return abs(again.mean_act_s / recorded.mean_act_s - 1)
+
+    def change(self, row: Alternative) -> float | None:
+        """Returns `growth` of this row; None for the run as it was, recorded or simulated."""
+        return None if row.way in (RECORDED, AS_RUN) else self.growth(row.way)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns everything for machines; units stand at the end of names."""
+        told: dict[str, Any] = {
+            "rows": [asdict(row) | {"act_growth": self.change(row)} for row in self.rows],
+            "assumptions": self.assumptions, "trajectories": self.trajectories,
+            "actions": self.actions, "actions_of_job": self.actions_of_job}
+        if self.tenants:
+            told["tenants"] = [asdict(row) for row in self.tenants]
+        return told
+
 
 def reservation(work: Workload) -> int:
     """Returns the CPUs of a reservation for one trajectory: as many as each of its actions needs,
@@ -153,6 +181,9 @@ def savings(run: RecordedRun, folded: Fold, static_cpus: int = 0,
     add(AS_RUN, as_run, part.cluster)
     add(FCFS, f"fcfs:{k}", part.cluster)
     add(STATIC, f"static:{k}", part.cluster)
+    own_gpus = _with_own_gpus(part)
+    if own_gpus is not None:
+        add(SERVICES, as_run, own_gpus)
     add(JOBS, f"static:{k}", _room_for_all(part, k))
     full = full_holding(part.cluster)
     for share in SMALLER:
@@ -247,15 +278,44 @@ def _reserved(events: list[ev.Event]) -> tuple[int, int]:
 
 
 def _room_for_all(part: RecordedRun, k: int) -> Cluster:
-    """Returns the cluster with so many CPUs and so much memory that no reservation waits."""
-    trajectories = part.work.trajectories
+    """Returns the cluster with so many CPUs and so much memory that no reservation waits, and with
+    GPUs for each service alone.
+    """
+    trajectories, cluster = part.work.trajectories, _with_own_gpus(part) or part.cluster
     cpus = sum(k for t in trajectories if any(a.resource == "cpu" for n in t.turns
                                               for a in n.actions))
     mem_mib = sum(t.session.mem_mib for t in trajectories)
-    first, *others = part.cluster.nodes
+    first, *others = cluster.nodes
     wide = first.model_copy(update={"cpus": max(first.cpus, cpus),
                                     "mem_mib": max(first.mem_mib, mem_mib)})
-    return part.cluster.model_copy(update={"nodes": (wide, *others)})
+    return cluster.model_copy(update={"nodes": (wide, *others)})
+
+
+def _with_own_gpus(part: RecordedRun) -> Cluster | None:
+    """Returns the cluster with GPUs for each service alone, as many as each of its calls needs, and
+    with no others; None if no service is called.
+
+    The GPUs are all on the first node, and a service may be on no others. The largest blocks come
+    first, so that each is aligned.
+    """
+    sizes: dict[str, int] = {}
+    for action in all_actions(part.work):
+        if name := service_of(action.resource):
+            sizes[name] = max(sizes.get(name, 1), action.degrees[0])
+    if not sizes:
+        return None
+    called = sorted((s for s in part.cluster.services if s.name in sizes),
+                    key=lambda s: -sizes[s.name])
+    first, *others = part.cluster.nodes
+    services, used = [], 0
+    for service in called:
+        block = tuple(range(used, used + sizes[service.name]))
+        services.append(service.model_copy(update={"node": first.name, "gpus": block}))
+        used += len(block)
+    weights_mib = sum(service.weights_mib for service in called)
+    return part.cluster.model_copy(update={"services": tuple(services), "nodes": (
+        first.model_copy(update={"gpus": used, "mem_mib": first.mem_mib + weights_mib}),
+        *(node.model_copy(update={"gpus": 0}) for node in others))})
 
 
 def _assumptions(run: RecordedRun, found: Savings, k: int, durations: str) -> list[str]:
@@ -265,9 +325,9 @@ def _assumptions(run: RecordedRun, found: Savings, k: int, durations: str) -> li
         "The actions are those of the records, and a trajectory thinks as long as it did. What it "
         "submitted before its earlier actions had ended counts as submitted together with them. An "
         "action with neither a session nor a trajectory's name is a trajectory of its own.",
-        f"A reservation holds {k} CPUs from the beginning of its trajectory to the end, as a pod "
-        "or a job of its own would; an action uses as many of them as it can. Each GPU service "
-        "has at least one GPU of its own.",
+        f"A reservation holds {'1 CPU' if k == 1 else f'{k} CPUs'} from the beginning of its "
+        "trajectory to the end, as a pod or a job of its own would; an action uses as many of "
+        "them as it can. Each GPU service has at least one of the nodes' GPUs alone.",
         "\"jobs\" is one job for each trajectory, which all start at once: held are the CPUs of "
         "these jobs, each for its own time. No queue of Slurm and no start of a job is counted.",
         "Held are all CPUs and GPUs of the nodes from the beginning of the first trajectory to "
@@ -276,6 +336,12 @@ def _assumptions(run: RecordedRun, found: Savings, k: int, durations: str) -> li
         "simulation more CPUs shorten them too. Opening a session takes no time.",
         "Where the journal does not say how long a policy thought before a trajectory's first "
         "action, it counts as long as before the trajectory's later turns in the mean."]
+    if found.row(SERVICES):
+        said.append("\"services\" keeps every GPU service that was called on GPUs of its own from "
+                    "the beginning of the first trajectory to the last result, as a reward model "
+                    "that is deployed for the whole run: one copy on as many GPUs as each of its "
+                    "calls needs at least. The job's other GPUs are not held, and its CPUs are. "
+                    "\"jobs\" holds the same GPUs beside the CPUs of its jobs.")
     if found.tenants:
         said.append("A tenant's part of what was held is in proportion to what its actions held. "
                     "Its jobs are simulated without those of the other tenants.")
