@@ -31,8 +31,8 @@ def add(verbs: Any) -> None:
     p.add_argument("--job", default="", help="job id (default: SLURM_JOB_ID, else a local name)")
     p.add_argument("--nodes", type=int, default=1,
                    help="number of workers that will join (default: 1)")
-    p.add_argument("--placer", help="placer: elastic, paper, first-fit, fcfs:K or static:K "
-                                    "(default: the setting `placer`)")
+    p.add_argument("--placer", help="placer: elastic, elastic:TAIL, paper, first-fit, fcfs:K or "
+                                    "static:K (default: the setting `placer`)")
     p.add_argument("--sync", help="when the journal is synced to disk: none, batch or always "
                                   "(default: the setting `sync`)")
     p.add_argument("--bind", help="address, interface or network to listen on (default: the "

@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from ..errors import InvalidInput
 from ..scheduler.placement.placers.placer_name import NAMES as PLACERS
-from ..scheduler.placement.placers.placer_name import parse_placer_name
+from ..scheduler.placement.placers.placer_name import TAIL_MAX, parse_placer_name
 from .first_error import first_error
 from .ownership import read_trusted
 
@@ -54,7 +54,7 @@ class Config(BaseModel):
 
     placer: str = Field("elastic", description=f"one of {', '.join(PLACERS)}; elastic:TAIL with "
                                               "TAIL from 0, for the least mean completion time, to "
-                                              "8, for a short tail")
+                                              f"{TAIL_MAX}, for a short tail")
     sync: Literal["none", "batch", "always"] = Field(
         "none", description="durability of the journal: none survives a crash of the broker, batch "
                             "and always survive a crash of its node too")

@@ -269,7 +269,7 @@ def test_elastic_violates_no_invariant_behind_drivers_and_a_network(seed: int) -
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared workloads")
 @pytest.mark.parametrize(("work", "size", "durations", "at_most"), [
-    pytest.param("coding-200", "0.5x", "oracle", 1.72, marks=pytest.mark.long),
+    ("coding-200", "0.5x", "oracle", 1.72),
     pytest.param("coding-200", "0.29x", "oracle", 2.55, marks=pytest.mark.long),
     pytest.param("coding-200", "0.5x", "learned", 1.80, marks=pytest.mark.long),
     ("coding-200", "0.29x", "learned", 2.65),

@@ -52,6 +52,21 @@ def test_a_wrong_tail_is_refused_with_the_bounds(name: str) -> None:
         parse_placer_name(name)
 
 
+@pytest.mark.parametrize("tail", range(TAIL_MAX + 1))
+def test_a_clock_that_was_set_back_changes_no_weight(tail: int) -> None:
+    """As after a restart of the broker on a node whose clock is behind that of its journal."""
+    placed = []
+    for back in (0, 3600 * SECOND):
+        world = World(f"elastic:{tail}")
+        world.node(4)
+        for work in (1, 8):
+            world.submit((1, 2, 4), profile=Profile(work * SECOND, 0))
+        world.now -= back
+        world.plan()
+        placed.append([lease.units for lease in world.ledger.leases.values()])
+    assert placed[0] == placed[1] != []
+
+
 @pytest.mark.parametrize(("placer", "first"), [("elastic:3", True), ("elastic:0", False)])
 def test_an_action_that_has_waited_comes_first(placer: str, first: bool) -> None:
     world = World(placer)

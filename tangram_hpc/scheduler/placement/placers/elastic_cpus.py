@@ -174,7 +174,10 @@ class ElasticCpus:
             kept.look_at = min(kept.look_at or due, due)
 
     def _weight(self, view: Snapshot, action: int, left: int, scale: int) -> int:
-        age = view.now_ns - view.ledger.actions[action].submitted_at
+        if not self._tail:
+            return weight(left, scale)
+        # the clock of a broker that was started again may be behind that of its journal
+        age = max(0, view.now_ns - view.ledger.actions[action].submitted_at)
         return weight(left, scale, age, self._tail)
 
     def _look_again(self, view: Snapshot, kept: _Node, soonest: int, left: list[int]) -> None:

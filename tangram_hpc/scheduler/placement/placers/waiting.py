@@ -7,8 +7,8 @@ order tag decides.
 
 Shortest first alone could starve a long action. So the action with the lowest order tag of a list
 comes first once it was overtaken BYPASS times by later ones of its queue shard, or has waited for
-OVERDUE_NS. `elastic` may let actions come first earlier, in order of arrival, once they have waited
-for AGED_NS. Units are taken for such an action by value only. The queue is read only.
+OVERDUE_NS. Under `elastic` with a TAIL above 0 it comes first once it has waited for AGED_NS; units
+are then taken for it by value only. The queue is read only.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Next(NamedTuple):
         shape: its shape.
         turn: its order tag.
         overdue: whether it is next because nothing may overtake it any more.
-        aged: whether it is next, if it is the oldest one, because it has waited so long.
+        aged: whether it is next because it has the lowest order tag and has waited `aged_ns`, or
+            is overdue.
     """
 
     action: int
