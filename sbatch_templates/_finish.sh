@@ -1,18 +1,18 @@
 # ---- the end of the job, for any reason: leaves nothing on any node ---------------------------------
-broker="" workers=() ranks="" again="" evicted=""
+broker="" workers=() ranks="" again="" evicted="" told_to_end=""
 preempted() {           # whether Slurm has told the steps, and not this script, that it preempts the job
     local told
     told=$(SLURM_TIME_FORMAT=standard timeout 5 scontrol -o show job "$SLURM_JOB_ID" 2>/dev/null | sed -n 1p)
-    [[ $told =~ " StartTime="([0-9T:-]+) ]] || return
+    [[ $told =~ " StartTime="([0-9T:-]+) ]] || return 1  # without 1, a trap returns what was before it
     local began="${BASH_REMATCH[1]}"                     # an earlier start may have been preempted too
     [[ $told =~ " PreemptTime="([0-9T:-]+) ]] && [[ ! ${BASH_REMATCH[1]} < $began ]]
 }
 drop_leftovers() {      # of a het job: components that lost all their nodes and wait in the queue alone
     local left=afterok
-    [ "$1" -ne 0 ] || left=afternotok                    # what never comes true of this job
+    [ "$1" -ne 0 ] || left=afternotok                    # a dependency that this job cannot fulfil
     for component in $(timeout 5 squeue -h -j "$SLURM_JOB_ID" -t PENDING -o %A 2>/dev/null); do
         # scancel refuses one component, but Slurm ends it when this job is over: --kill-on-invalid-dep
-        scontrol update jobid="$component" dependency="$left:$SLURM_JOB_ID" || echo "tangram: a component of job" \
+        timeout 5 scontrol update jobid="$component" dependency="$left:$SLURM_JOB_ID" || echo "tangram: a component of job" \
             "$SLURM_JOB_ID lost its nodes and waits in the queue alone; \`scancel $SLURM_JOB_ID\` removes it" >&2
     done
 }
@@ -34,7 +34,7 @@ finish() {
         kill -TERM "$ranks" 2>/dev/null
         wait "$ranks"
         status=$?
-    elif [ -n "$ranks" ] && preempted; then              # the trainers ended because Slurm had told them to
+    elif [ -n "$ranks" ] && [ -z "$told_to_end" ] && preempted; then # Slurm had told the trainers to end
         again="" evicted=yes
     else
         again=""                                         # the trainers had ended by themselves: no further start
@@ -48,17 +48,18 @@ finish() {
     fi
     if [ -n "$again" ] && [ "$start" -lt <REQUEUES> ]; then
         echo "tangram: the time limit is near: start $((start + 1)) of <REQUEUES> follows"
-        scontrol requeue "$SLURM_JOB_ID"                 # ends this script
+        scontrol requeue "$SLURM_JOB_ID" && exit "$status"
     elif [ -n "$evicted" ]; then
         echo "tangram: Slurm preempts this job, and its trainer has ended: the job waits for its next start"
-        scontrol requeue "$SLURM_JOB_ID"                 # fails if requeueing is not allowed: then the job is over
-    elif [ "${SLURM_HET_SIZE:-0}" -gt 1 ]; then
+        scontrol requeue "$SLURM_JOB_ID" && exit "$status" # fails if requeueing is not allowed: the job is over
+    fi
+    if [ "${SLURM_HET_SIZE:-0}" -gt 1 ]; then
         drop_leftovers "$status"
     fi
     exit "$status"
 }
 trap finish EXIT
 trap 'again=yes; exit 143' USR1                          # the time limit is near
-trap 'exit 143' TERM
-trap 'exit 130' INT
-trap 'exit 129' HUP
+trap 'told_to_end=yes; exit 143' TERM
+trap 'told_to_end=yes; exit 130' INT
+trap 'told_to_end=yes; exit 129' HUP

@@ -62,7 +62,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`make test` runs the files of `ALONE` while nothing is beside them. To read the other 300
+    """`make test` runs the tests of `ALONE` while nothing is beside them. To read the other 300
     files for it would take seconds in which a core idles."""
     others = collection_path.name.startswith("test_") and collection_path.stem not in ALONE
     return True if others and config.getoption("markexpr") == "not long and alone" else None

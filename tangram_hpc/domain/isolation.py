@@ -6,6 +6,7 @@ starts, and its `NodeSpec` lists only the backends that worked, in the order of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from .node import NodeSpec
@@ -72,6 +73,17 @@ def choose_isolation(offers: tuple[str, ...], spec: SessionSpec) -> str:
         if spec.backend in ("", name) and (not spec.image or takes_image(name, spec.image)):
             return name
     return ""
+
+
+def lacks_image(offers: Sequence[str], spec: SessionSpec) -> str:
+    """Returns why these backends build no sandbox for a session without an image; an empty string
+    if one of them does, or if the session has an image.
+    """
+    able = [name for name in offers if spec.backend in ("", name)]
+    if spec.image or not able or any(name not in NEED_IMAGES for name in able):
+        return ""
+    return (f"image: {' or '.join(able)} builds its sandboxes from an image; name one"
+            + ("" if spec.backend else ", or install bubblewrap on the nodes"))
 
 
 def networks(offers: tuple[str, ...], open_network: str = "") -> tuple[str, ...]:

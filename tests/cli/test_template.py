@@ -300,6 +300,7 @@ def test_the_job_script_starts_and_ends_broker_workers_gateway_and_trainer(
     assert set(told[1:-1]) == {
         "tangram worker --component cpu --het-group 0",
         "tangram worker --component gpu --het-group 1", "gateway of 3",
+        "scontrol -o show job 7",  # whether the job is being preempted
         *(t for t in told if t.startswith("tangram rank"))}
     assert sum(t.startswith("tangram rank --gateway=on --step-file=") for t in told) == 2
     assert told[-1] == "broker ended"

@@ -30,7 +30,7 @@ from tangram_hpc.ports import SandboxSettings
 from tangram_hpc.protocol.payload import ExecCall, ExecReturn
 from tangram_hpc.resources import process_tree
 
-# A container program joins them where this names one, and a folder that it takes for an image.
+# A container program replaces them where this names one, and a folder that it takes for an image.
 CONTAINER, _, IMAGE = os.environ.get("TANGRAM_TEST_CONTAINER", "").partition(":")
 BACKENDS = (CONTAINER,) if CONTAINER else ("process", "bwrap")
 # As a command that Python serves, and as the second of its kind, which is plain (`_fast_path.c`).

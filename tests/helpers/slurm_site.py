@@ -149,8 +149,8 @@ class Site:
 
     def until(self, true: Callable[[], Any], what: str, timeout: float = 60,
               told: Callable[[], str] = str) -> Any:
-        """Polls until something is true; the failure says what was awaited. It uses at most half a
-        core: `tangram info` takes longer than the 0.2 s, and what is awaited needs the cores."""
+        """Polls until something is true; the failure says what was awaited. It waits between two
+        looks as long as a look takes, and at least 0.2 s: what is awaited needs the cores too."""
         deadline = time.monotonic() + timeout
         while (began := time.monotonic()) < deadline:
             if value := true():
@@ -197,15 +197,9 @@ class Site:
         return files + [str(pid) for pid in self.pids("tangram|sleep 432|trainer_")]
 
     def left_on_nodes(self) -> list[str]:
-        """The same on nodes that are network namespaces: all files there of the cluster's users,
-        also of their subordinate ones, mounts of jobs, and processes of the user."""
+        """The same on nodes that are network namespaces: all files there that are not root's, also
+        those of subordinate users, mounts of jobs, and processes of the user."""
         found, uid = [], pwd.getpwnam(self.cluster.user).pw_uid
-        owners = {pwd.getpwnam(name).pw_uid: self._subordinate(name)
-                  for name in self.cluster.users}
-
-        def owned(number: int) -> bool:
-            return any(number == owner or number in below for owner, below in owners.items())
-
         for node in self.cluster.status()["nodes"]:
             holder = self.cluster.pid_of(f"node-{node}")
             for base in ("tmp", "dev/shm", "var/tmp"):
@@ -214,22 +208,20 @@ class Site:
                         continue
                     with contextlib.suppress(FileNotFoundError):  # it goes just now
                         found += [f"{node}: {p}" for p in (top, *top.rglob("*"))
-                                  if owned(p.lstat().st_uid)]
+                                  if p.lstat().st_uid]
             mounts = Path(f"/proc/{holder}/mounts").read_text().splitlines()
             found += [f"{node}: {line}" for line in mounts if "tangram" in line]
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
-                number = os.stat(f"/proc/{pid}").st_uid
-                if number == uid or number in owners[uid]:
+                if os.stat(f"/proc/{pid}").st_uid in (uid, *self._subordinate(uid)):
                     found.append(f"{pid}: {Path(f'/proc/{pid}/cmdline').read_bytes()!r:.200}")
         return found
 
-    @staticmethod
-    def _subordinate(user: str) -> range:
-        """The numbers of a user's range; empty for none."""
+    def _subordinate(self, uid: int) -> range:
+        """The numbers of the user's range; empty for none."""
         for line in Path("/etc/subuid").read_text().splitlines():
             name, first, count = line.split(":")
-            if name == user:
+            if name == self.cluster.user:
                 return range(int(first), int(first) + int(count))
         return range(0)
 

@@ -59,5 +59,5 @@ def test_the_recipe_has_the_dependencies_of_the_project(monkeypatch: pytest.Monk
 
 def test_the_recipe_of_a_dependency_names_a_version_with_its_hash(
         monkeypatch: pytest.MonkeyPatch) -> None:
-    ((version,), named), = directives("py_msgspec", monkeypatch)["version"]
-    assert version == "0.19.0" and re.fullmatch(r"[0-9a-f]{64}", named["sha256"])
+    ((version,), named), = directives("py_shtab", monkeypatch)["version"]
+    assert version == "1.7.2" and re.fullmatch(r"[0-9a-f]{64}", named["sha256"])

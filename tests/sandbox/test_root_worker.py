@@ -95,6 +95,18 @@ def test_a_worker_starts_where_a_container_program_is_all_that_isolates_code(
         warm(cluster, 1)
 
 
+@pytest.mark.parametrize("name", ["apptainer", "enroot"])
+@pytest.mark.attack("code", "files")
+def test_a_worker_that_is_root_offers_no_container_in_which_code_is_root_of_the_node(
+        without_bwrap: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / name).symlink_to("/bin/false")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = Backends.probed()
+    assert found.untrusted == () and name not in found.trusted
+    with pytest.raises(InvalidInput, match=f"{name} cannot be used here .*root of the node"):
+        Backends.probed(name)
+
+
 @pytest.mark.usefixtures("without_bwrap")
 def test_the_demo_says_that_its_programs_run_without_isolation() -> None:
     from tangram_hpc.demo.demo_isolation import isolation_warning

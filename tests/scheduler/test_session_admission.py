@@ -80,6 +80,10 @@ def test_where_only_a_container_program_isolates_code_it_needs_an_image() -> Non
     assert session_refusal(w, image="debian:12") == session_refusal(w, trusted=True) == ""
     assert session_refusal(w) == ("image: podman builds its sandboxes from an image; name one, or "
                                   "install bubblewrap on the nodes")
+    filtered = World()
+    filtered.node(backends=("process", "podman"), untrusted=("process", "podman"))
+    assert "install bubblewrap on the nodes, or pass network=False" in session_refusal(
+        filtered, network="loopback")
     assert action_refusal(w).startswith("trusted: ") and action_refusal(w, trusted=True) == ""
     waits = w.submit()
     w.plan()

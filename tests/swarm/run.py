@@ -83,7 +83,7 @@ def _played_in(plan: Plan, folder: Path, before_the_end: Callable[[Job], None],
             found.law, found.text = broken.law, str(broken)
         except Exception as error:  # noqa: BLE001 - any error in the product ends the seed
             found.law = type(error).__name__
-            found.text = ("" if ready else "the world cannot be set up: ") + "".join(
+            found.text = ("" if ready else "while the world was set up: ") + "".join(
                 traceback.format_exception(error)[-4:])
         finally:
             known = vars(job)  # a world that was not set up lacks some of these

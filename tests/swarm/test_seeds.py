@@ -39,7 +39,7 @@ def test_a_world_that_cannot_be_set_up_says_why(
     monkeypatch.setattr(f"swarm.job.{name}", fails)
     ended = play(drawn(3))
     assert ended.law == "OSError" and ended.events == 0
-    assert ended.text.startswith("the world cannot be set up: ")
+    assert ended.text.startswith("while the world was set up: ")
     assert ended.text.endswith("OSError: no space left\n")
 
 

@@ -296,7 +296,8 @@ class Apptainer:
     """
 
     name, needs_image = "apptainer", True
-    read_only: Sequence[str] = ("/dev",)
+    read_only: Sequence[str] = ("/dev", "/etc/passwd", "/etc/group", "/etc/hosts", "/etc/hostname",
+                                "/etc/resolv.conf")
     unlimited: Sequence[str] = ("/dev/shm",)
     unshielded = True
 

@@ -164,27 +164,30 @@ def _walk(spaces: list[_Space], levels: list[int], top: int, read_only: Collecti
             if space.kind == "mnt":  # only here this process has the capability for it
                 os.fchdir(top)  # the root of `pid` may be another one than that of its namespace
                 for path, size in sizes.items():
-                    _limit(path.lstrip("/"), size)
+                    _limit(path, size)
                 for path in read_only:
-                    _make_read_only(path.lstrip("/"))
+                    _make_read_only(path)
     if todo:
         raise OSError(errno.EPERM, f"its {todo[0].kind} namespace is not owned by a user namespace "
                                    "that this user may enter (a set-user-ID runtime?)")
 
 
 def _make_read_only(path: str) -> None:
+    """Does it for a path in the root that is the present directory."""
     size = ctypes.sizeof(_READ_ONLY)
-    if _libc.syscall(ctypes.c_long(_MOUNT_SETATTR), ctypes.c_int(_AT_FDCWD), os.fsencode(path), 0,
+    if _libc.syscall(ctypes.c_long(_MOUNT_SETATTR), ctypes.c_int(_AT_FDCWD),
+                     os.fsencode(path.lstrip("/")), 0,
                      ctypes.byref(_READ_ONLY), ctypes.c_size_t(size)) != 0:
         error = _error(f"{path}: read-only")
-        if error.errno not in (errno.ENOSYS, errno.ENOENT, errno.ENOTDIR):
+        if error.errno not in (errno.ENOSYS, errno.ENOENT, errno.ENOTDIR, errno.EINVAL):
             raise error
 
 
 def _limit(path: str, size: int) -> None:
     flags = ctypes.c_ulong(_MS_REMOUNT | _MS_NOSUID | _MS_NODEV)
-    if _libc.mount(None, os.fsencode(path), None, flags, f"size={size}".encode()) != 0:
-        raise _error(f"{path}: a limit of {size} bytes")
+    where = os.fsencode(path.lstrip("/"))
+    if _libc.mount(None, where, None, flags, f"size={size}".encode()) != 0:
+        raise _error(f"{path} cannot be limited to {size} bytes")
 
 
 def _move_apart(own: int) -> None:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...domain.isolation import NEED_IMAGES, choose_isolation, preferred, takes_image
+from ...domain.isolation import choose_isolation, lacks_image, preferred, takes_image
 from ...domain.session import OPEN, SessionSpec
 from ...errors import InvalidInput
 from ...protocol.process_frames import SandboxSpec
@@ -30,6 +30,10 @@ OPEN_NETWORK = "open network"
 _ROOT = ("this worker is root, and root runs untrusted code only in namespaces: install "
          "bubblewrap (apt-get install bubblewrap, dnf install bubblewrap), or start the worker as "
          "an ordinary user")
+# Their sandboxes leave /proc/sys and the node's devices to the user of the worker.
+_ONLY_OF_USERS = ("apptainer", "enroot")
+_ROOT_INSIDE = ("this worker is root, and code in it would be root of the node: install bubblewrap, "
+                "or start the worker as an ordinary user")
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
 
@@ -102,6 +106,9 @@ class Backends:
                 why_not[OPEN_NETWORK] = report.why_not or report.why_not_open
                 why_not[SEVERAL_USERS] = report.why_no_users
                 why_not |= {_ROOT_BY + way: why for way, why in report.why_no_root.items()}
+        if is_root():
+            for name in _ONLY_OF_USERS:
+                why_not[name] = why_not[name] or _ROOT_INSIDE
         works = tuple(name for name in RUNTIMES if not why_not[name])
         why_not["process"] = "" if landlock.abi() else "this kernel has no Landlock"
         if landlock.abi() in range(1, landlock.ABI_SCOPES):
@@ -148,8 +155,8 @@ class Backends:
 
     def _refusal(self, spec: SessionSpec) -> str:
         backend = spec.backend
-        if backend in self.trusted and backend in NEED_IMAGES and not spec.image:
-            return f"image: {backend} builds its sandboxes from an image; name one"
+        if why := lacks_image(self.trusted if spec.trusted else self.untrusted, spec):
+            return why
         if backend in self.trusted and spec.image and not takes_image(backend, spec.image):
             return f"image: {backend} cannot build a sandbox from {spec.image!r}"
         if backend:

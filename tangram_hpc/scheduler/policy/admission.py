@@ -18,6 +18,7 @@ from ...domain.isolation import (
     NEED_IMAGES,
     backend_for,
     guards_without_image,
+    lacks_image,
     takes_image,
 )
 from ...domain.rollouts import NAME_MAX, Turn
@@ -205,14 +206,16 @@ def _no_backend(nodes: list[NodeEntry], spec: SessionSpec) -> str:
                 f"{' or '.join(guards)}, or pass trusted=True")
     offers = works if spec.trusted else guards
     able = [b for b in offers if takes_image(b, image)]
-    if not image and all(b in NEED_IMAGES for b in ((name,) if name else offers)):
-        return (f"image: {name or ' or '.join(offers)} builds its sandboxes from an image; name "
-                "one" + ("" if name else ", or install bubblewrap on the nodes"))
     if image and name and not takes_image(name, image):
         return (f"image: {name!r} takes no image like {image!r}; "
                 + (f"take {' or '.join(able)}" if able else "leave it out"))
+    if spec.network == OPEN and name and (why := _not_open(nodes, spec)):
+        return why
+    if why := lacks_image(offers, spec):
+        return why
     if needs_namespace(spec.network) and not any(
-            b in HAVE_NETWORKS for b in ((name,) if name else offers)):
+            b in HAVE_NETWORKS and (image or b not in NEED_IMAGES)
+            for b in ((name,) if name else offers)):
         return (f"network: {name or 'no backend here'} has {'no ' if name else 'a '}network of its "
                 "own; install bubblewrap on the nodes, or pass network=False or True")
     if spec.network == OPEN and (why := _not_open(nodes, spec)):
