@@ -79,6 +79,21 @@ def inside(tmp_path_factory: pytest.TempPathFactory) -> Inside:
     return run
 
 
+# A user cannot pack the Debian, as some of its files are root's alone.
+SMALL = """
+mkdir -p /tmp/small/usr/bin /tmp/small/lib64 /tmp/small/etc /tmp/small/dev /tmp/small/proc \\
+    /tmp/small/sys /tmp/small/tmp /tmp/small/var/tmp /tmp/small/session
+ln -s usr/bin /tmp/small/bin
+cp /etc/passwd /etc/group /etc/hosts /tmp/small/etc/
+for name in cat df hostname id ls sh tail touch tr; do
+    cp /usr/bin/$name /tmp/small/usr/bin/
+    for library in $(ldd /usr/bin/$name | grep -o '/[^ ]*'); do
+        mkdir -p /tmp/small/$(dirname $library)
+        cp -L $library /tmp/small/$library
+    done
+done
+apptainer --silent build /tmp/image.sif /tmp/small
+"""
 SEEN = """
 import sys
 from tangram_hpc import InfeasibleRequest, LocalCluster
@@ -107,12 +122,10 @@ with LocalCluster(cpus=2) as cluster:
 
 
 def test_a_session_has_an_image_as_its_root_and_little_else(inside: Inside) -> None:
-    told = inside("apptainer --silent build /tmp/image.sif /opt/image && "
-                  f"python3 - /opt/image /tmp/image.sif <<'END'\n{SEEN}\nEND")
+    told = inside(f"{SMALL}python3 - /opt/image /tmp/image.sif <<'END'\n{SEEN}\nEND")
     assert told.count("user 1000 on sandbox in /session\nkept kept cat: ") == 2, told
-    assert "wrote" not in told and told.count("\n  64\nown\n") == 2, told
+    assert "wrote" not in told and len(re.findall(r"\n +64\nown\n", told)) == 2, told
     assert told.count("apptainer+seccomp") == 2, told
-    assert "image: 'apptainer'" not in told
     assert "image: apptainer builds its sandboxes from an image; name one" in told
 
 

@@ -32,8 +32,8 @@ _ROOT = ("this worker is root, and root runs untrusted code only in namespaces: 
          "an ordinary user")
 # Their sandboxes leave /proc/sys and the node's devices to the user of the worker.
 _ONLY_OF_USERS = ("apptainer", "enroot")
-_ROOT_INSIDE = ("this worker is root, and code in it would be root of the node: install bubblewrap, "
-                "or start the worker as an ordinary user")
+_ROOT_INSIDE = ("this worker is root, and code in it would be root of the node: install "
+                "bubblewrap, or start the worker as an ordinary user")
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
 
