@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import stat
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -107,7 +109,12 @@ def test_figures_are_those_of_acct(job: str, capsys: pytest.CaptureFixture[str])
 
 def test_the_page_shows_these_figures_and_asks_for_nothing_from_outside(
         capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["report", "4711", "-o", "page.html", "--simulate", "0"]) == 0
+    before = os.umask(0o022)
+    try:
+        assert main(["report", "4711", "-o", "page.html", "--simulate", "0"]) == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(Path("page.html").stat().st_mode) == 0o644  # no outputs are on it
     assert re.fullmatch(r"page\.html: 117 actions, [45]\.\d MiB; open it in a browser\n",
                         capsys.readouterr().out)
     text = (tmp_path / "page.html").read_text()
@@ -219,8 +226,17 @@ def test_the_slowest_actions_link_to_what_they_wrote(capsys: pytest.CaptureFixtu
         for argv in (["sh", "-c", f"echo '{HOSTILE.split(chr(27))[0]}'; echo two >&2; sleep 0.2"],
                      ["true"]):
             client.submit(argv, trusted=True).result(60)
-        client.submit(["sh", "-c", "seq 5000"], trusted=True).result(60)
-    assert main(["report", "logged", "-o", "logged.html", "--simulate", "0"]) == 0
+        client.submit(["sh", "-c", "seq 5000; printf '%0900d' 0; echo the end"], trusted=True
+                      ).result(60)
+    before = os.umask(0)
+    try:
+        Path("old.html").touch(mode=0o644)
+        for name in ("logged.html", "old.html"):
+            assert main(["report", "logged", "-o", name, "--simulate", "0"]) == 0
+            # outputs are nobody else's business, on the page as in the job's folder
+            assert stat.S_IMODE(Path(name).stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
     text, elements = Path("logged.html").read_text(), Elements()
     elements.feed(text)
     links = [dict(fields)["href"] for name, fields in elements.found if name == "a"]
@@ -228,7 +244,8 @@ def test_the_slowest_actions_link_to_what_they_wrote(capsys: pytest.CaptureFixtu
     assert len(links) == 2 and all(link[0] == "#" and ids.count(link[1:]) == 1 for link in links)
     logs = text.partition("<section id='logs'>")[2].partition("</section>")[0]
     assert "&lt;script&gt;" in logs and "<script" not in logs and "\ntwo</pre>" in logs
-    assert "\n5000</pre>" in logs and "\n100\n" not in logs  # of a long output the end
+    assert "\n5000\n…000" in logs and "000the end</pre>" in logs  # of a long line the end
+    assert "\n100\n" not in logs  # of a long output the end
 
 
 @pytest.mark.parametrize(("words", "says"), [
