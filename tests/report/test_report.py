@@ -20,6 +20,7 @@ from helpers.recorded_job import BEGAN_NS, busy_job, played, write_job
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.cli import main
+from tangram_hpc.cli.helpers import job_savings
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action
 from tangram_hpc.domain.ids import mint
@@ -37,6 +38,7 @@ from tangram_hpc.report.series import mean_level, peak, time_series
 from tangram_hpc.report.waterfall import slowest_trajectories
 from tangram_hpc.simulator.savings.savings import AS_RUN, RECORDED, Alternative, Savings
 from tangram_hpc.simulator.workload import EXAMPLES, read_cluster, read_workload
+from tangram_hpc.storage.record_file import framed
 
 HOSTILE = ' <img src=x onerror=alert(1)></script><script>alert(2)</script>\x1b[2J\u202e"\'&amp;'
 
@@ -248,7 +250,52 @@ def test_the_slowest_actions_link_to_what_they_wrote(capsys: pytest.CaptureFixtu
     assert "\n100\n" not in logs  # of a long output the end
 
 
+def test_one_damaged_journal_costs_the_other_jobs_nothing(
+        home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TANGRAM_HOME", str(tmp_path))
+    work, cluster = read_workload(Path("mixed-24")), read_cluster(EXAMPLES / "cluster-24.json")
+    few = work.model_copy(update={"trajectories": work.trajectories[:2]})
+    events = played(few, cluster, "elastic")[1]
+    damaged = write_job(tmp_path, events, "4712") / "journal"
+    write_job(tmp_path, events, "4711")
+    record = framed(msgspec.msgpack.encode(events[-1:]))
+    damaged.write_bytes(damaged.read_bytes() + record[:-3] + b"xx" + record[-1:] + record)
+    assert main(["acct", "--savings", "-j", "4712,4711", "-P", "-o", "JobID,Way"]) == 1
+    out, err = capsys.readouterr()
+    assert "4711|services" in out and "4712" not in out
+    assert "job 4712: nothing to compare: journal" in err
+    # a job that is not there is told before anything is simulated
+    assert main(["acct", "--savings", "-j", "4711,4713"]) == 2
+    out, err = capsys.readouterr()
+    assert not out and "4713" in err and "simulating" not in err
+
+
+def test_sentences_of_several_jobs_name_theirs_and_print(capsys: pytest.CaptureFixture[str],
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(job: str) -> tuple[Savings | None, str]:
+        if job == "3":
+            return None, "service 'a\x1b[2J'"
+        return Savings([Alternative(RECORDED, "elastic", 8), Alternative(
+            "fcfs", "fcfs:4", 8, why_not=f"service 'b\x1b{job}'")], assumptions=[
+            "of all", f"{job} actions"]), ""
+
+    monkeypatch.setattr(job_savings, "_of_job", found)
+    monkeypatch.setattr(job_savings, "_journals", lambda job: iter(()))
+    assert main(["acct", "--savings", "-j", "1,2,3"]) == 1
+    out, err = capsys.readouterr()
+    assert out.partition("\n\n")[2].splitlines() == [
+        "- Job 1: \"fcfs\" is impossible: service 'b\\x1b1'.", "- of all", "- Job 1: 1 actions",
+        "- Job 2: \"fcfs\" is impossible: service 'b\\x1b2'.", "- Job 2: 2 actions"]
+    assert "service 'a\\x1b[2J'" in err and "\x1b" not in out + err
+
+
 @pytest.mark.parametrize(("words", "says"), [
+    *(([f"--{name}", value], f"takes no --{name}") for name, value in [
+        ("starttime", "now-1hour"), ("endtime", "now"), ("state", "CD"), ("nodelist", "n1"),
+        ("partition", "cpu"), ("name", "build"), ("user", "ada")]),
+    *(([f"--{name}"], f"takes no --{name}") for name in ("allusers", "brief", "long")),
+    (["-o", "Nope"], "see `tangram acct --savings -e`"),
     (["--by", "name"], "takes no --by"), (["--books"], "takes no --books"),
     (["-j", "4711.1.1"], "name jobs without an action"), (["-o", "State"], "'State'")])
 def test_savings_of_anything_but_whole_jobs_are_refused(words: list[str], says: str,
