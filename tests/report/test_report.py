@@ -36,7 +36,13 @@ from tangram_hpc.report.page import page
 from tangram_hpc.report.reported_job import PARTS, ReportedJob, classes, gather, headline
 from tangram_hpc.report.series import mean_level, peak, time_series
 from tangram_hpc.report.waterfall import slowest_trajectories
-from tangram_hpc.simulator.savings.savings import AS_RUN, RECORDED, Alternative, Savings
+from tangram_hpc.simulator.savings.savings import (
+    AS_RUN,
+    RECORDED,
+    SERVICES,
+    Alternative,
+    Savings,
+)
 from tangram_hpc.simulator.workload import EXAMPLES, read_cluster, read_workload
 from tangram_hpc.storage.record_file import framed
 
@@ -491,6 +497,20 @@ def test_no_sentence_about_a_smaller_allocation_that_was_not_simulated() -> None
     assert "`tangram size` says" in said([])
     assert "`tangram size` says" in said([Alternative("75%", "elastic", why_not="too small")])
     assert "grows by more than 10%" in said([Alternative("75%", "elastic", 18, mean_act_s=1.2)])
+
+
+def test_no_advice_from_a_row_of_services_that_lacks_gpus_of_other_actions() -> None:
+    def said(gpus: int) -> str:
+        events = [ev.ActionSubmitted(e.at, msgspec.structs.replace(e.action, gpus=gpus))
+                  if isinstance(e, ev.ActionSubmitted) else e for e in busy_job(40, 1, 4)]
+        report = report_of(events)
+        ways = ((RECORDED, 1), (AS_RUN, 1), (SERVICES, 2))
+        report.savings = Savings([Alternative(way, "elastic", 4, held, 1.0, 1.0, 1.0, float(held))
+                                  for way, held in ways])
+        return " ".join(advice(report, time_series(report)))
+
+    assert "would hold 2 GPUs instead of 1" in said(0)
+    assert "instead of 1" not in said(1)
 
 
 def test_a_class_is_rigid_only_if_no_action_of_it_can_run_on_one_cpu() -> None:
