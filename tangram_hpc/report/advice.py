@@ -139,7 +139,9 @@ def _saved(report: ReportedJob) -> Iterator[str]:
                f"{static.mean_act_s:.2f} s instead of {mine.mean_act_s:.2f} s, and the work would "
                f"take {static.step_s:.0f} s instead of {mine.step_s:.0f} s.")
     own = found.row(SERVICES)
-    if mine and own and mine.held_gpu_h and own.held_gpu_h and own.held_gpu_h > mine.held_gpu_h:
+    only_calls = not any(r.action.gpus for r in report.ended)  # the row lacks GPUs of others
+    if (only_calls and mine and own and mine.held_gpu_h and own.held_gpu_h
+            and own.held_gpu_h > mine.held_gpu_h):
         yield (f"Each service on GPUs of its own would hold {own.gpus} GPUs instead of "
                f"{mine.gpus}, and {own.held_gpu_h:.2f} GPU-h instead of {mine.held_gpu_h:.2f}.")
     if mine and jobs and mine.held_core_h and jobs.held_core_h:

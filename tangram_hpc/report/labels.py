@@ -36,6 +36,13 @@ def apart(texts: Iterable[str], length_max: int = LENGTH_MAX) -> list[str]:
     return [*shown]
 
 
+def plain_tail(text: str, length_max: int) -> str:
+    """Returns what `plain` does, but of a long text the end."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
+                    for c in text[-length_max - 1:])
+    return shown if len(shown) <= length_max else "…" + shown[1 - length_max:]
+
+
 def label(text: str, length_max: int = LENGTH_MAX) -> str:
     """Returns the text for HTML and for Plotly."""
     return escape(plain(text, length_max))

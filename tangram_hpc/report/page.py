@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ from ..simulator.savings.savings import (
 )
 from . import figures
 from .contents import contents
-from .labels import apart, label
+from .labels import apart, label, plain_tail
 from .lanes import Lanes
-from .reported_job import PARTS, ReportedJob, slowest_records, unmeasured
+from .reported_job import PARTS, ReportedJob, unmeasured
 from .series import TimeSeries
 from .waterfall import ACTIONS_MAX, TRAJECTORIES_MAX
 
@@ -237,7 +238,7 @@ def _tables(told: dict[str, Any], report: ReportedJob) -> str:
              ("refused", "refused", ","), ("mean ACT", "act_mean_s", "span"),
              ("95 %", "act_p95_s", "span"), ("wait", "wait_mean_s", "span"),
              ("run", "run_mean_s", "span"), ("cost", "cost", "g")], rows), len(rows)))
-    logs = {job_id(r): f"log-{place}" for place, r in enumerate(slowest_records(report))
+    logs = {job_id(r): f"log-{place}" for place, r in enumerate(report.slowest)
             if r.action.id in report.outputs}
     parts.append(("Slowest actions", _table(
         [("action", "action", "link"), ("class", "name", "text"), ("state", "state", "text"),
@@ -253,9 +254,10 @@ def _tables(told: dict[str, Any], report: ReportedJob) -> str:
 def _logs(report: ReportedJob) -> str:
     """Returns the ends of what the slowest actions wrote, to which their table links."""
     found = []
-    for place, r in enumerate(slowest_records(report)):
+    for place, r in enumerate(report.slowest):
         if r.action.id in report.outputs:
-            lines = "\n".join(label(line, 400) for line in report.outputs[r.action.id].splitlines())
+            lines = "\n".join(escape(plain_tail(line, 400))
+                              for line in report.outputs[r.action.id].splitlines())
             found.append(f"<h3 id='log-{place}'>{label(job_id(r))} {label(r.action.name)}</h3>"
                          f"<pre>{lines}</pre>")
     if not found:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ..accounting.act_parts import ActParts, act_parts
@@ -29,6 +30,7 @@ from ..simulator.savings.savings import Savings
 
 HOUR = 3600 * 10**9
 SECOND = 10**9
+SLOWEST = 25  # actions that the page lists
 PARTS = ("wait", "restore", "setup", "run", "return")
 
 
@@ -61,6 +63,11 @@ class ReportedJob:
     def records(self) -> Iterable[ActionRecord]:
         """Returns the records of all actions, in the order of submission."""
         return self.folded.records.values()
+
+    @cached_property
+    def slowest(self) -> list[ActionRecord]:
+        """Returns the actions with the longest ACT."""
+        return sorted(self.ended, key=lambda r: r.submit_ns - r.end_ns)[:SLOWEST]
 
     @property
     def since_ns(self) -> int:
@@ -250,11 +257,6 @@ def _callee(name: str, records: list[ActionRecord], tried: list[ActionRecord]) -
         "restores": len(restores), "restore_s": sum(restores) / SECOND, "gpu_h": group["gpu_h"]}
 
 
-def slowest_records(report: ReportedJob, count: int = 25) -> list[ActionRecord]:
-    """Returns the actions with the longest ACT."""
-    return sorted(report.ended, key=lambda r: r.submit_ns - r.end_ns)[:count]
-
-
 def slowest(report: ReportedJob) -> list[dict[str, Any]]:
     """Returns the figures of the actions with the longest ACT."""
     return [{
@@ -263,5 +265,5 @@ def slowest(report: ReportedJob) -> list[dict[str, Any]]:
         "act_s": (r.end_ns - r.submit_ns) / SECOND,
         **_seconds_of_parts(parts_ns(r), "{}_s"),
         "cpus": r.cpus, "gpus": len(r.gpus), "kind": r.action.kind.value,
-        "reason": r.outcome.reason if r.outcome else ""} for r in slowest_records(report)]
+        "reason": r.outcome.reason if r.outcome else ""} for r in report.slowest]
 

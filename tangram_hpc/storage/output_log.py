@@ -289,25 +289,34 @@ class OutputReader:
                            "holds from there on is not shown")
 
 
-def last_output(job_folder: Path, actions: Collection[int], most: int) -> dict[int, bytes]:
+def last_output(job_folder: Path, actions: Collection[int], most: int,
+                nodes: Collection[str] = ()) -> dict[int, bytes]:
     """Returns the last bytes that each of these actions wrote, both streams together, in its last
-    attempt that wrote anything. Damaged parts are left out. O(bytes of all segments).
+    attempt that wrote anything. A line says where output was dropped. Damaged parts are left out.
+    O(bytes of all segments of these nodes).
 
     Args:
         job_folder: the folder of the job.
         actions: ids of the actions; those that wrote nothing are not in the answer.
         most: so many bytes of each, at most.
+        nodes: names of the nodes whose logs are read; empty for all nodes.
     """
     found: dict[int, tuple[int, bytes]] = {}
+    wanted = set(map(folder_of, nodes))
     for node in (job_folder / FOLDER).glob("*"):
+        if wanted and node.name not in wanted:
+            continue
         for _, path in segments(node):
             with suppress(OSError, Damaged, msgspec.DecodeError):
                 for _, body in read_records(path.read_bytes(), 0, str(path), ""):
-                    action, lease, _, piece = _decode(body)
+                    action, lease, stream, piece = _decode(body)
                     last, before = found.get(action, (0, b""))
                     if action in actions and lease >= last:
-                        text = before + piece if lease == last else piece
-                        found[action] = lease, text[-most:]
+                        text = before if lease == last else b""
+                        if stream == DROPPED:
+                            begin = b"\n" if text and not text.endswith(b"\n") else b""
+                            piece = begin + b"[%s bytes before here were not kept]\n" % piece
+                        found[action] = lease, (text + piece)[-most:]
     return {action: text for action, (_, text) in found.items()}
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import stat
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,6 +20,7 @@ from helpers.recorded_job import BEGAN_NS, busy_job, played, write_job
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.cli import main
+from tangram_hpc.cli.helpers import job_savings
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action
 from tangram_hpc.domain.ids import mint
@@ -33,8 +36,15 @@ from tangram_hpc.report.page import page
 from tangram_hpc.report.reported_job import PARTS, ReportedJob, classes, gather, headline
 from tangram_hpc.report.series import mean_level, peak, time_series
 from tangram_hpc.report.waterfall import slowest_trajectories
-from tangram_hpc.simulator.savings.savings import AS_RUN, RECORDED, Alternative, Savings
+from tangram_hpc.simulator.savings.savings import (
+    AS_RUN,
+    RECORDED,
+    SERVICES,
+    Alternative,
+    Savings,
+)
 from tangram_hpc.simulator.workload import EXAMPLES, read_cluster, read_workload
+from tangram_hpc.storage.record_file import framed
 
 HOSTILE = ' <img src=x onerror=alert(1)></script><script>alert(2)</script>\x1b[2J\u202e"\'&amp;'
 
@@ -107,7 +117,12 @@ def test_figures_are_those_of_acct(job: str, capsys: pytest.CaptureFixture[str])
 
 def test_the_page_shows_these_figures_and_asks_for_nothing_from_outside(
         capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["report", "4711", "-o", "page.html", "--simulate", "0"]) == 0
+    before = os.umask(0o022)
+    try:
+        assert main(["report", "4711", "-o", "page.html", "--simulate", "0"]) == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(Path("page.html").stat().st_mode) == 0o644  # no outputs are on it
     assert re.fullmatch(r"page\.html: 117 actions, [45]\.\d MiB; open it in a browser\n",
                         capsys.readouterr().out)
     text = (tmp_path / "page.html").read_text()
@@ -219,8 +234,17 @@ def test_the_slowest_actions_link_to_what_they_wrote(capsys: pytest.CaptureFixtu
         for argv in (["sh", "-c", f"echo '{HOSTILE.split(chr(27))[0]}'; echo two >&2; sleep 0.2"],
                      ["true"]):
             client.submit(argv, trusted=True).result(60)
-        client.submit(["sh", "-c", "seq 5000"], trusted=True).result(60)
-    assert main(["report", "logged", "-o", "logged.html", "--simulate", "0"]) == 0
+        client.submit(["sh", "-c", "seq 5000; printf '%0900d' 0; echo the end"], trusted=True
+                      ).result(60)
+    before = os.umask(0)
+    try:
+        Path("old.html").touch(mode=0o644)
+        for name in ("logged.html", "old.html"):
+            assert main(["report", "logged", "-o", name, "--simulate", "0"]) == 0
+            # outputs are nobody else's business, on the page as in the job's folder
+            assert stat.S_IMODE(Path(name).stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
     text, elements = Path("logged.html").read_text(), Elements()
     elements.feed(text)
     links = [dict(fields)["href"] for name, fields in elements.found if name == "a"]
@@ -228,10 +252,56 @@ def test_the_slowest_actions_link_to_what_they_wrote(capsys: pytest.CaptureFixtu
     assert len(links) == 2 and all(link[0] == "#" and ids.count(link[1:]) == 1 for link in links)
     logs = text.partition("<section id='logs'>")[2].partition("</section>")[0]
     assert "&lt;script&gt;" in logs and "<script" not in logs and "\ntwo</pre>" in logs
-    assert "\n5000</pre>" in logs and "\n100\n" not in logs  # of a long output the end
+    assert "\n5000\n…000" in logs and "000the end</pre>" in logs  # of a long line the end
+    assert "\n100\n" not in logs  # of a long output the end
+
+
+def test_one_damaged_journal_costs_the_other_jobs_nothing(
+        home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TANGRAM_HOME", str(tmp_path))
+    work, cluster = read_workload(Path("mixed-24")), read_cluster(EXAMPLES / "cluster-24.json")
+    few = work.model_copy(update={"trajectories": work.trajectories[:2]})
+    events = played(few, cluster, "elastic")[1]
+    damaged = write_job(tmp_path, events, "4712") / "journal"
+    write_job(tmp_path, events, "4711")
+    record = framed(msgspec.msgpack.encode(events[-1:]))
+    damaged.write_bytes(damaged.read_bytes() + record[:-3] + b"xx" + record[-1:] + record)
+    assert main(["acct", "--savings", "-j", "4712,4711", "-P", "-o", "JobID,Way"]) == 1
+    out, err = capsys.readouterr()
+    assert "4711|services" in out and "4712" not in out
+    assert "job 4712: nothing to compare: journal" in err
+    # a job that is not there is told before anything is simulated
+    assert main(["acct", "--savings", "-j", "4711,4713"]) == 2
+    out, err = capsys.readouterr()
+    assert not out and "4713" in err and "simulating" not in err
+
+
+def test_sentences_of_several_jobs_name_theirs_and_print(capsys: pytest.CaptureFixture[str],
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(job: str) -> tuple[Savings | None, str]:
+        if job == "3":
+            return None, "service 'a\x1b[2J'"
+        return Savings([Alternative(RECORDED, "elastic", 8), Alternative(
+            "fcfs", "fcfs:4", 8, why_not=f"service 'b\x1b{job}'")], assumptions=[
+            "of all", f"{job} actions"]), ""
+
+    monkeypatch.setattr(job_savings, "_of_job", found)
+    monkeypatch.setattr(job_savings, "_journals", lambda job: iter(()))
+    assert main(["acct", "--savings", "-j", "1,2,3"]) == 1
+    out, err = capsys.readouterr()
+    assert out.partition("\n\n")[2].splitlines() == [
+        "- Job 1: \"fcfs\" is impossible: service 'b\\x1b1'.", "- of all", "- Job 1: 1 actions",
+        "- Job 2: \"fcfs\" is impossible: service 'b\\x1b2'.", "- Job 2: 2 actions"]
+    assert "service 'a\\x1b[2J'" in err and "\x1b" not in out + err
 
 
 @pytest.mark.parametrize(("words", "says"), [
+    *(([f"--{name}", value], f"takes no --{name}") for name, value in [
+        ("starttime", "now-1hour"), ("endtime", "now"), ("state", "CD"), ("nodelist", "n1"),
+        ("partition", "cpu"), ("name", "build"), ("user", "ada")]),
+    *(([f"--{name}"], f"takes no --{name}") for name in ("allusers", "brief", "long")),
+    (["-o", "Nope"], "see `tangram acct --savings -e`"),
     (["--by", "name"], "takes no --by"), (["--books"], "takes no --books"),
     (["-j", "4711.1.1"], "name jobs without an action"), (["-o", "State"], "'State'")])
 def test_savings_of_anything_but_whole_jobs_are_refused(words: list[str], says: str,
@@ -427,6 +497,20 @@ def test_no_sentence_about_a_smaller_allocation_that_was_not_simulated() -> None
     assert "`tangram size` says" in said([])
     assert "`tangram size` says" in said([Alternative("75%", "elastic", why_not="too small")])
     assert "grows by more than 10%" in said([Alternative("75%", "elastic", 18, mean_act_s=1.2)])
+
+
+def test_no_advice_from_a_row_of_services_that_lacks_gpus_of_other_actions() -> None:
+    def said(gpus: int) -> str:
+        events = [ev.ActionSubmitted(e.at, msgspec.structs.replace(e.action, gpus=gpus))
+                  if isinstance(e, ev.ActionSubmitted) else e for e in busy_job(40, 1, 4)]
+        report = report_of(events)
+        ways = ((RECORDED, 1), (AS_RUN, 1), (SERVICES, 2))
+        report.savings = Savings([Alternative(way, "elastic", 4, held, 1.0, 1.0, 1.0, float(held))
+                                  for way, held in ways])
+        return " ".join(advice(report, time_series(report)))
+
+    assert "would hold 2 GPUs instead of 1" in said(0)
+    assert "instead of 1" not in said(1)
 
 
 def test_a_class_is_rigid_only_if_no_action_of_it_can_run_on_one_cpu() -> None:

@@ -42,6 +42,34 @@ def test_a_call_tells_how_long_it_waited_for_its_batch_apart_from_the_restore() 
     play(scene, call_s=0.5)
 
 
+def test_the_restore_is_in_the_parts_of_every_call_of_the_batch_that_waited_for_it() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a")
+        first, second = rig.call("a"), rig.call("a")
+        await rig.all(first, second)
+        ends = [rig.ends[lease] for lease in (first, second)]
+        assert [end.batch for end in ends] == [2, 2]
+        assert ends[0].restore_ns >= 300 * 10**6 and ends[1].restore_ns == 0
+        assert ends[0].setup_ns < ends[0].restore_ns <= ends[1].setup_ns
+    play(scene, move_s=0.3)
+
+
+@pytest.mark.parametrize("dies", ["wake", "call"])
+def test_the_set_up_of_a_retry_is_that_of_its_last_try(dies: str) -> None:
+    async def scene(rig: Rig) -> None:
+        rig.declare("a")
+        rig.trouble["load", "a"] = ServiceDied("once")
+        if dies == "wake":
+            rig.trouble["wake", "a"] = ServiceDied("twice")
+        call = rig.call("a")
+        killer = rig.call("a", method="die") if dies == "call" else call
+        await rig.all(call, killer)
+        assert rig.ends[call].state is DONE
+        lost_ns = 10**9 * (rig.move_s if dies == "wake" else rig.call_s)
+        assert 0 <= rig.ends[call].setup_ns < lost_ns
+    play(scene, move_s=0.5, call_s=0.5)
+
+
 def test_a_batch_keeps_its_token_budget_and_batch_1_runs_calls_singly() -> None:
     async def scene(rig: Rig) -> None:
         rig.declare("a", batch_tokens=10)

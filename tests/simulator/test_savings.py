@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from helpers.recorded_job import played
 
@@ -187,6 +188,36 @@ def test_services_on_gpus_of_their_own_hold_them_from_the_first_to_the_last_mome
     assert not saved(played(*coding(3, 12), "fcfs:4")[1]).row(SERVICES)
 
 
+def one_service(*least: int, gpus: int = 0) -> Savings:
+    """What a job would have needed whose calls of a judge need so many GPUs, in turn, and beside
+    which a command held so many whole GPUs.
+    """
+    rows = [{"trajectory": f"t{n}", "start_s": n, "turns": [{"think_s": 0.2, "actions": [
+        {"name": "tool", "resource": "cpu", "work_s": 0.5, "degrees": (1,)},
+        {"name": "judge", "resource": "service:judge", "work_s": 0.5,
+         "degrees": (least[n % len(least)],)}]}]} for n in range(4)]
+    work = Workload.model_validate({"name": "w", "trajectories": rows})
+    cluster = Cluster.model_validate({
+        "nodes": [{"name": "b", "cpus": 8, "mem_mib": 4000, "gpus": 2}],
+        "services": [{"name": "judge", "restore_s": 0.1, "weights_mib": 100}]})
+    return saved([ev.ActionSubmitted(e.at, msgspec.structs.replace(e.action, gpus=gpus))
+                  if isinstance(e, ev.ActionSubmitted) and e.action.key == "cpu" else e
+                  for e in played(work, cluster, "elastic")[1]])
+
+
+def test_no_copy_of_one_size_serves_calls_of_different_sizes() -> None:
+    own = next(row for row in one_service(1, 2).rows if row.way == SERVICES)
+    assert own.mean_act_s is None and own.why_not.startswith(
+        "calls of service 'judge' differ in size: they need 1 to 2 GPUs at least")
+    assert one_service(2).row(SERVICES)
+
+
+def test_gpus_of_other_actions_are_told_to_be_missing() -> None:
+    text = 'The GPUs that 4 other actions held are in neither "services" nor "jobs".'
+    assert text in one_service(1, gpus=1).assumptions
+    assert text.partition("4")[0] not in " ".join(one_service(1).assumptions)
+
+
 def test_each_service_stays_on_its_own_gpus() -> None:
     events = many_services()
     cluster = _with_own_gpus(recorded(events))
@@ -216,7 +247,7 @@ def test_a_long_job_is_compared_by_the_trajectories_that_began_first() -> None:
     assert (cut.trajectories, cut.actions) == (1, one) and one < all_of_it
     assert cut.rows[0].mean_act_s and cut.rows[1].mean_act_s
     assert any("of which the last turns are left out" in text for text in cut.assumptions)
-    with pytest.raises(InvalidInput, match=f"the first turn has {one} actions"):
+    with pytest.raises(InvalidInput, match=f"has {one} actions.*`tangram report --simulate {one}`"):
         saved(events, actions_max=one - 1)
 
 

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from tangram_hpc.storage import output_log
-from tangram_hpc.storage.output_log import DROPPED, ERR, OUT, KeptPiece, NodeOutputLog, OutputReader
+from tangram_hpc.storage.output_log import (
+    DROPPED,
+    ERR,
+    OUT,
+    KeptPiece,
+    NodeOutputLog,
+    OutputReader,
+    last_output,
+)
 
 
 def logged(job: Path, *pieces: tuple[int, int, int, bytes], max_bytes: int = 1 << 20,
@@ -175,3 +183,18 @@ def test_each_attempt_is_told_what_was_dropped_of_it(tmp_path: Path,
                       for p in reading(tmp_path, action).new()] for action in (1, 2, 3, 4)}
     assert found == {1: [(OUT, 400), (OUT, 400), (DROPPED, b"804")], 2: [(DROPPED, b"402")],
                      3: [], 4: [(DROPPED, b"10")]}
+
+
+def test_the_last_output_is_that_of_the_last_attempt_and_says_what_was_dropped(tmp_path: Path
+                                                                               ) -> None:
+    logged(tmp_path, (7, 1, OUT, b"first try"), (7, 1, DROPPED, b"99"), (8, 2, OUT, b"other"),
+           (9, 3, DROPPED, b"5"))
+    logged(tmp_path, (7, 4, OUT, b"begin"), (7, 4, DROPPED, b"804"), (7, 4, ERR, b"end"),
+           node="n2/x")
+    again = b"begin\n[804 bytes before here were not kept]\nend"
+    assert last_output(tmp_path, {7, 9, 10}, 100) == {
+        7: again, 9: b"[5 bytes before here were not kept]\n"}
+    assert last_output(tmp_path, {7}, 4) == {7: b"\nend"}
+    assert last_output(tmp_path, {7, 8}, 100, {"n2/x"}) == {7: again}
+    assert last_output(tmp_path, {7}, 100, {"n1"}) == {
+        7: b"first try\n[99 bytes before here were not kept]\n"}

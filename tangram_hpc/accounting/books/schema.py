@@ -99,11 +99,23 @@ actions = Table(
 )
 
 
+def _add_columns(connection: Connection, values: dict[str, str]) -> None:
+    """Adds columns to the actions, each with the SQL of its value in the rows that are there.
+
+    A migration that was interrupted may have added some of them already: MariaDB commits each
+    ALTER by itself.
+    """
+    there = {column["name"] for column in inspect(connection).get_columns(actions.name)}
+    for name, value in values.items():
+        if name not in there:
+            kind = actions.c[name].type.compile(dialect=connection.dialect)
+            connection.exec_driver_sql(f"ALTER TABLE {actions.name} ADD COLUMN {name} {kind} "
+                                       f"NOT NULL DEFAULT {value}")
+
+
 def _add_tenants(connection: Connection) -> None:
     """Adds the column of tenants, which jobs of earlier releases did not have."""
-    kind = actions.c.tenant.type.compile(dialect=connection.dialect)
-    connection.exec_driver_sql(f"ALTER TABLE {actions.name} ADD COLUMN tenant {kind} NOT NULL "
-                               f"DEFAULT '{DEFAULT_TENANT}'")
+    _add_columns(connection, {"tenant": f"'{DEFAULT_TENANT}'"})
 
 
 def _add_parts(connection: Connection) -> None:
@@ -111,10 +123,7 @@ def _add_parts(connection: Connection) -> None:
     restore of a service is in the record.
     """
     a = actions.c
-    kind = a.setup_ns.type.compile(dialect=connection.dialect)
-    for name, unknown in (("restore_ns", 0), ("setup_ns", -1)):
-        connection.exec_driver_sql(f"ALTER TABLE {actions.name} ADD COLUMN {name} {kind} NOT NULL "
-                                   f"DEFAULT {unknown}")
+    _add_columns(connection, {"restore_ns": "0", "setup_ns": "-1"})
     for job in connection.execute(select(jobs.c.id)).scalars().all():
         calls = select(a.action, a.run, a.record).where(a.job_id == job, a.service != "")
         for action, run, record in connection.execute(calls).all():

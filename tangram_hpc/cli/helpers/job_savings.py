@@ -13,10 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...accounting.fields import Field, choose_fields, duration
+from .printable import printable
 
 if TYPE_CHECKING:
     from ...accounting.job_row import JobRow
     from ...accounting.record import Fold
+    from ...domain.event import Event
     from ...simulator.savings.run_witness import RunWitness
     from ...simulator.savings.savings import Alternative, Savings
 
@@ -50,7 +52,7 @@ def compare(folded: Fold, row: JobRow, witness: RunWitness, progress: Callable[[
 
 def say_progress(verb: str, text: str) -> None:
     """Tells on stderr what is simulated next."""
-    print(f"tangram: {verb}: {text}", file=sys.stderr)
+    print(f"tangram: {verb}: {printable(text)}", file=sys.stderr)
 
 
 class SavingsRow(NamedTuple):
@@ -82,8 +84,8 @@ SAVINGS_FIELDS = (
           "ACTMean against that of `as run`"),
     Field("Step", 13, lambda r: _time(r.way.step_s),
           "beginning of the first trajectory to the last result"),
-    Field("CoreHours", 11, lambda r: _hours(r.way.held_core_h), "core-hours held for so long"),
-    Field("GPUHours", 10, lambda r: _hours(r.way.held_gpu_h), "GPU-hours held for so long"),
+    Field("CoreHours", 11, lambda r: _hours(r.way.held_core_h), "core-hours held during Step"),
+    Field("GPUHours", 10, lambda r: _hours(r.way.held_gpu_h), "GPU-hours held during Step"),
     Field("Reason", 30, lambda r: r.way.why_not or "None", "why this way is impossible"),
 )
 _DEFAULT = "JobID,Way,Policy,NCPUS,NGPUS,ACTMean,ACTChange,Step,CoreHours,GPUHours"
@@ -91,7 +93,7 @@ _DEFAULT = "JobID,Way,Policy,NCPUS,NGPUS,ACTMean,ACTChange,Step,CoreHours,GPUHou
 
 def columns(text: str) -> list[tuple[Field, int]]:
     """Returns the columns of a format; see `choose_fields`."""
-    return choose_fields(text or _DEFAULT, SAVINGS_FIELDS)
+    return choose_fields(text or _DEFAULT, SAVINGS_FIELDS, "tangram acct --savings -e")
 
 
 def print_savings(args: argparse.Namespace, jobs: Sequence[str],
@@ -101,15 +103,19 @@ def print_savings(args: argparse.Namespace, jobs: Sequence[str],
     """
     from . import acct_table
 
+    for job in jobs:  # a job that is not there is told now and not after minutes of simulation
+        next(_journals(job), None)
     told, whole = [(job, *_of_job(job)) for job in jobs], True
-    rows, said, values = list[SavingsRow](), dict[str, None](), list[dict[str, Any]]()
+    rows, said, values = list[SavingsRow](), dict[str, list[str]](), list[dict[str, Any]]()
     for job, found, why in told:
         if found is None:
-            print(f"tangram: acct: job {job}: nothing to compare: {why}", file=sys.stderr)
+            print(f"tangram: acct: job {job}: nothing to compare: {printable(why)}",
+                  file=sys.stderr)
             whole = False
             continue
         rows += [SavingsRow(job, way, found.change(way)) for way in found.rows]
-        said |= dict.fromkeys([*_doubts(job, found), *found.assumptions])
+        for text in [*_doubts(found), *found.assumptions]:
+            said.setdefault(text, []).append(job)
         values.append({"job": job, **found.to_json()})
     if args.json:
         acct_table.print_json("savings", values)
@@ -117,34 +123,53 @@ def print_savings(args: argparse.Namespace, jobs: Sequence[str],
     if rows:
         acct_table.print_rows(args, chosen, rows)
     if rows and not (args.parsable or args.parsable2 or args.noheader):
-        print("\n" + "\n".join(f"- {text}" for text in said))
+        count = len(values)
+        print("\n" + "\n".join(
+            f"- {'' if len(of) == count else _jobs(of)}{printable(text)}"
+            for text, of in said.items()))
     return not whole
 
 
-def _doubts(job: str, found: Savings) -> Iterator[str]:
+def _jobs(jobs: Sequence[str]) -> str:
+    """Returns what stands before a sentence that is not true of all jobs of the table."""
+    return f"Job{'s' * (len(jobs) > 1)} {', '.join(jobs)}: "
+
+
+def _doubts(found: Savings) -> Iterator[str]:
     """Yields what keeps the rows of a job from being compared."""
     from ...simulator.savings.savings import RECORDS_AGREE
 
     if (error := found.error()) is not None and error > RECORDS_AGREE:
-        yield (f"Job {job}: the mean ACT of the run as it was, simulated, is {error:.0%} off the "
+        yield (f"The mean ACT of the run as it was, simulated, is {error:.0%} off the "
                "recorded one: compare the simulated rows with each other only.")
     for way in found.rows:
         if way.why_not:
-            yield f"Job {job}: \"{way.way}\" is impossible: {way.why_not}."
+            yield f"\"{way.way}\" is impossible: {way.why_not}."
+
+
+def _journals(job: str) -> Iterator[Event]:
+    from ...storage.journal_segments import read_journals
+    from ...storage.rundir import job_dir
+
+    return read_journals(job_dir(os.environ, job))
 
 
 def _of_job(job: str) -> tuple[Savings | None, str]:
+    """Returns what `compare` does; a journal that cannot be read costs the other jobs nothing."""
     from ...accounting.job_row import JobFold
     from ...accounting.starts import without_gaps
+    from ...errors import InvalidInput
     from ...simulator.savings.run_witness import RunWitness
     from ...storage.job_folders import is_served
-    from ...storage.journal_segments import read_journals
     from ...storage.rundir import job_dir
 
     folder = job_dir(os.environ, job)
     served, fold, witness = is_served(folder), JobFold(), RunWitness()
-    for event in without_gaps(read_journals(folder)):
-        fold.add(event)
-        witness.add(event)
+    try:
+        for event in without_gaps(_journals(job)):
+            fold.add(event)
+            witness.add(event)
+    except InvalidInput as error:
+        return None, str(error)
     row = fold.close(served, time.time_ns())
     return compare(fold.records, row, witness, partial(say_progress, "acct"))

@@ -50,7 +50,8 @@ def add(verbs: Any) -> None:
     p.add_argument("--savings", action="store_true",
                    help="print what the same actions would have held and needed otherwise, "
                         "simulated from the records of each job: with reservations, first come "
-                        "first served, with GPUs for each service alone, and on less")
+                        "first served, with GPUs for each service alone, and on a smaller "
+                        "allocation")
     p.add_argument("--by", choices=_BY, metavar="|".join(_BY),
                    help="print a row for each group of actions, with counts, times and hours")
     p.add_argument("-D", "--duplicates", action="store_true",
@@ -114,7 +115,8 @@ def _savings(args: argparse.Namespace) -> int:
         for f in SAVINGS_FIELDS:
             print(f"{f.name:<14} {f.about}")
         return 0
-    for option in ("by", "duplicates", "sacct", "books", "held", "comment"):
+    for option in ("by", "duplicates", "sacct", "books", "held", "comment", "starttime", "endtime",
+                   "state", "nodelist", "partition", "name", "user", "allusers", "brief", "long"):
         if getattr(args, option):
             raise InvalidInput(f"--savings: it simulates whole jobs from their journals, and takes "
                                f"no --{option}")

@@ -9,6 +9,8 @@ import argparse
 import glob
 import json
 import os
+import stat
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from ..helpers import ids
 from ..helpers.next_verb import hint
 
 if TYPE_CHECKING:
+    from ...accounting.record import ActionRecord
     from ...report.lanes import Window
     from ...report.reported_job import ReportedJob
 
@@ -113,7 +116,7 @@ def _report(job: str, args: argparse.Namespace) -> ReportedJob:
     """Reads the job, and simulates what else it could have been."""
     import time
 
-    from ...report.reported_job import gather, slowest_records
+    from ...report.reported_job import gather
     from ...storage.job_folders import is_served
     from ...storage.journal_segments import read_journals
     from ...storage.output_log import last_output
@@ -123,10 +126,19 @@ def _report(job: str, args: argparse.Namespace) -> ReportedJob:
     report = gather(read_journals(folder), is_served(folder), time.time_ns())
     _compare(report, args)
     if not args.json:
-        slow = {r.action.id for r in slowest_records(report)}
+        slow = report.slowest
+        outputs = last_output(folder, {r.action.id for r in slow}, _OUTPUT_MAX, _nodes(slow))
         report.outputs = {action: data.decode(errors="replace")
-                          for action, data in last_output(folder, slow, _OUTPUT_MAX).items()}
+                          for action, data in outputs.items()}
     return report
+
+
+def _nodes(records: Iterable[ActionRecord]) -> set[str]:
+    """Returns the nodes on which an attempt of these actions was; none, which means all, if the
+    journal does not say it of every attempt, as a repaired one.
+    """
+    nodes = [attempt.node for r in records for attempt in r.attempts if attempt.start_ns]
+    return set() if None in nodes else {node.name for node in nodes if node is not None}
 
 
 def _compare(report: ReportedJob, args: argparse.Namespace) -> None:
@@ -178,8 +190,22 @@ def _write(report: ReportedJob, path: Path, data: bytes) -> None:
     from ...errors import InvalidInput
 
     try:
-        path.write_bytes(data)
+        if report.outputs:
+            _write_private(path, data)
+        else:
+            path.write_bytes(data)
     except OSError as error:
         raise InvalidInput(f"--output {path}: {error.strerror}") from None
     print(f"{path}: {len(report.folded.records)} actions, {len(data) / 2**20:.1f} MiB; open it in "
           "a browser")
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    """Writes a file that only its owner can read, as the job's folder keeps outputs. An existing
+    file gets this mode before anything is written; a pipe or a device keeps its own.
+    """
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            os.fchmod(file.fileno(), 0o600)
+            os.ftruncate(file.fileno(), 0)
+        file.write(data)

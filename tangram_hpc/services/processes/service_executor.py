@@ -75,8 +75,8 @@ class PendingCall:
         restore_ns: How long it took to bring the copy to the block for this call, ns.
         metered: The meter's number for this call; 0 for none.
         came_ns: When its order came (monotonic).
-        setup_ns: How long its last try needed, without the restore, until its batch began, ns; -1
-            before.
+        setup_ns: How long its last try needed, without `restore_ns`, until its batch began, ns; -1
+            before. A call that is not the first of its batch has no restore, so this set-up has it.
     """
 
     order: StartAttempt
@@ -105,7 +105,7 @@ class CallQueue:
         calls: The waiting calls, FCFS.
         deaths: How many copies in a row have died while they were brought to this block.
         task: The task that runs the calls; None while there is none.
-        free_ns: When its last batch ended (monotonic); 0 before.
+        free_ns: When its last batch ended, also by the death of a copy (monotonic); 0 before.
     """
 
     def __init__(self, service: str, block: Block) -> None:
@@ -236,10 +236,10 @@ class ServiceExecutor:
                     batch[0].restore_ns = took_ns
                     now = time.monotonic_ns()
                     for call in batch:
-                        call.setup_ns = max(0, now - max(call.came_ns, queue.free_ns) - took_ns)
+                        call.setup_ns = max(0, now - max(call.came_ns, queue.free_ns)
+                                            - call.restore_ns)
                         self._report_start(call, queue.block)
                     await self._call(copy, batch)
-                    queue.free_ns = time.monotonic_ns()
         except TookTooLong as error:
             self._requeue(queue, batch, str(error), False)
         except ServiceDied as error:
@@ -253,6 +253,8 @@ class ServiceExecutor:
             self._fail(batch, ActionState.OUT_OF_MEMORY, f"it does not fit on its GPUs: {error}")
         except ServiceRefused as error:
             self._fail(batch, ActionState.FAILED, str(error), FALTERED)
+        finally:
+            queue.free_ns = time.monotonic_ns()
 
     def _report_start(self, call: PendingCall, block: Block) -> None:
         if self._meter is not None:

@@ -100,8 +100,8 @@ class RecordedRun:
             turns = sum(end <= actions_max for end in sums)
             if not turns:
                 raise InvalidInput(f"the first turn has {sums[0]} actions, more than the "
-                                   f"{actions_max} that are simulated; `--simulate {sums[0]}` "
-                                   "simulates them")
+                                   f"{actions_max} that are simulated; `tangram report --simulate "
+                                   f"{sums[0]}` simulates them")
             chosen = (first.model_copy(update={"turns": first.turns[:turns]}),)
             played = [self.played[0][:sums[turns - 1]]]
         work = self.work.model_copy(update={"trajectories": chosen})

@@ -46,7 +46,7 @@ class Alternative:
         cpus, gpus: What is held at one time, at most.
         mean_act_s: Mean time from submission to result, of actions that have one.
         step_s: From the beginning of the first trajectory to the last result.
-        held_core_h, held_gpu_h: What was held for so long.
+        held_core_h, held_gpu_h: What was held during `step_s`.
         why_not: Why it is impossible; empty if it is not.
     """
 
@@ -182,7 +182,9 @@ def savings(run: RecordedRun, folded: Fold, static_cpus: int = 0,
     add(FCFS, f"fcfs:{k}", part.cluster)
     add(STATIC, f"static:{k}", part.cluster)
     own_gpus = _with_own_gpus(part)
-    if own_gpus is not None:
+    if own_gpus is not None and (why_not := _differing_calls(part)):
+        found.rows.append(Alternative(SERVICES, as_run, why_not=why_not))
+    elif own_gpus is not None:
         add(SERVICES, as_run, own_gpus)
     add(JOBS, f"static:{k}", _room_for_all(part, k))
     full = full_holding(part.cluster)
@@ -291,6 +293,17 @@ def _room_for_all(part: RecordedRun, k: int) -> Cluster:
     return cluster.model_copy(update={"nodes": (wide, *others)})
 
 
+def _differing_calls(part: RecordedRun) -> str:
+    """Returns why a service cannot keep one copy: its calls need different numbers of GPUs."""
+    needs: dict[str, set[int]] = {}
+    for action in all_actions(part.work):
+        if name := service_of(action.resource):
+            needs.setdefault(name, set()).add(action.degrees[0])
+    return next((f"calls of service {name!r} differ in size: they need {min(sizes)} to "
+                 f"{max(sizes)} GPUs at least, and one copy has one size"
+                 for name, sizes in sorted(needs.items()) if len(sizes) > 1), "")
+
+
 def _with_own_gpus(part: RecordedRun) -> Cluster | None:
     """Returns the cluster with GPUs for each service alone, as many as each of its calls needs, and
     with no others; None if no service is called.
@@ -342,6 +355,9 @@ def _assumptions(run: RecordedRun, found: Savings, k: int, durations: str) -> li
                     "that is deployed for the whole run: one copy on as many GPUs as each of its "
                     "calls needs at least. The job's other GPUs are not held, and its CPUs are. "
                     "\"jobs\" holds the same GPUs beside the CPUs of its jobs.")
+        if run.left_out.whole_gpus:
+            said.append(f"The GPUs that {run.left_out.whole_gpus} other actions held are in "
+                        "neither \"services\" nor \"jobs\".")
     if found.tenants:
         said.append("A tenant's part of what was held is in proportion to what its actions held. "
                     "Its jobs are simulated without those of the other tenants.")
