@@ -77,11 +77,11 @@ class Runtime(Protocol):
     """A program that builds sandboxes.
 
     Attributes:
-        name: the program, and the isolation backend.
+        name: the name of the program, which is also that of the isolation backend.
         needs_image: whether it builds no sandbox without an image.
-        read_only: mount points that it leaves writable, and that the init makes read-only.
-        unlimited: file systems in memory that it makes without a limit; the init limits each to
-            `ContainerSpec.shm_bytes`.
+        read_only: mount points that the program leaves writable and that the init makes read-only.
+        unlimited: file systems in memory that the program makes without a limit. The init limits
+            each of them to `ContainerSpec.shm_bytes`.
         unshielded: whether its pause process has no capability, so that commands could trace it.
             The init then moves into a user namespace of its own.
     """

@@ -64,8 +64,8 @@ class ElasticCpus:
     """Divides the CPUs of each node that has changed.
 
     Args:
-        tail: see `weight`. If it is not 0, actions that have waited AGED_NS come first, in order of
-            arrival.
+        tail: see `weight`. If it is not 0, the action with the lowest order tag comes first once
+            it has waited AGED_NS.
     """
 
     def __init__(self, tail: int) -> None:
