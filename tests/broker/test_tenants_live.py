@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from helpers.forked_verb import tangram
@@ -41,16 +41,6 @@ def connect(cluster: LocalCluster, tenant: str) -> Client:
     return tangram_hpc.connect(cluster.access, tenant=tenant)
 
 
-def flood(client: Client, until: Callable[[], bool], lanes: int) -> None:
-    """Keeps `lanes` actions of one core under way until it is told to end."""
-    open_ = [client.submit(["sleep", ".03"]) for _ in range(lanes)]
-    while not until():
-        open_.pop(0).result()
-        open_.append(client.submit(["sleep", ".03"]))
-    for future in open_:
-        future.result()
-
-
 def printed(cluster: LocalCluster, verb: str, *options: str) -> str:
     env = {**os.environ, "TANGRAM_HOME": str(cluster.folder.parent.parent)}
     return tangram(verb, "-j", cluster.job, *options, env=env, check=True).stdout
@@ -61,21 +51,32 @@ def held_ns(cluster: LocalCluster) -> dict[str, int]:
     return {row["group"]: row["cpu_held_ns"] for row in json.loads(told)["groups"]}
 
 
+def rows_of_tenants(client: Client) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in client.ask("tenants")["tenants"]}
+
+
 def test_three_shares_hold_three_times_the_cores_of_one(cluster: LocalCluster) -> None:
+    """Both tenants have more actions waiting than can run while it is measured: a tenant of which
+    none waits leaves its share to the other.
+    """
     with connect(cluster, "math") as math, connect(cluster, "code") as code:
-        end = time.monotonic() + 4
-        floods = [threading.Thread(target=flood, args=(each, lambda: time.monotonic() > end, 12))
-                  for each in (math, code)]
-        for each in floods:
-            each.start()
-        time.sleep(2)
-        rows = {row["name"]: row for row in math.ask("tenants")["tenants"]}
-        for each in floods:
-            each.join()
+        futures = [client.submit(["sleep", ".03"]) for client, count in ((math, 900), (code, 300))
+                   for _ in range(count)]
+        rows = rows_of_tenants(math)
+        before = after = held_ns(cluster)
+        end = time.monotonic() + 60
+        while after.get("code", 0) - before.get("code", 0) < 2_000_000_000:
+            assert time.monotonic() < end, (before, after)
+            time.sleep(.1)
+            after = held_ns(cluster)
+        still = rows_of_tenants(math)
+        for future in futures:
+            future.cancel()
+    assert all(each[name]["waiting"] for each in (rows, still) for name in ("math", "code"))
     assert rows["math"]["shares"] == 3 and rows["math"]["norm_shares"] == 3 / 5
-    assert rows["math"]["waiting"] and rows["code"]["waiting"] and rows["code"]["grp_tres"]
-    held = held_ns(cluster)
-    assert held["math"] / held["code"] == pytest.approx(3, rel=.15)
+    assert rows["code"]["grp_tres"]
+    mine, other = (after[name] - before.get(name, 0) for name in ("math", "code"))
+    assert mine / other == pytest.approx(3, rel=.15)
 
 
 def test_a_limit_is_kept_and_what_is_beyond_it_refused(cluster: LocalCluster) -> None:
@@ -85,7 +86,7 @@ def test_a_limit_is_kept_and_what_is_beyond_it_refused(cluster: LocalCluster) ->
     with connect(cluster, "tiny") as tiny:
         running = [tiny.submit(["sleep", "1"]) for _ in range(2)]
         end = time.monotonic() + 30
-        while not any(row["cpus"] for row in tiny.ask("tenants")["tenants"]):
+        while not any(row["cpus"] for row in rows_of_tenants(tiny).values()):
             assert time.monotonic() < end, "nothing of the tenant has begun within 30 s"
             time.sleep(.01)
         waits = tiny.ask("pending")["pending"]

@@ -131,14 +131,19 @@ def test_processes_that_wait_are_not_stopped_and_wake_in_time(arena: Arena, sess
                            session=session)[0].state is ActionState.COMPLETED
     arena.rig.until(lambda: len(left(arena, session, b"sleep")) > 0)
     arena.rig.until(lambda: bool(list(arena.rig.scratch.rglob("done"))))
-    arena.rig.until(lambda: len(left(arena, session, b"1000")) == 1)
-    # it has its words before its loader has run, which may have to wait for a core
-    arena.rig.until(lambda: process_tree.state(left(arena, session, b"1000")[0]) == "S")
+
+    def sleeps() -> bool:
+        """`sleep 1000` has its words before its loader has run, which may have to wait for a core,
+        and its shell has them too until it becomes `sleep`."""
+        states = [process_tree.state(pid) for pid in left(arena, session, b"sleep\x001000")]
+        return states == ["S"]
+
+    arena.rig.until(sleeps)
     passes(arena, 0.5)
     before = asks(arena, session)
     passes(arena, 1.0)
     assert asks(arena, session) == before, "a process that sleeps asks for nothing"
-    assert process_tree.state(left(arena, session, b"1000")[0]) == "S"
+    assert sleeps()
 
 
 def test_a_lease_ends_by_itself_and_says_what_was_used(arena: Arena, session: int) -> None:
