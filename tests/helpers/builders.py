@@ -54,10 +54,10 @@ class World:
 
     def node(self, cpus: int = 4, mem: int = 1024, gpus: int = 0, component: str = "",
              complete: bool = True, backends: tuple[str, ...] = ("model",),
-             untrusted: tuple[str, ...] = ("model",)) -> int:
+             untrusted: tuple[str, ...] = ("model",), ahead: int = 0) -> int:
         number = self.ledger.next_node
         spec = NodeSpec(f"n{number}", "host", tuple(range(cpus)), mem, tuple(range(gpus)),
-                        component, backends=backends, untrusted=untrusted)
+                        component, backends=backends, untrusted=untrusted, ahead=ahead)
         self.happen(ev.NodeJoined(self.now, number, spec))
         if complete:
             self.happen(ev.NodesComplete(self.now, number))
@@ -70,7 +70,7 @@ class World:
     def submit(self, cpus: int | tuple[int, ...] = 1, session: int = 0, attempts: int = 1,
                **fields) -> int:
         degrees = (cpus,) if isinstance(cpus, int) else cpus
-        kind = Kind.FILE if degrees == (0,) else Kind.EXEC
+        kind = fields.pop("kind", Kind.FILE if degrees == (0,) else Kind.EXEC)
         action = Action(self.id(), "x", kind, degrees, session=session, attempts_max=attempts,
                         **fields)
         self.now += 1

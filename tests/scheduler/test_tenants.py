@@ -10,7 +10,7 @@ from helpers.builders import World, started
 
 from tangram_hpc.config.tenants import Tenant
 from tangram_hpc.domain import event as ev
-from tangram_hpc.domain.action import Profile
+from tangram_hpc.domain.action import Kind, Profile
 from tangram_hpc.domain.ids import client_of
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
@@ -74,7 +74,7 @@ def usage_of(placer: str, cpus: int, nodes: int, tenants: dict[str, Tenant],
 
 
 def tenants(placer: str = "elastic", cpus: int = 8, mem: int = 1000, gpus: int = 0,
-            **specs: TenantSpec) -> World:
+            ahead: int = 0, **specs: TenantSpec) -> World:
     """A world in which client N + 1 is of the Nth tenant given."""
     w = World(placer)
     for number, (name, spec) in enumerate(specs.items(), 1):
@@ -82,7 +82,7 @@ def tenants(placer: str = "elastic", cpus: int = 8, mem: int = 1000, gpus: int =
         if number > 1:
             w.happen(ev.ClientJoined(0, number, f"uid-{number}", name, 0, 1, "socket"))
         w.happen(ev.TenantNamed(0, number, name))
-    w.node(cpus, mem, gpus)
+    w.node(cpus, mem, gpus, ahead=ahead)
     return w
 
 
@@ -354,6 +354,46 @@ def test_no_limited_tenant_is_queued_behind_another_ones_lease() -> None:
         w.finish(next(x.action for x in w.ledger.leases.values() if x.begun))
         w.plan()
         assert held(w)["a"] <= 2
+
+
+@pytest.mark.parametrize("limit", [(), (("cpu", 3),)], ids=["", "limited"])
+def test_short_actions_are_shared_where_leases_are_queued_behind_others(
+        limit: tuple[tuple[str, int], ...]) -> None:
+    """An action whose tenant may not be queued behind another one's lease is not overtaken."""
+    w = tenants(cpus=4, ahead=8, a=TenantSpec("a", 3), b=TenantSpec("b", grp_tres=limit))
+    for w.client in (1, 2):
+        for _ in range(800):
+            w.submit(1, profile=Profile(S // 250), trusted=True)
+    got: Counter[str] = Counter()
+    w.plan()
+    for step in range(800):
+        w.now += S // 200  # they take longer than was told, as on a busy machine
+        w.finish(min((x for x in w.ledger.leases.values() if x.begun),
+                     key=lambda x: (x.granted_at, x.lease)).action)
+        w.plan()
+        got += held(w) if step >= 200 else Counter()
+    assert got["a"] / sum(got.values()) == pytest.approx(.75, abs=.03)
+    assert any(not x.begun for x in w.ledger.leases.values()), "leases are queued"
+
+
+@pytest.mark.parametrize("limit", [(), (("gpu", 2),)], ids=["", "limited"])
+def test_calls_are_shared_where_they_are_queued_behind_a_copys_batch(
+        limit: tuple[tuple[str, int], ...]) -> None:
+    """One GPU, whose copy takes 8 calls at a time: a tenant with a limit gets it in its turn."""
+    w = tenants(gpus=1, ahead=8, a=TenantSpec("a"), b=TenantSpec("b", grp_tres=limit))
+    w.happen(ev.ServiceDeclared(0, ServiceSpec("judge", backend="fake", batch=8)))
+    for w.client in (1, 2):
+        for _ in range(200):
+            w.submit(1, key="service:judge", profile=Profile(S), kind=Kind.CALL)
+    got: Counter[str] = Counter()
+    w.plan()
+    for _ in range(200):
+        w.now += S // 4
+        w.finish(min((x for x in w.ledger.leases.values() if x.begun),
+                     key=lambda x: x.lease).action)
+        w.plan()
+        got += held(w, "gpu")
+    assert got["a"] / sum(got.values()) == pytest.approx(.5, abs=.05)
 
 
 def test_a_shape_beyond_a_limit_holds_back_no_other_of_its_tenant() -> None:

@@ -91,16 +91,20 @@ def _fill(ledger: Ledger, now: int, lease: LeaseEntry, shards: list[QueueShard],
     while room > 0 and (head := walk.head()) is not None:
         action, shape = head
         if (len(lease.gpus) not in shape.degrees or not node.spec.serves(shape.component)
-                or not endings.fits(node, shape)
-                or (turns is not None
-                    and not turns.may_follow(tenant, turns.tenant_of(client_of(action))))):
+                or not endings.fits(node, shape)):
+            walk.skip_shape()
+            continue
+        caller = turns.tenant_of(client_of(action)) if turns is not None else tenant
+        if turns is not None and not turns.may_follow(tenant, caller):
+            if turns.room(caller) >= len(lease.gpus):
+                return  # its turn has come, so the block has to become free for it
             walk.skip_shape()
             continue
         walk.next()
         if action in taken:
             continue
         if turns is not None:
-            tenant = turns.tenant_of(client_of(action))
+            tenant = caller
             turns.charge(tenant, len(lease.gpus))
         taken.add(action)
         number = ledger.next_lease + len(events)

@@ -4,10 +4,10 @@ Between the end of a short action and the start of the next one lies a message t
 back. A prefetched lease is already on the worker and begins when the lease before it ends.
 
 Prefetching overtakes no action. An action is prefetched only if it is the first of all actions that
-wait for CPUs of its node, if it needs one CPU and nothing else, and if the leases before it on its
-unit are expected to end within PREFETCH_NS. The lease holds nothing until then. A worker that
-cannot begin it soon gives it back. A node whose worker takes no prefetched leases (`NodeSpec.ahead`
-is 0) never gets one.
+wait for CPUs of its node (but for those of tenants that hold all that they may), if it needs one
+CPU and nothing else, and if the leases before it on its unit are expected to end within
+PREFETCH_NS. The lease holds nothing until then. A worker that cannot begin it soon gives it back. A
+node whose worker takes no prefetched leases (`NodeSpec.ahead` is 0) never gets one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ...domain.states import NodeState
 from ..policy.ending import Endings
 from ..state.ledger import LeaseEntry, Ledger, NodeEntry
 from ..state.queue import CPU, ActionShape, fair_walk
+from ..state.tenant_use import TenantTurns
 
 PREFETCH_NS = 10_000_000  # expected work that may be prefetched on one unit
 OVERHEAD_NS = 20_000  # the least time for an action in addition to its own work
@@ -100,16 +101,18 @@ def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]
         if most is None:
             most = _most(ledger, node, entry.action, depth)
             most = fine[shape] = most if endings.fits(node, shape) else 0
-        unit = _unit_for(ledger, entry.action, node, tails)
+        tenant = turns.tenant_of(client_of(action)) if turns is not None else ""
+        unit = _unit_for(ledger, entry.action, node, tails, turns, tenant)
+        if unit is None:
+            if turns is not None and turns.room(tenant) > 0:
+                return  # its turn has come, so a unit has to become free for it
+            walk.skip_shape()
+            continue
         tail = tails[unit]
         if tail.have >= min(most, tail.most):
             del tails[unit]
             continue
         if turns is not None:
-            tenant = turns.tenant_of(client_of(action))
-            if not turns.may_follow(tail.tenant, tenant):
-                walk.skip_shape()
-                continue
             turns.charge(tenant, 1)
             tail.tenant = tenant
         taken.add(action)
@@ -125,19 +128,21 @@ def _tail(ledger: Ledger, lease: LeaseEntry, share: int) -> _Tail:
     return _Tail(lease.cores, last, have, have + share, ledger.leases[last].tenant)
 
 
-def _unit_for(ledger: Ledger, action: Action, node: NodeEntry, tails: dict[tuple[int, int], _Tail]
-              ) -> tuple[int, int]:
+def _unit_for(ledger: Ledger, action: Action, node: NodeEntry, tails: dict[tuple[int, int], _Tail],
+              turns: TenantTurns | None, tenant: str) -> tuple[int, int] | None:
     """Returns the unit for an action: the unit where its session ran last, or else the first with
-    room.
+    room; None if its tenant may follow the last lease of no unit.
 
     On the session's last unit its init is still warm and bound to that core.
     """
     session = ledger.sessions.get(action.session)
+    units = list(tails)
     if session is not None and session.last_cores:
         last = node.node, session.last_cores[0]
         if last in tails:
-            return last
-    return next(iter(tails))
+            units.insert(0, last)
+    return next((unit for unit in units
+                 if turns is None or turns.may_follow(tails[unit].tenant, tenant)), None)
 
 
 def _most(ledger: Ledger, node: NodeEntry, action: Action, most: int) -> int:
