@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ...accounting.user_name import user_name
 from ...broker.broker_settings import Settings
 from ...broker.driver import Broker
 from ...broker.satellites import SatelliteScripts
@@ -28,6 +27,7 @@ from ...config.rollouts import rollouts_spec
 from ...config.services import service_spec
 from ...config.settings import Config
 from ...config.tenants import tenant_spec
+from ...config.user_name import user_name
 from ...domain.allocation import AllocPolicy
 from ...domain.service import EndpointSpec
 from ...errors import InvalidInput, TangramError

@@ -142,7 +142,7 @@ def _print_books(args: argparse.Namespace, columns: list[tuple[Field, int]], sel
     from dataclasses import replace
 
     from ...accounting.books.query import stored_jobs, stored_roll_up
-    from ...accounting.user_name import user_name
+    from ...config.user_name import user_name
     from ..helpers.current_books import current_books
 
     with current_books() as (books, _):
