@@ -51,8 +51,8 @@ class OrdinaryUser:
         folder: a folder of the user's own, which is also the home of its temporary files.
     """
 
-    def __init__(self, python: str, folder: Path) -> None:
-        self.python, self.folder = python, folder
+    def __init__(self, python: str, folder: Path, number: int = NOBODY) -> None:
+        self.python, self.folder, self._number = python, folder, number
         self._home = folder / "home"
         self._home.mkdir()
         self.take_over()
@@ -60,7 +60,8 @@ class OrdinaryUser:
     def take_over(self) -> None:
         """Makes the user the owner of everything in its folder."""
         if os.geteuid() == 0:
-            subprocess.run(["chown", "-hR", f"{NOBODY}:{NOBODY}", str(self.folder)], check=True)
+            who = f"{self._number}:{self._number}"
+            subprocess.run(["chown", "-hR", who, str(self.folder)], check=True)
 
     def run(self, *words: str, text: str = "", timeout_s: float = 60
             ) -> subprocess.CompletedProcess[str]:
@@ -73,23 +74,27 @@ class OrdinaryUser:
         env = users_environment(self.folder, self._home)
         user: dict[str, Any] = {}
         if os.geteuid() == 0:
-            user = {"user": NOBODY, "group": NOBODY, "extra_groups": ()}
+            user = {"user": self._number, "group": self._number, "extra_groups": ()}
         return subprocess.run([self.python, *words], cwd=self.folder, env=env, input=text,
                               capture_output=True, text=True, timeout=timeout_s, check=False,
                               **user)
 
 
 @contextmanager
-def ordinary_user() -> Iterator[OrdinaryUser]:
+def ordinary_user(number: int = NOBODY) -> Iterator[OrdinaryUser]:
     """Yields an ordinary user, and removes its folder afterwards. Skips the test where no other
-    user can run this Python or read this checkout."""
+    user can run this Python or read this checkout.
+
+    Args:
+        number: the user id, if root runs the tests.
+    """
     python = other_users_python() if os.geteuid() == 0 else sys.executable
     if not python:
         pytest.skip("no other user can run this Python")
     # not a folder of pytest, which only the user who runs pytest may enter
     folder = Path(tempfile.mkdtemp(prefix="tangram-user-"))
     try:
-        user = OrdinaryUser(python, folder)
+        user = OrdinaryUser(python, folder, number)
         if user.run("-c", "import pytest, helpers.executor_rig").returncode:
             pytest.skip("no other user can read where this checkout lies")
         yield user

@@ -16,6 +16,7 @@ import json
 import os
 import pwd
 import random
+import re
 import subprocess
 import time
 from collections import Counter
@@ -109,6 +110,13 @@ class EventJob(Trial):
     def starts(self) -> int:
         """How often the job has begun."""
         return len(list(self.home.glob(f"{self.name}-{self.job}*.out")))
+
+    def age_s(self) -> float:
+        """How long ago the job began its present start, in seconds."""
+        shown = self.root("scontrol", "-o", "show", "job", self.job).splitlines()[0]
+        began = re.search(r" StartTime=(\S+)", shown)
+        assert began, shown
+        return time.time() - time.mktime(time.strptime(began[1], "%Y-%m-%dT%H:%M:%S"))
 
     def said(self) -> str:
         """What all starts of the job and its satellites printed."""
@@ -263,7 +271,10 @@ def node_reboot(job: EventJob) -> None:
     # memory does not outlive a reboot
     for path in Path(f"/proc/{holder}/root", "dev/shm").iterdir():
         path.unlink()
-    time.sleep(job.rng.uniform(1, 8))
+    # Slurm ends what began before a machine's new boot, or, if a node registers without a job's
+    # script, what began 70 s before. Only the second can be had here, as all nodes have the host's
+    # boot time; a node that registers earlier is asked again ten minutes later.
+    time.sleep(max(job.rng.uniform(1, 8), 80 - job.age_s()))
     job.fate("start", node)
     time.sleep(45)  # srun learns only when it asks that a node has no process of its step
 

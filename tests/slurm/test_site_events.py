@@ -90,9 +90,10 @@ def test_events_end_a_job_in_order_or_not_at_all(
                 event = cards.pop(0)
                 apply, allowed = EVENTS[event]
                 print(time.strftime("%X"), template, event, flush=True)
+                table.append((template, event, "no answer", "", "", "", ""))
                 apply(job)
                 found = job.outcome()
-                table.append((template, event, found, "", "", "", ""))
+                table[-1] = (template, event, found, "", "", "", "")
                 if found not in allowed:
                     wrong.append(f"{template}: {event}: the job {found}: {job.said()[-2000:]}")
                 if found != GOES_ON:
@@ -116,6 +117,7 @@ def ended(job: EventJob, table: list[tuple[str, ...]], first: int) -> list[str]:
         if time.monotonic() > end:
             break
         time.sleep(1)
+    print(time.strftime("%X"), job.name, "left", left, flush=True)
     asked, over, lost = job.counts()
     while lost and time.monotonic() < end + 40:  # a killed broker counts as alive for a minute
         time.sleep(5)

@@ -1,10 +1,12 @@
 """Nodes as sites have them, on a real Slurm: two hyperthreads per core, and Debian's hosts file, in
-which a node's own name is 127.0.1.1; and time limits that an administrator changes."""
+which a node's own name is 127.0.1.1; a network of IPv6 beside Slurm's; and time limits that an
+administrator changes."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -58,6 +60,51 @@ def test_job_steps_that_cannot_fit_end_the_job_with_one_line(nodes: Site) -> Non
     said = nodes.finish("wide", job, 60)
     assert said.count("tangram: error:") == 1 and "cpus_lent=1" in said, said
     assert "threads_per_core=2" in said and "rank " not in said, said
+
+
+@pytest.fixture
+def network6(nodes: Site) -> Iterator[str]:
+    """A network of IPv6 that joins the nodes and this host; Slurm goes on with IPv4."""
+    port = json.loads((nodes.cluster.prefix / "devcluster.json").read_text())["base_port"]
+    base = f"fd00:{port:x}"
+    links = [([], f"dcb{port}", f"{base}::1")]
+    for number, node in enumerate(nodes.cluster.cpu_nodes, 10):
+        inside = ["nsenter", "--target", str(nodes.cluster.pid_of(f"node-{node}")), "--net"]
+        links.append((inside, "eth0", f"{base}::{number:x}"))
+    for verb in ("add", "del"):
+        for inside, device, address in links:
+            subprocess.run([*inside, "ip", "-6", "addr", verb, f"{address}/64", "dev", device,
+                            *["nodad"] * (verb == "add")], check=True)
+        if verb == "add":
+            yield f"{base}::/64"
+
+
+@pytest.mark.long
+def test_workers_ranks_and_users_reach_a_broker_at_an_ipv6_address(nodes: Site, network6: str
+                                                                   ) -> None:
+    """`bind` is a network, so that each node takes its own address in it."""
+    settings = nodes.cluster.home / "six.toml"
+    settings.write_text(f'bind = "{network6}"\n')
+    shutil.copy(DATA / "trainer_master.py", nodes.cluster.home)
+    job = nodes.submit(
+        "homogeneous", "six", partition="cpu", nodes="2", cpus_lent="4", ranks="2", mem="1200",
+        mem_lent="600", mem_trainer="500", gateway="off", mpi="none", time="5", config="six.toml",
+        trainer="python trainer_master.py; until [ -e six.go ]; do sleep 0.2; done")
+    nodes.until(lambda: nodes.output("six", job).count("meets") == 2, "both ranks", 90,
+                lambda: nodes.output("six", job))
+    access = nodes.cluster.home / f".tangram/jobs/{job}/access.json"
+    dialled = [a for a in json.loads(access.read_text())["addresses"] if not a.startswith("unix:")]
+    told = [nodes.tangram("run", "-j", job, "--cpus", "4", "--", "hostname").stdout
+            for _ in range(2)]
+    up = {node["name"] for node in nodes.info(job)["nodes"] if node["state"] == "UP"}
+    (nodes.cluster.home / "six.go").touch()
+    said = nodes.finish("six", job, 60)
+    prefix = network6.removesuffix("::/64")
+    assert len(dialled) == 1 and f"[{prefix}:" in dialled[0], dialled
+    met = {line.split()[3] for line in said.splitlines() if line.startswith("rank ")}
+    assert len(met) == 1 and met.pop().startswith(f"{prefix}:"), said
+    assert up == set(nodes.cluster.cpu_nodes), said
+    assert set(told) <= {f"{name}\n" for name in up} and all(told), told
 
 
 @pytest.mark.long

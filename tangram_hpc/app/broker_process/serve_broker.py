@@ -8,7 +8,6 @@ lock writes there or removes files; after the lock is released, the folder is on
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
 import shutil
 import signal
@@ -28,6 +27,7 @@ from ...config.rollouts import rollouts_spec
 from ...config.services import service_spec
 from ...config.settings import Config
 from ...config.tenants import tenant_spec
+from ...config.user_name import user_name
 from ...domain.allocation import AllocPolicy
 from ...domain.service import EndpointSpec
 from ...errors import InvalidInput, TangramError
@@ -246,7 +246,7 @@ def _settings(plan: BrokerPlan, folder_lock: FolderLock, endpoints: tuple[Endpoi
         job=plan.job, store=str(folder_lock.folder / "store"), nodes=plan.nodes,
         epoch=folder_lock.epoch, grace_s=config.grace_s, join_s=config.join_s,
         kill_wait_s=config.kill_wait_s, output_max=config.output_max,
-        output_bound=config.output_bound, user=getpass.getuser(), version=VERSION,
+        output_bound=config.output_bound, user=user_name(), version=VERSION,
         gap_s=BUSY_GAP_S, policy=plan.policy, granted_at=granted_at,
         endpoints=endpoints, slurm_query_s=config.slurm_query_s,
         rejoin_s=config.grace_s if waits else 0.0, down_s=down_s if waits else 0.0,

@@ -139,15 +139,15 @@ def _ask_spans(args: argparse.Namespace) -> AskSpans:
 def _print_books(args: argparse.Namespace, columns: list[tuple[Field, int]], selection: Selection
                  ) -> int:
     """Imports what has changed, and prints the rows from the books."""
-    import getpass
     from dataclasses import replace
 
     from ...accounting.books.query import stored_jobs, stored_roll_up
+    from ...config.user_name import user_name
     from ..helpers.current_books import current_books
 
     with current_books() as (books, _):
         if not (args.user or args.allusers or args.jobs):
-            selection = replace(selection, users=frozenset({getpass.getuser()}))
+            selection = replace(selection, users=frozenset({user_name()}))
         if args.by and not any(one.action for one in args.jobs):
             with books.reading() as connection:
                 found = stored_jobs(connection, selection, {one.job for one in args.jobs})
