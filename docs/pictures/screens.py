@@ -73,7 +73,7 @@ def shoot() -> None:
         time.sleep(SECONDS - 4)
         burst = [sleep(cluster, "build", chance.uniform(1, 2), cpus=(1, 2)) for _ in range(15)]
         time.sleep(0.5)
-        with connect(str(cluster.access)) as watcher:  # `tangram top` counts the clients without itself
+        with connect(str(cluster.access)) as watcher:  # a client of its own, as top is
             answer = watcher.ask("top")
         os.environ["TANGRAM_ACCESS"] = str(cluster.access)
         with contextlib.redirect_stdout(io.StringIO()) as printed:
