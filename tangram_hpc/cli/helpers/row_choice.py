@@ -51,14 +51,14 @@ def selection(args: argparse.Namespace) -> Selection:
         frozenset(word.strip() for word in text.split(",") if word.strip())
         for text in (args.partition, args.name, args.user, args.accounts))
     return Selection(
-        frozenset(parse_states(args.state)), names, frozenset(_nodes(args.nodelist)), parts,
+        frozenset(parse_states(args.state)), names, frozenset(node_names(args.nodelist)), parts,
         frozenset(map(_user_name, users)),
         parse_time("--starttime", args.starttime, now) if args.starttime else 0,
         parse_time("--endtime", args.endtime, now) if args.endtime else 0,
         accounts)
 
 
-def _nodes(text: str) -> set[str]:
+def node_names(text: str) -> set[str]:
     """Returns the names of a hostlist such as `cpu[1-4],gpu7`."""
     from ...errors import InvalidInput
     from ...slurm.hostlist import expand
@@ -67,6 +67,11 @@ def _nodes(text: str) -> set[str]:
         return set(expand(text))
     except ValueError as error:
         raise InvalidInput(f"--nodelist: {error}") from None
+
+
+def user_names(text: str) -> set[str]:
+    """Returns the login names of the users in a list such as `ada,1001`."""
+    return {_user_name(word.strip()) for word in text.split(",") if word.strip()}
 
 
 def _user_name(text: str) -> str:
