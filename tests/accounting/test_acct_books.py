@@ -105,6 +105,7 @@ def test_an_account_chooses_jobs_and_is_a_column(home: Path) -> None:
         f"{number}.{action}|lab-ann" for number in (4710, 4712) for action in ("1.1", "1.2")]
     [row, _] = json.loads(acct(home, "-A", "lab-bob", "--json"))["actions"]
     assert row["account"] == "lab-bob"
+    assert acct(home, "-a", "-l", "--noconvert") == acct(home, "-a", "-l")
     assert acct(home, "-A", "lab", "-n") == acct(home, "-A", "lab", "--books", "-n") == ""
 
 
