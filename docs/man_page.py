@@ -16,8 +16,11 @@ from argparse_manpage.manpage import Manpage
 from tangram_hpc import __version__
 from tangram_hpc.cli import parser
 
-page = Manpage(parser(), format="single-commands-section", _data={
+verbs = parser()
+# `man -k` finds the page by the line "tangram - what it does" below NAME
+page = Manpage(verbs, format="single-commands-section", _data={
     "project_name": "tangram_hpc", "version": __version__,
+    "description": (verbs.description or "").rstrip("."),
     "manual_title": "Slurm job-step broker for agentic RL"})
 folder = Path(sys.argv[1])
 folder.mkdir(parents=True, exist_ok=True)

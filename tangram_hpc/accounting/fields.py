@@ -128,6 +128,7 @@ FIELDS = (
     Field("JobIDRaw", 22, job_id, "same as JobID"),
     Field("JobName", 16, lambda r: r.action.name, "the action's class"),
     Field("User", 10, lambda r: r.user, "who ran the job"),
+    Field("Account", 10, lambda r: r.account, "the Slurm account of the job"),
     Field("Partition", 10, lambda r: r.node.component if r.node else "", "component of the node"),
     Field("NodeList", 14, lambda r: r.node.name if r.node else "None assigned", "where it ran"),
     Field("NNodes", 6, lambda r: "1" if r.node else "0", "number of nodes"),
@@ -266,7 +267,7 @@ def as_json(r: ActionRecord) -> dict[str, Any]:
         "route": None if r.route is None else {
             "pool": r.route.pool, "service": r.route.service, "wanted": r.route.wanted,
             "bucket": r.route.bucket, "how": r.route.how, "move_ns": r.route.move_ns},
-        "once": r.action.once, "user": r.user,
+        "once": r.action.once, "user": r.user, "account": r.account,
         "session": show(r.action.session), "session_name": r.session_name,
         "client": r.client, "client_name": r.client_name,
         "image": r.image, "tenant": r.tenant,

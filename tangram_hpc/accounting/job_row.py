@@ -36,6 +36,7 @@ class JobRow:
         cpus, mem_mib, gpus: what the nodes lent that it had at one time, at most; MiB.
         held_ns: core-ns that its nodes were held.
         cpu_ns: CPU time that the processes of its actions used.
+        account: the Slurm account that it is charged to; empty for none.
     """
 
     job: str
@@ -51,6 +52,7 @@ class JobRow:
     gpus: int
     held_ns: int
     cpu_ns: int
+    account: str = ""
 
 
 class JobFold:
@@ -67,7 +69,7 @@ class JobFold:
     def __init__(self, spans: Sequence[JobSpan] = ()) -> None:
         self.records = Fold()
         self._usage, self._nodes, self._spans = HeldUsage(spans), _Nodes(), spans
-        self._user, self._began = "", 0
+        self._user, self._account, self._began = "", "", 0
         self._ended: str | None = None  # why the broker ended, if its journal says so
 
     def add(self, event: ev.Event) -> None:
@@ -78,7 +80,7 @@ class JobFold:
             case ev.NodeJoined() | ev.NodeLost():
                 self._nodes.add(event)
             case ev.BrokerStarted():
-                self._user, self._ended = event.user, None
+                self._user, self._account, self._ended = event.user, event.account, None
                 self._began = self._began or event.granted_at or event.at
             case ev.BrokerStopped():
                 self._ended = event.reason
@@ -104,7 +106,8 @@ class JobFold:
         cpus, mem_mib, gpus = self._nodes.most
         return JobRow(
             fold.job, self._user, state, reason, self._began, end_ns, self._nodes.names,
-            self._nodes.partitions, cpus, mem_mib, gpus, held_ns, fold.usage.burnt_ns)
+            self._nodes.partitions, cpus, mem_mib, gpus, held_ns, fold.usage.burnt_ns,
+            self._account)
 
 
 def fold_with_job(events: Iterable[ev.Event], served: bool, now_ns: int,
@@ -160,6 +163,7 @@ _TEXTS: dict[str, Callable[[JobRow], str]] = {
     "JobID": lambda r: r.job,
     "JobIDRaw": lambda r: r.job,
     "User": lambda r: r.user,
+    "Account": lambda r: r.account,
     "Partition": lambda r: ",".join(r.partitions),
     "NodeList": lambda r: ",".join(r.nodes) or "None assigned",
     "NNodes": lambda r: str(len(r.nodes)),

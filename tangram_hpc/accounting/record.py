@@ -50,6 +50,7 @@ class ActionRecord:
             lease, so that `attempt` is a lower bound.
         image: digest of the image that its session had; empty for none.
         tenant: the tenant of its client.
+        account: the Slurm account of the job; empty for none.
         earlier: the attempts before the last one, oldest first, those that were sent back included.
         last: whether this is the last attempt of its action.
     """
@@ -73,6 +74,7 @@ class ActionRecord:
     session_name: str = ""
     image: str = ""
     tenant: str = DEFAULT_TENANT
+    account: str = ""
     earlier: tuple[ActionRecord, ...] = ()
     last: bool = True
 
@@ -163,7 +165,7 @@ class Fold:
         self.placer = ""
         self.sync = ""
         self.usage = JobUsage()
-        self._user = ""
+        self._user = self._account = ""
         self._ranks: dict[int, int] = {}
         self._client_names: dict[int, str] = {}
         self._tenants: dict[int, str] = {}  # of clients that named one
@@ -214,7 +216,7 @@ class Fold:
                 self.usage.lent_ns += record.cpu_held_ns
 
     def _broker_started(self, event: ev.BrokerStarted) -> None:
-        self.job, self._user = event.job, event.user
+        self.job, self._user, self._account = event.job, event.user, event.account
         self.placer, self.sync = event.placer, event.sync
         self._stopped = None
 
@@ -270,7 +272,7 @@ class Fold:
             self.job, self._user, action, event.at, self._ranks.get(client, -1),
             client_name=self._client_names.get(client, ""),
             session_name=self._session_names.get(action.session, ""),
-            tenant=self._tenants.get(client, DEFAULT_TENANT))
+            tenant=self._tenants.get(client, DEFAULT_TENANT), account=self._account)
 
     def _routed(self, event: ev.TurnRouted) -> None:
         record = self.records[event.action]

@@ -25,6 +25,7 @@ class Selection:
         nodes: names of nodes on which a row ran.
         partitions: components of these nodes.
         users: login names of those who ran the job.
+        accounts: Slurm accounts of the job.
         since: rows that had ended before this time are left out; ns since the epoch.
         until: rows that were submitted at this time or later are left out; ns since the epoch.
     """
@@ -36,6 +37,7 @@ class Selection:
     users: frozenset[str] = _ANY
     since: int = 0
     until: int = 0
+    accounts: frozenset[str] = _ANY
 
     def wants(self, row: ActionRecord, job_end_ns: int) -> bool:
         """Returns whether an action is wanted.
@@ -47,6 +49,7 @@ class Selection:
         """
         on = row.node
         return ((not self.users or row.user in self.users)
+                and (not self.accounts or row.account in self.accounts)
                 and (not self.states or row.state.value in self.states)
                 and (not self.names or row.action.name in self.names)
                 and (not self.nodes or (on is not None and on.name in self.nodes))
@@ -56,12 +59,13 @@ class Selection:
 
     def wants_job(self, row: JobRow) -> bool:
         """Returns whether a job is wanted."""
-        return (self.may_hold(row.user, row.start_ns, row.end_ns)
+        return (self.may_hold(row.user, row.account, row.start_ns, row.end_ns)
                 and (not self.states or row.state in self.states)
                 and (not self.nodes or bool(self.nodes & {*row.nodes}))
                 and (not self.partitions or bool(self.partitions & {*row.partitions})))
 
-    def may_hold(self, user: str, start_ns: int, end_ns: int) -> bool:
-        """Returns whether a job may have rows that are wanted, by its user and its times alone."""
-        return ((not self.users or user in self.users) and end_ns >= self.since
+    def may_hold(self, user: str, account: str, start_ns: int, end_ns: int) -> bool:
+        """Returns whether a job may have rows that are wanted, by its user, account and times."""
+        return ((not self.users or user in self.users)
+                and (not self.accounts or account in self.accounts) and end_ns >= self.since
                 and (not self.until or start_ns < self.until))

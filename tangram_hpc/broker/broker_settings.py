@@ -39,6 +39,7 @@ class Settings:
             none.
         down_s: for how many seconds no broker ran before this one; 0 if that does not matter.
         granted_at: when Slurm granted the job its nodes, in ns since the epoch; 0 if not known.
+        account: the Slurm account that the job is charged to; empty for none.
     """
 
     job: str
@@ -62,3 +63,4 @@ class Settings:
     down_s: float = 0.0
     epoch: int = 0
     granted_at: int = 0
+    account: str = ""

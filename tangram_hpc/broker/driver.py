@@ -154,7 +154,8 @@ class Broker:
             self._clients_at = self._now() + _CLIENTS_WAIT_NS
             self._record_event(ev.BrokerStalled(self._now(), int(s.down_s * 1e9)))
         self._record_event(ev.BrokerStarted(self._now(), s.job, p.name, self._journal.mode, s.user,
-                                            s.version, p.block_max, until, s.granted_at))
+                                            s.version, p.block_max, until, s.granted_at,
+                                            s.account))
         for result in self._results.resume(self._keys.spooled):
             self._keys.found_again(result, None)
         self._payloads = self._keys.resume()

@@ -37,9 +37,14 @@ def add(verbs: Any) -> None:
     p.add_argument("-t", "--time", type=time_limit, metavar="TIME",
                    help="time limit in seconds, or as srun takes it with a : or -, such as 1:30 "
                         "(minutes:seconds) or 1-12 (days-hours) (default: none)")
+    for short, word in (("-n", "--ntasks"), ("-N", "--nodes")):
+        p.add_argument(short, word, type=_one, metavar="1",
+                       help="1 is accepted, as scripts for srun name it: an action is one task on "
+                            "one node")
     p.add_argument("-J", "--job-name", dest="name", default="",
                    help="name of the action in the accounting")
-    p.add_argument("--component", default="", help="run only on nodes of this component")
+    p.add_argument("-p", "--component", "--partition", default="",
+                   help="run only on nodes of this component")
     p.add_argument("-D", "--chdir", default="",
                    help="working directory of the command (default: the current one)")
     p.add_argument("--untrusted", action="store_true",
@@ -140,6 +145,15 @@ def _say_if_it_waits(client: Any, future: Any) -> None:
         if one["id"] == future.id:  # a broker of an earlier release tells all that wait
             print(f"tangram: action {future.id} is pending ({one['reason']}); `tangram explain -j "
                   f"{client.job} {future.id}` says what it waits for", file=sys.stderr, flush=True)
+
+
+def _one(text: str) -> int:
+    """Parses the number of tasks or nodes. It is used as `type=` of an argument."""
+    if text.lstrip("0") != "1":
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: an action is one task on one node; name 1 or leave it out, submit several "
+            "actions, or ask for CPUs (-c) and start mpirun")
+    return 1
 
 
 def _cpus(text: str) -> Any:

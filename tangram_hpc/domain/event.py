@@ -52,6 +52,7 @@ class BrokerStarted(Event, frozen=True, tag="broker-started"):
             held has ended.
         granted_at: when Slurm granted the broker's job its nodes, by Slurm's clock, in ns since the
             epoch; the time of the last grant if the job was requeued. 0 if that is not known.
+        account: the Slurm account that the job is charged to; empty where there is none.
     """
 
     job: str
@@ -62,6 +63,7 @@ class BrokerStarted(Event, frozen=True, tag="broker-started"):
     block_max: int = 8
     await_until: int = 0
     granted_at: int = 0
+    account: str = ""
 
 
 class BrokerStopped(Event, frozen=True, tag="broker-stopped"):

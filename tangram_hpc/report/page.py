@@ -20,7 +20,6 @@ from ..simulator.savings.savings import (
     FCFS,
     JOBS,
     RECORDED,
-    RECORDS_AGREE,
     SERVICES,
     STATIC,
 )
@@ -185,9 +184,8 @@ def _savings(told: dict[str, Any], report: ReportedJob) -> str:
                     ("core-h held", "held_core_h", ",.3f"),
                     ("GPU-h held", "held_gpu_h", ",.3f"), ("", "note", "note")], rows)
     said = "".join(f"<li>{label(text, 600)}</li>" for text in found["assumptions"])
-    far = (report.savings.error() if report.savings is not None else None) or 0.0
-    doubt = (f" The mean ACT of the run as it was, simulated, is {far:.0%} off the recorded one: "
-             "compare the simulated rows with each other only." if far > RECORDS_AGREE else "")
+    doubt = report.savings.doubt() if report.savings is not None else ""
+    doubt = f" {doubt}" if doubt else ""
     return (f"<section id='savings'><h2>The same actions otherwise</h2><p class='soft'>"
             f"{found['actions']:,} actions of {found['trajectories']:,} trajectories, simulated "
             f"from their records.{doubt}</p>{table}{_tenants(found)}<details><summary>What this "

@@ -38,7 +38,7 @@ def job(name: str, user: str, at: int) -> list[ev.Event]:
         ActionState.FAILED, exit_code=3, exec_ns=4 * SECOND, cpu_ns=5 * SECOND, maxrss_kib=3072)
     done = Outcome(ActionState.COMPLETED, exec_ns=6 * SECOND, cpu_ns=6 * SECOND, maxrss_kib=99)
     return [
-        ev.BrokerStarted(at, name, "elastic", "none", user),
+        ev.BrokerStarted(at, name, "elastic", "none", user, account=f"lab-{user}"),
         ev.ClientJoined(at, 1, "uid", "rank-0", 0, 1, "socket"),
         ev.NodeJoined(at, 1, NodeSpec("n1", "h1", cores, 99, component="cpu", allocation=name)),
         ev.ActionSubmitted(at, Action(first, "pytest", attempts_max=2, mem_mib=2048,
@@ -86,6 +86,8 @@ WORDS = (["-a"], ["-a", "-D", "-P", "-l"], ["-a", "--json"], ["-a", "-X", "--jso
          ["-a", "--sacct", "-P"], ["-j", "4711,4712.1.2"], ["-u", "ann", "-P"],
          ["-a", "-S", "2023-11-15", "-E", "2023-11-16", "-P"], ["-a", "--name", "lint"],
          ["-a", "-s", "NF", "-D"], ["-a", "-N", "n1", "-D"], ["-a", "-r", "cpu"],
+         ["-A", "lab-ann", "-P", "-o", "JobID,Account"], ["-A", "lab-bob", "--by", "name"],
+         ["-A", "lab-ann,lab-bob", "-X", "-P", "-o", "JobID,User,Account"],
          ["-a", "--by", "hour", "--json"], ["-u", "ann", "--by", "user"],
          ["-a", "--by", "session", "-s", "F"], ["-j", "4712.1.1", "--by", "name"])
 
@@ -94,6 +96,31 @@ def test_books_and_journals_print_the_same(home: Path) -> None:
     for words in WORDS:
         journals = acct(home, *words)
         assert acct(home, *words, "--books") == journals and journals.strip(), words
+
+
+def test_an_account_chooses_jobs_and_is_a_column(home: Path) -> None:
+    told = acct(home, "-A", "lab-bob", "-X", "-n", "-P", "-o", "JobID,Account,User")
+    assert told == "4711|lab-bob|bob\n"
+    assert acct(home, "--accounts=lab-ann", "-n", "-P", "-o", "JobID,Account").split() == [
+        f"{number}.{action}|lab-ann" for number in (4710, 4712) for action in ("1.1", "1.2")]
+    [row, _] = json.loads(acct(home, "-A", "lab-bob", "--json"))["actions"]
+    assert row["account"] == "lab-bob"
+    assert acct(home, "-a", "-l", "--noconvert") == acct(home, "-a", "-l")
+    assert acct(home, "-A", "lab", "-n") == acct(home, "-A", "lab", "--books", "-n") == ""
+
+
+def test_a_broker_writes_down_the_account_of_its_job(tmp_path: Path) -> None:
+    environ = {"TANGRAM_HOME": str(tmp_path), "PATH": os.environ["PATH"], "HOME": str(tmp_path),
+               "SLURM_JOB_ACCOUNT": "astro"}
+    broker = subprocess.Popen([sys.executable, "-m", "tangram_hpc", "broker", "--job", "4711",
+                               "--bind", "none"], env=environ)
+    until = time.monotonic() + 60
+    while not (tmp_path / "jobs/4711/access.json").exists():
+        assert broker.poll() is None and time.monotonic() < until
+        time.sleep(0.05)
+    broker.terminate()
+    broker.wait(60)
+    assert acct(tmp_path, "-j", "4711", "-X", "-n", "-P", "-o", "JobID,Account") == "4711|astro\n"
 
 
 def test_wrong_questions_are_told_in_one_line(home: Path) -> None:

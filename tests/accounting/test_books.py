@@ -358,7 +358,7 @@ def test_tables_of_another_version_are_migrated_or_refused(tmp_path: Path,
     with open_books("", tmp_path) as books:  # the first try was undone
         assert contents(books) == rows
     monkeypatch.undo()
-    with pytest.raises(InvalidInput, match=r"a later release made them \(version 4") as error:
+    with pytest.raises(InvalidInput, match=r"a later release made them \(version 5") as error:
         open_books("", tmp_path)
     assert "\n" not in str(error.value)
 

@@ -15,7 +15,8 @@ import pytest
 from helpers.books_rig import BEGAN, NAMES, contents, histories, mariadb, postgres, write_journal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import delete
+from msgspec import structs
+from sqlalchemy import delete, select
 
 from tangram_hpc.accounting.books import schema
 from tangram_hpc.accounting.books.importing import import_jobs
@@ -125,6 +126,61 @@ def test_tables_are_made_once_and_a_later_version_is_refused(
         with open_books(url, tmp_path) as books, books.writing("test") as connection:
             schema.metadata.drop_all(connection)
         monkeypatch.undo()
+
+
+def as_of_version(books: Books, version: int) -> None:
+    """Takes away what later releases added to the tables; `tests/accounting/test_act_parts.py`
+    does the same in SQLite with a migration that was cut off.
+    """
+    later = ("tenant", "restore_ns", "setup_ns")[{1: 0, 2: 1, 3: 3}[version]:]
+    with books.writing("test") as connection:
+        for column in later:
+            connection.exec_driver_sql(f"ALTER TABLE tangram_actions DROP COLUMN {column}")
+        connection.exec_driver_sql("ALTER TABLE tangram_jobs DROP COLUMN account")
+        connection.exec_driver_sql(f"UPDATE tangram_books SET version = {version}")
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_tables_of_earlier_versions_are_migrated_alike_in_each_database(
+        urls: list[str], tmp_path: Path, version: int) -> None:
+    from test_books import short_history
+
+    restored = short_history(50, BEGAN)
+    for number, event in enumerate(restored):
+        if isinstance(event, ev.ActionSubmitted):
+            restored[number] = structs.replace(event, action=structs.replace(
+                event.action, key="service:größe"))
+        elif isinstance(event, ev.LeaseFinished):
+            restored[number] = structs.replace(event, outcome=structs.replace(
+                event.outcome, restore_ns=30 + event.lease, setup_ns=2))
+    write_journal(tmp_path / "jobs/4711", restored)
+    write_journal(tmp_path / "jobs/4712", short_history(50, BEGAN + 1))
+    rows, told = [], []
+    for url in urls:
+        with open_books(url, tmp_path) as books:
+            empty(books)
+            import_jobs(books, tmp_path, NOW, lambda line: None)
+            as_of_version(books, version)
+        command = [sys.executable, "-m", "tangram_hpc", "books"]
+        environ = {"TANGRAM_HOME": str(tmp_path), "PATH": os.environ["PATH"], "TANGRAM_BOOKS": url,
+                   "HOME": str(tmp_path)}
+        runs = [subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)
+                for _ in range(3)]  # each finds the earlier version, and one of them migrates it
+        assert [run.wait(300) for run in runs] == [0] * 3, url
+        with open_books(url, tmp_path) as books:
+            rows.append(contents(books))
+            told.append(answers(books, Selection()))
+            with books.reading() as connection:
+                assert connection.execute(select(schema.versions.c.version)).scalars().all() == [4]
+                found = connection.execute(select(
+                    schema.actions.c.restore_ns, schema.actions.c.setup_ns,
+                    schema.actions.c.tenant)).fetchall()
+            assert sorted({each.restore_ns for each in found}) == [0, *range(31, 81)], url
+            setups = {2, -1} if version == 3 else {-1}
+            assert {(each.setup_ns, each.tenant) for each in found} == {
+                (setup, "default") for setup in setups}, url
+    assert rows[0] == rows[1] == rows[2] and len(rows[0][1]) == 100
+    assert told[0] == told[1] == told[2]
 
 
 def test_an_importer_does_not_wait_for_ever(urls: list[str], tmp_path: Path,

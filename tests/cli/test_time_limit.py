@@ -1,4 +1,6 @@
-"""Time limits: a number is seconds, and what has a : or - is read as srun reads it."""
+"""Time limits: a number is seconds, and what has a : or - is read as srun reads it. Numbers of
+tasks and nodes are read too, since scripts for srun name them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import argparse
 
 import pytest
 
+from tangram_hpc.cli import main
 from tangram_hpc.cli.helpers.time_limit import time_limit
 
 
@@ -21,3 +24,12 @@ def test_a_time_limit_is_what_srun_takes_it_for(text: str, seconds: float) -> No
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is no time limit"):
         time_limit(text)
+
+
+@pytest.mark.parametrize("words", [["-n", "2"], ["--ntasks=0"], ["-N", "a"], ["--nodes", "1-2"]])
+def test_more_than_one_task_is_refused_with_the_remedy(words: list[str],
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *words, "--", "true"])
+    assert ended.value.code == 2
+    assert "an action is one task on one node; name 1" in capsys.readouterr().err

@@ -4,6 +4,7 @@ tables, as JSON, again and again, and on a terminal of 80 x 24."""
 from __future__ import annotations
 
 import fcntl
+import getpass
 import html
 import json
 import os
@@ -98,6 +99,42 @@ def test_queue_takes_ids_as_squeue_does(job: dict[str, Any], capsys: Any) -> Non
     assert main(["queue", "-o", "Colour"]) == 2
     assert "is not a column; choose from ActionID" in capsys.readouterr().err
     assert "Reason" in "\n".join(printed(capsys, "queue", "--helpformat")[0])
+
+
+def test_queue_takes_the_options_that_people_type_for_squeue(job: dict[str, Any], capsys: Any
+                                                             ) -> None:
+    me, node = getpass.getuser(), job["cluster"].ask("nodes")["nodes"][0]["name"]
+    for words in (["--me"], ["-u", me], ["-u", f"nobody,{os.getuid()}"], ["-a"], ["-r"]):
+        assert len(printed(capsys, "queue", "-h", *words)[0]) == 8, words
+    assert printed(capsys, "queue", "-h", "-u", "nobody") == ([], "")
+    assert len(printed(capsys, "queue", "-h", "-w", node)[0]) == 2
+    for words in (["-w", "other[1-2]"], ["-p", "gpu"]):
+        assert printed(capsys, "queue", "-h", *words) == ([], ""), words
+    lines, _ = printed(capsys, "queue", "-o", "%.18i %.9P %8j %.8u %.2t %.10M %.6D %R", "-t", "PD")
+    assert lines[0] == ("             JOBID PARTITION NAME         USER ST       TIME NNODES "
+                        "NODELIST(REASON)")
+    name = f"{job['cluster'].job}.{job['waiting'][0].id}"
+    shown = name if len(name) <= 18 else name[:17] + "+"
+    assert lines[2] == f"{shown:>18}           later    {me:>8.8} PD   00:00:00      1 (Resources)"
+    rows, _ = printed(capsys, "queue", "-h", "-O", "ActionID:6,State:-8", "-n", "behind")
+    assert [row.split() for row in rows] == [[job["behind"].id, "PENDING"]]
+    assert main(["queue", "-o", "%i %Q"]) == 2
+    assert "--format: %Q is none of the letters" in capsys.readouterr().err
+
+
+def test_info_takes_the_options_that_people_type_for_sinfo(job: dict[str, Any], capsys: Any
+                                                           ) -> None:
+    node = job["cluster"].ask("nodes")["nodes"][0]["name"]
+    for words, there in (
+            (["-n", node], True), (["-n", "other[1-9]"], False), (["-p", "x"], False),
+            (["-t", "alloc"], True), (["-t", "idle,drain,mix"], False), (["-R"], False)):
+        assert bool(printed(capsys, "info", "--noheader", *words)[0]) is there, words
+        told = json.loads(printed(capsys, "info", "--json", *words)[0][0])
+        assert bool(told["nodes"]) is there, words
+    assert printed(capsys, "info", "-N", "-o", "%8n %.5t %C", "--noheader")[0] == [
+        f"{node[:7] + '+' if len(node) > 8 else node:<8}    UP        2/0/2"]
+    assert main(["info", "-t", "broken"]) == 2
+    assert "--states: 'broken' is not the state of a node" in capsys.readouterr().err
 
 
 def test_a_name_that_is_no_text_is_the_name_of_no_action(capsys: Any) -> None:

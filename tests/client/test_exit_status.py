@@ -176,4 +176,5 @@ def test_tangram_run_exits_with_the_results_exit_code(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tangram_hpc.cli.run._stdin", bytes)
     assert cli(["run", "--", "sh", "-c", "kill -SEGV $$"]) == 139
+    assert cli(["run", "-N", "1", "-n1", "--", "sh", "-c", "exit 7"]) == 7  # as scripts for srun
     assert cli(["run", "-t", "0.2", "--", "sh", "-c", ENDS["polite-loop"][0]]) == 124

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.exported_job import exported_job
 
 pytest.importorskip("prometheus_client")
 from prometheus_client.parser import text_string_to_metric_families
@@ -30,12 +31,7 @@ from tangram_hpc.export.metrics import DASHBOARD
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(3, mem_mib=2000, home=tmp_path_factory.mktemp("home"), job="4711",
-                      devices="fake:2") as client:
-        client.register_service("judge", {"backend": "fake", "wake_s": 0.0, "call_s": 0.0})
-        client.register_endpoint("search", rate=50, burst=5)
-        client.call("judge", "score", n=1).result(60)
-        client.submit(["true"], trusted=True).result(60)
+    with exported_job(tmp_path_factory.mktemp("home"), 3) as client:
         yield client
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.exported_job import exported_job
 from helpers.image_rig import free_port
 
 from tangram_hpc import LocalCluster
@@ -90,12 +91,7 @@ class Prometheus:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A job in which actions run, wait for CPUs, and have ended."""
-    with LocalCluster(2, mem_mib=2000, home=tmp_path_factory.mktemp("home"), job="4711",
-                      devices="fake:2") as client:
-        client.register_service("judge", {"backend": "fake", "wake_s": 0.0, "call_s": 0.0})
-        client.register_endpoint("search", rate=50, burst=5)
-        client.call("judge", "score", n=1).result(60)
-        client.submit(["true"], trusted=True).result(60)
+    with exported_job(tmp_path_factory.mktemp("home"), 2) as client:
         for _ in range(6):
             client.submit(["sleep", "600"], trusted=True)
         yield client

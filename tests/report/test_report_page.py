@@ -53,7 +53,9 @@ def drawn(driver: Any) -> dict[str, int]:
 
 
 def test_all_plots_are_drawn_without_an_error(mixed: Any) -> None:
-    counts = drawn(mixed)
+    until = time.monotonic() + 60  # the page draws after it has loaded
+    while not all((counts := drawn(mixed)).values()) and time.monotonic() < until:
+        time.sleep(0.1)
     assert set(counts) == {"timeline", "load", "parts", "means", "waterfall"}
     assert all(counts.values()), counts
     assert mixed.get_log("browser") == []

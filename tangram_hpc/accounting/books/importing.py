@@ -289,4 +289,5 @@ def _job_columns(row: JobRow) -> dict[str, object]:
             "reason": storable(row.reason), "start_ns": row.start_ns, "end_ns": row.end_ns,
             "node_names": storable(",".join(row.nodes)),
             "partition_names": storable(",".join(row.partitions)), "cpus": row.cpus,
-            "mem_mib": row.mem_mib, "gpus": row.gpus, "held_ns": row.held_ns, "cpu_ns": row.cpu_ns}
+            "mem_mib": row.mem_mib, "gpus": row.gpus, "held_ns": row.held_ns, "cpu_ns": row.cpu_ns,
+            "account": storable(row.account)}

@@ -48,7 +48,7 @@ def stored_jobs(connection: Connection, selection: Selection, names: Collection[
 
     Args:
         connection: from `Books.reading`.
-        selection: what is wanted; only users and times are looked at.
+        selection: what is wanted; only users, accounts and times are looked at.
         names: ids of jobs as `ID` or `ID@CLUSTER`; empty for all.
 
     Raises:
@@ -60,6 +60,8 @@ def stored_jobs(connection: Connection, selection: Selection, names: Collection[
         query = query.where(jobs.c.start_ns < selection.until)
     if selection.users:
         query = query.where(jobs.c.user_name.in_(sorted(selection.users)))
+    if selection.accounts:
+        query = query.where(jobs.c.account.in_(sorted(selection.accounts)))
     if names:
         named = or_(jobs.c.job.in_(sorted(names)), jobs.c.name.in_(sorted(names)))
         known = {name for row in connection.execute(select(jobs.c.job, jobs.c.name).where(named))
@@ -70,7 +72,8 @@ def stored_jobs(connection: Connection, selection: Selection, names: Collection[
         query = query.where(named)
     return [StoredJob(r.id, r.name, r.actions, JobRow(
         r.job, r.user_name, r.state, r.reason, r.start_ns, r.end_ns, _words(r.node_names),
-        _words(r.partition_names), r.cpus, r.mem_mib, r.gpus, r.held_ns, r.cpu_ns))
+        _words(r.partition_names), r.cpus, r.mem_mib, r.gpus, r.held_ns, r.cpu_ns,
+        r.account))
         for r in connection.execute(query)]
 
 
@@ -108,7 +111,7 @@ def stored_records(connection: Connection, job: StoredJob, selection: Selection,
         for key in zip(portion, runs[at : at + _PORTION], strict=True):
             if key in found:
                 record = unpack_record(found[key].record, job.row.job, job.row.user)
-                record.last = found[key].last == 1
+                record.last, record.account = found[key].last == 1, job.row.account
                 yield record
 
 

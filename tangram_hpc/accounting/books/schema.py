@@ -48,7 +48,7 @@ from ...errors import InvalidInput, TangramError, how_to_install
 from ..flat import COLUMNS
 from .stored_record import unpack_record
 
-SCHEMA = 3
+SCHEMA = 4
 FILE = "books.sqlite"
 _DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql",
             "mariadb": "mariadb+pymysql"}
@@ -84,6 +84,7 @@ jobs = Table(
     Column("gpus", BigInteger, nullable=False),
     Column("held_ns", BigInteger, nullable=False),
     Column("cpu_ns", BigInteger, nullable=False),
+    Column("account", _NAME, nullable=False),
     UniqueConstraint("name", "began_ns"),
 )
 # One row for each attempt of an action. `run` counts them from 1, and `last` is 1 for the last one.
@@ -99,17 +100,17 @@ actions = Table(
 )
 
 
-def _add_columns(connection: Connection, values: dict[str, str]) -> None:
-    """Adds columns to the actions, each with the SQL of its value in the rows that are there.
+def _add_columns(connection: Connection, values: dict[str, str], table: Table = actions) -> None:
+    """Adds columns to a table, each with the SQL of its value in the rows that are there.
 
     A migration that was interrupted may have added some of them already: MariaDB commits each
     ALTER by itself.
     """
-    there = {column["name"] for column in inspect(connection).get_columns(actions.name)}
+    there = {column["name"] for column in inspect(connection).get_columns(table.name)}
     for name, value in values.items():
         if name not in there:
-            kind = actions.c[name].type.compile(dialect=connection.dialect)
-            connection.exec_driver_sql(f"ALTER TABLE {actions.name} ADD COLUMN {name} {kind} "
+            kind = table.c[name].type.compile(dialect=connection.dialect)
+            connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {name} {kind} "
                                        f"NOT NULL DEFAULT {value}")
 
 
@@ -134,8 +135,14 @@ def _add_parts(connection: Connection) -> None:
                     restore_ns=outcome.restore_ns))
 
 
+def _add_accounts(connection: Connection) -> None:
+    """Adds the column of Slurm accounts. Journals of earlier releases do not name any."""
+    _add_columns(connection, {"account": "''"}, jobs)
+
+
 # entry N brings tables of version N + 1 to version N + 2
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_add_tenants, _add_parts)
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
+    _add_tenants, _add_parts, _add_accounts)
 
 
 class ValueRefused(TangramError):

@@ -108,7 +108,8 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     scheduler = Scheduler(make_placer(config.placer), round(config.end_margin_s * 1e9))
     earlier = apply_earlier(scheduler, folder_lock)
     files = _open_files(config, folder_lock, earlier)
-    settings = _settings(plan, folder_lock, endpoints, earlier.down_s, granted_at)
+    settings = _settings(plan, folder_lock, endpoints, earlier.down_s, granted_at,
+                         environ.get("SLURM_JOB_ACCOUNT", ""))
     clock, timer, ended = SystemClock(), LoopTimer(loop), asyncio.Event()
     slurm = _slurm_of(plan, environ, clock)
     broker = Broker(scheduler, files.journal, clock, timer, settings, ended.set, files.spool, slurm,
@@ -236,7 +237,7 @@ async def _leave_slurm(slurm: BudgetedSlurm, broker: Broker, plan: BrokerPlan,
 
 
 def _settings(plan: BrokerPlan, folder_lock: FolderLock, endpoints: tuple[EndpointSpec, ...],
-              down_s: float, granted_at: int) -> Settings:
+              down_s: float, granted_at: int, account: str) -> Settings:
     """Returns the broker's settings. A broker that was away for `down_s` seconds waits for the
     workers and clients of the one before it, which give up after `grace_s`.
     """
@@ -247,7 +248,7 @@ def _settings(plan: BrokerPlan, folder_lock: FolderLock, endpoints: tuple[Endpoi
         epoch=folder_lock.epoch, grace_s=config.grace_s, join_s=config.join_s,
         kill_wait_s=config.kill_wait_s, output_max=config.output_max,
         output_bound=config.output_bound, user=user_name(), version=VERSION,
-        gap_s=BUSY_GAP_S, policy=plan.policy, granted_at=granted_at,
+        gap_s=BUSY_GAP_S, policy=plan.policy, granted_at=granted_at, account=account,
         endpoints=endpoints, slurm_query_s=config.slurm_query_s,
         rejoin_s=config.grace_s if waits else 0.0, down_s=down_s if waits else 0.0,
         services=tuple(service_spec(name, told) for name, told in config.services.items()),

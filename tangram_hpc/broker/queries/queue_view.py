@@ -21,7 +21,7 @@ from .wait_reasons import WaitReasons
 
 ROWS_MAX = 10_000
 _ASK_MAX = 1_000  # values of one field
-_FIELDS = ("limit", "state", "name", "session", "action", "client")
+_FIELDS = ("limit", "state", "name", "session", "action", "client", "node", "partition")
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class QueueAsk:
         sessions: ids of sessions; the actions in them are chosen.
         actions: ids of actions.
         clients: numbers of clients.
+        nodes: names of nodes; an action that waits is on none.
+        partitions: components of the nodes, or those for which an action waits.
     """
 
     limit: int
@@ -43,6 +45,8 @@ class QueueAsk:
     sessions: frozenset[int]
     actions: frozenset[int]
     clients: frozenset[int]
+    nodes: frozenset[str] = frozenset()
+    partitions: frozenset[str] = frozenset()
 
     def wants(self, entry: ActionEntry) -> bool:
         """Returns whether the client asks for this action."""
@@ -71,7 +75,8 @@ def parse_ask(argument: str) -> QueueAsk:
                     frozenset(given.get("name", ())),
                     frozenset(map(parse, given.get("session", ()))),
                     frozenset(map(parse, given.get("action", ()))),
-                    frozenset(map(int, given.get("client", ()))))
+                    frozenset(map(int, given.get("client", ()))), frozenset(given.get("node", ())),
+                    frozenset(given.get("partition", ())))
 
 
 def queue(scheduler: Scheduler, argument: str, now: int) -> dict[str, Any]:
@@ -89,6 +94,8 @@ def queue(scheduler: Scheduler, argument: str, now: int) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     reasons, found = WaitReasons(scheduler, now), 0
     for entry in _open_actions(scheduler, ask):
+        if (ask.nodes or ask.partitions) and not _is_there(scheduler, entry, ask):
+            continue
         found += 1
         if len(rows) < ask.limit:
             rows.append(_row(scheduler, entry, reasons, now))
@@ -110,6 +117,16 @@ def _open_actions(scheduler: Scheduler, ask: QueueAsk) -> Iterator[ActionEntry]:
     for entry in ledger.actions.values():
         if entry.state is ActionState.PENDING and ask.wants(entry):
             yield entry
+
+
+def _is_there(scheduler: Scheduler, entry: ActionEntry, ask: QueueAsk) -> bool:
+    """Returns whether an action is on one of the nodes and components that are asked for."""
+    lease = scheduler.ledger.leases.get(entry.lease)
+    node = scheduler.ledger.nodes.get(lease.node) if lease is not None else None
+    name, component = ("", entry.action.component) if node is None else (
+        node.spec.name, node.spec.component)
+    return ((not ask.nodes or name in ask.nodes)
+            and (not ask.partitions or component in ask.partitions))
 
 
 def _row(scheduler: Scheduler, entry: ActionEntry, reasons: WaitReasons, now: int

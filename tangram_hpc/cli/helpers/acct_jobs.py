@@ -191,7 +191,7 @@ def _has_no_rows(folder: Path, selection: Selection) -> bool:
     from ...storage.journal import first_events
     from ...storage.journal_segments import journals
 
-    if not (selection.users or selection.since or selection.until):
+    if not (selection.users or selection.accounts or selection.since or selection.until):
         return False
     paths = journals(folder)
     if not paths:
@@ -206,4 +206,4 @@ def _has_no_rows(folder: Path, selection: Selection) -> bool:
         return True  # it is removed at this moment
     if end_ns < selection.since and is_served(folder):
         end_ns = selection.since
-    return not selection.may_hold(start.user, start.at, end_ns)
+    return not selection.may_hold(start.user, start.account, start.at, end_ns)

@@ -41,6 +41,8 @@ def add(p: argparse.ArgumentParser) -> None:
     p.add_argument("-n", "--noheader", action="store_true", help="print no header")
     p.add_argument("--units", type=str.upper, choices=tuple("KMGTP"), metavar="K|M|G|T|P",
                    help="print all amounts of memory in this unit")
+    p.add_argument("--noconvert", action="store_true",
+                   help="change nothing: without --units amounts are printed as they were measured")
 
 
 def text_of(args: argparse.Namespace) -> Text:

@@ -137,11 +137,8 @@ def _jobs(jobs: Sequence[str]) -> str:
 
 def _doubts(found: Savings) -> Iterator[str]:
     """Yields what keeps the rows of a job from being compared."""
-    from ...simulator.savings.savings import RECORDS_AGREE
-
-    if (error := found.error()) is not None and error > RECORDS_AGREE:
-        yield (f"The mean ACT of the run as it was, simulated, is {error:.0%} off the "
-               "recorded one: compare the simulated rows with each other only.")
+    if doubt := found.doubt():
+        yield doubt
     for way in found.rows:
         if way.why_not:
             yield f"\"{way.way}\" is impossible: {way.why_not}."

@@ -29,6 +29,8 @@ def add(p: argparse.ArgumentParser) -> None:
                    help="print only actions of these classes")
     p.add_argument("-u", "--user", "--uid", default="", metavar="USER[,USER...]",
                    help="print only jobs that these users ran; names or numbers")
+    p.add_argument("-A", "--accounts", default="", metavar="ACCOUNT[,ACCOUNT...]",
+                   help="print only jobs that are charged to these Slurm accounts")
     p.add_argument("-a", "--allusers", action="store_true", help="print all jobs of TANGRAM_HOME")
 
 
@@ -45,16 +47,18 @@ def selection(args: argparse.Namespace) -> Selection:
     from .times import parse_time
 
     now = datetime.now()
-    parts, names, users = (frozenset(word.strip() for word in text.split(",") if word.strip())
-                           for text in (args.partition, args.name, args.user))
+    parts, names, users, accounts = (
+        frozenset(word.strip() for word in text.split(",") if word.strip())
+        for text in (args.partition, args.name, args.user, args.accounts))
     return Selection(
-        frozenset(parse_states(args.state)), names, frozenset(_nodes(args.nodelist)), parts,
+        frozenset(parse_states(args.state)), names, frozenset(node_names(args.nodelist)), parts,
         frozenset(map(_user_name, users)),
         parse_time("--starttime", args.starttime, now) if args.starttime else 0,
-        parse_time("--endtime", args.endtime, now) if args.endtime else 0)
+        parse_time("--endtime", args.endtime, now) if args.endtime else 0,
+        accounts)
 
 
-def _nodes(text: str) -> set[str]:
+def node_names(text: str) -> set[str]:
     """Returns the names of a hostlist such as `cpu[1-4],gpu7`."""
     from ...errors import InvalidInput
     from ...slurm.hostlist import expand
@@ -63,6 +67,11 @@ def _nodes(text: str) -> set[str]:
         return set(expand(text))
     except ValueError as error:
         raise InvalidInput(f"--nodelist: {error}") from None
+
+
+def user_names(text: str) -> set[str]:
+    """Returns the login names of the users in a list such as `ada,1001`."""
+    return {_user_name(word.strip()) for word in text.split(",") if word.strip()}
 
 
 def _user_name(text: str) -> str:

@@ -7,10 +7,30 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...client.client import Client
+
+
+def user_of(job: str) -> str:
+    """Returns the login name of the user who runs a job, or the number of a user without a name;
+    empty if the job is gone. See `connect_to` for `job`.
+
+    Raises:
+        AccessError: no job was found.
+    """
+    import pwd
+
+    try:
+        owner = os.stat(_access(job)).st_uid
+    except OSError:
+        return ""
+    try:
+        return pwd.getpwuid(owner).pw_name
+    except KeyError:
+        return str(owner)
 
 
 def connect_to(job: str, name: str) -> Client:
@@ -24,16 +44,20 @@ def connect_to(job: str, name: str) -> Client:
         AccessError: no job was found.
         BrokerUnreachable: the job's broker does not answer.
     """
-    from ...app.broker_location import find_access
     from ...app.connecting import connect
+
+    return connect(_access(job), name=name)
+
+
+def _access(job: str) -> Path:
+    from ...app.broker_location import find_access
     from ...errors import AccessError
     from ...storage.rundir import last_job
 
     try:
-        access = find_access(os.environ, job)
+        return find_access(os.environ, job)
     except AccessError:
-        access = find_access(os.environ, job or last_job(os.environ))
-    return connect(access, name=name)
+        return find_access(os.environ, job or last_job(os.environ))
 
 
 def answer_of(client: Client, what: str, argument: str = "") -> Any:

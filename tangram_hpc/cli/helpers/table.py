@@ -25,7 +25,8 @@ class Column(NamedTuple):
 
 
 def choose(text: str, known: Sequence[Column]) -> list[Column]:
-    """Returns the columns of a format such as `ActionID,Name%-20,State`.
+    """Returns the columns of a format such as `ActionID,Name%-20,State`, or `ActionID:12,State` as
+    squeue's `-O` takes it.
 
     Raises:
         InvalidInput: a column is not known, or a width is not a number.
@@ -34,7 +35,7 @@ def choose(text: str, known: Sequence[Column]) -> list[Column]:
 
     by_name, chosen = {column.name.lower(): column for column in known}, []
     for part in text.split(","):
-        name, _, width = part.strip().partition("%")
+        name, _, width = part.strip().partition(":" if "%" not in part else "%")
         column = by_name.get(name.lower())
         if column is None:
             raise InvalidInput(f"--format: {name!r} is not a column; choose from "

@@ -41,7 +41,7 @@ def add(verbs: Any) -> None:
                     "that sacct has for the same.")
     p.add_argument("-j", "--jobs", type=ids.jobs, default=[], metavar="ID[,ID...]",
                    help="ids of jobs, or of actions such as 4711.2.17 (default: the last job; with "
-                        "-S, -E, -a or -u: all jobs)")
+                        "-S, -E, -a, -A or -u: all jobs)")
     p.add_argument("--books", action="store_true",
                    help="read the books, into which changed journals are imported first, and not "
                         "the journals (default: all of your jobs)")
@@ -94,7 +94,8 @@ def go(args: argparse.Namespace) -> int:
         return _of_one_job(args)
     if args.books:
         return _print_books(args, columns, selection)
-    every = bool(args.starttime or args.endtime or args.user or args.allusers)
+    every = bool(args.starttime or args.endtime or args.user or args.accounts
+                 or args.allusers)
     named = args.jobs or acct_jobs.jobs_in_question(every)
     jobs = acct_jobs.from_journals(named, bool(args.jobs) or len(named) == 1,
                                    args.allocations or args.sacct, args.duplicates or args.by,
@@ -116,7 +117,8 @@ def _savings(args: argparse.Namespace) -> int:
             print(f"{f.name:<14} {f.about}")
         return 0
     for option in ("by", "duplicates", "sacct", "books", "held", "comment", "starttime", "endtime",
-                   "state", "nodelist", "partition", "name", "user", "allusers", "brief", "long"):
+                   "state", "nodelist", "partition", "name", "user", "accounts", "allusers",
+                   "brief", "long"):
         if getattr(args, option):
             raise InvalidInput(f"--savings: it simulates whole jobs from their journals, and takes "
                                f"no --{option}")
@@ -146,7 +148,7 @@ def _print_books(args: argparse.Namespace, columns: list[tuple[Field, int]], sel
     from ..helpers.current_books import current_books
 
     with current_books() as (books, _):
-        if not (args.user or args.allusers or args.jobs):
+        if not (args.user or args.accounts or args.allusers or args.jobs):
             selection = replace(selection, users=frozenset({user_name()}))
         if args.by and not any(one.action for one in args.jobs):
             with books.reading() as connection:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..helpers import ids, running_job, table
+from ..helpers import ids, row_choice, running_job, slurm_letters, table
 from ..helpers.allocation_view import elastic_lines
 from ..helpers.printable import printable_answer
 from ..helpers.shared_sessions import shared_line
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _PARTS = ("info", "nodes", "services", "rollouts", "sessions", "tenants", "pending")
 _SHARED_MAX = 20  # lines of shared sessions
+_REASONS = "Node,State,Reason"
 _NODE_FORMAT = "Node,State,Partition,CPUS(A/I/T),GPUS,Mem,Sessions,Actions"
 
 
@@ -27,10 +28,20 @@ def add(verbs: Any) -> None:
     p = verbs.add_parser("info", help="print what a running job holds, lends and has waiting")
     p.add_argument("-j", "--job", type=ids.job, default="",
                    help="job id (default: as for `tangram run`)")
-    p.add_argument("-N", "--nodes", action="store_true",
+    p.add_argument("-N", "--nodes", "--Node", action="store_true",
                    help="print only a line for each node, as sinfo does")
-    p.add_argument("-o", "--format", default="",
-                   help="columns of -N to print, such as Node%%-30,State; implies -N")
+    p.add_argument("-n", "--nodelist", default="", metavar="NODE[,NODE...]",
+                   help="print only these nodes, such as cpu[1-4]; implies -N")
+    p.add_argument("-p", "--partition", default="", metavar="NAME[,NAME...]",
+                   help="print only nodes of these components; implies -N")
+    p.add_argument("-t", "--states", default="", metavar="STATE[,STATE...]",
+                   help="print only nodes in these states: UP, AWAY, DRAINING, DRAINED or DOWN, or "
+                        "idle, mix, alloc or drain as in sinfo; implies -N")
+    p.add_argument("-R", "--list-reasons", action="store_true",
+                   help="print why nodes are drained; implies -N")
+    p.add_argument("-o", "--format", "-O", "--Format", default="",
+                   help="columns of -N to print, such as Node%%-30,State, or sinfo's letters: "
+                        "%%n %%t %%C; implies -N")
     p.add_argument("--noheader", action="store_true", help="print no header above the lines of -N")
     p.add_argument("-i", "--iterate", type=running_job.seconds, metavar="SECONDS",
                    help="print again every so many seconds, until ^C")
@@ -40,19 +51,23 @@ def add(verbs: Any) -> None:
 
 def go(args: argparse.Namespace) -> int:
     """Asks the broker and prints its answers; returns the exit status."""
-    table.choose(args.format or _NODE_FORMAT, _NODE_COLUMNS)
+    columns, wanted = _chosen(args), _wanted(args)  # a wrong one is reported before any broker is
     with running_job.connect_to(args.job, "tangram info") as client:
-        return running_job.repeat(lambda: _show(client, args), args.iterate, not args.json)
+        return running_job.repeat(lambda: _show(client, args, columns, wanted),
+                                  args.iterate, not args.json)
 
 
-def _show(client: Client, args: argparse.Namespace) -> None:
-    if (args.nodes or args.format) and not args.json:
-        columns = table.choose(args.format or _NODE_FORMAT, _NODE_COLUMNS)
-        for line in table.lines(columns, client.ask("nodes")["nodes"], not args.noheader):
+def _show(client: Client, args: argparse.Namespace, columns: list[Column],
+          wanted: Callable[[dict[str, Any]], bool]) -> None:
+    if (args.nodes or args.format or args.nodelist or args.partition or args.states
+            or args.list_reasons) and not args.json:
+        rows = filter(wanted, client.ask("nodes")["nodes"])
+        for line in table.lines(columns, rows, not args.noheader):
             print(line)
         return
     answer = {k: v for what in _PARTS for k, v in client.ask(what).items()}
     if args.json:
+        answer["nodes"] = list(filter(wanted, answer["nodes"]))
         print(json.dumps(answer))
         return
     answer = printable_answer(answer)
@@ -61,6 +76,42 @@ def _show(client: Client, args: argparse.Namespace) -> None:
     for line in tenant_lines(answer["tenants"]):
         print(line)
     _print_sessions(answer)
+
+
+def _chosen(args: argparse.Namespace) -> list[Column]:
+    """Returns the columns of -N."""
+    if slurm_letters.is_in_letters(args.format):
+        return slurm_letters.columns_of(args.format, _LETTERS, _NODE_COLUMNS)
+    return table.choose(args.format or (_REASONS if args.list_reasons else _NODE_FORMAT),
+                        _NODE_COLUMNS)
+
+
+def _wanted(args: argparse.Namespace) -> Callable[[dict[str, Any]], bool]:
+    """Returns the function that says whether a node is one of those that the options name."""
+    from ...errors import InvalidInput
+
+    names = row_choice.node_names(args.nodelist)
+    parts, states = ({word.strip().lower() for word in text.split(",") if word.strip()}
+                     for text in (args.partition, args.states))
+    if unknown := states - _STATES:
+        raise InvalidInput(f"--states: {min(unknown)!r} is not the state of a node; choose from "
+                           f"{', '.join(sorted(_STATES))}")
+
+    def wants(node: dict[str, Any]) -> bool:
+        return ((not names or node["name"] in names)
+                and (not parts or node["component"].lower() in parts)
+                and (not states or bool(states & _states_of(node)))
+                and (not args.list_reasons or bool(node["draining"])))
+
+    return wants
+
+
+def _states_of(node: dict[str, Any]) -> set[str]:
+    """Returns the state of a node in our words and in sinfo's."""
+    state, idle, total = node["state"].lower(), node["cpus_free"], node["cpus"]
+    if state == "up":
+        return {state, "idle" if idle == total else "mix" if idle else "alloc"}
+    return {state, "drain"} if state in ("draining", "drained") else {state}
 
 
 def _print_job(answer: dict[str, Any]) -> None:
@@ -202,6 +253,10 @@ def _cpus(node: dict[str, Any]) -> str:
     return f"{total - idle}/{idle}/{total}" if node["state"] == "UP" else f"-/-/{total}"
 
 
+_STATES = {"up", "away", "draining", "drained", "down", "idle", "mix", "alloc", "drain"}
+# sinfo's letters, and the columns that say the same of a node
+_LETTERS = {"n": "Node", "N": "Node", "t": "State", "T": "State", "P": "Partition",
+            "C": "CPUS(A/I/T)", "c": "CPUS", "G": "GPUS", "m": "Mem", "E": "Reason"}
 _NODE_COLUMNS = [
     Column("Node", -16, lambda n: n["name"], "its name"),
     Column("NodeList", -16, lambda n: n["name"], "same as Node"),

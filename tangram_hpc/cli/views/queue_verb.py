@@ -7,13 +7,14 @@ are. Actions that have ended are rows of `tangram acct`.
 from __future__ import annotations
 
 import argparse
+import getpass
 import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from ..helpers import ids, running_job, table
+from ..helpers import ids, row_choice, running_job, slurm_letters, table
 from ..helpers.next_verb import hint
 from ..helpers.state_words import SHORT, parse_states
 from ..helpers.table import Column
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 _DEFAULT = "ActionID,Name,Client,ST,Time,CPUS,GPUS,NodeList(Reason)"
 _LONG = "ActionID,Name,Client,State,Time,Timelimit,CPUS,GPUS,NodeList(Reason)"
 _LIMIT = 1_000
+# squeue's letters, and the columns that say the same of an action
+_LETTERS = {"i": "JobID", "j": "Name", "P": "Partition", "u": "User", "t": "ST", "T": "State",
+            "M": "Time", "l": "Timelimit", "D": "NNodes", "R": "NodeList(Reason)",
+            "N": "NodeList", "r": "Reason", "C": "CPUS", "m": "ReqMem", "V": "Submit",
+            "S": "Start"}
 
 
 def add(verbs: Any) -> None:
@@ -44,8 +50,18 @@ def add(verbs: Any) -> None:
                         "RUNNING or R (default: all)")
     p.add_argument("-n", "--name", default="", metavar="NAME[,NAME...]",
                    help="print only actions of these classes")
-    p.add_argument("-o", "--format", default="", help="columns to print, such as "
-                                                      "ActionID,Name%%-30,Planned,Reason")
+    p.add_argument("-u", "--user", "--users", default="", metavar="USER[,USER...]",
+                   help="print actions only if one of these users runs the job; names or numbers")
+    p.add_argument("--me", action="store_true", help="print actions only if you run the job")
+    p.add_argument("-w", "--nodelist", default="", metavar="NODE[,NODE...]",
+                   help="print only actions on these nodes, such as cpu[1-4]")
+    p.add_argument("-p", "--partition", default="", metavar="NAME[,NAME...]",
+                   help="print only actions on nodes of these components, or that wait for them")
+    p.add_argument("-a", "--all", "-r", "--array", action="store_true",
+                   help="change nothing; scripts for squeue name these options")
+    p.add_argument("-o", "--format", "-O", "--Format", default="",
+                   help="columns to print, such as ActionID,Name%%-30,Planned,Reason, or squeue's "
+                        "letters: %%.18i %%.8j %%t %%M %%R")
     p.add_argument("-l", "--long", action="store_true",
                    help="print the whole word of each state, and the time limit")
     p.add_argument("-h", "--noheader", action="store_true", help="print no header")
@@ -68,10 +84,21 @@ def go(args: argparse.Namespace) -> int:
         return 0
     named = [one for one in (args.job, *args.named) if one.job]
     job, ask = _job_of(named), _ask(args, named)
-    table.choose(args.format or _DEFAULT, columns)  # a wrong one is reported before any broker is
+    _chosen(args.format or _DEFAULT, columns)  # a wrong one is reported before any broker is
+    user = running_job.user_of(job)
+    if (args.user and user not in row_choice.user_names(args.user)) or (
+            args.me and user != getpass.getuser()):
+        ask = "client=0"  # numbers begin with 1: it has no action of theirs
     with running_job.connect_to(job, "tangram queue") as client:
-        return running_job.repeat(lambda: _show(client, args, ask), args.iterate,
+        return running_job.repeat(lambda: _show(client, args, ask, user), args.iterate,
                                   stamped=not args.json)
+
+
+def _chosen(text: str, columns: list[Column]) -> list[Column]:
+    """Returns the columns of a format with names, or with squeue's letters."""
+    if slurm_letters.is_in_letters(text):
+        return slurm_letters.columns_of(text, _LETTERS, columns)
+    return table.choose(text, columns)
 
 
 def _job_of(named: Sequence[ids.Named]) -> str:
@@ -97,19 +124,22 @@ def _ask(args: argparse.Namespace, named: Sequence[ids.Named]) -> str:
         raise InvalidInput(f"--limit: {args.limit} is below 0")
     states = set() if args.state.lower() == "all" else parse_states(args.state)
     actions = [] if any(not one.action for one in named) else [one.action for one in named]
-    names = [name.strip() for name in args.name.split(",") if name.strip()]
+    names, parts = ([word.strip() for word in text.split(",") if word.strip()]
+                    for text in (args.name, args.partition))
+    nodes = sorted(row_choice.node_names(args.nodelist))
     return urlencode([("limit", args.limit), *(("state", s) for s in sorted(states)),
-                      *(("name", n) for n in names), *(("action", a) for a in actions)],
+                      *(("name", n) for n in names), *(("action", a) for a in actions),
+                      *(("node", n) for n in nodes), *(("partition", p) for p in parts)],
                      errors="replace")  # what is no UTF-8 is the name of no action
 
 
-def _show(client: Client, args: argparse.Namespace, ask: str) -> None:
+def _show(client: Client, args: argparse.Namespace, ask: str, user: str) -> None:
     answer = running_job.answer_of(client, "queue", ask)
     if args.json:
         print(json.dumps({"job": client.job, **answer}))
         return
     usual = _LONG if args.long else _DEFAULT
-    columns = table.choose(args.format or usual, _columns(client.job))
+    columns = _chosen(args.format or usual, _columns(client.job, user))
     for line in table.lines(columns, answer["queue"], not args.noheader):
         print(line)
     if any(row["reason"] for row in answer["queue"]) and args.iterate is None:
@@ -120,8 +150,10 @@ def _show(client: Client, args: argparse.Namespace, ask: str) -> None:
               "prints more", file=sys.stderr)
 
 
-def _columns(job: str) -> list[Column]:
-    """Returns all columns, with acct's names where acct has the same. `job` is the job's id."""
+def _columns(job: str, user: str = "") -> list[Column]:
+    """Returns all columns, with acct's names where acct has the same. `job` is the job's id, and
+    `user` who runs it.
+    """
     from ...accounting.fields import duration, stamp
 
     def time(ns: int) -> str:
@@ -138,6 +170,7 @@ def _columns(job: str) -> list[Column]:
         Column("JobID", 22, lambda r: f"{job}.{r['action']}", "job and ActionID"),
         Column("Name", -16, lambda r: r["name"], "the action's class"),
         Column("JobName", -16, lambda r: r["name"], "same as Name"),
+        Column("User", -10, lambda r: user, "who runs the job"),
         Column("Client", -10, lambda r: r["client_name"] or str(r["client"]),
                "name of the client that submitted it"),
         Column("ST", -2, lambda r: SHORT[r["state"]], "State as Slurm's short code"),
@@ -156,6 +189,7 @@ def _columns(job: str) -> list[Column]:
         Column("GPUS", 4, lambda r: str(r["gpus"]), "GPUs that it holds or asks for"),
         Column("ReqMem", 8, lambda r: f"{r['mem_mib']}M", "memory that it asks for"),
         Column("Resource", -16, lambda r: r["key"], "cpu, service:NAME or endpoint:NAME"),
+        Column("NNodes", 6, lambda r: "1", "always 1"),
         Column("NodeList", -14, lambda r: r["node"], "where it runs"),
         Column("NodeList(Reason)", -16, where, "where it runs, or why it waits"),
         Column("Reason", -18, lambda r: r["reason"] or "None",

@@ -111,8 +111,9 @@ def group_by_trajectory(records: Iterable[ActionRecord], witness: RunWitness
     above: dict[object, object] = {}
 
     def find(key: object) -> object:
-        while (next_one := above.setdefault(key, key)) != key:
-            key = above[key] = above.setdefault(next_one, next_one)
+        while (parent := above.setdefault(key, key)) != key:
+            above[key] = above[parent]  # the path is halved
+            key = parent
         return key
 
     keys = []

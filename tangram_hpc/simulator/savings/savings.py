@@ -126,6 +126,15 @@ class Savings:
             return None
         return abs(again.mean_act_s / recorded.mean_act_s - 1)
 
+    def doubt(self) -> str:
+        """Returns the sentence that says that the records do not agree with their simulation;
+        empty where they do, or where that is not known.
+        """
+        if (error := self.error()) is None or error <= RECORDS_AGREE:
+            return ""
+        return (f"The mean ACT of the run as it was, simulated, is {error:.0%} off the recorded "
+                "one: compare the simulated rows with each other only.")
+
     def change(self, row: Alternative) -> float | None:
         """Returns `growth` of this row; None for the run as it was, recorded or simulated."""
         return None if row.way in (RECORDED, AS_RUN) else self.growth(row.way)
