@@ -10,6 +10,7 @@ told. Simple rules use no durations. `worst` is the highest ratio of mean ACT wi
     half-rigid  the same, with half of them resizable
     nodes       the same actions, all resizable, on 4 nodes of 24 cores, 12 of 8, or 24 of 4
     overload    the same on a quarter of the cores that they could use
+    resize      the same on little, medium and much room, where each resize takes 0, 0.1 or 0.5 s
     parallel    the same work in each action, which divides among cores perfectly
     burst       800 actions at once
     services    six GPU services on 16 GPUs, whose restores take 1, 3 or 8 s
@@ -70,10 +71,10 @@ def coding(rng: random.Random, rigid: float = 0.0, most: int = 16, scale: float 
     return trajectories(rng, max(2, round(60 * scale)), 8, 3.0, 3.0, draw)
 
 
-def nodes(count: int, cpus: int) -> Cluster:
-    """CPU nodes with more memory than is needed."""
+def nodes(count: int, cpus: int, resize_s: float = 0.0) -> Cluster:
+    """CPU nodes with more memory than is needed, on which each resize takes `resize_s`."""
     return Cluster.model_validate({"nodes": [
-        {"name": "c", "count": count, "cpus": cpus, "mem_mib": 1 << 20}]})
+        {"name": "c", "count": count, "cpus": cpus, "mem_mib": 1 << 20, "resize_s": resize_s}]})
 
 
 def gpus(services: list[str], restore_s: float) -> Cluster:
@@ -111,6 +112,10 @@ def regimes(seed: int, scale: float) -> Iterator[Regime]:
         yield (f"nodes {count}x{cpus}", coding(rng(), most=cpus, scale=scale),
                nodes(max(1, round(count * scale)), cpus), FCFS)
     yield "overload", coding(rng(), scale=scale), nodes(1, part(24)), FCFS
+    for resize_s in (0.0, 0.1, 0.5):
+        for cpus in (24, 48, 96, 256):
+            yield (f"resize-{resize_s:g} {cpus}", coding(rng(), scale=scale),
+                   nodes(1, part(cpus), resize_s), FCFS)
     draws = rng()
     yield ("parallel", trajectories(draws, max(2, round(16 * scale)), 10, 1.0, 0.5,
                                     lambda: action("p", "cpu", 4.0, DEGREES)),

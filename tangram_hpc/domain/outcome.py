@@ -57,6 +57,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
         setup_ns: how long the node needed from the order to start the attempt until `exec_ns`
             began, without `restore_ns`: it waited for a sandbox or for the payload. -1 if not
             known.
+        resize_ns: how long the node needed to apply all resizes of the attempt; 0 if it had none.
     """
 
     state: ActionState
@@ -79,6 +80,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     returned: int = 0
     at_least: int = 0
     setup_ns: int = -1
+    resize_ns: int = 0
 
     @property
     def lower_bounds(self) -> tuple[str, ...]:
@@ -111,10 +113,10 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
             return self
         return msgspec.structs.replace(self, reason=why.reason)
 
-    def returning(self, payload: bytes | None, setup_ns: int = -1) -> Outcome:
-        """Returns this outcome with the size of `payload` as `returned`, and with `setup_ns`."""
+    def returning(self, payload: bytes | None, setup_ns: int = -1, resize_ns: int = 0) -> Outcome:
+        """Returns this outcome with the size of `payload` as `returned`, and with both times."""
         return msgspec.structs.replace(self, returned=len(payload) if payload else self.returned,
-                                       setup_ns=setup_ns)
+                                       setup_ns=setup_ns, resize_ns=resize_ns)
 
     def lost(self, reason: str) -> Outcome:
         """Returns this outcome for a result that was lost with its node: it ran, and failed."""

@@ -22,7 +22,7 @@ _Spans = dict[Hashable, list[tuple[int, int, int]]]  # held unit -> (from, to, a
 
 def faults(run: RunRecords, work: Workload, cluster: Cluster) -> list[str]:
     """All faults of a run; empty if it kept every invariant."""
-    return [*complete(run, work), *run_times(run), *amounts(run, work, cluster),
+    return [*complete(run, work), *run_times(run, cluster), *amounts(run, work, cluster),
             *residents(run, cluster), *quotas(run, cluster)]
 
 
@@ -61,10 +61,10 @@ def complete(run: RunRecords, work: Workload) -> list[str]:
     return found + [f"{key}: no such action" for key in done]
 
 
-def run_times(run: RunRecords) -> list[str]:
+def run_times(run: RunRecords, cluster: Cluster) -> list[str]:
     """Checks that attempts of one size take their run time, and that resized ones do all the work.
     """
-    found = []
+    found, takes = [], cluster.resize_ns()
     for r in (r for r in run.records if r.state == "COMPLETED"):
         if not r.resized:
             want = r.action.run_ns(r.grants[0][1]) + r.restore
@@ -79,8 +79,9 @@ def run_times(run: RunRecords) -> list[str]:
         if any(not 0 <= units <= r.action.degrees[-1] for _, units, _ in r.grants):
             found.append(f"{r.trajectory} {r.order}: {r.grants} of {r.action.degrees}")
         left = Fraction(1)
-        for since, end, units, _ in r.spans:
-            left -= (end - since) * _rate(r.action, units) if units else 0
+        for n, (since, end, units, _) in enumerate(r.spans):
+            ns = max(0, end - since - (takes[r.node] if n else 0))
+            left -= ns * _rate(r.action, units) if units else 0
         # An error of more than one ns of work.
         if abs(left) > _rate(r.action, r.action.degrees[-1]):
             found.append(f"{r.trajectory} {r.order}: {float(left):.2e} of its work is left")

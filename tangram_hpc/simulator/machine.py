@@ -20,11 +20,14 @@ from .workload import WorkAction
 
 
 class Machine:
-    """The executor of one node. `work_of` returns the workload's action for an action id."""
+    """The executor of one node. `work_of` returns the workload's action for an action id, and a
+    resize takes `resize_ns`.
+    """
 
     def __init__(self, event_queue: EventQueue, reports: Reports,
-                 work_of: Callable[[int], WorkAction]) -> None:
+                 work_of: Callable[[int], WorkAction], resize_ns: int = 0) -> None:
         self._event_queue, self._reports, self._work_of = event_queue, reports, work_of
+        self._resize_ns = resize_ns
         self._runs: dict[int, progress.SimulatedAttempt] = {}
 
     def open_session(self, spec: SessionSpec) -> None:
@@ -80,7 +83,7 @@ class Machine:
     def resize(self, lease: int, cores: tuple[int, ...]) -> None:
         """See `ports.Executor`."""
         if lease in self._runs:
-            self._runs[lease].resize(self._event_queue.now, len(cores))
+            self._runs[lease].resize(self._event_queue.now, len(cores), self._resize_ns)
             self._await(lease)
 
     def close(self) -> None:
@@ -98,5 +101,7 @@ class Machine:
             self._end(lease, ActionState.COMPLETED, "")
 
     def _end(self, lease: int, state: ActionState, reason: str) -> None:
-        exec_ns = self._event_queue.now - self._runs.pop(lease).start
-        self._reports.finished(lease, Outcome(state, exec_ns=exec_ns, reason=reason), b"", True)
+        run = self._runs.pop(lease)
+        outcome = Outcome(state, exec_ns=self._event_queue.now - run.start, reason=reason,
+                          resize_ns=run.resize_ns)
+        self._reports.finished(lease, outcome, b"", True)

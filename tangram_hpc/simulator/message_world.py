@@ -74,6 +74,7 @@ class MessageWorld:
                  check: bool = False, growth: Growth | None = None) -> None:
         check_match(work, cluster)
         self._work, self._cluster, self._check = work, cluster, check
+        self._resize_ns = cluster.resize_ns()
         self._latency_ns, self._rng = latency_ns, random.Random(seed)
         self.event_queue, self.scheduler = EventQueue(), Scheduler(placer)
         self.event_queue.now = -8 * latency_ns  # all workers have joined when the step begins, at 0
@@ -169,7 +170,8 @@ class MessageWorld:
         down, up = self._link(), self._link()
         worker = WorkerDriver(
             JOB, spec, up, SimulatedTimer(self.event_queue, FLUSH),
-            lambda reports, welcome: Machine(self.event_queue, reports, self._work_of),
+            lambda reports, welcome: Machine(self.event_queue, reports, self._work_of,
+                                             self._resize_ns.get(spec.name, 0)),
             lambda why: self._ended(spec.name, why))
         down.receive = worker.receive
         peer = self.broker.accept(down)

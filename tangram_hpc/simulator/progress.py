@@ -15,27 +15,32 @@ _SECOND = 10**9
 
 
 class SimulatedAttempt:
-    """An attempt that runs. `end_at` is its end in ns; None while it is suspended (0 units)."""
+    """An attempt that runs. `end_at` is its end in ns; None while it is suspended (0 units).
 
-    __slots__ = ("_action", "_left", "_rates", "_since", "_units", "end_at", "start")
+    `resize_ns` is the time that its resizes took so far, in ns. It makes no progress meanwhile.
+    """
+
+    __slots__ = ("_action", "_left", "_rates", "_since", "_units", "end_at", "resize_ns", "start")
 
     def __init__(self, action: WorkAction, units: int, start: int, restore_ns: int) -> None:
         self._action, self._units, self._since = action, units, start + restore_ns
         self.start, self._left = start, _ONE
+        self.resize_ns = 0
         self._rates: dict[int, int] = {}
         self.end_at: int | None = None
         if units:
             self.end_at = self._since + action.run_ns(units)
 
-    def resize(self, now: int, units: int) -> None:
-        """From `now` on it runs on `units` units."""
-        if self._units:
+    def resize(self, now: int, units: int, cost_ns: int = 0) -> None:
+        """From `now` on it holds `units` units, on which it runs on after `cost_ns`."""
+        if self._units and now > self._since:
             self._left -= (now - self._since) * self._rate(self._units)
-        self._units, self._since = units, now
+        self._units, self._since = units, now + cost_ns
+        self.resize_ns += cost_ns
         self.end_at = None
         if units:
             rate = self._rate(units)
-            self.end_at = now + max(0, (2 * self._left + rate) // (2 * rate))
+            self.end_at = self._since + max(0, (2 * self._left + rate) // (2 * rate))
 
     def _rate(self, units: int) -> int:
         """Parts of the work that are done in a nanosecond on `units` units."""

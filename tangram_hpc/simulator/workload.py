@@ -84,7 +84,7 @@ class Workload(_Model):
 
 
 class ClusterNode(_Model):
-    """`count` equal nodes."""
+    """`count` equal nodes. An action that is resized there makes no progress for `resize_s`."""
 
     name: str
     count: int = Field(1, ge=1)
@@ -92,6 +92,7 @@ class ClusterNode(_Model):
     mem_mib: int = Field(ge=0)
     gpus: int = Field(0, ge=0)
     sockets: int = Field(1, ge=1)
+    resize_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _can_be_listed(self) -> ClusterNode:
@@ -137,11 +138,17 @@ class Cluster(_Model):
 
     def node_specs(self, allocation: str = "") -> list[NodeSpec]:
         """All nodes with their full names, in order, as nodes of one allocation."""
-        names = [(n.name if n.count == 1 else f"{n.name}{i}", n)
-                 for n in self.nodes for i in range(n.count)]
         return [NodeSpec(name, name, tuple(range(n.cpus)), n.mem_mib, tuple(range(n.gpus)),
                          backends=("model",), untrusted=("model",), allocation=allocation)
-                for name, n in names]
+                for name, n in self._named()]
+
+    def _named(self) -> list[tuple[str, ClusterNode]]:
+        return [(n.name if n.count == 1 else f"{n.name}{i}", n)
+                for n in self.nodes for i in range(n.count)]
+
+    def resize_ns(self) -> dict[str, int]:
+        """Returns how long a resize takes on each node, by the node's full name, in ns."""
+        return {name: to_ns(n.resize_s) for name, n in self._named()}
 
     def service_specs(self, work: Workload) -> list[ServiceSpec]:
         """Each service, with the number of calls that this workload makes of it."""

@@ -49,6 +49,7 @@ class SimulationWorld:
         self._log = Log(self.client, self.scheduler.ledger)
         self._opened: list[int] = []  # sessions whose sandbox is being built
         self._ended: list[int] = []  # actions whose result is known
+        self._resize_ns: dict[int, int] = {}  # how long a resize takes, by node
 
     # ---- the loop ----------------------------------------------------------------------------
 
@@ -130,7 +131,8 @@ class SimulationWorld:
                                                               restore_ns)
                 self._await(lease)
             case de.ResizeLease(lease=lease, cores=cores):
-                self._runs[lease].resize(self.event_queue.now, len(cores))
+                self._runs[lease].resize(self.event_queue.now, len(cores),
+                                         self._resize_ns[order.node])
                 self._await(lease)
             case de.OpenSession(spec=spec):
                 self._opened.append(spec.id)
@@ -150,7 +152,7 @@ class SimulationWorld:
             return  # the attempt was resized meanwhile
         del self._runs[lease]
         now = self.event_queue.now
-        outcome = Outcome(ActionState.COMPLETED, exec_ns=now - run.start)
+        outcome = Outcome(ActionState.COMPLETED, exec_ns=now - run.start, resize_ns=run.resize_ns)
         self._record_event(ev.LeaseFinished(now, lease, outcome, True))
         ended, self._ended = self._ended, []
         for action in ended:
@@ -193,8 +195,9 @@ class SimulationWorld:
             self._record_event(ev.ClientJoined(0, number, uid, uid, 0, 1, "sim"))
             if name != DEFAULT_TENANT:
                 self._record_event(ev.TenantNamed(0, number, name))
-        specs = self._cluster.node_specs()
+        specs, takes = self._cluster.node_specs(), self._cluster.resize_ns()
         for number, node in enumerate(specs, 1):
+            self._resize_ns[number] = takes[node.name]
             self._record_event(ev.NodeJoined(0, number, node))
         services = self._cluster.service_specs(self._work)
         for spec in services:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from areal.experimental.openai.proxy.workflow import OpenAIProxyWorkflow
-from helpers.areal_engine import write_tokenizer
 
+from helpers.areal_engine import write_tokenizer
 from tangram_hpc.hooks.areal.sandbox_agent import EpisodeAgent
 from tangram_hpc.hooks.process_client import use_client
 from tangram_hpc.hooks.text_episodes import SandboxEpisode

@@ -63,6 +63,8 @@ def judge_always(cluster: LocalCluster, phases: list[dict[str, Any]], pair: Any,
     assert held_ns(pair) == record.cpu_held_ns
     # no more CPU time than was held; the record's ends are the broker's, and farther apart
     assert details.cpu_s * 1e9 <= record.cpu_held_ns * (1 + TICKS)
+    assert record.outcome is not None
+    assert 0 < record.outcome.resize_ns < record.outcome.exec_ns, "its worker measured the resize"
 
 
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 1)], ids=["grows", "shrinks"])

@@ -7,7 +7,6 @@ are. Actions that have ended are rows of `tangram acct`.
 from __future__ import annotations
 
 import argparse
-import getpass
 import json
 import sys
 from collections.abc import Sequence
@@ -82,12 +81,14 @@ def go(args: argparse.Namespace) -> int:
         for column in columns:
             print(f"{column.name:<18} {column.about}")
         return 0
+    from ...config.user_name import user_name
+
     named = [one for one in (args.job, *args.named) if one.job]
     job, ask = _job_of(named), _ask(args, named)
     _chosen(args.format or _DEFAULT, columns)  # a wrong one is reported before any broker is
     user = running_job.user_of(job)
     if (args.user and user not in row_choice.user_names(args.user)) or (
-            args.me and user != getpass.getuser()):
+            args.me and user != user_name()):
         ask = "client=0"  # numbers begin with 1: it has no action of theirs
     with running_job.connect_to(job, "tangram queue") as client:
         return running_job.repeat(lambda: _show(client, args, ask, user), args.iterate,

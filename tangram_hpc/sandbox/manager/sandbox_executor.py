@@ -341,9 +341,11 @@ class SandboxExecutor:
         attempt.cores = cores
         process = attempt.process
         if process is not None and attempt.live and process.group is not None:
+            began = time.monotonic_ns()
             if cores:
                 attempt.held = process.group.rebind(cores if self.pinned else (), len(cores))
             process.send(Units(lease, len(cores)))
+            attempt.resize_ns += time.monotonic_ns() - began
 
     def give_input(self, lease: int, kind: int, data: bytes, number: int, other: int) -> None:
         """See `ports.Executor`. A signal that comes before its command starts is kept."""
@@ -566,8 +568,8 @@ class SandboxExecutor:
                 none_left: bool, soon: bool = False) -> None:
         attempt.live, attempt.gone = False, none_left
         attempt.end_timer()
-        outcome = self._gpus.measured(attempt.gpu_token, outcome).returning(payload,
-                                                                            attempt.setup_ns)
+        outcome = self._gpus.measured(attempt.gpu_token, outcome).returning(
+            payload, attempt.setup_ns, attempt.resize_ns)
         if self._outputs is not None:
             self._outputs.ended(attempt.order.action.id, attempt.order.lease,
                                 payload if attempt.order.action.kind is _EXEC else None,

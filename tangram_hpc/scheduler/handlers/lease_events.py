@@ -31,6 +31,7 @@ from .queueing import enqueue, promote, push, push_again, update_idle
 from .quota_events import count_call
 from .service_events import note_restore
 
+RESIZE_PACE = 8  # of what a resize costs on a node, the last eight leases make about two thirds
 _WHOLE = (ActionState.COMPLETED, ActionState.FAILED)  # the action ended by itself
 
 
@@ -114,6 +115,8 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
     entry, outcome = ledger.actions[lease.action], event.outcome
     if outcome.restore_ns:
         note_restore(ledger, lease, outcome.restore_ns)
+    if outcome.resize_ns:
+        _note_resizes(ledger, lease, outcome.resize_ns)
     begun = lease.begun
     spans = lease.work_spans(event.at, outcome.exec_ns, entry.submitted_at)
     if outcome.batch > 1:  # the calls of a batch share its time equally
@@ -140,6 +143,14 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
         node = ledger.nodes[lease.node]
         node.short_lease_gap_ns += (event.at - began_at - node.short_lease_gap_ns) // PACE
     return end_action(state, entry, event.at, _reply(entry, lease, began_at, event))
+
+
+def _note_resizes(ledger: Ledger, lease: LeaseEntry, ns: int) -> None:
+    """Learns from a lease that ended what a resize costs on its node. Late samples count more."""
+    resizes = len(lease.grants) - 1
+    if resizes > 0 and lease.node:
+        node, each = ledger.nodes[lease.node], ns // resizes
+        node.resize_ns += (each - node.resize_ns) // RESIZE_PACE if node.resize_ns else each
 
 
 def on_lease_released(state: SchedulerState, event: ev.LeaseReleased) -> list[Decision]:

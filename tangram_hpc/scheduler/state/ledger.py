@@ -100,6 +100,8 @@ class NodeEntry:
             it.
         said_end: when its allocation ends, as its worker said when it joined.
         uid: the random name by which its worker shows that it is the same worker; empty for none.
+        resize_ns: mean time that a resize took its worker, lately, as finished leases report; 0
+            before the first report.
     """
 
     node: int
@@ -121,6 +123,7 @@ class NodeEntry:
     for_end: bool = False
     said_end: int = 0
     uid: str = ""
+    resize_ns: int = 0
 
     @property
     def room_mib(self) -> int:

@@ -32,6 +32,7 @@ class ResizableLease(NamedTuple):
         steps: what each further unit adds to its speed, from the first on.
         weight: how much its speed counts.
         tenant: the tenant for which it counts.
+        least: the fewest CPUs that it keeps.
     """
 
     id: int
@@ -40,6 +41,7 @@ class ResizableLease(NamedTuple):
     steps: tuple[int, ...]
     weight: int
     tenant: str = ""
+    least: int = 1
 
 
 class WaitingCandidate(NamedTuple):
@@ -285,9 +287,9 @@ def divide_cpus(free: int, holders: Sequence[ResizableLease],
     """
     shares = _Shares(turns)
     for holder in holders:
-        shares.add(holder.units, min(1, holder.units), holder, holder.top)
+        shares.add(holder.units, min(holder.least, holder.units), holder, holder.top)
     n = len(holders)
-    spare = free + sum(max(0, h.units - 1) for h in holders)
+    spare = free + sum(max(0, h.units - h.least) for h in holders)
     free = shares.spread(free)
     started: list[WaitingCandidate] = []
     ended: set[str] = set()  # tenants whose candidates start no more
