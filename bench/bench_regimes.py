@@ -10,7 +10,7 @@ told. Simple rules use no durations. `worst` is the highest ratio of mean ACT wi
     half-rigid  the same, with half of them resizable
     nodes       the same actions, all resizable, on 4 nodes of 24 cores, 12 of 8, or 24 of 4
     overload    the same on a quarter of the cores that they could use
-    resize      the same on little, medium and much room, where each resize takes 0, 0.1 or 0.5 s
+    resize      the same on 24, 48, 96 and 256 cores, where each resize takes 0, 0.1 or 0.5 s
     parallel    the same work in each action, which divides among cores perfectly
     burst       800 actions at once
     services    six GPU services on 16 GPUs, whose restores take 1, 3 or 8 s

@@ -15,9 +15,10 @@ END_OF_EPILOG
 chmod 700 "$epilog"
 worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODENAME"
     mkdir "$TANGRAM_SCRATCH" || exit
+    told="" starts=0 status=143
     trap "told=yes" TERM INT                             # this shell stays; the worker gets the signals too
-    told="" starts=0 since=$SECONDS
-    while true; do
+    while [ -z "$told" ]; do
+        since=$SECONDS
         tangram worker --component "$1" "${@:2}" && exit
         status=$?
         # 70: an internal failure. Above 128: a signal; with 130 or 143 the worker was told to leave.
@@ -25,10 +26,13 @@ worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODE
         [ "$status" -ne 130 ] && [ "$status" -ne 143 ] && [ -z "$told" ] || break
         sleep 1                                          # if the whole step is killed, it ends here
         [ -z "$told" ] && grep -q "\"ended\": \"\"" "$tangram_folder/access.json" || break
-        [ "$((SECONDS - since))" -le 600 ] || starts=0 since=$SECONDS
-        [ "$((starts += 1))" -le 5 ] || break
-        echo "tangram: the worker on $SLURMD_NODENAME ended with status $status and is started again" \
-            "($starts of 5 times within 10 minutes)" >&2
+        [ "$((SECONDS - since))" -le 600 ] || starts=0   # it lasted long enough
+        said="tangram: the worker on $SLURMD_NODENAME ended with status $status and is"
+        if [ "$((starts += 1))" -gt 5 ]; then
+            echo "$said not started again, as each of 5 more starts lasted less than 10 minutes" >&2
+            break
+        fi
+        echo "$said started again ($starts of 5 times)" >&2
     done
     # 3: the host of the broker is out of reach. If that node is lost, --no-kill keeps the job until
     # its time limit, but without this script. So one of the workers requeues the job, or ends it.

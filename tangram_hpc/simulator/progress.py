@@ -17,7 +17,8 @@ _SECOND = 10**9
 class SimulatedAttempt:
     """An attempt that runs. `end_at` is its end in ns; None while it is suspended (0 units).
 
-    `resize_ns` is the time that its resizes took so far, in ns. It makes no progress meanwhile.
+    `resize_ns` is the time that its resizes took so far, in ns. It makes no progress meanwhile. A
+    resize that follows during another one replaces what is left of it.
     """
 
     __slots__ = ("_action", "_left", "_rates", "_since", "_units", "end_at", "resize_ns", "start")

@@ -69,6 +69,11 @@ def slurm_place(environ: Mapping[str, str]) -> SlurmPlace | None:
     )
 
 
+def job_account(environ: Mapping[str, str]) -> str:
+    """Returns the account that this process's job is charged to; empty where Slurm told none."""
+    return environ.get("SLURM_JOB_ACCOUNT") or environ.get("SLURM_JOB_ACCOUNT_HET_GROUP_0", "")
+
+
 def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns an environment without the variables of Slurm, of a process manager, or of ours."""
     prefixes = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "PMI_", "PMIX_", "HYDI_", "MPI_",

@@ -109,6 +109,25 @@ def test_an_account_chooses_jobs_and_is_a_column(home: Path) -> None:
     assert acct(home, "-A", "lab", "-n") == acct(home, "-A", "lab", "--books", "-n") == ""
 
 
+def test_the_last_account_of_a_job_counts_for_all_its_actions(tmp_path: Path) -> None:
+    """The job was charged to another account before it was requeued."""
+    at = BEGAN
+    events = [ev.BrokerStarted(at, "4720", "elastic", "none", "ann", account="old"),
+              ev.ClientJoined(at, 1, "uid", "rank-0", 0, 1, "socket"),
+              ev.ActionSubmitted(at, Action(mint(1, 1), "first")),
+              ev.BrokerStopped(at + SECOND, "its job is requeued"),
+              ev.BrokerStarted(at + 2 * SECOND, "4720", "elastic", "none", "ann", account="new"),
+              ev.ClientJoined(at + 2 * SECOND, 2, "uid2", "rank-0", 0, 1, "socket"),
+              ev.ActionSubmitted(at + 2 * SECOND, Action(mint(2, 1), "second")),
+              ev.BrokerStopped(at + 4 * SECOND, "its job ended")]
+    write_journal(tmp_path / "jobs" / "4720", events)
+    for words in (["-A", "new"], ["-j", "4720", "-A", "new"]):
+        told = acct(tmp_path, *words, "-n", "-P", "-o", "JobName,Account")
+        assert told.split() == ["first|new", "second|new"], words
+        assert acct(tmp_path, *words, "--books", "-n", "-P", "-o", "JobName,Account") == told
+    assert acct(tmp_path, "-A", "old", "-n") == acct(tmp_path, "-A", "old", "--books", "-n") == ""
+
+
 def test_a_broker_writes_down_the_account_of_its_job(tmp_path: Path) -> None:
     environ = {"TANGRAM_HOME": str(tmp_path), "PATH": os.environ["PATH"], "HOME": str(tmp_path),
                "SLURM_JOB_ACCOUNT": "astro"}

@@ -100,6 +100,7 @@ def test_what_runs_comes_first_and_the_ask_chooses_among_all() -> None:
         show(actions[0]), show(actions[4])]
     assert ids("name=x") == [row["action"] for row in rows] and ids("name=y") == []
     assert ids("state=COMPLETED") == []
+    assert ids("node=n1") == [show(a) for a in actions[:2]] and ids("node=n2") == []
     cut = queue(world.scheduler, "limit=1&state=PENDING", world.now)
     assert (len(cut["queue"]), cut["more"]) == (1, 2)
     world.finish(actions[0])
@@ -170,3 +171,23 @@ def test_recent_actions_are_counted_by_windows() -> None:
     for second in range(2000, 4000):
         ends(second * S)
     assert len(recent._slots) < 200, "what is over is forgotten"
+
+
+def test_a_component_chooses_what_is_there_and_what_waits_for_it() -> None:
+    """An action of a session names no component: its session does, or the session's node."""
+    world = World("elastic")
+    world.node(cpus=1, mem=20, component="cpu")
+    there = world.session(mem=10, component="cpu")
+    world.plan()
+    world.happen(ev.SessionReady(world.now, there))
+    first, behind = (world.submit(1, session=there) for _ in range(2))
+    world.plan()
+    waits = world.submit(1, session=world.session(mem=99, component="gpu"))
+    plain = world.submit(1)
+
+    def ids(ask: str) -> list[str]:
+        return [row["action"] for row in queue(world.scheduler, ask, world.now)["queue"]]
+
+    assert ids("partition=cpu") == [show(first), show(behind)]
+    assert ids("partition=gpu") == [show(waits)] and ids("partition=x") == []
+    assert ids("partition=") == [show(plain)]

@@ -118,6 +118,13 @@ def test_queue_takes_the_options_that_people_type_for_squeue(job: dict[str, Any]
     assert lines[2] == f"{shown:>18}           later    {me:>8.8} PD   00:00:00      1 (Resources)"
     rows, _ = printed(capsys, "queue", "-h", "-O", "ActionID:6,State:-8", "-n", "behind")
     assert [row.split() for row in rows] == [[job["behind"].id, "PENDING"]]
+    assert [row.split("|") for row in
+            printed(capsys, "queue", "-h", "-o", "%i|%t|", "-n", "behind")[0]] == [
+                [f"{job['cluster'].job}.{job['behind'].id}", "PD", ""]]
+    assert main(["queue", "-o", "%-8i %t"]) == 2
+    assert "--format: '%-8i' cannot be read" in capsys.readouterr().err
+    assert main(["queue", "-w", "cpu[1-1000]"]) == 2
+    assert "--nodelist, --name, --partition and --jobs: together" in capsys.readouterr().err
     assert main(["queue", "-o", "%i %Q"]) == 2
     assert "--format: %Q is none of the letters" in capsys.readouterr().err
 
@@ -132,7 +139,7 @@ def test_info_takes_the_options_that_people_type_for_sinfo(job: dict[str, Any], 
         told = json.loads(printed(capsys, "info", "--json", *words)[0][0])
         assert bool(told["nodes"]) is there, words
     assert printed(capsys, "info", "-N", "-o", "%8n %.5t %C", "--noheader")[0] == [
-        f"{node[:7] + '+' if len(node) > 8 else node:<8}    UP        2/0/2"]
+        f"{node[:7] + '+' if len(node) > 8 else node:<8}    UP 2/0/2"]
     assert main(["info", "-t", "broken"]) == 2
     assert "--states: 'broken' is not the state of a node" in capsys.readouterr().err
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from helpers.builders import World, started
 
@@ -9,6 +11,8 @@ from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Profile
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.states import ActionState
+from tangram_hpc.domain.tenant import TenantSpec
+from tangram_hpc.scheduler.placement.placers.cpu_division import ResizableLease, weight
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.placement.placers.resize_cost import (
     FREE_NS,
@@ -16,9 +20,11 @@ from tangram_hpc.scheduler.placement.placers.resize_cost import (
     MOST_NS,
     PATIENCE,
     counted_cost,
+    divide_with_cost,
     is_worth,
 )
 from tangram_hpc.scheduler.state.ledger import RESIZE_GAP_NS
+from tangram_hpc.scheduler.state.speed import speed_gains
 from tangram_hpc.simulator.checkers import faults
 from tangram_hpc.simulator.simulate import simulate
 from tangram_hpc.simulator.workload import Cluster, Workload
@@ -130,6 +136,46 @@ def test_an_action_waits_for_the_units_of_others_as_long_as_their_resizes_take(c
     assert started(world.plan()) == [other] and units_of(world, wide) == 1
 
 
+def test_an_action_of_a_tenant_at_its_limit_does_not_end_the_patience_of_others() -> None:
+    """It has waited long, but it may take no units."""
+    world = World("elastic")
+    world.node(3)
+    world.happen(ev.TenantDeclared(0, TenantSpec("full", grp_tres=(("cpu", 1),))))
+    world.happen(ev.ClientJoined(0, 2, "uid-2", "full", 0, 1, "socket"))
+    world.happen(ev.TenantNamed(0, 2, "full"))
+    world.ledger.nodes[1].resize_ns = SECOND
+    world.client = 2
+    for _ in range(2):
+        world.submit(1, profile=Profile(10**6 * SECOND))
+    world.client = 1
+    wide = world.submit((1, 2), profile=Profile(10**6 * SECOND))
+    world.plan()
+    assert units_of(world, wide) == 2
+    world.now += 100 * SECOND
+    other = world.submit(1, profile=Profile(SECOND))
+    assert started(world.plan()) == []
+    world.now += PATIENCE * SECOND
+    assert started(world.plan()) == [other]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_running_actions_give_up_no_unit_for_growth_that_is_not_worth_it(seed: int) -> None:
+    rng = random.Random(seed)
+    drawn = [(rng.choice((1, 2, 3, 4)), rng.choice((100, 300)), int(rng.uniform(1, 40) * SECOND))
+             for _ in range(4)]
+    scale = sum(left for _, _, left in drawn) // 2
+    holders = [(ResizableLease(number, units, 16, speed_gains(serial, 16), weight(left, scale)),
+                serial, left) for number, (units, serial, left) in enumerate(drawn)]
+    cost = SECOND // 2
+    sizes, starts = divide_with_cost(0, cost, False, holders, [], None)
+    new = {lease.id: lease.units for lease, _, _ in holders} | dict(sizes)
+    grown = sum(new.values()) - sum(lease.units for lease, _, _ in holders)
+    assert grown == 0 and not starts
+    for lease, serial, left in holders:
+        assert new[lease.id] <= lease.units or is_worth(cost, serial, left, lease.units,
+                                                        new[lease.id])
+
+
 def test_a_free_unit_is_taken_at_once_whatever_resizes_cost() -> None:
     world = World("elastic")
     world.node(3)
@@ -167,7 +213,7 @@ def test_the_simulator_charges_each_resize(latency_us: int | None) -> None:
         assert faults(run, burst(12), cluster) == []
         return run.figures()
 
-    free, dear = played(0.0, "elastic"), played(0.5, "elastic")
-    assert free["resizes"] > 2 * dear["resizes"] > 0
-    assert free["mean_act_s"] < dear["mean_act_s"]
+    free, costly = played(0.0, "elastic"), played(0.5, "elastic")
+    assert free["resizes"] > 2 * costly["resizes"] > 0
+    assert free["mean_act_s"] < costly["mean_act_s"]
     assert played(0.5, "fcfs:4") == played(0.0, "fcfs:4"), "who never resizes pays nothing"

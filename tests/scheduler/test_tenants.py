@@ -356,11 +356,14 @@ def test_no_limited_tenant_is_queued_behind_another_ones_lease() -> None:
         assert held(w)["a"] <= 2
 
 
-@pytest.mark.parametrize("limit", [(), (("cpu", 3),)], ids=["", "limited"])
+@pytest.mark.parametrize(("shares", "limit", "due"), [
+    ((3, 1), (), .75), ((3, 1), (("cpu", 3),), .75), ((1, 1), (("cpu", 2),), .5),
+    ((1, 3), (("cpu", 3),), .25)], ids=["", "not reached", "reached", "most of the units"])
 def test_short_actions_are_shared_where_leases_are_queued_behind_others(
-        limit: tuple[tuple[str, int], ...]) -> None:
+        shares: tuple[int, int], limit: tuple[tuple[str, int], ...], due: float) -> None:
     """An action whose tenant may not be queued behind another one's lease is not overtaken."""
-    w = tenants(cpus=4, ahead=8, a=TenantSpec("a", 3), b=TenantSpec("b", grp_tres=limit))
+    w = tenants(cpus=4, ahead=8, a=TenantSpec("a", shares[0]),
+                b=TenantSpec("b", shares[1], grp_tres=limit))
     for w.client in (1, 2):
         for _ in range(800):
             w.submit(1, profile=Profile(S // 250), trusted=True)
@@ -372,15 +375,16 @@ def test_short_actions_are_shared_where_leases_are_queued_behind_others(
                      key=lambda x: (x.granted_at, x.lease)).action)
         w.plan()
         got += held(w) if step >= 200 else Counter()
-    assert got["a"] / sum(got.values()) == pytest.approx(.75, abs=.03)
+    assert got["a"] / sum(got.values()) == pytest.approx(due, abs=.03)
     assert any(not x.begun for x in w.ledger.leases.values()), "leases are queued"
 
 
-@pytest.mark.parametrize("limit", [(), (("gpu", 2),)], ids=["", "limited"])
+@pytest.mark.parametrize(("gpus", "limit"), [
+    (1, ()), (1, (("gpu", 2),)), (2, (("gpu", 1),)), (4, (("gpu", 2),))])
 def test_calls_are_shared_where_they_are_queued_behind_a_copys_batch(
-        limit: tuple[tuple[str, int], ...]) -> None:
-    """One GPU, whose copy takes 8 calls at a time: a tenant with a limit gets it in its turn."""
-    w = tenants(gpus=1, ahead=8, a=TenantSpec("a"), b=TenantSpec("b", grp_tres=limit))
+        gpus: int, limit: tuple[tuple[str, int], ...]) -> None:
+    """A copy takes 8 calls at a time: a tenant with a limit gets one in its turn."""
+    w = tenants(gpus=gpus, ahead=8, a=TenantSpec("a"), b=TenantSpec("b", grp_tres=limit))
     w.happen(ev.ServiceDeclared(0, ServiceSpec("judge", backend="fake", batch=8)))
     for w.client in (1, 2):
         for _ in range(200):

@@ -43,7 +43,7 @@ def test_a_killed_worker_of_a_single_node_is_started_again(site: Site) -> None:
         site.until(functools.partial(is_replaced, site, old), "another worker", 60,
                    lambda: site.output(name, job))
         assert works(site, job), site.output(name, job)
-        assert f"status 137 and is started again ({start} of 5" in site.output(name, job)
+        assert f"status 137 and is started again ({start} of 5 times)" in site.output(name, job)
     (last,) = workers(site)
     os.kill(last, signal.SIGTERM)
     site.until(lambda: not workers(site), "the worker to leave", 60)

@@ -36,7 +36,7 @@ from ...scheduler.placement.placers.placer_registry import make_placer
 from ...scheduler.scheduler import Scheduler
 from ...slurm.budgeted import BudgetedSlurm
 from ...slurm.choice import make_slurm
-from ...slurm.job_environment import slurm_place
+from ...slurm.job_environment import job_account, slurm_place
 from ...storage.access import NAME as ACCESS
 from ...storage.access import Access, mark_ended, renew_access, worker_file, write_access
 from ...storage.checkpoint import Checkpoints
@@ -109,7 +109,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     earlier = apply_earlier(scheduler, folder_lock)
     files = _open_files(config, folder_lock, earlier)
     settings = _settings(plan, folder_lock, endpoints, earlier.down_s, granted_at,
-                         environ.get("SLURM_JOB_ACCOUNT", ""))
+                         job_account(environ))
     clock, timer, ended = SystemClock(), LoopTimer(loop), asyncio.Event()
     slurm = _slurm_of(plan, environ, clock)
     broker = Broker(scheduler, files.journal, clock, timer, settings, ended.set, files.spool, slurm,

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 from ...domain.ids import client_of, parse, show
 from ...domain.states import ENDED, ActionState
 from ...scheduler.scheduler import Scheduler
-from ...scheduler.state.ledger import ActionEntry
+from ...scheduler.state.ledger import ActionEntry, Ledger, NodeEntry
 from .wait_reasons import WaitReasons
 
 ROWS_MAX = 10_000
@@ -121,12 +121,27 @@ def _open_actions(scheduler: Scheduler, ask: QueueAsk) -> Iterator[ActionEntry]:
 
 def _is_there(scheduler: Scheduler, entry: ActionEntry, ask: QueueAsk) -> bool:
     """Returns whether an action is on one of the nodes and components that are asked for."""
-    lease = scheduler.ledger.leases.get(entry.lease)
-    node = scheduler.ledger.nodes.get(lease.node) if lease is not None else None
-    name, component = ("", entry.action.component) if node is None else (
-        node.spec.name, node.spec.component)
-    return ((not ask.nodes or name in ask.nodes)
-            and (not ask.partitions or component in ask.partitions))
+    node = _node_of(scheduler.ledger, entry)
+    return ((not ask.nodes or (node is not None and node.spec.name in ask.nodes))
+            and (not ask.partitions
+                 or _component_of(scheduler.ledger, entry, node) in ask.partitions))
+
+
+def _node_of(ledger: Ledger, entry: ActionEntry) -> NodeEntry | None:
+    """Returns the node on which an action is; None while it waits."""
+    lease = ledger.leases.get(entry.lease)
+    return ledger.nodes.get(lease.node) if lease is not None else None
+
+
+def _component_of(ledger: Ledger, entry: ActionEntry, node: NodeEntry | None) -> str:
+    """Returns the component of an action's node, or of the one for which it or its session waits;
+    empty for any."""
+    session = ledger.sessions.get(entry.action.session)
+    if node is None and session is not None:
+        node = ledger.nodes.get(session.node)
+        if node is None:
+            return session.spec.component
+    return node.spec.component if node is not None else entry.action.component
 
 
 def _row(scheduler: Scheduler, entry: ActionEntry, reasons: WaitReasons, now: int
@@ -136,7 +151,7 @@ def _row(scheduler: Scheduler, entry: ActionEntry, reasons: WaitReasons, now: in
     client = ledger.clients.get(client_of(action.id))
     session = ledger.sessions.get(action.session)
     start = lease.granted_at if lease is not None and lease.begun else 0
-    node = ledger.nodes.get(lease.node) if lease is not None else None
+    node = _node_of(ledger, entry)
     return {
         "action": show(action.id), "name": action.name, "kind": action.kind.value,
         "key": action.key, "state": entry.state.value, "client": client_of(action.id),
@@ -145,7 +160,7 @@ def _row(scheduler: Scheduler, entry: ActionEntry, reasons: WaitReasons, now: in
         "session_name": session.spec.name if session is not None else "",
         "trajectory": action.trajectory_name,
         "node": node.spec.name if node is not None else "",
-        "component": node.spec.component if node is not None else action.component,
+        "component": _component_of(ledger, entry, node),
         "submit_ns": entry.submitted_at, "start_ns": start,
         "planned_ns": (start or now) - entry.submitted_at,
         "elapsed_ns": now - start if start else 0, "timeout_ns": action.timeout_ns,

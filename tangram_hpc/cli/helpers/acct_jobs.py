@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -191,7 +191,7 @@ def _has_no_rows(folder: Path, selection: Selection) -> bool:
     from ...storage.journal import first_events
     from ...storage.journal_segments import journals
 
-    if not (selection.users or selection.accounts or selection.since or selection.until):
+    if not (selection.users or selection.since or selection.until):
         return False
     paths = journals(folder)
     if not paths:
@@ -206,4 +206,5 @@ def _has_no_rows(folder: Path, selection: Selection) -> bool:
         return True  # it is removed at this moment
     if end_ns < selection.since and is_served(folder):
         end_ns = selection.since
-    return not selection.may_hold(start.user, start.account, start.at, end_ns)
+    # the account may be another one by now: only the whole journal tells
+    return not replace(selection, accounts=frozenset()).may_hold(start.user, "", start.at, end_ns)

@@ -15,18 +15,22 @@ if TYPE_CHECKING:
 
 
 def user_of(job: str) -> str:
-    """Returns the login name of the user who runs a job, or the number of a user without a name;
-    empty if the job is gone. See `connect_to` for `job`.
+    """Returns the name under which the user who runs a job is accounted, or the number of another
+    user without a name; empty if the job is gone. See `connect_to` for `job`.
 
     Raises:
         AccessError: no job was found.
     """
     import pwd
 
+    from ...config.user_name import user_name
+
     try:
         owner = os.stat(_access(job)).st_uid
     except OSError:
         return ""
+    if owner == os.getuid():
+        return user_name()  # which may be the environment's, as in the job's accounting
     try:
         return pwd.getpwuid(owner).pw_name
     except KeyError:

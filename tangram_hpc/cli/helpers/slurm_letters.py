@@ -1,7 +1,7 @@
 """Formats as squeue and sinfo take them after `-o`: letters such as in `%.18i %.8j %t`.
 
-People have such formats in scripts and environments. Each letter stands for one of our columns. The
-text between two letters is not kept: columns are separated by one blank, as in our other tables.
+People have such formats in scripts. Each letter stands for one of our columns, and the text between
+two letters is printed as it is, so that `%i|%t` gives lines that `cut -d'|'` can read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def is_in_letters(text: str) -> bool:
 
 def columns_of(text: str, letters: Mapping[str, str], known: Sequence[Column]) -> list[Column]:
     """Returns the columns of a format such as `%.18i %.8j %t`: `.` aligns right, the number is the
-    width, and without a number the column has its usual width and side.
+    width, and without a number a value is as wide as its text.
 
     Args:
         text: the format.
@@ -29,20 +29,24 @@ def columns_of(text: str, letters: Mapping[str, str], known: Sequence[Column]) -
         known: all columns.
 
     Raises:
-        InvalidInput: a letter is not known.
+        InvalidInput: a letter is not known, or `%` is not followed by one.
     """
     from ...errors import InvalidInput
 
-    by_name, chosen = {column.name: column for column in known}, []
-    for right, width, letter in _LETTER.findall(text):
+    by_name, chosen, end = {column.name: column for column in known}, [], 0
+    for found in _LETTER.finditer(text):
+        right, width, letter = found.groups()
         if letter not in letters:
             raise InvalidInput(f"--format: %{letter} is none of the letters that are known here: "
                                f"{', '.join(f'%{each} {name}' for each, name in letters.items())}")
-        column = by_name[letters[letter]]
-        if width:
-            column = column._replace(width=int(width) if right else -int(width))
-        chosen.append(column)
-    if not chosen:
-        raise InvalidInput(f"--format: {text!r} names no column; write %i %j %t, or names with "
-                           "commas")
+        size = (int(width) if right else -int(width)) if width else None
+        chosen.append(by_name[letters[letter]]._replace(width=size,
+                                                        before=text[end:found.start()]))
+        end = found.end()
+    rest = text[end:]
+    if unread := [each for each in (*(c.before or "" for c in chosen), rest) if "%" in each]:
+        raise InvalidInput(f"--format: {unread[0].strip()!r} cannot be read; write %, a point if "
+                           "the value is aligned right, its width and a letter, as in %.18i")
+    if rest:
+        chosen.append(Column("", None, lambda row: "", "", rest))
     return chosen

@@ -13,15 +13,18 @@ class Column(NamedTuple):
 
     Attributes:
         name: how `-o` names it; the heading is the same in capitals.
-        width: its width; below 0 it is aligned left. The last column of a line is never cut.
+        width: its width; below 0 it is aligned left, and None stands for as long as the text is.
+            The last column of a line is never cut.
         text: returns its value in a row.
         about: what it shows.
+        before: the text between the column before and this one; None for a blank.
     """
 
     name: str
-    width: int
+    width: int | None
     text: Callable[[dict[str, Any]], str]
     about: str
+    before: str | None = None
 
 
 def choose(text: str, known: Sequence[Column]) -> list[Column]:
@@ -57,14 +60,19 @@ def lines(columns: Sequence[Column], rows: Iterable[dict[str, Any]], header: boo
 def _line(columns: Sequence[Column], texts: list[str]) -> str:
     cells = [fit(text, c.width) for c, text in zip(columns[:-1], texts[:-1], strict=True)]
     last = columns[-1]
-    cells.append(printable(texts[-1]) if last.width < 0 else
-                 printable(texts[-1]).rjust(last.width))
-    return " ".join(cells)
+    cells.append(printable(texts[-1]).rjust(max(0, last.width or 0)))
+    between = [" " if c.before is None else c.before for c in columns]
+    between[0] = columns[0].before or ""
+    return "".join(map(str.__add__, between, cells))
 
 
-def fit(text: str, width: int) -> str:
-    """Fits a text into a column: right aligned, or left aligned for a negative width."""
-    text, size = printable(text), abs(width)
+def fit(text: str, width: int | None) -> str:
+    """Fits a text into a column: right aligned, left aligned for a negative width, and as it is
+    for None."""
+    text = printable(text)
+    if width is None:
+        return text
+    size = abs(width)
     if len(text) > size:
         text = text[: max(0, size - 1)] + "+"
     return text.ljust(size) if width < 0 else text.rjust(size)

@@ -91,15 +91,15 @@ def _wanted(args: argparse.Namespace) -> Callable[[dict[str, Any]], bool]:
     from ...errors import InvalidInput
 
     names = row_choice.node_names(args.nodelist)
-    parts, states = ({word.strip().lower() for word in text.split(",") if word.strip()}
-                     for text in (args.partition, args.states))
+    parts, states = ({word.strip() for word in text.split(",") if word.strip()}
+                     for text in (args.partition, args.states.lower()))
     if unknown := states - _STATES:
         raise InvalidInput(f"--states: {min(unknown)!r} is not the state of a node; choose from "
                            f"{', '.join(sorted(_STATES))}")
 
     def wants(node: dict[str, Any]) -> bool:
         return ((not names or node["name"] in names)
-                and (not parts or node["component"].lower() in parts)
+                and (not parts or node["component"] in parts)
                 and (not states or bool(states & _states_of(node)))
                 and (not args.list_reasons or bool(node["draining"])))
 
@@ -108,9 +108,9 @@ def _wanted(args: argparse.Namespace) -> Callable[[dict[str, Any]], bool]:
 
 def _states_of(node: dict[str, Any]) -> set[str]:
     """Returns the state of a node in our words and in sinfo's."""
-    state, idle, total = node["state"].lower(), node["cpus_free"], node["cpus"]
+    state = node["state"].lower()
     if state == "up":
-        return {state, "idle" if idle == total else "mix" if idle else "alloc"}
+        return {state, "idle" if not node["leases"] else "mix" if node["cpus_free"] else "alloc"}
     return {state, "drain"} if state in ("draining", "drained") else {state}
 
 

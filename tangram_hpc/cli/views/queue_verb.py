@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _DEFAULT = "ActionID,Name,Client,ST,Time,CPUS,GPUS,NodeList(Reason)"
 _LONG = "ActionID,Name,Client,State,Time,Timelimit,CPUS,GPUS,NodeList(Reason)"
 _LIMIT = 1_000
+_CHOSEN = 900  # the broker takes 1,000 fields
 # squeue's letters, and the columns that say the same of an action
 _LETTERS = {"i": "JobID", "j": "Name", "P": "Partition", "u": "User", "t": "ST", "T": "State",
             "M": "Time", "l": "Timelimit", "D": "NNodes", "R": "NodeList(Reason)",
@@ -128,6 +129,9 @@ def _ask(args: argparse.Namespace, named: Sequence[ids.Named]) -> str:
     names, parts = ([word.strip() for word in text.split(",") if word.strip()]
                     for text in (args.name, args.partition))
     nodes = sorted(row_choice.node_names(args.nodelist))
+    if len(nodes) + len(names) + len(parts) + len(actions) > _CHOSEN:
+        raise InvalidInput("--nodelist, --name, --partition and --jobs: together more than "
+                           f"{_CHOSEN} values; name fewer, or choose among the rows of --json")
     return urlencode([("limit", args.limit), *(("state", s) for s in sorted(states)),
                       *(("name", n) for n in names), *(("action", a) for a in actions),
                       *(("node", n) for n in nodes), *(("partition", p) for p in parts)],
@@ -190,7 +194,7 @@ def _columns(job: str, user: str = "") -> list[Column]:
         Column("GPUS", 4, lambda r: str(r["gpus"]), "GPUs that it holds or asks for"),
         Column("ReqMem", 8, lambda r: f"{r['mem_mib']}M", "memory that it asks for"),
         Column("Resource", -16, lambda r: r["key"], "cpu, service:NAME or endpoint:NAME"),
-        Column("NNodes", 6, lambda r: "1", "always 1"),
+        Column("NNodes", 6, lambda r: "1", "1, also while it waits, as in squeue"),
         Column("NodeList", -14, lambda r: r["node"], "where it runs"),
         Column("NodeList(Reason)", -16, where, "where it runs, or why it waits"),
         Column("Reason", -18, lambda r: r["reason"] or "None",

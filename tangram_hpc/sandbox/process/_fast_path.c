@@ -65,8 +65,8 @@ struct fast_path {
     int64_t output_max;  /* or writes more to a stream; at most OUTPUT */
     struct bytes call_tail; /* of a call that has only argv or shell */
     struct bytes completed, failed; /* an outcome's bytes up to its exit code */
-    /* the outcome's fields after maxrss; the last two bytes are the set of `at_least` bits, and
-     * `setup_ns`, which the worker fills in */
+    /* the outcome's fields after maxrss; the last three bytes are the set of `at_least` bits, and
+     * `setup_ns` and `resize_ns`, which the worker fills in */
     struct bytes outcome_tail;
     struct bytes begin; /* the directory of commands; empty: ours */
     struct known known[KNOWN];
@@ -258,7 +258,7 @@ static int tell(const struct fast_path *path, uint64_t lease, const uint8_t *out
     to = put_whole(to, 0xcf, 8, (uint64_t)path->maxrss_kib);
     to = put(to, path->outcome_tail.at, path->outcome_tail.size);
     if (path->hidden)
-        to[-2] = RSS_AT_LEAST;
+        to[-3] = RSS_AT_LEAST;
     to = put_size(to, 2 + packed(sizes[0]) + packed(sizes[1]) + 3);
     *to++ = 0x94;
     *to++ = TAG_RETURN;

@@ -31,7 +31,8 @@ from .queueing import enqueue, promote, push, push_again, update_idle
 from .quota_events import count_call
 from .service_events import note_restore
 
-RESIZE_PACE = 8  # of what a resize costs on a node, the last eight leases make about two thirds
+RESIZE_PACE = 8  # the mean is exponential: the last 8 leases have about two thirds of the weight
+RESIZE_MOST_NS = 2_500_000_000  # a resize that stood still for a minute counts as this
 _WHOLE = (ActionState.COMPLETED, ActionState.FAILED)  # the action ended by itself
 
 
@@ -149,7 +150,7 @@ def _note_resizes(ledger: Ledger, lease: LeaseEntry, ns: int) -> None:
     """Learns from a lease that ended what a resize costs on its node. Late samples count more."""
     resizes = len(lease.grants) - 1
     if resizes > 0 and lease.node:
-        node, each = ledger.nodes[lease.node], ns // resizes
+        node, each = ledger.nodes[lease.node], min(ns // resizes, RESIZE_MOST_NS)
         node.resize_ns += (each - node.resize_ns) // RESIZE_PACE if node.resize_ns else each
 
 

@@ -90,19 +90,20 @@ def _fill(ledger: Ledger, now: int, lease: LeaseEntry, shards: list[QueueShard],
     tenant = ledger.leases[last].tenant
     while room > 0 and (head := walk.head()) is not None:
         action, shape = head
+        if action in taken:
+            walk.next()
+            continue
         if (len(lease.gpus) not in shape.degrees or not node.spec.serves(shape.component)
                 or not endings.fits(node, shape)):
             walk.skip_shape()
             continue
         caller = turns.tenant_of(client_of(action)) if turns is not None else tenant
         if turns is not None and not turns.may_follow(tenant, caller):
-            if turns.room(caller) >= len(lease.gpus):
+            if turns.free_to_start(caller) >= len(lease.gpus):
                 return  # its turn has come, so the block has to become free for it
             walk.skip_shape()
             continue
         walk.next()
-        if action in taken:
-            continue
         if turns is not None:
             tenant = caller
             turns.charge(tenant, len(lease.gpus))

@@ -64,7 +64,8 @@ def is_short(ledger: Ledger, action: Action) -> bool:
 def prefetch(ledger: Ledger, now: int) -> list[ev.Event]:
     """Returns grants on the units of `ledger.short`, on which too little is prefetched.
 
-    A unit leaves `ledger.short` once it has enough. O(clients + units in it + grants).
+    A unit leaves `ledger.short` once it has enough. O(clients + units in it + grants); where a
+    tenant has a limit, O(units in it) for each grant.
     """
     events: list[ev.Event] = []
     if not ledger.ready.waits(CPU):
@@ -104,7 +105,7 @@ def _fill(ledger: Ledger, now: int, node: NodeEntry, units: list[tuple[int, int]
         tenant = turns.tenant_of(client_of(action)) if turns is not None else ""
         unit = _unit_for(ledger, entry.action, node, tails, turns, tenant)
         if unit is None:
-            if turns is not None and turns.room(tenant) > 0:
+            if turns is not None and turns.free_to_start(tenant) >= max(1, shape.degrees[0]):
                 return  # its turn has come, so a unit has to become free for it
             walk.skip_shape()
             continue
@@ -136,13 +137,12 @@ def _unit_for(ledger: Ledger, action: Action, node: NodeEntry, tails: dict[tuple
     On the session's last unit its init is still warm and bound to that core.
     """
     session = ledger.sessions.get(action.session)
-    units = list(tails)
     if session is not None and session.last_cores:
         last = node.node, session.last_cores[0]
-        if last in tails:
-            units.insert(0, last)
-    return next((unit for unit in units
-                 if turns is None or turns.may_follow(tails[unit].tenant, tenant)), None)
+        if last in tails and (turns is None or turns.may_follow(tails[last].tenant, tenant)):
+            return last
+    return next((unit for unit, tail in tails.items()
+                 if turns is None or turns.may_follow(tail.tenant, tenant)), None)
 
 
 def _most(ledger: Ledger, node: NodeEntry, action: Action, most: int) -> int:

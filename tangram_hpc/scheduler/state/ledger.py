@@ -100,8 +100,8 @@ class NodeEntry:
             it.
         said_end: when its allocation ends, as its worker said when it joined.
         uid: the random name by which its worker shows that it is the same worker; empty for none.
-        resize_ns: mean time that a resize took its worker, lately, as finished leases report; 0
-            before the first report.
+        resize_ns: how long its worker takes for a resize, an exponential mean over the leases that
+            ended; 0 before the first report.
     """
 
     node: int

@@ -322,13 +322,20 @@ class TenantTurns:
         """Counts units that a tenant is given in this pass, or that are taken from it."""
         self.given[tenant] = self.given.get(tenant, 0) + units
 
+    def free_to_start(self, tenant: str) -> int:
+        """Returns how many more units a tenant may hold now. What it was given in this pass behind
+        other leases does not count, as those hold nothing yet."""
+        use = self._use.look_up(tenant)
+        return use.limit - use.held
+
     def may_follow(self, before: str, tenant: str) -> bool:
         """Returns whether a tenant's lease may be queued behind one of the tenant `before`.
 
         When its turn comes, it gets the unit of that lease. What a tenant with a limit holds by
-        then is not known, unless the unit is its own already.
+        then is not known, unless the unit is its own already. And if others took over its units in
+        this way, but it never theirs, it would lose one after the other.
         """
-        return before == tenant or self.room(tenant) > NO_LIMIT >> 1
+        return before == tenant or min(self.room(before), self.room(tenant)) > NO_LIMIT >> 1
 
     @property
     def contended(self) -> bool:

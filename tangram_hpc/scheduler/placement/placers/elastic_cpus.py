@@ -24,8 +24,8 @@ from ...state.speed import ONE, speed, speed_gains
 from ...state.tenant_use import TenantTurns, copy_of
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, Resizing, grant
-from .cpu_division import ResizableLease, WaitingCandidate, divide_cpus, weight
-from .resize_cost import PATIENCE, counted_cost, is_worth
+from .cpu_division import ResizableLease, WaitingCandidate, weight
+from .resize_cost import PATIENCE, counted_cost, divide_with_cost
 from .rigid_sizes import NodeLoad, sizes_to_start
 from .waiting import AGED_NS, OVERDUE_NS, Waiting
 
@@ -137,7 +137,6 @@ class ElasticCpus:
         turns = view.turns(CPU)
         waiting = Waiting(view.ledger, queues, view.now_ns, aged_ns=self._aged_ns,
                           turns=copy_of(turns))
-        takes_at = _takes_at(view, node, waiting)
         chosen, kept.keeps_gpus = _choose(view, placement, node, waiting, room, started)
         sizes_of = _StartSizes(view, node, queues, turns)
         candidates = []
@@ -147,7 +146,8 @@ class ElasticCpus:
             candidates.append((action, shape, serial, work, overdue))
         scale = 2 * lefts // max(1, len(holders) + len(candidates))
         cost = counted_cost(view.ledger.nodes[node.node].resize_ns)
-        sizes, starts = _divided(
+        takes_at = _takes_at(view, cost, chosen)
+        sizes, starts = divide_with_cost(
             node.free_cpus, cost, takes_at > view.now_ns,
             [(ResizableLease(lease.lease, lease.units, top, speed_gains(serial, top),
                              self._weight(view, lease.action, left, scale), lease.tenant),
@@ -234,48 +234,14 @@ class ElasticCpus:
         return found, lefts, soonest
 
 
-def _takes_at(view: Snapshot, node: NodeView, waiting: Waiting) -> int:
-    """Returns when actions that wait for a node may take units from those that run, in epoch ns;
-    0 if resizes cost nothing there.
+def _takes_at(view: Snapshot, cost: int, chosen: list[tuple[Action, ActionShape, bool]]) -> int:
+    """Returns when actions that may start may take units from those that run, in epoch ns; 0 if
+    resizes cost nothing there.
     """
-    cost = counted_cost(view.ledger.nodes[node.node].resize_ns)
-    since = [view.ledger.actions[first.action].submitted_at
-             for first in waiting.each_oldest()] if cost else []
-    return min(since) + PATIENCE * cost if since else 0
-
-
-def _divided(free: int, cost: int, keep: bool, holders: list[tuple[ResizableLease, int, int]],
-             candidates: list[WaitingCandidate], turns: TenantTurns | None,
-             ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Divides as `divide_cpus` does, without growth that is not worth what a resize costs.
-
-    What an action gains is known only when its new size is. So those that gain too little are
-    held at their sizes, and the units are divided once more; what is then too little is left out,
-    and its units stay free.
-
-    Args:
-        free: units that no action holds.
-        cost: what a resize costs on the node, ns; with 0 all is as in `divide_cpus`.
-        keep: whether no running action gives up units.
-        holders: the actions whose size may change, each with its serial fraction and the ns of
-            work that is left.
-        candidates, turns: as for `divide_cpus`.
-    """
-    if not cost:
-        return divide_cpus(free, [h for h, _, _ in holders], candidates, copy_of(turns))
-    of = {h.id: (h, serial, left) for h, serial, left in holders}
-    held = {h.id: h._replace(top=h.top if is_worth(cost, serial, left, h.units, h.top) else h.units,
-                             least=h.units if keep else 1) for h, serial, left in holders}
-    little: list[int] = []
-    for _ in range(2):
-        for lease in little:
-            held[lease] = held[lease]._replace(top=held[lease].units)
-        sizes, starts = divide_cpus(free, list(held.values()), candidates, copy_of(turns))
-        little = [lease for lease, units in sizes if units > held[lease].units
-                  and not is_worth(cost, *of[lease][1:], held[lease].units, units)]
-        if not little:
-            break
-    return [(lease, units) for lease, units in sizes if lease not in little], starts
+    if not cost or not chosen:
+        return 0
+    return PATIENCE * cost + min(view.ledger.actions[action.id].submitted_at
+                                 for action, _, _ in chosen)
 
 
 def _done_before(lease: LeaseEntry, serial: int,

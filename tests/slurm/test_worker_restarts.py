@@ -1,0 +1,70 @@
+"""The shell of a step of workers: which ends of a worker it answers with another start, without
+Slurm. `tangram` is a program that does what the test says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "sbatch_templates" / "_worker.sh"
+# the n-th start of a worker runs the n-th line; the last line is for all that follow
+TANGRAM = """#!/bin/bash
+echo >> "$STARTS"
+n=$(wc -l < "$STARTS")
+eval "$(sed -n "$((n < LINES_N ? n : LINES_N))p" "$PLAY")"
+"""
+KILLED = "kill -KILL $$"
+
+
+def play(folder: Path, *lines: str) -> tuple[int, int, str]:
+    """Returns the shell's status, how many workers began, and what was printed."""
+    (folder / "bin").mkdir()
+    tool, starts, plays = folder / "bin" / "tangram", folder / "starts", folder / "plays"
+    tool.write_text(TANGRAM)
+    tool.chmod(0o755)
+    sleep = folder / "bin" / "sleep"  # the second before a start is for a whole step's end
+    sleep.write_text("#!/bin/bash\nexec /bin/sleep 0.01\n")
+    sleep.chmod(0o755)
+    plays.write_text("\n".join(lines) + "\n")
+    (folder / "access.json").write_text(json.dumps({"ended": ""}))
+    script = SCRIPT.read_text().replace("<SCRATCH>", str(folder))
+    env = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_PROCID": "0",
+           "SLURMD_NODENAME": "n1", "TANGRAM_JOB": "7", "folder": str(folder), "HOME": str(folder),
+           "STARTS": str(starts), "PLAY": str(plays), "LINES_N": str(len(lines))}
+    done = subprocess.run(["bash", "-c", f'{script}\nexec bash -c "$worker" worker cpu'], env=env,
+                          capture_output=True, text=True, check=False, timeout=60)
+    began = len(starts.read_text().splitlines()) if starts.exists() else 0
+    return done.returncode, began, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("end", "status"), [
+    ("exit 0", 0), ("exit 2", 2), ("exit 130", 130), ("exit 143", 143),
+    ("kill -TERM $PPID; exit 70", 70), ("kill -TERM $PPID; " + KILLED, 137),
+    ('sed -i s/\\"\\"/\\"done\\"/ "$(dirname "$STARTS")/access.json"; exit 70', 70)],
+    ids=["well", "refused", "interrupt", "told", "told and failed", "step killed", "job ended"])
+def test_a_worker_that_is_told_to_leave_or_refuses_to_start_is_not_started_again(
+        tmp_path: Path, end: str, status: int) -> None:
+    ended, began, said = play(tmp_path, end)
+    assert (ended, began) == (status, 1), said
+    assert "again" not in said
+
+
+@pytest.mark.parametrize("end", [KILLED, "exit 70"], ids=["killed", "failed"])
+def test_a_worker_that_dies_is_started_again(tmp_path: Path, end: str) -> None:
+    status, began, said = play(tmp_path, end, end, "exit 0")
+    assert (status, began) == (0, 3), said
+    code = 137 if end == KILLED else 70
+    for start in (1, 2):
+        assert f"on n1 ended with status {code} and is started again ({start} of 5 times)" in said
+
+
+def test_a_worker_that_dies_at_each_start_is_given_up_in_words(tmp_path: Path) -> None:
+    status, began, said = play(tmp_path, "exit 70")
+    assert (status, began) == (70, 6), said
+    assert said.splitlines()[-1] == (
+        "tangram: the worker on n1 ended with status 70 and is not started again, as each of 5 "
+        "more starts lasted less than 10 minutes")
