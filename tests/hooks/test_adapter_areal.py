@@ -1,6 +1,6 @@
 """AReaL's agent against a real broker, called as AReaL's workflow calls it. The policy is scripted,
-behind a stand-in of the package `openai`. AReaL itself needs torch and an inference engine, and is
-not run."""
+behind a stand-in of the package `openai`. AReaL's own workflow is run by the long test in
+`test_adapters_with_hosts.py`."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ the package's own loop does.
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -30,6 +31,11 @@ VERL = ("torch", "ray", "tensordict", "omegaconf", "hydra-core", "transformers",
         "codetiming", "pandas", "datasets", "cachetools", "orjson", "uvicorn", "fastapi",
         "requests", "packaging", "aiohttp")
 OPENENV = ("openenv-core==0.3.0",)
+# without inference engines: what AReaL's proxy and its agent workflow import
+AREAL = ("torch", "transformers<=5.3.0", "openai", "anthropic", "litellm==1.81.3", "fastapi",
+         "uvicorn", "uvloop", "aiohttp", "aiofiles", "httpx", "flask", "datasets", "orjson",
+         "omegaconf==2.4.0.dev2", "hydra-core==1.4.0.dev1", "pyzmq", "setproctitle", "torchdata",
+         "numba", "pebble", "psutil", "colorlog", "tenacity", "lark", "ray", "pillow", "einops")
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
 
 
@@ -281,3 +287,26 @@ def test_openenvs_client_and_server(tmp_path: Path) -> None:
         told = run(folder, "-c", PLAYED, image, cluster=cluster, also=str(tmp_path))
         assert cluster.ask("info")["sessions"] == 0
     assert told.strip().splitlines()[-2:] == ["(True, True)", "[0.1, 0.2, 0.3, 0.4]"], told
+
+
+# ---- AReaL --------------------------------------------------------------------------------------
+
+
+def test_areal(tmp_path: Path) -> None:
+    """Its proxy, client and agent workflow; only the policy's tokens are scripted."""
+    folder = installed(tmp_path / "areal", *AREAL)
+    installed(folder, "areal==1.0.4", deps=False)
+    for name in ("areal_engine.py", "areal_run.py"):
+        shutil.copy(CHECKOUT / "tests" / "data" / name, tmp_path)
+    with LocalCluster(cpus=2, home=tmp_path / "home") as cluster:
+        env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{folder}", "HOME": str(tmp_path),
+               "TANGRAM_ACCESS": str(cluster.access)}
+        done = subprocess.run([sys.executable, "-m", "areal_run", str(tmp_path / "run")], env=env,
+                              cwd=tmp_path, capture_output=True, text=True, check=False)
+        told = [line.removeprefix("recorded ") for line in done.stdout.splitlines()
+                if line.startswith("recorded ")]
+        assert done.returncode == 0 and told, done.stdout[-3000:] + done.stderr[-3000:]
+        rewards = json.loads(told[0])
+        assert rewards["inline"] == rewards["subproc"] == [1.0, 1.0, 1.0]
+        assert rewards["lost"].startswith("SessionLost: the session is gone")
+        assert cluster.ask("info")["sessions"] == 0

@@ -1,6 +1,6 @@
 """Trajectories of AReaL's own workflow with the agent of `tangram_hpc.hooks.areal`, for a test.
 
-    python -m helpers.areal_run FOLDER
+    python -m areal_run FOLDER
 
 It starts AReaL's proxy as a process with an engine whose answers are a script, plays a trajectory
 in each mode and one whose sandbox is lost, and prints what AReaL recorded as a line of JSON.
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from areal.experimental.openai.proxy.workflow import OpenAIProxyWorkflow
+from areal_engine import write_tokenizer
 
-from helpers.areal_engine import write_tokenizer
 from tangram_hpc.hooks.areal.sandbox_agent import EpisodeAgent
 from tangram_hpc.hooks.process_client import use_client
 from tangram_hpc.hooks.text_episodes import SandboxEpisode
@@ -71,14 +71,14 @@ def wait_for(url: str, proxy: subprocess.Popen[bytes]) -> None:
 
 
 async def play(url: str, mode: str, agent: EpisodeAgent) -> Any:
-    """Plays one trajectory; returns the role and the reward of each recorded answer, or why AReaL
-    rejected it."""
+    """Plays one trajectory; returns the reward of each answer that AReaL recorded, or why it
+    rejected the trajectory."""
     workflow = OpenAIProxyWorkflow(mode, agent, url, KEY, export_style="individual")
     try:
         recorded = await workflow.arun_episode(None, dict(DATA))
     except Exception as error:  # noqa: BLE001 - AReaL's executor catches all and rejects
         return f"{type(error).__name__}: {error}"
-    return [[each.output_message_list[0]["content"], each.reward] for each in recorded.values()]
+    return [each.reward for each in recorded.values()]
 
 
 def main() -> None:
@@ -94,7 +94,7 @@ def main() -> None:
     url = f"http://127.0.0.1:{port}"
     try:
         wait_for(url, proxy)
-        post(url + "/create_engine", {"engine": "helpers.areal_engine.ScriptedEngine"})
+        post(url + "/create_engine", {"engine": "areal_engine.ScriptedEngine"})
         post(url + "/call", {"method": "initialize"})
         told = {"subproc": asyncio.run(play(url, "subproc", EpisodeAgent())),
                 "inline": asyncio.run(play(url, "inline", EpisodeAgent())),

@@ -33,7 +33,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 class ScriptedEngine:
-    """Answers the n-th turn of a conversation with the n-th line of `AREAL_SCRIPT` (JSON)."""
+    """Answers the n-th turn of a conversation with the n-th text in `AREAL_SCRIPT`, a JSON list."""
 
     def __init__(self) -> None:
         self._script: list[str] = json.loads(os.environ["AREAL_SCRIPT"])
