@@ -62,7 +62,8 @@ def _installed(python: str, requirements: tuple[str, ...]) -> Path:
     words = [r.format(tree=tree) for r in requirements]
     subprocess.run([sys.executable, "-m", "pip", "--python", str(venv), "install", "-q",
                     "--no-compile", *words], check=True, timeout=300)
-    _compile(venv)
+    if any("{tree}" in each for each in requirements):  # else it is a venv of other tools
+        _compile(venv)
     return venv
 
 

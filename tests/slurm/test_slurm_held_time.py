@@ -43,6 +43,13 @@ def of_job(site: Site, job: str, *words: str) -> tuple[int, int]:
     return int(elapsed), int(cpu)
 
 
+def accounts(site: Site, job: str) -> list[set[str]]:
+    """The account that a job is charged to, by sacct and by the rows of its actions."""
+    charged = site.cluster.run_as_user(["sacct", "-n", "-X", "-P", "-j", job, "-o", "Account"])
+    told = site.tangram("acct", "-n", "-P", "-o", "Account", "-j", job)
+    return [set(answer.stdout.split()) for answer in (charged, told)]
+
+
 def test_a_batch_job_was_held_as_long_as_sacct_says(site: Site) -> None:
     job = site.script("span", SCRIPT)
     said = site.finish("span", job)
@@ -51,6 +58,8 @@ def test_a_batch_job_was_held_as_long_as_sacct_says(site: Site) -> None:
     assert wanted[0] >= 5 and wanted[1] == 3 * wanted[0], said
     assert of_job(site, job) == wanted
     assert of_job(site, job, "--books") == wanted
+    charged, told = accounts(site, job)
+    assert told == charged and len(charged) == 1
 
 
 @pytest.mark.long
@@ -68,3 +77,5 @@ def test_each_component_of_a_het_job_was_held_as_long_as_sacct_says(site: Site) 
         assert (span_ns // 10**9, row["held_ns"] // 10**9) == wanted[name], (name, told.stdout)
     lent = sum(wanted[name][1] for name in rows)
     assert of_job(site, job) == (wanted[f"{job}+0"][0], lent)
+    charged, charged_by_us = accounts(site, job)
+    assert charged_by_us == charged and len(charged) == 1
