@@ -218,7 +218,8 @@ class Fold:
     def _broker_started(self, event: ev.BrokerStarted) -> None:
         if event.account != self._account:  # the last one counts for the whole job
             for record in self.records.values():
-                record.account = event.account
+                for attempt in (record, *record.earlier):
+                    attempt.account = event.account
         self.job, self._user, self._account = event.job, event.user, event.account
         self.placer, self.sync = event.placer, event.sync
         self._stopped = None

@@ -59,13 +59,14 @@ class Selection:
 
     def wants_job(self, row: JobRow) -> bool:
         """Returns whether a job is wanted."""
-        return (self.may_hold(row.user, row.account, row.start_ns, row.end_ns)
+        return (self.may_hold(row.user, row.start_ns, row.end_ns)
+                and (not self.accounts or row.account in self.accounts)
                 and (not self.states or row.state in self.states)
                 and (not self.nodes or bool(self.nodes & {*row.nodes}))
                 and (not self.partitions or bool(self.partitions & {*row.partitions})))
 
-    def may_hold(self, user: str, account: str, start_ns: int, end_ns: int) -> bool:
-        """Returns whether a job may have rows that are wanted, by its user, account and times."""
-        return ((not self.users or user in self.users)
-                and (not self.accounts or account in self.accounts) and end_ns >= self.since
+    def may_hold(self, user: str, start_ns: int, end_ns: int) -> bool:
+        """Returns whether a job may have rows that are wanted, by its user and times. Its account
+        is the one of its last start, so the beginning of a journal does not tell it."""
+        return ((not self.users or user in self.users) and end_ns >= self.since
                 and (not self.until or start_ns < self.until))

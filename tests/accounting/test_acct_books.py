@@ -114,7 +114,11 @@ def test_the_last_account_of_a_job_counts_for_all_its_actions(tmp_path: Path) ->
     at = BEGAN
     events = [ev.BrokerStarted(at, "4720", "elastic", "none", "ann", account="old"),
               ev.ClientJoined(at, 1, "uid", "rank-0", 0, 1, "socket"),
-              ev.ActionSubmitted(at, Action(mint(1, 1), "first")),
+              ev.NodeJoined(at, 1, NodeSpec("n1", "h1", (0,), 99, component="cpu")),
+              ev.ActionSubmitted(at, Action(mint(1, 1), "first", attempts_max=2)),
+              ev.LeaseGranted(at, 1, mint(1, 1), 1, 1, (0,)),
+              ev.LeaseFinished(at + 1, 1, Outcome(ActionState.NODE_FAIL, reason="gone"), True),
+              ev.LeaseGranted(at + 2, 2, mint(1, 1), 1, 2, (0,)),
               ev.BrokerStopped(at + SECOND, "its job is requeued"),
               ev.BrokerStarted(at + 2 * SECOND, "4720", "elastic", "none", "ann", account="new"),
               ev.ClientJoined(at + 2 * SECOND, 2, "uid2", "rank-0", 0, 1, "socket"),
@@ -125,6 +129,9 @@ def test_the_last_account_of_a_job_counts_for_all_its_actions(tmp_path: Path) ->
         told = acct(tmp_path, *words, "-n", "-P", "-o", "JobName,Account")
         assert told.split() == ["first|new", "second|new"], words
         assert acct(tmp_path, *words, "--books", "-n", "-P", "-o", "JobName,Account") == told
+    told = acct(tmp_path, "-a", "-D", "-n", "-P", "-o", "JobName,Account")
+    assert told.split() == ["first|new", "first|new", "second|new"]
+    assert acct(tmp_path, "-a", "-D", "--books", "-n", "-P", "-o", "JobName,Account") == told
     assert acct(tmp_path, "-A", "old", "-n") == acct(tmp_path, "-A", "old", "--books", "-n") == ""
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -206,5 +206,4 @@ def _has_no_rows(folder: Path, selection: Selection) -> bool:
         return True  # it is removed at this moment
     if end_ns < selection.since and is_served(folder):
         end_ns = selection.since
-    # the account may be another one by now: only the whole journal tells
-    return not replace(selection, accounts=frozenset()).may_hold(start.user, "", start.at, end_ns)
+    return not selection.may_hold(start.user, start.at, end_ns)

@@ -9,19 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from . import table
 from .table import Column
 
 _LETTER = re.compile(r"%(\.?)(\d*)([A-Za-z])")
 
 
-def is_in_letters(text: str) -> bool:
-    """Returns whether a format is written in letters. In one with names, `%` follows a name."""
-    return text.lstrip().startswith("%")
+def choose(text: str, letters: Mapping[str, str], known: Sequence[Column]) -> list[Column]:
+    """Returns the columns of a format with names, as `table.choose` does, or with letters.
 
-
-def columns_of(text: str, letters: Mapping[str, str], known: Sequence[Column]) -> list[Column]:
-    """Returns the columns of a format such as `%.18i %.8j %t`: `.` aligns right, the number is the
-    width, and without a number a value is as wide as its text.
+    In a format such as `%.18i %.8j %t`, `.` aligns right, the number is the width, and without a
+    number a value is as wide as its text. In a format with names, `%` only follows a name.
 
     Args:
         text: the format.
@@ -29,8 +27,14 @@ def columns_of(text: str, letters: Mapping[str, str], known: Sequence[Column]) -
         known: all columns.
 
     Raises:
-        InvalidInput: a letter is not known, or `%` is not followed by one.
+        InvalidInput: a column or letter is not known, `%` is not followed by a letter, or a width
+            is not a number.
     """
+    in_letters = text.lstrip().startswith("%")
+    return _by_letters(text, letters, known) if in_letters else table.choose(text, known)
+
+
+def _by_letters(text: str, letters: Mapping[str, str], known: Sequence[Column]) -> list[Column]:
     from ...errors import InvalidInput
 
     by_name, chosen, end = {column.name: column for column in known}, [], 0

@@ -80,10 +80,8 @@ def _show(client: Client, args: argparse.Namespace, columns: list[Column],
 
 def _chosen(args: argparse.Namespace) -> list[Column]:
     """Returns the columns of -N."""
-    if slurm_letters.is_in_letters(args.format):
-        return slurm_letters.columns_of(args.format, _LETTERS, _NODE_COLUMNS)
-    return table.choose(args.format or (_REASONS if args.list_reasons else _NODE_FORMAT),
-                        _NODE_COLUMNS)
+    usual = _REASONS if args.list_reasons else _NODE_FORMAT
+    return slurm_letters.choose(args.format or usual, _LETTERS, _NODE_COLUMNS)
 
 
 def _wanted(args: argparse.Namespace) -> Callable[[dict[str, Any]], bool]:

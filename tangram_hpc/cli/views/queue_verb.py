@@ -86,7 +86,8 @@ def go(args: argparse.Namespace) -> int:
 
     named = [one for one in (args.job, *args.named) if one.job]
     job, ask = _job_of(named), _ask(args, named)
-    _chosen(args.format or _DEFAULT, columns)  # a wrong one is reported before any broker is
+    # a wrong one is reported before any broker is
+    slurm_letters.choose(args.format or _DEFAULT, _LETTERS, columns)
     user = running_job.user_of(job)
     if (args.user and user not in row_choice.user_names(args.user)) or (
             args.me and user != user_name()):
@@ -94,13 +95,6 @@ def go(args: argparse.Namespace) -> int:
     with running_job.connect_to(job, "tangram queue") as client:
         return running_job.repeat(lambda: _show(client, args, ask, user), args.iterate,
                                   stamped=not args.json)
-
-
-def _chosen(text: str, columns: list[Column]) -> list[Column]:
-    """Returns the columns of a format with names, or with squeue's letters."""
-    if slurm_letters.is_in_letters(text):
-        return slurm_letters.columns_of(text, _LETTERS, columns)
-    return table.choose(text, columns)
 
 
 def _job_of(named: Sequence[ids.Named]) -> str:
@@ -144,7 +138,7 @@ def _show(client: Client, args: argparse.Namespace, ask: str, user: str) -> None
         print(json.dumps({"job": client.job, **answer}))
         return
     usual = _LONG if args.long else _DEFAULT
-    columns = _chosen(args.format or usual, _columns(client.job, user))
+    columns = slurm_letters.choose(args.format or usual, _LETTERS, _columns(client.job, user))
     for line in table.lines(columns, answer["queue"], not args.noheader):
         print(line)
     if any(row["reason"] for row in answer["queue"]) and args.iterate is None:

@@ -19,6 +19,7 @@ from ...domain.retry import is_retried, is_sent_back
 from ...domain.service import endpoint_of, service_of
 from ...domain.states import ActionState, LeaseState, SessionState
 from ..placement.batches import forget, note
+from ..placement.placers.resize_cost import MOST_NS
 from ..placement.prefetch import PACE, is_short
 from ..state.ledger import ActionEntry, LeaseEntry, Ledger, NodeEntry, SessionEntry
 from ..state.queue import CPU, pool_of
@@ -32,7 +33,6 @@ from .quota_events import count_call
 from .service_events import note_restore
 
 RESIZE_PACE = 8  # the mean is exponential: the last 8 leases have about two thirds of the weight
-RESIZE_MOST_NS = 2_500_000_000  # a resize that stood still for a minute counts as this
 _WHOLE = (ActionState.COMPLETED, ActionState.FAILED)  # the action ended by itself
 
 
@@ -150,7 +150,7 @@ def _note_resizes(ledger: Ledger, lease: LeaseEntry, ns: int) -> None:
     """Learns from a lease that ended what a resize costs on its node. Late samples count more."""
     resizes = len(lease.grants) - 1
     if resizes > 0 and lease.node:
-        node, each = ledger.nodes[lease.node], min(ns // resizes, RESIZE_MOST_NS)
+        node, each = ledger.nodes[lease.node], min(ns // resizes, MOST_NS)
         node.resize_ns += (each - node.resize_ns) // RESIZE_PACE if node.resize_ns else each
 
 

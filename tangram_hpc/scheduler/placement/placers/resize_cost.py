@@ -1,4 +1,4 @@
-"""Says which resizes are worth what they cost on their node. Pure.
+"""Says which resizes are worth what they cost on their node, and divides CPUs with those. Pure.
 
 An action is taken to make no progress while its node applies a new size. The node's worker measures
 how long it needs to bind the processes and to tell the sandbox, and the ledger keeps a mean for
@@ -21,7 +21,9 @@ from ...state.tenant_use import TenantTurns, copy_of
 from .cpu_division import ResizableLease, WaitingCandidate, divide_cpus
 
 FREE_NS = 10_000_000  # a cost below half of the least time between two resizes counts as none
-MOST_NS = 2_500_000_000  # the cost is capped at this, so that no action waits long for it
+# The cost and each sample of it are capped at this, so that no action waits long for it, and one
+# resize that stood still for a minute is soon forgotten.
+MOST_NS = 2_500_000_000
 GAIN, PATIENCE = 4, 2
 ROUNDS = 4  # how often the units of a node are divided while some action would gain too little
 
