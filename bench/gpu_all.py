@@ -48,20 +48,21 @@ class Check:
 
 
 def checks(cpu: bool, tiny: bool) -> list[Check]:
-    """All checks, the most telling first. Of the tests, those in `alone` read the GPU's memory, so
-    that nothing may run beside them; those in `beside` share the GPU."""
+    """All checks, the most telling first. Of the tests, those in `vllm` and `alone` read the GPU's
+    memory, so that nothing may run beside them; those in `beside` share the GPU."""
     small, slots = ("--tiny",) * tiny, ("--cpu",) * cpu
     spread = ("-n", str(min(WORKERS, len(os.sched_getaffinity(0))))) if find_spec("xdist") else ()
-    tests = ("-m", "pytest", "-q", "--durations=5", "-m", "" if cpu else "gpu")
+    tests = ("-m", "pytest", "-v", "--durations=5", "-m", "" if cpu else "gpu")
     beside = ["tests/services/test_service_backends.py"]
     alone = ["tests/services/test_service_numbers.py"]
     if not cpu:
         beside.append("tests/services/test_gpu_services.py")
-        alone = ["tests/services/test_gpu_memory.py", "tests/resources/test_gpu_real.py",
-                 "tests/services/test_vllm_real.py"]
+        alone = ["tests/services/test_gpu_memory.py", "tests/resources/test_gpu_real.py"]
+    vllm = Check("vllm", (*tests, "tests/services/test_vllm_real.py"), 0.3)
     return [
-        Check("mopd", ("bench/bench_mopd_gpu.py", *small, *slots), 0.5),
-        Check("alone", (*tests, *alone), 0.4),
+        *([] if cpu else [vllm]),
+        Check("mopd", ("bench/bench_mopd_gpu.py", "--loads", "0.7", *small, *slots), 0.45),
+        Check("alone", (*tests, *alone), 0.35),
         Check("park", ("bench/bench_park.py" if cpu else "bench/bench_gpu_park.py", *small), 0.3),
         Check("beside", (*tests, *spread, *beside, "-k", "torch or gpu"), 0.3),
     ]

@@ -177,6 +177,33 @@ def test_logprobs_are_right_for_models_that_soft_cap_their_logits(tmp_path: Path
         assert np.abs(mine - true).max() < 1e-3
 
 
+def test_padding_is_masked_only_where_a_model_sees_what_follows(
+        home: Path, tmp_path: Path) -> None:
+    """BERT as a language model, not as a decoder, sees all of its row."""
+    import torch
+    from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel
+
+    from tangram_hpc.services.torch.torch_methods import ForwardPass
+
+    both_ways = tiny(tmp_path, "causal", hidden=32)
+    torch.manual_seed(3)
+    BertLMHeadModel(BertConfig(
+        vocab_size=259, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=64, initializer_range=0.5,
+        is_decoder=False)).save_pretrained(both_ways)
+    rows = [[5, 9, 80, 4, 77, 31], [7, 8]]
+    for folder, causal in ((tiny(home, "causal", kind="llama"), True), (both_ways, False)):
+        module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+        engine = ForwardPass(module, tokenizer(folder), torch.device("cpu"))
+        with torch.inference_mode():
+            ids, mask = engine.rows(rows)
+            assert engine.is_causal() is causal and (engine.needed(mask) is None) is causal
+            states = engine.hidden(ids, mask)
+            for i, row in enumerate(rows):
+                alone = module.base_model(input_ids=torch.tensor([row])).last_hidden_state[0]
+                assert (states[i, :len(row)] - alone).abs().max() < 1e-9
+
+
 def test_an_encoder_classifier_gives_scores(tmp_path: Path) -> None:
     """BERT has another kind of head than decoders."""
     import torch

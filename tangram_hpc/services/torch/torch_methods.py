@@ -64,6 +64,7 @@ class ForwardPass:
         self.version = 0
         self._takes = set(inspect.signature(module.forward).parameters)
         self._apart: bool | None = None  # the result of `head_is_separable`; None: not tried yet
+        self._causal: bool | None = None  # the result of `is_causal`; None: not tried yet
 
     def rows(self, rows: Sequence[list[int]], left: bool = False
              ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,9 +83,38 @@ class ForwardPass:
 
     def hidden(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Returns the last layer's states, without the head."""
+        return self._states(ids, self.needed(mask))
+
+    def _states(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         states: torch.Tensor = self.module.base_model(
             input_ids=ids, attention_mask=mask, **self.accepted(use_cache=False)).last_hidden_state
         return states
+
+    def needed(self, mask: torch.Tensor) -> torch.Tensor | None:
+        """Returns the mask of rows that are padded on the right, or None where the model's results
+        do not depend on it.
+
+        Without a mask torch takes its attention for causal models, which is faster and does not
+        store a number for each pair of tokens.
+        """
+        return None if self.is_causal() else mask
+
+    def is_causal(self) -> bool:
+        """Returns whether no token sees those after it.
+
+        It is tried out once, on one row: other tokens at its end must leave the states before them
+        as they were, to the bit.
+        """
+        if self._causal is None and self.module.base_model is self.module:
+            self._causal = False  # its states cannot be had apart from its results
+        elif self._causal is None:
+            words = self.module.get_input_embeddings().num_embeddings
+            row = [words * i // _PROBE for i in range(_PROBE)]
+            half = _PROBE // 2
+            one, other = (self._states(self.rows([row[:half] + end])[0], None)[:, :half]
+                          for end in (row[half:], row[:half]))
+            self._causal = torch.equal(one, other)
+        return self._causal
 
     def head_is_separable(self) -> bool:
         """Returns whether the head, applied to chosen states, gives the same as the whole model.
@@ -100,7 +130,7 @@ class ForwardPass:
                 return False
             words = self.module.get_input_embeddings().num_embeddings
             ids, mask = self.rows([[words * i // _PROBE for i in range(_PROBE)]])
-            whole = self.module(input_ids=ids, attention_mask=mask,
+            whole = self.module(input_ids=ids, attention_mask=self.needed(mask),
                                 **self.accepted(use_cache=False)).logits
             self._apart = torch.equal(head(self.hidden(ids, mask)), whole)
         return self._apart
@@ -190,7 +220,7 @@ class LogprobsMethod:
         """
         engine = self._engine
         if not engine.head_is_separable():
-            whole = engine.module(input_ids=ids, attention_mask=mask,
+            whole = engine.module(input_ids=ids, attention_mask=engine.needed(mask),
                                   **engine.accepted(use_cache=False)).logits
             yield 0, whole[rows, places]
             return
