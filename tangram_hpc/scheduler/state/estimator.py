@@ -2,10 +2,10 @@
 
 An action's own profile counts where it has one. Otherwise the estimate comes from leases of its
 class (key and name) that have ended: a histogram of work, and the serial fraction that explains
-their CPU time and their run times best. The mean of a class is shrunk towards that of its parent (all actions of the same key,
-with one degree or with several), the parent's mean towards that of all actions, and the latter
-towards one second. A lease that did not end by itself (timeout, kill, lost node) says only that the
-action takes longer.
+their CPU time and their run times best. The mean of a class is shrunk towards that of its parent
+(all actions of the same key, with one degree or with several), the parent's mean towards that of
+all actions, and the latter towards one second. A lease that did not end by itself (timeout, kill,
+lost node) says only that the action takes longer.
 
 Invariants: only the ledger's events change it, so a replay learns the same; all numbers are whole.
 All classes with running actions are kept, and at most CLASSES_MAX others. Names that differ in
@@ -31,10 +31,10 @@ UNKNOWN_NS = 1_000_000_000  # the work of an action while nothing has ended yet
 SHRINK = 3  # the weight of a parent's mean, in samples
 # CPU time is compared over the last CPU_SAMPLES to 2 * CPU_SAMPLES actions that told something.
 CPU_SAMPLES = 64
-# Run times move a class after MIN_SERIAL samples, from what its CPU time says (from PRIOR if that is
-# not known) to the nearest fraction that is less than 8 bits + n/64 bits worse than the best. They
-# do so only while at least RIPE leases have ended for each lease that runs, because the leases that
-# still run are the long ones.
+# Run times move a class after MIN_SERIAL samples, from what its CPU time says (from PRIOR if that
+# is not known) to the nearest fraction that is less than 8 bits + n/64 bits worse than the best.
+# They do so only while at least RIPE leases have ended for each lease that runs, because the leases
+# that still run are the long ones.
 MIN_SERIAL, DOUBT, DOUBT_EACH, RIPE = 24, 8 << 10, 16, 4
 _PRIOR_AT = SERIALS.index(PRIOR)
 CLASSES_MAX = 1024  # classes kept without a running action
@@ -123,7 +123,7 @@ class Serial:
     def __init__(self) -> None:
         self.n, self.best = 0, PRIOR
         self._first, self._logw, self._logw2, self._work = ([0] * len(SERIALS) for _ in range(4))
-        self._told = self._cpu_ns = 0  # samples with CPU time, and their CPU time; `_work`: their w_f
+        self._told = self._cpu_ns = 0  # samples with CPU time, and what they used; _work: their w_f
         self._judged = False  # whether run times chose `best`
 
     def merge(self, other: Serial) -> None:
