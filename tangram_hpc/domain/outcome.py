@@ -89,6 +89,11 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return tuple(name for bit, name in names if self.at_least & bit)
 
     @property
+    def known_cpu_ns(self) -> int:
+        """The CPU time in ns; 0 if it is a lower bound."""
+        return 0 if self.at_least & CPU_AT_LEAST else self.cpu_ns
+
+    @property
     def exit_status(self) -> int:
         """The end as one number, which is 0 for COMPLETED and for no other state.
 

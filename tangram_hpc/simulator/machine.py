@@ -102,6 +102,7 @@ class Machine:
 
     def _end(self, lease: int, state: ActionState, reason: str) -> None:
         run = self._runs.pop(lease)
-        outcome = Outcome(state, exec_ns=self._event_queue.now - run.start, reason=reason,
-                          resize_ns=run.resize_ns)
+        cpu_ns = run.cpu_ns if state is ActionState.COMPLETED else 0
+        outcome = Outcome(state, exec_ns=self._event_queue.now - run.start, cpu_ns=cpu_ns,
+                          reason=reason, resize_ns=run.resize_ns)
         self._reports.finished(lease, outcome, b"", True)

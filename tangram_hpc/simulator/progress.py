@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from .workload import WorkAction
+from .workload import WorkAction, to_ns
 
 _ONE = 1 << 96
 _SECOND = 10**9
@@ -42,6 +42,11 @@ class SimulatedAttempt:
         if units:
             rate = self._rate(units)
             self.end_at = self._since + max(0, (2 * self._left + rate) // (2 * rate))
+
+    @property
+    def cpu_ns(self) -> int:
+        """The CPU time that it has used when it ends: its work, if it works on CPUs."""
+        return to_ns(self._action.work_s) if self._action.resource == "cpu" else 0
 
     def _rate(self, units: int) -> int:
         """Parts of the work that are done in a nanosecond on `units` units."""

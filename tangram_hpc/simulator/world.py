@@ -152,7 +152,8 @@ class SimulationWorld:
             return  # the attempt was resized meanwhile
         del self._runs[lease]
         now = self.event_queue.now
-        outcome = Outcome(ActionState.COMPLETED, exec_ns=now - run.start, resize_ns=run.resize_ns)
+        outcome = Outcome(ActionState.COMPLETED, exec_ns=now - run.start, cpu_ns=run.cpu_ns,
+                          resize_ns=run.resize_ns)
         self._record_event(ev.LeaseFinished(now, lease, outcome, True))
         ended, self._ended = self._ended, []
         for action in ended:

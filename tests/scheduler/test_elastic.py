@@ -13,7 +13,7 @@ from helpers.sim_material import CLUSTER, workload
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Profile
 from tangram_hpc.domain.node import NodeSpec
-from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.outcome import CPU_AT_LEAST, Outcome
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.scheduler.placement.placers.cpu_division import (
@@ -221,6 +221,41 @@ def test_the_estimator_learns_the_serial_fraction_of_a_class(serial: int) -> Non
         e.began(action)
         e.ended(action, [(units, run_ns(work, serial, units))], True)
     assert e.serial(action) < PRIOR if serial < PRIOR else e.serial(action) > 3 * PRIOR
+
+
+@pytest.mark.parametrize("serial", [10, 300, 1000])
+def test_cpu_time_tells_the_serial_fraction_after_a_few_actions(serial: int) -> None:
+    rng, e, action = random.Random(serial), Estimator(), Action(1, "x", degrees=(1, 2, 4, 8))
+    for number in range(412):
+        truth = serial if number < 12 else 100  # the class changes
+        units, work = rng.choice([2, 4, 8]), int(rng.lognormvariate(21, .8))
+        e.began(action)
+        e.ended(action, [(units, run_ns(work, truth, units))], True, work)
+        if number == 11:
+            assert abs(e.serial(action) - serial) <= max(10, serial // 2)
+    assert e.serial(action) == pytest.approx(100, abs=50)
+
+
+def test_cpu_time_on_one_unit_tells_no_serial_fraction() -> None:
+    e, action = Estimator(), Action(1, "x", degrees=(1, 2, 4, 8))
+    for _ in range(20):
+        e.began(action)
+        e.ended(action, [(1, 10**9)], True, 10**8)
+    assert e.serial(action) == PRIOR
+
+
+def test_the_ledger_learns_from_cpu_time_that_is_complete_only() -> None:
+    for at_least, learned in ((0, True), (CPU_AT_LEAST, False)):
+        w = World("fcfs:4")
+        w.node(4)
+        for _ in range(8):
+            action = w.submit((4, 8))
+            w.plan()
+            lease = w.ledger.actions[action].lease
+            w.now += 10**9
+            w.happen(ev.LeaseFinished(w.now, lease, Outcome(
+                ActionState.COMPLETED, exec_ns=10**9, cpu_ns=10**9, at_least=at_least), True))
+        assert (w.ledger.estimator.serial(Action(9, "x", degrees=(4, 8))) > 5 * PRIOR) is learned
 
 
 def test_a_replay_gives_the_same_estimates() -> None:

@@ -125,7 +125,8 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
     forced = entry.forced_outcome is not None
     sent_back = not forced and is_sent_back(entry.action, outcome)
     if entry.action.kind is not Kind.BACKGROUND:
-        ledger.estimator.ended(entry.action, () if sent_back else spans, outcome.state in _WHOLE)
+        ledger.estimator.ended(entry.action, () if sent_back else spans, outcome.state in _WHOLE,
+                               outcome.known_cpu_ns if lease.key == "cpu" else 0)
     if lease.key != "cpu":
         count_call(ledger, lease, event.at, outcome)
     if event.clean:

@@ -2,10 +2,10 @@
 
 An action's own profile counts where it has one. Otherwise the estimate comes from leases of its
 class (key and name) that have ended: a histogram of work, and the serial fraction that explains
-them best. The mean of a class is shrunk towards that of its parent (all actions of the same key,
-with one degree or with several), the parent's mean towards that of all actions, and the latter
-towards one second. A lease that did not end by itself (timeout, kill, lost node) says only that the
-action takes longer.
+their CPU time and their run times best. The mean of a class is shrunk towards that of its parent
+(all actions of the same key, with one degree or with several), the parent's mean towards that of
+all actions, and the latter towards one second. A lease that did not end by itself (timeout, kill,
+lost node) says only that the action takes longer.
 
 Invariants: only the ledger's events change it, so a replay learns the same; all numbers are whole.
 All classes with running actions are kept, and at most CLASSES_MAX others. Names that differ in
@@ -29,11 +29,14 @@ SERIALS = (1, 10, 25, 50, 75, 100, 150, 200, 300, 450, 650, 1000)
 PRIOR = 100
 UNKNOWN_NS = 1_000_000_000  # the work of an action while nothing has ended yet
 SHRINK = 3  # the weight of a parent's mean, in samples
-# A class departs from PRIOR after MIN_SERIAL samples, and then only to the nearest fraction that is
-# less than 8 bits + n/64 bits worse than the best. It does so only while at least RIPE leases have
-# ended for each lease that runs, because the leases that still run are the long ones.
+# CPU time is compared over the last CPU_SAMPLES to 2 * CPU_SAMPLES actions that told something.
+CPU_SAMPLES = 64
+# Run times move a class after MIN_SERIAL samples, from what its CPU time says (from PRIOR if that
+# is not known) to the nearest fraction that is less than 8 bits + n/64 bits worse than the best.
+# They do so only while at least RIPE leases have ended for each lease that runs, because the leases
+# that still run are the long ones.
 MIN_SERIAL, DOUBT, DOUBT_EACH, RIPE = 24, 8 << 10, 16, 4
-_NEAREST = sorted(range(len(SERIALS)), key=lambda i: abs(i - SERIALS.index(PRIOR)))
+_PRIOR_AT = SERIALS.index(PRIOR)
 CLASSES_MAX = 1024  # classes kept without a running action
 VARIANTS = 16  # names of one template that have classes of their own
 _MEMO_MAX = 4096  # means that are remembered
@@ -98,47 +101,87 @@ class Sizes:
 
 
 class Serial:
-    """The maximum likelihood estimate of the serial fraction, over a grid.
+    """The estimate of the serial fraction of a class, over a grid.
 
-    The work is assumed to be log-normal with free mean and spread. The logarithm of the likelihood
-    of a fraction f is sum log speed(f, last units) - sum log w_f - n log sd(log w_f), where w_f is
-    the work of a sample if f is true.
+    CPU time says it directly: an action that held u units for t ns and used c ns of CPU time on
+    them did c ns of work, so its speed was c / t, and one fraction f explains that. The estimate is
+    the f for which the works w_f of the samples add up to the CPU time that they used. An action
+    that waits, for a disk or a network, seems to be serial, and indeed needs fewer cores.
+
+    Run times can contradict that, as where more cores make each slower. The work is assumed to be
+    log-normal with free mean and spread. The logarithm of the likelihood of a fraction f is
+    sum log speed(f, last units) - sum log w_f - n log sd(log w_f), where w_f is the work of a
+    sample if f is true. The estimate is the likely fraction that is nearest to what CPU time says.
+
+    Attributes:
+        n: how many actions were added.
+        best: the estimate, in 1/1000.
     """
 
-    __slots__ = ("_first", "_logw", "_logw2", "best", "n")
+    __slots__ = ("_cpu_ns", "_first", "_judged", "_logw", "_logw2", "_told", "_work", "best", "n")
 
     def __init__(self) -> None:
         self.n, self.best = 0, PRIOR
-        self._first, self._logw, self._logw2 = ([0] * len(SERIALS) for _ in range(3))
+        self._first, self._logw, self._logw2, self._work = ([0] * len(SERIALS) for _ in range(4))
+        self._told = self._cpu_ns = 0  # samples with CPU time, and what they used; _work: their w_f
+        self._judged = False  # whether run times chose `best`
 
     def merge(self, other: Serial) -> None:
         """Adds all samples of another estimate."""
         self.n += other.n
+        self._told, self._cpu_ns = self._told + other._told, self._cpu_ns + other._cpu_ns
         for mine, more in ((self._first, other._first), (self._logw, other._logw),
-                           (self._logw2, other._logw2)):
+                           (self._logw2, other._logw2), (self._work, other._work)):
             mine[:] = [a + b for a, b in zip(mine, more, strict=True)]
 
-    def add(self, spans: Spans, running: int) -> None:
+    def add(self, spans: Spans, running: int, cpu_ns: int = 0) -> None:
         """Adds an action that ended by itself. O(grid x spans).
 
         Args:
             spans: the sizes that it had.
             running: how many leases of its class still run.
+            cpu_ns: the CPU time that it used; 0 if that is not known.
         """
         last = [units for units, _ in spans if units][-1]
         self.n += 1
-        for i, f in enumerate(SERIALS):
-            w = lg(max(1, work_of(spans, f)))
+        works = [max(1, work_of(spans, f)) for f in SERIALS]
+        for i, (f, work) in enumerate(zip(SERIALS, works, strict=True)):
+            w = lg(work)
             self._first[i] += lg(speed(f, last)) - w
             self._logw[i] += w
             self._logw2[i] += w * w
+        if cpu_ns and works[0] > works[-1]:  # on one unit every fraction explains the CPU time
+            self._compare(works, cpu_ns)
+            if not self._judged:
+                self.best = SERIALS[self._by_cpu_time()]
         if self.n >= MIN_SERIAL and not self.n & 7 and self.n >= RIPE * running:
             n, likely = self.n, []
             for i in range(len(SERIALS)):
                 spread = max(1, (self._logw2[i] * n - self._logw[i] ** 2) // (n * n))
                 likely.append(self._first[i] - n * (lg(spread) - 20 * 1024) // 2)
-            enough = max(likely) - (DOUBT + n * DOUBT_EACH)
-            self.best = next(SERIALS[i] for i in _NEAREST if likely[i] >= enough)
+            enough, first = max(likely) - (DOUBT + n * DOUBT_EACH), self._by_cpu_time()
+            self.best = SERIALS[min((i for i in range(len(SERIALS)) if likely[i] >= enough),
+                                    key=lambda i: abs(i - first))]
+            self._judged = True
+
+    def _compare(self, works: Sequence[int], cpu_ns: int) -> None:
+        """Adds a sample with CPU time. Old samples lose weight, so that a class may change."""
+        if self._told >= 2 * CPU_SAMPLES:
+            self._told, self._cpu_ns = self._told // 2, self._cpu_ns // 2
+            self._work = [each // 2 for each in self._work]
+        self._told += 1
+        self._cpu_ns += min(max(cpu_ns, works[-1]), works[0])
+        self._work = [a + b for a, b in zip(self._work, works, strict=True)]
+
+    def _by_cpu_time(self) -> int:
+        """The place in the grid of the fraction that explains the CPU time, where one mean sample
+        at PRIOR is added; that of PRIOR if no CPU time is known.
+        """
+        if not self._told:
+            return _PRIOR_AT
+        n = self._told
+        used = lg(n * self._cpu_ns + self._work[_PRIOR_AT])
+        return min(range(len(SERIALS)), key=lambda i: abs(lg((n + 1) * self._work[i]) - used))
 
 
 class _Class:
@@ -266,9 +309,14 @@ class Estimator:
         self._open(action.key, action.name).running += 1
         self.used["learned" if action.profile is None else "profile"] += 1
 
-    def ended(self, action: Action, spans: Spans, whole: bool) -> None:
-        """Learns from a lease of this action that ended; `whole` says that it ended by itself.
-        O(grid x spans).
+    def ended(self, action: Action, spans: Spans, whole: bool, cpu_ns: int = 0) -> None:
+        """Learns from a lease of this action that ended. O(grid x spans).
+
+        Args:
+            action: the action.
+            spans: the sizes that the lease had.
+            whole: whether it ended by itself.
+            cpu_ns: the CPU time that it used on its units; 0 if that is not known.
         """
         key, several = action.key, action.degrees[-1] > action.degrees[0]
         own = self._open(key, action.name)
@@ -287,7 +335,7 @@ class Estimator:
         elif action.degrees[-1] > 1:
             if own.serial is None:
                 own.serial = Serial()
-            own.serial.add(spans, own.running)
+            own.serial.add(spans, own.running, cpu_ns)
         parent = self._parents.get((key, several))
         if parent is None:
             parent = self._parents[key, several] = Sizes()

@@ -177,7 +177,9 @@ class _Serials:
             if r.action.profile is None and r.action.degrees[-1] > 1:
                 self.estimated += 1
                 self._estimator.began(r.action)
-                self._estimator.ended(r.action, _spans(r), True)
+                cpu_ns = r.outcome.known_cpu_ns if r.outcome is not None else 0
+                self._estimator.ended(r.action, _spans(r), True,
+                                      cpu_ns if r.action.key == "cpu" else 0)
 
     def of(self, action: Action) -> float:
         """Returns the serial fraction, 0 to 1."""
