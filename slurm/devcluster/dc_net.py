@@ -108,12 +108,21 @@ def hold(c: Cluster, node: str, hosts: str) -> None:
     ip("link", "add", cable(c, node), "type", "veth", "peer", "name", "eth0", "netns",
        str(proc.pid))  # fmt: skip
     ip("link", "set", cable(c, node), "master", bridge(c), "up")
+    routes = [["route", "add", f"{address}/32", "via", host_address(c)]
+              for address in addresses_of_host()]  # fmt: skip
     for words in (["addr", "add", f"{node_address(c, node)}/24", "dev", "eth0"],
-                  ["link", "set", "eth0", "up"]):  # fmt: skip
+                  ["link", "set", "eth0", "up"], *routes):  # fmt: skip
         done = subprocess.run([*inside(proc.pid), "ip", *words], env={"PATH": SAFE_PATH},
                               capture_output=True, text=True, check=False)  # fmt: skip
         if done.returncode:
             raise dc_procs.fail(c, name, f"cannot be plugged in ({done.stderr.strip()})")
+
+
+def addresses_of_host() -> list[str]:
+    """This host's own addresses besides those of the clusters' bridges. Nodes reach it there, as a
+    site's nodes reach the login node at the address of its name; nothing is forwarded beyond."""
+    rows = (row.split() for row in ip("-4", "-o", "addr", "show", "scope", "global").splitlines())
+    return sorted({row[3].partition("/")[0] for row in rows if not row[1].startswith("dcb")})
 
 
 def comm(pid: int) -> str:

@@ -11,9 +11,9 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 TWO_STEPS = """\
 #!/bin/bash
-#SBATCH -p gpu -n2 --gres=gpu:4 --time=5
-srun -n1 --exact --gres=gpu:1 bash -c 'env >one.env; sleep 5' &
-srun -n1 --exact --gres=gpu:2 bash -c 'env >two.env; sleep 5' &
+#SBATCH -p gpu -n2 -c2 --gres=gpu:4 --time=5
+srun -n1 -c2 --exact --gres=gpu:1 bash -c 'env >one.env; sleep 5' &
+srun -n1 -c2 --exact --gres=gpu:2 bash -c 'env >two.env; sleep 5' &
 wait
 srun -n1 --exact --gres=none bash -c 'env >none.env'
 env >batch.env

@@ -78,7 +78,7 @@ def plugin() -> Iterator[Path]:
         pytest.skip(reason)
     done = devcluster_fixture.devcluster("install", timeout=900)
     assert done.returncode == 0, done.stderr
-    out = Path(f"/tmp/spank-test-{os.getpid()}")
+    out = Path(f"/var/tmp/spank-test-{os.getpid()}")  # each node has a /tmp of its own
     out.mkdir(mode=0o755)
     made = subprocess.run(["make", "-C", str(SOURCE), f"OUT={out}"], capture_output=True,
                           text=True, check=False)
@@ -259,9 +259,9 @@ def test_slurm_still_ends_a_job_step_with_all_its_processes(cluster: RunningClus
                               "'srun -n1 bash -c \"trap : TERM; sleep 7652; sleep 7652\"'")
     number = job.stdout.strip()
     end = time.monotonic() + 30
-    while not living("sleep 7652") and time.monotonic() < end:
+    while not living("^sleep 7652") and time.monotonic() < end:
         time.sleep(0.1)
-    assert living("sleep 7652"), job.stderr
+    assert living("^sleep 7652"), job.stderr  # and not only srun, which names it too
     cluster.run_as_user(["scancel", number])
     while living("sleep 7652") and time.monotonic() < end + 30:
         time.sleep(0.1)
