@@ -3,8 +3,8 @@ image beside podman and bubblewrap alone.
 
 `start` is the time from `Client.session` to the first result when the warm pool is empty. It is
 measured in plain bwrap without an image (the base of the ratios), with an image, from a snapshot of
-a session with the image, and from a snapshot of a session without an image. The kinds take turns,
-and the median of each is given. `take` is the time for a snapshot of a session that changed many
+a session with the image, and from a snapshot of a session without an image. Each round measures all
+kinds in a random order; medians are given, and the range of the middle half of the ratios. `take` is the time for a snapshot of a session that changed many
 files. `forks` is the time in which forks of that session were opened, up to the first result of the
 last fork; then each fork changes the same file, and `diverged` says how many kept their own change.
 `many` gives the disk space and the proportional memory (PSS) of each of many open sessions of the
@@ -16,6 +16,7 @@ root only.
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import statistics
@@ -42,20 +43,34 @@ _ONE_CGROUP = ("for each in $(grep ' /sys/fs/cgroup/.* cgroup2 ' /proc/mounts | 
 
 
 def start(cluster: LocalCluster, spec: dict[str, Any]) -> float:
-    """Returns the seconds from the request of a session to its first result."""
+    """Returns the seconds from the request of a session to its first result. The session is gone
+    when this returns, so that its end does not slow down the next start."""
     began = time.perf_counter()
     with cluster.session(**spec) as session:
         session.exec("true").result().check()
-        return time.perf_counter() - began
+        took = time.perf_counter() - began
+    session.closed.result()
+    return took
 
 
 def starts(cluster: LocalCluster, specs: dict[str, dict[str, Any]], rounds: int) -> dict[str, Any]:
-    """Returns the median time of the starts of each kind, and their ratios to the base."""
-    took = [{kind: start(cluster, spec) for kind, spec in specs.items()} for _ in range(rounds)]
+    """Returns the median time of the starts of each kind, and their ratios to the base of the same
+    round: the median, and between which two values the middle half of the rounds lies."""
+    took = []
+    for _ in range(rounds):
+        order = random.sample(sorted(specs), len(specs))  # no kind always follows the same other
+        took.append({kind: start(cluster, specs[kind]) for kind in order})
+    ratios = {kind: [one[kind] / one[BASE] for one in took] for kind in specs if kind != BASE}
     return {"start_ms": {kind: round(1e3 * statistics.median(one[kind] for one in took), 2)
                          for kind in specs},
-            f"start_over_{BASE}": {kind: round(statistics.median(
-                one[kind] / one[BASE] for one in took), 3) for kind in specs if kind != BASE}}
+            f"start_over_{BASE}": {kind: round(statistics.median(each), 3)
+                                   for kind, each in ratios.items()},
+            "start_middle_half": {kind: _middle_half(each) for kind, each in ratios.items()}}
+
+
+def _middle_half(ratios: list[float]) -> list[float]:
+    cuts = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return [round(cuts[0], 3), round(cuts[2], 3)]
 
 
 def forked(cluster: LocalCluster, spec: dict[str, Any], changed: int, forks: int) -> dict[str, Any]:
@@ -201,7 +216,7 @@ def main() -> int:
     args = common.arguments(__doc__)
     count = {"rounds": 1, "files": 20, "changed": 5, "forks": 2, "many": 2, "podman": 1,
              "podman_s": 20} if args.tiny else {
-        "rounds": 15, "files": 2000, "changed": 200, "forks": 64, "many": 500, "podman": 500,
+        "rounds": 60, "files": 2000, "changed": 200, "forks": 64, "many": 500, "podman": 500,
         "podman_s": 90}
     figures: dict[str, Any] = {}
     signal.signal(signal.SIGTERM, lambda number, where: sys.exit(1))
