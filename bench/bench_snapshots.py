@@ -3,19 +3,21 @@ image beside podman and bubblewrap alone.
 
 `start` is the time from `Client.session` to the first result when the warm pool is empty. It is
 measured in plain bwrap without an image (the base of the ratios), with an image, from a snapshot of
-a session with the image, and from a snapshot of a session without an image. The kinds take turns,
-and the median of each is given. `take` is the time for a snapshot of a session that changed many
-files. `forks` is the time in which forks of that session were opened, up to the first result of the
-last fork; then each fork changes the same file, and `diverged` says how many kept their own change.
-`many` gives the disk space and the proportional memory (PSS) of each of many open sessions of the
-image, and the same for containers of podman and for bubblewrap alone with a read-only image.
-`left_out` says why a kind is missing, and `opened` how many could be opened. PSS can be read by
-root only.
+a session with the image, and from a snapshot of a session without an image. Each round measures all
+kinds in a random order; medians are given, and the range of the middle half of the ratios. `take`
+is the time for a snapshot of a session that changed many files. `forks` is the time in which forks
+of that session were opened, up to the first result of the last fork; then each fork changes the
+same file, and `diverged` says how many kept their own change. `many` gives the disk space and the
+proportional memory (PSS) of each of many open sessions of the image, and the same for containers of
+podman and of apptainer, and for bubblewrap alone with a read-only image. `--many N` opens N of ours
+and of bubblewrap's, `--theirs N` N containers. `left_out` says why a kind is missing, and `opened`
+how many could be opened. PSS can be read by root only.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import statistics
@@ -42,20 +44,34 @@ _ONE_CGROUP = ("for each in $(grep ' /sys/fs/cgroup/.* cgroup2 ' /proc/mounts | 
 
 
 def start(cluster: LocalCluster, spec: dict[str, Any]) -> float:
-    """Returns the seconds from the request of a session to its first result."""
+    """Returns the seconds from the request of a session to its first result. The session is gone
+    when this returns, so that its end does not slow down the next start."""
     began = time.perf_counter()
     with cluster.session(**spec) as session:
         session.exec("true").result().check()
-        return time.perf_counter() - began
+        took = time.perf_counter() - began
+    session.closed.result()
+    return took
 
 
 def starts(cluster: LocalCluster, specs: dict[str, dict[str, Any]], rounds: int) -> dict[str, Any]:
-    """Returns the median time of the starts of each kind, and their ratios to the base."""
-    took = [{kind: start(cluster, spec) for kind, spec in specs.items()} for _ in range(rounds)]
+    """Returns the median time of the starts of each kind, and their ratios to the base of the same
+    round: the median, and between which two values the middle half of the rounds lies."""
+    took = []
+    for _ in range(rounds):
+        order = random.sample(sorted(specs), len(specs))  # no kind always follows the same other
+        took.append({kind: start(cluster, specs[kind]) for kind in order})
+    ratios = {kind: [one[kind] / one[BASE] for one in took] for kind in specs if kind != BASE}
     return {"start_ms": {kind: round(1e3 * statistics.median(one[kind] for one in took), 2)
                          for kind in specs},
-            f"start_over_{BASE}": {kind: round(statistics.median(
-                one[kind] / one[BASE] for one in took), 3) for kind in specs if kind != BASE}}
+            f"start_over_{BASE}": {kind: round(statistics.median(each), 3)
+                                   for kind, each in ratios.items()},
+            "start_middle_half": {kind: _middle_half(each) for kind, each in ratios.items()}}
+
+
+def _middle_half(ratios: list[float]) -> list[float]:
+    cuts = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return [round(cuts[0], 3), round(cuts[2], 3)]
 
 
 def forked(cluster: LocalCluster, spec: dict[str, Any], changed: int, forks: int) -> dict[str, Any]:
@@ -178,17 +194,46 @@ def podman(image: str, store: Path, count: int, patience_s: float) -> dict[str, 
                 subprocess.run(["umount", "-l", mount.split()[1]], check=False)
 
 
+def apptainer(image: str, count: int, patience_s: float) -> dict[str, Any]:
+    """Measures containers of apptainer with the same folder as a read-only root; opens as many as
+    it can within `patience_s`.
+    """
+    argv = ["apptainer", "--silent", "exec", "--containall", "--no-mount", "hostfs,cwd,home", image,
+            "/bin/sh", "-c", "echo ready; read wait"]
+    began, some = time.perf_counter(), list[subprocess.Popen[bytes]]()
+    try:
+        while len(some) < count and time.perf_counter() - began < patience_s:
+            one = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE)
+            some.append(one)
+            assert one.stdout is not None and one.stderr is not None
+            if one.stdout.readline() != b"ready\n":
+                said = one.stderr.read().decode(errors="replace").strip().splitlines()
+                raise OSError(f"apptainer: {(said or ['it ended at once'])[-1]}")
+        took = time.perf_counter() - began
+        pids = [pid for one in some for pid in (one.pid, *process_tree.descendants(one.pid))]
+        return each(len(some), (0.0, 0.0), (0.0, pss_mib(pids)), took)
+    finally:
+        for one in some:
+            one.kill()
+            one.communicate()
+
+
 def many(cluster: LocalCluster, top: Path, image: str, spec: dict[str, Any], count: dict[str, int]
          ) -> dict[str, Any]:
     """Returns the measurements of many open sessions, and why a kind is missing."""
     kinds: dict[str, Callable[[], dict[str, Any]]] = {
         "image": lambda: sessions(cluster, top, spec, count["many"]),
         "bwrap_alone": lambda: alone(image, count["many"]),
-        "podman": lambda: podman(image, top / "podman", count["podman"], count["podman_s"])}
+        "podman": lambda: podman(image, top / "podman", count["theirs"], count["theirs_s"]),
+        "apptainer": lambda: apptainer(image, count["theirs"], count["theirs_s"])}
     figures: dict[str, Any] = {"left_out": {}}
     for kind, measure in kinds.items():
-        if kind == "podman" and (not shutil.which("podman") or os.geteuid() != 0):
-            figures["left_out"][kind] = "it is not installed, or this is not root"
+        if kind == "podman" and os.geteuid() != 0:
+            figures["left_out"][kind] = "it is measured as root only"
+            continue
+        if not shutil.which(kind.removesuffix("_alone")) and kind != "image":
+            figures["left_out"][kind] = "it is not installed"
             continue
         try:
             figures[kind] = measure()
@@ -198,11 +243,13 @@ def many(cluster: LocalCluster, top: Path, image: str, spec: dict[str, Any], cou
 
 
 def main() -> int:
-    args = common.arguments(__doc__)
-    count = {"rounds": 1, "files": 20, "changed": 5, "forks": 2, "many": 2, "podman": 1,
-             "podman_s": 20} if args.tiny else {
-        "rounds": 15, "files": 2000, "changed": 200, "forks": 64, "many": 500, "podman": 500,
-        "podman_s": 90}
+    args = common.arguments(__doc__, many="sandboxes of ours and of bubblewrap alone (500)",
+                            theirs="containers of each other program (500)")
+    count = {"rounds": 1, "files": 20, "changed": 5, "forks": 2, "many": 2, "theirs": 1,
+             "theirs_s": 20} if args.tiny else {
+        "rounds": 60, "files": 2000, "changed": 200, "forks": 64, "many": 500, "theirs": 500,
+        "theirs_s": 90}
+    count |= {name: given for name in ("many", "theirs") if (given := getattr(args, name))}
     figures: dict[str, Any] = {}
     signal.signal(signal.SIGTERM, lambda number, where: sys.exit(1))
     with ExitStack() as stack:

@@ -22,10 +22,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 
 
-def arguments(about: str | None) -> argparse.Namespace:
-    """`--tiny`, and nothing else."""
+def arguments(about: str | None, **numbers: str) -> argparse.Namespace:
+    """`--tiny`, and an option for each of these numbers, whose text is its help."""
     p = argparse.ArgumentParser(description=about)
     p.add_argument("--tiny", action="store_true", help="about a second, for the tests")
+    for name, text in numbers.items():
+        p.add_argument(f"--{name}", type=int, help=text)
     return p.parse_args()
 
 

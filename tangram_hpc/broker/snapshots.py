@@ -120,6 +120,11 @@ class Snapshots:
                           "movable, or pass writable=False")
         return spec.with_image(known.image), ""
 
+    def nodes_with(self, name: str) -> tuple[int, ...]:
+        """Returns the numbers of the nodes that have a snapshot, ascending."""
+        known = self._known.get(name)
+        return tuple(sorted(known.nodes)) if known is not None else ()
+
     # ---- what workers report ----
 
     def report(self, node: int, report: ms.SnapshotReport) -> None:

@@ -51,15 +51,15 @@ class UserMap(NamedTuple):
         """Whether the namespace has more users than user 0."""
         return self.uids.split()[2:] != ["1"]
 
-    def has(self, uid: int, gid: int) -> bool:
-        """Returns whether a user and a group of the node are in the namespace."""
-        return _within(uid, self.uids) and _within(gid, self.gids)
+    def outside(self) -> tuple[tuple[range, ...], tuple[range, ...]]:
+        """Returns which users and which groups of the node are in the namespace."""
+        return _outside(self.uids), _outside(self.gids)
 
 
-def _within(number: int, text: str) -> bool:
+def _outside(text: str) -> tuple[range, ...]:
     words = [int(word) for word in text.split()]
-    return any(first <= number < first + count
-               for first, count in zip(words[1::3], words[2::3], strict=True))
+    return tuple(range(first, first + count)
+                 for first, count in zip(words[1::3], words[2::3], strict=True))
 
 
 class NoRange(Exception):

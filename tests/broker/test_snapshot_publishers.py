@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import pytest
 from helpers.broker_rig import BrokerRig, FakePeer
 
+from tangram_hpc.domain.ids import mint
+from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.protocol import message as ms
 
 NAME = "snap-0123456789abcdef01234567"
@@ -66,3 +68,17 @@ def test_only_the_node_that_publishes_is_replaced(nodes: Nodes) -> None:
     assert orders(nodes.first) == ["publish"]
     nodes.first.say(ms.SnapshotReport(NAME, "published", files="archive"))
     assert orders(nodes.third) == ["fetch"]
+
+
+def test_the_request_of_a_session_names_the_nodes_that_have_its_snapshot() -> None:
+    rig = BrokerRig()
+    nodes = [rig.worker(name=f"n{number}") for number in (1, 2, 3)]
+    nodes[2].say(ms.SnapshotReport(NAME, "held", session=7))
+    third = rig.scheduler.ledger.next_node - 1
+    client = rig.client()
+    with_it, without = (mint(client.last(ms.Welcome).client, number) for number in (1, 2))
+    client.say(ms.RequestSession(SessionSpec(with_it, snapshot=NAME)))
+    client.say(ms.RequestSession(SessionSpec(without)))
+    sessions = rig.scheduler.ledger.sessions
+    assert (sessions[with_it].near, sessions[without].near) == ((third,), ())
+    assert sessions[with_it].node == third != sessions[without].node

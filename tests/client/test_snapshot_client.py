@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.cluster_parts import start_worker
+from helpers.cluster_parts import start_worker, until
 from helpers.root_folder_rig import make_image
 
 import tangram_hpc
@@ -230,6 +230,19 @@ def test_another_node_begins_from_a_snapshot_and_loses_it_with_its_last_holder(t
             assert [(one.name, one.nodes) for one in client.snapshots()] == [(name, (first.node,))]
             with pytest.raises(InfeasibleRequest, match=f"there is no snapshot {lost}"):
                 cluster.session(snapshot=lost, **TRUSTED).opened.result(WAIT_S)
+
+
+def test_sessions_of_a_group_open_where_their_snapshot_is(tmp_path: Path) -> None:
+    with LocalCluster(cpus=2, home=tmp_path, warm=0) as cluster:
+        with cluster.session(**TRUSTED) as first:
+            first.exec("echo mine >f").result(WAIT_S).check()
+            name, home = first.snapshot().result(WAIT_S), first.node
+        first.closed.result(WAIT_S)
+        start_worker(cluster, "second")
+        until(lambda: len(cluster.ask("nodes")["nodes"]) == 2, "the second node joined")
+        group = [cluster.session(snapshot=name, **TRUSTED) for _ in range(3)]
+        assert [one.read("f").result(WAIT_S) for one in group] == [b"mine\n"] * 3
+        assert [one.node for one in group] == [home, home, "second"]
 
 
 def test_a_client_that_is_interrupted_while_it_waits_tells_the_broker() -> None:

@@ -8,6 +8,7 @@ import pytest
 from helpers.builders import World
 
 from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.session import SessionSpec
 from tangram_hpc.scheduler.placement.placers.session_openings import BLOCKED_MOST
 
 LARGE, SMALL = 1000, 250  # MiB; a node has 1,000
@@ -160,3 +161,29 @@ def test_every_session_opens_in_the_end_whatever_its_size(seed: int) -> None:
         assert all(step - since < 300 for since in waiting_since.values())
         for entry in w.ledger.nodes.values():
             assert entry.room_mib >= 0
+
+
+def near(w: World, mem: int, node: int) -> int:
+    """Requests a session whose snapshot is on this node."""
+    spec = SessionSpec(w.id(), "s", mem, snapshot="snap")
+    w.happen(ev.SessionRequested(w.now, spec, (node,)))
+    return spec.id
+
+
+def test_a_session_opens_where_its_snapshot_is_while_each_session_has_a_cpu() -> None:
+    w = World("elastic")
+    nodes = [w.node(2, LARGE) for _ in range(3)]
+    homes = []
+    for _ in range(4):
+        session = near(w, SMALL, nodes[1])
+        w.plan()
+        homes.append(opened(w)[session])
+    assert homes == [nodes[1], nodes[1], nodes[0], nodes[2]]
+
+
+def test_a_session_opens_elsewhere_where_the_nodes_of_its_snapshot_have_no_memory() -> None:
+    w = World("elastic")
+    first, second = w.node(4, LARGE), w.node(4, LARGE)
+    sessions = [near(w, LARGE, second) for _ in range(2)]
+    w.plan()
+    assert [opened(w)[session] for session in sessions] == [second, first]

@@ -33,11 +33,16 @@ class RootRecord(msgspec.Struct, frozen=True):
     layers: tuple[str, ...] = ()
 
 
+# Made when the module is imported, which is before the fork server forks the first init: msgspec
+# takes a millisecond to examine a class, and each init would do that anew.
+_read = msgspec.json.Decoder(RootRecord).decode
+
+
 def recorded(home: str) -> RootRecord | None:
     """Returns the record of a scratch directory; None when its sandbox has no root of its own."""
     try:
         with open(scratch.root_record(home), "rb") as file:
-            return msgspec.json.decode(file.read(), type=RootRecord)
+            return _read(file.read())
     except FileNotFoundError:
         return None
 

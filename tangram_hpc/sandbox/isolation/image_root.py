@@ -234,8 +234,15 @@ def _is_own(folder: int, users: UserMap) -> bool:
     """Returns whether the files of an image seem to belong to users and groups of the sandbox. An
     overlay cannot change a file of any other owner. Only a part of the upper two levels is
     examined, because a whole image would take too long."""
+    uids, gids = users.outside()
+    seen = set[tuple[int, int]]()  # owners that were found in the maps; most files have the same
+
     def mapped(about: os.stat_result) -> bool:
-        return users.has(about.st_uid, about.st_gid)
+        owner = about.st_uid, about.st_gid
+        if owner not in seen and any(owner[0] in each for each in uids) and any(
+                owner[1] in each for each in gids):
+            seen.add(owner)
+        return owner in seen
 
     if not mapped(os.fstat(folder)):
         return False

@@ -38,7 +38,7 @@ from .queueing import resume, update_idle, withdraw
 def on_session_requested(state: SchedulerState, event: ev.SessionRequested) -> list[Decision]:
     """Adds a session that waits to be placed."""
     spec, ledger = event.spec, state.ledger
-    ledger.sessions[spec.id] = SessionEntry(spec, event.at)
+    ledger.sessions[spec.id] = SessionEntry(spec, event.at, near=event.near)
     if spec.origin:
         origin = ledger.sessions[spec.origin]
         origin.forks[spec.id] = False

@@ -10,6 +10,10 @@ least. Nothing opens there until the session does, so the room only grows; the o
 In each cycle the choice is made anew, in the queue's order, so the first sessions of the queue have
 a node kept before those behind them. Of the nodes that could hold a session, at most half, and at
 most `KEPT_MOST`, are kept when it asks for one.
+
+A session that begins from a snapshot opens on a node that has the snapshot, as long as each session
+of that node then has a CPU; elsewhere the snapshot would have to be packed and fetched first. When
+these nodes are fuller it opens by load like every other session, so a group spreads over the job.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from dataclasses import dataclass
 
 from ....domain.ids import client_of
 from ....domain.session import SessionSpec
+from ...state.ledger import SessionEntry
 from ...state.queue import CPU
 from ...state.tenant_use import MEMORY, copy_of
 from ..snapshot import NodeView, Snapshot
@@ -70,7 +75,7 @@ def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None
         want = (spec.component, spec.backend, spec.image, spec.trusted)
         kind = None if spec.origin else kinds.get(want)
         if kind is None or spec.mem_mib < kind.least:
-            if node := _roomy(view, spec, reserve, kept):
+            if node := _roomy(view, sessions[session_id], reserve, kept):
                 placement.openings.append(SessionPlacement(session_id, node.node, reserve))
                 if memory is not None and cores is not None:
                     memory.charge(tenant, spec.mem_mib)
@@ -89,13 +94,17 @@ def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None
             return
 
 
-def _roomy(view: Snapshot, spec: SessionSpec, reserve: int, kept: set[int]) -> NodeView | None:
-    """Returns the least loaded node that has room for a session, and takes the room there."""
+def _roomy(view: Snapshot, session: SessionEntry, reserve: int, kept: set[int]
+           ) -> NodeView | None:
+    """Returns the best node that has room for a session, and takes the room there: one that has the
+    session's snapshot and a CPU for each of its sessions, else the least loaded one."""
+    spec = session.spec
     fitting = [n for n in view.eligible_nodes(spec)
                if n.node not in kept and view.room_for(n, spec, reserve)]
     if not fitting:
         return None
-    best = min(fitting, key=lambda n: ((n.sessions + 1) / max(1, n.cpus), n.node))
+    near = [n for n in fitting if n.node in session.near and n.sessions < n.cpus]
+    best = min(near or fitting, key=lambda n: ((n.sessions + 1) / max(1, n.cpus), n.node))
     best.sessions += 1
     best.free_mem_mib -= spec.mem_mib
     best.free_cpus -= reserve
