@@ -14,7 +14,7 @@ line says how good the estimates were:
 Loads: `coding-200` of the package; three that are generated with what makes learning hard (a class
 that mixes short and long actions, one whose works double halfway, a burst whose short actions end
 first); and with `--shared FOLDER` the workload files of that folder and the traces below
-`FOLDER/traces` (docs/BENCHMARKS.md says which they are and what is made of them).
+`FOLDER/traces` (docs/SCHEDULER.md says which they are and what is made of them).
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ from tangram_hpc.simulator.workload import (
 from tangram_hpc.simulator.world import SimulationWorld
 
 COUNTS = (1, 3, 10, 30, 100)  # ended actions of a class at which its estimates are looked at
+OWN = "coding-200"  # the package's workload, on 0.29 of its cluster
+CLUSTER = {"nodes": [{"name": "c", "count": 1, "cpus": 232, "sockets": 2, "mem_mib": 4 << 20}]}
 CLASS_MIN = 30  # classes with fewer actions have no row of their own
 FORECASTS = 200  # about as many questions of each kind are asked in a run
 DEGREES = [1, 2, 4, 8, 16]
@@ -110,13 +112,13 @@ def _cluster(cpus: int, gpus: int = 0, service: str = "") -> Cluster:
 
 
 def shared(folder: Path | None, scale: float) -> Iterator[tuple[str, Workload, Cluster]]:
-    """The workload files of a folder on 0.29 of their clusters, and its traces; nothing where they
-    are not there."""
+    """The workload files of a folder on 0.29 of their clusters, but for the package's own, and its
+    traces; nothing where they are not there."""
     if folder is None:
         return
     for path in sorted(folder.glob("*.jsonl")):
         cluster = folder / f"cluster-{path.stem}-0.29x.json"
-        if cluster.exists():
+        if cluster.exists() and path.stem != OWN:
             yield path.stem, read_workload(path), read_cluster(cluster)
     for name, file, made in (("agent-steps", "mini_swe_gemini3_steps.csv", agent_steps),
                              ("sandbox-starts", "mini_swe_gemini3_sandboxes.csv", sandbox_starts),
@@ -278,12 +280,10 @@ def _scored(answers: list[tuple[int, int, int | None]]) -> dict[str, Any]:
 
 def calibrated(work: Workload, cluster: Cluster, seed: int) -> dict[str, Any]:
     """The row of one load."""
+    first = SimulationWorld(work, cluster, make_placer("elastic"), oracle=False).run()
+    every_s = max(0.05, first.step_ns / 1e9 / FORECASTS)
     runs = []
-    every_s = 0.0
     for told in (False, True):
-        if not every_s:
-            first = SimulationWorld(work, cluster, make_placer("elastic"), oracle=False).run()
-            every_s = max(0.05, first.step_ns / 1e9 / FORECASTS)
         run = Scored(work, cluster, seed, every_s, told)
         run.run(run.ask)
         runs.append(run)
@@ -303,8 +303,7 @@ def main() -> None:
     args = parser.parse_args()
     loads: Iterable[tuple[str, Workload, Cluster]] = generated(args.seed, 0.1)
     if not args.tiny:
-        loads = [("coding-200", read_workload(Path("coding-200")),
-                  read_cluster(Path("coding-200"))),
+        loads = [(OWN, read_workload(Path(OWN)), Cluster.model_validate(CLUSTER)),
                  *generated(args.seed, args.scale), *shared(args.shared, args.scale)]
     rows = {name: calibrated(work, cluster, args.seed) for name, work, cluster in loads
             if name.startswith(args.only)}

@@ -208,6 +208,7 @@ def apptainer(image: str, count: int, patience_s: float) -> dict[str, Any]:
             some.append(one)
             assert one.stdout is not None and one.stderr is not None
             if one.stdout.readline() != b"ready\n":
+                one.kill()
                 said = one.stderr.read().decode(errors="replace").strip().splitlines()
                 raise OSError(f"apptainer: {(said or ['it ended at once'])[-1]}")
         took = time.perf_counter() - began

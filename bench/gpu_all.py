@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "transformers", "safetensors", "tokenizers", "nvidia-ml-py", "pytest-xdist",
             "vllm", "sglang")
 PROGRAMS = ("nvidia-smi", "nvidia-cuda-mps-control")
-PATIENCE_S = 15.0  # how long a check that is stopped may take to end
+PATIENCE_S = 45.0  # how long a check that is stopped may take to end
 WORKERS = 8  # tests at a time that share a GPU, at most
 FIGURES = ("wake_over_copy", "park_over_copy", "rest_ms", "mean_act_ms", "restores_per_min",
            "restore_share_of_busy", "overhead")
@@ -48,8 +48,9 @@ class Check:
 
 
 def checks(cpu: bool, tiny: bool) -> list[Check]:
-    """All checks, the most telling first. Of the tests, those in `vllm` and `alone` read the GPU's
-    memory, so that nothing may run beside them; those in `beside` share the GPU."""
+    """All checks. Engines come first, as they have been run least. Of the tests, those in `vllm`
+    and `alone` read the GPU's memory, so that nothing may run beside them; those in `beside` share
+    the GPU."""
     small, slots = ("--tiny",) * tiny, ("--cpu",) * cpu
     spread = ("-n", str(min(WORKERS, len(os.sched_getaffinity(0))))) if find_spec("xdist") else ()
     tests = ("-m", "pytest", "-v", "--durations=5", "-m", "" if cpu else "gpu")
@@ -58,7 +59,7 @@ def checks(cpu: bool, tiny: bool) -> list[Check]:
     if not cpu:
         beside.append("tests/services/test_gpu_services.py")
         alone = ["tests/services/test_gpu_memory.py", "tests/resources/test_gpu_real.py"]
-    vllm = Check("vllm", (*tests, "tests/services/test_vllm_real.py"), 0.3)
+    vllm = Check("vllm", (*tests, "tests/services/test_vllm_real.py"), 0.5)
     return [
         *([] if cpu else [vllm]),
         Check("mopd", ("bench/bench_mopd_gpu.py", "--loads", "0.7", *small, *slots), 0.45),

@@ -534,8 +534,8 @@ class Broker:
                 client, ms.Rejected(spec.id, why, why.startswith("origin:")))
         else:
             self._attached.opened(spec.id, context)
-            near = self._snapshots.nodes_with(spec.snapshot)
-            self._record_event(ev.SessionRequested(self._now(), spec, near))
+            holders = self._snapshots.nodes_with(spec.snapshot)
+            self._record_event(ev.SessionRequested(self._now(), spec, holders))
 
     def _answer(self, client: int, ask: ms.Query) -> None:
         reply = reply_to(ask, self.scheduler, self.settings.job, self._slurm, self.satellites,

@@ -33,6 +33,7 @@ from ..scheduler.state.ledger import Ledger
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _TEXT_MAX = 4000
+HOLDERS_MOST = 32  # nodes with a snapshot that the scheduler is told of
 
 
 @dataclass
@@ -121,9 +122,11 @@ class Snapshots:
         return spec.with_image(known.image), ""
 
     def nodes_with(self, name: str) -> tuple[int, ...]:
-        """Returns the numbers of the nodes that have a snapshot, ascending."""
+        """Returns the numbers of the nodes that have a snapshot, ascending; none if more than
+        `HOLDERS_MOST` have it, because a session is then hardly ever far from one."""
         known = self._known.get(name)
-        return tuple(sorted(known.nodes)) if known is not None else ()
+        few = known is not None and len(known.nodes) <= HOLDERS_MOST
+        return tuple(sorted(known.nodes)) if known is not None and few else ()
 
     # ---- what workers report ----
 

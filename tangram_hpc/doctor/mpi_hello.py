@@ -12,6 +12,8 @@ import signal
 import sys
 import time
 
+from ..transport.mpi.mpi_shm import forget_names
+
 _ALONE_S = 40  # MPI_Init waits for ever for a rank that never comes
 
 
@@ -32,6 +34,7 @@ def main(arguments: list[str]) -> int:
         return 0
     world = MPI.COMM_WORLD
     hosts = world.allgather(MPI.Get_processor_name())
+    forget_names()  # a rank that is killed from now on leaves no file
     if world.rank == 0:
         print(json.dumps({"size": world.size, "hosts": len(set(hosts)), "library": library,
                           "threads": MPI.Query_thread() == MPI.THREAD_MULTIPLE,

@@ -302,12 +302,13 @@ class ServiceLoaded(Event, frozen=True, tag="service-loaded"):
 
 
 class SessionRequested(Event, frozen=True, tag="session-requested"):
-    """A client requested a session. `near` are the nodes that had the snapshot from which it
-    begins, ascending; empty for a session without a snapshot, and in journals of earlier releases.
+    """A client requested a session. `snapshot_nodes` are the nodes that had the snapshot from which
+    it begins, ascending. It is empty for a session without a snapshot, where many nodes have the
+    snapshot, and in journals of earlier releases.
     """
 
     spec: SessionSpec
-    near: tuple[int, ...] = ()
+    snapshot_nodes: tuple[int, ...] = ()
 
 
 class SessionPlaced(Event, frozen=True, tag="session-placed"):

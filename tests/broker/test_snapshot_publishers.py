@@ -80,5 +80,5 @@ def test_the_request_of_a_session_names_the_nodes_that_have_its_snapshot() -> No
     client.say(ms.RequestSession(SessionSpec(with_it, snapshot=NAME)))
     client.say(ms.RequestSession(SessionSpec(without)))
     sessions = rig.scheduler.ledger.sessions
-    assert (sessions[with_it].near, sessions[without].near) == ((third,), ())
+    assert sessions[with_it].snapshot_nodes == (third,) and not sessions[without].snapshot_nodes
     assert sessions[with_it].node == third != sessions[without].node

@@ -260,7 +260,7 @@ def calls() -> list[Callable[[SlurmAdapter], Awaitable[object]]]:
 
 def test_a_controller_that_is_away_means_not_now(tmp_path: Path) -> None:
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
+        closed.bind(("", 0))
         environ = other_controller(tmp_path, closed.getsockname()[1])
         for call in (asked := calls()):
             with pytest.raises(SlurmTransient) as told:

@@ -75,13 +75,15 @@ def await_ready(server: VllmServer) -> None:
     pytest.fail(f"vLLM was not ready within {READY_S:g} s: {server.tail()}")
 
 
-def end(server: VllmServer) -> None:
-    """Kills the server and all of its processes."""
-    try:
-        os.killpg(server.process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    server.process.wait(30)
+def end(*servers: VllmServer) -> None:
+    """Kills servers and all of their processes."""
+    for server in servers:
+        try:
+            os.killpg(server.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    for server in servers:
+        server.process.wait(30)
 
 
 @contextmanager
@@ -93,5 +95,4 @@ def vllm_servers(*wanted: tuple[Path, tuple[str, ...]]) -> Iterator[list[VllmSer
             await_ready(server)
         yield servers
     finally:
-        for server in servers:
-            end(server)
+        end(*servers)

@@ -31,7 +31,13 @@ from tangram_hpc.scheduler.placement.placers.prefix_program import (
 )
 from tangram_hpc.scheduler.placement.placers.waiting import BYPASS, OVERDUE_NS
 from tangram_hpc.scheduler.scheduler import Scheduler
-from tangram_hpc.scheduler.state.estimator import PRIOR, UNKNOWN_NS, Estimator
+from tangram_hpc.scheduler.state.estimator import (
+    PRIOR,
+    UNKNOWN_NS,
+    Estimator,
+    Serial,
+    cpu_to_learn,
+)
 from tangram_hpc.scheduler.state.ledger import RESIZE_GAP_NS
 from tangram_hpc.scheduler.state.speed import run_ns, speed, speed_gains
 from tangram_hpc.simulator.checkers import faults
@@ -224,7 +230,7 @@ def test_the_estimator_learns_the_serial_fraction_of_a_class(serial: int) -> Non
 
 
 @pytest.mark.parametrize("serial", [10, 300, 1000])
-def test_cpu_time_tells_the_serial_fraction_after_a_few_actions(serial: int) -> None:
+def test_cpu_time_shows_the_serial_fraction_after_a_few_actions(serial: int) -> None:
     rng, e, action = random.Random(serial), Estimator(), Action(1, "x", degrees=(1, 2, 4, 8))
     for number in range(412):
         truth = serial if number < 12 else 100  # the class changes
@@ -234,6 +240,39 @@ def test_cpu_time_tells_the_serial_fraction_after_a_few_actions(serial: int) -> 
         if number == 11:
             assert abs(e.serial(action) - serial) <= max(10, serial // 2)
     assert e.serial(action) == pytest.approx(100, abs=50)
+
+
+@pytest.mark.parametrize("serial", [10, 1000])
+def test_cpu_time_of_long_ago_counts_little(serial: int) -> None:
+    """All actions have one size, so their run times do not contradict."""
+    rng, e, action = random.Random(serial), Estimator(), Action(1, "x", degrees=(1, 2, 4, 8))
+    for number in range(800):
+        truth = serial if number < 400 else 100
+        work = int(rng.lognormvariate(21, .8))
+        e.began(action)
+        e.ended(action, [(4, run_ns(work, truth, 4))], True, work)
+        if number == 399:
+            assert abs(e.serial(action) - serial) <= serial // 4 + 10
+    assert e.serial(action) == pytest.approx(100, abs=50)
+
+
+def test_cpu_time_is_not_compared_with_time_in_which_nothing_ran() -> None:
+    spans = [(4, 10**9), (8, 10**9)]
+    for exec_ns, learned in ((2 * 10**9, 7 * 10**9), (10**9, 0), (0, 0)):
+        outcome = Outcome(ActionState.COMPLETED, exec_ns=exec_ns, cpu_ns=7 * 10**9)
+        assert cpu_to_learn(outcome, spans) == learned
+
+
+def test_names_that_are_merged_keep_what_their_cpu_time_says() -> None:
+    one, other = Serial(), Serial()
+    for each in (one, other):
+        for _ in range(12):
+            each.add([(4, 10**9)], 0, 10**9)
+    other.merge(one)
+    assert other.best > 5 * PRIOR
+    fresh = Serial()
+    fresh.merge(one)
+    assert fresh.best == one.best > 5 * PRIOR
 
 
 def test_cpu_time_on_one_unit_tells_no_serial_fraction() -> None:

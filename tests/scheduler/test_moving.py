@@ -85,7 +85,9 @@ def test_a_session_moves_off_a_drained_node_with_its_files_and_actions(placer: s
     later = w.submit(session=s)
     ahead = forecast(w.scheduler, waits, w.now)
     assert ahead.at is not None and ahead.node == second
+    entry.snapshot_nodes = (first,)
     w.happen(ev.SessionPacked(w.now, s, "abc"))
+    assert not entry.snapshot_nodes  # its files hold all that it needs
     assert w.ledger.nodes[first].state is NodeState.DRAINED
     assert w.ledger.nodes[first].free_mem_mib == 1024 and not w.ledger.nodes[first].sessions
     made = w.plan()

@@ -163,19 +163,19 @@ def test_every_session_opens_in_the_end_whatever_its_size(seed: int) -> None:
             assert entry.room_mib >= 0
 
 
-def near(w: World, mem: int, node: int) -> int:
+def request_where(w: World, mem: int, node: int) -> int:
     """Requests a session whose snapshot is on this node."""
     spec = SessionSpec(w.id(), "s", mem, snapshot="snap")
     w.happen(ev.SessionRequested(w.now, spec, (node,)))
     return spec.id
 
 
-def test_a_session_opens_where_its_snapshot_is_while_each_session_has_a_cpu() -> None:
+def test_a_session_opens_where_its_snapshot_is_if_that_node_has_hardly_more_sessions() -> None:
     w = World("elastic")
     nodes = [w.node(2, LARGE) for _ in range(3)]
     homes = []
     for _ in range(4):
-        session = near(w, SMALL, nodes[1])
+        session = request_where(w, SMALL, nodes[1])
         w.plan()
         homes.append(opened(w)[session])
     assert homes == [nodes[1], nodes[1], nodes[0], nodes[2]]
@@ -184,6 +184,19 @@ def test_a_session_opens_where_its_snapshot_is_while_each_session_has_a_cpu() ->
 def test_a_session_opens_elsewhere_where_the_nodes_of_its_snapshot_have_no_memory() -> None:
     w = World("elastic")
     first, second = w.node(4, LARGE), w.node(4, LARGE)
-    sessions = [near(w, LARGE, second) for _ in range(2)]
+    sessions = [request_where(w, LARGE, second) for _ in range(2)]
     w.plan()
     assert [opened(w)[session] for session in sessions] == [second, first]
+
+
+def test_a_large_group_from_one_snapshot_spreads_over_all_nodes() -> None:
+    w = World("elastic")
+    nodes = [w.node(64, 100 * SMALL) for _ in range(4)]
+    homes = []
+    for _ in range(80):
+        session = request_where(w, SMALL, nodes[1])
+        w.plan()
+        homes.append(opened(w)[session])
+    counts = [homes.count(node) for node in nodes]
+    assert homes[:8] == [nodes[1]] * 8 and counts[1] == max(counts)
+    assert max(counts) - min(counts) <= 64 // 8 + 1

@@ -503,22 +503,3 @@ def test_a_tenant_that_was_alone_is_compared_with_the_second_from_its_first_wait
     cpu.wait("b")  # the first one waits no more: what it held was taken from nobody
     assert (cpu.tenants["a"].held, cpu.tenants["a"].waiting) == (3, 0)
     assert cpu.tenants["b"].used == cpu.tenants["a"].used_at(tenants.now) == 70 * S
-
-
-@pytest.mark.parametrize("shares,limit", [(3, False), (3, True), (1, True)])
-def test_a_limit_that_is_all_there_is_changes_no_share(shares: int, limit: bool) -> None:
-    """A tenant at its own limit still waits, and is owed its share as one without a limit."""
-    w = tenants(gpus=1, a=TenantSpec("a", shares, grp_tres=(("gpu", 1),) if limit else ()),
-                b=TenantSpec("b"))
-    w.happen(ev.ServiceDeclared(0, ServiceSpec("judge", 0)))
-    for w.client in (1, 2):
-        for _ in range(80):
-            w.submit(1, key="service:judge", profile=Profile(S))
-    got: Counter[str] = Counter()
-    w.plan()
-    for _ in range(60):
-        w.now += S
-        got += held(w, "gpu")
-        w.finish(next(iter(w.ledger.leases.values())).action)
-        w.plan()
-    assert got["a"] / sum(got.values()) == pytest.approx(shares / (shares + 1), abs=.03)

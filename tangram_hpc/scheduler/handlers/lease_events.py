@@ -21,6 +21,7 @@ from ...domain.states import ActionState, LeaseState, SessionState
 from ..placement.batches import forget, note
 from ..placement.placers.resize_cost import MOST_NS
 from ..placement.prefetch import PACE, is_short
+from ..state.estimator import cpu_to_learn
 from ..state.ledger import ActionEntry, LeaseEntry, Ledger, NodeEntry, SessionEntry
 from ..state.queue import CPU, pool_of
 from ..state.scheduler_state import SchedulerState
@@ -126,7 +127,7 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
     sent_back = not forced and is_sent_back(entry.action, outcome)
     if entry.action.kind is not Kind.BACKGROUND:
         ledger.estimator.ended(entry.action, () if sent_back else spans, outcome.state in _WHOLE,
-                               outcome.known_cpu_ns if lease.key == "cpu" else 0)
+                               cpu_to_learn(outcome, spans) if lease.key == "cpu" else 0)
     if lease.key != "cpu":
         count_call(ledger, lease, event.at, outcome)
     if event.clean:

@@ -38,7 +38,8 @@ from .queueing import resume, update_idle, withdraw
 def on_session_requested(state: SchedulerState, event: ev.SessionRequested) -> list[Decision]:
     """Adds a session that waits to be placed."""
     spec, ledger = event.spec, state.ledger
-    ledger.sessions[spec.id] = SessionEntry(spec, event.at, near=event.near)
+    ledger.sessions[spec.id] = SessionEntry(spec, event.at,
+                                            snapshot_nodes=event.snapshot_nodes)
     if spec.origin:
         origin = ledger.sessions[spec.origin]
         origin.forks[spec.id] = False
@@ -120,6 +121,7 @@ def on_session_packed(state: SchedulerState, event: ev.SessionPacked) -> list[De
     _vacate(ledger, session)
     session.spec = session.spec.moved(event.files)
     session.node, session.cores, session.requested_at = 0, (), event.at
+    session.snapshot_nodes = ()  # the files of its move have all that it needs
     ledger.session_queue.add(event.session)
     state.dirty = True
     return []

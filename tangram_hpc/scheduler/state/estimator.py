@@ -22,6 +22,7 @@ from collections.abc import Sequence
 
 from ...domain.action import Action
 from ...domain.class_names import template
+from ...domain.outcome import Outcome
 from .speed import ONE, lg, octaves, speed
 
 # The grid of serial fractions, 1/1000. Classes that offer degrees begin with PRIOR.
@@ -29,8 +30,11 @@ SERIALS = (1, 10, 25, 50, 75, 100, 150, 200, 300, 450, 650, 1000)
 PRIOR = 100
 UNKNOWN_NS = 1_000_000_000  # the work of an action while nothing has ended yet
 SHRINK = 3  # the weight of a parent's mean, in samples
-# CPU time is compared over the last CPU_SAMPLES to 2 * CPU_SAMPLES actions that told something.
+# The sums of CPU time are halved whenever they have 2 * CPU_SAMPLES samples.
 CPU_SAMPLES = 64
+# A lease whose spans are longer than its execution by more than one part in IDLE_PART is not used
+# for that, because set-up and resizes would count as serial work.
+IDLE_PART = 20
 # Run times move a class after MIN_SERIAL samples, from what its CPU time says (from PRIOR if that
 # is not known) to the nearest fraction that is less than 8 bits + n/64 bits worse than the best.
 # They do so only while at least RIPE leases have ended for each lease that runs, because the leases
@@ -100,13 +104,23 @@ class Sizes:
         return self._tail[bisect_right(self._edges, bucket)]
 
 
+def cpu_to_learn(outcome: Outcome, spans: Spans) -> int:
+    """Returns the CPU time in ns from which a serial fraction can be learned; 0 if it is a lower
+    bound, or where the spans, ns each, hold more than the execution.
+    """
+    total = sum(ns for _, ns in spans)
+    return 0 if total * IDLE_PART > outcome.exec_ns * (IDLE_PART + 1) else outcome.known_cpu_ns
+
+
 class Serial:
     """The estimate of the serial fraction of a class, over a grid.
 
-    CPU time says it directly: an action that held u units for t ns and used c ns of CPU time on
-    them did c ns of work, so its speed was c / t, and one fraction f explains that. The estimate is
-    the f for which the works w_f of the samples add up to the CPU time that they used. An action
-    that waits, for a disk or a network, seems to be serial, and indeed needs fewer cores.
+    CPU time says it where programs only compute: an action that held u units for t ns and used c ns
+    of CPU time on them did c ns of work, so its speed was c / t, and one fraction f explains that.
+    The estimate is the f for which the works w_f of the samples add up to the CPU time that they
+    used. An action
+    that waits, for a disk or a network, seems to be serial, and indeed needs fewer cores; one that
+    polls while it waits seems to be parallel.
 
     Run times can contradict that, as where more cores make each slower. The work is assumed to be
     log-normal with free mean and spread. The logarithm of the likelihood of a fraction f is
@@ -118,21 +132,26 @@ class Serial:
         best: the estimate, in 1/1000.
     """
 
-    __slots__ = ("_cpu_ns", "_first", "_judged", "_logw", "_logw2", "_told", "_work", "best", "n")
+    __slots__ = ("_cpu_ns", "_cpu_samples", "_first", "_likely", "_logw", "_logw2", "_work", "best",
+                 "n")
 
     def __init__(self) -> None:
         self.n, self.best = 0, PRIOR
         self._first, self._logw, self._logw2, self._work = ([0] * len(SERIALS) for _ in range(4))
-        self._told = self._cpu_ns = 0  # samples with CPU time, and what they used; _work: their w_f
-        self._judged = False  # whether run times chose `best`
+        # samples with CPU time, and what they used; `_work`: their w_f
+        self._cpu_samples = self._cpu_ns = 0
+        # places in the grid that run times allow, by the last time they were judged
+        self._likely: Sequence[int] = range(len(SERIALS))
 
     def merge(self, other: Serial) -> None:
         """Adds all samples of another estimate."""
         self.n += other.n
-        self._told, self._cpu_ns = self._told + other._told, self._cpu_ns + other._cpu_ns
+        self._cpu_samples += other._cpu_samples
+        self._cpu_ns += other._cpu_ns
         for mine, more in ((self._first, other._first), (self._logw, other._logw),
                            (self._logw2, other._logw2), (self._work, other._work)):
             mine[:] = [a + b for a, b in zip(mine, more, strict=True)]
+        self._choose()
 
     def add(self, spans: Spans, running: int, cpu_ns: int = 0) -> None:
         """Adds an action that ended by itself. O(grid x spans).
@@ -152,24 +171,26 @@ class Serial:
             self._logw2[i] += w * w
         if cpu_ns and works[0] > works[-1]:  # on one unit every fraction explains the CPU time
             self._compare(works, cpu_ns)
-            if not self._judged:
-                self.best = SERIALS[self._by_cpu_time()]
         if self.n >= MIN_SERIAL and not self.n & 7 and self.n >= RIPE * running:
             n, likely = self.n, []
             for i in range(len(SERIALS)):
                 spread = max(1, (self._logw2[i] * n - self._logw[i] ** 2) // (n * n))
                 likely.append(self._first[i] - n * (lg(spread) - 20 * 1024) // 2)
-            enough, first = max(likely) - (DOUBT + n * DOUBT_EACH), self._by_cpu_time()
-            self.best = SERIALS[min((i for i in range(len(SERIALS)) if likely[i] >= enough),
-                                    key=lambda i: abs(i - first))]
-            self._judged = True
+            enough = max(likely) - (DOUBT + n * DOUBT_EACH)
+            self._likely = [i for i in range(len(SERIALS)) if likely[i] >= enough]
+        self._choose()
+
+    def _choose(self) -> None:
+        """Takes the likely fraction that is nearest to what CPU time says."""
+        first = self._by_cpu_time()
+        self.best = SERIALS[min(self._likely, key=lambda i: abs(i - first))]
 
     def _compare(self, works: Sequence[int], cpu_ns: int) -> None:
         """Adds a sample with CPU time. Old samples lose weight, so that a class may change."""
-        if self._told >= 2 * CPU_SAMPLES:
-            self._told, self._cpu_ns = self._told // 2, self._cpu_ns // 2
+        if self._cpu_samples >= 2 * CPU_SAMPLES:
+            self._cpu_samples, self._cpu_ns = self._cpu_samples // 2, self._cpu_ns // 2
             self._work = [each // 2 for each in self._work]
-        self._told += 1
+        self._cpu_samples += 1
         self._cpu_ns += min(max(cpu_ns, works[-1]), works[0])
         self._work = [a + b for a, b in zip(self._work, works, strict=True)]
 
@@ -177,9 +198,9 @@ class Serial:
         """The place in the grid of the fraction that explains the CPU time, where one mean sample
         at PRIOR is added; that of PRIOR if no CPU time is known.
         """
-        if not self._told:
+        if not self._cpu_samples:
             return _PRIOR_AT
-        n = self._told
+        n = self._cpu_samples
         used = lg(n * self._cpu_ns + self._work[_PRIOR_AT])
         return min(range(len(SERIALS)), key=lambda i: abs(lg((n + 1) * self._work[i]) - used))
 

@@ -174,7 +174,7 @@ class SessionEntry:
         background_ran_ns: how long its background actions have held CPUs since one of them ended
             because nothing could run.
         image: the digest of its image, as its node reported; empty for none.
-        near: the nodes that had its snapshot when it was requested; empty without a snapshot.
+        snapshot_nodes: the nodes that had its snapshot when it was requested, where few had it.
     """
 
     spec: SessionSpec
@@ -193,7 +193,7 @@ class SessionEntry:
     background: int = 0
     background_ran_ns: int = 0
     image: str = ""
-    near: tuple[int, ...] = ()
+    snapshot_nodes: tuple[int, ...] = ()
 
     @property
     def works(self) -> bool:

@@ -8,11 +8,10 @@ the unit-nanoseconds that it has held, divided by its shares; the tenant with th
 While no action of a tenant waits, its virtual time may fall behind. When one begins to wait, the
 virtual time is set to at least that of the others that wait (as in start-time fair queueing, Goyal,
 Vin, Cheng, SIGCOMM 1996), so nobody saves up service, and a tenant that comes back gets its share
-at once. A tenant that waits at its own limit, or for something else, is owed what it is behind, up
-to LAG_NS. With past use alone, the tenant that is a little behind would take everything for a
-moment. So what a tenant holds now counts as well, as if it would hold it for HORIZON_NS more. With
-units enough, tenants then hold units in proportion to their shares; where units are few or cannot
-be taken back, they get them in proportion over time.
+at once. With past use alone, the tenant that is a little behind would take everything for a moment.
+So what a tenant holds now counts as well, as if it would hold it for HORIZON_NS more. With units
+enough, tenants then hold units in proportion to their shares; where units are few or
+cannot be taken back, they get them in proportion over time.
 
 Calls of endpoints and actions without units are counted: each costs one unit for HORIZON_NS.
 
@@ -149,7 +148,10 @@ class ResourceUse:
         self._settle(use)
         if units > 0:
             self._bound_lag(use)
+        hungry = use.hungry
         self._settle(use, units)
+        if not hungry and use.hungry:
+            self._catch_up(use)
         self._note(use)
 
     def _note(self, use: TenantUse) -> None:

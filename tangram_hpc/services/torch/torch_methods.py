@@ -54,7 +54,7 @@ class ForwardPass:
         module: The Hugging Face model.
         tokenizer: The model's tokenizer.
         device: Where the batch is put.
-        pad: The token id that fills rows up; it is masked, so any token would do.
+        pad: The token id that fills rows up; no real token sees it, so any token would do.
         version: The version of the weights; 0 until newer ones are taken up.
     """
 
@@ -82,7 +82,7 @@ class ForwardPass:
         return {name: value for name, value in arguments.items() if name in self._takes}
 
     def hidden(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Returns the last layer's states, without the head."""
+        """Returns the last layer's states, without the head; rows are padded on the right."""
         return self._states(ids, self.needed(mask))
 
     def _states(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -94,8 +94,8 @@ class ForwardPass:
         """Returns the mask of rows that are padded on the right, or None where the model's results
         do not depend on it.
 
-        Without a mask torch takes its attention for causal models, which is faster and does not
-        store a number for each pair of tokens.
+        Without a mask torch uses its fused causal attention where all tokens before may be seen,
+        which is faster and stores no number for each pair of tokens.
         """
         return None if self.is_causal() else mask
 
@@ -103,12 +103,16 @@ class ForwardPass:
         """Returns whether no token sees those after it.
 
         It is tried out once, on one row: other tokens at its end must leave the states before them
-        as they were, to the bit.
+        as they were, to the bit: a model that is wrongly found causal would answer wrongly, one
+        that is not (as may happen with experts, whose batches change) is only slower. False where
+        the states cannot be had apart from the results.
         """
-        if self._causal is None and self.module.base_model is self.module:
-            self._causal = False  # its states cannot be had apart from its results
+        module = self.module
+        if self._causal is None and (module.base_model is module or (
+                module.get_output_embeddings() is None and not hasattr(module, "score"))):
+            self._causal = False
         elif self._causal is None:
-            words = self.module.get_input_embeddings().num_embeddings
+            words = module.get_input_embeddings().num_embeddings
             row = [words * i // _PROBE for i in range(_PROBE)]
             half = _PROBE // 2
             one, other = (self._states(self.rows([row[:half] + end])[0], None)[:, :half]

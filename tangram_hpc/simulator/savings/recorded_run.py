@@ -20,8 +20,9 @@ from ...accounting.record import ActionRecord, Fold
 from ...domain.action import Action, Kind
 from ...domain.ids import client_of, show
 from ...domain.service import MICRO
+from ...domain.states import ActionState
 from ...errors import InvalidInput
-from ...scheduler.state.estimator import Estimator, work_of
+from ...scheduler.state.estimator import Estimator, cpu_to_learn, work_of
 from ..workload import (
     Cluster,
     ClusterEndpoint,
@@ -166,9 +167,19 @@ def _spans(r: ActionRecord) -> list[tuple[int, int]]:
             for (at, cores), end in zip(r.grants, ends, strict=True)]
 
 
+def _run_spans(r: ActionRecord) -> list[tuple[int, int]]:
+    """Returns what the estimator learns from: of one size, the run time that the node measured."""
+    spans = _spans(r)
+    if r.action.key == "cpu" and len(spans) == 1 and r.outcome is not None and r.outcome.exec_ns:
+        [(units, held_ns)] = spans
+        return [(units, min(held_ns, r.outcome.exec_ns))]
+    return spans
+
+
 class _Serials:
     """The serial fraction of each action: its caller's, else the one that explains best how long
-    the actions of its class ran, as the scheduler's own estimator finds it.
+    the actions of its class ran and what CPU time they used, as the scheduler's own estimator finds
+    it.
     """
 
     def __init__(self, records: Iterable[ActionRecord]) -> None:
@@ -177,9 +188,11 @@ class _Serials:
             if r.action.profile is None and r.action.degrees[-1] > 1:
                 self.estimated += 1
                 self._estimator.began(r.action)
-                cpu_ns = r.outcome.known_cpu_ns if r.outcome is not None else 0
-                self._estimator.ended(r.action, _spans(r), True,
-                                      cpu_ns if r.action.key == "cpu" else 0)
+                spans, cpu_ns = _run_spans(r), 0
+                if r.action.key == "cpu" and r.outcome is not None and r.outcome.state in (
+                        ActionState.COMPLETED, ActionState.FAILED):
+                    cpu_ns = cpu_to_learn(r.outcome, spans)
+                self._estimator.ended(r.action, spans, True, cpu_ns)
 
     def of(self, action: Action) -> float:
         """Returns the serial fraction, 0 to 1."""

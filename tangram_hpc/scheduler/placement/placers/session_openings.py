@@ -11,9 +11,10 @@ In each cycle the choice is made anew, in the queue's order, so the first sessio
 a node kept before those behind them. Of the nodes that could hold a session, at most half, and at
 most `KEPT_MOST`, are kept when it asks for one.
 
-A session that begins from a snapshot opens on a node that has the snapshot, as long as each session
-of that node then has a CPU; elsewhere the snapshot would have to be packed and fetched first. When
-these nodes are fuller it opens by load like every other session, so a group spreads over the job.
+A session that begins from a snapshot opens on a node that has the snapshot, as long as that node
+has hardly more sessions than the least loaded one; elsewhere the snapshot would have to be packed
+and fetched first. Otherwise it opens by load like every other session, so a group spreads over the
+job.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from .base import Placement, SessionPlacement
 
 KEPT_MOST = 8  # nodes that are kept, of those that could hold a session
 BLOCKED_MOST = 64  # sessions of a kind without room after which its nodes are closed for the cycle
+# Part of its CPUs by which the load of a node with the snapshot may be above the least one.
+AHEAD = 0.125
 
 
 @dataclass(slots=True)
@@ -96,15 +99,23 @@ def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None
 
 def _roomy(view: Snapshot, session: SessionEntry, reserve: int, kept: set[int]
            ) -> NodeView | None:
-    """Returns the best node that has room for a session, and takes the room there: one that has the
-    session's snapshot and a CPU for each of its sessions, else the least loaded one."""
+    """Returns the least loaded node that has room for a session, and takes the room there. A node
+    that has the session's snapshot is taken before it while it has at most `AHEAD` of its CPUs more
+    sessions, and at least one."""
     spec = session.spec
     fitting = [n for n in view.eligible_nodes(spec)
                if n.node not in kept and view.room_for(n, spec, reserve)]
     if not fitting:
         return None
-    near = [n for n in fitting if n.node in session.near and n.sessions < n.cpus]
-    best = min(near or fitting, key=lambda n: ((n.sessions + 1) / max(1, n.cpus), n.node))
+
+    def load(node: NodeView, more: int = 1) -> float:
+        return (node.sessions + more) / max(1, node.cpus)
+
+    best = min(fitting, key=lambda n: (load(n), n.node))
+    if session.snapshot_nodes:
+        holders = [n for n in fitting if n.node in session.snapshot_nodes
+                   and load(n, 0) <= load(best, 0) + max(AHEAD, 1 / max(1, n.cpus))]
+        best = min(holders or [best], key=lambda n: (load(n), n.node))
     best.sessions += 1
     best.free_mem_mib -= spec.mem_mib
     best.free_cpus -= reserve
