@@ -141,7 +141,7 @@ class Serial:
         # samples with CPU time, and what they used; `_work`: their w_f
         self._cpu_samples = self._cpu_ns = 0
         # places in the grid that run times allow, by the last time they were judged
-        self._likely: Sequence[int] = range(len(SERIALS))
+        self._likely = list(range(len(SERIALS)))
 
     def merge(self, other: Serial) -> None:
         """Adds all samples of another estimate."""
