@@ -118,9 +118,8 @@ class Serial:
     CPU time says it where programs only compute: an action that held u units for t ns and used c ns
     of CPU time on them did c ns of work, so its speed was c / t, and one fraction f explains that.
     The estimate is the f for which the works w_f of the samples add up to the CPU time that they
-    used. An action
-    that waits, for a disk or a network, seems to be serial, and indeed needs fewer cores; one that
-    polls while it waits seems to be parallel.
+    used. An action that waits, for a disk or a network, seems to be serial, and indeed needs fewer
+    cores; one that polls while it waits seems to be parallel.
 
     Run times can contradict that, as where more cores make each slower. The work is assumed to be
     log-normal with free mean and spread. The logarithm of the likelihood of a fraction f is
