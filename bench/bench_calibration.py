@@ -9,7 +9,7 @@ line says how good the estimates were:
 3. *Forecasts.* At regular times one waiting action and one running one are drawn. `start` is when
    `tangram explain` expects the waiting action to start, `end` when the running one should end:
    how many were known, and how many of these within 25 % of the time from the question on. `told`
-   is the same with durations that are told, which is the most that better estimates can bring.
+   is the same with durations that are given, which is the most that better estimates can bring.
 
 Loads: `coding-200` of the package; three that are generated with what makes learning hard (a class
 that mixes short and long actions, one whose works double halfway, a burst whose short actions end
@@ -60,7 +60,7 @@ Of = tuple[str, str]  # key and name of a class
 
 
 def generated(seed: int, scale: float) -> Iterator[tuple[str, Workload, Cluster]]:
-    """Loads that are hard to learn."""
+    """Yields three loads that are hard to learn: each with its name, workload and cluster."""
     rng = random.Random(seed)
 
     def lognormal(mean: float, spread: float) -> float:
@@ -279,7 +279,7 @@ def _scored(answers: list[tuple[int, int, int | None]]) -> dict[str, Any]:
 
 
 def calibrated(work: Workload, cluster: Cluster, seed: int) -> dict[str, Any]:
-    """The row of one load."""
+    """Returns the row of one load: its classes, and its forecasts with both kinds of durations."""
     first = SimulationWorld(work, cluster, make_placer("elastic"), oracle=False).run()
     every_s = max(0.05, first.step_ns / 1e9 / FORECASTS)
     runs = []

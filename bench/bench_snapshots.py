@@ -9,9 +9,9 @@ is the time for a snapshot of a session that changed many files. `forks` is the 
 of that session were opened, up to the first result of the last fork; then each fork changes the
 same file, and `diverged` says how many kept their own change. `many` gives the disk space and the
 proportional memory (PSS) of each of many open sessions of the image, and the same for containers of
-podman and of apptainer, and for bubblewrap alone with a read-only image. `--many N` opens N of ours
-and of bubblewrap's, `--theirs N` N containers. `left_out` says why a kind is missing, and `opened`
-how many could be opened. PSS can be read by root only.
+podman and of apptainer, and for bubblewrap alone with a read-only image. `--many N` opens N
+sandboxes of ours and of bubblewrap's, `--theirs N` opens N containers. `left_out` says why a kind
+is missing, and `opened` how many could be opened. PSS can be read by root only.
 """
 
 from __future__ import annotations

@@ -119,8 +119,9 @@ def hold(c: Cluster, node: str, hosts: str) -> None:
 
 
 def addresses_of_host() -> list[str]:
-    """This host's own addresses besides those of the clusters' bridges. Nodes reach it there, as a
-    site's nodes reach the login node at the address of its name; nothing is forwarded beyond."""
+    """Returns this host's own addresses, besides those of the clusters' bridges, as they are now.
+    Nodes reach this host at them, as a site's nodes reach the login node at the address of its
+    name. Nothing is forwarded beyond this host."""
     rows = (row.split() for row in ip("-4", "-o", "addr", "show", "scope", "global").splitlines())
     return sorted({row[3].partition("/")[0] for row in rows if not row[1].startswith("dcb")})
 
