@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import shutil
 import signal
 import statistics
@@ -119,6 +120,8 @@ def pss_mib(pids: Iterator[int] | list[int]) -> float:
 def each(count: int, before: tuple[float, float], after: tuple[float, float], took: float
          ) -> dict[str, Any]:
     """Returns the cost of one of `count` sandboxes, from disk and memory before and after."""
+    if not count:
+        raise OSError("none was opened")
     return {"opened": count, "disk_kib": round((after[0] - before[0]) * 1024 / count, 1),
             "pss_mib": round((after[1] - before[1]) / count, 3),
             "start_ms": round(1e3 * took / count, 2)}
@@ -200,20 +203,26 @@ def apptainer(image: str, count: int, patience_s: float) -> dict[str, Any]:
     """
     argv = ["apptainer", "--silent", "exec", "--containall", "--no-mount", "hostfs,cwd,home", image,
             "/bin/sh", "-c", "echo ready; read wait"]
-    began, some = time.perf_counter(), list[subprocess.Popen[bytes]]()
+    some, opened = list[subprocess.Popen[bytes]](), list[subprocess.Popen[bytes]]()
+    began = time.perf_counter()
     try:
         while len(some) < count and time.perf_counter() - began < patience_s:
             one = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE)
             some.append(one)
             assert one.stdout is not None and one.stderr is not None
+            rest_s = max(0.0, began + patience_s - time.perf_counter())
+            if not select.select([one.stdout], [], [], rest_s)[0]:
+                one.kill()
+                break  # the patience is used up; this one does not count
             if one.stdout.readline() != b"ready\n":
                 one.kill()
                 said = one.stderr.read().decode(errors="replace").strip().splitlines()
                 raise OSError(f"apptainer: {(said or ['it ended at once'])[-1]}")
+            opened.append(one)
         took = time.perf_counter() - began
-        pids = [pid for one in some for pid in (one.pid, *process_tree.descendants(one.pid))]
-        return each(len(some), (0.0, 0.0), (0.0, pss_mib(pids)), took)
+        pids = [pid for one in opened for pid in (one.pid, *process_tree.descendants(one.pid))]
+        return each(len(opened), (0.0, 0.0), (0.0, pss_mib(pids)), took)
     finally:
         for one in some:
             one.kill()
@@ -250,7 +259,8 @@ def main() -> int:
              "theirs_s": 20} if args.tiny else {
         "rounds": 60, "files": 2000, "changed": 200, "forks": 64, "many": 500, "theirs": 500,
         "theirs_s": 90}
-    count |= {name: given for name in ("many", "theirs") if (given := getattr(args, name))}
+    count |= {name: given for name in ("many", "theirs")
+              if (given := getattr(args, name)) is not None}
     figures: dict[str, Any] = {}
     signal.signal(signal.SIGTERM, lambda number, where: sys.exit(1))
     with ExitStack() as stack:

@@ -24,6 +24,9 @@ class ActionState(str, Enum):
     PREEMPTED = "PREEMPTED"
 
 
+ENDED_BY_ITSELF = (ActionState.COMPLETED, ActionState.FAILED)  # nobody and no limit ended it
+
+
 class LeaseState(str, Enum):
     """The states of a lease, which ends when its node has released everything that was lent."""
 

@@ -235,14 +235,10 @@ def _is_own(folder: int, users: UserMap) -> bool:
     overlay cannot change a file of any other owner. Only a part of the upper two levels is
     examined, because a whole image would take too long."""
     uids, gids = users.outside()
-    seen = set[tuple[int, int]]()  # owners that were found in the maps; most files have the same
 
     def mapped(about: os.stat_result) -> bool:
-        owner = about.st_uid, about.st_gid
-        if owner not in seen and any(owner[0] in each for each in uids) and any(
-                owner[1] in each for each in gids):
-            seen.add(owner)
-        return owner in seen
+        return (any(about.st_uid in each for each in uids)
+                and any(about.st_gid in each for each in gids))
 
     if not mapped(os.fstat(folder)):
         return False

@@ -17,7 +17,7 @@ from ...domain.decision import Decision, ReplyToClient, ResizeLease, StartLease
 from ...domain.ids import client_of
 from ...domain.retry import is_retried, is_sent_back
 from ...domain.service import endpoint_of, service_of
-from ...domain.states import ActionState, LeaseState, SessionState
+from ...domain.states import ENDED_BY_ITSELF, ActionState, LeaseState, SessionState
 from ..placement.batches import forget, note
 from ..placement.placers.resize_cost import MOST_NS
 from ..placement.prefetch import PACE, is_short
@@ -34,7 +34,6 @@ from .quota_events import count_call
 from .service_events import note_restore
 
 RESIZE_PACE = 8  # the mean is exponential: the last 8 leases have about two thirds of the weight
-_WHOLE = (ActionState.COMPLETED, ActionState.FAILED)  # the action ended by itself
 
 
 def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Decision]:
@@ -126,7 +125,8 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
     forced = entry.forced_outcome is not None
     sent_back = not forced and is_sent_back(entry.action, outcome)
     if entry.action.kind is not Kind.BACKGROUND:
-        ledger.estimator.ended(entry.action, () if sent_back else spans, outcome.state in _WHOLE,
+        ledger.estimator.ended(entry.action, () if sent_back else spans,
+                               outcome.state in ENDED_BY_ITSELF,
                                cpu_to_learn(outcome, spans) if lease.key == "cpu" else 0)
     if lease.key != "cpu":
         count_call(ledger, lease, event.at, outcome)

@@ -20,7 +20,7 @@ from ...accounting.record import ActionRecord, Fold
 from ...domain.action import Action, Kind
 from ...domain.ids import client_of, show
 from ...domain.service import MICRO
-from ...domain.states import ActionState
+from ...domain.states import ENDED_BY_ITSELF
 from ...errors import InvalidInput
 from ...scheduler.state.estimator import Estimator, cpu_to_learn, work_of
 from ..workload import (
@@ -189,8 +189,8 @@ class _Serials:
                 self.estimated += 1
                 self._estimator.began(r.action)
                 spans, cpu_ns = _run_spans(r), 0
-                if r.action.key == "cpu" and r.outcome is not None and r.outcome.state in (
-                        ActionState.COMPLETED, ActionState.FAILED):
+                if r.action.key == "cpu" and (r.outcome is not None
+                                              and r.outcome.state in ENDED_BY_ITSELF):
                     cpu_ns = cpu_to_learn(r.outcome, spans)
                 self._estimator.ended(r.action, spans, True, cpu_ns)
 
