@@ -11,7 +11,7 @@ import contextlib
 import os
 from pathlib import Path
 
-_FOLDER = "/dev/shm/mpich_shm_"
+MPICH_FILES = "/dev/shm/mpich_shm_"  # what their paths begin with
 
 
 def forget_names(maps: Path = Path("/proc/self/maps")) -> list[str]:
@@ -23,7 +23,7 @@ def forget_names(maps: Path = Path("/proc/self/maps")) -> list[str]:
         lines = maps.read_text().splitlines()
     except OSError:
         return []
-    names = {line[line.index(_FOLDER):] for line in lines if _FOLDER in line}
+    names = {line[line.index(MPICH_FILES):] for line in lines if MPICH_FILES in line}
     for name in names:
         with contextlib.suppress(OSError):  # another rank of this node has unlinked it
             os.unlink(name)

@@ -20,9 +20,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
+from .mpi_shm import MPICH_FILES
+
 _WATCH = """
 import os, select, signal, sys
-parent, limit, first, hung, died, *step = sys.argv[1:]
+parent, limit, first, hung, died, shm, *step = sys.argv[1:]
 def wake():
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -32,15 +34,27 @@ def wake():
                     os.kill(int(pid), signal.SIGCONT)
         except OSError:
             pass
-left, ready, looks = float(limit), [], 0
+def shared(names):
+    try:
+        with open(f"/proc/{parent}/maps") as maps:
+            return names | {line[line.index(shm):].strip() for line in maps if shm in line}
+    except OSError:
+        return names
+left, ready, looks, names = float(limit), [], 0, set()
 while left > 0 and not ready:
     wait, looks = min(left, 1.0), looks + 1
     ready = select.select([0], [], [], wait)[0]
     left -= wait
+    names = shared(names)
     if step and left < float(limit) / 2 and looks % 5 == 0:
         wake()
 if ready and os.read(0, 1):
     sys.exit(0)
+for name in names:
+    try:
+        os.unlink(name)
+    except OSError:
+        pass
 if not ready:
     os.write(2, hung.encode())
     try:
@@ -92,7 +106,8 @@ def start_watchdog(pid: int, rank: int, timeout_s: float, remedy: str,
     program began: stopped processes of the same job step on this node are continued, as they would
     keep the step from ever ending. If the body takes longer than `timeout_s`, this process ends
     with one line and status 2. If the process ends by itself inside the body, rank 0's watchdog
-    says so.
+    says so. In both cases the files of MPICH's shared memory that the process had mapped at the
+    last look are unlinked: such a world never comes up, and MPICH would leave them behind.
 
     Args:
         pid: this process.
@@ -109,7 +124,7 @@ def start_watchdog(pid: int, rank: int, timeout_s: float, remedy: str,
     died = ("tangram: a rank ended while the MPI world came up; if the launcher's lines name no "
             f"other reason, this MPI does not fit the launcher: {remedy}\n")
     arguments = [str(pid), str(timeout_s + (_LATER_S if rank else 0)), str(int(rank == 0)), hung,
-                 died, *step]
+                 died, MPICH_FILES, *step]
     try:
         child = subprocess.Popen([sys.executable, "-S", "-E", "-c", _WATCH, *arguments],
                                  stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
