@@ -12,6 +12,7 @@ trajectory that goes on is an exception: its id stays, and its end is the last r
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -122,14 +123,26 @@ def send(found: Iterable[Any], endpoint: str) -> int:
         raise MissingExtra("export: spans need OpenTelemetry's exporter: "
                            f"{how_to_install('export')}") from None
     exporter: Any = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None)
-    sent, rest = 0, iter(found)
+    sent, rest, said = 0, iter(found), _LastWords()
+    logging.getLogger("opentelemetry").addHandler(said)
     try:
         while batch := list(islice(rest, _BATCH)):
             if exporter.export(batch) is not SpanExportResult.SUCCESS:
                 raise TangramError(f"export: the collector {endpoint or '(OTEL_EXPORTER_OTLP_*)'} "
-                                   f"took {sent} spans and refused the next {len(batch)}; "
-                                   "repeat the export when it can be reached")
+                                   f"took {sent} spans and not the next {len(batch)} "
+                                   f"({said.words}); repeat the export when it can be reached")
             sent += len(batch)
     finally:
+        logging.getLogger("opentelemetry").removeHandler(said)
         exporter.shutdown()
     return sent
+
+
+class _LastWords(logging.Handler):
+    """Keeps the last line that a library logs, and lets none reach the terminal by itself."""
+
+    words = "no reason given"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        self.words = record.getMessage().rstrip(".")

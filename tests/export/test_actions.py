@@ -149,7 +149,8 @@ def test_each_action_is_a_span_below_its_trajectory(capsys: pytest.CaptureFixtur
             exported(capsys, "otel", "--endpoint", url)
         _Collector.status = 400  # one that is not tried again
         assert main(["export", "otel", "-j", "4711", "--endpoint", url]) == 1
-        assert "refused the next" in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and "and not the next" in error and "code: 400" in error
     finally:
         _Collector.status = 200
         server.shutdown()
