@@ -210,7 +210,7 @@ class PoolShares:
 
 
 class Ordered(Protocol):
-    """A list of waiting actions in the list's own order."""
+    """A list of waiting actions of one client and group, as the placer sorts them."""
 
     def head(self) -> object | None:
         """The first action that is left; None at the end."""
