@@ -58,8 +58,8 @@ run: install
 # plugin is built with, and programs for the sandboxes, each as PROGRAM:PACKAGE.
 PROGRAMS := bwrap:bubblewrap newuidmap:uidmap fuse-overlayfs:fuse-overlayfs \
   slirp4netns:slirp4netns
-LONG_PROGRAMS := debootstrap:debootstrap buildah:buildah podman:podman nft:nftables zsh:zsh \
-  psql:postgresql mariadbd:mariadb-server \
+LONG_PROGRAMS := debootstrap:debootstrap qemu-aarch64-static:qemu-user-static buildah:buildah \
+  podman:podman nft:nftables zsh:zsh psql:postgresql mariadbd:mariadb-server \
   chromium:chromium chromedriver:chromium-driver \
   prometheus:prometheus prometheus-node-exporter:prometheus-node-exporter
 MISSING = for each in $(1); do \

@@ -33,7 +33,7 @@ from .connecting import connect
 from .http_server import HttpServer
 from .restarts import RestartLimit, crashed, how_it_ended, mark_crashed
 
-_START_S = 30.0
+_START_S = 120.0  # an import from a busy shared file system can take a minute
 _WORKERS_MAX = 1024
 # workers that end within _SHORT_S seconds _AGAIN_MAX times in a row are not started again
 _SHORT_S, _AGAIN_MAX = 10.0, 3

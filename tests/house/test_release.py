@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 from helpers.debian_image import debian_root
-from helpers.newer_slurm import BEGIN, ENV, ISOLATED
+from helpers.other_system import BEGIN, ENV, ISOLATED
 
 REPO = Path(__file__).resolve().parents[2]
 if sys.version_info >= (3, 11):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from helpers.debian_image import debian_root
-from helpers.newer_slurm import ENV, ISOLATED
+from helpers.other_system import ENV, ISOLATED
 
 REPO = Path(__file__).resolve().parents[2]
 SUITE = "sid"  # Debian 12 and 13 have no apptainer

@@ -9,10 +9,10 @@ import os
 import re
 
 import pytest
-from helpers import newer_slurm
+from helpers import other_system
 
-RELEASES = [r for r in newer_slurm.SYSTEMS
-            if r in os.environ.get("TANGRAM_TEST_SLURM", ",".join(newer_slurm.SYSTEMS)).split(",")]
+RELEASES = [r for r in other_system.SYSTEMS
+            if r in os.environ.get("TANGRAM_TEST_SLURM", ",".join(other_system.SYSTEMS)).split(",")]
 pytestmark = [pytest.mark.long, pytest.mark.slurm, pytest.mark.timeout(2400),
               pytest.mark.parametrize("release", RELEASES)]
 
@@ -77,8 +77,8 @@ python3 -m pytest -v -p no:cacheprovider -rs tests/slurm/test_spank.py \\
 def run_on(release: str, script: str) -> str:
     """The output of a script in a system with this release of Slurm; the script must succeed."""
     try:
-        done = newer_slurm.run(script, 1200, newer_slurm.SYSTEMS[release])
-    except newer_slurm.Unavailable as why:
+        done = other_system.run(script, 1200, other_system.SYSTEMS[release])
+    except other_system.Unavailable as why:
         pytest.skip(str(why))
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-3000:]
@@ -94,7 +94,7 @@ def test_the_commands_adapter_keeps_the_contract_on_other_slurms(release: str) -
 def test_the_hetjob_template_runs_to_its_end(release: str) -> None:
     """Workers on two kinds of nodes; two ranks, with MPI and the gateway where Slurm has PMIx; its
     summary in sacct."""
-    if newer_slurm.SYSTEMS[release].pmix:
+    if other_system.SYSTEMS[release].pmix:
         words, trainer = "-o mpi=pmix", "trainer_actions.py 200"
         wanted, rows = "200 of 200 ok on 2 ranks by mpi", "=200=true|COMPLETED"
     else:

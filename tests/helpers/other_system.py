@@ -1,17 +1,21 @@
-"""Owns: folders with another release of Debian or Ubuntu in them, its Slurm and Python, made by
-debootstrap and kept in `.vm`; and running a script there. Must not know what is run.
+"""Owns: folders with another release of Debian or Ubuntu in them, or one for other processors, made
+by debootstrap and kept in `.vm`; and running a script there. Must not know what is run.
 
 The script runs as root below that folder, in namespaces of its own for processes, mounts, network,
-hostname and IPC: what it boots cannot meet the machine's, and ends with it.
+hostname and IPC: what it boots cannot meet the machine's, and ends with it. Programs for another
+processor are run by QEMU's user mode emulation, which the kernel is told of for that time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,33 +35,46 @@ UBUNTU_KEYS = "usr/share/keyrings/ubuntu-archive-keyring.gpg"
 
 @dataclass(frozen=True)
 class System:
-    """A release of a distribution, for the Slurm that it has.
+    """A release of a distribution.
 
     Attributes:
-        slurm: the release of Slurm, such as "24.11".
         suite: what the distribution calls its own release.
         ubuntu: whether it is Ubuntu's, else Debian's.
         pmix: whether its Slurm has a plugin for PMIx.
         pip: requirements that its own packages are too old for, or that it has no package of.
+        packages: what is installed of its own packages.
+        emulated: whether it is for aarch64 (Debian's arm64), and this machine is not.
     """
 
-    slurm: str
     suite: str
     ubuntu: bool = False
     pmix: bool = True
     pip: tuple[str, ...] = ()
+    packages: tuple[str, ...] = PACKAGES
+    emulated: bool = False
 
     @property
     def root(self) -> Path:
         """The folder that the system is in."""
-        return CACHE / self.suite
+        return CACHE / (f"{self.suite}-arm64" if self.emulated else self.suite)
 
 
-SYSTEMS = {system.slurm: system for system in (
-    System("23.11", "noble", ubuntu=True, pip=("pydantic>=2.5", "msgspec", "cryptography>=42")),
-    System("24.11", "trixie"),
-    System("25.11", "resolute", ubuntu=True),
-    System("26.05", "forky", pmix=False))}
+SYSTEMS = {  # by the release of Slurm that they have
+    "23.11": System("noble", ubuntu=True, pip=("pydantic>=2.5", "msgspec", "cryptography>=42")),
+    "24.11": System("trixie"),
+    "25.11": System("resolute", ubuntu=True),
+    "26.05": System("forky", pmix=False),
+}
+ARM64 = System("bookworm", emulated=True, packages=(
+    "gcc", "libc6-dev", "python3-dev", "iproute2", "procps", "bubblewrap"), pip=(
+    "pydantic>=2.5", "msgspec>=0.18", "cryptography>=42", "shtab>=1.7", "numpy>=1.24",
+    "cloudpickle>=3.0", "sqlalchemy>=2.0.20", "setuptools", "pytest", "pytest-timeout",
+    "hypothesis"))  # fmt: skip
+BINFMT = Path("/proc/sys/fs/binfmt_misc")
+QEMU = "/usr/bin/qemu-aarch64-static"
+# the first bytes of a program for aarch64, and which of their bits count
+AARCH64 = (r"\x7f\x45\x4c\x46\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00:"
+           r"\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff")
 SEEN = ("tangram_hpc", "slurm", "tests", "sbatch_templates", "bench", "pyproject.toml", "setup.py",
         "README.md")
 ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root",
@@ -131,8 +148,12 @@ def _bootstrap(system: System) -> None:
     CACHE.mkdir(exist_ok=True)
     if shutil.disk_usage(CACHE).free < FREE_GB << 30:
         raise Unavailable(f"needs {FREE_GB} GB of disk at {CACHE}")
-    part = CACHE / f"{system.suite}.part"
+    part = system.root.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)
+    if system.emulated:
+        _unpack(system, part)
+        part.rename(system.root)
+        return
     options = ([f"--keyring={_ubuntu_keys()}", "--components=main,universe"] if system.ubuntu
                else [])
     # debootstrap is older than the release, whose script is as that of every release
@@ -146,6 +167,50 @@ def _bootstrap(system: System) -> None:
     policy.write_text("#!/bin/sh\nexit 101\n")  # no daemon starts because it was installed
     policy.chmod(0o755)
     part.rename(system.root)
+
+
+def _unpack(system: System, root: Path) -> None:
+    """Unpacks all packages into `root` and configures none, which would take long under emulation
+    and is not needed to run programs.
+    """
+    _do(["unshare", "--mount", "debootstrap", "--foreign", "--arch=arm64", "--variant=minbase",
+         f"--include={','.join(system.packages)}", system.suite, str(root), _mirror()], 900)
+    for package in sorted(root.glob("var/cache/apt/archives/*.deb")):
+        _do(["bash", "-c", 'set -o pipefail; dpkg-deb --fsys-tarfile "$0" | '
+             'tar -x --keep-directory-symlink -C "$1"', str(package), str(root)], 60)
+        package.unlink()
+    for name in ("passwd", "group"):
+        shutil.copy(root / f"usr/share/base-passwd/{name}.master", root / "etc" / name)
+    if (root / "proc").is_symlink():  # debootstrap does that inside of a container
+        (root / "proc").unlink()
+    (root / "proc").mkdir(exist_ok=True)
+    for name in ("null", "zero", "full", "random", "urandom", "tty"):
+        if not (root / "dev" / name).exists():
+            os.mknod(root / "dev" / name, stat.S_IFCHR | 0o666, os.stat(f"/dev/{name}").st_rdev)
+    (root / "dev/shm").mkdir(exist_ok=True)
+
+
+@contextlib.contextmanager
+def _emulation(system: System) -> Iterator[None]:
+    """Lets the kernel run programs for the system's processor by QEMU.
+
+    Raises:
+        Unavailable: it cannot.
+    """
+    name = BINFMT / "tangram-test-aarch64"
+    if not system.emulated or list(BINFMT.glob("qemu-aarch64")):
+        yield
+        return
+    if not Path(QEMU).exists():
+        raise Unavailable(f"needs {QEMU} (Debian: apt-get install qemu-user-static)")
+    if not (BINFMT / "register").exists():
+        _do(["mount", "-t", "binfmt_misc", "binfmt_misc", str(BINFMT)], 30)
+    # F: the interpreter is opened now, since it is not there below another root
+    (BINFMT / "register").write_text(f":{name.name}:M::{AARCH64}:{QEMU}:F")
+    try:
+        yield
+    finally:
+        name.write_text("-1")
 
 
 def _inside(root: Path) -> list[str]:
@@ -165,30 +230,37 @@ def _ubuntu_keys() -> Path:
 def _install(system: System) -> None:
     """Installs all packages, where another list was installed."""
     root, made = system.root, system.root / "made"
-    wanted = [p for p in PACKAGES if p.removeprefix("python3-") not in
+    wanted = [p for p in system.packages if p.removeprefix("python3-") not in
               {re.split("[<>=]", line)[0] for line in system.pip}] + ["python3-pip"] * bool(
                   system.pip)
     if made.exists() and made.read_text().split() == [*wanted, *system.pip]:
         return
-    inside = _inside(root)
-    # a mirror may be a copy of some weeks ago, whose lists of an unstable suite count as expired
-    _do([*inside, "apt-get", "update", "-q", "-o", "Acquire::Check-Valid-Until=false"], 300)
-    _do([*inside, "apt-get", "install", "-q", "-y", "--no-install-recommends", *wanted], 900)
-    _do([*inside, "apt-get", "clean"], 60)
+    if not system.emulated:  # where it is, they were unpacked
+        _install_by_apt(root, wanted)
     if system.pip:
         _install_by_pip(system)
     made.write_text("\n".join([*wanted, *system.pip]))
 
 
+def _install_by_apt(root: Path, wanted: list[str]) -> None:
+    """Installs packages of the distribution."""
+    inside = _inside(root)
+    # a mirror may be a copy of some weeks ago, whose lists of an unstable suite count as expired
+    _do([*inside, "apt-get", "update", "-q", "-o", "Acquire::Check-Valid-Until=false"], 300)
+    _do([*inside, "apt-get", "install", "-q", "-y", "--no-install-recommends", *wanted], 900)
+    _do([*inside, "apt-get", "clean"], 60)
+
+
 def _install_by_pip(system: System) -> None:
     """Installs wheels that this machine's pip fetches for the other system's Python."""
-    site = "usr/local/lib/python3/dist-packages"
     said = subprocess.run(["chroot", str(system.root), "python3", "-c",
                            "import sys; print(*sys.version_info[:2], sep='.')"],
                           capture_output=True, text=True, check=True).stdout.strip()
-    _do([sys.executable, "-m", "pip", "install", "-q", "--only-binary=:all:", "--python-version",
-         said, "--target", str(system.root / site.replace("python3/", f"python{said}/")),
-         "--upgrade", *system.pip], 600)
+    site = system.root / f"usr/local/lib/python{said}/dist-packages"
+    platforms = [f"--platform={name}_aarch64" for name in (
+        "manylinux2014", "manylinux_2_17", "manylinux_2_28")] if system.emulated else []
+    _do([sys.executable, "-m", "pip", "install", "-q", "--only-binary=:all:", *platforms,
+         "--python-version", said, "--target", str(site), "--upgrade", *system.pip], 600)
 
 
 def run(script: str, seconds: float, system: System) -> subprocess.CompletedProcess[str]:
@@ -199,8 +271,18 @@ def run(script: str, seconds: float, system: System) -> subprocess.CompletedProc
     Raises:
         Unavailable: the system is not there and cannot be made.
     """
-    root = make(system)
-    tree = root / "opt" / "tangram"
+    with _emulation(system):
+        root = make(system)
+        _copy_tree(root / "opt" / "tangram")
+        (root / "etc/hosts").write_text("127.0.0.1 localhost\n127.0.0.1 newer\n")
+        (root / "opt/script").write_text(script)
+        return subprocess.run([*ISOLATED, "bash", "-c", BEGIN.format(root=root)], env=ENV,
+                              text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, timeout=seconds, check=False)
+
+
+def _copy_tree(tree: Path) -> None:
+    """Copies what the scripts use of this tree."""
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir(parents=True)
     skip = shutil.ignore_patterns("__pycache__", "*.so", "*.o")
@@ -210,8 +292,3 @@ def run(script: str, seconds: float, system: System) -> subprocess.CompletedProc
             shutil.copytree(path, tree / name, ignore=skip)
         else:
             shutil.copy(path, tree / name)
-    (root / "etc/hosts").write_text("127.0.0.1 localhost\n127.0.0.1 newer\n")
-    (root / "opt/script").write_text(script)
-    return subprocess.run([*ISOLATED, "bash", "-c", BEGIN.format(root=root)], env=ENV, text=True,
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, timeout=seconds, check=False)
