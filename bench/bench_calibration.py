@@ -7,9 +7,11 @@ line says how good the estimates were:
    and 100 of its actions had ended, and beside it a running mean of those that ended.
 2. *Serial fractions.* The learned value at the same moments beside the true mean of the class.
 3. *Forecasts.* At regular times one waiting action and one running one are drawn. `start` is when
-   `tangram explain` expects the waiting action to start, `end` when the running one should end:
-   how many were known, and how many of these within 25 % of the time from the question on. `told`
-   is the same with durations that are given, which is the most that better estimates can bring.
+   `tangram explain` expects the waiting action to start, `waiting_end` when that should end, `end`
+   when the running one should end: how many were known, and how many of these within 25 % of the
+   time from the question on; how many intervals were stated, and the share of true times inside,
+   beside their level. `told` is the same with durations that are given, which is the most that
+   better estimates can bring; its intervals are points.
 
 Loads: `coding-200` of the package; three that are generated with what makes learning hard (a class
 that mixes short and long actions, one whose works double halfway, a burst whose short actions end
@@ -26,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import common
 
@@ -34,6 +36,7 @@ from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.scheduler.forecast import expected_end, forecast
+from tangram_hpc.scheduler.intervals import LEVEL, Interval, end_interval, start_interval
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.simulator.workload import (
     Cluster,
@@ -53,7 +56,16 @@ CLASS_MIN = 30  # classes with fewer actions have no row of their own
 FORECASTS = 200  # about as many questions of each kind are asked in a run
 DEGREES = [1, 2, 4, 8, 16]
 TOKENS_PER_S = 100  # how fast a policy is taken to write the tokens of a trace
+KINDS = ("start", "end", "waiting_end")  # which forecasts are asked for
 Of = tuple[str, str]  # key and name of a class
+
+
+class Asked(NamedTuple):
+    """An answer of `explain`: when it was asked for, the time that it expects, and its interval."""
+
+    at: int
+    told: int | None
+    between: Interval | None
 
 
 # ---- loads ------------------------------------------------------------------------------------
@@ -192,8 +204,8 @@ class Scored(SimulationWorld):
         self.estimates: dict[Of, dict[int, float]] = defaultdict(dict)
         self.baseline: dict[Of, dict[int, float]] = defaultdict(dict)
         self.serials: dict[Of, dict[int, int]] = defaultdict(dict)
-        self.asked: dict[str, dict[int, tuple[int, int | None]]] = {"start": {}, "end": {}}
-        self.answers: dict[str, list[tuple[int, int, int | None]]] = {"start": [], "end": []}
+        self.asked: dict[str, dict[int, Asked]] = {kind: {} for kind in KINDS}
+        self.answers: dict[str, list[tuple[int, Asked]]] = {kind: [] for kind in KINDS}
 
     def _record_event(self, fact: ev.Event) -> None:
         ended = None
@@ -207,6 +219,7 @@ class Scored(SimulationWorld):
         super()._record_event(fact)
         if ended is not None:
             self._note_answer("end", ended, fact.at)
+            self._note_answer("waiting_end", ended, fact.at)
             self._note_end(action)
 
     def _note_submission(self, action: Action) -> None:
@@ -235,17 +248,20 @@ class Scored(SimulationWorld):
                    and a not in self.asked["start"]]
         if waiting:
             action = self._rng.choice(waiting)
-            self.asked["start"][action] = now, forecast(self.scheduler, action, now).at
+            told = forecast(self.scheduler, action, now)
+            bounds = start_interval(self.scheduler, action, now, told)
+            self.asked["start"][action] = Asked(now, told.at, bounds.start)
+            self.asked["waiting_end"][action] = Asked(now, told.end, bounds.end)
         running = [x for x in ledger.leases.values() if x.begun and x.action
                    not in self.asked["end"]]
         if running:
             lease = self._rng.choice(running)
-            self.asked["end"][lease.action] = now, expected_end(ledger, lease, now)
+            self.asked["end"][lease.action] = Asked(now, expected_end(ledger, lease, now),
+                                                    end_interval(ledger, lease, now))
 
     def _note_answer(self, what: str, action: int, at: int) -> None:
         if action in self.asked[what]:
-            now, told = self.asked[what].pop(action)
-            self.answers[what].append((now, at, told))
+            self.answers[what].append((at, self.asked[what].pop(action)))
 
     # ---- what the line has
 
@@ -271,11 +287,16 @@ def _rounded(by_count: dict[int, float]) -> dict[int, float]:
     return {count: round(ratio, 2) for count, ratio in by_count.items()}
 
 
-def _scored(answers: list[tuple[int, int, int | None]]) -> dict[str, Any]:
-    known = [(told - asked, true - asked) for asked, true, told in answers if told is not None]
+def _scored(answers: list[tuple[int, Asked]]) -> dict[str, Any]:
+    known = [(asked.told - asked.at, true - asked.at) for true, asked in answers
+             if asked.told is not None]
     near = sum(abs(told - true) <= true / 4 for told, true in known)
+    bounds = [(*asked.between, true) for true, asked in answers if asked.between is not None]
+    inside = sum(low <= true <= high for low, high, true in bounds)
     return {"asked": len(answers), "known": len(known),
-            "within_25_pct": round(near / len(known), 2) if known else None}
+            "within_25_pct": round(near / len(known), 2) if known else None,
+            "intervals": len(bounds), "level": LEVEL,
+            "inside": round(inside / len(bounds), 2) if bounds else None}
 
 
 def calibrated(work: Workload, cluster: Cluster, seed: int) -> dict[str, Any]:

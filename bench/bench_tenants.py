@@ -4,7 +4,11 @@
    step, each for a tenant of its own. They run on one broker, and on two brokers of half its size;
    each also runs alone on the whole. The line has the mean ACT and the step of each, as ratios, and
    how many of the cores one broker needs for the mean ACT of the two halves.
-2. *Flood, live.* A client of one tenant submits no-op functions without a pause. The line has p50
+2. *Shares, simulated.* Tenants that always want more than there is: two with shares of 3 and 1
+   under each placer, and fifty with shares from 1 to 4. The line has, over all windows of 10 s that
+   begin at a whole second, the least and the largest part of the units that the tenant
+   with 3 shares held, and by how much any of the fifty was off its part, at worst.
+3. *Flood, live.* A client of one tenant submits no-op functions without a pause. The line has p50
    and p99 of single calls of another tenant's client, before the flood and during it.
 """
 
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -25,18 +30,31 @@ import common
 
 import tangram_hpc
 from tangram_hpc import LocalCluster
+from tangram_hpc.config.tenants import Tenant
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.simulator.run_records import RunRecords
 from tangram_hpc.simulator.simulate import simulate
+from tangram_hpc.simulator.tenant_usage import TenantUsage
 from tangram_hpc.simulator.workload import (
     Cluster,
+    ClusterNode,
+    WorkAction,
     Workload,
+    WorkloadTrajectory,
+    WorkloadTurn,
     read_cluster,
     read_workload,
     together,
 )
+from tangram_hpc.simulator.world import SimulationWorld
 
 OFFSETS = (0.0, 0.25, 0.5)  # of a step
+WINDOW_S = 10
+# placer, CPUs of a node, nodes, degrees of each action; of 16 CPUs both parts are whole numbers
+SHARED = (("elastic", 16, 1, (1, 2, 4, 8)), ("elastic", 10, 1, (1, 2, 4, 8)),
+          ("elastic", 16, 1, (4,)), ("elastic", 14, 1, (4,)), ("elastic", 5, 2, (1, 2)),
+          ("elastic", 16, 8, (1, 2, 4)), ("fcfs:4", 14, 1, (1, 2, 4)), ("paper", 10, 1, (1, 2, 4)),
+          ("first-fit", 10, 1, (1,)))
 LEFT = (0.9, 0.8, 0.7, 0.6, 0.5)  # sizes that one broker is tried with
 
 
@@ -97,6 +115,76 @@ def trainings(work: Workload, cluster: Cluster, durations: str, sizes: tuple[flo
     return rows
 
 
+class _Enough(Exception):
+    """The simulation has lasted long enough."""
+
+
+def lanes(tenant: str, count: int, work_s: float, degrees: tuple[int, ...], seed: int
+          ) -> list[WorkloadTrajectory]:
+    """Trajectories that always have one action under way, of exponential work."""
+    rng = random.Random(seed)
+
+    def turn() -> WorkloadTurn:
+        work = work_s * (.05 + rng.expovariate(1))
+        return WorkloadTurn(think_s=0, actions=(WorkAction(
+            name="x", resource="cpu", work_s=work, degrees=degrees, serial=.05),))
+
+    return [WorkloadTrajectory(trajectory=f"{tenant}/{k}", tenant=tenant, start_s=0,
+                               turns=tuple(turn() for _ in range(120))) for k in range(count)]
+
+
+def parts(placer: str, cpus: int, nodes: int, tenants: dict[str, Tenant],
+          work: list[WorkloadTrajectory], seconds: int) -> list[dict[str, float]]:
+    """The part of the units that each tenant held, in each window of a simulation."""
+    cluster = Cluster(nodes=(ClusterNode(name="n", count=nodes, cpus=cpus, mem_mib=1 << 20),),
+                      tenants=tenants)
+    world = SimulationWorld(Workload(name="shares", trajectories=tuple(work)), cluster,
+                            make_placer(placer), oracle=True)
+    world.events = []
+
+    def stop(left: int) -> None:
+        if world.event_queue.now > seconds * 10**9:
+            raise _Enough
+
+    try:
+        world.run(stop)
+        sys.exit("bench_tenants: shares: the workload ended before the simulation did")
+    except _Enough:
+        usage = TenantUsage()
+        for event in world.events:
+            usage.add(event)
+    found = []
+    for first in range(1, seconds - WINDOW_S):
+        held = usage.between(first, first + WINDOW_S)
+        found.append({tenant: held[tenant] / sum(held.values()) for tenant in tenants})
+    return found
+
+
+def shares(cases: tuple[tuple[str, int, int, tuple[int, ...]], ...], many: int,
+           nodes: int, seconds: int) -> dict[str, Any]:
+    """How closely shares are kept: of two tenants in each case, and of `many` on nodes of 32 CPUs.
+    """
+    rows = []
+    for placer, cpus, number, degrees in cases:
+        count = 2 * cpus * number
+        windows = parts(placer, cpus, number, {"big": Tenant(shares=3), "small": Tenant()},
+                        [*lanes("big", count, .5, degrees, 1),
+                         *lanes("small", count, .5, degrees, 2)], seconds)
+        big = [each["big"] for each in windows]
+        rows.append({"placer": placer, "nodes": number, "cpus": cpus, "degrees": degrees,
+                     "windows": len(big), "least": round(min(big), 4),
+                     "largest": round(max(big), 4)})
+    tenants = {f"t{k}": Tenant(shares=1 + k % 4) for k in range(many)}
+    total = sum(each.shares for each in tenants.values())
+    windows = parts("elastic", 32, nodes, tenants, [lane for k in range(many) for lane in lanes(
+        f"t{k}", 8, 1., (1, 2, 4), k)], seconds)
+    off = [abs(each[name] * total / tenant.shares - 1)
+           for each in windows for name, tenant in tenants.items()]
+    return {"three_to_one": rows, "many": {
+        "tenants": many, "nodes": nodes, "cpus": 32, "windows": len(windows),
+        "worst_off": round(max(off), 3), "mean_off": round(sum(off) / len(off), 3)}}
+
+
 def nothing() -> None:
     """A call that does nothing."""
 
@@ -152,6 +240,7 @@ def main() -> None:
     p.add_argument("--calls", type=int, default=500, help="single calls before and in the flood")
     p.add_argument("--open", type=int, default=1_000_000, help="most open actions of the flood")
     p.add_argument("--only-flood", action="store_true", help="without the simulations")
+    p.add_argument("--only-shares", action="store_true", help="the second part alone")
     p.add_argument("--flood", default="", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.flood:
@@ -160,15 +249,22 @@ def main() -> None:
     if args.tiny:
         work, cluster = read_workload(Path("mixed-24")), read_cluster(Path("24"))
         sizes, calls, seconds = (0.5,), 5, .1
+        shared = (("elastic", 4, 1, (1, 2)),), 12, 1, WINDOW_S + 2
     else:
         work, cluster = read_workload(args.workload), read_cluster(args.cluster)
         sizes, calls, seconds = LEFT, args.calls, 3.0
+        shared = SHARED, 50, 4, WINDOW_S + 11
     cluster = sized(cluster, args.cores)
+    figures: dict[str, Any] = {}
+    if not args.only_flood:
+        if not args.only_shares:
+            figures["trainings"] = trainings(work, cluster, args.durations, sizes)
+        figures["shares"] = shares(*shared)
+    if not args.only_shares:
+        figures["flood"] = flooded(calls, seconds, args.open)
     common.line("tenants", {"workload": work.name, "cores": args.cores,
                             "durations": args.durations, "calls": calls, "open": args.open},
-                ({} if args.only_flood else
-                 {"trainings": trainings(work, cluster, args.durations, sizes)})
-                | {"flood": flooded(calls, seconds, args.open), "load": os.getloadavg()[0]})
+                figures | {"load": os.getloadavg()[0]})
 
 
 if __name__ == "__main__":

@@ -226,7 +226,7 @@ def pictures() -> dict[str, str]:
 # ---- mean ACT against CPUs held ------------------------------------------------------------------
 
 COMMAND = ("size", "coding-200", "--cluster", "coding-200", "--like", "static:4",
-           "--policies", "elastic,fcfs:4,static:4", "--json")
+           "--policies", "elastic,fcfs:4,static:4", "--durations", "oracle", "--json")
 CURVES = (("elastic", "#0072b2", "elastic: cores lent per action, resized while it runs"),
           ("fcfs:4", "#e69f00", "fcfs:4: 4 cores per action, in order of arrival"),
           ("static:4", "#d55e00", "static:4: 4 cores reserved per trajectory"))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..simulator.sizing import Curve, Holding, Measure, RunFigures, Scale, SizingResult, Target
 
 POLICIES = ("elastic", "paper", "fcfs:4", "static:4")
+_ESTIMATING = ("elastic", "paper")  # kinds of placers that decide by run times
 
 
 def add(verbs: Any) -> None:
@@ -41,9 +42,10 @@ def add(verbs: Any) -> None:
                       help="target: the mean ACT and the step that POLICY has on the full cluster")
     p.add_argument("--policies", metavar="P,P",
                    help=f"placers to compare (default: {','.join(POLICIES)})")
-    p.add_argument("--durations", choices=("oracle", "learned"), default="oracle",
-                   help="oracle: the placer knows the workload's run times; learned: it estimates "
-                        "them (default: oracle)")
+    p.add_argument("--durations", choices=("oracle", "learned"), default="learned",
+                   help="learned: the placer estimates run times, and each answer says beside it "
+                        "what would do if they were known; oracle: it knows them (default: "
+                        "learned)")
     p.add_argument("--seed", type=int, default=0, help="seed of all randomness (default: 0)")
     p.add_argument("--plot", type=Path, metavar="OUT",
                    help="draw the curves into a file that ends in .svg or .png")
@@ -54,6 +56,7 @@ def add(verbs: Any) -> None:
 def go(args: argparse.Namespace) -> int:
     """Searches, prints and draws; returns the exit status."""
     from ..errors import InvalidInput
+    from ..scheduler.placement.placers.placer_name import parse_placer_name
     from ..scheduler.placement.placers.placer_registry import make_placer
     from ..simulator.sizing import scale_of, search
     from ..simulator.workload import check_match, read_cluster, read_workload
@@ -68,19 +71,24 @@ def go(args: argparse.Namespace) -> int:
         raise InvalidInput(f"workload {work.name}: none of its actions uses a CPU or a GPU of the "
                            "cluster, so there is nothing to size")
     with ProgressBar("size: simulations") as progress:
-        measure, why = _measure(work, cluster, args, progress)
+        measure, why = _measure(work, cluster, args.durations, args.seed, progress)
         target = _target(args, scale, measure, why)
         curves = [search(p, scale, target, measure) for p in policies]
+        oracle: dict[str, Curve] = {}
+        if args.durations == "learned":
+            measure, _ = _measure(work, cluster, "oracle", args.seed, progress)
+            oracle = {p: search(p, scale, target, measure) for p in policies
+                      if parse_placer_name(p)[0] in _ESTIMATING}
     answers = [c.answer for c in curves if c.answer is not None]
     if not any(a.held for a in answers):
         raise InvalidInput(_unreached(target, answers, scale, why))
     if args.json:
-        print(json.dumps(_as_json(args, work.name, scale, target, curves, why)))
+        print(json.dumps(_as_json(args, work.name, scale, target, curves, oracle, why)))
     else:
         print(f"{work.name}  target {_target_text(target)}  durations {args.durations}  full "
               f"cluster {_amounts(scale.full, scale)}")
         _table(curves, scale)
-        print(*_lines(curves, args.like, scale, why), sep="\n")
+        print(*_lines(curves, oracle, args.like, scale, why), sep="\n")
     if draw is not None:
         draw(_panels(curves, target, work.name, scale), args.plot)
     return 0
@@ -131,7 +139,7 @@ def drawer(path: Path | None) -> Any:
     raise InvalidInput(f"--plot {path}: the file's name must end in .svg or .png")
 
 
-def _measure(work: Any, cluster: Any, args: argparse.Namespace, progress: ProgressBar
+def _measure(work: Any, cluster: Any, durations: str, seed: int, progress: ProgressBar
              ) -> tuple[Measure, dict[str, str]]:
     """Returns a function that simulates the workload at one size, and a dict of reasons.
 
@@ -148,8 +156,7 @@ def _measure(work: Any, cluster: Any, args: argparse.Namespace, progress: Progre
     def measure(policy: str, held: Holding) -> RunFigures | None:
         progress.at(next(done), f"{policy} on {held.cpus} CPUs, {held.gpus} GPUs")
         try:
-            run = simulate(work, resized(cluster, held), make_placer(policy), args.durations,
-                           args.seed)
+            run = simulate(work, resized(cluster, held), make_placer(policy), durations, seed)
         except InvalidInput as error:
             why[policy] = str(error)
             return None
@@ -222,8 +229,10 @@ def _table(curves: list[Curve], scale: Scale) -> None:
     print()
 
 
-def _lines(curves: list[Curve], like: str | None, scale: Scale, why: dict[str, str]) -> list[str]:
-    """Returns a line for each policy with its answer."""
+def _lines(curves: list[Curve], oracle: dict[str, Curve], like: str | None, scale: Scale,
+           why: dict[str, str]) -> list[str]:
+    """Returns a line for each policy with its answer, and the oracle's answer where there is one.
+    """
     held = {c.policy: c.answer.held for c in curves if c.answer and c.answer.held}
     against = like if like in held else max(held, key=lambda p: held[p])
     lines = []
@@ -239,7 +248,20 @@ def _lines(curves: list[Curve], like: str | None, scale: Scale, why: dict[str, s
             lines.append(f"{curve.policy}: {_amounts(answer.held, scale)} reach "
                          f"{_reached(answer.figures)}"
                          + _compared(curve.policy, answer.held, against, held[against], scale))
+        if curve.policy in oracle:
+            known = _known(oracle[curve.policy], scale)
+            lines.append(f"  with run times known beforehand: {known}")
     return lines
+
+
+def _known(curve: Curve, scale: Scale) -> str:
+    """Describes the answer of a search that knew the run times."""
+    answer = curve.answer
+    if answer is None:
+        return "it cannot run this workload"
+    if answer.held is None:
+        return f"it does not reach the target; its best result is {_reached(answer.figures)}"
+    return f"{_amounts(answer.held, scale)} reach {_reached(answer.figures)}"
 
 
 def _compared(policy: str, held: Holding, against: str, other: Holding, scale: Scale) -> str:
@@ -254,22 +276,28 @@ def _compared(policy: str, held: Holding, against: str, other: Holding, scale: S
 
 
 def _as_json(args: argparse.Namespace, name: str, scale: Scale, target: Target,
-             curves: list[Curve], why: dict[str, str]) -> dict[str, Any]:
+             curves: list[Curve], oracle: dict[str, Curve], why: dict[str, str]
+             ) -> dict[str, Any]:
     """Returns the object that `--json` prints."""
     def figures(f: RunFigures | None) -> dict[str, float | None]:
         return dict(f._asdict()) if f else dict.fromkeys(
             ("mean_act_s", "p99_act_s", "step_s"))
 
-    policies = []
-    for curve in curves:
+    def answered(curve: Curve) -> dict[str, Any]:
         answer = curve.answer
         found = answer.held if answer else None
+        return {"reached": found is not None,
+                "held": dict(_used(found, scale)) if found else None,
+                "best": ({**dict(_used(answer.at, scale)), **figures(answer.figures)}
+                         if answer else None)}
+
+    policies = []
+    for curve in curves:
+        told = oracle.get(curve.policy)
         policies.append({
-            "policy": curve.policy, "reached": found is not None,
-            "held": dict(_used(found, scale)) if found else None,
-            "best": ({**dict(_used(answer.at, scale)), **figures(answer.figures)}
-                     if answer else None),
-            "why": why.get(curve.policy) if answer is None else None,
+            "policy": curve.policy, **answered(curve),
+            "why": why.get(curve.policy) if curve.answer is None else None,
+            "oracle": answered(told) if told is not None else None,
             "points": [{**dict(_used(p.held, scale)), **figures(p.figures)}
                        for p in curve.points()]})
     return {"workload": name, "durations": args.durations, "seed": args.seed, "like": args.like,

@@ -27,7 +27,7 @@ from .state.speed import run_ns
 
 OPEN_MAX = 2_000  # no forecast is made while more actions wait or run
 STEPS_MAX = 4_000  # how many events one forecast handles at most
-_OVERDUE_NS = 1_000_000  # after this time, a lease is expected to end that is overdue
+OVERDUE_NS = 1_000_000  # after this time, a lease is expected to end that is overdue
 
 
 @dataclass(slots=True)
@@ -39,6 +39,8 @@ class Forecast:
         why: why the start is not known; empty if it is known.
         node: the node on which it starts; 0 if its client carries it out.
         units: the units with which it starts.
+        end: when it ends if it keeps these units, epoch ns; None if that is not known.
+        steps: the number of events that the forecast took.
         rests_on: the number of running leases and earlier starts on which the forecast rests, for
             each `source` of their run times.
     """
@@ -47,6 +49,8 @@ class Forecast:
     why: str = ""
     node: int = 0
     units: int = 0
+    end: int | None = None
+    steps: int = 0
     rests_on: Counter[str] = field(default_factory=Counter)
 
 
@@ -70,16 +74,16 @@ def expected_end(ledger: Ledger, lease: LeaseEntry, now: int) -> int | None:
         estimator, spans = ledger.estimator, lease.spans(now)
         serial = estimator.serial(action)
         left = run_ns(estimator.remaining(action, work_of(spans, serial)), serial, lease.units)
-        return max(now, lease.granted_at + lease.restore_ns) + max(_OVERDUE_NS, left)
+        return max(now, lease.granted_at + lease.restore_ns) + max(OVERDUE_NS, left)
     ends = [*(since for since, _ in lease.grants[1:]), now]
     if len(lease.grants) == 1:
         end = lease.granted_at + lease.restore_ns + action.profile.duration_ns(lease.units)
-        return end if end > now else now + _OVERDUE_NS
+        return end if end > now else now + OVERDUE_NS
     rest = 1.0
     for (since, units), until in zip(lease.grants, ends, strict=True):
         if units:
             rest -= max(0, until - since) / max(1, action.profile.duration_ns(units))
-    return now + max(_OVERDUE_NS, round(rest * action.profile.duration_ns(lease.units)))
+    return now + max(OVERDUE_NS, round(rest * action.profile.duration_ns(lease.units)))
 
 
 def copied(scheduler: Scheduler) -> Scheduler:
@@ -97,19 +101,19 @@ def forecast(scheduler: Scheduler, action: int, now: int) -> Forecast:
     waiting = sum(e.state is ActionState.PENDING for e in ledger.actions.values())
     if waiting + len(ledger.leases) > OPEN_MAX:
         return Forecast(why=f"more than {OPEN_MAX} actions wait or run")
-    return _ForecastRun(copied(scheduler), action, now).run()
+    return ForecastRun(copied(scheduler), action, now).run()
 
 
-class _ForecastRun:
-    """One run of a copied scheduler."""
+class ForecastRun:
+    """One run of a copied scheduler, of at most `steps` events."""
 
-    def __init__(self, scheduler: Scheduler, action: int, now: int) -> None:
+    def __init__(self, scheduler: Scheduler, action: int, now: int, steps: int = STEPS_MAX) -> None:
         self._scheduler, self._ledger = scheduler, scheduler.ledger
         self._action, self._now = action, now
         self._found = Forecast(at=None)
         self._ends: list[tuple[int, int]] = []  # (when, lease)
         self._end_of: dict[int, int] = {}
-        self._steps = 0
+        self._steps, self._steps_max = 0, steps
 
     def run(self) -> Forecast:
         """Runs until the action starts, nothing moves any more, or the bound is reached."""
@@ -123,12 +127,13 @@ class _ForecastRun:
             if at is None:
                 self._found.why = self._why_stuck()
                 break
-            if self._steps > STEPS_MAX:
-                self._found.why = f"it lies more than {STEPS_MAX} events ahead"
+            if self._steps > self._steps_max:
+                self._found.why = f"it lies more than {self._steps_max} events ahead"
                 break
             self._now = at
             self._end_leases()
             self._plan()
+        self._found.steps = self._steps
         return self._found
 
     def _settle(self) -> None:
@@ -174,7 +179,7 @@ class _ForecastRun:
 
     def _plan(self) -> None:
         scheduler = self._scheduler
-        while (self._found.at is None and self._steps <= STEPS_MAX
+        while (self._found.at is None and self._steps <= self._steps_max
                and (events := scheduler.plan(self._now))):
             for event in events:
                 self._handle(event)
@@ -196,17 +201,22 @@ class _ForecastRun:
         if isinstance(decision, de.StartLease) and decision.action == self._action:
             found = self._found
             found.at, found.node, found.units = self._now, decision.node, lease.units
+            found.end = self._end_of.get(lease.lease)
 
     def _expect(self, lease: LeaseEntry, new: bool) -> None:
         if new and lease.action != self._action:
             action = self._ledger.actions[lease.action].action
             self._found.rests_on[source(self._ledger, action)] += 1
-        end = expected_end(self._ledger, lease, self._now)
+        end = self._end_of_lease(lease)
         if end is None:
             self._end_of.pop(lease.lease, None)
         else:
             self._end_of[lease.lease] = end
             heapq.heappush(self._ends, (end, lease.lease))
+
+    def _end_of_lease(self, lease: LeaseEntry) -> int | None:
+        """When a lease ends that has begun or was resized just now; None if that is not known."""
+        return expected_end(self._ledger, lease, self._now)
 
     def _why_stuck(self) -> str:
         """Why the forecast ends although the action still waits."""

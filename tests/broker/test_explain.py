@@ -14,6 +14,7 @@ from helpers.builders import World
 
 from tangram_hpc import LocalCluster
 from tangram_hpc.broker.queries.explain import explain
+from tangram_hpc.cli.views.explain_verb import lines
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Profile
@@ -112,10 +113,48 @@ def test_explain_tells_the_reason_the_actions_ahead_and_the_holders_of_the_units
     assert told["start"]["rests_on"] == {"profile": 4}
     running = explain(world.scheduler, world.now, show(first))
     assert (running["units"], running["node"]) == (2, "n1") and running["ends_in_s"] > 0
+    assert running["ends_between_s"] == [running["ends_in_s"]] * 2, "a profile has no spread"
+    assert told["start"]["between_s"] == [told["start"]["in_s"]] * 2
+    assert told["end"]["in_s"] == pytest.approx(told["start"]["in_s"] + 2)
+    assert told["end"]["between_s"] == [told["end"]["in_s"]] * 2 and told["level"] == 0.8
+    text = "\n".join(lines(told))
+    seconds = f"{told['start']['in_s']:.1f}"
+    assert f"expected start: in {seconds} s (80 %: {seconds} to {seconds} s) on n1" in text
     world.finish(first, ActionState.FAILED)
     assert explain(world.scheduler, world.now, show(first))["state"] == "FAILED"
     for wrong in ("nonsense", "1.99", "-1.2", show(others[0]) + ".1"):
         assert "error" in explain(world.scheduler, world.now, wrong)
+
+
+def test_explain_states_an_interval_of_what_was_learned_and_none_of_what_is_unknown() -> None:
+    world = World("fcfs:1")
+    world.node(1)
+    first, second = world.submit(1), world.submit(1)
+    world.plan()
+    told = explain(world.scheduler, world.now, show(second))
+    assert told["start"]["between_s"] is None and told["end"]["between_s"] is None
+    assert "unknown" in told["start"]["why_no_interval"]
+    assert explain(world.scheduler, world.now, show(first))["ends_between_s"] is None
+    assert "expected end: unknown (run time: unknown)" in lines(
+        explain(world.scheduler, world.now, show(first)))[-1]
+    for action in (first, second):
+        world.now += 4 * S
+        world.finish(action)
+        world.plan()
+    third, fourth = world.submit(1), world.submit(1)
+    world.plan()
+    told = explain(world.scheduler, world.now, show(fourth))
+    for what in ("start", "end"):
+        low, high = told[what]["between_s"]
+        assert 0 < low < told[what]["in_s"] < high
+    assert told["start"]["why_no_interval"] == ""
+    low, high = explain(world.scheduler, world.now, show(third))["ends_between_s"]
+    assert 0 < low < 4 < high
+    ahead = [world.submit(1) for _ in range(900)][-1]
+    told = explain(world.scheduler, world.now, show(ahead))
+    assert told["start"]["in_s"] > 0 and told["start"]["between_s"] is None
+    assert "no interval of the start is known: it lies too many events ahead for an interval" in (
+        lines(told))
 
 
 def test_explain_tells_of_an_action_whose_session_waits() -> None:
@@ -153,10 +192,10 @@ def test_tangram_explain_works_on_a_running_cluster(tmp_path: Path) -> None:
         assert "expected start: in " in tangram(waits.id).stdout
         assert "expected end: in " in tangram(long.id).stdout
         assert "exit code 0" in tangram(done.id).stdout
-        for wrong, lines in (("9.99", 1), ("x", 2)):  # no id at all: the verb's usage, and one line
+        for wrong, count in (("9.99", 1), ("x", 2)):  # no id at all: the verb's usage, and one line
             told_wrong = tangram(wrong)
             assert told_wrong.returncode == 2, told_wrong
-            assert told_wrong.stderr.count("\n") == lines, told_wrong
+            assert told_wrong.stderr.count("\n") == count, told_wrong
         long.cancel()
         waits.result()
     assert "exit code 0" in tangram(waits.id, "-j", c.job).stdout

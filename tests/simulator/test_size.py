@@ -209,11 +209,30 @@ def test_tangram_size_prints_json_and_draws_a_picture(
     assert len(ET.fromstring(out.read_text()).findall(f"{SVG}polyline")) == 4
 
 
+def test_tangram_size_answers_with_learned_durations_and_the_oracles_beside_them(
+        capsys: pytest.CaptureFixture) -> None:
+    def told(*words: str) -> dict:
+        assert main([*SIZE, "--target-act", "1.8", "--json", *words]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    learned = told("--policies", "elastic,fcfs:4")
+    oracle = told("--policies", "elastic,fcfs:4", "--durations", "oracle")
+    assert (learned["durations"], oracle["durations"]) == ("learned", "oracle")
+    elastic, fcfs = learned["policies"]
+    assert elastic["oracle"] == {key: oracle["policies"][0][key]
+                                 for key in ("reached", "held", "best")}
+    assert elastic["points"] != oracle["policies"][0]["points"]
+    assert fcfs["oracle"] is None and fcfs["points"] == oracle["policies"][1]["points"]
+    assert all(policy["oracle"] is None for policy in oracle["policies"])
+
+
 def test_tangram_size_prints_a_table_and_the_answer(capsys: pytest.CaptureFixture) -> None:
     assert main([*SIZE, "--target-act", "1.8", "--durations", "learned"]) == 0
     out = capsys.readouterr().out
     assert "mean ACT s" in out and "<- reaches the target" in out and "durations learned" in out
     assert "\nfcfs:4: " in out and " needs " in out
+    beside = [line for line in out.splitlines() if "run times known beforehand" in line]
+    assert len(beside) == 2, "elastic and paper decide by run times; the others do not"
     assert main([*SIZE, "--target-step", "30", "--policies", "fcfs:4"]) == 0
     assert "target step 30.000 s" in capsys.readouterr().out
 

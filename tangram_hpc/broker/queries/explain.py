@@ -14,6 +14,7 @@ from ...domain.ids import client_of, parse, show
 from ...domain.isolation import guards_without_image
 from ...domain.states import ENDED, ActionState, SessionState
 from ...scheduler.forecast import expected_end, forecast, source
+from ...scheduler.intervals import LEVEL, Interval, end_interval, start_interval
 from ...scheduler.placement.eligible_nodes import eligible_nodes, session_reason
 from ...scheduler.policy.admission import ending_reason, reason
 from ...scheduler.scheduler import Scheduler
@@ -96,9 +97,18 @@ def _runs(scheduler: Scheduler, lease: LeaseEntry, now: int) -> dict[str, Any]:
         "node": scheduler.ledger.place(lease.node).spec.name, "units": lease.units,
         "cores": list(lease.cores), "gpus": list(lease.gpus),
         "runs_s": (now - lease.granted_at) / 1e9, "resizes": len(lease.grants) - 1,
-        "ends_in_s": None if end is None else (end - now) / 1e9,
-        "rests_on": source(scheduler.ledger, action),
+        "ends_in_s": _seconds(end, now),
+        "ends_between_s": _between(end_interval(scheduler.ledger, lease, now), now),
+        "level": LEVEL, "rests_on": source(scheduler.ledger, action),
     }
+
+
+def _seconds(at: int | None, now: int) -> float | None:
+    return None if at is None else (at - now) / 1e9
+
+
+def _between(bounds: Interval | None, now: int) -> list[float] | None:
+    return None if bounds is None else [(at - now) / 1e9 for at in bounds]
 
 
 def _waits(scheduler: Scheduler, entry: ActionEntry, now: int) -> dict[str, Any]:
@@ -109,7 +119,9 @@ def _waits(scheduler: Scheduler, entry: ActionEntry, now: int) -> dict[str, Any]
     else:
         start = {"in_s": (told.at - now) / 1e9, "units": told.units,
                  "node": ledger.place(told.node).spec.name}
-    start["rests_on"] = dict(sorted(told.rests_on.items()))
+    bounds = start_interval(scheduler, action.id, now, told)
+    start |= {"between_s": _between(bounds.start, now), "why_no_interval": bounds.why,
+              "rests_on": dict(sorted(told.rests_on.items()))}
     ahead = _ahead(scheduler, entry, now)
     holders = _holders(scheduler, entry, now)
     return {
@@ -120,6 +132,8 @@ def _waits(scheduler: Scheduler, entry: ActionEntry, now: int) -> dict[str, Any]
         "ahead_shapes": [{"name": name, "key": key, "degrees": list(degrees), "count": count}
                          for (name, key, degrees), count in _shapes(ahead)],
         "holders": len(holders), "held_by": holders[:_LIST_MAX], "start": start,
+        "end": {"in_s": _seconds(told.end, now), "between_s": _between(bounds.end, now)},
+        "level": LEVEL,
     }
 
 
@@ -172,6 +186,5 @@ def _holders(scheduler: Scheduler, entry: ActionEntry, now: int) -> list[dict[st
         end = expected_end(ledger, lease, now)
         found.append((end if end is not None else float("inf"), lease.lease, {
             "id": show(lease.action), "name": of.name, "session": show(lease.session),
-            "node": node.spec.name, "units": lease.units,
-            "ends_in_s": None if end is None else (end - now) / 1e9}))
+            "node": node.spec.name, "units": lease.units, "ends_in_s": _seconds(end, now)}))
     return [told for _, _, told in sorted(found, key=lambda x: x[:2])]

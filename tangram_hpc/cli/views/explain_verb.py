@@ -24,7 +24,8 @@ def add(verbs: Any) -> None:
         "explain", help="explain why an action waits and when it should start",
         description="Asks the broker about one action. The expected start is computed by running "
                     "the real scheduler ahead on a copy of its state. Work that may still arrive "
-                    "is not considered; the answer says which estimates it is based on.")
+                    "is not considered; the answer says which estimates it is based on, and "
+                    "states an interval at a level.")
     p.add_argument("action", metavar="ACTION", type=_named,
                    help="id of an action or a session, such as 2.17 or 4711.2.17 (`info` and "
                         "`acct` print ids); or `allocation`, to explain which allocations are "
@@ -125,7 +126,7 @@ def lines(answer: dict[str, Any]) -> list[str]:
     if "start" in answer:
         return [first, *_waiting(answer)]
     if "runs_s" in answer:
-        end = _soon(answer["ends_in_s"])
+        end = _soon(answer["ends_in_s"]) + _bounds(answer, answer.get("ends_between_s"))
         return [first, f"has run on {answer['node']} with {answer['units']} units for "
                        f"{answer['runs_s']:.1f} s ({answer['resizes']} resizes)",
                 f"expected end: {end} (run time: {answer['rests_on']})"]
@@ -173,6 +174,16 @@ def _soon(seconds: float | None) -> str:
     return "unknown" if seconds is None else f"in {seconds:.1f} s"
 
 
+def _bounds(answer: dict[str, Any], between: list[float] | None) -> str:
+    """Describes an interval with its level, such as ` (80 %: 2.1 to 9.4 s)`; empty if there is
+    none.
+    """
+    if between is None:
+        return ""
+    low, high = between
+    return f" ({100 * answer['level']:.0f} %: {low:.1f} to {high:.1f} s)"
+
+
 def _waiting(answer: dict[str, Any]) -> list[str]:
     start = answer["start"]
     why = f": {answer['ending']}" if answer.get("ending") else ""
@@ -188,6 +199,12 @@ def _waiting(answer: dict[str, Any]) -> list[str]:
     if start["in_s"] is None:
         found.append(f"expected start: unknown: {start['why']}")
     else:
-        found.append(f"expected start: {_soon(start['in_s'])} on {start['node']} with "
+        bounds = _bounds(answer, start.get("between_s"))
+        found.append(f"expected start: {_soon(start['in_s'])}{bounds} on {start['node']} with "
                      f"{start['units']} units, if no other work arrives")
+        if why := start.get("why_no_interval"):
+            found.append(f"no interval of the start is known: {why}")
+    if "end" in answer:
+        end = answer["end"]
+        found.append(f"expected end: {_soon(end['in_s'])}{_bounds(answer, end['between_s'])}")
     return [*found, f"run times that this estimate uses: {used}"]

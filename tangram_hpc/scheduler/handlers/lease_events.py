@@ -79,7 +79,7 @@ def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Deci
                                 event.restore_ns, event.after))
     if background:  # slices tell nothing about run times
         return decisions + forced_end(entry, lease)
-    ledger.estimator.began(action)
+    ledger.estimator.began(action, lease)
     return decisions
 
 
@@ -127,7 +127,8 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
     if entry.action.kind is not Kind.BACKGROUND:
         ledger.estimator.ended(entry.action, () if sent_back else spans,
                                outcome.state in ENDED_BY_ITSELF,
-                               cpu_to_learn(outcome, spans) if lease.key == "cpu" else 0)
+                               cpu_to_learn(outcome, spans) if lease.key == "cpu" else 0,
+                               event.lease, event.at)
     if lease.key != "cpu":
         count_call(ledger, lease, event.at, outcome)
     if event.clean:
@@ -175,7 +176,7 @@ def on_lease_returned(state: SchedulerState, event: ev.LeaseReturned) -> list[De
     if lease is None or (lease.begun and not event.undelivered):
         return []
     entry = ledger.actions[lease.action]
-    ledger.estimator.ended(entry.action, (), False)
+    ledger.estimator.ended(entry.action, (), False, lease=event.lease, now=event.at)
     if lease.cores:
         ledger.short.pop((lease.node, lease.cores[0]), None)
     session = ledger.sessions.get(lease.session)

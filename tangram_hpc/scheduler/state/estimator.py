@@ -5,7 +5,9 @@ class (key and name) that have ended: a histogram of work, and the serial fracti
 their CPU time and their run times best. The mean of a class is shrunk towards that of its parent
 (all actions of the same key, with one degree or with several), the parent's mean towards that of
 all actions, and the latter towards one second. A lease that did not end by itself (timeout, kill,
-lost node) says only that the action takes longer.
+lost node) says only that the action takes longer. So do the leases that still run: short actions
+end first, and a mean of those that have ended would be too small for long. The Kaplan-Meier
+estimator (JASA 53, 1958) counts both.
 
 Invariants: only the ledger's events change it, so a replay learns the same; all numbers are whole.
 All classes with running actions are kept, and at most CLASSES_MAX others. Names that differ in
@@ -18,7 +20,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Protocol
 
 from ...domain.action import Action
 from ...domain.class_names import template
@@ -40,12 +44,34 @@ IDLE_PART = 20
 # They do so only while at least RIPE leases have ended for each lease that runs, because the leases
 # that still run are the long ones.
 MIN_SERIAL, DOUBT, DOUBT_EACH, RIPE = 24, 8 << 10, 16, 4
+# Running leases count while fewer than ENOUGH leases have ended for each of them; at most LOOKED of
+# them are looked at, evenly chosen. What is left of those that have done more than all that ended
+# took is assumed to be the work of all over the number of ends, as if works were exponential, but
+# at most FURTHER times what they have done.
+ENOUGH, LOOKED, FURTHER = 16, 64, 4
+WHOLE = 10  # samples are counted in 1/2**WHOLE
 _PRIOR_AT = SERIALS.index(PRIOR)
 CLASSES_MAX = 1024  # classes kept without a running action
 VARIANTS = 16  # names of one template that have classes of their own
 _MEMO_MAX = 4096  # means that are remembered
 
 Spans = Sequence[tuple[int, int]]  # (units, ns), in order
+
+
+class RunningLease(Protocol):
+    """What the estimator needs of a lease that runs (`LeaseEntry` of the ledger).
+
+    Attributes:
+        lease: its number.
+    """
+
+    lease: int
+
+    def spans(self, until: int) -> list[tuple[int, int]]:
+        """The (units, ns) of each size that it had up to a time."""
+
+
+Done = Callable[[Action, RunningLease], int]  # the work that a running lease has done
 
 
 def work_of(spans: Spans, serial: int) -> int:
@@ -57,27 +83,39 @@ def work_of(spans: Spans, serial: int) -> int:
 
 
 class Sizes:
-    """A histogram of work, with the sum of each bucket.
+    """A histogram of work, with the sum of each bucket, and the leases that still run.
 
-    Its suffix sums are renewed when it has grown by 1/16. Memory is O(buckets in use); adding a
-    sample costs O(1) amortised over growth, asking O(log buckets).
+    Its suffix sums are renewed when it has grown by 1/16. Memory is O(buckets in use + running);
+    adding a sample costs O(1) amortised over growth, asking O(log buckets).
+
+    Attributes:
+        n: how many samples were added.
+        version: how often the suffix sums were renewed.
+        running: the leases whose work so far counts, by number, each with its action.
     """
 
-    __slots__ = ("_cells", "_due", "_edges", "_tail", "n", "version")
+    __slots__ = ("_cells", "_due", "_edges", "_tail", "n", "running", "version")
 
     def __init__(self) -> None:
         self._cells: dict[int, tuple[int, int]] = {}  # count and sum by bucket
         self.n = self._due = self.version = 0
+        self.running: dict[int, tuple[Action, RunningLease]] = {}
         self._edges: list[int] = []  # the buckets in use when the sums were renewed, in order
-        self._tail = [(0, 0)]  # count and sum from each of these buckets on
+        self._tail = [(0, 0)]  # count, in 1/2**WHOLE, and sum from each of these buckets on
 
-    def add(self, work_ns: int, bucket: int) -> None:
-        """Adds a sample to its bucket."""
+    def add(self, work_ns: int, bucket: int, done: Done | None = None) -> None:
+        """Adds a sample to its bucket.
+
+        Args:
+            work_ns: the work.
+            bucket: its bucket.
+            done: tells the work that a running lease has done; None if none is to count.
+        """
         count, total = self._cells.get(bucket, (0, 0))
         self._cells[bucket] = count + 1, total + work_ns
         self.n += 1
         if self.n >= self._due:
-            self._renew()
+            self._renew(self._running_works(done))
 
     def merge(self, other: Sizes) -> None:
         """Adds all samples of another histogram."""
@@ -85,22 +123,78 @@ class Sizes:
             mine = self._cells.get(bucket, (0, 0))
             self._cells[bucket] = mine[0] + count, mine[1] + total
         self.n += other.n
-        self._renew()
+        self.running.update(other.running)
+        self._renew({})
+        self._due = 0  # the next sample brings a time at which running leases can be looked at
 
-    def _renew(self) -> None:
+    def means(self) -> list[tuple[int, int]]:
+        """The mean work and the number of samples of each bucket, ascending. O(buckets log
+        buckets).
+        """
+        return [(total // count, count) for _, (count, total) in sorted(self._cells.items())]
+
+    def _running_works(self, done: Done | None) -> dict[int, tuple[int, int, int]]:
+        """Of the running leases that have done the work of each bucket: how many have done less
+        than those that ended there took on average, how many have done more, and the sum of their
+        works. Empty once enough leases have ended.
+        """
+        found: dict[int, tuple[int, int, int]] = {}
+        if done is None or self.n >= ENOUGH * len(self.running):
+            return found
+        step = 1 + (len(self.running) - 1) // LOOKED
+        for action, lease in islice(self.running.values(), 0, None, step):
+            work = done(action, lease)
+            if work > 0:
+                bucket = octaves(work)
+                less, more, total = found.get(bucket, (0, 0, 0))
+                count, sum_ = self._cells.get(bucket, (0, 0))
+                below = work * count < sum_
+                found[bucket] = (less + step * below, more + step * (not below),
+                                 total + work * step)
+        return found
+
+    def _renew(self, done: dict[int, tuple[int, int, int]]) -> None:
         self._due = self.n + 1 + self.n // 16
         self.version += 1
-        self._edges = sorted(self._cells)
+        self._edges = sorted({*self._cells, *done}) if done else sorted(self._cells)
+        weights = self._weights(done) if done else [
+            (count << WHOLE, total << WHOLE)
+            for count, total in [self._cells[bucket] for bucket in self._edges]]
         n = total = 0
         tail = [(0, 0)]
-        for bucket in reversed(self._edges):
-            count, sum_ = self._cells[bucket]
+        for count, sum_ in reversed(weights):
             n, total = n + count, total + sum_
             tail.append((n, total))
         self._tail = tail[::-1]
 
+    def _weights(self, done: dict[int, tuple[int, int, int]]) -> list[tuple[int, int]]:
+        """The count and the sum of each bucket by the Kaplan-Meier estimator: the share of a
+        running lease goes to the works that are longer than what it has done. The counts add up to
+        `n`.
+        """
+        left = self.n << WHOLE  # the count of those that are longer
+        at_risk = self.n + sum([less + more for less, more, _ in done.values()])
+        weights = []
+        for bucket in self._edges:
+            count, sum_ = self._cells.get(bucket, (0, 0))
+            less, more, _ = done.get(bucket, (0, 0, 0))
+            at_risk -= less
+            weight = left * count // at_risk if count else 0
+            weights.append((weight, weight * (sum_ // count) if count else 0))
+            left -= weight
+            at_risk -= count + more
+        if left:  # some have done more than all that ended took
+            less, more, sum_ = done[self._edges[-1]]
+            ended = sum([total for _, total in self._cells.values()])
+            every = ended + sum([total for _, _, total in done.values()])
+            most, last = sum_ // (less + more), weights[-1]
+            work = most + min(every // self.n, FURTHER * most)
+            weights[-1] = last[0] + left, last[1] + left * work
+        return weights
+
     def beyond(self, bucket: int) -> tuple[int, int]:
-        """How many samples lie above this bucket (-1: all of them), and their sum."""
+        """How many samples, in 1/2**WHOLE, lie above this bucket (-1: all of them), and their sum.
+        """
         return self._tail[bisect_right(self._edges, bucket)]
 
 
@@ -209,7 +303,7 @@ class _Class:
 
     Attributes:
         running: how many of its leases have not ended.
-        sizes: its histogram of work; None before the first end.
+        sizes: its histogram of work.
         serial: its serial fraction; None before the first end of an action with several degrees.
         merged: whether it stands for all names of its template.
     """
@@ -218,16 +312,14 @@ class _Class:
 
     def __init__(self) -> None:
         self.running = 0
-        self.sizes: Sizes | None = None
+        self.sizes = Sizes()
         self.serial: Serial | None = None
         self.merged = False
 
     def merge(self, other: _Class) -> None:
         """Adds the samples of another class."""
         self.running += other.running
-        if other.sizes is not None:
-            self.sizes = self.sizes or Sizes()
-            self.sizes.merge(other.sizes)
+        self.sizes.merge(other.sizes)
         if other.serial is not None:
             self.serial = self.serial or Serial()
             self.serial.merge(other.serial)
@@ -269,10 +361,15 @@ class Estimator:
         """Whether an action of the same class has ended."""
         return self.seen_class(action.key, action.name)
 
+    def samples(self, action: Action) -> Sizes | None:
+        """The works of those actions of the same class that have ended; None before the first."""
+        known = self._find(action.key, action.name)
+        return None if known is None or not known.sizes.n else known.sizes
+
     def seen_class(self, key: str, name: str) -> bool:
         """Whether an action of this class has ended."""
         known = self._find(key, name)
-        return known is not None and known.sizes is not None
+        return known is not None and known.sizes.n > 0
 
     def serial(self, action: Action) -> int:
         """The serial fraction of an action, in 1/1000; 0 if it can only run on one unit."""
@@ -318,18 +415,29 @@ class Estimator:
         levels = [self._any]
         if parent is not None:
             levels.append(parent)
-        if known is not None and known.sizes is not None:
+        if known is not None and known.sizes.n:
             levels.append(known.sizes)
         return levels
 
     # ---- called by the handlers of leases ----------------------------------------------------
 
-    def began(self, action: Action) -> None:
-        """Counts a lease of this action that was granted. O(1) amortised."""
-        self._open(action.key, action.name).running += 1
+    def began(self, action: Action, lease: RunningLease | None = None) -> None:
+        """Counts a lease of this action that was granted. O(1) amortised.
+
+        Args:
+            action: the action.
+            lease: the lease; None if nothing is to be learned from it before it ends.
+        """
+        own = self._open(action.key, action.name)
+        own.running += 1
+        # a profile tells the run time, and how calls share a batch is known only at its end
+        if lease is not None and action.profile is None and action.key == "cpu":
+            for sizes in (self._any, self._parent(action), own.sizes):
+                sizes.running[lease.lease] = action, lease
         self.used["learned" if action.profile is None else "profile"] += 1
 
-    def ended(self, action: Action, spans: Spans, whole: bool, cpu_ns: int = 0) -> None:
+    def ended(self, action: Action, spans: Spans, whole: bool, cpu_ns: int = 0, lease: int = 0,
+              now: int = 0) -> None:
         """Learns from a lease of this action that ended. O(grid x spans).
 
         Args:
@@ -337,10 +445,16 @@ class Estimator:
             spans: the sizes that the lease had.
             whole: whether it ended by itself.
             cpu_ns: the CPU time that it used on its units; 0 if that is not known.
+            lease: the number of the lease; 0 if `began` was not told of it.
+            now: the present time, epoch ns.
         """
         key, several = action.key, action.degrees[-1] > action.degrees[0]
         own = self._open(key, action.name)
         own.running -= 1
+        levels = self._any, self._parent(action), own.sizes
+        if lease in own.sizes.running:
+            for sizes in levels:
+                del sizes.running[lease]
         for units, ns in spans:
             if units and ns:
                 break
@@ -350,20 +464,41 @@ class Estimator:
         if not whole:
             # not `mean`: what it remembers depends on what planning has asked, and replays do not
             # plan
-            levels = self._levels(key, action.name, several)
-            work = max(work, _mean_beyond(levels, work, octaves(work)))
+            known = self._levels(key, action.name, several)
+            work = max(work, _mean_beyond(known, work, octaves(work)))
         elif action.degrees[-1] > 1:
             if own.serial is None:
                 own.serial = Serial()
             own.serial.add(spans, own.running, cpu_ns)
-        parent = self._parents.get((key, several))
+        bucket, done = octaves(work), self._done_by(now)
+        for sizes in levels:
+            sizes.add(work, bucket, done)
+
+    def _done_by(self, now: int) -> Done:
+        """Returns what tells the work that a running lease has done by now. It remembers answers,
+        since a lease is in three histograms.
+        """
+        works: dict[int, int] = {}
+        serials: dict[tuple[str, str, bool], int] = {}
+
+        def done(action: Action, lease: RunningLease) -> int:
+            work = works.get(lease.lease)
+            if work is None:
+                of = action.key, action.name, action.degrees[-1] > 1
+                serial = serials.get(of)
+                if serial is None:
+                    serial = serials[of] = self.serial(action)
+                work = works[lease.lease] = work_of(lease.spans(now), serial)
+            return work
+        return done
+
+    def _parent(self, action: Action) -> Sizes:
+        """The histogram of the parent of an action's class; made if there is none."""
+        of = action.key, action.degrees[-1] > action.degrees[0]
+        parent = self._parents.get(of)
         if parent is None:
-            parent = self._parents[key, several] = Sizes()
-        if own.sizes is None:
-            own.sizes = Sizes()
-        bucket = octaves(work)
-        for sizes in (self._any, parent, own.sizes):
-            sizes.add(work, bucket)
+            parent = self._parents[of] = Sizes()
+        return parent
 
     # ---- which classes there are -------------------------------------------------------------
 
@@ -432,9 +567,9 @@ class Estimator:
 
 def _mean_beyond(levels: Sequence[Sizes], done_ns: int, bucket: int) -> int:
     """The mean of what lies above a bucket, each level shrunk towards the one before."""
-    n = SHRINK
-    total = SHRINK * max(UNKNOWN_NS, 2 * done_ns if bucket >= 0 else 0)
+    prior = n = SHRINK << WHOLE
+    total = prior * max(UNKNOWN_NS, 2 * done_ns if bucket >= 0 else 0)
     for sizes in levels:
         k, more = sizes.beyond(bucket)
-        n, total = SHRINK + k, SHRINK * total // n + more
+        n, total = prior + k, prior * total // n + more
     return total // n

@@ -1,0 +1,146 @@
+"""Intervals of starts and ends: how often they hold, and when none is stated."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from helpers.builders import World
+
+from tangram_hpc.domain import event as ev
+from tangram_hpc.domain.action import Profile
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.states import ActionState
+from tangram_hpc.scheduler.forecast import forecast
+from tangram_hpc.scheduler.intervals import LEVEL, WorkCurve, end_interval, start_interval
+from tangram_hpc.scheduler.state.estimator import Sizes
+from tangram_hpc.scheduler.state.speed import octaves
+
+S = 10**9
+
+
+def drawn(rng: random.Random) -> int:
+    return round(10 * S * rng.lognormvariate(0, 0.8))
+
+
+def curve(works: list[int], running: list[int]) -> WorkCurve:
+    sizes = Sizes()
+    for work in works:
+        sizes.add(work, octaves(work))
+    mean = sum(works) // len(works)
+    return WorkCurve(sizes, mean, Counter(map(octaves, running)))
+
+
+@pytest.mark.parametrize("done", [0, 5 * S, 30 * S])
+def test_quantiles_of_the_work_hold_at_their_level(done: int) -> None:
+    rng = random.Random(1)
+    known = curve([drawn(rng) for _ in range(40_000)], [])
+    low, high = (known.quantile(chance, done) for chance in (0.1, 0.9))
+    fresh = [work for work in (drawn(rng) for _ in range(20_000)) if work > done]
+    assert sum(low <= work <= high for work in fresh) / len(fresh) == pytest.approx(0.8, abs=0.07)
+
+
+def test_running_actions_move_the_quantiles() -> None:
+    rng = random.Random(2)
+    works = [drawn(rng) for _ in range(400)]
+    ended = [work for work in works if work < 8 * S]  # all began 8 s ago
+    alone = curve(ended, [])
+    both = curve(ended, [8 * S] * (len(works) - len(ended)))
+    assert alone.quantile(0.9, 0) < 9 * S < 20 * S < both.quantile(0.9, 0)
+    assert both.quantile(0.3, 0) == pytest.approx(sorted(works)[120], rel=0.2)
+
+
+def test_beyond_all_that_is_known_longer_works_get_ever_rarer() -> None:
+    known = curve([S] * 20, [])
+    far = 100 * S
+    assert known.quantile(0.5, far) == 2 * far and known.quantile(0.9, far) == 10 * far
+
+
+def learned_world(rng: random.Random) -> tuple[World, dict[int, int]]:
+    """A world with one node of two CPUs on which 60 actions have ended and more wait; the works of
+    all."""
+    world, works = World("fcfs:1"), {}
+    world.node(2)
+    for _ in range(60):
+        works[world.submit(1)] = drawn(rng)
+    play(world, works, 60)
+    for _ in range(6):
+        works[world.submit(1)] = drawn(rng)
+    world.plan()
+    return world, works
+
+
+def play(world: World, works: dict[int, int], count: int) -> dict[int, int]:
+    """Lets this many actions end; returns when actions ended."""
+    ends: dict[int, int] = {}
+    while len(ends) < count:
+        world.plan()
+        at, number = min((lease.granted_at + works[lease.action], number)
+                         for number, lease in world.ledger.leases.items())
+        lease = world.ledger.leases[number]
+        world.now = max(at, world.now)
+        ends[lease.action] = world.now
+        world.happen(ev.LeaseFinished(world.now, number, Outcome(
+            ActionState.COMPLETED, exec_ns=world.now - lease.granted_at), True))
+    return ends
+
+
+def test_starts_and_ends_lie_within_their_intervals_about_as_often_as_stated() -> None:
+    inside = Counter()
+    for seed in range(40):
+        world, works = learned_world(random.Random(seed))
+        asked = max(works)
+        told = start_interval(world.scheduler, asked, world.now,
+                              forecast(world.scheduler, asked, world.now))
+        assert told.start is not None and told.end is not None and not told.why
+        running = next(iter(world.ledger.leases.values()))
+        bounds = end_interval(world.ledger, running, world.now)
+        assert bounds is not None
+        ends = play(world, works, 6)
+        inside["start"] += told.start[0] <= ends[asked] - works[asked] <= told.start[1]
+        inside["end"] += told.end[0] <= ends[asked] <= told.end[1]
+        inside["running"] += bounds[0] <= ends[running.action] <= bounds[1]
+    assert LEVEL == 0.8
+    assert all(26 <= count <= 39 for count in inside.values()) and len(inside) == 3, inside
+
+
+def test_the_same_question_has_the_same_answer_and_changes_nothing() -> None:
+    world, works = learned_world(random.Random(3))
+    before = repr(world.ledger)
+    asked, now = max(works), world.now
+    told = forecast(world.scheduler, asked, now)
+    first = start_interval(world.scheduler, asked, now, told)
+    assert first == start_interval(world.scheduler, asked, now, told)
+    assert repr(world.ledger) == before
+
+
+def test_an_interval_is_unknown_where_a_class_is_unknown_and_a_point_where_profiles_tell() -> None:
+    world = World("fcfs:1")
+    world.node(1)
+    first = world.submit(1)
+    waits = world.submit(1)
+    world.plan()
+    told = start_interval(world.scheduler, waits, world.now,
+                          forecast(world.scheduler, waits, world.now))
+    assert told.start is None and told.end is None and "unknown" in told.why
+    lease = world.ledger.leases[world.lease_of(first)]
+    assert end_interval(world.ledger, lease, world.now) is None
+
+    sure = World("fcfs:1")
+    sure.node(1)
+    first, waits = (sure.submit(1, profile=Profile(2 * S)) for _ in range(2))
+    sure.plan()
+    ahead = forecast(sure.scheduler, waits, sure.now)
+    told = start_interval(sure.scheduler, waits, sure.now, ahead)
+    assert told.start == (ahead.at, ahead.at) and told.end == (ahead.end, ahead.end)
+    assert ahead.at is not None and ahead.end == ahead.at + 2 * S
+
+
+def test_no_interval_is_computed_far_ahead() -> None:
+    world = World("fcfs:1")
+    world.node(1)
+    waits = [world.submit(1, profile=Profile(S)) for _ in range(900)][-1]
+    told = forecast(world.scheduler, waits, world.now)
+    assert told.at is not None
+    assert "too many events" in start_interval(world.scheduler, waits, world.now, told).why
