@@ -4,6 +4,7 @@ ranks finish."""
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -87,3 +88,6 @@ def test_each_rank_says_in_one_line_that_its_broker_is_gone(site: Site, gateway:
         f"tangram: error: rank {n}" for n in range(2)], said
     assert "Traceback" not in said, said
     site.until(lambda: not site.pids("tangram"), "all to end", 60)
+    for left in site.left_behind():  # the next worker there, or the site's epilog, removes it
+        assert "/tmp/tangram-broker-job" in left, left
+        shutil.rmtree(left)
