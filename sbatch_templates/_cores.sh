@@ -23,5 +23,5 @@ if [ "$lend_cpus" -lt 1 ]; then
     exit 2
 elif [ "$lend_cpus" -ne "$lent_cpus" ] || [ "$held" -ne "$step_cpus" ]; then
     echo "tangram: a core of ${SLURMD_NODENAME:-this node} is $core CPUs and a step has whole cores: of $node_cpus CPUs on each" \
-        "node $lend_cpus are lent (cpus_lent=$lent_cpus) and the ranks hold $held (they asked for $step_cpus)"
+        "node $lend_cpus are lent (cpus_lent=$lent_cpus) and the ranks hold $held (they asked for $step_cpus, and sacct counts these)"
 fi

@@ -94,7 +94,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
     # five nodes share this machine's cores: a busy test must not pass for a dead node
     with running_cluster(tmp_path_factory, cpu_nodes=2, gpu_nodes=2, trainer_nodes=1,
-                         cpus_per_node=16, users=2, conf_line=["SlurmdTimeout=300"]) as cluster:
+                         cpus_per_node=16, conf_line=["SlurmdTimeout=300"]) as cluster:
         yield cluster
 
 

@@ -4,10 +4,15 @@ A broker that is started again replaces the access file by one with another key 
 addresses. A process that kept the content of the first file would never find the new broker. A file
 of an earlier epoch than one that was read before is that of a superseded broker, and names no
 address.
+
+A broker may listen on its Unix socket only, as that of a `LocalCluster` does unless it is told
+otherwise. Such a broker cannot be reached from another host, nor from a process that sees another
+folder under the socket's path, as a job with a `/tmp` of its own does. The error then says so.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +22,7 @@ from ..storage.access import Access, read_access
 from ..transport.socket.dial import dial, through
 from ..transport.socket.socket_connection import SocketConnection
 
+_REMEDY = "start it with the setting `bind`, such as LocalCluster(bind=\"0.0.0.0\")"
 _PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0  # the first and the longest pause between two attempts
 
 
@@ -52,7 +58,8 @@ class AccessFileDialer:
         """Returns an authenticated, blocking connection.
 
         Raises:
-            AccessError: as `read`, or the broker does not accept the key.
+            AccessError: as `read`; or the broker does not accept the key, or it is on another host
+                and listens on a Unix socket only.
             BrokerUnreachable: no address answers; or a broker that would be started again ended the
                 handshake, as it does when it is killed. If it does so twice, the key is wrong.
         """
@@ -67,6 +74,11 @@ class AccessFileDialer:
             if twice or not known.back_within_s:
                 raise
             raise BrokerUnreachable(str(error)) from None
+        except BrokerUnreachable as error:
+            on_unix_only = all(each.startswith("unix:") for each in known.addresses)
+            if self._address or not on_unix_only or not error.refused:
+                raise
+            raise _out_of_sight(known, error) from None
 
     def dial_patiently(self) -> SocketConnection:
         """Returns a connection as `dial` does, but waits as long as the access file says for a
@@ -84,3 +96,19 @@ class AccessFileDialer:
                     raise
             time.sleep(pause)
             pause = min(_PAUSE_MAX_S, 2 * pause)
+
+
+def _out_of_sight(known: Access, error: BrokerUnreachable) -> AccessError | BrokerUnreachable:
+    """Returns the error for a Unix socket that nobody serves here, with the remedy.
+
+    On another host than the broker's that is certain. On the same one the broker may also have been
+    killed and be back soon, so it makes sense to wait.
+    """
+    here = socket.gethostname()
+    if known.host not in ("", here):
+        return AccessError(f"job {known.job}: its broker listens on a Unix socket of host "
+                           f"{known.host} only, and this is {here}: {_REMEDY}")
+    told = BrokerUnreachable(f"{error}: it listens on this socket only; if it runs, this process "
+                             f"sees another folder there: {_REMEDY}")
+    told.refused = True
+    return told

@@ -25,6 +25,7 @@ from ..transport.socket.channel import SocketChannel
 from ..version import VERSION
 from .access_dial import AccessFileDialer
 from .broker_location import find_access
+from .lost_broker import report_loss_in_one_line
 
 _rank_pid = 0  # pid of this process once it has met its MPI world; a forked child differs
 
@@ -62,6 +63,9 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
     While a broker that has crashed is being started again, the call waits for it, for the broker's
     `grace_s` at most.
 
+    In a trainer's rank (`RANK` and `WORLD_SIZE` are set, or there is a gateway rank), an uncaught
+    BrokerUnreachable prints one line instead of a traceback from then on.
+
     Args:
         access: the access file; None for that of `job`, else `TANGRAM_ACCESS`, else that of
             `TANGRAM_JOB` or of the Slurm job that this process is in.
@@ -92,6 +96,8 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
         raise InvalidInput(f"tenant={tenant!r} (or TANGRAM_TENANT): a tenant's name "
                            f"{TENANT_NAME_SAID}")
     in_world = environ.get("TANGRAM_GATEWAY") or _rank_pid == os.getpid()
+    if in_world or (environ.get("RANK") and environ.get("WORLD_SIZE")):
+        report_loss_in_one_line(environ)
     if access is None and not job and not address and in_world:
         return _connect_over_mpi(environ, name, tenant)
     path = Path(access) if access is not None else find_access(environ, job)

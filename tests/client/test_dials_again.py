@@ -4,6 +4,7 @@ and another key."""
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from queue import Queue
 import pytest
 
 from tangram_hpc.app.access_dial import AccessFileDialer
-from tangram_hpc.app.connecting import socket_dial
+from tangram_hpc.app.connecting import connect, socket_dial
 from tangram_hpc.client.client import Client
 from tangram_hpc.errors import AccessError, BrokerUnreachable
 from tangram_hpc.protocol import message as ms
@@ -74,6 +75,21 @@ def test_each_dial_reads_the_access_file_anew(doors: Doors, tmp_path: Path) -> N
             write_access(path, written)
         dial().close()
         assert doors.came.get(timeout=WAIT_S) == name
+
+
+@pytest.mark.parametrize("host", ["elsewhere", socket.gethostname()])
+def test_a_broker_without_tcp_that_is_out_of_sight_is_an_error_naming_bind(
+        tmp_path: Path, host: str) -> None:
+    """From another host it can never be reached, so nobody waits for it to be started again; on the
+    same host it may be back soon."""
+    path, address = tmp_path / "access.json", f"unix:{tmp_path}/gone/broker.sock"
+    patient = 30.0 if host == "elsewhere" else 0.5
+    write_access(path, Access("j", (address,), b"1" * 32, "/store", host, 7, patient))
+    begun = time.monotonic()
+    with pytest.raises(AccessError, match="`bind`") as caught:
+        connect(path)
+    assert time.monotonic() - begun < 10 and "\n" not in str(caught.value)
+    assert ("elsewhere" if host == "elsewhere" else address) in str(caught.value)
 
 
 def test_an_address_of_the_users_own_stays_and_the_key_is_read_anew(doors: Doors, tmp_path: Path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -102,6 +103,34 @@ def cmdline(pid: str) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:  # it has ended
         return b""
+
+
+RANK = """
+import sys, tangram_hpc
+client = tangram_hpc.connect()
+future = client.submit("sleep 60")
+print("up", flush=True)
+sys.stdin.readline()
+future.result(60)
+"""
+
+
+@pytest.mark.parametrize("rank", ["3", ""], ids=["a rank", "no rank"])
+def test_a_rank_that_loses_its_broker_for_good_ends_with_one_line(tmp_path: Path, rank: str
+                                                                  ) -> None:
+    """A program that is no rank keeps its traceback."""
+    with LocalCluster(cpus=1, home=tmp_path, grace_s=1) as c:
+        environ = os.environ | {"TANGRAM_ACCESS": str(c.access)}
+        environ |= {"RANK": rank, "WORLD_SIZE": "4"} if rank else {}
+        trainer = subprocess.Popen([sys.executable, "-c", RANK], env=environ, text=True,
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE)
+        assert trainer.stdout is not None and trainer.stdout.readline() == "up\n"
+        kill_broker(c)
+        _, told = trainer.communicate("\n", timeout=60)
+    assert trainer.returncode == 1 and f"job {c.job}: " in told, told
+    assert (told.count("\n") == 1, "Traceback" in told) == (bool(rank), not rank), told
+    assert told.startswith("tangram: error: rank 3: ") == bool(rank), told
 
 
 def test_a_broker_that_is_killed_for_good_stays_dead(tmp_path: Path) -> None:

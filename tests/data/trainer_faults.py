@@ -11,7 +11,7 @@ import tangram_hpc
 
 steps, go = int(sys.argv[1]), sys.argv[2]
 client = tangram_hpc.connect(name="faults")
-rank = tangram_hpc.comm.rank
+rank = int(os.environ["RANK"])
 session = client.session(name=f"rank{rank}", mem=10)
 session.opened.result(60)
 with open(f"faults.{os.environ['SLURM_JOB_ID']}.{rank}.pid", "w") as file:

@@ -2,6 +2,7 @@
 
 - it drives slurm/devcluster/devcluster from outside, as a person would;
 - where this machine cannot boot one, the test is skipped with the reason, never passed;
+- unless a test says otherwise, the cluster is an ordinary site (`ORDINARY`);
 - it takes down only the cluster that it booted, whatever the test did.
 """
 
@@ -24,6 +25,10 @@ import pytest
 
 DEVCLUSTER = Path(__file__).resolve().parents[2] / "slurm" / "devcluster" / "devcluster"
 COUNT = itertools.count()
+# What most sites have and a lab does not: each node has an address, a host name, a /tmp and a
+# /dev/shm of its own, its hosts file gives its own name a loopback address, as Debian's installer
+# writes it, and a core is two CPUs.
+ORDINARY = {"netns": True, "debian_hosts": True, "threads_per_core": 2}
 
 
 def reason_to_skip() -> str | None:
@@ -104,11 +109,26 @@ def option(key: str, value: object) -> list[str]:
     return [f"{flag}={v}" for v in values]
 
 
+def as_a_site(options: dict[str, object]) -> dict[str, object]:
+    """Returns the options of `up` with those of an ordinary site where none is given.
+
+    Slurm binds to the machine's real CPUs with `cgroups`, which are too few for cores of two.
+    Without a network of its own a node has no hosts file either.
+    """
+    chosen = ORDINARY | options
+    if options.get("cgroups"):
+        chosen["threads_per_core"] = options.get("threads_per_core", 1)
+    if not chosen["netns"]:
+        chosen["debian_hosts"] = options.get("debian_hosts", False)
+    return chosen
+
+
 @contextlib.contextmanager
 def running_cluster(
     tmp_path_factory: pytest.TempPathFactory, **kw: object
 ) -> Iterator[RunningCluster]:
-    """A cluster for the time of a `with`; `kw` are options of `up` (cpu_nodes=1, no_dbd=True).
+    """A cluster for the time of a `with`; `kw` are options of `up` (cpu_nodes=1, no_dbd=True),
+    beside those of `ORDINARY`.
 
     Afterwards its logs lie in a directory of `tmp_path_factory`.
     """
@@ -117,7 +137,7 @@ def running_cluster(
     name = str(kw.pop("name", f"t{os.getpid()}{chr(97 + next(COUNT) % 26)}"))
     prefix = str(kw.pop("prefix", f"/tmp/devcluster-{name}"))
     where = ["--name", name, "--prefix", prefix]
-    words = [word for key, value in kw.items() for word in option(key, value)]
+    words = [word for key, value in as_a_site(kw).items() for word in option(key, value)]
     done = devcluster("install", timeout=900)
     assert done.returncode == 0, done.stderr
     done = devcluster("up", *where, *words)

@@ -191,26 +191,43 @@ class Site:
         self.before = frozenset(self.left_behind())  # of an earlier user with the same number
 
     def left_behind(self) -> list[str]:
-        """What must not be there when no job runs: processes, scratch folders, shared memory."""
-        found = self.cluster.run_as_user(
-            "find ${TMPDIR:-/tmp} /dev/shm -maxdepth 1 -user $USER ! -name 'devcluster-*'").stdout
-        files = sorted(set(found.split()) - self.before)
-        return files + [str(pid) for pid in self.pids("tangram|sleep 432|trainer_")]
+        """What must not be there when no job runs: processes, and scratch folders and shared
+        memory on this host or on a node."""
+        uid, files = pwd.getpwnam(self.cluster.user).pw_uid, set()
+        for root in ("/", *self.roots):
+            for base in ("tmp", "dev/shm"):
+                for top in Path(root, base).iterdir():
+                    with contextlib.suppress(FileNotFoundError):  # it goes just now
+                        if not top.name.startswith("devcluster-") and top.lstat().st_uid == uid:
+                            files.add(str(top))
+        return sorted(files - self.before) + [
+            str(pid) for pid in self.pids("tangram|sleep 432|trainer_")]
+
+    @property
+    def roots(self) -> list[str]:
+        """Where this host sees the files of the nodes that have a /tmp of their own."""
+        return list(self._roots.values())
+
+    @functools.cached_property
+    def _roots(self) -> dict[str, str]:
+        """The same by the node's name."""
+        daemons = self.cluster.status()["daemons"]
+        return {name.removeprefix("node-"): f"/proc/{daemon['pid']}/root"
+                for name, daemon in daemons.items() if name.startswith("node-")}
 
     def left_on_nodes(self) -> list[str]:
         """The same on nodes that are network namespaces: all files there that are not root's, also
         those of subordinate users, mounts of jobs, and processes of the user."""
         found, uid = [], pwd.getpwnam(self.cluster.user).pw_uid
-        for node in self.cluster.status()["nodes"]:
-            holder = self.cluster.pid_of(f"node-{node}")
+        for node, root in self._roots.items():
             for base in ("tmp", "dev/shm", "var/tmp"):
-                for top in Path(f"/proc/{holder}/root", base).iterdir():
+                for top in Path(root, base).iterdir():
                     if top.name.startswith("devcluster-") or str(top) in self.before:
                         continue
                     with contextlib.suppress(FileNotFoundError):  # it goes just now
                         found += [f"{node}: {p}" for p in (top, *top.rglob("*"))
                                   if p.lstat().st_uid]
-            mounts = Path(f"/proc/{holder}/mounts").read_text().splitlines()
+            mounts = Path(root).with_name("mounts").read_text().splitlines()
             found += [f"{node}: {line}" for line in mounts if "tangram" in line]
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.long]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
     with running_cluster(tmp_path_factory, cpu_nodes=2, gpu_nodes=1, trainer_nodes=0, netns=True,
-                         users=2, no_dbd=True) as up:
+                         debian_hosts=False, users=2, no_dbd=True) as up:
         record = json.loads((up.prefix / "devcluster.json").read_text())
         yield up
     left = [name for name in os.listdir("/sys/class/net") if str(record["base_port"]) in name]
@@ -133,6 +133,6 @@ def test_node_faults_are_refused_on_a_cluster_without_netns(
     if reason := reason_to_skip():
         pytest.skip(reason)
     with running_cluster(tmp_path_factory, cpu_nodes=1, gpu_nodes=0, trainer_nodes=0,
-                         no_dbd=True) as up:
+                         netns=False, no_dbd=True) as up:
         done = devcluster("node", "--prefix", str(up.prefix), "cut", up.cpu_nodes[0])
         assert done.returncode == 2 and "up --netns" in done.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from helpers.devcluster_fixture import running_cluster
+from helpers.slurm_site import Site
 
 REPO = Path(__file__).resolve().parents[2]
 EPILOG = REPO / "slurm" / "epilog.d" / "50-tangram"
@@ -304,6 +305,7 @@ def test_a_real_slurmd_runs_the_epilog(tmp_path_factory: pytest.TempPathFactory)
                          conf_line=[f"Epilog={EPILOG}"]) as cluster:
         leave = ("d=$(mktemp -d /tmp/tangram-worker-job$SLURM_JOB_ID-XXXX)\n"
                  "mkdir -p $d/work; echo $d; exec sleep 600")
+        roots = Site(cluster, Path()).roots  # each node has a /tmp of its own
         for name, head in (("plain", ""), ("het", "#SBATCH -p cpu\n#SBATCH hetjob\n"
                                                   "#SBATCH -p gpu\n")):
             text = f"#!/bin/bash\n{head}srun{' --het-group=0,1' if head else ''} bash leave.sh\n"
@@ -311,8 +313,9 @@ def test_a_real_slurmd_runs_the_epilog(tmp_path_factory: pytest.TempPathFactory)
             (cluster.home / f"{name}.sh").write_text(text)
             job = cluster.run_as_user(f"sbatch --parsable -o {name}.out {name}.sh").stdout.strip()
             out, want = cluster.home / f"{name}.out", 2 if head else 1
-            lines = wait_for(out, want)
-            assert len(lines) == want and all(Path(line).is_dir() for line in lines), lines
+            lines = [str(at) for line in wait_for(out, want) for root in roots
+                     if (at := Path(f"{root}{line}")).is_dir()]
+            assert len(lines) == want, out.read_text()
             cluster.run_as_user(["scancel", "--signal=KILL", "--full", job])
             cluster.run_as_user(["scancel", job])
             end = time.monotonic() + 60

@@ -96,7 +96,8 @@ def test_doctor_inside_a_het_job_checks_its_components(site: Site) -> None:
     found = by_name(page)
     assert (home / "batch.status").read_text() == "0\n", page["why_not"]
     assert (page["place"], page["runs"]) == ("job", True)
-    assert found["job"]["found"].startswith(f"job {job} on {cluster.cpu_nodes[0]}: 1 CPUs")
+    # of the one CPU that was asked for Slurm makes a core
+    assert found["job"]["found"].startswith(f"job {job} on {cluster.cpu_nodes[0]}: 2 CPUs")
     assert "3 components" in found["het jobs"]["found"]
     assert "srun --mpi=pmi2 on 2 nodes" in found["hello"]["found"]
     nodes = [*cluster.cpu_nodes, *cluster.trainer_nodes]

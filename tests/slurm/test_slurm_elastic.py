@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,8 +155,8 @@ def _elastic(site: Site) -> dict[str, Any]:
     print(said)
     assert said.count("gave back") >= 3 and "limit 15 s" in said, said
     assert said.count("was refused") >= 1 and "Slurm holds it back: PartitionTimeLimit" in said
-    scratch = cluster.run_as_user(
-        f"ls -d ${{TMPDIR:-/tmp}}/tangram-node-*-{cluster.name}*").stdout.split()
+    scratch = [path for root in site.roots
+               for path in Path(root, "tmp").glob(f"tangram-node-*-{cluster.name}*")]
     assert len(scratch) == 1, scratch  # the one node that is left
     calls = site.info(job)["slurm"]
     assert calls["submits"] + calls["queries"] + calls["cancels"] < 30, calls

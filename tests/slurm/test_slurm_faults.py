@@ -4,6 +4,7 @@ ranks finish."""
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from helpers.slurm_site import Site
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 
-def start(site: Site, name: str, ranks: int, steps: int, grace_s: int) -> tuple[str, Path]:
+def start(site: Site, name: str, ranks: int, steps: int, grace_s: int, **keys: str
+          ) -> tuple[str, Path]:
     go = site.cluster.home / f"{name}.go"
     (site.cluster.home / "tangram.toml").write_text(f"grace_s = {grace_s}\n")
     job = site.sbatch(name, f"python trainer_faults.py {steps} {go.name}", "trainer_faults.py",
-                      "trainer_actions.py", ranks=ranks, config="tangram.toml")
+                      "trainer_actions.py", ranks=ranks, config="tangram.toml", **keys)
     site.until(lambda: len(list(site.cluster.home.glob(f"faults.{job}.*.pid"))) == ranks,
                "all ranks to be in mid-step", 90, lambda: site.output(name, job))
     (site.cluster.home / "tangram.toml").unlink()
@@ -69,3 +71,23 @@ def test_the_other_ranks_finish_and_sessions_keep_their_grace_when_a_rank_dies(s
     go.touch()
     site.finish("rankdies", job)
     assert not site.pids("tangram")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("gateway", ["on", "off"])
+def test_each_rank_says_in_one_line_that_its_broker_is_gone(site: Site, gateway: str) -> None:
+    """The broker and the process that would start it again are killed."""
+    keys = {} if gateway == "on" else {"gateway": "off", "mpi": "none"}
+    name = f"nobroker{gateway}"
+    job, _ = start(site, name, ranks=2, steps=10_000, grace_s=3, **keys)
+    for pid in site.pids("bin/tangram broker"):
+        os.kill(pid, signal.SIGKILL)
+    said = site.finish(name, job, 120)
+    lines = sorted(line for line in said.splitlines() if "error: rank " in line)
+    assert [line.partition(f": job {job}: ")[0] for line in lines] == [
+        f"tangram: error: rank {n}" for n in range(2)], said
+    assert "Traceback" not in said, said
+    site.until(lambda: not site.pids("tangram"), "all to end", 60)
+    for left in site.left_behind():  # the next worker there, or the site's epilog, removes it
+        assert "/tmp/tangram-broker-job" in left, left
+        shutil.rmtree(left)

@@ -100,16 +100,17 @@ def check_against_sacct(actions: list[dict[str, Any]], lends: list[dict[str, str
 
 def test_the_single_node_template_runs_a_torchrun_style_trainer(site: Site) -> None:
     """`single-node` without MPI: ranks meet at the address that `tangram rank` gives, and use the
-    socket."""
+    socket. A core is two CPUs: three ranks of one CPU hold two cores, and sacct counts three."""
     job = site.sbatch("torchlike", "TRAINER_STATUS=6 python trainer_torch.py", "trainer_torch.py",
                       template="single-node", ranks=3, gateway="off", mpi="none",
                       partition="scav", cpus_lent="2")
     said = site.finish("torchlike", job)
     ours = [line for line in said.splitlines() if not line.startswith("srun: ")]
-    assert ours == ["3 ranks by socket: 328350"], said
+    assert ours[1:] == ["3 ranks by socket: 328350"], said
+    assert "the ranks hold 4 (they asked for 3, and sacct counts these)" in ours[0], said
     rows = sacct(site, job)
     ends = {r["JobName"]: (r["ExitCode"], r["NCPUS"]) for r in rows}
-    assert ends == {"torchlike": ("6:0", "5"), "batch": ("6:0", "5"), "workers": ("0:0", "2"),
+    assert ends == {"torchlike": ("6:0", "6"), "batch": ("6:0", "6"), "workers": ("0:0", "2"),
                     "ranks": ("6:0", "3")}, rows
     done = [r for r in site.acct(job) if r["name"] == "pow"]
     assert len(done) == 100

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ found.close()
 HOLDS = """
 import sys
 from tangram_hpc import LocalCluster
-with LocalCluster(cpus=1) as cluster:
+with LocalCluster(cpus=1, bind=sys.argv[1]) as cluster:
     print(cluster.job, flush=True)
     sys.stdin.read()
 """
@@ -347,27 +348,44 @@ def venv(cluster: RunningCluster) -> Path:
     return install_for(cluster)
 
 
+@contextmanager
+def local_cluster(cluster: RunningCluster, venv: Path, bind: str) -> Iterator[str]:
+    """A `LocalCluster` of the cluster's user on this host; its name."""
+    (cluster.home / "holds.py").write_text(HOLDS)
+    broker = subprocess.Popen([str(venv / "bin/python"), "holds.py", bind], stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, text=True, **cluster.as_user())
+    assert broker.stdin is not None and broker.stdout is not None
+    try:
+        yield broker.stdout.readline().strip()
+    finally:
+        broker.stdin.close()
+        broker.wait(60)
+        broker.stdout.close()
+
+
 @pytest.mark.parametrize("cluster", ["cgroup"], indirect=True)
 def test_a_job_step_reaches_the_running_broker(cluster: RunningCluster, venv: Path) -> None:
     """With a real broker: the step's programs find it without options, and learn when it has
     ended."""
-    (cluster.home / "holds.py").write_text(HOLDS)
-    broker = subprocess.Popen([str(venv / "bin/python"), "holds.py"], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE, text=True, **cluster.as_user())
-    assert broker.stdin is not None and broker.stdout is not None
-    try:
-        job = broker.stdout.readline().strip()
+    with local_cluster(cluster, venv, "0.0.0.0") as job:
         found = tangram_env(cluster, "--tangram=auto")
         path = cluster.home / ".tangram" / "jobs" / job / "access.json"
         assert found == names(path)
         done = cluster.run_as_user(f"srun --tangram {venv}/bin/tangram run -- echo ran")
         assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
-    finally:
-        broker.stdin.close()
-        broker.wait(60)
-        broker.stdout.close()
     done = cluster.run_as_user(["srun", f"--tangram={job}", "true"])
     assert done.returncode != 0 and "its broker has ended" in done.stderr
+
+
+@pytest.mark.parametrize("cluster", ["cgroup"], indirect=True)
+def test_a_job_step_that_cannot_see_the_brokers_socket_is_told_at_once_what_to_set(
+        cluster: RunningCluster, venv: Path) -> None:
+    """The broker listens on a Unix socket in the login node's /tmp, and the step is on a node."""
+    with local_cluster(cluster, venv, "none"):
+        done = cluster.run_as_user(f"srun --tangram {venv}/bin/tangram run -- true", timeout=25)
+    said = [line for line in done.stderr.splitlines() if "tangram" in line]
+    assert done.returncode == 2 and len(said) == 1, done.stderr
+    assert os.uname().nodename in said[0] and 'LocalCluster(bind="0.0.0.0")' in said[0], said
 
 
 @needs_v1

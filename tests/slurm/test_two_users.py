@@ -173,8 +173,12 @@ def two_sides(site: Site, **keys: str) -> Iterator[tuple[Side, Side]]:
 
 
 @pytest.fixture(scope="module")
-def sides(site: Site) -> Iterator[tuple[Side, Side]]:
-    with two_sides(site) as two:
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Side, Side]]:
+    """The nodes share network and /tmp, so that one attacker reaches what is on any of them."""
+    with running_cluster(tmp_path_factory, cpu_nodes=2, gpu_nodes=2, trainer_nodes=1, users=2,
+                         cpus_per_node=16, netns=False,
+                         conf_line=["SlurmdTimeout=300"]) as cluster, two_sides(
+                             Site(cluster, install_for(cluster))) as two:
         yield two
 
 
@@ -337,7 +341,8 @@ def test_no_cgroup_is_shared(tmp_path_factory: pytest.TempPathFactory) -> None:
                    capture_output=True)
     try:
         with running_cluster(tmp_path_factory, cpu_nodes=2, gpu_nodes=2, trainer_nodes=2, users=2,
-                             cpus_per_node=2, cgroups=True, conf_line=["SlurmdTimeout=300"],
+                             cpus_per_node=2, cgroups=True, netns=False,
+                             conf_line=["SlurmdTimeout=300"],
                              plugin=f"{built}/tangram.so default=auto") as cluster:
             site = Site(cluster, install_for(cluster))
             with two_sides(site, cpus_cpu="1", cpus_gpu="1", ranks="1") as sides:

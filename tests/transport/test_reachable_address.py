@@ -151,6 +151,19 @@ def test_a_broker_publishes_an_address_that_other_nodes_reach(pair: Pair, bind: 
         assert done.returncode == 0, done.stderr
 
 
+def test_a_broker_beside_its_job_publishes_the_address_on_the_way_to_the_nodes(pair: Pair) -> None:
+    """As on a login node under `salloc`: its name has an address in the users' network, which the
+    nodes do not reach."""
+    pair.ip(0, "addr", "add", "198.51.100.7/24", "dev", "lo")
+    hosts = pair.folder / f"hosts-{NAMES[0]}"
+    hosts.write_text(hosts_file(0).replace("127.0.1.1", "198.51.100.7"))
+    with pair.broker(SLURMD_NODENAME="", SLURM_JOB_NODELIST=NAMES[1],
+                     SLURM_JOB_NUM_NODES="1") as told:
+        assert [a.rpartition(":")[0] for a in told] == [f"tls:{CABLE}.1"]
+        done = pair.dialled()
+        assert done.returncode == 0, done.stderr
+
+
 def errors_of(told: str) -> list[str]:
     """The lines on standard error, without the line that says that no Slurm can be asked here."""
     return [line for line in told.splitlines() if "Slurm does not tell when job" not in line]

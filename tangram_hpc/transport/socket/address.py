@@ -6,6 +6,10 @@ of the host's names, the address from which the kernel would reach the other nod
 address from which it would send to other networks, and the addresses of the interfaces. The first
 address that others can reach is taken.
 
+A host that is none of the job's nodes, such as the login node under `salloc`, has its name in the
+users' network, and the nodes may be in another one. There the route to the nodes comes before the
+host's names.
+
 Other nodes are never told a loopback or wildcard address: if nothing else is found and there are
 other nodes, the error names the setting `bind`. No packet is sent, and Slurm is not asked.
 """
@@ -52,7 +56,8 @@ def addresses(bind: str, peers: Sequence[str] = (), names: Sequence[str] = (),
         bind: the setting: an address or host name of this host, the name of an interface, a network
             such as "10.1.0.0/16", a wildcard ("0.0.0.0", "::"), or empty to choose.
         peers: other nodes that must reach this host, by name or address.
-        names: further names of this host, such as Slurm's NodeName.
+        names: further names of this host, such as Slurm's NodeName; empty for a host that is no
+            node of the job.
         shared: whether hosts that are not in `peers` may connect as well; if not, and this host's
             name means loopback, loopback is taken.
         needed: whether other hosts will certainly connect, though their names are not known yet.
@@ -156,7 +161,9 @@ def _chosen(peers: Sequence[str], names: Sequence[str], shared: bool) -> str:
            for a in _resolved(name) if _is_own(a)]
     if own and not shared and not peers and not any(map(_is_reachable, own)):
         return own[0]
-    candidates = (own, (_route_to(p) for p in peers[:_PEERS_MAX]), (_route_to(p) for p in _FAR),
+    routes = (_route_to(peer) for peer in peers[:_PEERS_MAX])
+    known = (own, routes) if names else (routes, own)
+    candidates = (*known, (_route_to(address) for address in _FAR),
                   (a for each in interfaces().values() for a in each))
     return next((a for each in candidates for a in each if a and _is_reachable(a)), "")
 
