@@ -156,7 +156,7 @@ def parts(placer: str, cpus: int, nodes: int, tenants: dict[str, Tenant],
     found = []
     for first in range(1, seconds - WINDOW_S):
         held = usage.between(first, first + WINDOW_S)
-        found.append({tenant: held[tenant] / sum(held.values()) for tenant in tenants})
+        found.append({tenant: held.get(tenant, 0) / sum(held.values()) for tenant in tenants})
     return found
 
 
@@ -239,8 +239,9 @@ def main() -> None:
     p.add_argument("--durations", choices=("oracle", "learned"), default="learned")
     p.add_argument("--calls", type=int, default=500, help="single calls before and in the flood")
     p.add_argument("--open", type=int, default=1_000_000, help="most open actions of the flood")
-    p.add_argument("--only-flood", action="store_true", help="without the simulations")
-    p.add_argument("--only-shares", action="store_true", help="the second part alone")
+    part = p.add_mutually_exclusive_group()
+    part.add_argument("--only-flood", action="store_true", help="without the simulations")
+    part.add_argument("--only-shares", action="store_true", help="the second part alone")
     p.add_argument("--flood", default="", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.flood:

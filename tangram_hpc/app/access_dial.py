@@ -22,8 +22,13 @@ from ..storage.access import Access, read_access
 from ..transport.socket.dial import dial, through
 from ..transport.socket.socket_connection import SocketConnection
 
-_REMEDY = "start it with the setting `bind`, such as LocalCluster(bind=\"0.0.0.0\")"
+_REMEDY = ("start it with `bind` set to an address, interface or network that this host reaches, "
+           "such as LocalCluster(bind=\"0.0.0.0\")")
 _PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0  # the first and the longest pause between two attempts
+
+
+class OutOfSight(BrokerUnreachable):
+    """This process does not see the folder of the only socket that the broker listens on."""
 
 
 class AccessFileDialer:
@@ -99,16 +104,19 @@ class AccessFileDialer:
 
 
 def _out_of_sight(known: Access, error: BrokerUnreachable) -> AccessError | BrokerUnreachable:
-    """Returns the error for a Unix socket that nobody serves here, with the remedy.
+    """Returns the error for Unix sockets that nobody serves here, with the remedy if no folder of
+    them is there.
 
-    On another host than the broker's that is certain. On the same one the broker may also have been
-    killed and be back soon, so it makes sense to wait.
+    On another host than the broker's that will not change. On the same one a broker that was killed
+    may make the folder anew, so it makes sense to wait.
     """
+    if any(Path(each.removeprefix("unix:")).parent.exists() for each in known.addresses):
+        return error
     here = socket.gethostname()
     if known.host not in ("", here):
         return AccessError(f"job {known.job}: its broker listens on a Unix socket of host "
                            f"{known.host} only, and this is {here}: {_REMEDY}")
-    told = BrokerUnreachable(f"{error}: it listens on this socket only; if it runs, this process "
-                             f"sees another folder there: {_REMEDY}")
+    told = OutOfSight(f"{error}: it listens on this socket only; if it runs, this process sees "
+                      f"another folder there: {_REMEDY}")
     told.refused = True
     return told

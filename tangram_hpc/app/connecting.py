@@ -23,7 +23,7 @@ from ..ports import Dial
 from ..storage.store import FolderStore
 from ..transport.socket.channel import SocketChannel
 from ..version import VERSION
-from .access_dial import AccessFileDialer
+from .access_dial import AccessFileDialer, OutOfSight
 from .broker_location import find_access
 from .lost_broker import report_loss_in_one_line
 
@@ -109,6 +109,8 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
                       name or _name_by_job(environ, known.job),
                       again=f"tangram_hpc.connect({str(path.absolute())!r}{at})",
                       back_within_s=known.back_within_s, tenant=tenant)
+    except OutOfSight as error:  # it names its remedy
+        raise AccessError(f"access file {path}: {error}") from None
     except BrokerUnreachable as error:
         raise AccessError(f"access file {path}: {error}; the job has ended, its broker was "
                           "killed and is not back yet, or this host cannot reach it") from None

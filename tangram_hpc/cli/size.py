@@ -74,14 +74,14 @@ def go(args: argparse.Namespace) -> int:
         measure, why = _measure(work, cluster, args.durations, args.seed, progress)
         target = _target(args, scale, measure, why)
         curves = [search(p, scale, target, measure) for p in policies]
+        answers = [c.answer for c in curves if c.answer is not None]
+        if not any(a.held for a in answers):
+            raise InvalidInput(_unreached(target, answers, scale, why))
         oracle: dict[str, Curve] = {}
         if args.durations == "learned":
             measure, _ = _measure(work, cluster, "oracle", args.seed, progress)
             oracle = {p: search(p, scale, target, measure) for p in policies
                       if parse_placer_name(p)[0] in _ESTIMATING}
-    answers = [c.answer for c in curves if c.answer is not None]
-    if not any(a.held for a in answers):
-        raise InvalidInput(_unreached(target, answers, scale, why))
     if args.json:
         print(json.dumps(_as_json(args, work.name, scale, target, curves, oracle, why)))
     else:

@@ -571,6 +571,8 @@ class Connection:
                     problem = error if isinstance(error, TangramError) else problem
             refused = first and isinstance(problem, AccessError | InvalidInput)
             if patience.over(time.monotonic()) or self._closing or refused:
+                if not first and isinstance(problem, AccessError):  # the access file says so
+                    problem = BrokerUnreachable(f"job {self.job}: {problem}")
                 raise problem from None
             time.sleep(pause)
             pause = min(1.0, pause * 2)

@@ -24,7 +24,8 @@ class ActionState(str, Enum):
     PREEMPTED = "PREEMPTED"
 
 
-ENDED_BY_ITSELF = (ActionState.COMPLETED, ActionState.FAILED)  # nobody and no limit ended it
+# neither a person nor a limit nor the loss of a node ended such an action
+ENDED_BY_ITSELF = (ActionState.COMPLETED, ActionState.FAILED)
 
 
 class LeaseState(str, Enum):

@@ -139,7 +139,9 @@ def send(found: Iterable[Any], endpoint: str) -> int:
 
 
 class _LastWords(logging.Handler):
-    """Keeps the last line that a library logs, and lets none reach the terminal by itself."""
+    """Keeps the last line that a library logs. While a logger has such a handler, `logging` does
+    not print lines that have no other one.
+    """
 
     words = "no reason given"
 

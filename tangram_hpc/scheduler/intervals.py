@@ -25,9 +25,19 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ..domain.action import Action
-from .forecast import OVERDUE_NS, STEPS_MAX, Forecast, ForecastRun, copied, expected_end, source
+from ..domain.states import LeaseState
+from .forecast import (
+    OVERDUE_NS,
+    STEPS_MAX,
+    Forecast,
+    ForecastRun,
+    at_most_its_limit,
+    copied,
+    expected_end,
+    source,
+)
 from .scheduler import Scheduler
-from .state.estimator import SHRINK, Sizes, work_of
+from .state.estimator import SHRINK, Sizes, counts_while_running, work_of
 from .state.ledger import LeaseEntry, Ledger
 from .state.speed import most_of, octaves, run_ns
 
@@ -96,25 +106,25 @@ class WorkCurve:
             draws: draws the weights of the samples, so that the curve is one of those that they
                 allow (the Bayesian bootstrap, Annals of Statistics 9, 1981); None: all are equal.
         """
-        ended = [(work, float(count)) for work, count in sizes.means()]
+        ended = [(work, float(count), False) for work, count in sizes.means()]
         assumed = [mean // _WIDE, mean, mean * _WIDE]
-        ended += [(work, SHRINK / len(assumed)) for work in assumed]
+        ended += [(work, SHRINK / len(assumed), True) for work in assumed]
         if draws is not None:
-            ended = [(work, draws.gamma(count)) for work, count in ended]
-        steps = [(work, count, 0.0) for work, count in ended]
-        steps += [(most_of(bucket), 0.0, float(count)) for bucket, count in running.items()]
-        at_risk, lost = sum(count + left for _, count, left in steps), 0.0
+            ended = [(work, draws.gamma(count), guess) for work, count, guess in ended]
+        steps = [(work, count, 0.0, guess) for work, count, guess in ended]
+        steps += [(most_of(bucket), 0.0, float(count), False) for bucket, count in running.items()]
+        at_risk, lost = sum(count + left for _, count, left, _ in steps), 0.0
         share = 1.0
         self.works: list[int] = []
         self.shares: list[float] = []
-        for work, count, left in sorted(steps):
+        for work, count, left, guess in sorted(steps):
             if count:
                 # an assumed work does not stand for all that have been lost from sight before it
-                share *= max(0.0, 1 - count / (at_risk + lost * (work in assumed)))
+                share *= max(0.0, 1 - count / (at_risk + lost * guess))
                 self.works.append(work)
                 self.shares.append(share)
             at_risk -= count + left
-            lost = lost + left if not count or work in assumed else 0.0
+            lost = lost + left if not count or guess else 0.0
 
     def quantile(self, chance: float, done: int) -> int:
         """Returns the work that an action exceeds with the chance `1 - chance`, if it exceeds
@@ -131,17 +141,21 @@ class WorkCurve:
 
 
 class LikelyWorks:
-    """The curves of all classes at one time. Making it costs O(leases)."""
+    """The curves of all classes at one time. Making it costs O(leases), and each curve is computed
+    when it is first asked for.
+    """
 
     def __init__(self, ledger: Ledger, now: int) -> None:
         self._ledger = ledger
         self._draws: Draws | None = None
         self._running: dict[int, Counter[int]] = {}  # by the identity of a class's histogram
-        self._curves: dict[tuple[str, str, bool], WorkCurve] = {}
+        self._curves: dict[tuple[int, bool], WorkCurve] = {}  # a class may have many names
         for lease in ledger.leases.values():
+            if lease.state is LeaseState.RELEASING or not lease.begun:
+                continue  # the action has ended, and may be forgotten; or it has not begun
             action = ledger.actions[lease.action].action
             sizes = ledger.estimator.samples(action)
-            if sizes is not None and lease.begun:
+            if sizes is not None and counts_while_running(action):
                 done = work_of(lease.spans(now), ledger.estimator.serial(action))
                 self._running.setdefault(id(sizes), Counter())[octaves(done)] += 1
 
@@ -156,12 +170,12 @@ class LikelyWorks:
         if it exceeds `done`; None if no action of its class has ended.
         """
         estimator = self._ledger.estimator
-        of = action.key, action.name, action.degrees[-1] > action.degrees[0]
+        sizes = estimator.samples(action)
+        if sizes is None:
+            return None
+        of = id(sizes), action.degrees[-1] > action.degrees[0]
         curve = self._curves.get(of)
         if curve is None:
-            sizes = estimator.samples(action)
-            if sizes is None:
-                return None
             mean = estimator.mean(action.key, action.name, action.degrees)
             running = self._running.get(id(sizes), Counter())
             curve = self._curves[of] = WorkCurve(sizes, mean, running, self._draws)
@@ -198,7 +212,8 @@ def _end(ledger: Ledger, lease: LeaseEntry, now: int, likely: LikelyWorks, chanc
         assert found is not None, "the caller has seen that the class is known"
         work = found
     left = run_ns(max(0, work - done), serial, lease.units)
-    return max(now, lease.granted_at + lease.restore_ns) + max(OVERDUE_NS, left), work
+    end = max(now, lease.granted_at + lease.restore_ns) + max(OVERDUE_NS, left)
+    return at_most_its_limit(action, lease, now, end), work
 
 
 def start_interval(scheduler: Scheduler, action: int, now: int, told: Forecast) -> StartInterval:
@@ -221,9 +236,12 @@ def start_interval(scheduler: Scheduler, action: int, now: int, told: Forecast) 
     draws = Draws(action ^ now)
     starts, ends, left = [], [], STEPS_MAX
     for _ in range(FUTURES):
-        future = _Future(copied(scheduler), action, now, likely.drawn(draws), draws, left)
+        future = _Future(copied(scheduler, learns=False), action, now, likely.drawn(draws), draws,
+                         left)
         found = future.run()
         left -= found.steps
+        if left < 0:
+            return StartInterval(why="it lies too many events ahead for an interval")
         if found.at is None:
             return StartInterval(why="in some of its likely futures the start is not known")
         starts.append(found.at)

@@ -205,6 +205,8 @@ def _emulation(system: System) -> Iterator[None]:
         raise Unavailable(f"needs {QEMU} (Debian: apt-get install qemu-user-static)")
     if not (BINFMT / "register").exists():
         _do(["mount", "-t", "binfmt_misc", "binfmt_misc", str(BINFMT)], 30)
+    if name.exists():  # of a run that was killed
+        name.write_text("-1")
     # F: the interpreter is opened now, since it is not there below another root
     (BINFMT / "register").write_text(f":{name.name}:M::{AARCH64}:{QEMU}:F")
     try:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,11 +190,11 @@ class Site:
     def __post_init__(self) -> None:
         self.before = frozenset(self.left_behind())  # of an earlier user with the same number
 
-    def left_behind(self) -> list[str]:
+    def left_behind(self, dead: Collection[str] = ()) -> list[str]:
         """What must not be there when no job runs: processes, and scratch folders and shared
-        memory on this host or on a node."""
+        memory on this host or on a node; on `dead` nodes nobody could remove them."""
         uid, files = pwd.getpwnam(self.cluster.user).pw_uid, set()
-        for root in ("/", *self.roots):
+        for root in ("/", *[root for node, root in self.roots.items() if node not in dead]):
             for base in ("tmp", "dev/shm"):
                 for top in Path(root, base).iterdir():
                     with contextlib.suppress(FileNotFoundError):  # it goes just now
@@ -203,14 +203,9 @@ class Site:
         return sorted(files - self.before) + [
             str(pid) for pid in self.pids("tangram|sleep 432|trainer_")]
 
-    @property
-    def roots(self) -> list[str]:
-        """Where this host sees the files of the nodes that have a /tmp of their own."""
-        return list(self._roots.values())
-
     @functools.cached_property
-    def _roots(self) -> dict[str, str]:
-        """The same by the node's name."""
+    def roots(self) -> dict[str, str]:
+        """Where this host sees the files of each node that has a /tmp of its own, by its name."""
         daemons = self.cluster.status()["daemons"]
         return {name.removeprefix("node-"): f"/proc/{daemon['pid']}/root"
                 for name, daemon in daemons.items() if name.startswith("node-")}
@@ -219,7 +214,7 @@ class Site:
         """The same on nodes that are network namespaces: all files there that are not root's, also
         those of subordinate users, mounts of jobs, and processes of the user."""
         found, uid = [], pwd.getpwnam(self.cluster.user).pw_uid
-        for node, root in self._roots.items():
+        for node, root in self.roots.items():
             for base in ("tmp", "dev/shm", "var/tmp"):
                 for top in Path(root, base).iterdir():
                     if top.name.startswith("devcluster-") or str(top) in self.before:

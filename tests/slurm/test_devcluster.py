@@ -133,7 +133,8 @@ def test_devcluster_exec_has_a_clean_environment_and_passes_the_exit_code(
 def test_two_dev_clusters_run_side_by_side_and_down_leaves_nothing(
     cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    small = {"cpu_nodes": 1, "gpu_nodes": 0, "trainer_nodes": 0, "no_dbd": True}
+    # its node has the host's /dev/shm, which `down` has to clear
+    small = {"cpu_nodes": 1, "gpu_nodes": 0, "trainer_nodes": 0, "no_dbd": True, "netns": False}
     with running_cluster(tmp_path_factory, **small) as other:
         uid = pwd.getpwnam(other.user).pw_uid
         for up in (cluster, other):

@@ -305,7 +305,7 @@ def test_a_real_slurmd_runs_the_epilog(tmp_path_factory: pytest.TempPathFactory)
                          conf_line=[f"Epilog={EPILOG}"]) as cluster:
         leave = ("d=$(mktemp -d /tmp/tangram-worker-job$SLURM_JOB_ID-XXXX)\n"
                  "mkdir -p $d/work; echo $d; exec sleep 600")
-        roots = Site(cluster, Path()).roots  # each node has a /tmp of its own
+        roots = Site(cluster, Path()).roots.values()  # each node has a /tmp of its own
         for name, head in (("plain", ""), ("het", "#SBATCH -p cpu\n#SBATCH hetjob\n"
                                                   "#SBATCH -p gpu\n")):
             text = f"#!/bin/bash\n{head}srun{' --het-group=0,1' if head else ''} bash leave.sh\n"

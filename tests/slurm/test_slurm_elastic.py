@@ -155,7 +155,7 @@ def _elastic(site: Site) -> dict[str, Any]:
     print(said)
     assert said.count("gave back") >= 3 and "limit 15 s" in said, said
     assert said.count("was refused") >= 1 and "Slurm holds it back: PartitionTimeLimit" in said
-    scratch = [path for root in site.roots
+    scratch = [path for root in site.roots.values()
                for path in Path(root, "tmp").glob(f"tangram-node-*-{cluster.name}*")]
     assert len(scratch) == 1, scratch  # the one node that is left
     calls = site.info(job)["slurm"]

@@ -78,7 +78,7 @@ def users_network(site: Site) -> Iterator[tuple[str, ...]]:
     hosts = site.cluster.prefix / "etc" / "hosts-login"
     hosts.write_text("".join(f"{at} {name}\n" for name, at in [
         ("localhost", "127.0.0.1"), (os.uname().nodename, address), *nodes]))
-    subprocess.run(["ip", "addr", "add", f"{address}/32", "dev", "lo"], check=True)
+    subprocess.run(["ip", "addr", "replace", f"{address}/32", "dev", "lo"], check=True)
     yield ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"',
            str(hosts))
     subprocess.run(["ip", "addr", "del", f"{address}/32", "dev", "lo"], check=True)

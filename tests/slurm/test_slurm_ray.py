@@ -34,10 +34,10 @@ def test_a_template_starts_ray_on_all_trainer_nodes(ray_site: Site) -> None:
     said = ray_site.finish("rays", job, 300)
     assert TOLD in said, said[:6000]
     assert len([row for row in ray_site.acct(job) if row["name"] == "pow"]) == 20
-    assert not ray_site.left_behind()
     # each node has a /tmp of its own; the epilog of the last task may still be at work
     ray_site.until(lambda: not any("/tmp/ray-" in line for line in ray_site.left_on_nodes()),
                    "Ray's files to be gone", 60, lambda: str(ray_site.left_on_nodes()[:5]))
+    assert not ray_site.left_behind()
 
 
 def test_a_trainers_own_script_needs_only_the_documented_lines(ray_site: Site) -> None:

@@ -92,9 +92,10 @@ def plugin() -> Iterator[Path]:
 def cluster(request: pytest.FixtureRequest, plugin: Path, tmp_path_factory: pytest.TempPathFactory
             ) -> Iterator[RunningCluster]:
     """A cluster that tracks by process trees, and one by cgroups, in which Slurm has its own."""
+    cpus, cgroups = min(2, os.cpu_count() or 1), request.param == "cgroup"
     with running_cluster(tmp_path_factory, cpu_nodes=2, gpu_nodes=0, trainer_nodes=0, no_dbd=True,
-                         cpus_per_node=min(2, os.cpu_count() or 1), plugin=str(plugin),
-                         cgroups=request.param == "cgroup") as up:
+                         cpus_per_node=cpus, threads_per_core=1 if cgroups else cpus,
+                         plugin=str(plugin), cgroups=cgroups) as up:
         yield up
         assert left_of(up) == []
 

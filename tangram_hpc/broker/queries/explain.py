@@ -175,6 +175,8 @@ def _holders(scheduler: Scheduler, entry: ActionEntry, now: int) -> list[dict[st
              ActionShape(action.key, action.degrees, 0, 0, action.component, home, 0))
     found: list[tuple[float, int, dict[str, Any]]] = []
     for lease in ledger.leases.values():
+        if lease.action not in ledger.actions:
+            continue  # it has ended and is forgotten, while its node still cleans up
         node, of = ledger.place(lease.node), ledger.actions[lease.action].action
         same = pool_of(of.key, of.degrees[-1]) == pool_of(action.key, action.degrees[-1])
         if not same or shape.node not in (0, lease.node) or (

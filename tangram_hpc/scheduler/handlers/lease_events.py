@@ -79,7 +79,9 @@ def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Deci
                                 event.restore_ns, event.after))
     if background:  # slices tell nothing about run times
         return decisions + forced_end(entry, lease)
-    ledger.estimator.began(action, lease)
+    ledger.estimator.began(action)
+    if lease.begun:
+        ledger.estimator.works(action, lease)
     return decisions
 
 
@@ -292,6 +294,7 @@ def _pass_on(state: SchedulerState, lease: LeaseEntry, node: NodeEntry, at: int)
         ledger.prefetched -= 1
         following = ledger.leases[next(iter(lease.lease_queue))]
         _begin(ledger, following, node, at)
+        ledger.estimator.works(ledger.actions[following.action].action, following)
         # while there is one tenant, a unit that passes on changes nothing of what it holds
         if ledger.tenants.compared or following.holds() != lease.holds():
             _count(ledger, lease, -1)

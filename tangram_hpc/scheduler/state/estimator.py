@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Protocol
 
-from ...domain.action import Action
+from ...domain.action import Action, Kind
 from ...domain.class_names import template
 from ...domain.outcome import Outcome
 from .speed import ONE, lg, octaves, speed
@@ -45,9 +45,9 @@ IDLE_PART = 20
 # that still run are the long ones.
 MIN_SERIAL, DOUBT, DOUBT_EACH, RIPE = 24, 8 << 10, 16, 4
 # Running leases count while fewer than ENOUGH leases have ended for each of them; at most LOOKED of
-# them are looked at, evenly chosen. What is left of those that have done more than all that ended
-# took is assumed to be the work of all over the number of ends, as if works were exponential, but
-# at most FURTHER times what they have done.
+# them are looked at, evenly chosen. A running lease that has done more work than any ended one is
+# assumed to have left the total work of ended and running leases divided by the number of ended
+# ones, as if works were exponential, but at most FURTHER times the work that it has done.
 ENOUGH, LOOKED, FURTHER = 16, 64, 4
 WHOLE = 10  # samples are counted in 1/2**WHOLE
 _PRIOR_AT = SERIALS.index(PRIOR)
@@ -72,6 +72,15 @@ class RunningLease(Protocol):
 
 
 Done = Callable[[Action, RunningLease], int]  # the work that a running lease has done
+
+
+def counts_while_running(action: Action) -> bool:
+    """Whether an action that runs tells something of its class: not where a profile states the run
+    time, not of calls, as how they share a batch is known only at its end, not of slices of
+    background work, and not where no unit is held.
+    """
+    return (action.profile is None and action.key == "cpu" and action.degrees[-1] > 0
+            and action.kind is not Kind.BACKGROUND)
 
 
 def work_of(spans: Spans, serial: int) -> int:
@@ -421,20 +430,23 @@ class Estimator:
 
     # ---- called by the handlers of leases ----------------------------------------------------
 
-    def began(self, action: Action, lease: RunningLease | None = None) -> None:
-        """Counts a lease of this action that was granted. O(1) amortised.
+    def began(self, action: Action) -> None:
+        """Counts a lease of this action that was granted. O(1) amortised."""
+        self._open(action.key, action.name).running += 1
+        self.used["learned" if action.profile is None else "profile"] += 1
 
-        Args:
-            action: the action.
-            lease: the lease; None if nothing is to be learned from it before it ends.
+    def works(self, action: Action, lease: RunningLease) -> None:
+        """Notes that a lease of this action, which `began` was told of, does work from now on. O(1)
+        amortised.
         """
-        own = self._open(action.key, action.name)
-        own.running += 1
-        # a profile tells the run time, and how calls share a batch is known only at its end
-        if lease is not None and action.profile is None and action.key == "cpu":
+        if counts_while_running(action):
+            own = self._open(action.key, action.name)
             for sizes in (self._any, self._parent(action), own.sizes):
                 sizes.running[lease.lease] = action, lease
-        self.used["learned" if action.profile is None else "profile"] += 1
+
+    def without_learning(self) -> Estimator:
+        """Returns one with the same estimates, which it shares, that learns nothing any more."""
+        return _Settled(self)
 
     def ended(self, action: Action, spans: Spans, whole: bool, cpu_ns: int = 0, lease: int = 0,
               now: int = 0) -> None:
@@ -445,7 +457,7 @@ class Estimator:
             spans: the sizes that the lease had.
             whole: whether it ended by itself.
             cpu_ns: the CPU time that it used on its units; 0 if that is not known.
-            lease: the number of the lease; 0 if `began` was not told of it.
+            lease: the number of the lease; 0 if `works` was not told of it.
             now: the present time, epoch ns.
         """
         key, several = action.key, action.degrees[-1] > action.degrees[0]
@@ -573,3 +585,23 @@ def _mean_beyond(levels: Sequence[Sizes], done_ns: int, bucket: int) -> int:
         k, more = sizes.beyond(bucket)
         n, total = prior + k, prior * total // n + more
     return total // n
+
+
+class _Settled(Estimator):
+    """An estimator that shares everything with another one, and learns nothing."""
+
+    def __init__(self, of: Estimator) -> None:
+        self.__dict__.update(of.__dict__)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _Settled:
+        return self
+
+    def began(self, action: Action) -> None:
+        """Learns nothing."""
+
+    def works(self, action: Action, lease: RunningLease) -> None:
+        """Learns nothing."""
+
+    def ended(self, action: Action, spans: Spans, whole: bool, cpu_ns: int = 0, lease: int = 0,
+              now: int = 0) -> None:
+        """Learns nothing."""

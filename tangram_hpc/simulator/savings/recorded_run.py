@@ -189,8 +189,8 @@ class _Serials:
                 self.estimated += 1
                 self._estimator.began(r.action)
                 spans, cpu_ns = _run_spans(r), 0
-                if r.action.key == "cpu" and (r.outcome is not None
-                                              and r.outcome.state in ENDED_BY_ITSELF):
+                if (r.action.key == "cpu" and r.outcome is not None
+                        and r.outcome.state in ENDED_BY_ITSELF):
                     cpu_ns = cpu_to_learn(r.outcome, spans)
                 self._estimator.ended(r.action, spans, True, cpu_ns)
 

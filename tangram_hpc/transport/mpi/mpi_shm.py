@@ -20,7 +20,7 @@ def forget_names(maps: Path = Path("/proc/self/maps")) -> list[str]:
     The memory itself stays mapped. Any rank may call this, and all may.
     """
     try:
-        lines = maps.read_text().splitlines()
+        lines = maps.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return []
     names = {line[line.index(MPICH_FILES):] for line in lines if MPICH_FILES in line}

@@ -36,13 +36,13 @@ def wake():
             pass
 def shared(names):
     try:
-        with open(f"/proc/{parent}/maps") as maps:
+        with open(f"/proc/{parent}/maps", errors="surrogateescape") as maps:
             return names | {line[line.index(shm):].strip() for line in maps if shm in line}
     except OSError:
         return names
 left, ready, looks, names = float(limit), [], 0, set()
 while left > 0 and not ready:
-    wait, looks = min(left, 1.0), looks + 1
+    wait, looks = min(left, 1.0 if looks >= 10 else 0.1), looks + 1
     ready = select.select([0], [], [], wait)[0]
     left -= wait
     names = shared(names)
