@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import random
 import subprocess
 import sys
 import threading
@@ -34,22 +33,20 @@ from tangram_hpc.config.tenants import Tenant
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.simulator.run_records import RunRecords
 from tangram_hpc.simulator.simulate import simulate
-from tangram_hpc.simulator.tenant_usage import TenantUsage
+from tangram_hpc.simulator.tenant_usage import busy_trajectories, simulated_usage
 from tangram_hpc.simulator.workload import (
     Cluster,
     ClusterNode,
-    WorkAction,
     Workload,
     WorkloadTrajectory,
-    WorkloadTurn,
     read_cluster,
     read_workload,
     together,
 )
-from tangram_hpc.simulator.world import SimulationWorld
 
 OFFSETS = (0.0, 0.25, 0.5)  # of a step
 WINDOW_S = 10
+TURNS = 120  # of a trajectory: more than it has time for
 # placer, CPUs of a node, nodes, degrees of each action; of 16 CPUs both parts are whole numbers
 SHARED = (("elastic", 16, 1, (1, 2, 4, 8)), ("elastic", 10, 1, (1, 2, 4, 8)),
           ("elastic", 16, 1, (4,)), ("elastic", 14, 1, (4,)), ("elastic", 5, 2, (1, 2)),
@@ -115,44 +112,12 @@ def trainings(work: Workload, cluster: Cluster, durations: str, sizes: tuple[flo
     return rows
 
 
-class _Enough(Exception):
-    """The simulation has lasted long enough."""
-
-
-def lanes(tenant: str, count: int, work_s: float, degrees: tuple[int, ...], seed: int
-          ) -> list[WorkloadTrajectory]:
-    """Trajectories that always have one action under way, of exponential work."""
-    rng = random.Random(seed)
-
-    def turn() -> WorkloadTurn:
-        work = work_s * (.05 + rng.expovariate(1))
-        return WorkloadTurn(think_s=0, actions=(WorkAction(
-            name="x", resource="cpu", work_s=work, degrees=degrees, serial=.05),))
-
-    return [WorkloadTrajectory(trajectory=f"{tenant}/{k}", tenant=tenant, start_s=0,
-                               turns=tuple(turn() for _ in range(120))) for k in range(count)]
-
-
 def parts(placer: str, cpus: int, nodes: int, tenants: dict[str, Tenant],
           work: list[WorkloadTrajectory], seconds: int) -> list[dict[str, float]]:
     """The part of the units that each tenant held, in each window of a simulation."""
     cluster = Cluster(nodes=(ClusterNode(name="n", count=nodes, cpus=cpus, mem_mib=1 << 20),),
                       tenants=tenants)
-    world = SimulationWorld(Workload(name="shares", trajectories=tuple(work)), cluster,
-                            make_placer(placer), oracle=True)
-    world.events = []
-
-    def stop(left: int) -> None:
-        if world.event_queue.now > seconds * 10**9:
-            raise _Enough
-
-    try:
-        world.run(stop)
-        sys.exit("bench_tenants: shares: the workload ended before the simulation did")
-    except _Enough:
-        usage = TenantUsage()
-        for event in world.events:
-            usage.add(event)
+    usage = simulated_usage(placer, cluster, work, seconds)
     found = []
     for first in range(1, seconds - WINDOW_S):
         held = usage.between(first, first + WINDOW_S)
@@ -168,16 +133,17 @@ def shares(cases: tuple[tuple[str, int, int, tuple[int, ...]], ...], many: int,
     for placer, cpus, number, degrees in cases:
         count = 2 * cpus * number
         windows = parts(placer, cpus, number, {"big": Tenant(shares=3), "small": Tenant()},
-                        [*lanes("big", count, .5, degrees, 1),
-                         *lanes("small", count, .5, degrees, 2)], seconds)
+                        [*busy_trajectories("big", count, .5, degrees, 1, TURNS),
+                         *busy_trajectories("small", count, .5, degrees, 2, TURNS)], seconds)
         big = [each["big"] for each in windows]
         rows.append({"placer": placer, "nodes": number, "cpus": cpus, "degrees": degrees,
                      "windows": len(big), "least": round(min(big), 4),
                      "largest": round(max(big), 4)})
     tenants = {f"t{k}": Tenant(shares=1 + k % 4) for k in range(many)}
     total = sum(each.shares for each in tenants.values())
-    windows = parts("elastic", 32, nodes, tenants, [lane for k in range(many) for lane in lanes(
-        f"t{k}", 8, 1., (1, 2, 4), k)], seconds)
+    windows = parts("elastic", 32, nodes, tenants, [
+        each for k in range(many)
+        for each in busy_trajectories(f"t{k}", 8, 1., (1, 2, 4), k, TURNS)], seconds)
     off = [abs(each[name] * total / tenant.shares - 1)
            for each in windows for name, tenant in tenants.items()]
     return {"three_to_one": rows, "many": {

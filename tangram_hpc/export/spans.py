@@ -139,8 +139,8 @@ def send(found: Iterable[Any], endpoint: str) -> int:
 
 
 class _LastWords(logging.Handler):
-    """Keeps the last line that a library logs. While a logger has such a handler, `logging` does
-    not print lines that have no other one.
+    """Keeps the last line that a library logs. Without any handler, `logging` would print the lines
+    on the terminal.
     """
 
     words = "no reason given"

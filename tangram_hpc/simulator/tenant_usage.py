@@ -1,12 +1,18 @@
-"""Pure. Adds up from events how many cores each tenant held in each second of a simulated run."""
+"""Pure. Adds up from events how many cores each tenant held in each second of a simulated run, and
+simulates tenants that always want more than there is.
+"""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 from ..domain import event as ev
 from ..domain.ids import client_of
 from ..domain.tenant import DEFAULT_TENANT
+from ..scheduler.placement.placers.placer_registry import make_placer
+from .workload import Cluster, WorkAction, Workload, WorkloadTrajectory, WorkloadTurn
+from .world import SimulationWorld
 
 _SECOND = 10**9
 
@@ -62,3 +68,55 @@ class TenantUsage:
             for tenant, cores in self._now.items():
                 self.held_ns[tenant, second] += cores * (until - self._at)
             self._at = until
+
+
+class _Enough(Exception):
+    """The simulation has lasted as long as it should."""
+
+
+def busy_trajectories(tenant: str, count: int, work_s: float, degrees: tuple[int, ...], seed: int,
+                      turns: int = 60) -> list[WorkloadTrajectory]:
+    """Returns trajectories of a tenant that always have one action under way.
+
+    Args:
+        tenant: its name.
+        count: how many trajectories.
+        work_s: the mean work of an action on one CPU, seconds; works are exponential.
+        degrees: the CPUs that an action may have.
+        seed: the seed of the works.
+        turns: the number of actions of each trajectory.
+    """
+    rng = random.Random(seed)
+
+    def turn() -> WorkloadTurn:
+        work = work_s * (.05 + rng.expovariate(1))
+        return WorkloadTurn(think_s=0, actions=(WorkAction(
+            name="x", resource="cpu", work_s=work, degrees=degrees, mem_mib=0, serial=.05),))
+
+    return [WorkloadTrajectory(trajectory=f"{tenant}/{k}", tenant=tenant, start_s=0,
+                               turns=tuple(turn() for _ in range(turns))) for k in range(count)]
+
+
+def simulated_usage(placer: str, cluster: Cluster, work: list[WorkloadTrajectory], seconds: int
+                    ) -> TenantUsage:
+    """Returns what each tenant held in the first seconds of a simulation with known run times.
+
+    Raises:
+        ValueError: the trajectories ended before that.
+    """
+    world = SimulationWorld(Workload(name="tenants", trajectories=tuple(work)), cluster,
+                            make_placer(placer), oracle=True)
+    world.events = []
+
+    def stop(left: int) -> None:
+        if world.event_queue.now > seconds * _SECOND:
+            raise _Enough
+
+    try:
+        world.run(stop)
+    except _Enough:
+        usage = TenantUsage()
+        for event in world.events:
+            usage.add(event)
+        return usage
+    raise ValueError(f"the trajectories ended before {seconds} s had passed")

@@ -1,7 +1,7 @@
 """Another processor: the package is built for aarch64 and run by QEMU's user mode emulation.
 
 QEMU offers neither namespaces nor filters of system calls, so sessions with isolation are refused
-there. All tests take some minutes each, and about ten on a busy machine.
+there. Each test takes some minutes.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def means(works: Sequence[int], starts: Sequence[int], told: bool = True) -> lis
             lease = LeaseEntry(n + 1, 1, 1, (n,), (), 0, 0, False, at, {}, grants=[(at, 1)])
             estimator.began(action)
             if told:
-                estimator.works(action, lease)
+                estimator.note_running(action, lease)
         else:
             estimator.ended(action, [(1, works[n])], True, 0, n + 1, at)
             found.append(estimator.mean("cpu", "build", (1,)))
@@ -67,8 +67,8 @@ def test_only_some_of_many_running_leases_are_looked_at() -> None:
     estimator, action = Estimator(), Action(1, "build")
     for n in range(2000):
         estimator.began(action)
-        estimator.works(action, Counted(n + 1, 1, 1, (n,), (), 0, 0, False, 0, {},
-                                        grants=[(0, 1)]))
+        lease = Counted(n + 1, 1, 1, (n,), (), 0, 0, False, 0, {}, grants=[(0, 1)])
+        estimator.note_running(action, lease)
     estimator.ended(action, [(1, S)], True, 0, 1, S)
     assert 0 < looked <= 3 * LOOKED  # in the class, in its parent and in all actions
     assert S < estimator.mean("cpu", "build", (1,)) < 5 * S

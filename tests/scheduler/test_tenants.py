@@ -22,35 +22,18 @@ from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.policy.admission import reason, refusal, refusal_of_session
 from tangram_hpc.scheduler.scheduler import Scheduler
 from tangram_hpc.scheduler.state.tenant_use import Tenants
-from tangram_hpc.simulator.tenant_usage import TenantUsage
+from tangram_hpc.simulator.tenant_usage import (
+    TenantUsage,
+    busy_trajectories,
+    simulated_usage,
+)
 from tangram_hpc.simulator.workload import (
     Cluster,
     ClusterNode,
-    WorkAction,
-    Workload,
     WorkloadTrajectory,
-    WorkloadTurn,
 )
-from tangram_hpc.simulator.world import SimulationWorld
 
 S = 10**9
-
-
-class _Enough(Exception):
-    """The simulation has shown what a test needs."""
-
-
-def lanes(tenant: str, count: int, work_s: float, degrees: tuple[int, ...], seed: int,
-          turns: int = 60) -> list[WorkloadTrajectory]:
-    """Trajectories that always have one action under way, of exponential work."""
-    rng = random.Random(seed)
-
-    def turn() -> WorkloadTurn:
-        work = work_s * (.05 + rng.expovariate(1))
-        return WorkloadTurn(think_s=0, actions=(WorkAction(
-            name="x", resource="cpu", work_s=work, degrees=degrees, serial=.05),))
-    return [WorkloadTrajectory(trajectory=f"{tenant}{k}", tenant=tenant, start_s=0,
-                               turns=tuple(turn() for _ in range(turns))) for k in range(count)]
 
 
 def usage_of(placer: str, cpus: int, nodes: int, tenants: dict[str, Tenant],
@@ -58,19 +41,7 @@ def usage_of(placer: str, cpus: int, nodes: int, tenants: dict[str, Tenant],
     """Simulates some seconds; returns what each tenant held."""
     cluster = Cluster(nodes=(ClusterNode(name="n", count=nodes, cpus=cpus, mem_mib=1000),),
                       tenants=tenants)
-    world = SimulationWorld(Workload(name="w", trajectories=tuple(work)), cluster,
-                            make_placer(placer), True)
-    world.events = []
-
-    def stop(left: int) -> None:
-        if world.event_queue.now > seconds * S:
-            raise _Enough
-    with pytest.raises(_Enough):
-        world.run(stop)
-    usage = TenantUsage()
-    for event in world.events:
-        usage.add(event)
-    return usage
+    return simulated_usage(placer, cluster, work, seconds)
 
 
 def tenants(placer: str = "elastic", cpus: int = 8, mem: int = 1000, gpus: int = 0,
@@ -104,8 +75,8 @@ def test_shares_of_three_to_one_hold_over_any_ten_seconds(placer: str, cpus: int
                                                           degrees: tuple[int, ...]) -> None:
     count = 2 * cpus * nodes
     usage = usage_of(placer, cpus, nodes, {"big": Tenant(shares=3), "small": Tenant()},
-                     lanes("big", count, .5, degrees, 1) + lanes("small", count, .5, degrees, 2),
-                     15)
+                     [*busy_trajectories("big", count, .5, degrees, 1),
+                      *busy_trajectories("small", count, .5, degrees, 2)], 15)
     for first in range(1, 5):
         got = usage.between(first, first + 10)
         assert got["big"] / sum(got.values()) == pytest.approx(.75, abs=.0125), f"from {first}"
@@ -115,7 +86,8 @@ def test_shares_of_three_to_one_hold_over_any_ten_seconds(placer: str, cpus: int
 def test_a_tenant_with_many_clients_and_long_actions_gets_no_more() -> None:
     """Turns between clients count actions; shares count the cores that actions hold."""
     usage = usage_of("elastic", 16, 1, {"long": Tenant(), "short": Tenant()},
-                     lanes("long", 32, 4., (1,), 1) + lanes("short", 32, .2, (1,), 2, 150), 22)
+                     [*busy_trajectories("long", 32, 4., (1,), 1),
+                      *busy_trajectories("short", 32, .2, (1,), 2, 150)], 22)
     got = usage.between(8, 22)
     assert got["short"] / sum(got.values()) == pytest.approx(.5, abs=.02)
 
@@ -177,7 +149,7 @@ def test_a_tenant_that_was_blocked_is_owed_half_a_minute_at_most() -> None:
 @pytest.mark.long
 def test_fifty_tenants_get_their_shares() -> None:
     shares = {f"t{k}": Tenant(shares=1 + k % 4) for k in range(50)}
-    work = [lane for k in range(50) for lane in lanes(f"t{k}", 8, 1., (1, 2, 4), k)]
+    work = [lane for k in range(50) for lane in busy_trajectories(f"t{k}", 8, 1., (1, 2, 4), k)]
     usage = usage_of("elastic", 32, 4, shares, work, 12)
     got, total = usage.between(1, 11), sum(t.shares for t in shares.values())
     assert len(got) == 50

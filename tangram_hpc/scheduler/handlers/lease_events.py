@@ -81,7 +81,7 @@ def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Deci
         return decisions + forced_end(entry, lease)
     ledger.estimator.began(action)
     if lease.begun:
-        ledger.estimator.works(action, lease)
+        ledger.estimator.note_running(action, lease)
     return decisions
 
 
@@ -294,7 +294,7 @@ def _pass_on(state: SchedulerState, lease: LeaseEntry, node: NodeEntry, at: int)
         ledger.prefetched -= 1
         following = ledger.leases[next(iter(lease.lease_queue))]
         _begin(ledger, following, node, at)
-        ledger.estimator.works(ledger.actions[following.action].action, following)
+        ledger.estimator.note_running(ledger.actions[following.action].action, following)
         # while there is one tenant, a unit that passes on changes nothing of what it holds
         if ledger.tenants.compared or following.holds() != lease.holds():
             _count(ledger, lease, -1)

@@ -435,7 +435,7 @@ class Estimator:
         self._open(action.key, action.name).running += 1
         self.used["learned" if action.profile is None else "profile"] += 1
 
-    def works(self, action: Action, lease: RunningLease) -> None:
+    def note_running(self, action: Action, lease: RunningLease) -> None:
         """Notes that a lease of this action, which `began` was told of, does work from now on. O(1)
         amortised.
         """
@@ -457,7 +457,7 @@ class Estimator:
             spans: the sizes that the lease had.
             whole: whether it ended by itself.
             cpu_ns: the CPU time that it used on its units; 0 if that is not known.
-            lease: the number of the lease; 0 if `works` was not told of it.
+            lease: the number of the lease; 0 if `note_running` was not told of it.
             now: the present time, epoch ns.
         """
         key, several = action.key, action.degrees[-1] > action.degrees[0]
@@ -599,7 +599,7 @@ class _Settled(Estimator):
     def began(self, action: Action) -> None:
         """Learns nothing."""
 
-    def works(self, action: Action, lease: RunningLease) -> None:
+    def note_running(self, action: Action, lease: RunningLease) -> None:
         """Learns nothing."""
 
     def ended(self, action: Action, spans: Spans, whole: bool, cpu_ns: int = 0, lease: int = 0,
