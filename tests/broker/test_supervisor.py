@@ -39,12 +39,16 @@ def term(number, frame):
         os._exit(0)
 while (folder / "not yet").exists():
     time.sleep(0.02)
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+# signals come as soon as the access file is there, and this process says first that it serves
+signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+for number in signals:
     signal.signal(number, term)
 if not (folder / "never").exists():
     host = socket.gethostname()
     write_access(folder / "access.json", Access("j", (), b"", "", host, os.getpid()))
 say("serves")
+signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 while True:
     time.sleep(0.02)
     if (folder / "end").exists():
