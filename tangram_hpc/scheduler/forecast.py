@@ -23,7 +23,9 @@ from ..domain.states import ActionState, LeaseState, SessionState
 from .scheduler import Scheduler
 from .state.estimator import work_of
 from .state.ledger import LeaseEntry, Ledger
+from .state.queue import GPU, pool_of
 from .state.speed import run_ns
+from .state.tenant_use import MEMORY
 
 OPEN_MAX = 2_000  # no forecast is made while more actions wait or run
 STEPS_MAX = 4_000  # how many events one forecast handles at most
@@ -41,8 +43,8 @@ class Forecast:
         units: the units with which it starts.
         end: when it ends if it keeps these units, epoch ns; None if that is not known.
         steps: the number of events that the forecast took.
-        rests_on: the number of running leases and earlier starts on which the forecast rests, for
-            each `source` of their run times.
+        rests_on: the number of running leases and earlier starts on which the forecast rests, since
+            they hold what the action needs, for each `source` of their run times.
     """
 
     at: int | None = None
@@ -122,12 +124,23 @@ def forecast(scheduler: Scheduler, action: int, now: int) -> Forecast:
     return ForecastRun(copied(scheduler), action, now).run()
 
 
+def _needed(action: Action) -> set[str]:
+    """The resources for which an action may have to wait, as `LeaseEntry.holds` names them."""
+    found = {pool_of(action.key, action.degrees[-1])}
+    if action.gpus:
+        found.add(GPU)
+    if action.mem_mib or action.session:  # a session may still have to be placed
+        found.add(MEMORY)
+    return found
+
+
 class ForecastRun:
     """One run of a copied scheduler, of at most `steps` events."""
 
     def __init__(self, scheduler: Scheduler, action: int, now: int, steps: int = STEPS_MAX) -> None:
         self._scheduler, self._ledger = scheduler, scheduler.ledger
         self._action, self._now = action, now
+        self._needs = _needed(self._ledger.actions[action].action)
         self._found = Forecast(at=None)
         self._ends: list[tuple[int, int]] = []  # (when, lease)
         self._end_of: dict[int, int] = {}
@@ -222,7 +235,7 @@ class ForecastRun:
             found.end = self._end_of.get(lease.lease)
 
     def _expect(self, lease: LeaseEntry, new: bool) -> None:
-        if new and lease.action != self._action and lease.units:
+        if new and lease.action != self._action and lease.units and self._may_free(lease):
             action = self._ledger.actions[lease.action].action
             self._found.rests_on[source(self._ledger, action)] += 1
         end = self._end_of_lease(lease)
@@ -231,6 +244,12 @@ class ForecastRun:
         else:
             self._end_of[lease.lease] = end
             heapq.heappush(self._ends, (end, lease.lease))
+
+    def _may_free(self, lease: LeaseEntry) -> bool:
+        """Whether the end of a lease frees something that the action needs."""
+        session = self._ledger.actions[self._action].action.session
+        return session == lease.session != 0 or any(
+            resource in self._needs for resource, _ in lease.holds())
 
     def _end_of_lease(self, lease: LeaseEntry) -> int | None:
         """When a lease ends that has begun or was resized just now; None if that is not known."""
