@@ -145,9 +145,10 @@ def arguments() -> argparse.Namespace:
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--tiny", action="store_true", help="some seconds, for the tests")
     p.add_argument("--callers", type=int, default=64, help="callers who measure the capacity")
-    p.add_argument("--seconds", type=float, default=60.0, help="length of each of the three parts")
+    p.add_argument("--seconds", type=float, default=60.0,
+                   help="length of the parts at 80 %% and at 200 %%")
     p.add_argument("--capacity-seconds", type=float, default=0.0,
-                   help="length of the first part, which measures the capacity, if not that of all")
+                   help="length of the part that measures the capacity; default: --seconds")
     p.add_argument("--limit", type=float, default=10.0,
                    help="time limit of a program and of its compilation, seconds; 504 comes 5 s "
                         "after both, so a smaller limit needs fewer callers to be seen")

@@ -136,7 +136,8 @@ def uninstall() -> None:
 
 
 def server_processes() -> set[int]:
-    """The process that forks for this one, which stays until the end, if there is one by now."""
+    """The pid of this process's fork server, which lives until this process ends; empty before its
+    first use."""
     return set() if _server is None else {_server.pid}
 
 
@@ -225,8 +226,11 @@ def serve(number: int, reports: str) -> None:
     global _arguments, _reports
     _arguments, _reports = _arguments or _arguments_memory(), reports
     for name in IMPORTED:
-        with contextlib.suppress(ModuleNotFoundError):  # of an extra that is not installed
+        try:
             importlib.import_module(name)
+        except ModuleNotFoundError as missing:  # an extra that is not installed
+            if missing.name is None or missing.name.startswith("tangram_hpc"):
+                raise
     kept_probe.install(reports)
     gc.collect()
     gc.freeze()  # no collection in a child touches, and so copies, what was imported here

@@ -435,7 +435,7 @@ def test_malformed_orders_break_nothing_under_sanitizers(tmp_path: Path) -> None
 def test_a_million_malformed_orders_break_nothing_under_sanitizers(tmp_path: Path) -> None:
     seen = fuzzed_under_sanitizers(tmp_path, 1_000_000, 2, 7000)
     print(seen)
-    assert sum(seen.values()) == 1_000_000 and seen["sent back"] > 800_000, seen
+    assert seen["served"] > 10_000 and seen["sent back"] > 800_000, seen
 
 
 def test_packets_in_pieces_and_floods_of_output_go_back_to_python(tmp_path: Path) -> None:

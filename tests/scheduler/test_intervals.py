@@ -259,6 +259,33 @@ def test_calls_of_a_service_of_which_nothing_is_known_hide_no_interval_of_cores(
     assert "unknown" in forecast(world.scheduler, calls[1].id, world.now).why
 
 
+def test_a_waiting_action_of_both_kinds_carries_what_is_unknown_over_to_the_cores() -> None:
+    """It may take the core once its GPU is free, in front of the action that is asked about."""
+    world = World("fcfs:1")
+    world.node(1, gpus=1)
+    world.happen(ev.ServiceDeclared(world.now, ServiceSpec("judge")))
+    ended(world, *["x"] * 3)
+    call = Action(world.id(), "judge", Kind.CALL, key="service:judge")
+    world.happen(ev.ActionSubmitted(world.now, call))
+    submitted(world, "x")
+    world.plan()
+    world.submit(1, gpus=1)
+    told = asked(world, submitted(world, "x"))
+    assert told.start is None and "nothing is known" in told.why
+
+
+def test_a_session_that_waits_rests_on_what_holds_cores_and_memory() -> None:
+    world = World("fcfs:1")
+    world.node(1, mem=100)
+    world.submit(1, mem_mib=95)
+    world.plan()
+    session = world.session(mem=50)
+    write = Action(world.id(), "write", Kind.FILE, (0,), session=session)
+    world.happen(ev.ActionSubmitted(world.now, write))
+    world.plan()
+    assert forecast(world.scheduler, write.id, world.now).rests_on == {"unknown": 1}
+
+
 def test_no_end_lies_beyond_the_limit_on_the_run_time() -> None:
     world = World("fcfs:1")
     world.node(1)

@@ -35,7 +35,7 @@ def rows(site: Site, job: str) -> dict[str, list[str]]:
 
 
 def component(site: Site, job: str) -> list[str]:
-    """The same of its second component."""
+    """State, nodes and node names of the second component."""
     return rows(site, job).get(f"{job}+1", [])
 
 
@@ -56,12 +56,19 @@ def test_a_job_that_is_requeued_while_its_script_still_ends_starts_again(nodes: 
                           capture_output=True, text=True, check=True)
     script = min(map(int, told.stdout.split()))  # subshells have its command line too
 
+    def stop() -> None:
+        try:
+            os.kill(script, signal.SIGSTOP)
+        except ProcessLookupError:
+            pytest.fail("the script was over before the other components waited")
+
     def wait_behind_the_script() -> bool:
-        os.kill(script, signal.SIGSTOP)  # again and again, as Slurm lets it go on to end it
+        stop()  # again and again, as Slurm lets it go on to end it
         return [rows(nodes, job).get(f"{job}+{n}", [""])[0] for n in (1, 2)] == ["PENDING"] * 2
 
+    stop()
     assert nodes.cluster.run_as_user(["scontrol", "requeue", job]).returncode == 0
-    nodes.until(wait_behind_the_script, "the other components to wait", 50,
+    nodes.until(wait_behind_the_script, "the other components to wait", 30,
                 lambda: str(rows(nodes, job)))
     os.kill(script, signal.SIGCONT)
     nodes.until(lambda: len(nodes.info(job).get("nodes", [])) == 4, "the next start", 200,
