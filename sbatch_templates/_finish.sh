@@ -8,9 +8,12 @@ preempted() {           # whether Slurm has told the steps, and not this script,
     [[ $told =~ " PreemptTime="([0-9T:-]+) ]] && [[ ! ${BASH_REMATCH[1]} < $began ]]
 }
 drop_leftovers() {      # of a het job: components that lost all their nodes and wait in the queue alone
-    local left=afterok
+    local left=afterok told component own="(^|"$'\n'")$SLURM_JOB_ID +$start "
     [ "$1" -ne 0 ] || left=afternotok                    # a dependency that this job cannot fulfil
-    for component in $(timeout 5 squeue -h -j "$SLURM_JOB_ID" -t PENDING -o %A 2>/dev/null); do
+    told=$(timeout 5 squeue -h -t all -j "$SLURM_JOB_ID" -O JobID:20,RestartCnt:20,State:20 2>/dev/null)
+    # a higher restart count: Slurm has put the whole job back, and its components wait for the next start
+    [[ $told =~ $own ]] || return 0
+    for component in $(sed -n 's/ .* PENDING *$//p' <<< "$told"); do
         # scancel refuses one component, but Slurm ends it when this job is over: --kill-on-invalid-dep
         timeout 5 scontrol update jobid="$component" dependency="$left:$SLURM_JOB_ID" || echo "tangram: a component of job" \
             "$SLURM_JOB_ID lost its nodes and waits in the queue alone; \`scancel $SLURM_JOB_ID\` removes it" >&2

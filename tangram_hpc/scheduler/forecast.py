@@ -23,7 +23,9 @@ from ..domain.states import ActionState, LeaseState, SessionState
 from .scheduler import Scheduler
 from .state.estimator import work_of
 from .state.ledger import LeaseEntry, Ledger
+from .state.queue import CPU, GPU, pool_of
 from .state.speed import run_ns
+from .state.tenant_use import MEMORY
 
 OPEN_MAX = 2_000  # no forecast is made while more actions wait or run
 STEPS_MAX = 4_000  # how many events one forecast handles at most
@@ -41,8 +43,8 @@ class Forecast:
         units: the units with which it starts.
         end: when it ends if it keeps these units, epoch ns; None if that is not known.
         steps: the number of events that the forecast took.
-        rests_on: the number of running leases and earlier starts on which the forecast rests, for
-            each `source` of their run times.
+        rests_on: the number of running leases and earlier starts on which the forecast rests, since
+            they hold what the action needs, for each `source` of their run times.
     """
 
     at: int | None = None
@@ -122,12 +124,45 @@ def forecast(scheduler: Scheduler, action: int, now: int) -> Forecast:
     return ForecastRun(copied(scheduler), action, now).run()
 
 
+def _wants(ledger: Ledger, action: Action) -> set[str]:
+    """The resources that an action waits for itself, as `LeaseEntry.holds` names them."""
+    found = {pool_of(action.key, action.degrees[-1])}
+    if action.gpus or action.turn is not None:  # a turn's instances hold GPUs
+        found.add(GPU)
+    if action.mem_mib:
+        found.add(MEMORY)
+    session = ledger.sessions.get(action.session)
+    if session is not None and session.state is SessionState.WAITING:
+        found |= {CPU, MEMORY}
+    return found
+
+
+def _needed(ledger: Ledger, action: Action) -> set[str]:
+    """The resources whose release may decide when an action starts: what it waits for, and what
+    waiting actions wait for that may take such a resource in front of it. O(waiting actions).
+    """
+    found = _wants(ledger, action)
+    others = [_wants(ledger, entry.action) for entry in ledger.actions.values()
+              if entry.state is ActionState.PENDING]
+    size = 0
+    while len(found) > size:
+        size = len(found)
+        for wants in others:
+            if not found.isdisjoint(wants):
+                found |= wants
+    return found
+
+
 class ForecastRun:
     """One run of a copied scheduler, of at most `steps` events."""
 
     def __init__(self, scheduler: Scheduler, action: int, now: int, steps: int = STEPS_MAX) -> None:
         self._scheduler, self._ledger = scheduler, scheduler.ledger
         self._action, self._now = action, now
+        asked = self._ledger.actions[action].action
+        session = self._ledger.sessions.get(asked.session)
+        self._needs = _needed(self._ledger, asked)
+        self._sessions = () if session is None else (asked.session, session.spec.origin)
         self._found = Forecast(at=None)
         self._ends: list[tuple[int, int]] = []  # (when, lease)
         self._end_of: dict[int, int] = {}
@@ -222,7 +257,7 @@ class ForecastRun:
             found.end = self._end_of.get(lease.lease)
 
     def _expect(self, lease: LeaseEntry, new: bool) -> None:
-        if new and lease.action != self._action and lease.units:
+        if new and lease.action != self._action and lease.units and self._may_free(lease):
             action = self._ledger.actions[lease.action].action
             self._found.rests_on[source(self._ledger, action)] += 1
         end = self._end_of_lease(lease)
@@ -231,6 +266,12 @@ class ForecastRun:
         else:
             self._end_of[lease.lease] = end
             heapq.heappush(self._ends, (end, lease.lease))
+
+    def _may_free(self, lease: LeaseEntry) -> bool:
+        """Whether the end of a lease may free something for which the action waits."""
+        return ((lease.session != 0 and lease.session in self._sessions)
+                or (lease.reserved and CPU in self._needs)  # its session may close afterwards
+                or any(resource in self._needs for resource, _ in lease.holds()))
 
     def _end_of_lease(self, lease: LeaseEntry) -> int | None:
         """When a lease ends that has begun or was resized just now; None if that is not known."""

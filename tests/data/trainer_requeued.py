@@ -22,8 +22,8 @@ def named(client, name: str, seconds: float):
                          cpus=1, name=f"once {name}")
 
 
-def ended(name: str) -> bool:
-    return f"{name}.ended" in open(effects).read().split()
+def said(line: str) -> bool:
+    return line in open(effects).read().split()
 
 
 with tangram_hpc.connect(name="requeued") as client:
@@ -31,10 +31,10 @@ with tangram_hpc.connect(name="requeued") as client:
         session = client.session(mem=10)
         session.write("state", "kept").result(60)
         assert named(client, "done", 0.0).result(60).text == "done\n"
-        held = [named(client, "runs", 5.0), session.exec("sleep 300", name="session runs"),
+        held = [named(client, "runs", 30.0), session.exec("sleep 300", name="session runs"),
                 session.exec("true", name="session waits"),
                 client.submit(["sleep", "300"], cpus=1, name="plain runs")]
-        while client.ask("info")["actions"].get("RUNNING", 0) < 3:
+        while client.ask("info")["actions"].get("RUNNING", 0) < 3 or not said("runs.begun"):
             time.sleep(0.05)
         held += [client.submit(["sleep", "300"], cpus=1, name="fills") for _ in range(64)]
         held += [named(client, "waits", 1.0),
@@ -44,7 +44,7 @@ with tangram_hpc.connect(name="requeued") as client:
         print("start 0: ready", flush=True)
         time.sleep(600)
     print(f"start {start}: {client.ask('info')['sessions']} sessions", flush=True)
-    while not all(ended(name) for name in NAMES):
+    while not all(said(f"{name}.ended") for name in NAMES):
         time.sleep(0.1)
     told = [named(client, name, 0.0).result(60).text.strip() for name in NAMES]
     print(f"start {start}: {told}", flush=True)

@@ -1,5 +1,6 @@
-"""Feeds `_fast_path.c` orders, whole and broken: `fast_path_fuzz.py LIBRARY SEED COUNT`, run by
-test_fast_path.py as a process of its own, since the library waits for every child there is.
+"""Feeds `_fast_path.c` orders, whole and broken: `fast_path_fuzz.py LIBRARY SEED COUNT PERCENT`,
+run by test_fast_path.py as a process of its own, since the library waits for every child there is.
+PERCENT of the orders are whole.
 
 Law: an order is served only if Python reads the very same one in it; what is not served comes back
 byte for byte. Prints how many of each there were.
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import select
 import signal
 import socket
 import sys
@@ -95,6 +97,7 @@ class Bench:
         assert fast_path._library.fast_path_size() == ctypes.sizeof(fast_path._Struct)
         assert fast_path._library.fast_path_version() == fast_path._VERSION
         self.ours, theirs = socket.socketpair()
+        self.returned = os.eventfd(0, os.EFD_CLOEXEC)
         self.theirs = theirs
         self.wake, self.into = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self.into, warn_on_full_buffer=False)
@@ -111,28 +114,27 @@ class Bench:
     def play(self, data: bytes) -> tuple[fast_path.ReturnCode, list[Ended]]:
         """What becomes of these bytes: they are told ended, or come back."""
         ends: list[Ended] = []
-        back: list[fast_path.ReturnCode] = []
 
         def peer() -> None:
             self.ours.sendall(data)
-            self.ours.settimeout(0.005)
-            while not back:
-                try:
-                    ends.extend(self.inbox.feed(self.ours.recv(1 << 16)))
-                except TimeoutError:
-                    continue
+            told, _, _ = select.select([self.ours, self.returned], [], [])
+            if self.ours in told:
+                ends.extend(self.inbox.feed(self.ours.recv(1 << 16)))
                 self.ours.sendall(frame(FreezeBackground()))  # else it waits for ever
-                return
 
         other = threading.Thread(target=peer)
+        # SIGCHLD is for the thread that serves: the other one would take it away
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         other.start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         while (what := self.served.serve()) is fast_path.ReturnCode.LOOK:
             try:
                 os.read(self.wake, 64)
             except BlockingIOError:
                 pass
-        back.append(what)
+        os.eventfd_write(self.returned, 1)
         other.join()
+        os.eventfd_read(self.returned)
         return what, ends
 
     def take_over(self) -> None:
@@ -145,13 +147,13 @@ class Bench:
 
 
 def main() -> None:
-    library, seed, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    library, (seed, count, percent) = sys.argv[1], map(int, sys.argv[2:])
     draw, bench = random.Random(seed), Bench(library)
     seen = {"served": 0, "taken over": 0, "sent back": 0}
     for number in range(count):
         call = program(draw)
         lease = draw.choice((1, 127, 128, 65536, 1 << 31, (1 << 63) + number))
-        whole = draw.random() < 0.3
+        whole = draw.random() < percent / 100
         data = frame(order(call, lease))
         data = data if whole else broken(draw, data)
         read = is_plain(data)

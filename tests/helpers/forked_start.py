@@ -71,6 +71,7 @@ class Server:
     """The client's side of one process that forks.
 
     Attributes:
+        pid: its process.
         owner: the process whose children its forks are. A fork of that process has no use for it.
         requests: the socket to it.
         surroundings: what this process could hand on to children when the server was started.
@@ -78,8 +79,8 @@ class Server:
         lock: held for one request and its answer.
     """
 
-    def __init__(self, requests: socket.socket) -> None:
-        self.owner = os.getpid()
+    def __init__(self, requests: socket.socket, pid: int) -> None:
+        self.pid, self.owner = pid, os.getpid()
         self.requests = requests
         self.surroundings = surroundings()
         self.variables = _at_start(os.environ)
@@ -132,6 +133,12 @@ def uninstall() -> None:
     """Lets this process start everything for real again."""
     subprocess.Popen = _START  # type: ignore[misc]
     kept_probe.uninstall()
+
+
+def server_processes() -> set[int]:
+    """The pid of this process's fork server, which lives until this process ends; empty before its
+    first use."""
+    return set() if _server is None else {_server.pid}
 
 
 def _folder() -> str:
@@ -192,14 +199,14 @@ def _started() -> Server:
     theirs.close()
     atexit.register(child.wait)
     atexit.register(ours.close)  # the last that is registered is called first
-    return Server(ours)
+    return Server(ours, child.pid)
 
 
 def _fork_server() -> None:
     """Gives this process, which is a fork itself, a server of its own."""
     global _server
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if os.fork() == 0:
+    if (pid := os.fork()) == 0:
         ours.close()
         null = os.open(os.devnull, os.O_RDWR)
         for at in range(3):  # who reads this process's output waits for its end, not the server's
@@ -207,7 +214,7 @@ def _fork_server() -> None:
         serve(theirs.detach(), _reports)
         os._exit(0)
     theirs.close()
-    _server = Server(ours)
+    _server = Server(ours, pid)
     install()
 
 
@@ -219,7 +226,11 @@ def serve(number: int, reports: str) -> None:
     global _arguments, _reports
     _arguments, _reports = _arguments or _arguments_memory(), reports
     for name in IMPORTED:
-        importlib.import_module(name)
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as missing:  # an extra that is not installed
+            if missing.name is None or missing.name.startswith("tangram_hpc"):
+                raise
     kept_probe.install(reports)
     gc.collect()
     gc.freeze()  # no collection in a child touches, and so copies, what was imported here

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from helpers.executor_rig import Rig, as_an_ordinary_user, until
+from helpers.forked_start import server_processes
 from tangram_hpc import LocalCluster
 from tangram_hpc.domain.action import Kind
 from tangram_hpc.domain.outcome import Outcome
@@ -255,4 +256,4 @@ def arena(backend: str, folder: Path, enforcement: str = "", way: str = "plain",
         rig.scratch = rig.scratch.resolve()
         yield Arena(rig, backend, token, outside)
         rig.close()
-        assert set(rig.processes()) <= before
+        assert set(rig.processes()) <= before | server_processes()

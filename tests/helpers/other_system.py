@@ -85,7 +85,8 @@ set -e
 mount --bind {root} {root} # a root that is no mount cannot be unshared from
 cd {root}
 mount -t proc proc {root}/proc
-mount --rbind /sys {root}/sys
+mount -t sysfs sysfs {root}/sys  # of this network; a bind would show the host's interfaces
+mount --rbind /sys/fs/cgroup {root}/sys/fs/cgroup
 mount -t tmpfs tmpfs {root}/dev/shm
 mount -t tmpfs -o mode=1777 tmpfs {root}/tmp
 mount -t tmpfs tmpfs {root}/run

@@ -362,11 +362,11 @@ def test_a_session_goes_on_after_its_init_ended_inside_the_library(
 # ---- the library alone ----
 
 
-def bench(script: str, library: Path, folder: Path, *numbers: int, **environ: str
-          ) -> dict[str, Any]:
+def bench(script: str, library: Path, folder: Path, *numbers: int, timeout_s: int = 150,
+          **environ: str) -> dict[str, Any]:
     (folder / "cpus").write_text("1\n")
     done = subprocess.run([sys.executable, HERE / script, library, *map(str, numbers)],
-                          cwd=folder, capture_output=True, text=True, timeout=150,
+                          cwd=folder, capture_output=True, text=True, timeout=timeout_s,
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environ})
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
@@ -404,23 +404,38 @@ def test_a_library_that_was_built_from_other_code_is_not_used(
         assert (fast_path._load() is not None) == (text is ours), text
 
 
-@pytest.mark.long  # half a minute; the short suite has the same orders under sanitizers
+@pytest.mark.long  # the short suite has the same orders under sanitizers
 def test_malformed_orders_are_sent_back_and_valid_ones_served(tmp_path: Path) -> None:
-    seen = bench("helpers/fast_path_fuzz.py", compiled(tmp_path, "-O2"), tmp_path, 1, 600)
+    seen = bench("helpers/fast_path_fuzz.py", compiled(tmp_path, "-O2"), tmp_path, 1, 600, 30)
     assert seen["served"] > 60 and seen["sent back"] > 200, seen
 
 
-def test_malformed_orders_break_nothing_under_sanitizers(tmp_path: Path) -> None:
-    library = compiled(tmp_path, "-g", "-O1", "-fsanitize=address,undefined",
+def fuzzed_under_sanitizers(folder: Path, count: int, percent: int, timeout_s: int = 150
+                            ) -> dict[str, Any]:
+    """What became of so many orders, of which so many are whole, under ASan and UBSan."""
+    library = compiled(folder, "-g", "-O1", "-fsanitize=address,undefined",
                        "-fno-sanitize-recover=all")
     assert COMPILER is not None
     preload = subprocess.run([COMPILER, "-print-file-name=libasan.so"], capture_output=True,
                              text=True, check=True).stdout.strip()
     if not os.path.isabs(preload):
         pytest.skip("this compiler has another library for its sanitizers")
-    seen = bench("helpers/fast_path_fuzz.py", library, tmp_path, 2, 400,
-                 ASAN_OPTIONS="detect_leaks=0", LD_PRELOAD=os.path.realpath(preload))
+    return bench("helpers/fast_path_fuzz.py", library, folder, 2, count, percent,
+                 timeout_s=timeout_s, ASAN_OPTIONS="detect_leaks=0",
+                 LD_PRELOAD=os.path.realpath(preload))
+
+
+def test_malformed_orders_break_nothing_under_sanitizers(tmp_path: Path) -> None:
+    seen = fuzzed_under_sanitizers(tmp_path, 400, 30)
     assert seen["sent back"] > 100, seen
+
+
+@pytest.mark.long  # a million, nearly all of them broken: some minutes
+@pytest.mark.timeout(7200)
+def test_a_million_malformed_orders_break_nothing_under_sanitizers(tmp_path: Path) -> None:
+    seen = fuzzed_under_sanitizers(tmp_path, 1_000_000, 2, 7000)
+    print(seen)
+    assert seen["served"] > 10_000 and seen["sent back"] > 800_000, seen
 
 
 def test_packets_in_pieces_and_floods_of_output_go_back_to_python(tmp_path: Path) -> None:

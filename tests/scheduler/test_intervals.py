@@ -14,6 +14,7 @@ from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Action, Kind, Profile
 from tangram_hpc.domain.ids import show
 from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.scheduler import intervals
 from tangram_hpc.scheduler.forecast import forecast
@@ -239,6 +240,50 @@ def test_a_file_operation_in_flight_hides_no_interval() -> None:
     world.plan()
     assert world.ledger.actions[write.id].lease
     assert asked(world, submitted(world, "x")).start is not None
+
+
+def test_calls_of_a_service_of_which_nothing_is_known_hide_no_interval_of_cores() -> None:
+    world = World("fcfs:1")
+    world.node(1, gpus=1)
+    world.happen(ev.ServiceDeclared(world.now, ServiceSpec("judge")))
+    ended(world, *["x"] * 3)
+    calls = [Action(world.id(), "judge", Kind.CALL, key="service:judge") for _ in range(2)]
+    for call in calls:
+        world.happen(ev.ActionSubmitted(world.now, call))
+    submitted(world, "x")
+    world.plan()
+    assert world.ledger.actions[calls[0].id].lease, "one call runs, one waits"
+    waits = submitted(world, "x")
+    assert asked(world, waits).start is not None
+    assert forecast(world.scheduler, waits, world.now).rests_on == {"learned": 1}
+    assert "unknown" in forecast(world.scheduler, calls[1].id, world.now).why
+
+
+def test_a_waiting_action_of_both_kinds_carries_what_is_unknown_over_to_the_cores() -> None:
+    """It may take the core once its GPU is free, in front of the action that is asked about."""
+    world = World("fcfs:1")
+    world.node(1, gpus=1)
+    world.happen(ev.ServiceDeclared(world.now, ServiceSpec("judge")))
+    ended(world, *["x"] * 3)
+    call = Action(world.id(), "judge", Kind.CALL, key="service:judge")
+    world.happen(ev.ActionSubmitted(world.now, call))
+    submitted(world, "x")
+    world.plan()
+    world.submit(1, gpus=1)
+    told = asked(world, submitted(world, "x"))
+    assert told.start is None and "nothing is known" in told.why
+
+
+def test_a_session_that_waits_rests_on_what_holds_cores_and_memory() -> None:
+    world = World("fcfs:1")
+    world.node(1, mem=100)
+    world.submit(1, mem_mib=95)
+    world.plan()
+    session = world.session(mem=50)
+    write = Action(world.id(), "write", Kind.FILE, (0,), session=session)
+    world.happen(ev.ActionSubmitted(world.now, write))
+    world.plan()
+    assert forecast(world.scheduler, write.id, world.now).rests_on == {"unknown": 1}
 
 
 def test_no_end_lies_beyond_the_limit_on_the_run_time() -> None:

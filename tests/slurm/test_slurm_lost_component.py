@@ -1,8 +1,12 @@
 """A het job whose component of GPU nodes loses one of its two nodes: with that component's own
-`--no-kill` the component shrinks, and the job works on and ends well."""
+`--no-kill` the component shrinks, and the job works on and ends well. A component that waits in the
+queue because the whole job was put back there is not taken for a lost one."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -14,25 +18,68 @@ pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with running_cluster(tmp_path_factory, netns=True, debian_hosts=True, cpu_nodes=2, gpu_nodes=2,
-                         trainer_nodes=1, cpus_per_node=16,
-                         conf_line=["SlurmdTimeout=30"]) as cluster:
+    name = f"l{os.getpid()}"
+    prefix = f"/tmp/devcluster-{name}"
+    with running_cluster(tmp_path_factory, name=name, prefix=prefix, cpu_nodes=2, gpu_nodes=2,
+                         trainer_nodes=1, cpus_per_node=16, conf_line=[
+                             "SlurmdTimeout=30", "KillWait=60",
+                             f"AuthInfo=socket={prefix}/munge/munge.sock,cred_expire=20",
+                         ]) as cluster:
         yield Site(cluster, install_for(cluster))
 
 
-def component(site: Site, job: str) -> list[str]:
-    """State, nodes and their names of the job's second component, by squeue."""
+def rows(site: Site, job: str) -> dict[str, list[str]]:
+    """State, nodes and their names of the job's components, by squeue."""
     told = site.cluster.run_as_user(["squeue", "-h", "-j", job, "-o", "%i|%T|%D|%N"]).stdout
-    rows = [line.split("|") for line in told.splitlines()]
-    return next((row[1:] for row in rows if row[0] == f"{job}+1"), [])
+    return {row[0]: row[1:] for row in (line.split("|") for line in told.splitlines())}
+
+
+def component(site: Site, job: str) -> list[str]:
+    """State, nodes and node names of the second component."""
+    return rows(site, job).get(f"{job}+1", [])
+
+
+def submitted(site: Site, name: str, **keys: str) -> str:
+    """A job whose trainer ends when a file of its name is there."""
+    return site.submit(
+        "hetjob", name, partition_cpu="cpu", partition_gpu="gpu", partition_trainer="trainer",
+        nodes_gpu="2", gres_gpu="gpu:1", mem_cpu="600", mem_gpu="600", ranks="1", gateway="off",
+        mpi="none", time="20", trainer=f"until [ -e {name}.go ]; do sleep 0.2; done", **keys)
+
+
+def test_a_job_that_is_requeued_while_its_script_still_ends_starts_again(nodes: Site) -> None:
+    """Its other components wait in the queue before its script is over, as lost ones would."""
+    job = submitted(nodes, "again", requeues="3")
+    nodes.until(lambda: len(nodes.info(job).get("nodes", [])) == 4, "all workers to join", 120,
+                lambda: nodes.output("again", job))
+    told = subprocess.run(["pgrep", "-u", nodes.cluster.user, "-f", "slurm_script"],
+                          capture_output=True, text=True, check=True)
+    script = min(map(int, told.stdout.split()))  # subshells have its command line too
+
+    def stop() -> None:
+        try:
+            os.kill(script, signal.SIGSTOP)
+        except ProcessLookupError:
+            pytest.fail("the script was over before the other components waited")
+
+    def wait_behind_the_script() -> bool:
+        stop()  # again and again, as Slurm lets it go on to end it
+        return [rows(nodes, job).get(f"{job}+{n}", [""])[0] for n in (1, 2)] == ["PENDING"] * 2
+
+    stop()
+    assert nodes.cluster.run_as_user(["scontrol", "requeue", job]).returncode == 0
+    nodes.until(wait_behind_the_script, "the other components to wait", 30,
+                lambda: str(rows(nodes, job)))
+    os.kill(script, signal.SIGCONT)
+    nodes.until(lambda: len(nodes.info(job).get("nodes", [])) == 4, "the next start", 200,
+                lambda: str(rows(nodes, job)))
+    (nodes.cluster.home / "again.go").touch()
+    nodes.finish("again", job)
 
 
 def test_a_component_that_loses_one_of_two_nodes_shrinks(nodes: Site) -> None:
     name, go = "shrinks", nodes.cluster.home / "shrinks.go"
-    job = nodes.submit(
-        "hetjob", name, partition_cpu="cpu", partition_gpu="gpu", partition_trainer="trainer",
-        nodes_gpu="2", gres_gpu="gpu:1", mem_cpu="600", mem_gpu="600", ranks="1", gateway="off",
-        mpi="none", time="20", trainer=f"until [ -e {go.name} ]; do sleep 0.2; done")
+    job = submitted(nodes, name)
 
     def up() -> set[str]:
         return {n["name"] for n in nodes.info(job).get("nodes", []) if n["state"] == "UP"}
@@ -54,7 +101,7 @@ def test_a_component_that_loses_one_of_two_nodes_shrinks(nodes: Site) -> None:
 
     def ends() -> list[str]:
         """Of the components; sacct keeps a row for each size that one had before."""
-        rows = [row for row in nodes.components(job) if not row.startswith("RESIZING")]
-        return [] if len(rows) < 3 or any(row.startswith("RUNNING") for row in rows) else rows
+        told = [row for row in nodes.components(job) if not row.startswith("RESIZING")]
+        return [] if len(told) < 3 or any(row.startswith("RUNNING") for row in told) else told
 
     assert nodes.until(ends, "sacct's ends", 60) == ["COMPLETED|0:0"] * 3, said

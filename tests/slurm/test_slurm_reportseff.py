@@ -33,4 +33,14 @@ def test_reportseff_reads_the_rows_of_a_job(site: Site) -> None:
     assert told.returncode == 0, (told.stderr, output)
     row = told.stdout.splitlines()[-1].split()
     assert row[:2] == [job, "COMPLETED"], told.stdout
-    assert 5 < float(row[2].rstrip("%")) <= 100 and row[3].endswith("M") and row[4] == "1"
+    options = f"-X -n -P -j {job} -o"
+    cpu, elapsed = site.cluster.run_as_user(
+        f"{site.venv}/bin/tangram acct --sacct {options} TotalCPU,ElapsedRaw"
+    ).stdout.strip().split("|")
+    held = site.cluster.run_as_user(f"sacct {options} AllocCPUS").stdout.strip()
+    minutes, seconds = cpu.split(":")
+    used = 60 * int(minutes) + int(float(seconds))  # reportseff reads whole seconds
+    efficiency = 100 * used / (int(elapsed) * int(held))
+    assert used and abs(float(row[2].rstrip("%")) - efficiency) < 0.1, (
+        told.stdout, cpu, elapsed, held)
+    assert row[3].endswith("M") and row[4] == held

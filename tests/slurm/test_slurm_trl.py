@@ -101,5 +101,6 @@ def test_a_requeue_and_a_killed_node_cost_no_step(site: Site, tmp_path: Path) ->
     assert len(rewards) == STEPS
     assert rewards[:KILLED] == wanted[:KILLED]  # later ones lack the rollouts of the killed node
     assert set(run["left"].values()) == {0}
-    assert not site.left_behind(dead=[killed])
+    left = site.left_behind(dead=[killed])
+    assert not [path for path in left if "/torchinductor_" not in path]  # that is torch's own cache
     shutil.rmtree(cluster.home / "kept")
