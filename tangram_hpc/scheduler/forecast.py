@@ -43,8 +43,8 @@ class Forecast:
         units: the units with which it starts.
         end: when it ends if it keeps these units, epoch ns; None if that is not known.
         steps: the number of events that the forecast took.
-        rests_on: the number of running leases and earlier starts on which the forecast rests, since
-            they hold what the action needs, for each `source` of their run times.
+        rests_on: the number of running leases and earlier starts that hold something for which the
+            action may have to wait, for each `source` of their run times.
     """
 
     at: int | None = None
@@ -138,12 +138,13 @@ def _wants(ledger: Ledger, action: Action) -> set[str]:
 
 
 def _needed(ledger: Ledger, action: Action) -> set[str]:
-    """The resources whose release may decide when an action starts: what it waits for, and what
-    waiting actions wait for that may take such a resource in front of it. O(waiting actions).
+    """The resources whose release may decide when an action starts: those that it waits for, and
+    those that other waiting actions want beside one of them, since these may start before it.
+    O(actions).
     """
     found = _wants(ledger, action)
-    others = [_wants(ledger, entry.action) for entry in ledger.actions.values()
-              if entry.state is ActionState.PENDING]
+    others = {frozenset(_wants(ledger, entry.action)) for entry in ledger.actions.values()
+              if entry.state is ActionState.PENDING}  # a few different ones
     size = 0
     while len(found) > size:
         size = len(found)

@@ -19,13 +19,13 @@ COUNT, SECONDS = 240, 5  # on four nodes, one at a time on each: five minutes
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A requeued job may start again as soon as its old credentials have expired: 120 s by default,
-    `cred_expire` sets it. 20 s, as on a busy machine one may be used seconds after it was made."""
+    `cred_expire` sets it."""
     name = f"q{os.getpid()}"
     prefix = f"/tmp/devcluster-{name}"
     with running_cluster(tmp_path_factory, name=name, prefix=prefix, cpu_nodes=2, gpu_nodes=2,
                          trainer_nodes=1, cpus_per_node=16, conf_line=[
                              "SlurmdTimeout=300",
-                             f"AuthInfo=socket={prefix}/munge/munge.sock,cred_expire=20",
+                             f"AuthInfo=socket={prefix}/munge/munge.sock,cred_expire=10",
                          ]) as cluster:
         yield Site(cluster, install_for(cluster))
 
