@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from typing import Any
 import common
 
 WORSE = 1.05
+TURN = 100  # messages in a frame
 Counter = Callable[[list[str], dict[str, str]], float]
 
 
@@ -73,8 +75,106 @@ def messages(count: int) -> None:
         assert len(read) == 2
 
 
+class _Side:
+    """One connection of a broker, as its other end sees it: frames of many messages."""
+
+    unsent = 0
+
+    def __init__(self, broker: Any) -> None:
+        from tangram_hpc.protocol.frame import Inbox, Outbox
+
+        self._out, self._in = Outbox(), Inbox()
+        self.heard: list[Any] = []
+        self._broker, self._peer = broker, broker.accept(self)
+
+    def send(self, message: Any, payload: Any = None) -> None:
+        self._out.put(message, payload)
+
+    def flush(self) -> None:
+        self.heard += [message for message, _ in self._in.feed(b"".join(self._out.take()))]
+
+    def say(self, parcels: list[tuple[Any, bytes | None]]) -> None:
+        from tangram_hpc.protocol.frame import Inbox, Outbox
+
+        box = Outbox()
+        for parcel in parcels:
+            box.put(*parcel)
+        for parcel in Inbox().feed(b"".join(box.take())):
+            self._broker.receive(self._peer, *parcel)
+
+    def take(self, kind: type) -> list[Any]:
+        heard, self.heard = self.heard, []
+        return [message for message in heard if type(message) is kind]
+
+
+class _Timer:
+    """Calls what is due at once, and nothing that is due later."""
+
+    def __init__(self) -> None:
+        self._due: list[Callable[[], None]] = []
+
+    def now_ns(self) -> int:
+        return time.time_ns()
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        if delay_s < 0.01:
+            self._due.append(call)
+
+    def run(self) -> None:
+        due, self._due = self._due, []
+        for call in due:
+            call()
+
+
+def broker_trips(count: int) -> None:
+    """`count` functions through a broker, each submitted when the last one has ended."""
+    broker_actions(count, 1)
+
+
+def broker_actions(count: int, turn: int = TURN) -> None:
+    """`count` functions through a broker with its journal, in frames of `turn` messages."""
+    from tangram_hpc.broker.driver import Broker, Settings
+    from tangram_hpc.domain.action import Action, Kind
+    from tangram_hpc.domain.ids import mint
+    from tangram_hpc.domain.node import NodeSpec
+    from tangram_hpc.domain.outcome import Outcome
+    from tangram_hpc.domain.states import ActionState
+    from tangram_hpc.protocol import message as ms
+    from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
+    from tangram_hpc.scheduler.scheduler import Scheduler
+    from tangram_hpc.storage.journal import FileJournal
+
+    timer, done = _Timer(), Outcome(ActionState.COMPLETED, exec_ns=50_000, cpu_ns=20_000)
+    with tempfile.TemporaryDirectory() as folder:
+        journal = FileJournal(Path(folder) / "journal", "none", lambda call: None)
+        broker = Broker(Scheduler(make_placer("elastic")), journal, timer, timer,
+                        Settings("j", folder), lambda: None)
+        broker.start()
+        client, worker = _Side(broker), _Side(broker)
+        spec = NodeSpec("n1", "host", (0, 1), 4096, backends=("process",), untrusted=("process",),
+                        ahead=TURN)
+        worker.say([(ms.WorkerHello(ms.PROTOCOL_VERSION, "j", spec), None)])
+        client.say([(ms.ClientHello(ms.PROTOCOL_VERSION, "j", "u"), None)])
+        timer.run()
+        number = client.take(ms.Welcome)[0].client
+        for first in range(1, count + 1, turn):
+            client.say([(ms.Submit(Action(mint(number, first + each), "f", Kind.FUNCTION)),
+                         bytes(90)) for each in range(turn)])
+            left = turn
+            while left:
+                timer.run()
+                started = worker.take(ms.StartAttempt)
+                worker.say([(ms.Finished(start.lease, done, n=1), bytes(40)) for start in started])
+                left -= len(started)
+            timer.run()
+            client.say([(ms.Ack(tuple(each.action for each in client.take(ms.ActionResult))),
+                         None)])
+        journal.close()
+
+
 WORKS: dict[str, tuple[Callable[[int], None], int]] = {
-    "decision": (decisions, 300), "message_pair": (messages, 2000)}
+    "decision": (decisions, 300), "message_pair": (messages, 2000),
+    "broker_action": (broker_actions, 10 * TURN), "broker_trip": (broker_trips, 200)}
 
 
 def by_perf(argv: list[str], environ: dict[str, str]) -> float:

@@ -2,12 +2,15 @@
 
     python bench/bench_paired.py --other ../parent/.venv/bin/python [--pairs 15]
 
-Each side is one process with a cluster of its own that stands for the whole comparison, so
-that a pair's two halves lie seconds apart and the drift of a shared machine falls on both. Which
-side begins alternates from pair to pair. A figure is the time that this checkout took over the time
-that the other took (above 1: slower): the median over the pairs and its 95 % interval (bootstrap,
-10,000 resamples, a fixed seed). `cpu` is the same for the CPU time of the side's whole process
-tree, which other work on the machine disturbs less than it disturbs wall time.
+A pair is two processes, one of each checkout, with a cluster of its own each. Everything is
+measured in turn, once to warm up and ROUNDS times, so that the two halves of a pair lie seconds
+apart and the drift of a shared machine falls on both. Which side begins alternates. Each pair has
+processes of its own, because a process keeps what its memory's layout made of it: two of the same
+checkout differ by up to a tenth for as long as they live. A pair's figure is the time that this
+checkout took in all rounds over the time that the other took (above 1: slower); the line has the
+median over the pairs and its 95 % interval (bootstrap, 10,000 resamples, a fixed seed). `cpu` is
+the same for the CPU time of the side's whole process tree, which other work on the machine disturbs
+less than it disturbs wall time.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ import common
 TICK = os.sysconf("SC_CLK_TCK")
 SESSIONS = 64
 RESAMPLES = 10_000
+ROUNDS = 3
 
 
 def noop() -> None:
@@ -142,22 +146,34 @@ def interval(ratios: list[float]) -> dict[str, float | list[float]]:
 
 def compare(other: str, pairs: int, tiny: bool) -> None:
     """Runs the pairs and prints one line."""
-    sides = [Side(sys.executable, tiny), Side(other, tiny)]
-    names = [name for name in sides[0].names if name in sides[1].names]
-    rows: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    for number in range(0 if tiny else -1, pairs):  # pair -1 warms both sides up
-        for name in names:
-            order = (0, 1) if number % 2 else (1, 0)
-            told = {side: sides[side].measure(name) for side in order}
-            if number >= 0:
-                rows[name].append((told[0][0] / told[1][0], told[0][1] / told[1][1]))
+    rows: dict[str, list[tuple[float, float]]] = {}
+    rounds = 1 if tiny else ROUNDS
+    for number in range(pairs):
+        for name, ratios in one_pair(other, rounds, tiny).items():
+            rows.setdefault(name, []).append(ratios)
         print(f"pair {number + 1} of {pairs}", file=sys.stderr, flush=True)
-    for side in sides:
-        side.close()
-    common.line("paired", {"pairs": pairs, "sessions": 2 if tiny else SESSIONS, "cpus": 2,
-                           "other": other}, {
+    common.line("paired", {"pairs": pairs, "rounds": rounds, "sessions": 2 if tiny else SESSIONS,
+                           "cpus": 2, "other": other}, {
         name: {"wall": interval([wall for wall, _ in each]),
                "cpu": interval([cpu for _, cpu in each])} for name, each in rows.items()})
+
+
+def one_pair(other: str, rounds: int, tiny: bool) -> dict[str, tuple[float, float]]:
+    """Starts both sides, and returns the ratios of wall and of CPU time of each measurement."""
+    sides = [Side(sys.executable, tiny), Side(other, tiny)]
+    names = [name for name in sides[0].names if name in sides[1].names]
+    sums = {name: [[0.0, 0.0], [0.0, 0.0]] for name in names}
+    for number in range(0 if tiny else -1, rounds):  # round -1 warms both sides up
+        for name in names:
+            for side in (0, 1) if number % 2 else (1, 0):
+                took, cpu = sides[side].measure(name)
+                if number >= 0:
+                    sums[name][side][0] += took
+                    sums[name][side][1] += cpu
+    for each in sides:
+        each.close()
+    return {name: (mine[0] / others[0], mine[1] / others[1])
+            for name, (mine, others) in sums.items()}
 
 
 def main() -> None:

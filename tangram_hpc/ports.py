@@ -90,7 +90,7 @@ class Journal(Protocol):
 
     mode: str
 
-    def append(self, events: Iterable[Event]) -> int:
+    def append(self, events: Sequence[Event]) -> int:
         """Queues events for the next commit; returns the number of the last one."""
         ...
 

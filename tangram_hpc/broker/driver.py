@@ -36,7 +36,7 @@ from ..scheduler.policy.admission import refusal, refusal_of_session
 from ..scheduler.policy.lease_reports import finished, held_by_client, reported_by_client
 from ..scheduler.policy.rejoining import awaited_node, repeated, undone
 from ..scheduler.scheduler import Scheduler
-from ..scheduler.state.ledger import ActionEntry, Ledger
+from ..scheduler.state.ledger import ActionEntry, LeaseEntry, Ledger
 from .attached_sessions import AttachedSessions
 from .broker_settings import Settings
 from .client_outbox import ClientOutbox
@@ -551,8 +551,9 @@ class Broker:
         self._liveness.hear(peer.node, now)
         match message:
             case ms.Finished(lease=lease):
-                if self._owns(peer, lease):
-                    self._finished(peer.node, message, payload, now)
+                held = self.scheduler.ledger.leases.get(lease)
+                if held is not None and held.node == peer.node:
+                    self._finished(held, message, payload)
                 else:
                     self._take_again(peer.node, lease, payload)
             case ms.Released(lease=lease):
@@ -595,18 +596,17 @@ class Broker:
             case _:
                 self._refuse(peer, f"a worker may not send {type(message).__name__}")
 
-    def _finished(self, node: int, message: ms.Finished, payload: Buffer | None, now: int) -> None:
+    def _finished(self, entry: LeaseEntry, message: ms.Finished, payload: Buffer | None) -> None:
         """Records the end of a lease. A worker that came back repeats ends that the journal has
         already, because the broker before this one may have missed that the units are free.
         """
-        ledger, lease = self.scheduler.ledger, message.lease
-        entry = ledger.leases[lease]
+        lease, node, now = entry.lease, entry.node, self._now()
         if entry.state is LeaseState.RELEASING:
             if message.clean:
                 self._record_event(ev.LeaseReleased(now, lease))
             return self._take_again(node, lease, payload)
         end = ev.LeaseFinished(now, lease, mended(message.outcome), message.clean)
-        for event in finished(ledger, end) if end.outcome.pushed else (end,):
+        for event in finished(self.scheduler.ledger, end) if end.outcome.pushed else (end,):
             self._record_event(event, payload)
         self._results.ended(node, lease, entry.action)
 
@@ -661,7 +661,9 @@ class Broker:
 
     def _perform(self, decision: de.Decision, payload: Buffer | None, now: int) -> None:
         match decision:
-            case de.StartLease(node=0):
+            case de.ReplyToClient():
+                self._reply(decision, payload, now)
+            case de.StartLease() if not decision.node:
                 self._send_grant(decision.action)
             case de.StartLease():
                 action = self.scheduler.ledger.actions[decision.action].action
@@ -672,8 +674,6 @@ class Broker:
                                     restore_ns=decision.restore_ns, after=decision.after),
                     b"" if none else self._payloads[decision.action])
                 self._input.started(decision.action, decision.lease)
-            case de.ReplyToClient():
-                self._reply(decision, payload, now)
             case (de.KillLease() | de.ResizeLease() | de.OpenSession() | de.CloseSession()
                   | de.PackSession() | de.PrepareService()):
                 self._peers.send_to_worker(decision.node, message_of(decision))

@@ -86,7 +86,7 @@ class IdempotencyKeys:
         O(such actions).
         """
         found: list[ev.Event] = []
-        for action in sorted(self._without_call):
+        for action in sorted(self._without_call) if self._without_call else ():
             entry = self._ledger.actions.get(action)
             if entry is None or not entry.lease:
                 self._without_call.discard(action)
@@ -213,6 +213,8 @@ class IdempotencyKeys:
 
     def committed(self, ended: dict[str, int]) -> None:
         """Drops the calls of actions whose ends the journal has."""
+        if not ended:
+            return
         gone = [name for name, action in ended.items() if self._ended.get(name) == action]
         for name in gone:
             del self._ended[name]

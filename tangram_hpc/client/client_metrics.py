@@ -67,18 +67,22 @@ class ActionWindow(msgspec.Struct):
     def add(self, result: ActionResult, act_ns: int) -> None:
         """Adds the end of one action."""
         outcome, queue_ns = result.outcome, result.queue_ns
-        restore_ns, run_ns = outcome.restore_ns, outcome.exec_ns
+        restore_ns, run_ns, setup_ns = outcome.restore_ns, outcome.exec_ns, outcome.setup_ns
+        system_ns = act_ns - queue_ns - restore_ns - run_ns
         self.count += 1
-        self.failed += outcome.state is not ActionState.COMPLETED
+        if outcome.state is not ActionState.COMPLETED:
+            self.failed += 1
         self.act_ns += act_ns
         if act_ns > self.act_max_ns:
             self.act_max_ns = act_ns
         self.queue_ns += queue_ns
-        self.restore_ns += restore_ns
+        if restore_ns:
+            self.restore_ns += restore_ns
         self.run_ns += run_ns
-        system_ns = max(0, act_ns - queue_ns - restore_ns - run_ns)
-        self.system_ns += system_ns
-        self.setup_ns += min(system_ns, max(0, outcome.setup_ns))
+        if system_ns > 0:
+            self.system_ns += system_ns
+            if setup_ns > 0:
+                self.setup_ns += setup_ns if setup_ns < system_ns else system_ns
         self.cpu_ns += outcome.cpu_ns
         self.held_core_ns += _held_core_ns(result)
 
@@ -137,10 +141,12 @@ def _named(found: Mapping[str, float], names: Iterable[str], prefix: str) -> dic
 
 def _held_core_ns(result: ActionResult) -> int:
     """Returns the core-ns that the last lease of an action held, with all changes of its size."""
-    grants = result.grants or ((0, len(result.cores)),)
+    grants, held_ns = result.grants, result.held_ns
+    if not grants:
+        return len(result.cores) * held_ns if held_ns > 0 else 0
     if len(grants) == 1:  # true of nearly all actions
         at, units = grants[0]
-        return units * max(0, result.held_ns - at)
+        return units * (held_ns - at) if held_ns > at else 0
     ends = [*(at for at, _ in grants[1:]), result.held_ns]
     return sum(units * max(0, end - at) for (at, units), end in zip(grants, ends, strict=True))
 

@@ -649,7 +649,8 @@ class Connection:
                     self._ack_bytes += len(payload)
                 if (pending := self._take(action)) is not None:
                     act_ns = time.monotonic_ns() - pending.submitted_ns
-                    message = pending.with_time_held_back(message)
+                    if pending.sent_ns:
+                        message = pending.with_time_held_back(message)
                     self.windows.add(pending.action, message, act_ns)
                     conclude(pending, message, payload, self.store, act_ns)
                     pending.release(self.functions, self.store)
@@ -697,7 +698,7 @@ class Connection:
         # no lock: another thread removes only what is held back, which has no result
         pending = self._pending.pop(action, None)
         if pending is not None:
-            self._credit.ended(pending.action)
+            self._credit.ended(pending)
         return pending
 
     def _take_question(self, request: int) -> _Question | None:

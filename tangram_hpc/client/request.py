@@ -399,7 +399,7 @@ def mib_of(mem: int | str, field: str = "mem") -> int:
     Raises:
         InvalidInput: it is neither of them, or negative.
     """
-    if isinstance(mem, int) and not isinstance(mem, bool) and mem >= 0:
+    if type(mem) is int and mem >= 0:
         return mem
     text = str(mem).strip().lower()
     digits = text.rstrip("kmgtib")

@@ -77,6 +77,7 @@ class Pending(msgspec.Struct, gc=False):
             for actions without input.
         sent_ns: for an action that was held back, when it was sent; 0 for one that was sent when
             it was submitted.
+        counted: whether `SubmissionCredit` counts it.
     """
 
     action: Action
@@ -94,12 +95,11 @@ class Pending(msgspec.Struct, gc=False):
     earlier: tuple[Future, ...] = ()
     on_credit: Callable[[int], None] | None = None
     sent_ns: int = 0
+    counted: bool = False
 
     def with_time_held_back(self, result: ms.ActionResult) -> ms.ActionResult:
-        """Adds the time that the action waited here for credit to the time that it waited for units
-        at the broker."""
-        if not self.sent_ns:
-            return result
+        """Adds the time that an action waited here for credit, until `sent_ns`, to the time that it
+        waited for units at the broker."""
         held_ns = self.sent_ns - self.submitted_ns
         return msgspec.structs.replace(result, queue_ns=result.queue_ns + held_ns)
 

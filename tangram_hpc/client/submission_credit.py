@@ -52,15 +52,16 @@ class SubmissionCredit:
         """Returns whether an action may be sent now; if not, holds it back."""
         if not counts(pending.action):
             return True
+        pending.counted = True
         if self._credit and (self._held or self._sent - self._ended >= self._credit):
             self._held[pending.action.id] = pending
             return False
         self._sent += 1
         return True
 
-    def ended(self, action: Action) -> None:
+    def ended(self, pending: Pending) -> None:
         """Counts the end of an action that was sent."""
-        if counts(action):
+        if pending.counted:
             self._ended += 1
 
     def holds(self, action: int) -> bool:

@@ -159,6 +159,6 @@ class ReplyToClient(Decision, frozen=True):
         """Returns this reply with another outcome."""
         return msgspec.structs.replace(self, outcome=outcome)
 
-    def by(self, route: Routed | None) -> ReplyToClient:
+    def by(self, route: Routed) -> ReplyToClient:
         """Returns this reply with the route of the action, which is a turn."""
-        return self if route is None else msgspec.structs.replace(self, route=route)
+        return msgspec.structs.replace(self, route=route)

@@ -45,7 +45,12 @@ from .routing.turn_routing import next_retry, route_next
 from .state.ledger import Ledger
 from .state.scheduler_state import SchedulerState
 
-# An event that has no handler changes nothing: it is in the journal for accounting alone.
+
+def _no_change(state: SchedulerState, event: ev.Event) -> list[Decision]:
+    """Handles an event that is in the journal for accounting alone."""
+    return []
+
+
 _HANDLERS: dict[type[ev.Event], Callable[[SchedulerState, Any], list[Decision]]] = {
     ev.BrokerStarted: restart.on_broker_started,
     ev.BrokerStalled: restart.on_broker_stalled,
@@ -135,8 +140,7 @@ class Scheduler:
         O(tenants that wait) where a further one begins to wait.
         """
         self.ledger.tenants.now = event.at
-        handler = _HANDLERS.get(type(event))
-        return handler(self.state, event) if handler is not None else []
+        return _HANDLERS.get(type(event), _no_change)(self.state, event)
 
     def consequences(self, event: ev.Event) -> list[ev.Event]:
         """The event and all others that it entails, in the order in which to handle them."""
@@ -183,7 +187,7 @@ class Scheduler:
         dues = (_place_due(self.state), next_given_up(ledger), next_expiry(ledger), ledger.next_end,
                 self.state.elastic.due_at(ledger), next_retry(ledger),
                 next_slice_end(ledger, self.state.slices_at))
-        return min((at for at in dues if at), default=0)
+        return min(filter(None, dues), default=0)
 
 
 def _follow_up(state: SchedulerState, now: int) -> list[ev.Event]:

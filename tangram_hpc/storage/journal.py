@@ -12,7 +12,7 @@ death and not the machine's. `batch` answers only after an fdatasync, which many
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -84,11 +84,10 @@ class FileJournal:
         if os.fstat(self._fd).st_size == 0:
             os.write(self._fd, beginning(SegmentHead()))
 
-    def append(self, events: Iterable[Event]) -> int:
+    def append(self, events: Sequence[Event]) -> int:
         """Queues events for the next commit; see `ports.Journal.append`."""
-        before = len(self._pending)
-        self._pending.extend(events)
-        self.count += len(self._pending) - before
+        self._pending += events
+        self.count += len(events)
         return self.count
 
     def commit(self, then: Callable[[], None]) -> None:

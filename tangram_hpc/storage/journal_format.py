@@ -103,11 +103,13 @@ def encode_events(events: list[Event]) -> bytes:
 
 
 def compressed(data: Buffer) -> bytes:
-    """Returns a whole segment in its compressed form."""
+    """Returns a whole segment in its compressed form. A higher level of zlib takes four times the
+    CPU time and makes a journal 1 % smaller.
+    """
     view = memoryview(data)
     pieces = [view[at : at + PIECE] for at in range(0, len(view), PIECE)]
     pieces.append(view[:0])
-    return COMPRESSED + b"".join(framed(zlib.compress(piece, 6)) for piece in pieces)
+    return COMPRESSED + b"".join(framed(zlib.compress(piece, 1)) for piece in pieces)
 
 
 def plain(data: bytes, path: Path, remedy: str, whole: bool = True) -> bytes:

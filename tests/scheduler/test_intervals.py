@@ -39,7 +39,8 @@ def drawn(rng: random.Random) -> int:
 def curve(works: list[int], running: list[int]) -> WorkCurve:
     sizes = Sizes()
     for work in works:
-        sizes.add(work, octaves(work))
+        if sizes.add(work, octaves(work)):
+            sizes.renew()
     mean = sum(works) // len(works)
     return WorkCurve(sizes, mean, Counter(map(octaves, running)))
 

@@ -463,15 +463,15 @@ def test_no_limit_is_ever_exceeded_and_a_replay_agrees(placer: str, seed: int) -
 def test_a_tenant_that_was_alone_is_compared_with_the_second_from_its_first_wait_on() -> None:
     tenants = Tenants()
     cpu = tenants.use("cpu")
-    cpu.wait("a")
+    cpu.wait(cpu.of("a"))
     cpu.take("a", 4)
     tenants.now = 10 * S
     cpu.take("a", -1)
-    cpu.wait("b")  # while the first one waits, too: no service is saved up
+    cpu.wait(cpu.of("b"))  # while the first one waits, too: no service is saved up
     assert cpu.tenants["b"].used == 40 * S
-    cpu.leave("a")
+    cpu.leave(cpu.of("a"))
     tenants.now = 20 * S
-    cpu.leave("b")
-    cpu.wait("b")  # the first one waits no more: what it held was taken from nobody
+    cpu.leave(cpu.of("b"))
+    cpu.wait(cpu.of("b"))  # the first one waits no more: what it held was taken from nobody
     assert (cpu.tenants["a"].held, cpu.tenants["a"].waiting) == (3, 0)
     assert cpu.tenants["b"].used == cpu.tenants["a"].used_at(tenants.now) == 70 * S

@@ -31,15 +31,17 @@ class RecentActions:
 
     def __init__(self) -> None:
         self._slots: deque[_Slot] = deque(maxlen=max(WINDOWS_S) * 10**9 // SLOT_NS + 1)
+        self._last = _Slot(-1)  # the slot of the last action
 
     def note(self, reply: ReplyToClient, now: int) -> None:
         """Counts an action that ended at `now`, in epoch ns."""
-        number = now // SLOT_NS
-        if not self._slots or self._slots[-1].number < number:
-            self._slots.append(_Slot(number))
-        slot = self._slots[-1]
+        number, slot = now // SLOT_NS, self._last
+        if slot.number < number:
+            slot = self._last = _Slot(number)
+            self._slots.append(slot)
         slot.ended += 1
-        slot.failed += reply.outcome.state is not ActionState.COMPLETED
+        if reply.outcome.state is not ActionState.COMPLETED:
+            slot.failed += 1
         slot.wait_ns += reply.queue_ns
         slot.held_ns += reply.held_ns
 

@@ -74,6 +74,8 @@ class Runner:
         _silent: whether results were sent since `_bell` was last written to, at `_rung_ns`.
         _tokens: the counter of calls that may begin.
         _room: polls the control socket for room.
+        _arrived: polls the control socket for orders.
+        _used: what was used when the last call had ended.
         _output: the file that holds what a function prints.
     """
 
@@ -93,10 +95,13 @@ class Runner:
         self._told: tuple[int, str] | None = None  # CPUs and GPUs
         self._enforcement = ""
         self._peak = OwnPeak()
+        self._used = Used()
         self._silent = False
         self._rung_ns = 0
         self._room = select.poll()
         self._room.register(control.fileno(), select.POLLOUT)
+        self._arrived = select.poll()
+        self._arrived.register(control.fileno(), select.POLLIN)
         data, fds, _, _ = socket.recv_fds(control, RECEIVE, 2)
         for fd in fds:
             os.set_inheritable(fd, False)
@@ -143,9 +148,8 @@ class Runner:
 
     def _look(self) -> None:
         """Reads what the worker has sent by now."""
-        with contextlib.suppress(BlockingIOError):
-            while not self._closed:
-                self._closed = not self._take(self._control.recv(RECEIVE, socket.MSG_DONTWAIT))
+        while self._arrived.poll(0) and not self._closed:
+            self._closed = not self._take(self._control.recv(RECEIVE))
 
     def _ring(self) -> None:
         self._rung_ns = time.monotonic_ns()
@@ -172,8 +176,8 @@ class Runner:
             self._told = (run.units, run.gpus)
             os.environ.update(environment.hints(run.units))
             environment.export_grant(os.environ, run.units, run.units, run.gpus)
-        before, pushed, wait_ns = Used(), 0, 0
-        began = time.monotonic_ns()
+        before, pushed, wait_ns = self._used, 0, 0
+        cpu_before, began = time.process_time_ns(), time.monotonic_ns()
         try:
             payload, reason = self._call(run.payload), ""
         except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
@@ -182,12 +186,12 @@ class Runner:
         exec_ns = time.monotonic_ns() - began
         self._forget_output()
         left = _children_left() and not _end_children(_END_S)
-        used = Used()
+        self._used = used = Used()
         outcome = Outcome(
             ActionState.FAILED if reason else ActionState.COMPLETED,
             exit_code=1 if reason else 0,
             exec_ns=exec_ns,
-            cpu_ns=max(0, used.cpu_ns - before.cpu_ns),
+            cpu_ns=max(0, used.cpu_ns - cpu_before - before.below_ns),
             maxrss_kib=used.peak_kib(before),
             reason=reason,
             isolation="process",
@@ -200,6 +204,7 @@ class Runner:
             self._ring()
             while not _end_children(_END_S):
                 pass
+            self._used = Used()
             self._send(Gone(run.lease))
 
     def _call(self, payload: bytes) -> bytes:
@@ -250,8 +255,10 @@ class Runner:
 
 def _flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        try:  # each call of a function comes here, and `contextlib.suppress` takes as long again
             stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass
 
 
 def _tellable(text: str) -> str:
@@ -280,17 +287,21 @@ def _trace(error: BaseException) -> str:
 
 
 class Used:
-    """What this process, and those of its children that were waited for, have used so far."""
+    """What this process, and those of its children that were waited for, have used so far.
 
-    __slots__ = ("_below_ns", "_below_peak_kib", "cpu_ns", "own_peak_kib")
+    Attributes:
+        cpu_ns: CPU time of all of them; `below_ns` of it is that of the children.
+        own_peak_kib: this process's peak memory.
+    """
+
+    __slots__ = ("_below_peak_kib", "below_ns", "cpu_ns", "own_peak_kib")
 
     def __init__(self) -> None:
-        own = resource.getrusage(resource.RUSAGE_SELF)
         below = resource.getrusage(resource.RUSAGE_CHILDREN)
-        self._below_ns = round((below.ru_utime + below.ru_stime) * 1e9)
+        self.below_ns = round((below.ru_utime + below.ru_stime) * 1e9)
         self._below_peak_kib = below.ru_maxrss
-        self.cpu_ns = round((own.ru_utime + own.ru_stime) * 1e9) + self._below_ns
-        self.own_peak_kib = own.ru_maxrss
+        self.cpu_ns = time.process_time_ns() + self.below_ns
+        self.own_peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def peak_kib(self, before: Used) -> int:
         """The largest memory of this process and of its children since `before`. The kernel keeps
@@ -301,7 +312,7 @@ class Used:
 
     def hidden(self, before: Used) -> int:
         """RSS_AT_LEAST when a child may have been larger than `peak_kib` says, else 0."""
-        ran = self._below_ns > before._below_ns
+        ran = self.below_ns > before.below_ns
         unknown = ran and self.own_peak_kib < self._below_peak_kib <= before._below_peak_kib
         return RSS_AT_LEAST if unknown else 0
 

@@ -100,7 +100,9 @@ def end_action(state: SchedulerState, entry: ActionEntry, at: int,
     """Ends an action with the outcome of `reply`, and returns the reply to its client."""
     ledger, outcome = state.ledger, reply.outcome
     entry.state = move(ACTION_MOVES, entry.state, outcome.state, entry)
-    entry.reply = reply = reply.by(entry.route)
+    if entry.route is not None:
+        reply = reply.by(entry.route)
+    entry.reply = reply
     entry.outcome, entry.ended_lease, entry.lease = outcome, entry.lease, 0
     entry.withheld = False
     if entry.action.once:

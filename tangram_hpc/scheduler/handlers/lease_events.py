@@ -127,9 +127,10 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
     forced = entry.forced_outcome is not None
     sent_back = not forced and is_sent_back(entry.action, outcome)
     if entry.action.kind is not Kind.BACKGROUND:
+        several = lease.key == "cpu" and entry.action.degrees[-1] > 1
         ledger.estimator.ended(entry.action, () if sent_back else spans,
                                outcome.state in ENDED_BY_ITSELF,
-                               cpu_to_learn(outcome, spans) if lease.key == "cpu" else 0,
+                               cpu_to_learn(outcome, spans) if several else 0,
                                event.lease, event.at)
     if lease.key != "cpu":
         count_call(ledger, lease, event.at, outcome)
@@ -258,9 +259,9 @@ def _reply(entry: ActionEntry, lease: LeaseEntry, began_at: int,
         began_at = max(entry.submitted_at, min(began_at, event.at - outcome.exec_ns))
     if entry.forced_outcome is not None:
         outcome = outcome.explained_by(entry.forced_outcome)
+    grants = tuple([(at - began_at if at > began_at else 0, units) for at, units in lease.grants])
     return ReplyToClient(lease.action, outcome, lease.node, lease.cores, entry.attempt,
-                         began_at - entry.submitted_at, event.at - began_at,
-                         tuple((max(0, at - began_at), units) for at, units in lease.grants))
+                         began_at - entry.submitted_at, event.at - began_at, grants)
 
 
 def _release(state: SchedulerState, lease: LeaseEntry, at: int) -> None:
@@ -296,7 +297,7 @@ def _pass_on(state: SchedulerState, lease: LeaseEntry, node: NodeEntry, at: int)
         _begin(ledger, following, node, at)
         ledger.estimator.note_running(ledger.actions[following.action].action, following)
         # while there is one tenant, a unit that passes on changes nothing of what it holds
-        if ledger.tenants.compared or following.holds() != lease.holds():
+        if ledger.tenants.compared or not following.holds_like(lease):
             _count(ledger, lease, -1)
             _count(ledger, following, 1)
         return

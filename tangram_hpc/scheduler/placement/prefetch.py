@@ -141,8 +141,10 @@ def _unit_for(ledger: Ledger, action: Action, node: NodeEntry, tails: dict[tuple
         last = node.node, session.last_cores[0]
         if last in tails and (turns is None or turns.may_follow(tails[last].tenant, tenant)):
             return last
+    if turns is None:
+        return next(iter(tails), None)
     return next((unit for unit, tail in tails.items()
-                 if turns is None or turns.may_follow(tail.tenant, tenant)), None)
+                 if turns.may_follow(tail.tenant, tenant)), None)
 
 
 def _most(ledger: Ledger, node: NodeEntry, action: Action, most: int) -> int:

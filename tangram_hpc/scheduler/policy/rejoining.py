@@ -32,6 +32,8 @@ _END_LOST = "the broker was started again, and the node no longer knows how this
 
 def given_up(ledger: Ledger, now: int) -> list[ev.Event]:
     """The loss of each node for which the broker has waited long enough. O(nodes that are away)."""
+    if not ledger.away:
+        return []
     return [ev.NodeLost(now, node, _NOT_BACK) for node, until in ledger.away.items()
             if until <= now]
 

@@ -112,19 +112,18 @@ class Sizes:
         self._edges: list[int] = []  # the buckets in use when the sums were renewed, in order
         self._tail = [(0, 0)]  # count, in 1/2**WHOLE, and sum from each of these buckets on
 
-    def add(self, work_ns: int, bucket: int, done: Done | None = None) -> None:
-        """Adds a sample to its bucket.
-
-        Args:
-            work_ns: the work.
-            bucket: its bucket.
-            done: tells the work that a running lease has done; None if none is to count.
-        """
+    def add(self, work_ns: int, bucket: int) -> bool:
+        """Adds a sample to its bucket. Returns whether the suffix sums are to be renewed now."""
         count, total = self._cells.get(bucket, (0, 0))
         self._cells[bucket] = count + 1, total + work_ns
         self.n += 1
-        if self.n >= self._due:
-            self._renew(self._running_works(done))
+        return self.n >= self._due
+
+    def renew(self, done: Done | None = None) -> None:
+        """Renews the suffix sums. `done` tells the work that a running lease has done; None if none
+        is to count.
+        """
+        self._renew(self._running_works(done))
 
     def merge(self, other: Sizes) -> None:
         """Adds all samples of another histogram."""
@@ -406,16 +405,20 @@ class Estimator:
         """
         bucket = octaves(done_ns) if done_ns > 0 else -1
         several = degrees[-1] > degrees[0]
-        levels, version = self._levels(key, name, several), 0
-        for sizes in levels:
-            version += sizes.version
-        memo = self._memo.get((key, name, several, bucket))
+        parent, known = self._parents.get((key, several)), self._find(key, name)
+        version = self._any.version
+        if parent is not None:
+            version += parent.version
+        if known is not None:
+            version += known.sizes.version
+        of = key, name, several, bucket
+        memo = self._memo.get(of)
         if memo is not None and memo[0] == version:
             return memo[1]
         if len(self._memo) >= _MEMO_MAX:
             self._memo.clear()
-        found = _mean_beyond(levels, done_ns, bucket)
-        self._memo[key, name, several, bucket] = (version, found)
+        found = _mean_beyond(self._levels(key, name, several), done_ns, bucket)
+        self._memo[of] = version, found
         return found
 
     def _levels(self, key: str, name: str, several: bool) -> list[Sizes]:
@@ -440,9 +443,10 @@ class Estimator:
         amortised.
         """
         if counts_while_running(action):
-            own = self._open(action.key, action.name)
-            for sizes in (self._any, self._parent(action), own.sizes):
-                sizes.running[lease.lease] = action, lease
+            own, number, known = self._open(action.key, action.name), lease.lease, (action, lease)
+            self._any.running[number] = known
+            self._parent(action).running[number] = known
+            own.sizes.running[number] = known
 
     def without_learning(self) -> Estimator:
         """Returns one with the same estimates, which it shares, that learns nothing any more."""
@@ -463,7 +467,8 @@ class Estimator:
         key, several = action.key, action.degrees[-1] > action.degrees[0]
         own = self._open(key, action.name)
         own.running -= 1
-        levels = self._any, self._parent(action), own.sizes
+        parent = self._parents.get((key, several)) or self._parent(action)
+        levels = self._any, parent, own.sizes
         if lease in own.sizes.running:
             for sizes in levels:
                 del sizes.running[lease]
@@ -482,9 +487,11 @@ class Estimator:
             if own.serial is None:
                 own.serial = Serial()
             own.serial.add(spans, own.running, cpu_ns)
-        bucket, done = octaves(work), self._done_by(now)
+        bucket, done = octaves(work), None
         for sizes in levels:
-            sizes.add(work, bucket, done)
+            if sizes.add(work, bucket):
+                done = done or self._done_by(now)
+                sizes.renew(done)
 
     def _done_by(self, now: int) -> Done:
         """Returns what tells the work that a running lease has done by now. It remembers answers,

@@ -38,7 +38,7 @@ from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
 from ...domain.action import Action
-from .tenant_use import Tenants, TenantTurns
+from .tenant_use import Tenants, TenantTurns, TenantUse
 
 BURST = 16  # how many grants a trajectory or group may be ahead of others
 SINGLE, TRAJECTORY = 0, 1  # groups of a client's actions
@@ -73,6 +73,7 @@ class ClientShare:
         client: its number.
         tenant: the tenant that it belongs to.
         pool: the pool's shares.
+        use: what that tenant uses of the pool's units; None before the first action waits.
         tag: the start tag of its next action.
         groups: the start tags of its two groups.
         group_time: the tag of the group that was served last.
@@ -83,11 +84,12 @@ class ClientShare:
     """
 
     __slots__ = ("client", "counted", "ends", "group_time", "groups", "pool", "round", "tag",
-                 "tenant", "waiting")
+                 "tenant", "use", "waiting")
 
     def __init__(self, client: int, pool: PoolShares) -> None:
         self.client, self.pool, self.tag = client, pool, pool.time
         self.tenant = pool.tenants.tenant_of(client)
+        self.use: TenantUse | None = None
         self.groups, self.group_time = [0, 0], 0
         self.round = pool.last_round
         self.ends: dict[str | int, int] = {}
@@ -96,17 +98,22 @@ class ClientShare:
 
     def wait(self, group: int) -> None:
         """Counts an action of a group that begins to wait."""
+        pool, use = self.pool, self.use
+        if use is None:
+            use = self.use = pool.use.of(self.tenant)
         self.waiting[group] += 1
-        self.pool.waiting += 1
-        self.pool.use.wait(self.tenant)
+        pool.waiting += 1
+        pool.use.wait(use)
 
     def leave(self, group: int) -> None:
         """Counts an action of a group that waits no more, and forgets what is no longer needed."""
+        pool, use = self.pool, self.use
+        assert use is not None
         self.waiting[group] -= 1
-        self.pool.waiting -= 1
-        self.pool.use.leave(self.tenant)
+        pool.waiting -= 1
+        pool.use.leave(use)
         if not self.waiting[group]:
-            self.pool.group_emptied(self)
+            pool.group_emptied(self)
 
     def start(self) -> int:
         """The start tag of its next action, which is at least the pool's virtual time."""

@@ -349,6 +349,12 @@ class LeaseEntry:
             found.append((MEMORY, self.mem_mib))
         return found
 
+    def holds_like(self, other: LeaseEntry) -> bool:
+        """Whether `holds` is surely the same for two leases that have begun."""
+        return (self.pool == other.pool and self.grants[-1][1] == other.grants[-1][1]
+                and self.mem_mib == other.mem_mib and self.reserved == other.reserved
+                and self.gpus == other.gpus)
+
     @property
     def resizable_at(self) -> int:
         """The time from which its size may change again."""

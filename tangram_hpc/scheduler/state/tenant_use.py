@@ -119,9 +119,8 @@ class ResourceUse:
         limit = spec.limit(self.name)
         return NO_LIMIT if limit is None else limit
 
-    def wait(self, tenant: str) -> None:
-        """Counts an action that begins to wait."""
-        use = self.tenants.get(tenant) or self.of(tenant)
+    def wait(self, use: TenantUse) -> None:
+        """Counts an action of a tenant, whose use `of` has returned, that begins to wait."""
         if len(self.tenants) == 1:
             use.waiting += 1
             return
@@ -130,9 +129,8 @@ class ResourceUse:
         use.waiting += 1
         self._note(use)
 
-    def leave(self, tenant: str) -> None:
+    def leave(self, use: TenantUse) -> None:
         """Counts an action that waits no more."""
-        use = self.tenants[tenant]
         use.waiting -= 1
         if len(self.tenants) > 1:
             self._note(use)
