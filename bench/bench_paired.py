@@ -81,6 +81,7 @@ def measurements(stack: ExitStack, tiny: bool) -> dict[str, Callable[[], object]
         "functions": lambda: burst(lambda: cluster.submit(noop), functions),
         "programs": lambda: burst(lambda: cluster.submit(["/bin/true"]), programs // 2),
         "session_true": lambda: plain.busy(programs),
+        "session_open": lambda: Warm(cluster, "process", sessions).close(),
         "function_trips": lambda: common.timed(lambda: cluster.submit(noop).result(), trips),
         "program_trips": lambda: common.timed(lambda: cluster.submit(["/bin/true"]).result(),
                                               trips // 2)}
@@ -90,6 +91,7 @@ def measurements(stack: ExitStack, tiny: bool) -> dict[str, Callable[[], object]
         return found
     stack.callback(walled.close)
     found["bwrap_true"] = lambda: walled.busy(programs)
+    found["bwrap_open"] = lambda: Warm(cluster, "bwrap", sessions).close()
     return found
 
 
@@ -144,12 +146,12 @@ def interval(ratios: list[float]) -> dict[str, float | list[float]]:
             "interval95": [round(medians[int(RESAMPLES * share)], 4) for share in (0.025, 0.975)]}
 
 
-def compare(other: str, pairs: int, tiny: bool) -> None:
+def compare(other: str, pairs: int, tiny: bool, only: list[str]) -> None:
     """Runs the pairs and prints one line."""
     rows: dict[str, list[tuple[float, float]]] = {}
     rounds = 1 if tiny else ROUNDS
     for number in range(pairs):
-        for name, ratios in one_pair(other, rounds, tiny).items():
+        for name, ratios in one_pair(other, rounds, tiny, only).items():
             rows.setdefault(name, []).append(ratios)
         print(f"pair {number + 1} of {pairs}", file=sys.stderr, flush=True)
     common.line("paired", {"pairs": pairs, "rounds": rounds, "sessions": 2 if tiny else SESSIONS,
@@ -158,10 +160,12 @@ def compare(other: str, pairs: int, tiny: bool) -> None:
                "cpu": interval([cpu for _, cpu in each])} for name, each in rows.items()})
 
 
-def one_pair(other: str, rounds: int, tiny: bool) -> dict[str, tuple[float, float]]:
+def one_pair(other: str, rounds: int, tiny: bool, only: list[str]
+             ) -> dict[str, tuple[float, float]]:
     """Starts both sides, and returns the ratios of wall and of CPU time of each measurement."""
     sides = [Side(sys.executable, tiny), Side(other, tiny)]
-    names = [name for name in sides[0].names if name in sides[1].names]
+    names = [name for name in sides[0].names
+             if name in sides[1].names and (not only or name in only)]
     sums = {name: [[0.0, 0.0], [0.0, 0.0]] for name in names}
     for number in range(0 if tiny else -1, rounds):  # round -1 warms both sides up
         for name in names:
@@ -182,13 +186,16 @@ def main() -> None:
     p.add_argument("--other", default=sys.executable,
                    help="the Python interpreter of the other checkout; default: this one's")
     p.add_argument("--pairs", type=int, default=15, help="how many pairs are measured")
+    p.add_argument("--only", nargs="*", default=[], metavar="NAME",
+                   help="the measurements that are made; default: all")
     p.add_argument("--tiny", action="store_true", help="about a second, for the tests")
     p.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     arguments = p.parse_args()
     if arguments.serve:
         serve(arguments.tiny)
     else:
-        compare(arguments.other, 1 if arguments.tiny else arguments.pairs, arguments.tiny)
+        compare(arguments.other, 1 if arguments.tiny else arguments.pairs, arguments.tiny,
+                arguments.only)
 
 
 if __name__ == "__main__":
