@@ -62,7 +62,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "tomli": ("config/settings.py",),
     "msgspec": ("domain/", "protocol/", "client/", "resources/", "slurm/", "sandbox/", "storage/",
                 "transport/", "services/", "doctor/deadline.py",
-                "accounting/books/stored_record.py"),
+                "accounting/books/stored_record.py", "scheduler/state/ledger.py"),
     "sqlalchemy": ("accounting/books/",),
     "numpy": ("scheduler/placement/", "slurm/budget.py", "libra/planner/", "libra/live/",
               "protocol/value.py", "services/torch/torch_methods.py", "demo/", "hooks/reference",

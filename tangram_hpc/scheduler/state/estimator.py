@@ -349,6 +349,8 @@ class Estimator:
         self._classes: OrderedDict[Of, _Class] = OrderedDict()  # used longest ago first
         self._variants: dict[Of, dict[str, None]] = {}  # by template: classes not yet merged
         self._merged = 0  # classes that stand for a template
+        # a key and name, and their class, which is the one that was used last
+        self._last: tuple[str, str, _Class] = "", "", _Class()
         self._parents: dict[tuple[str, bool], Sizes] = {}
         self._any = Sizes()
         self._memo: dict[tuple[str, str, bool, int], tuple[int, int]] = {}
@@ -532,6 +534,9 @@ class Estimator:
 
     def _open(self, key: str, name: str) -> _Class:
         """The class of a name, marked as the one that was used last; made if there is none."""
+        last = self._last
+        if last[1] == name and last[0] == key:
+            return last[2]
         of, classes = (key, name), self._classes
         known = classes.get(of)
         if known is None:
@@ -541,6 +546,7 @@ class Estimator:
                 known = classes[of] = _Class()
                 self._forget()
         classes.move_to_end(of)
+        self._last = key, name, known
         return known
 
     def _name(self, key: str, name: str) -> Of:

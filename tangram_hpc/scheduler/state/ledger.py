@@ -12,6 +12,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from ...domain.action import Action, Kind
 from ...domain.decision import ReplyToClient
 from ...domain.ids import client_of
@@ -239,8 +241,7 @@ class SessionEntry:
         return self.spec.parallel and not self.cores
 
 
-@dataclass(slots=True)
-class ActionEntry:
+class ActionEntry(msgspec.Struct):
     """An action that has not ended, or whose result its client has not acknowledged.
 
     Attributes:
@@ -277,8 +278,7 @@ class ActionEntry:
     ended_lease: int = 0
 
 
-@dataclass(slots=True)
-class LeaseEntry:
+class LeaseEntry(msgspec.Struct):
     """The units and memory that are lent to one attempt of an action. Its number is the fencing
     key.
 
@@ -315,7 +315,7 @@ class LeaseEntry:
     granted_at: int
     lease_queue: dict[int, None]
     key: str = "cpu"
-    grants: list[tuple[int, int]] = field(default_factory=list)
+    grants: list[tuple[int, int]] = msgspec.field(default_factory=list)
     prefetched: bool = False
     restore_ns: int = 0
     state: LeaseState = LeaseState.GRANTED
