@@ -164,8 +164,10 @@ def one_pair(other: str, rounds: int, tiny: bool, only: list[str]
              ) -> dict[str, tuple[float, float]]:
     """Starts both sides, and returns the ratios of wall and of CPU time of each measurement."""
     sides = [Side(sys.executable, tiny), Side(other, tiny)]
-    names = [name for name in sides[0].names
-             if name in sides[1].names and (not only or name in only)]
+    names = [name for name in sides[0].names if name in sides[1].names]
+    if unknown := set(only).difference(names):
+        raise SystemExit(f"--only: {', '.join(sorted(unknown))}: not one of {', '.join(names)}")
+    names = [name for name in names if not only or name in only]
     sums = {name: [[0.0, 0.0], [0.0, 0.0]] for name in names}
     for number in range(0 if tiny else -1, rounds):  # round -1 warms both sides up
         for name in names:

@@ -86,7 +86,9 @@ class IdempotencyKeys:
         O(such actions).
         """
         found: list[ev.Event] = []
-        for action in sorted(self._without_call) if self._without_call else ():
+        if not self._without_call:
+            return found
+        for action in sorted(self._without_call):
             entry = self._ledger.actions.get(action)
             if entry is None or not entry.lease:
                 self._without_call.discard(action)
