@@ -69,7 +69,10 @@ class ReplayedJob:
                 told += self.scheduler.handle(event)
             self.handled += len(few)
             self.journal.commit(lambda: None)
-            self.checkpoints.look(self.scheduler.ledger)
+            if self.checkpoints.look(self.scheduler.ledger):
+                # the next one waits for it, and would else come after a number of events by chance
+                assert self.checkpoints._writing is not None
+                self.checkpoints._writing.result()
         return told
 
     def end(self) -> None:
