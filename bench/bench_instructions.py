@@ -1,4 +1,5 @@
-"""Instructions that the decisions and the messages of an action cost: a guard against regressions.
+"""Instructions that an action costs: its decisions, its messages, and all that the broker does. A
+guard against regressions.
 
     python bench/bench_instructions.py                                        # the counts
     python bench/bench_instructions.py --other ../parent/.venv/bin/python     # compared
@@ -76,7 +77,9 @@ def messages(count: int) -> None:
 
 
 class _Side:
-    """One connection of a broker, as its other end sees it: frames of many messages."""
+    """One connection of a broker, as its other end sees it: frames of many messages. (The tests'
+    `broker_rig` sends one message at a time and writes no journal, so it would count other work.)
+    """
 
     unsent = 0
 

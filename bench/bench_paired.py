@@ -5,8 +5,8 @@
 A pair is two processes, one of each checkout, with a cluster of its own each. Everything is
 measured in turn, once to warm up and ROUNDS times, so that the two halves of a pair lie seconds
 apart and the drift of a shared machine falls on both. Which side begins alternates. Each pair has
-processes of its own, because a process keeps what its memory's layout made of it: two of the same
-checkout differ by up to a tenth for as long as they live. A pair's figure is the time that this
+processes of its own, because the ratio of the same two checkouts changes from one start to the next
+more than within a start: 1.05 and 1.26 were seen. A pair's figure is the time that this
 checkout took in all rounds over the time that the other took (above 1: slower); the line has the
 median over the pairs and its 95 % interval (bootstrap, 10,000 resamples, a fixed seed). `cpu` is
 the same for the CPU time of the side's whole process tree, which other work on the machine disturbs

@@ -551,33 +551,32 @@ class Broker:
         self._liveness.hear(peer.node, now)
         match message:
             case ms.Finished(lease=lease):
-                held = self.scheduler.ledger.leases.get(lease)
-                if held is not None and held.node == peer.node:
-                    self._finished(held, message, payload)
+                if (held := self._held(peer, lease)) is not None:
+                    self._finished(held, message, payload, now)
                 else:
                     self._take_again(peer.node, lease, payload)
             case ms.Released(lease=lease):
-                if self._owns(peer, lease):
+                if self._held(peer, lease):
                     self._record_event(ev.LeaseReleased(now, lease))
                 self._lose_results(self._results.end_wait(peer.node, lease))
             case ms.Returned(leases=leases):
                 for lease in leases:
-                    if self._owns(peer, lease):
+                    if self._held(peer, lease):
                         self._record_event(ev.LeaseReturned(now, lease))
             case ms.Leaving(reason=reason):
                 peer.leaving = reason
                 self._drain_node(peer.node, reason)
             case ms.AttemptsStarted(leases=leases):
                 for lease in leases:
-                    if self._owns(peer, lease):
+                    if self._held(peer, lease):
                         self._record_event(ev.LeaseStarted(now, lease))
             case ms.Output(id=lease, stream=stream):
-                if self._owns(peer, lease):
+                if self._held(peer, lease):
                     action = self.scheduler.ledger.leases[lease].action
                     self._peers.send_to_client(
                         client_of(action), ms.Output(action, stream), payload)
             case ms.InputCredit(id=lease, count=count, total=received):
-                if self._owns(peer, lease):
+                if self._held(peer, lease):
                     self._input.credit(lease, count, received)
             case ms.StreamData() | ms.StreamCredit() | ms.StreamEnded():
                 self._ports.from_worker(peer.node, message, payload)
@@ -596,11 +595,12 @@ class Broker:
             case _:
                 self._refuse(peer, f"a worker may not send {type(message).__name__}")
 
-    def _finished(self, entry: LeaseEntry, message: ms.Finished, payload: Buffer | None) -> None:
+    def _finished(self, entry: LeaseEntry, message: ms.Finished, payload: Buffer | None, now: int
+                  ) -> None:
         """Records the end of a lease. A worker that came back repeats ends that the journal has
         already, because the broker before this one may have missed that the units are free.
         """
-        lease, node, now = entry.lease, entry.node, self._now()
+        lease, node = entry.lease, entry.node
         if entry.state is LeaseState.RELEASING:
             if message.clean:
                 self._record_event(ev.LeaseReleased(now, lease))
@@ -616,10 +616,10 @@ class Broker:
         if result is not None:
             self._keys.found_again(result, payload)
 
-    def _owns(self, peer: Peer, lease: int) -> bool:
+    def _held(self, peer: Peer, lease: int) -> LeaseEntry | None:
         """Fencing: a message about a lease counts only from the node that holds it now."""
         entry = self.scheduler.ledger.leases.get(lease)
-        return entry is not None and entry.node == peer.node
+        return entry if entry is not None and entry.node == peer.node else None
 
     # ---- events and decisions ----------------------------------------------------------------
 

@@ -147,7 +147,7 @@ def _held_core_ns(result: ActionResult) -> int:
     if len(grants) == 1:  # true of nearly all actions
         at, units = grants[0]
         return units * (held_ns - at) if held_ns > at else 0
-    ends = [*(at for at, _ in grants[1:]), result.held_ns]
+    ends = [*(at for at, _ in grants[1:]), held_ns]
     return sum(units * max(0, end - at) for (at, units), end in zip(grants, ends, strict=True))
 
 

@@ -103,8 +103,8 @@ def encode_events(events: list[Event]) -> bytes:
 
 
 def compressed(data: Buffer) -> bytes:
-    """Returns a whole segment in its compressed form. A higher level of zlib takes four times the
-    CPU time and makes a journal 1 % smaller.
+    """Returns a whole segment in its compressed form. At zlib's level 6, a segment of 7 MB of
+    functions took four times the CPU time and became 1 % smaller.
     """
     view = memoryview(data)
     pieces = [view[at : at + PIECE] for at in range(0, len(view), PIECE)]

@@ -70,7 +70,7 @@ class ReplayedJob:
             self.handled += len(few)
             self.journal.commit(lambda: None)
             if self.checkpoints.look(self.scheduler.ledger):
-                # the next one waits for it, and would else come after a number of events by chance
+                # the next one begins when this one is written: its place would depend on the disk
                 assert self.checkpoints._writing is not None
                 self.checkpoints._writing.result()
         return told

@@ -148,7 +148,7 @@ class Runner:
 
     def _look(self) -> None:
         """Reads what the worker has sent by now."""
-        while self._arrived.poll(0) and not self._closed:
+        while not self._closed and self._arrived.poll(0):
             self._closed = not self._take(self._control.recv(RECEIVE))
 
     def _ring(self) -> None:

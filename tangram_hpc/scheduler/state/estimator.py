@@ -349,7 +349,7 @@ class Estimator:
         self._classes: OrderedDict[Of, _Class] = OrderedDict()  # used longest ago first
         self._variants: dict[Of, dict[str, None]] = {}  # by template: classes not yet merged
         self._merged = 0  # classes that stand for a template
-        # a key and name, and their class, which is the one that was used last
+        # the key, name and class of the last call of `_open`, as actions often come in bursts
         self._last: tuple[str, str, _Class] = "", "", _Class()
         self._parents: dict[tuple[str, bool], Sizes] = {}
         self._any = Sizes()
@@ -407,6 +407,7 @@ class Estimator:
         """
         bucket = octaves(done_ns) if done_ns > 0 else -1
         several = degrees[-1] > degrees[0]
+        # the versions of `_levels`, which are listed only where no mean is remembered
         parent, known = self._parents.get((key, several)), self._find(key, name)
         version = self._any.version
         if parent is not None:
@@ -469,8 +470,7 @@ class Estimator:
         key, several = action.key, action.degrees[-1] > action.degrees[0]
         own = self._open(key, action.name)
         own.running -= 1
-        parent = self._parents.get((key, several)) or self._parent(action)
-        levels = self._any, parent, own.sizes
+        levels = self._any, self._parent(action), own.sizes
         if lease in own.sizes.running:
             for sizes in levels:
                 del sizes.running[lease]

@@ -350,7 +350,8 @@ class LeaseEntry(msgspec.Struct):
         return found
 
     def holds_like(self, other: LeaseEntry) -> bool:
-        """Whether `holds` is surely the same for two leases that have begun."""
+        """Whether this lease surely holds the same as another one, where both have begun. It is
+        faster than to compare what `holds` returns."""
         return (self.pool == other.pool and self.grants[-1][1] == other.grants[-1][1]
                 and self.mem_mib == other.mem_mib and self.reserved == other.reserved
                 and self.gpus == other.gpus)
