@@ -21,6 +21,8 @@ from tangram_hpc.scheduler.autoscale.alloc_demand import loads
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.policy.admission import reason, refusal, refusal_of_session
 from tangram_hpc.scheduler.scheduler import Scheduler
+from tangram_hpc.scheduler.state.ledger import LeaseEntry
+from tangram_hpc.scheduler.state.queue import CPU, GPU
 from tangram_hpc.scheduler.state.tenant_use import Tenants
 from tangram_hpc.simulator.tenant_usage import (
     TenantUsage,
@@ -475,3 +477,14 @@ def test_a_tenant_that_was_alone_is_compared_with_the_second_from_its_first_wait
     cpu.wait(cpu.of("b"))  # the first one waits no more: what it held was taken from nobody
     assert (cpu.tenants["a"].held, cpu.tenants["a"].waiting) == (3, 0)
     assert cpu.tenants["b"].used == cpu.tenants["a"].used_at(tenants.now) == 70 * S
+
+
+def test_a_lease_is_said_to_hold_like_another_only_if_it_holds_the_same() -> None:
+    """A sole tenant's units are not counted again where one lease follows another like it."""
+    leases = [LeaseEntry(1, 2, 3, (0,) * units, gpus, mem_mib, 0, reserved, 0, {}, pool=pool,
+                         grants=[(0, 1), (5, units)])
+              for units in (1, 2) for gpus in ((), (0,), (1, 2)) for mem_mib in (0, 64)
+              for reserved in (False, True) for pool in (CPU, GPU, "endpoint:e")]
+    alike = [(a, b) for a in leases for b in leases if a.holds_like(b)]
+    assert all(a.holds() == b.holds() for a, b in alike)
+    assert len(alike) >= len(leases) and all(a.holds_like(a) for a in leases)
