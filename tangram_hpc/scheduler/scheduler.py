@@ -164,6 +164,9 @@ class Scheduler:
             return events
         if not (state.dirty or 0 < _place_due(state) <= now):
             return _follow_up(state, now)
+        if not (ledger.ready or ledger.leases or ledger.session_queue):
+            state.dirty, state.place_again_at, state.placed_at = False, 0, now
+            return _follow_up(state, now)  # nothing to start, to resize or to open
         placement = state.placer.place(snapshot(ledger, now))
         if placement.openings:  # the actions that wait in these sessions compete in the next pass
             placement = Placement(placement.openings)

@@ -30,6 +30,25 @@ def test_a_lease_holds_its_cores_until_it_is_released() -> None:
     assert started(w.plan()) == [b]
 
 
+def test_the_placer_is_not_asked_while_there_is_nothing_to_place(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    w = World("elastic")
+    w.node()
+    placer = w.scheduler.state.placer
+    asked, place = list[int](), placer.place
+    monkeypatch.setattr(placer, "place", lambda view: (asked.append(view.now_ns), place(view))[1])
+    w.plan()
+    assert asked == []
+    action = w.submit()
+    assert started(w.plan()) == [action] and asked == [w.now]
+    w.finish(action)
+    w.plan()
+    assert len(asked) == 1 and not w.scheduler.next_deadline()
+    w.session()
+    w.plan()
+    assert len(asked) == 2, "to open the session"
+
+
 def test_a_late_report_on_a_released_lease_is_ignored() -> None:
     w = World()
     w.node()
