@@ -11,14 +11,13 @@ lists on how many units of `key` it can run. All its other demands are fixed.
 
 from __future__ import annotations
 
-from enum import Enum
-
 import msgspec
 
 from .rollouts import Turn
+from .states import FixedWord
 
 
-class Kind(str, Enum):
+class Kind(FixedWord):
     """Says which part of a worker, or of the client, carries an action out."""
 
     EXEC = "exec"  # runs a command in a sandbox

@@ -13,13 +13,14 @@ are in ns, ratios in whole thousandths (permille).
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Union
 
 import msgspec
 
+from .states import FixedWord
 
-class ReplicaState(str, Enum):
+
+class ReplicaState(FixedWord):
     """The states of a replica on its way into training and back. All members of a replica change
     their state together.
 
@@ -37,7 +38,7 @@ class ReplicaState(str, Enum):
     LOST = "LOST"
 
 
-class Role(str, Enum):
+class Role(FixedWord):
     """What a GPU is used for. Each GPU has exactly one role at any time.
 
     A GPU in HYBRID_JOINING neither serves rollouts nor counts in training: it is on its way in
@@ -52,7 +53,7 @@ class Role(str, Enum):
     LOST = "LOST"
 
 
-class JoinOutcome(str, Enum):
+class JoinOutcome(FixedWord):
     """The outcome of a join.
 
     Each join is reported as JOINED or ROLLED_BACK, or as LOST if a member was lost first. A join

@@ -9,7 +9,15 @@ from __future__ import annotations
 from enum import Enum
 
 
-class ActionState(str, Enum):
+class FixedWord(str, Enum):
+    """One of a fixed set of words, which it is in messages, journals and checkpoints."""
+
+    def __reduce_ex__(self, protocol: object) -> tuple[type[FixedWord], tuple[str]]:
+        # Python 3.11.0 to 3.11.3 would name `getattr` instead, which no checkpoint may call
+        return type(self), (self.value,)
+
+
+class ActionState(FixedWord):
     """The states of an action, which ends when its result is known."""
 
     PENDING = "PENDING"
@@ -28,7 +36,7 @@ class ActionState(str, Enum):
 ENDED_BY_ITSELF = (ActionState.COMPLETED, ActionState.FAILED)
 
 
-class LeaseState(str, Enum):
+class LeaseState(FixedWord):
     """The states of a lease, which ends when its node has released everything that was lent."""
 
     GRANTED = "GRANTED"
@@ -37,7 +45,7 @@ class LeaseState(str, Enum):
     RELEASED = "RELEASED"
 
 
-class SessionState(str, Enum):
+class SessionState(FixedWord):
     """The states of a session: it is WAITING until a node is chosen for its sandbox.
 
     MOVING means that its files leave their node, after which it waits for another node.
@@ -53,7 +61,7 @@ class SessionState(str, Enum):
     LOST = "LOST"
 
 
-class NodeState(str, Enum):
+class NodeState(FixedWord):
     """The states of a node. A worker that comes back after its node was given up joins as a new
     node.
 
@@ -67,7 +75,7 @@ class NodeState(str, Enum):
     DOWN = "DOWN"
 
 
-class AllocState(str, Enum):
+class AllocState(FixedWord):
     """The states of an allocation: requested, in Slurm's queue, granted, to be ended, ended."""
 
     ASKED = "ASKED"

@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from golden.story import Story
 from helpers.job_folder import ReplayedJob
 from helpers.ledger_facts import facts
 
+from tangram_hpc.domain import action, hybrid, states
 from tangram_hpc.domain import event as ev
 from tangram_hpc.errors import InvalidInput
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
@@ -125,6 +127,14 @@ def test_a_checkpoint_cannot_name_what_is_no_part_of_a_ledger() -> None:
         with pytest.raises(pickle.UnpicklingError, match="is no part of a ledger"):
             checkpoint._LedgerUnpickler(
                 io.BytesIO(pickle.dumps(evil))).load()
+
+
+def test_a_checkpoint_names_states_in_the_same_way_in_every_release_of_python() -> None:
+    """Python 3.11.2, which Debian 12 has, would call `getattr`, and no checkpoint could be read."""
+    for module in (action, hybrid, states):
+        for kind in vars(module).values():
+            if isinstance(kind, type) and issubclass(kind, Enum) and kind is not Enum:
+                assert kind.__reduce_ex__ is states.FixedWord.__reduce_ex__, kind
 
 
 def test_a_compressed_segment_is_whole_or_an_error(job: ReplayedJob) -> None:
