@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -80,6 +81,9 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
+    """The commit of this checkout; empty outside of one, and where there is no git."""
+    if not shutil.which("git"):
+        return ""
     told = subprocess.run(["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"],
                           capture_output=True, text=True, check=False)
     return told.stdout.strip()
