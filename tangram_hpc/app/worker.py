@@ -392,4 +392,4 @@ def _check_end(job: str, driver: WorkerDriver, redial: BrokerRedial, reason: str
 
 
 def _listen(link: SocketLink, driver: WorkerDriver, redial: BrokerRedial) -> None:
-    link.attach(lambda parcel: driver.receive(*parcel), lambda: None, redial.connection_lost)
+    link.attach(driver.receive, lambda: None, redial.connection_lost)

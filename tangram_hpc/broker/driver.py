@@ -624,8 +624,7 @@ class Broker:
     # ---- events and decisions ----------------------------------------------------------------
 
     def _record_event(self, event: ev.Event, payload: Buffer | None = None) -> None:
-        """Journals an event with all that it entails, applies these events, and carries out the
-        decisions.
+        """Journals and applies an event with all that it entails, and carries out the decisions.
 
         Args:
             payload: the result of the attempt whose end the event is.
@@ -634,15 +633,16 @@ class Broker:
         self._journal.append(events)
         lost: list[int] = []
         for each in events:
-            if type(each) is ev.ClientExpired:
-                self._results.acknowledged(self.scheduler.ledger.clients[each.client].actions)
+            gone = each if type(each) is ev.ClientExpired else None
+            if gone is not None:
+                self._results.acknowledged(self.scheduler.ledger.clients[gone.client].actions)
             for decision in self.scheduler.handle(each):
                 self._perform(decision, payload, each.at)
-            if type(each) is ev.ClientExpired:
-                self._outbox.expired(each.client)
-                self._garbage.client_expired(each.client)
-                self._snapshots.client_gone(each.client)
-                self._peers.counted.pop(each.client, None)
+            if gone is not None:
+                self._outbox.expired(gone.client)
+                self._garbage.client_expired(gone.client)
+                self._snapshots.client_gone(gone.client)
+                self._peers.counted.pop(gone.client, None)
             elif type(each) is ev.NodeLost:
                 lost += self._results.not_held(each.node)
         if lost:

@@ -44,11 +44,13 @@ class Outbox:
 
     def put(self, message: Message, payload: Buffer | None = None) -> None:
         """Adds a message. `payload` must be given exactly if the message has `n = 1`."""
-        assert (payload is not None) == bool(getattr(message, "n", 0)), message
         self.messages.append(message)
-        if payload is not None:
-            self.payloads.append(payload)
-            self.bytes += len(payload)
+        if payload is None:
+            assert not getattr(message, "n", 0), message
+            return
+        assert message.n, message  # type: ignore[attr-defined]
+        self.payloads.append(payload)
+        self.bytes += len(payload)
 
     def take(self) -> list[Buffer]:
         """Returns one frame with all that was put, as buffers for a gathering write; [] if nothing
@@ -113,15 +115,16 @@ def open_frame(body: memoryview) -> list[Parcel]:
         messages, lengths = _read(body[4 : 4 + meta_len])
     except msgspec.DecodeError as error:
         raise ProtocolError(f"a message is not in the protocol: {error}") from None
-    at, next_payload = 4 + meta_len, iter(lengths)
+    at, end, next_payload = 4 + meta_len, len(body), iter(lengths)
     parcels: list[Parcel] = []
     for message in messages:
         if getattr(message, "n", 0):
             size = next(next_payload, -1)
-            if size < 0 or at + size > len(body):
+            after = at + size
+            if size < 0 or after > end:
                 raise ProtocolError("a frame lacks a payload that it announces")
-            parcels.append((message, body[at : at + size]))
-            at += size
+            parcels.append((message, body[at:after]))
+            at = after
         else:
             parcels.append((message, None))
     return parcels

@@ -171,7 +171,7 @@ def test_a_client_refuses_a_broker_that_was_superseded_by_one_that_it_has_seen(t
                 welcomed.put(epoch)
 
         wires.append(link)
-        link.attach(lambda parcel: answer(parcel[0]), lambda: None, lambda reason: None)
+        link.attach(lambda message, data: answer(message), lambda: None, lambda reason: None)
 
     doors.converse = converse
     path = tmp_path / "access.json"

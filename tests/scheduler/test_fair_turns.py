@@ -350,7 +350,7 @@ def test_a_link_with_many_messages_does_not_starve_a_quiet_link() -> None:
             pairs[name][1].sendall(b"".join(bytes(part) for part in out.take()))
         for name in ("loud", "quiet"):
             link = SocketLink(pairs[name][0], loop)
-            link.attach(lambda parcel, name=name: found.append(name), lambda: None,
+            link.attach(lambda message, data, name=name: found.append(name), lambda: None,
                         lambda reason: None)
             links.append(link)
         while len(found) < 2001:
@@ -375,7 +375,8 @@ def test_messages_read_before_a_peer_was_lost_are_delivered() -> None:
             link.send(Ping(0))
             link.flush()
 
-        link.attach(lambda parcel: found.append(parcel[0].stamp), answer, lambda why: lost.set())
+        link.attach(lambda message, data: found.append(message.stamp), answer,
+                    lambda why: lost.set())
         out = Outbox()
         for n in range(1000):
             out.put(Ping(n))

@@ -50,7 +50,7 @@ class FakeBroker:
 
     def _on_link(self, link: SocketLink) -> None:
         self.link, self.links = link, self.links + 1
-        link.attach(lambda parcel: self.got.append((parcel[0], bytes(parcel[1] or b""))),
+        link.attach(lambda message, data: self.got.append((message, bytes(data or b""))),
                     lambda: None, lambda reason: None)
 
     def send(self, message: ms.Message, payload: bytes | None = None) -> None:

@@ -11,6 +11,7 @@ import shutil
 import socket
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,7 +65,7 @@ class BrokerSockets:
 
 def _converse(broker: Broker, link: SocketLink, refused: RefusalLog) -> None:
     peer = broker.accept(link, link.role, lambda why: refused(link.name, why))
-    link.attach(lambda parcel: broker.receive(peer, *parcel), lambda: broker.room(peer),
+    link.attach(partial(broker.receive, peer), lambda: broker.room(peer),
                 lambda reason: broker.lost(peer, reason), broker.turns.length)
 
 

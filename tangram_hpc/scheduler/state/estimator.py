@@ -349,8 +349,8 @@ class Estimator:
         self._classes: OrderedDict[Of, _Class] = OrderedDict()  # used longest ago first
         self._variants: dict[Of, dict[str, None]] = {}  # by template: classes not yet merged
         self._merged = 0  # classes that stand for a template
-        # the key, name and class of the last call of `_open`, as actions often come in bursts
-        self._last: tuple[str, str, _Class] = "", "", _Class()
+        # what the last call of `_open` was about and returned, as actions often come in bursts
+        self._last: tuple[str, str, bool, _Class, Sizes] = "", "", False, _Class(), Sizes()
         self._parents: dict[tuple[str, bool], Sizes] = {}
         self._any = Sizes()
         self._memo: dict[tuple[str, str, bool, int], tuple[int, int]] = {}
@@ -438,7 +438,7 @@ class Estimator:
 
     def began(self, action: Action) -> None:
         """Counts a lease of this action that was granted. O(1) amortised."""
-        self._open(action.key, action.name).running += 1
+        self._open(action)[0].running += 1
         self.used["learned" if action.profile is None else "profile"] += 1
 
     def note_running(self, action: Action, lease: RunningLease) -> None:
@@ -446,10 +446,10 @@ class Estimator:
         amortised.
         """
         if counts_while_running(action):
-            own, number, known = self._open(action.key, action.name), lease.lease, (action, lease)
-            self._any.running[number] = known
-            self._parent(action).running[number] = known
-            own.sizes.running[number] = known
+            own, parent = self._open(action)
+            known = action, lease
+            for sizes in (self._any, parent, own.sizes):
+                sizes.running[lease.lease] = known
 
     def without_learning(self) -> Estimator:
         """Returns one with the same estimates, which it shares, that learns nothing any more."""
@@ -467,10 +467,9 @@ class Estimator:
             lease: the number of the lease; 0 if `note_running` was not told of it.
             now: the present time, epoch ns.
         """
-        key, several = action.key, action.degrees[-1] > action.degrees[0]
-        own = self._open(key, action.name)
+        own, parent = self._open(action)
         own.running -= 1
-        levels = self._any, self._parent(action), own.sizes
+        levels = self._any, parent, own.sizes
         if lease in own.sizes.running:
             for sizes in levels:
                 del sizes.running[lease]
@@ -483,7 +482,8 @@ class Estimator:
         if not whole:
             # not `mean`: what it remembers depends on what planning has asked, and replays do not
             # plan
-            known = self._levels(key, action.name, several)
+            several = action.degrees[-1] > action.degrees[0]
+            known = self._levels(action.key, action.name, several)
             work = max(work, _mean_beyond(known, work, octaves(work)))
         elif action.degrees[-1] > 1:
             if own.serial is None:
@@ -513,14 +513,6 @@ class Estimator:
             return work
         return done
 
-    def _parent(self, action: Action) -> Sizes:
-        """The histogram of the parent of an action's class; made if there is none."""
-        of = action.key, action.degrees[-1] > action.degrees[0]
-        parent = self._parents.get(of)
-        if parent is None:
-            parent = self._parents[of] = Sizes()
-        return parent
-
     # ---- which classes there are -------------------------------------------------------------
 
     def _find(self, key: str, name: str) -> _Class | None:
@@ -532,11 +524,14 @@ class Estimator:
                 return None
         return known
 
-    def _open(self, key: str, name: str) -> _Class:
-        """The class of a name, marked as the one that was used last; made if there is none."""
-        last = self._last
-        if last[1] == name and last[0] == key:
-            return last[2]
+    def _open(self, action: Action) -> tuple[_Class, Sizes]:
+        """The class of an action, marked as the one that was used last, and the histogram of its
+        parent; made if there are none.
+        """
+        key, name, degrees, last = action.key, action.name, action.degrees, self._last
+        several = degrees[-1] > degrees[0]
+        if last[1] == name and last[0] == key and last[2] is several:
+            return last[3], last[4]
         of, classes = (key, name), self._classes
         known = classes.get(of)
         if known is None:
@@ -546,8 +541,11 @@ class Estimator:
                 known = classes[of] = _Class()
                 self._forget()
         classes.move_to_end(of)
-        self._last = key, name, known
-        return known
+        parent = self._parents.get((key, several))
+        if parent is None:
+            parent = self._parents[key, several] = Sizes()
+        self._last = key, name, several, known, parent
+        return known, parent
 
     def _name(self, key: str, name: str) -> Of:
         """The key and name under which a new name has its class: its own, or its template's."""

@@ -25,7 +25,7 @@ from contextlib import suppress
 from ...errors import AccessError, ProtocolError, TangramError
 from ...protocol import auth
 from ...protocol.frame import RECEIVE, Buffer, Inbox, Outbox, Parcel
-from ...protocol.message import Message
+from ...protocol.message import AnyMessage, Message
 from .certificate import Certificate
 from .encryption import Encryption
 
@@ -38,14 +38,14 @@ _NO_ROOM_S = 0.1  # pause before the next accept when no descriptors are left
 TURN = 128
 _IOV = 512  # buffers of one sendmsg; well below every kernel's IOV_MAX
 
-OnParcel = Callable[[Parcel], None]
+OnMessage = Callable[[AnyMessage, "memoryview | None"], None]
 OnLost = Callable[[str], None]
 
 
 class SocketLink:
     """One authenticated connection (implements `ports.Link`).
 
-    `on_parcel` gets each message with its payload. `on_turn` is called after each batch of
+    `on_message` gets each message and its payload. `on_turn` is called after each batch of
     messages, and when the peer has taken some of the unsent bytes. `on_lost` is called once, with
     the reason, when the peer is gone, and never after `close`. `turn` says how many messages the
     next batch has at most.
@@ -68,16 +68,16 @@ class SocketLink:
         self._backlog: deque[Buffer] = deque()
         self.unsent = 0
         self._parcels: Iterator[Parcel] | None = None  # messages read but not handed on yet
-        self._on_parcel: OnParcel = lambda parcel: None
+        self._on_message: OnMessage = lambda message, payload: None
         self._on_turn: Callable[[], None] = lambda: None
         self._on_lost: OnLost = lambda reason: None
         self._turn: Callable[[], int] = lambda: TURN
 
-    def attach(self, on_parcel: OnParcel, on_turn: Callable[[], None], on_lost: OnLost,
+    def attach(self, on_message: OnMessage, on_turn: Callable[[], None], on_lost: OnLost,
                turn: Callable[[], int] = lambda: TURN) -> None:
         """Sets the callbacks and starts reading."""
         assert self._sock is not None
-        self._on_parcel, self._on_turn, self._on_lost = on_parcel, on_turn, on_lost
+        self._on_message, self._on_turn, self._on_lost = on_message, on_turn, on_lost
         self._turn = turn
         self._loop.add_reader(self._sock.fileno(), self._readable)
 
@@ -133,7 +133,7 @@ class SocketLink:
             parcels, self._parcels = self._parcels, None
             with suppress(ProtocolError):
                 for parcel in parcels or ():  # messages that were read before the peer was lost
-                    self._on_parcel(parcel)
+                    self._on_message(*parcel)
             self._on_lost(reason)
 
     def _readable(self) -> None:
@@ -160,10 +160,10 @@ class SocketLink:
         parcels = self._parcels
         if parcels is None or self._sock is None:
             return
-        remaining = self._turn()
+        remaining, on_message = self._turn(), self._on_message
         try:
             for parcel in parcels:
-                self._on_parcel(parcel)
+                on_message(*parcel)
                 remaining -= 1
                 if not remaining:
                     self._loop.call_soon(self._hand_on)
