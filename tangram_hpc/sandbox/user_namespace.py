@@ -18,7 +18,6 @@ import os
 import pwd
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -265,6 +264,8 @@ def prefix(users: UserMap) -> tuple[str, ...]:
 
 def works(users: UserMap) -> bool:
     """Returns whether a namespace with these users can be made. Blocks."""
+    import subprocess  # here, not above: see `run_program`
+
     try:
         return not subprocess.run([*prefix(users), "true"], stdin=subprocess.DEVNULL,
                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -275,6 +276,8 @@ def works(users: UserMap) -> bool:
 
 def remove(users: UserMap, path: str) -> bool:
     """Removes a folder with the files of several users; returns whether it is gone. Blocks."""
+    import subprocess
+
     done = subprocess.run([*prefix(users), "rm", "-rf", "--", path], stdin=subprocess.DEVNULL,
                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
     return done.returncode == 0 and not os.path.lexists(path)

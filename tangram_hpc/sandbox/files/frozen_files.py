@@ -12,10 +12,10 @@ Nothing may run in a scratch directory while it is frozen. No link in it is foll
 from __future__ import annotations
 
 import os
-import subprocess
 
 import msgspec
 
+from ..run_program import run_program
 from . import root_record, scratch
 
 
@@ -83,8 +83,7 @@ def _has_entries(folder: str) -> bool:
 
 def size_mib(folder: str) -> int:
     """Returns the space that a folder takes on its disk, in MiB, rounded up. Blocks."""
-    done = subprocess.run([*scratch.as_owner(folder), "du", "-skx", folder], text=True,
-                          capture_output=True, stdin=subprocess.DEVNULL, check=False)
+    done = run_program([*scratch.as_owner(folder), "du", "-skx", folder])
     return -(-int(done.stdout.split()[0]) >> 10) if done.stdout else 0
 
 

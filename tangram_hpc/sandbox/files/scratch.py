@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 
 from .. import user_namespace
+from ..run_program import run_program
 from ..user_namespace import NoRange, UserMap
 from . import modes, small_copy
 
@@ -163,8 +163,7 @@ def copy_part(owner: str, source: str, target: str) -> None:
     """
     if source.endswith("/.") and small_copy.copied(source, target):
         return
-    done = subprocess.run([*as_owner(owner), *COPY, "-T", source, target],
-                          capture_output=True, stdin=subprocess.DEVNULL, check=False)
+    done = run_program([*as_owner(owner), *COPY, "-T", source, target])
     if done.returncode:
         why = (done.stderr.decode(errors="replace").strip().splitlines() or ["cp failed"])[0]
         if len(why) > _TOLD:  # a path

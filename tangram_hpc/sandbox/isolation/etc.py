@@ -8,8 +8,9 @@ links are mounted over it, because to copy them takes a worker up to half a seco
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterable
+
+from ..run_program import run_program
 
 _ETC = "/etc/"
 _OF_MANY_LINKS = frozenset({"/etc/alternatives", "/etc/ssl/certs", "/etc/pki/ca-trust"})
@@ -25,8 +26,8 @@ def copy_etc(read: Iterable[str], folder: str) -> str:
     to_mount = mounted(inside)
     names = [os.path.relpath(path, _ETC) for path in inside if path not in to_mount]
     if names:
-        subprocess.run(["cp", "-a", "-H", "--no-preserve=ownership", "--parents", *names, folder],
-                       cwd=_ETC, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        run_program(["cp", "-a", "-H", "--no-preserve=ownership", "--parents", *names, folder],
+                    cwd=_ETC)
     for path in to_mount:
         os.makedirs(os.path.join(folder, os.path.relpath(path, _ETC)), exist_ok=True)
     return folder

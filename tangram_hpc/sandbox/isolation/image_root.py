@@ -20,13 +20,14 @@ import errno
 import os
 import shutil
 import stat
-import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 
 from .. import user_namespace
 from ..files import root_record, scratch
 from ..files.root_record import RootRecord
+from ..run_program import run_program
 from ..user_namespace import OutsideMaps, UserMap
 
 WAYS = ("overlay", "fuse", "copy")
@@ -145,9 +146,7 @@ class ImageRoot:
                    f"workdir={scratch.work(self.home)},nosuid,nodev"
                    f"{'' if self.users.several else ',squash_to_root'}")
         with user_namespace.waiting():
-            done = subprocess.run([_FUSE, "-o", options, scratch.root(self.home)],
-                                  stdin=subprocess.DEVNULL, capture_output=True, check=False,
-                                  pass_fds=fds)
+            done = run_program([_FUSE, "-o", options, scratch.root(self.home)], pass_fds=fds)
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip().splitlines()
             raise Unusable(f"{_FUSE}: {said[-1] if said else done.returncode}")
@@ -235,10 +234,14 @@ def _is_own(folder: int, users: UserMap) -> bool:
     overlay cannot change a file of any other owner. Only a part of the upper two levels is
     examined, because a whole image would take too long."""
     uids, gids = users.outside()
+    known: dict[tuple[int, int], bool] = {}
 
     def mapped(about: os.stat_result) -> bool:
-        return (any(about.st_uid in each for each in uids)
-                and any(about.st_gid in each for each in gids))
+        owner = about.st_uid, about.st_gid
+        if owner not in known:
+            known[owner] = (any(owner[0] in each for each in uids)
+                            and any(owner[1] in each for each in gids))
+        return known[owner]
 
     if not mapped(os.fstat(folder)):
         return False
@@ -250,9 +253,10 @@ def _is_own(folder: int, users: UserMap) -> bool:
             with suppress(OSError):  # closed, or gone
                 below = os.open(name, _FOLDER, dir_fd=folder)
                 try:
-                    some = os.listdir(below)[:_EXAMINED]
-                    if not all(mapped(os.lstat(each, dir_fd=below)) for each in some):
-                        return False
+                    with os.scandir(below) as entries:
+                        if not all(mapped(each.stat(follow_symlinks=False))
+                                   for each in islice(entries, _EXAMINED)):
+                            return False
                 finally:
                     os.close(below)
     return True
@@ -265,12 +269,11 @@ def _copy(folder: int, target: str, users: UserMap) -> int:
     owners = () if users.several and _is_own(folder, users) else ("--no-preserve=ownership",)
     command = (*user_namespace.prefix(users), *scratch.COPY, *owners,
                f"/proc/self/fd/{folder}/.", target)
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False,
-                          pass_fds=(folder,))
+    done = run_program(command, pass_fds=(folder,))
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         raise Unusable(f"image: it cannot be copied ({said[0] if said else 'cp failed'})")
-    size = subprocess.run(["du", "-sk", target], capture_output=True, text=True, check=False)
+    size = run_program(["du", "-sk", target])
     return int(size.stdout.split()[0]) >> 10 if size.stdout else 0
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import select
 import socket
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -88,6 +87,8 @@ class NameRelay:
 
     def _start(self, work: Callable[..., None], *words: object) -> bool:
         """Runs `work` in a thread; returns whether a thread could be started."""
+        import threading  # here, not above: see `run_program`
+
         def run() -> None:
             try:
                 work(*words)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
-import threading
 import time
 
 from ...protocol.allow_list import Address, AllowList, is_public, literal
@@ -53,7 +52,9 @@ class Proxy:
     """
 
     def __init__(self, allowed: AllowList, near: NearAddresses) -> None:
-        self._allowed, self._near = allowed, near
+        import threading  # here, not above: see `run_program`
+
+        self._allowed, self._near, self._thread = allowed, near, threading.Thread
         self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
 
     def serve(self, listener: socket.socket) -> None:
@@ -69,7 +70,7 @@ class Proxy:
                 time.sleep(_PAUSE_S)  # such as: it has too many files open
                 continue
             try:
-                threading.Thread(target=self._one, args=(inside,), daemon=True).start()
+                self._thread(target=self._one, args=(inside,), daemon=True).start()
             except RuntimeError:  # the user has as many threads as the kernel allows
                 inside.close()
                 self._places.release()
@@ -189,6 +190,8 @@ def _answer(inside: socket.socket, status: int, text: str) -> None:
 
 def _carry(inside: socket.socket, outside: socket.socket) -> None:
     """Copies in both directions until both have ended."""
+    import threading  # here, not above: see `run_program`
+
     for each in (inside, outside):
         each.settimeout(None)
     back = threading.Thread(target=_copy, args=(outside, inside), daemon=True)

@@ -10,8 +10,6 @@ import errno
 import os
 import resource
 import signal
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -334,6 +332,8 @@ def _as_file(data: bytes, home: str) -> int:
         try:
             fd = os.memfd_create("stdin")
         except (AttributeError, OSError):  # an old C library, or our filter refuses it
+            import tempfile  # here, not above: it imports more than it is needed for
+
             with tempfile.TemporaryFile(dir=home) as file:
                 fd = os.dup(file.fileno())
         view = memoryview(data)
@@ -405,6 +405,8 @@ def _spawn(path: str, argv: list[str], env: dict[str, str], fds: tuple[int, int,
             setsigdef=RESTORED,
         )
     except NotImplementedError:  # a Python built against a C library without its setsid
+        import subprocess  # here, not above: see `run_program`
+
         process = subprocess.Popen(
             argv,
             executable=path,
