@@ -68,9 +68,9 @@ from .submission_credit import SubmissionCredit
 _TRY_S = 20.0  # a round of dials takes less; if one took longer, this process was stopped meanwhile
 _CUT = "the connection with the broker was lost; connect again"
 _HELLO_S = 10.0  # how long the broker may take to answer a Hello
-# So many results, or bytes of results, are acknowledged together. The last ones, behind which no
-# action is open, are acknowledged with the next message or after _ACK_LATE_S: who makes one call
-# after the other spares the broker a message and a cycle for each.
+# So many results, or bytes of results, are acknowledged together; if no action is open, whatever is
+# here once nothing has happened for _ACK_LATE_S. So a client that makes one call after the other
+# costs the broker no message and no cycle for each acknowledgement.
 _ACK_AFTER, _ACK_BYTES, _ACK_LATE_S = 128, 1 << 20, 0.01
 
 

@@ -44,13 +44,13 @@ class Outbox:
 
     def put(self, message: Message, payload: Buffer | None = None) -> None:
         """Adds a message. `payload` must be given exactly if the message has `n = 1`."""
-        self.messages.append(message)
         if payload is None:
             assert not getattr(message, "n", 0), message
-            return
-        assert message.n, message  # type: ignore[attr-defined]
-        self.payloads.append(payload)
-        self.bytes += len(payload)
+        else:
+            assert message.n, message  # type: ignore[attr-defined]
+            self.payloads.append(payload)
+            self.bytes += len(payload)
+        self.messages.append(message)
 
     def take(self) -> list[Buffer]:
         """Returns one frame with all that was put, as buffers for a gathering write; [] if nothing
