@@ -23,8 +23,8 @@ def test_the_fork_server_does_not_import_what_makes_forks_slow() -> None:
 def test_a_program_gets_the_descriptors_it_is_to_have_and_no_input() -> None:
     ends = os.pipe()
     os.write(ends[1], b"word")
-    done = run_program(["sh", "-c", f"cat; head -c 4 /proc/self/fd/{ends[0]}; pwd; echo wrong >&2; exit 3"],
-                       cwd="/", pass_fds=ends[:1])
+    script = f"cat; head -c 4 /proc/self/fd/{ends[0]}; pwd; echo wrong >&2; exit 3"
+    done = run_program(["sh", "-c", script], cwd="/", pass_fds=ends[:1])
     assert (done.returncode, done.stdout, done.stderr) == (3, b"word/\n", b"wrong\n")
     for fd in ends:
         os.close(fd)
