@@ -97,6 +97,7 @@ class Cluster:
     netns: bool = False
     threads_per_core: int = 1
     debian_hosts: bool = False
+    slurmd_env: list[str] = field(default_factory=list)
     ready: bool = False
     daemons: list[dict] = field(default_factory=list)
 

@@ -96,6 +96,7 @@ def plan(o: Namespace) -> Cluster:
         cpus_per_node=o.cpus_per_node, gpus_per_node=o.gpus_per_node, conf_lines=o.conf_line,
         plugins=[plugin_line(text) for text in o.plugin], cgroups=o.cgroups, netns=o.netns,
         threads_per_core=o.threads_per_core, debian_hosts=o.debian_hosts,
+        slurmd_env=o.slurmd_env,
     )  # fmt: skip
 
 
@@ -324,7 +325,8 @@ def start_slurmd(c: Cluster, node: str) -> None:
     argv = [*dc_net.enter(c, node), "slurmd", "-D", "-N", node, "-f", c.conf]
     name = f"slurmd-{node}"
     c.daemons = [d for d in c.daemons if d["name"] != name]
-    dc_procs.start(c, name, argv, f"{c.prefix}/log/{name}.log")
+    dc_procs.start(c, name, argv, f"{c.prefix}/log/{name}.log",
+                   **dict(line.split("=", 1) for line in c.slurmd_env))
 
 
 def node_states(c: Cluster, seconds: float = 10) -> dict[str, str]:

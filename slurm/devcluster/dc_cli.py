@@ -80,6 +80,8 @@ def add_up(up: argparse.ArgumentParser) -> None:
         "--plugin", metavar="'PATH [ARG...]'", action="append", default=[],
         help="a SPANK plugin with its arguments, loaded as `optional`",
     )  # fmt: skip
+    up.add_argument("--slurmd-env", metavar="K=V", action="append", default=[],
+                    help="a variable in the environment of every slurmd, and so of its slurmstepds")
 
 
 def do_up(o: argparse.Namespace) -> int:

@@ -60,6 +60,7 @@ class RunningCluster:
     trainer_nodes: list[str]
     boot_seconds: float
     users: dict[str, str]  # name to home; the first is `user`
+    more_env: dict[str, str] = dataclasses.field(default_factory=dict)  # of the users' commands
 
     def of(self, user: str) -> RunningCluster:
         """The same cluster as another of its users sees it."""
@@ -72,7 +73,7 @@ class RunningCluster:
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": str(self.home), "USER": self.user, "LOGNAME": self.user,
             "LANG": "C.UTF-8", "SLURM_CONF": str(self.conf),
-        }  # fmt: skip
+        } | self.more_env  # fmt: skip
 
     def as_user(self) -> dict:
         """Keyword arguments with which subprocess runs something as the user, in its home."""
@@ -129,12 +130,13 @@ def running_cluster(
     tmp_path_factory: pytest.TempPathFactory, **kw: object
 ) -> Iterator[RunningCluster]:
     """A cluster for the time of a `with`; `kw` are options of `up` (cpu_nodes=1, no_dbd=True),
-    beside those of `ORDINARY`.
+    beside those of `ORDINARY`, and `more_env` for the users' commands.
 
     Afterwards its logs lie in a directory of `tmp_path_factory`.
     """
     if reason := reason_to_skip():
         pytest.skip(reason)
+    more_env = dict(kw.pop("more_env", {}))
     name = str(kw.pop("name", f"t{os.getpid()}{chr(97 + next(COUNT) % 26)}"))
     prefix = str(kw.pop("prefix", f"/tmp/devcluster-{name}"))
     where = ["--name", name, "--prefix", prefix]
@@ -149,7 +151,7 @@ def running_cluster(
             name=up["name"], prefix=Path(up["prefix"]), conf=Path(up["conf"]), user=up["user"],
             home=Path(up["home"]), cpu_nodes=up["cpu_nodes"], gpu_nodes=up["gpu_nodes"],
             trainer_nodes=up["trainer_nodes"], boot_seconds=up["boot_seconds"],
-            users=up["users"],
+            users=up["users"], more_env=more_env,
         )  # fmt: skip
     finally:
         with contextlib.suppress(OSError):

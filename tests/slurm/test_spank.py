@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,6 +73,24 @@ print(json.dumps({"enforcement": pair.details.enforcement, "phases": phases, "ui
 """
 
 
+# Where gcc's sanitizers write what they find in the plugin; empty for a plugin without them.
+REPORTS = os.environ.get("TANGRAM_TEST_SANITIZED", "")
+SANITIZE = "-fsanitize=address,undefined -fno-omit-frame-pointer"
+
+
+def watched(reports: str) -> dict[str, object]:
+    """Options of a cluster whose plugin was compiled with sanitizers: every slurmd, and so every
+    slurmstepd, loads their library before all others. srun loads it with the plugin, which it takes
+    for a mistake unless it is told."""
+    if not reports:
+        return {}
+    library = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True,
+                             text=True, check=True).stdout.strip()
+    options = f"ASAN_OPTIONS=log_path={reports}/report:detect_leaks=0"
+    return {"slurmd_env": [f"LD_PRELOAD={os.path.realpath(library)}", options],
+            "more_env": {"ASAN_OPTIONS": f"{options[13:]}:verify_asan_link_order=0"}}
+
+
 @pytest.fixture(scope="module")
 def plugin() -> Iterator[Path]:
     """Built as an administrator does, where every user may read it."""
@@ -81,7 +100,8 @@ def plugin() -> Iterator[Path]:
     assert done.returncode == 0, done.stderr
     out = Path(f"/var/tmp/spank-test-{os.getpid()}")  # each node has a /tmp of its own
     out.mkdir(mode=0o755)
-    made = subprocess.run(["make", "-C", str(SOURCE), f"OUT={out}"], capture_output=True,
+    flags = [f"CFLAGS=-O1 -g {SANITIZE}"] if REPORTS else []
+    made = subprocess.run(["make", "-C", str(SOURCE), f"OUT={out}", *flags], capture_output=True,
                           text=True, check=False)
     assert made.returncode == 0, made.stderr
     yield out / "tangram.so"
@@ -95,7 +115,7 @@ def cluster(request: pytest.FixtureRequest, plugin: Path, tmp_path_factory: pyte
     cpus, cgroups = min(2, os.cpu_count() or 1), request.param == "cgroup"
     with running_cluster(tmp_path_factory, cpu_nodes=2, gpu_nodes=0, trainer_nodes=0, no_dbd=True,
                          cpus_per_node=cpus, threads_per_core=1 if cgroups else cpus,
-                         plugin=str(plugin), cgroups=cgroups) as up:
+                         plugin=str(plugin), cgroups=cgroups, **watched(REPORTS)) as up:
         yield up
         assert left_of(up) == []
 
@@ -312,7 +332,7 @@ def test_job_steps_run_normally_where_no_cgroup_can_be_made(
     wrapper.write_text(WRAPPER.format(real=str(DEVCLUSTER)))
     monkeypatch.setattr(devcluster_fixture, "DEVCLUSTER", wrapper)
     with running_cluster(tmp_path_factory, cpu_nodes=1, gpu_nodes=0, trainer_nodes=0, no_dbd=True,
-                         plugin=f"{plugin} default=auto") as up:
+                         plugin=f"{plugin} default=auto", **watched(REPORTS)) as up:
         plain = up.run_as_user(["srun", "-n2", "echo", "ran"])
         assert (plain.returncode, plain.stdout, plain.stderr) == (0, "ran\nran\n", "")
         asked = up.run_as_user(["srun", "-n2", "--tangram", "echo", "ran"])
@@ -431,7 +451,7 @@ def test_an_optional_plugin_that_does_not_load_disturbs_nobody(
         subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-o", broken, "-"], check=True,
                        input=OF_ANOTHER_SLURM, text=True)
     with running_cluster(tmp_path_factory, cpu_nodes=1, gpu_nodes=0, trainer_nodes=0, no_dbd=True,
-                         plugin=str(broken)) as up:
+                         plugin=str(broken), **watched(REPORTS)) as up:
         if fault == "missing":
             broken.unlink()
         told = up.run_as_user(["srun", "echo", "runs"])
@@ -441,3 +461,62 @@ def test_an_optional_plugin_that_does_not_load_disturbs_nobody(
         assert (up.home / "out").read_text().splitlines()[-1] == "runs too"  # Slurm complains
         told = up.run_as_user(["srun", "--tangram", "true"])
         assert told.returncode != 0 and "unrecognized option" in told.stderr, told.stderr
+
+
+# ---- the plugin under sanitizers ---------------------------------------------------------------
+
+BEYOND = """
+#include <stdlib.h>
+#include <string.h>
+#include <slurm/spank.h>
+SPANK_PLUGIN(tangram, 1)
+int slurm_spank_task_init_privileged(spank_t sp, int ac, char **av)
+{
+	char *word = malloc(4);
+	(void)sp, (void)av;
+	memset(word, 0, 5 + (size_t)ac);
+	free(word);
+	return 0;
+}
+"""
+
+
+@pytest.fixture
+def reports() -> Iterator[Path]:
+    """Where the sanitizers of every node and user write."""
+    folder = Path(f"/var/tmp/spank-reports-{os.getpid()}")
+    folder.mkdir()
+    folder.chmod(0o1777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.long
+def test_the_sanitizers_see_what_a_plugin_does_in_slurmstepd(
+        reports: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Else the test below would show nothing."""
+    if reason := reason_to_skip():
+        pytest.skip(reason)
+    wrong = reports / "wrong.so"
+    subprocess.run(["gcc", *SANITIZE.split(), "-shared", "-fPIC", "-x", "c", "-o", wrong, "-"],
+                   check=True, input=BEYOND, text=True)
+    with running_cluster(tmp_path_factory, cpu_nodes=1, gpu_nodes=0, trainer_nodes=0, no_dbd=True,
+                         plugin=str(wrong), **watched(str(reports))) as up:
+        up.run_as_user(["srun", "true"])
+    found = "".join(path.read_text() for path in reports.glob("report.*"))
+    assert "heap-buffer-overflow" in found and "slurm_spank_task_init_privileged" in found
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_sanitizers_find_nothing_in_the_plugin(reports: Path) -> None:
+    """All tests of this file that are not long, with a plugin that ASan and UBSan watch."""
+    if reason := reason_to_skip():
+        pytest.skip(reason)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rs", "-m", "slurm and not long", __file__],
+        cwd=REPO, env=os.environ | {"TANGRAM_TEST_SANITIZED": str(reports)}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    print(done.stdout)
+    assert done.returncode == 0 and " passed" in done.stdout
+    assert [path.read_text() for path in reports.iterdir()] == []
