@@ -26,7 +26,7 @@ _RECENT_NS = 500_000_000  # for how long a turn of either is remembered
 # How many plain actions (one CPU and nothing else) one client may have at the broker
 # (`client/submission_credit.py`): 16,384, and 1,024 more for each node that is there, which is
 # eight for each CPU of a node with 128. Units idle only while a client is away for longer than
-# these last. A checkpoint takes 7 us for each action.
+# these last. A checkpoint takes 1 us for each action.
 CREDIT, CREDIT_OF_NODE = 16_384, 1024
 
 

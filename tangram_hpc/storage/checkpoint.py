@@ -9,10 +9,11 @@ over is compressed. A checkpoint that is missing, damaged, of another release, o
 had been superseded is not used, and everything is replayed.
 
 The ledger is written by `pickle`, so an object that two places share is still one object
-afterwards. Loading accepts only classes of this project's `domain` and `scheduler`, and the
-containers that they use, so that a file cannot name anything else to call. A release with other
-sources of these two does not use the checkpoint, since the same events might give it another
-ledger.
+afterwards. Its actions are most of it, and no other place shares their entries. So they are written
+apart by msgspec, which takes a sixth of the time, for the broker stands still meanwhile. Loading
+accepts only classes of this project's `domain` and `scheduler`, and the containers that they use,
+so that a file cannot name anything else to call. A release with other sources of these two does not
+use the checkpoint, since the same events might give it another ledger.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ import msgspec
 
 from ..atomic_file import replace_file
 from ..protocol.reading import reader
-from ..scheduler.state.ledger import Ledger
+from ..scheduler.state.ledger import ActionEntry, Ledger
 from .journal import FileJournal
 from .journal_format import SegmentHead, compressed, is_compressed
 from .journal_segments import JobJournal, begin_segment, next_journal
 from .record_file import Found, framed, look
 
 NAME = "checkpoint"
-MAGIC = b"TGCKPT" + bytes([1, 0])
+_KIND, MAGIC = b"TGCKPT", b"TGCKPT" + bytes([2, 0])
 EVENTS_MIN = 100_000  # so many events, at least, lie between two checkpoints
 EVENTS_EACH = 4  # and so many for each open action and session, because each costs time to keep
 _PACKAGE = Path(__file__).parent.parent
@@ -47,7 +48,8 @@ _SHARED = {"collections": ("OrderedDict", "deque", "defaultdict", "Counter")}
 
 
 class _About(msgspec.Struct, frozen=True):
-    """The first record of a checkpoint: what the ledger in the second record was made from.
+    """The first record of a checkpoint: what the actions in the second record, and the rest of the
+    ledger in the third, were made from.
 
     Attributes:
         sources: fingerprint of the classes in it.
@@ -106,15 +108,18 @@ def load(folder: Path, journal: JobJournal) -> tuple[Ledger, str, int] | None:
         data = (folder / NAME).read_bytes()
     except FileNotFoundError:
         return None
+    if data.startswith(_KIND) and not data.startswith(MAGIC):
+        return None  # of another release
     try:
-        about, body = _parts(data)
+        about, actions, rest = _parts(data)
         head = journal.heads.get(about.segment)
         if about.sources != sources() or head is None or head.epoch != about.epoch \
                 or journal.limits.get(about.segment) == 0:
             return None
-        ledger = _LedgerUnpickler(io.BytesIO(zlib.decompress(body))).load()
+        ledger = _LedgerUnpickler(io.BytesIO(zlib.decompress(rest))).load()
         if not isinstance(ledger, Ledger):
             raise pickle.UnpicklingError("it holds no ledger")
+        ledger.actions = reader(dict[int, ActionEntry])(zlib.decompress(actions))
     except (ValueError, zlib.error, msgspec.DecodeError, pickle.UnpicklingError) as error:
         print(f"tangram: broker: {folder / NAME}: {error}; it is not used, and the journals are "
               "replayed from their beginning", file=sys.stderr, flush=True)
@@ -122,7 +127,7 @@ def load(folder: Path, journal: JobJournal) -> tuple[Ledger, str, int] | None:
     return ledger, about.segment, about.events
 
 
-def _parts(data: bytes) -> tuple[_About, memoryview]:
+def _parts(data: bytes) -> tuple[_About, memoryview, memoryview]:
     view, at, bodies = memoryview(data), len(MAGIC), []
     if data[:at] != MAGIC:
         raise ValueError("not a checkpoint that this release reads")
@@ -131,9 +136,19 @@ def _parts(data: bytes) -> tuple[_About, memoryview]:
         if found is not Found.WHOLE:
             raise ValueError("damaged")
         bodies.append(body)
-    if len(bodies) != 2:
+    if len(bodies) != 3:
         raise ValueError("damaged")
-    return _read_about(bodies[0]), bodies[1]
+    return _read_about(bodies[0]), bodies[1], bodies[2]
+
+
+def _kept(ledger: Ledger) -> tuple[bytes, bytes]:
+    """Returns the actions of a ledger and the rest of it, for a checkpoint."""
+    actions, ledger.actions = ledger.actions, {}
+    try:
+        rest = pickle.dumps(ledger, protocol=5)
+    finally:
+        ledger.actions = actions
+    return msgspec.msgpack.encode(actions), rest
 
 
 class Checkpoints:
@@ -159,8 +174,8 @@ class Checkpoints:
     def look(self, ledger: Ledger) -> bool:
         """Begins a checkpoint if one is due; called when all events are committed.
 
-        It takes about 7 us for each action and session in the ledger, and the file is written by
-        another thread.
+        It takes about 1 us for each action and 7 us for each session and lease in the ledger, and
+        the file is written by another thread.
 
         Returns:
             Whether one was begun.
@@ -183,17 +198,16 @@ class Checkpoints:
         self._journal.go_on_in(path)
         self._events, self._since, self._seen = self._events + since, 0, self._journal.count
         about = _About(sources(), path.name, head.epoch, self._events)
-        kept = pickle.dumps(ledger, protocol=5)
-        self._writing = self._thread.submit(self._write, about, kept, old)
+        self._writing = self._thread.submit(self._write, about, _kept(ledger), old)
         return True
 
-    def _write(self, about: _About, kept: bytes, old: Path) -> None:
+    def _write(self, about: _About, kept: tuple[bytes, bytes], old: Path) -> None:
         with open(old, "rb") as file:
             os.fsync(file.fileno())  # no checkpoint may know more than the journals
             data = file.read()
         replace_file(self._folder / NAME, b"".join((
-            MAGIC, framed(msgspec.msgpack.encode(about)), framed(zlib.compress(kept, 1)))),
-            sync=True)
+            MAGIC, framed(msgspec.msgpack.encode(about)),
+            *(framed(zlib.compress(each, 1)) for each in kept))), sync=True)
         if not is_compressed(data):
             replace_file(old, compressed(data), sync=True)
 

@@ -129,6 +129,23 @@ def test_a_checkpoint_cannot_name_what_is_no_part_of_a_ledger() -> None:
                 io.BytesIO(pickle.dumps(evil))).load()
 
 
+def test_a_checkpoint_of_an_earlier_format_is_not_used_and_not_told(
+        job: ReplayedJob, capsys: pytest.CaptureFixture[str]) -> None:
+    path = job.folder / NAME
+    path.write_bytes(path.read_bytes().replace(checkpoint.MAGIC, b"TGCKPT\x01\x00", 1))
+    assert replays_all(job)
+    assert capsys.readouterr().err == ""
+
+
+def test_actions_are_written_apart_and_stay_in_the_ledger() -> None:
+    scheduler = new_scheduler()
+    for event in Story("elastic", 6, with_prior=True).play(300).events[:300]:
+        scheduler.handle(event)
+    actions = dict(scheduler.ledger.actions)
+    _, rest = checkpoint._kept(scheduler.ledger)
+    assert actions and scheduler.ledger.actions == actions and b"ActionEntry" not in rest
+
+
 def test_a_checkpoint_names_states_in_the_same_way_in_every_release_of_python() -> None:
     """Python 3.11.2, which Debian 12 has, would call `getattr`, and no checkpoint could be read."""
     for module in (action, hybrid, states):
