@@ -8,9 +8,14 @@ preempted() {           # whether Slurm has told the steps, and not this script,
     [[ $told =~ " PreemptTime="([0-9T:-]+) ]] && [[ ! ${BASH_REMATCH[1]} < $began ]]
 }
 drop_leftovers() {      # of a het job: components that lost all their nodes and wait in the queue alone
-    local left=afterok told component own="(^|"$'\n'")$SLURM_JOB_ID +$start "
+    local n left=afterok told component own="(^|"$'\n'")$SLURM_JOB_ID +$start "
     [ "$1" -ne 0 ] || left=afternotok                    # a dependency that this job cannot fulfil
-    told=$(timeout 5 squeue -h -t all -j "$SLURM_JOB_ID" -O JobID:20,RestartCnt:20,State:20 2>/dev/null)
+    for ((n = 0; n < 10; n++)); do
+        told=$(timeout 5 squeue -h -t all -j "$SLURM_JOB_ID" -O JobID:20,RestartCnt:20,State:20 2>/dev/null)
+        # a component that lost its nodes waits in the queue only when its last processes there have ended
+        [[ $told =~ $own\ *RUNNING && $told =~ COMPLETING ]] || break
+        sleep 1
+    done
     # a higher restart count: Slurm has put the whole job back, and its components wait for the next start
     [[ $told =~ $own ]] || return 0
     for component in $(sed -n 's/ .* PENDING *$//p' <<< "$told"); do
