@@ -417,6 +417,7 @@ def test_an_attached_client_may_wait_for_a_session_that_has_no_place_yet(
         early = t.exec("echo early")
         assert not t.opened.done() and t.node == "" and large.node
     t.opened.result(WAIT_S)
+    waits.opened.result(WAIT_S)  # each client is told by a message of its own
     assert early.result(WAIT_S).text == "early\n" and t.node == waits.node
     waits.close()
     assert waits.closed.result(WAIT_S) == ""
