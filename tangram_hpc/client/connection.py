@@ -68,9 +68,9 @@ from .submission_credit import SubmissionCredit
 _TRY_S = 20.0  # a round of dials takes less; if one took longer, this process was stopped meanwhile
 _CUT = "the connection with the broker was lost; connect again"
 _HELLO_S = 10.0  # how long the broker may take to answer a Hello
-# So many results, or bytes of results, are acknowledged together; if no action is open, whatever is
-# here once nothing has happened for _ACK_LATE_S. So a client that makes one call after the other
-# costs the broker no message and no cycle for each acknowledgement.
+# Results are acknowledged together, after so many of them or so many bytes. If no action is open,
+# the last ones are acknowledged once no message has come for _ACK_LATE_S. So a client that makes
+# one call after the other does not send an acknowledgement for each call.
 _ACK_AFTER, _ACK_BYTES, _ACK_LATE_S = 128, 1 << 20, 0.01
 
 
@@ -501,12 +501,12 @@ class Connection:
             try:
                 if self._send_outbox(channel):
                     return self._fail(self._closed())
-                before = len(self._acks) if not self._pending else 0
-                for message, payload in channel.wait(_ACK_LATE_S if before else PING_S,
+                last = len(self._acks) if not self._pending else 0  # the last results, if any
+                for message, payload in channel.wait(_ACK_LATE_S if last else PING_S,
                                                      self._awaits()):
                     self._receive(message, payload)
                 if (len(self._acks) >= _ACK_AFTER or self._ack_bytes >= _ACK_BYTES
-                        or (before and before == len(self._acks) and not self._pending)):
+                        or (last and last == len(self._acks) and not self._pending)):
                     with self._lock:
                         self._put_acks()
                 now = time.monotonic()

@@ -149,6 +149,28 @@ def test_a_broker_writes_down_the_account_of_its_job(tmp_path: Path) -> None:
     assert acct(tmp_path, "-j", "4711", "-X", "-n", "-P", "-o", "JobID,Account") == "4711|astro\n"
 
 
+TERMINATED = """
+import os, signal, sys
+from tangram_hpc.app.broker_process import serve_broker
+from tangram_hpc.cli import main
+tell = serve_broker._tell_others
+def told(*args):
+    tell(*args)
+    os.kill(os.getpid(), signal.SIGTERM)
+serve_broker._tell_others = told
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_broker_that_is_told_to_end_at_once_writes_down_its_job(tmp_path: Path) -> None:
+    environ = {"TANGRAM_HOME": str(tmp_path), "PATH": os.environ["PATH"], "HOME": str(tmp_path),
+               "SLURM_JOB_ACCOUNT": "astro"}
+    done = subprocess.run([sys.executable, "-c", TERMINATED, "broker", "--job", "4711", "--bind",
+                           "none"], env=environ, timeout=60, check=False)
+    assert done.returncode == 0
+    assert acct(tmp_path, "-j", "4711", "-X", "-n", "-P", "-o", "JobID,Account") == "4711|astro\n"
+
+
 def test_wrong_questions_are_told_in_one_line(home: Path) -> None:
     for words in (["-j", "4799"], ["-j", "4711,4799.1.1", "--by", "name"]):
         assert "the books have no job 4799" in acct(home, *words, "--books", fails=True)

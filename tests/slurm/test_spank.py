@@ -86,9 +86,9 @@ def watched(reports: str) -> dict[str, object]:
         return {}
     library = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True,
                              text=True, check=True).stdout.strip()
-    options = f"ASAN_OPTIONS=log_path={reports}/report:detect_leaks=0"
-    return {"slurmd_env": [f"LD_PRELOAD={os.path.realpath(library)}", options],
-            "more_env": {"ASAN_OPTIONS": f"{options[13:]}:verify_asan_link_order=0"}}
+    options = f"log_path={reports}/report:detect_leaks=0"
+    return {"slurmd_env": [f"LD_PRELOAD={os.path.realpath(library)}", f"ASAN_OPTIONS={options}"],
+            "more_env": {"ASAN_OPTIONS": f"{options}:verify_asan_link_order=0"}}
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,7 @@ async def serve_broker(plan: BrokerPlan, environ: Mapping[str, str]) -> None:
     except InvalidInput:  # a rollout pool of the settings file is wrong
         sockets.close()
         raise
-    _end_on_signals(loop, plan, broker)  # before anyone knows of it: else SIGTERM kills it unheard
+    _end_on_signals(loop, plan, broker)  # first: others may end it once they know of it
     _tell_others(plan, broker, sockets, folder_lock, timer)
     missing = MissingWorkers(plan.job, config.no_worker_s, slurm is not None)
     await_workers(timer, broker, missing, slurm)
