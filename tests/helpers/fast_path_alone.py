@@ -17,7 +17,8 @@ from typing import Any
 
 from helpers.fast_path_fuzz import Bench, order
 from tangram_hpc.protocol.payload import ExecCall, decode
-from tangram_hpc.protocol.process_frames import frame
+from tangram_hpc.protocol.process_frames import RECEIVE, frame
+from tangram_hpc.sandbox.process.fast_path import ReturnCode
 
 PACKETS = """if 1:
     import fcntl, os
@@ -34,6 +35,15 @@ def look(bench: Bench, call: ExecCall) -> list[Any]:
         bench.take_over()
     result = decode(ends[0].payload or b"") if ends else None
     return [back.name, seen.ended, result.stdout.decode() if result else None]  # type: ignore
+
+
+def left(bench: Bench, text: str) -> str:
+    """How the library comes back after an action without a session that was served."""
+    back, ends = bench.play(frame(order(ExecCall(shell=text), keep=False)))
+    assert [end.none_left for end in ends] == [back is ReturnCode.READ], (text, back)
+    if back is ReturnCode.FRESHEN:
+        bench.theirs.recv(RECEIVE)  # the next order, which it has not read
+    return back.name
 
 
 def flood(bench: Bench) -> list[Any]:
@@ -57,6 +67,9 @@ def main() -> None:
     bench = Bench(sys.argv[1])
     bench.served.command.patience_ns = 900_000_000
     seen = {"packets": look(bench, ExecCall(argv=(sys.executable, "-SIc", PACKETS)))}
+    seen["left"] = [left(bench, text) for text in (
+        "true", "pwd >f", "true", "rm f", "echo >../tmp/f", "rm ../tmp/f", "chmod 0 .",
+        "chmod 700 .; rmdir ../tmp; ln -s /nowhere ../tmp")]
     bench.served.command.patience_ns = 300_000_000
     seen["flood"] = flood(bench)
     print(json.dumps(seen))

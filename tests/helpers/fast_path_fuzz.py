@@ -42,11 +42,11 @@ STANDS = "so"
 PATIENCE_NS = 900_000_000  # a busy machine is no reason to be served otherwise
 
 
-def order(call: ExecCall, lease: int = 1) -> RunAction:
-    return RunAction(lease, encode(call), "", 1, 1, 0, True, "stop", SandboxLimits(0, 64, 100))
+def order(call: ExecCall, lease: int = 1, keep: bool = True) -> RunAction:
+    return RunAction(lease, encode(call), "", 1, 1, 0, keep, "stop", SandboxLimits(0, 64, 100))
 
 
-KNOWN = msgspec.structs.astuple(order(ExecCall()))[2:]
+KNOWN = [msgspec.structs.astuple(order(ExecCall(), keep=keep))[2:] for keep in (True, False)]
 
 
 def is_plain(data: bytes) -> RunAction | None:
@@ -57,7 +57,7 @@ def is_plain(data: bytes) -> RunAction | None:
                 else 0)
     except (ProtocolError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-    if not isinstance(call, ExecCall) or msgspec.structs.astuple(orders[0])[2:] != KNOWN:
+    if not isinstance(call, ExecCall) or msgspec.structs.astuple(orders[0])[2:] not in KNOWN:
         return None
     return orders[0] if call == ExecCall(call.argv, call.shell) else None
 
@@ -103,11 +103,15 @@ class Bench:
         signal.set_wakeup_fd(self.into, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, where: None)
         doors = [os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in ("cpus", os.devnull)]
+        folders = [os.path.abspath(name) for name in ("home", "tmp")]
+        for folder in folders:
+            os.mkdir(folder)
         self.served = fast_path.FastPath((theirs.fileno(), self.wake, doors[0], -1, doors[1]),
                                   changed_signals(),
                                   SandboxIsolation("process", DescendantProcesses(), ".", ".",
-                                                   "cpus"), 1000)
-        self.served.learn(order(ExecCall()), ENV, False, 0, STANDS)
+                                                   "cpus"), 1000, folders=folders)
+        for keep in (True, False):
+            self.served.learn(order(ExecCall(), keep=keep), ENV, False, 0, STANDS)
         self.served.command.patience_ns = PATIENCE_NS
         self.inbox = WorkerInbox()
 
@@ -154,7 +158,7 @@ def main() -> None:
         call = program(draw)
         lease = draw.choice((1, 127, 128, 65536, 1 << 31, (1 << 63) + number))
         whole = draw.random() < percent / 100
-        data = frame(order(call, lease))
+        data = frame(order(call, lease, keep=draw.random() < 0.5))
         data = data if whole else broken(draw, data)
         read = is_plain(data)
         what, ends = bench.play(data)

@@ -96,7 +96,7 @@ def test_a_changed_memory_layout_has_a_new_version() -> None:
     """What was built before may be of the same size: only its version tells them apart."""
     shape = SOURCE.read_text().partition("struct bytes {")[2].partition("enum {")[0]
     words = "".join(re.sub(r"/\*.*?\*/", "", shape, flags=re.DOTALL).split())
-    assert (fast_path._VERSION, zlib.crc32(words.encode())) == (7, 0xAE24CA38), (
+    assert (fast_path._VERSION, zlib.crc32(words.encode())) == (8, 0x125CF9EB), (
         "FAST_PATH_VERSION and _VERSION: one more; then their number and the new crc32 here")
 
 
@@ -201,14 +201,36 @@ def test_a_command_starts_although_background_processes_exceed_the_process_limit
 
 
 @BUILT
-def test_the_fast_path_serves_plain_commands(both: Both, served: Served) -> None:
-    """Else the tests above would compare Python with itself."""
+@pytest.mark.parametrize("in_session", [True, False])
+def test_the_fast_path_serves_plain_commands(both: Both, served: Served, in_session: bool) -> None:
+    """Else the tests beside it would compare Python with itself."""
     rig, session = both[0]
     for _ in range(500):  # on a busy machine few are over within its patience
-        rig.exec("/bin/true", session=session)
+        rig.exec("/bin/true", session=session if in_session else 0)
         if served.count > 20:
             return
     raise AssertionError(f"{served.count} of 500")
+
+
+THERE = "pwd | sed s,.*/,,; for d in . $TMPDIR /dev/shm; do ls -A $d | grep -c left; done; ls -A"
+LEAVE = ("true", "echo x >left", "mkdir -p left/e; echo y >left/e/f", "echo z >$TMPDIR/left",
+         "ln -s / $TMPDIR/left", "echo s >/dev/shm/left-$TANGRAM_CPUS", "ln -s /etc left",
+         "cd ..; mv home left", "cd ..; rm -rf home; ln -s /etc home", "chmod 0 .")
+
+
+@BUILT
+@pytest.mark.parametrize("leave", LEAVE)
+def test_nothing_is_left_of_an_action_without_a_session(
+        pair: tuple[Rig, Rig], leave: str) -> None:
+    """Whoever serves it. What it did to its own folders is undone, or its sandbox is not used
+    again."""
+    for rig in pair:
+        _, fresh = rig.shell(THERE)
+        for _ in range(3):  # the library serves the later ones
+            rig.shell(f"{leave}; true")
+            _, back = rig.shell(THERE)
+            assert back.stdout == fresh.stdout, leave
+            assert back.stdout.endswith(b"\n0\n0\n0\n"), back
 
 
 LOWER = """
@@ -441,4 +463,6 @@ def test_a_million_malformed_orders_break_nothing_under_sanitizers(tmp_path: Pat
 def test_packets_in_pieces_and_floods_of_output_go_back_to_python(tmp_path: Path) -> None:
     seen = bench("helpers/fast_path_alone.py", compiled(tmp_path, "-O2"), tmp_path)
     assert seen["packets"] == ["READ", 1, "one two three"], seen
+    assert seen["left"] == ["READ", "FRESHEN", "FRESHEN", "READ", "FRESHEN", "READ", "READ",
+                            "FRESHEN"], "what is left without a session is Python's to remove"
     assert seen["flood"] == ["RUNNING", 0, None], "its deadline and limits are Python's to watch"

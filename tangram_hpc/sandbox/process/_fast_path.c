@@ -4,7 +4,8 @@
  * It knows only what Python has told it. An order is plain when everything but its lease and its
  * argv equals, byte for byte, an order that Python has served before. Anything else goes back to
  * Python, and so does a command that is not over at once: either as bytes that nobody has acted on,
- * or as a running command that Python takes over. Nothing of one command is kept for the next.
+ * or as a running command that Python takes over. Nothing of one command is kept for the next. Where
+ * an action has no session and left files, Python removes them before the next order is read.
  *
  * It has no feature and leaves out no check that Python's way (`init.py`, `command.py`) does not.
  * Where it was not built, Python serves everything.
@@ -26,12 +27,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#define FAST_PATH_VERSION 7     /* raise it when the struct or its meaning changes */
+#define FAST_PATH_VERSION 8     /* raise it when the struct or its meaning changes */
 #define BYTES (1 << 16)     /* of a read; Python serves an order that does not fit */
 #define OUTPUT (1 << 14)    /* bytes of one stream, at most */
 #define ARGS 256
 #define KNOWN 16
 #define OWN 8
+#define FOLDERS 3
 #define TAG_RUN 2
 #define TAG_EXEC 2
 #define TAG_RETURN 10
@@ -51,6 +53,7 @@ struct known {
     char *const *envp;
     int32_t shared;    /* the kernel kills it before us when memory runs out */
     int32_t processes; /* its limit of processes at once; 0: none of its own */
+    int32_t once;      /* it has no session: nothing that it leaves may stay */
 };
 
 struct fast_path {
@@ -69,6 +72,8 @@ struct fast_path {
      * `setup_ns` and `resize_ns`, which the worker fills in */
     struct bytes outcome_tail;
     struct bytes begin; /* the directory of commands; empty: ours */
+    /* what a command without a session may leave files in, the sandbox's home first; empty: none */
+    struct bytes folders[FOLDERS];
     struct known known[KNOWN];
     /* results for Python */
     int32_t pid, out, err, status, ended, fell;
@@ -78,7 +83,7 @@ struct fast_path {
     uint8_t data[BYTES];
 };
 
-enum { LOOK = 0, READ = 1, RUNNING = 2, GONE = 3, FELL = 4 }; /* what `fast_path_serve` returns */
+enum { LOOK = 0, READ = 1, RUNNING = 2, GONE = 3, FELL = 4, FRESHEN = 5 }; /* what `fast_path_serve` returns */
 
 /* ---- reading ---- */
 
@@ -239,9 +244,10 @@ static uint64_t packed(uint64_t size)
     return (size < 256 ? 2 : 3) + size;
 }
 
-/* Reports the end of a command; returns 0 when the worker is gone. */
+/* Reports the end of a command, and whether nothing is left of it; returns 0 when the worker is
+ * gone. */
 static int tell(const struct fast_path *path, uint64_t lease, const uint8_t *output,
-                const uint64_t sizes[2], int64_t exec_ns)
+                const uint64_t sizes[2], int64_t exec_ns, int none_left)
 {
     static uint8_t frame[2 * OUTPUT + 1024];
     const struct bytes *head = path->status ? &path->failed : &path->completed;
@@ -264,7 +270,7 @@ static int tell(const struct fast_path *path, uint64_t lease, const uint8_t *out
     *to++ = TAG_RETURN;
     to = put(put_size(to, sizes[0]), output, sizes[0]);
     to = put(put_size(to, sizes[1]), output + sizes[0], sizes[1]);
-    to = put(to, "\x92\0\0\xc3", 4); /* nothing was cut; nothing is left */
+    to = put(to, none_left ? "\x92\0\0\xc3" : "\x92\0\0\xc2", 4); /* nothing was cut */
     size = (uint64_t)(to - frame) - 4;
     for (int i = 0; i < 4; i++)
         frame[i] = (uint8_t)(size >> 8 * i);
@@ -368,26 +374,62 @@ static int start(struct fast_path *path, const struct known *known, struct progr
     return 1;
 }
 
-/* Whether the sandbox's /proc shows only the pause process and its children. */
-static int alone_inside(const struct fast_path *path)
+/* Whether each entry of an open directory is as expected; no for a descriptor of -1. */
+static int all_are(const struct fast_path *path, int folder,
+                   int (*expected)(const struct fast_path *, const char *))
 {
     static _Alignas(uint64_t) char entries[BYTES / 8];
     const uint64_t length = 2 * sizeof(uint64_t), name = length + sizeof(uint16_t) + 1;
-    int alone = 1, proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int all = folder >= 0;
     long got = -1;
-    while (alone && proc >= 0 && (got = syscall(SYS_getdents64, proc, entries, sizeof entries)) > 0)
-        for (long at = 0; at < got && alone;) { /* see struct linux_dirent64 */
-            int i, pid = atoi(entries + at + name); /* 0: no process */
+    while (all && (got = syscall(SYS_getdents64, folder, entries, sizeof entries)) > 0)
+        for (long at = 0; at < got && all;) { /* see struct linux_dirent64 */
             uint16_t size;
             memcpy(&size, entries + at + length, sizeof size);
-            for (i = 0; i < OWN && path->own[i] != pid; i++)
-                ;
-            alone = pid == 0 || i < OWN;
+            all = expected(path, entries + at + name);
             at += size;
         }
+    return all && got == 0;
+}
+
+/* Whether an entry of /proc is the pause process, a child of it, or no process. */
+static int is_own(const struct fast_path *path, const char *name)
+{
+    int i, pid = atoi(name);
+    for (i = 0; i < OWN && path->own[i] != pid; i++)
+        ;
+    return pid == 0 || i < OWN;
+}
+
+/* Whether an entry stands for the directory itself or the one above, as in an empty directory. */
+static int is_dot(const struct fast_path *path, const char *name)
+{
+    (void)path;
+    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
+
+/* Whether the sandbox's /proc shows only the pause process and its children. */
+static int alone_inside(const struct fast_path *path)
+{
+    int proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int alone = all_are(path, proc, is_own);
     if (proc >= 0)
         close(proc);
-    return alone && got == 0;
+    return alone;
+}
+
+/* Makes the sandbox's home our directory again; returns whether nothing was left in its folders. */
+static int is_fresh(const struct fast_path *path)
+{
+    int fresh = 1;
+    for (int i = 0; fresh && i < FOLDERS && path->folders[i].size; i++) {
+        int folder = open((const char *)path->folders[i].at,
+                          O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        fresh = all_are(path, folder, is_dot) && (i > 0 || fchdir(folder) == 0);
+        if (folder >= 0)
+            close(folder);
+    }
+    return fresh;
 }
 
 /* Whether a command's peak memory says nothing: until it began its program it shared our memory, so
@@ -485,7 +527,9 @@ static int serve(struct fast_path *path)
     for (;;) {
         const struct known *known;
         uint64_t lease, sizes[2];
+        int64_t took;
         ssize_t got;
+        int fresh;
         if (poll(fds, 3, -1) < 0 || fds[0].revents || fds[2].revents)
             return LOOK;
         if (!fds[1].revents)
@@ -502,8 +546,12 @@ static int serve(struct fast_path *path)
             return path->fell ? FELL : RUNNING;
         close(path->out);
         close(path->err);
-        if (!tell(path, lease, output, sizes, now_ns() - path->started_ns))
+        took = now_ns() - path->started_ns;
+        fresh = !known->once || is_fresh(path);
+        if (!tell(path, lease, output, sizes, took, fresh))
             return GONE;
+        if (!fresh)
+            return FRESHEN;
     }
 }
 
@@ -511,7 +559,8 @@ static int serve(struct fast_path *path)
  *
  * Returns LOOK: Python must look at its descriptors; READ: `data` has been read and not acted on;
  * RUNNING: `data` is an order whose command runs, or has ended with `status` if `ended`; GONE: the
- * worker is gone; FELL: the pause process has ended. */
+ * worker is gone; FELL: the pause process has ended; FRESHEN: `data` is the order of a command without
+ * a session, whose end was reported, and which left something in the sandbox's folders. */
 int fast_path_serve(struct fast_path *path)
 {
     sigset_t child, before;

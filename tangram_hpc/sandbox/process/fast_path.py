@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -24,10 +24,11 @@ from ...protocol.process_frames import RECEIVE, RunAction, SandboxLimits
 from .isolation_setup import SandboxIsolation
 
 PATIENCE_NS = 2_000_000  # Python takes over a command that takes longer
-_VERSION = 7
+_VERSION = 8
 _KNOWN = 16  # kinds of orders that it remembers
 _OUTPUT = 1 << 14  # bytes of a stream
 _OWN = 8  # the pause process and its children inside
+_FOLDERS = 3
 _MEASURED = 5  # fields of an outcome that it writes: exit_code to maxrss_kib
 
 
@@ -45,7 +46,8 @@ class _Bytes(ctypes.Structure):
 
 class _Known(ctypes.Structure):
     _fields_ = [("tail", _Bytes), ("envp", ctypes.POINTER(ctypes.c_char_p)),
-                ("shared", ctypes.c_int32), ("processes", ctypes.c_int32)]
+                ("shared", ctypes.c_int32), ("processes", ctypes.c_int32),
+                ("once", ctypes.c_int32)]
 
 
 class _Struct(ctypes.Structure):
@@ -61,6 +63,7 @@ class _Struct(ctypes.Structure):
         ("output_max", ctypes.c_int64),
         *((name, _Bytes) for name in ("call_tail", "completed", "failed", "outcome_tail",
                                    "begin")),
+        ("folders", _Bytes * _FOLDERS),
         ("known", _Known * _KNOWN),
         *((name, ctypes.c_int32) for name in (
             "pid", "out", "err", "status", "ended", "fell", "size")),
@@ -78,6 +81,7 @@ class ReturnCode(IntEnum):
     RUNNING = 2  # `data` is an order whose command runs, or has ended
     GONE = 3  # the worker is gone
     FELL = 4  # the pause process has ended
+    FRESHEN = 5  # `data` is an order without a session that was served; it left something
 
 
 def _load() -> ctypes.CDLL | None:
@@ -116,13 +120,16 @@ class FastPath:
         isolation: the isolation of the sandbox.
         output_max: bytes of one output stream; Python serves a command that writes more.
         begin: the directory in which commands begin; empty for this process's own.
+        folders: the directories that an action without a session must leave empty, the sandbox's
+            home first; at most 3.
 
     Attributes:
         stands: the state on which all learned orders rely; None when none was learned.
     """
 
     def __init__(self, doors: tuple[int, int, int, int, int], changed: tuple[int, ...],
-                 isolation: SandboxIsolation, output_max: int, begin: str = "") -> None:
+                 isolation: SandboxIsolation, output_max: int, begin: str = "",
+                 folders: Sequence[str] = ()) -> None:
         assert _library is not None
         self._serve = _library.fast_path_serve
         head, failed, tail = _around(isolation.name)
@@ -135,7 +142,8 @@ class FastPath:
             *doors, gone, outer, tuple(sorted(isolation.own)), len(changed), 0,
             _ORDER_HEAD, encode(ExecCall())[0], numbers, PATIENCE_NS, min(output_max, _OUTPUT),
             _Bytes.of(call_tail), _Bytes.of(head), _Bytes.of(failed), _Bytes.of(tail),
-            _Bytes.of(os.fsencode(begin)))
+            _Bytes.of(os.fsencode(begin)),
+            tuple(_Bytes.of(os.fsencode(folder)) for folder in folders))
         self._at = ctypes.byref(self._struct)
         self._learned: list[tuple[bytes, object]] = []  # by slot: the bytes to which `known` points
         self._next = 0
@@ -164,7 +172,7 @@ class FastPath:
         envp = (ctypes.c_char_p * (len(lines) + 1))(*lines, None)
         slot, self._next = self._next, (self._next + 1) % _KNOWN
         self._learned[slot:slot + 1] = [(rest, envp)]
-        self._struct.known[slot] = _Known(_Bytes.of(rest), envp, shared, processes)
+        self._struct.known[slot] = _Known(_Bytes.of(rest), envp, shared, processes, not run.keep)
         self._struct.known_count = len(self._learned)
 
     def forget(self) -> None:
@@ -179,7 +187,7 @@ class FastPath:
 
     @property
     def data(self) -> bytes:
-        """The bytes read, after READ or RUNNING. Empty after READ: the worker is gone."""
+        """The bytes read, after READ, RUNNING or FRESHEN. Empty after READ: the worker is gone."""
         return ctypes.string_at(self._struct.data, self._struct.size)
 
     @property

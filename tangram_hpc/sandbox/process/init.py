@@ -68,6 +68,7 @@ from ...protocol.process_frames import (
 from ...resources import process_tree
 from .. import environment
 from ..files import confine, frozen_files, scratch
+from ..files.fresh_folders import FreshFolders, Unemptied
 from ..network.port_streams import PortStreams
 from ..shells.detachable_command import DetachableCommand, DetachableCommands
 from ..shells.shell_command import ShellCommand
@@ -88,7 +89,6 @@ from .unstartable import Unstartable
 _SOON_NS = 2_000_000  # if a command ends sooner, its pipes are read only at its end
 _AGAIN_NS = 20_000_000  # between two attempts to kill the processes that are left
 _END_S = 5.0
-_SHM = "/dev/shm"
 _AnyCommand = ExecCall | ShellCall | TerminalCall | DetachableCall
 _Wrapped = TerminalCall | DetachableCall  # around an ExecCall
 _CANNOT_RUN = 126  # the exit code that a shell gives
@@ -106,6 +106,7 @@ class Init:
             of the image if it has one, else `_home`.
         _user: the user that the image names; empty for user 0.
         _built: whether the sandbox has been built, so that the attributes below exist.
+        _folders: what is emptied after an action without a session.
         _isolation: what isolates the sandbox; `_processes` reaches everything in it.
         _group_cpu: the CPU time of its cgroup; `_meter` measures memory, processes and disk.
         _background: what outlived its action.
@@ -126,6 +127,7 @@ class Init:
         self._built = False
         self._setup: Setup
         self._isolation: isolation_setup.SandboxIsolation
+        self._folders: FreshFolders
         self._group_cpu: GroupCpu
         self._meter: SandboxMeter
         self._background: BackgroundProcesses
@@ -224,6 +226,10 @@ class Init:
             self._ending = True
         elif back is fast_path.ReturnCode.FELL:
             self._fall()
+        elif back is fast_path.ReturnCode.FRESHEN:
+            (run,) = self._inbox.feed(served.data)
+            assert isinstance(run, RunAction)
+            self._freshen(run.lease)
         else:
             self._turn()
 
@@ -240,7 +246,9 @@ class Init:
 
     def _learn(self, run: RunAction) -> None:
         """Tells the fast path of an order that was served: further ones like it are plain."""
-        if self._fast_path is None or not run.keep or 0 < run.timeout_ns <= fast_path.PATIENCE_NS:
+        if self._fast_path is None or 0 < run.timeout_ns <= fast_path.PATIENCE_NS:
+            return
+        if not run.keep and self._folders.never_empty:
             return
         shared = bool(run.limits.mem_mib) and not self._setup.watch
         processes = run.limits.pids if self._isolation.pause is not None else 0
@@ -313,6 +321,9 @@ class Init:
         self._setup, self._home = setup, self._isolation.home
         self._begin = setup.box.workdir or self._home
         self._user = users.of_image(setup.box.user)
+        self._folders = FreshFolders(
+            self._home, self._isolation.tmp, self._isolation.pause is not None,
+            self._isolation.nodes, self._isolation.changes is not None)
         self._make_grants({})
         self._shells, self._ports = Shells(self._poll), PortStreams(self._poll, self._send)
         self._detachable = DetachableCommands(self._home, self._isolation)
@@ -326,7 +337,8 @@ class Init:
         if setup.compiled and fast_path.serves(self._isolation):
             doors = self._control_fd, self._wake, self._units.fd, self._score, self._devnull
             self._fast_path = fast_path.FastPath(doors, changed_signals(), self._isolation,
-                                                 setup.output_max, setup.box.workdir)
+                                                 setup.output_max, setup.box.workdir,
+                                                 self._folders.paths)
         if self._isolation.pause is not None:
             self._poll.register(self._isolation.pause.gone_fd, select.POLLIN)
         self._send(Ready(self._isolation.name))
@@ -495,9 +507,9 @@ class Init:
         """
         outcome = Outcome(ActionState.FAILED, exit_code=code, reason=reason,
                           isolation=self._isolation.name)
-        self._send(Ended(run.lease, outcome, encode(told or ExecReturn()), True))
+        self._send(Ended(run.lease, outcome, encode(told or ExecReturn()), run.keep))
         if not run.keep:
-            self._freshen()
+            self._freshen(run.lease)
 
     def _file(self, run: RunAction, call: FileCall) -> None:
         began = time.monotonic_ns()
@@ -621,21 +633,23 @@ class Init:
             self._background.begin(command.run.background)
             command.usage.missed()
             left = False
+        clean = not left and (command.run.keep or self._folders.are_empty())
+        told = clean and not command.reported
         if not command.reported:
             if left:
                 self._count_left(command)
-            self._report(command, none_left=not left)
+            self._report(command, none_left=clean)
             command.act_at = 1  # at once: kill what is left
-        elif not left:
-            self._send(Gone(command.run.lease))
         if not left:
             self._command = None
             self._watch_at = 0
             self._meter.end()
             self._shells.forget_ended()
             self._shells.stop()
-            if not command.run.keep:
-                self._freshen()
+            if not clean:
+                self._freshen(command.run.lease)
+            elif not told:
+                self._send(Gone(command.run.lease))
 
     def _count_left(self, command: Command) -> None:
         """Counts what the command's remaining processes have used, which will be killed. They are
@@ -715,20 +729,18 @@ class Init:
 
     # ---- between and after commands ----
 
-    def _freshen(self) -> None:
-        if self._isolation.changes is not None:  # a layer cannot be emptied beneath its overlay
-            self._send(Broken("an image's root is used once"))
-            self._ending = True
-            return
+    def _freshen(self, lease: int) -> None:
+        """Empties the directories after an action without a session, and tells the worker that
+        nothing is left of it. Until then no other action is sent here, since a sandbox that cannot
+        be emptied ends.
+        """
         try:
-            scratch.empty(self._home, self._isolation.tmp, keep=self._isolation.nodes)
-            if self._isolation.pause is not None and os.listdir(_SHM):  # it is the sandbox's own
-                scratch.empty(_SHM)
-                os.chmod(_SHM, 0o1777)
-            os.chdir(self._home)
-        except OSError as error:
-            self._send(Broken(f"the sandbox's directory cannot be emptied ({error.strerror})"))
+            self._folders.empty()
+        except Unemptied as error:
+            self._send(Broken(str(error)))
             self._ending = True
+        else:
+            self._send(Gone(lease))
 
     def _limit_files(self, disk_mib: int) -> None:
         """Limits the size of one file to the whole disk limit: the kernel stops such a write at
