@@ -61,6 +61,7 @@ from .worker_messages import message_of
 
 _POLL_S = 0.1  # between two checks of something that ends without an event
 _CLIENTS_WAIT_NS = 2 * 10**9  # so long, clients wait for workers of the broker before this one
+PLAIN_EVENTS = frozenset({ev.ActionSubmitted, ev.LeaseGranted, ev.LeaseStarted, ev.LeaseFinished})
 
 
 class Broker:
@@ -179,9 +180,7 @@ class Broker:
         self.satellites.stop()
         self._registration.close()
         self._record_event(ev.BrokerStopped(self._now(), reason))
-        for peer in self._peers.everyone():
-            peer.link.send(ms.Shutdown(reason))
-            peer.link.flush()
+        self._peers.shut_down(reason)
         ended = self._keys.commit()
         self._journal.close()
         self._keys.committed(ended)
@@ -196,10 +195,7 @@ class Broker:
         them: the next broker would give the same actions to other workers.
         """
         self.ended = True
-        for peer in self._peers.everyone():
-            peer.link.discard()
-            peer.link.send(ms.Shutdown(reason))
-            peer.link.flush()
+        self._peers.shut_down(reason, discard=True)
 
     def drain(self, reason: str) -> None:
         """Lends nothing more, not even units of nodes that join later, and requests no more nodes
@@ -393,8 +389,8 @@ class Broker:
             self._request_cycle()
 
     def _receive_later(self, peer: Peer, hello: ms.ClientHello) -> None:
-        """Receives again the hello of a client that came before the workers were back. The client
-        may ask for something that only workers know, such as a snapshot."""
+        """Receives the hello of a client again, which came before the workers were back: it may ask
+        for something that only they know, such as a snapshot."""
         if not peer.gone:
             self.receive(peer, hello, None)
 
@@ -549,12 +545,11 @@ class Broker:
     def _from_worker(self, peer: Peer, message: ms.Message, payload: Buffer | None) -> None:
         now = self._now()
         self._liveness.hear(peer.node, now)
+        if type(message) is ms.Finished:  # faster than a pattern, and most messages are this one
+            if (held := self._held(peer, message.lease)) is not None:
+                return self._finished(held, message, payload, now)
+            return self._take_again(peer.node, message.lease, payload)
         match message:
-            case ms.Finished(lease=lease):
-                if (held := self._held(peer, lease)) is not None:
-                    self._finished(held, message, payload, now)
-                else:
-                    self._take_again(peer.node, lease, payload)
             case ms.Released(lease=lease):
                 if self._held(peer, lease):
                     self._record_event(ev.LeaseReleased(now, lease))
@@ -629,6 +624,11 @@ class Broker:
         Args:
             payload: the result of the attempt whose end the event is.
         """
+        if type(event) in PLAIN_EVENTS:  # they come most often, and nothing below concerns them
+            self._journal.append((event,))
+            for decision in self.scheduler.handle(event):
+                self._perform(decision, payload, event.at)
+            return
         events = self.scheduler.consequences(event)
         self._journal.append(events)
         lost: list[int] = []
@@ -660,9 +660,9 @@ class Broker:
             self._request_cycle()
 
     def _perform(self, decision: de.Decision, payload: Buffer | None, now: int) -> None:
+        if type(decision) is de.ReplyToClient:  # faster than a pattern, and every action has one
+            return self._reply(decision, payload, now)
         match decision:
-            case de.ReplyToClient():
-                self._reply(decision, payload, now)
             case de.StartLease() if not decision.node:
                 self._send_grant(decision.action)
             case de.StartLease():

@@ -88,6 +88,19 @@ class Peers:
         self.counted[peer.client] = self.counted.get(peer.client, 0) + 1
         return True
 
+    def shut_down(self, reason: str, discard: bool = False) -> None:
+        """Tells every peer that the broker ends, and why.
+
+        Args:
+            reason: the reason.
+            discard: whether messages that were queued for it are dropped.
+        """
+        for peer in self.everyone():
+            if discard:
+                peer.link.discard()
+            peer.link.send(ms.Shutdown(reason))
+            peer.link.flush()
+
     def send_to_worker(self, node: int, message: ms.Message, payload: Buffer | None = None
                        ) -> None:
         """Queues a message to the worker of a node until `flush_workers`."""

@@ -37,12 +37,17 @@ def world_with_services(placer: str = "first-fit", gpus: int = 8, nodes: int = 1
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_tag_heap_walks_in_order_after_any_removal(seed: int) -> None:
+def test_a_tag_heap_walks_in_order_after_any_removal_or_move(seed: int) -> None:
     rng, turns, model = random.Random(seed), TagHeap[int](), dict[int, int]()
     for _ in range(3000):
         if model and rng.random() < 0.48:
             turn = rng.choice([min(model), *list(model)[:3]])
-            assert turns.drop(turn) == model.pop(turn)
+            to = rng.randrange(1, 10**6)
+            if rng.random() < 0.3 and to not in model:
+                turns.move(turn, to)
+                model[to] = model.pop(turn)
+            else:
+                assert turns.drop(turn) == model.pop(turn)
         else:
             turn = rng.randrange(1, 10**6)
             if turn not in model:

@@ -31,14 +31,16 @@ class RecentActions:
 
     def __init__(self) -> None:
         self._slots: deque[_Slot] = deque(maxlen=max(WINDOWS_S) * 10**9 // SLOT_NS + 1)
-        self._last = _Slot(-1)  # the slot of the last action
+        self._last = _Slot(-1)  # the slot of the last action, which is over at `_until`
+        self._until = 0
 
     def note(self, reply: ReplyToClient, now: int) -> None:
         """Counts an action that ended at `now`, in epoch ns."""
-        number, slot = now // SLOT_NS, self._last
-        if slot.number < number:
-            slot = self._last = _Slot(number)
-            self._slots.append(slot)
+        if now >= self._until:
+            self._last = _Slot(now // SLOT_NS)
+            self._until = (self._last.number + 1) * SLOT_NS
+            self._slots.append(self._last)
+        slot = self._last
         slot.ended += 1
         if reply.outcome.state is not ActionState.COMPLETED:
             slot.failed += 1

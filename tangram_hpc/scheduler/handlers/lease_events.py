@@ -256,7 +256,10 @@ def _reply(entry: ActionEntry, lease: LeaseEntry, began_at: int,
     """
     outcome = event.outcome
     if lease.prefetched:
-        began_at = max(entry.submitted_at, min(began_at, event.at - outcome.exec_ns))
+        if event.at - outcome.exec_ns < began_at:
+            began_at = event.at - outcome.exec_ns
+        if began_at < entry.submitted_at:
+            began_at = entry.submitted_at
     if entry.forced_outcome is not None:
         outcome = outcome.explained_by(entry.forced_outcome)
     grants = tuple([(at - began_at if at > began_at else 0, units) for at, units in lease.grants])

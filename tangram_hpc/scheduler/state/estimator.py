@@ -408,12 +408,15 @@ class Estimator:
         bucket = octaves(done_ns) if done_ns > 0 else -1
         several = degrees[-1] > degrees[0]
         # the versions of `_levels`, which are listed only where no mean is remembered
-        parent, known = self._parents.get((key, several)), self._find(key, name)
-        version = self._any.version
-        if parent is not None:
-            version += parent.version
-        if known is not None:
-            version += known.sizes.version
+        last, version = self._last, self._any.version
+        if last[1] == name and last[0] == key and last[2] is several:
+            version += last[4].version + last[3].sizes.version
+        else:
+            parent, known = self._parents.get((key, several)), self._find(key, name)
+            if parent is not None:
+                version += parent.version
+            if known is not None:
+                version += known.sizes.version
         of = key, name, several, bucket
         memo = self._memo.get(of)
         if memo is not None and memo[0] == version:

@@ -123,6 +123,17 @@ class TagHeap(Generic[_T]):
             heap[:] = sorted(self.at)
         return value
 
+    def move(self, order_tag: int, to: int) -> None:
+        """Puts the value under an order tag under another one that is not in use."""
+        heap, at = self._heap, self.at
+        if heap[0] != order_tag:
+            self.add(to, self.drop(order_tag))
+            return
+        at[to] = at.pop(order_tag)
+        heapq.heapreplace(heap, to)
+        while heap[0] not in at:
+            heapq.heappop(heap)
+
     def first(self) -> int:
         """The lowest order tag; there must be one."""
         return self._heap[0]
@@ -183,12 +194,13 @@ class QueueShard:
         head = queue.actions.first() if queue.actions.at else 0
         if head == queue._head:
             return
-        if queue._head:
+        if not head:
             self.heads.drop(queue._head)
-        if head:
-            self.heads.add(head, queue)
-        else:
             del self.queues[queue.shape]
+        elif queue._head:
+            self.heads.move(queue._head, head)
+        else:
+            self.heads.add(head, queue)
         queue._head = head
 
 
