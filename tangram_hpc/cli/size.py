@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ..simulator.sizing import Curve, Holding, Measure, RunFigures, Scale, SizingResult, Target
 
 POLICIES = ("elastic", "paper", "fcfs:4", "static:4")
-_ESTIMATING = ("elastic", "paper")  # kinds of placers that decide by run times
 
 
 def add(verbs: Any) -> None:
@@ -56,7 +55,7 @@ def add(verbs: Any) -> None:
 def go(args: argparse.Namespace) -> int:
     """Searches, prints and draws; returns the exit status."""
     from ..errors import InvalidInput
-    from ..scheduler.placement.placers.placer_name import parse_placer_name
+    from ..scheduler.placement.placers.placer_name import ESTIMATING, parse_placer_name
     from ..scheduler.placement.placers.placer_registry import make_placer
     from ..simulator.sizing import scale_of, search
     from ..simulator.workload import check_match, read_cluster, read_workload
@@ -81,7 +80,7 @@ def go(args: argparse.Namespace) -> int:
         if args.durations == "learned":
             measure, _ = _measure(work, cluster, "oracle", args.seed, progress)
             oracle = {p: search(p, scale, target, measure) for p in policies
-                      if parse_placer_name(p)[0] in _ESTIMATING}
+                      if parse_placer_name(p)[0] in ESTIMATING}
     if args.json:
         print(json.dumps(_as_json(args, work.name, scale, target, curves, oracle, why)))
     else:

@@ -377,6 +377,20 @@ def test_many_idle_nodes_are_filled_in_bounded_passes() -> None:
     assert all(n.cores.free == 0 for n in w.ledger.up_nodes())
 
 
+@pytest.mark.parametrize("degrees", [(1,), (1, 2)])
+def test_only_actions_that_may_grow_let_a_node_be_looked_at_again(degrees: tuple[int, ...]
+                                                                 ) -> None:
+    """With nothing to resize and nothing that waits, time alone changes nothing."""
+    w = World("elastic")
+    w.node(cpus=4)
+    for _ in range(3):
+        w.submit(degrees)
+        w.plan()
+        w.now += 1
+    assert (w.scheduler.state.place_again_at > 0) == (degrees != (1,))
+    w.ledger.check()
+
+
 def test_the_start_time_of_a_sandbox_process_is_not_learned_as_action_time() -> None:
     w = World("elastic")
     w.node(2)

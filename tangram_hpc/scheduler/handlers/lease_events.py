@@ -49,7 +49,8 @@ def on_lease_granted(state: SchedulerState, event: ev.LeaseGranted) -> list[Deci
                        action.mem_mib, action.session, reserved, event.at, lease_queue, key,
                        prefetched=bool(event.after), restore_ns=event.restore_ns,
                        tenant=ledger.tenants.tenant_of(client_of(event.action)),
-                       pool=pool_of(key, action.degrees[-1]))
+                       pool=pool_of(key, action.degrees[-1]),
+                       wide=key == "cpu" and action.degrees[-1] > 1)
     entry.counted = ledger.ready.take(event.action)
     decisions: list[Decision] = []
     background = action.kind is Kind.BACKGROUND
@@ -231,6 +232,7 @@ def _begin(ledger: Ledger, lease: LeaseEntry, node: NodeEntry, at: int) -> None:
     lease.granted_at = at
     lease.grants.append((at, units))
     node.leases[lease.lease] = None
+    node.wide += lease.wide
     session = ledger.sessions.get(lease.session)
     if session is not None and lease.cores:
         session.last_cores = lease.cores
@@ -276,6 +278,7 @@ def _release(state: SchedulerState, lease: LeaseEntry, at: int) -> None:
     del ledger.leases[lease.lease]
     if begun:
         del node.leases[lease.lease]
+        node.wide -= lease.wide
         _pass_on(state, lease, node, at)
     else:
         ledger.prefetched -= 1

@@ -91,6 +91,7 @@ class NodeEntry:
         state: whether it can be lent from.
         sessions: the sessions that are on it.
         leases: its leases that have begun.
+        wide: how many of these may hold more than one CPU.
         revision: grows when an action comes to wait for this node, when units come free, or when
             the end of its allocation moves. A placer compares it to see whether to look at the node
             again.
@@ -117,6 +118,7 @@ class NodeEntry:
     state: NodeState = NodeState.UP
     sessions: dict[int, None] = field(default_factory=dict)
     leases: dict[int, None] = field(default_factory=dict)
+    wide: int = 0
     revision: int = 0
     joined_at: int = 0
     lends_until: int = 0
@@ -302,6 +304,7 @@ class LeaseEntry(msgspec.Struct):
         state: where it is in its life.
         tenant: the tenant of the action's client.
         pool: the pool of units in which its action waited.
+        wide: whether it may hold more than one CPU.
     """
 
     lease: int
@@ -321,6 +324,7 @@ class LeaseEntry(msgspec.Struct):
     state: LeaseState = LeaseState.GRANTED
     tenant: str = DEFAULT_TENANT
     pool: str = CPU
+    wide: bool = False
 
     @property
     def units(self) -> int:
@@ -646,6 +650,8 @@ class Ledger:
         for session_id in node.sessions:
             held += list(self.sessions[session_id].cores)
             mem += self.sessions[session_id].spec.mem_mib
+        wide = sum(self.leases[lease_id].wide for lease_id in node.leases)
+        assert node.wide == wide, f"{node.spec.name} has {wide} wide leases, not {node.wide}"
         assert len(set(held)) == len(held), f"a core of {node.spec.name} is lent twice: {held}"
         assert len(held) + node.cores.free == len(node.cores.units), f"cores of {node.spec.name}"
         assert len(set(gpus)) == len(gpus), f"a GPU of {node.spec.name} is lent twice: {gpus}"

@@ -126,8 +126,12 @@ class ElasticCpus:
         return due
 
     def _divide(self, view: Snapshot, placement: Placement, node: NodeView, kept: _Node) -> None:
-        holders, lefts, soonest = self._holders(view, node, kept)
         queues = _queues(view, node)
+        if view.ledger.nodes[node.node].wide or any(q.shape.degrees[-1] > 1 for q in queues):
+            holders, lefts, soonest = self._holders(view, node, kept)
+        else:  # there is nothing to divide, and what is left of the work decides nothing
+            holders, lefts, soonest = [], 0, 0
+            kept.done = {}
         if not holders and not queues:  # no lease to resize and no action to start
             kept.keeps_gpus = False
             return self._look_again(view, kept, soonest, [])

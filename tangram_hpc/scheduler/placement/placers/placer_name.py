@@ -9,6 +9,7 @@ from ....errors import InvalidInput
 
 NAMES = ("elastic", "paper", "first-fit", "fcfs:K", "static:K")
 TAIL, TAIL_MAX = 0, 8  # of `elastic`: the default, and the most (`cpu_division.weight`)
+ESTIMATING = ("elastic", "paper")  # the kinds that decide by expected run times
 _WITHOUT_K = ("paper", "first-fit")
 
 
