@@ -274,10 +274,9 @@ def node_reboot(job: EventJob) -> None:
     # memory does not outlive a reboot
     for path in Path(f"/proc/{holder}/root", "dev/shm").iterdir():
         path.unlink()
-    # Slurm ends what began before a machine's new boot, or, if a node registers without a job's
-    # script, what began 70 s before. Only the second can be had here, as all nodes have the host's
-    # boot time; a node that registers earlier is asked again ten minutes later.
-    time.sleep(max(job.rng.uniform(1, 8), 80 - job.quiet_s()))
+    # A node that registers without a job's script ends the job if it was last active 20 s before
+    # (BatchStartTimeout and 10 s). One that registers earlier is asked again ten minutes later.
+    time.sleep(max(job.rng.uniform(1, 8), 35 - job.quiet_s()))
     job.fate("start", node)
     time.sleep(45)  # srun learns only when it asks that a node has no process of its step
 
