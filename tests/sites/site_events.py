@@ -221,6 +221,8 @@ def preempt(job: EventJob) -> None:
     """Another user's job of a partition that goes first takes a node."""
     victims = [n for n in job.all_nodes() if n in job.site.cluster.cpu_nodes]
     node = job.rng.choice(victims or job.site.cluster.cpu_nodes)
+    if node in job.undo:  # no job starts on a node that an earlier event has drained
+        job.undo.pop(node)()
     told = job.site.cluster.run_as_user(
         ["sbatch", "--parsable", "-p", "cpu", "-w", node, "--exclusive", "-t", "1", "-o",
          "/dev/null", "--wrap", "sleep 8"])
