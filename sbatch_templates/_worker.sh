@@ -3,7 +3,8 @@
 # then removes the scratch folder, but Slurm ends it after about 5 s. What is left of a large folder is
 # removed by the site's epilog, or by the user's next worker on the node. The folder's name is random:
 # in a folder where everybody may write, another user who knew it could make it first and so block the
-# worker.
+# worker. If Slurm takes the first node from the job, as when somebody sets it down, it kills the broker
+# there and the site's epilog does not run: the task epilog then removes the broker's folder too.
 export tangram_tag="job$SLURM_JOB_ID-$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')"
 export tangram_first="${SLURMD_NODENAME:-}" tangram_folder="$folder"
 epilog="$folder/epilog.$SLURM_JOB_ID"
@@ -11,6 +12,10 @@ cat > "$epilog" <<'END_OF_EPILOG'
 #!/bin/bash
 scratch="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODENAME"
 rm -rf "$scratch" 2>/dev/null || tangram worker --remove="$scratch"  # rm cannot: files of an image's users
+broker=$(sed -n 's|.*"unix:\(/[^"\\]*/tangram-broker-[^"\\/]*\)/broker\.sock".*|\1|p' "$tangram_folder/access.json" 2>/dev/null)
+if [ -d "$broker" ]; then                               # this is the broker's node; while it lives it holds the lock
+    flock --timeout 2 "$broker/.alive" rm -rf "$broker" 2>/dev/null || true
+fi
 END_OF_EPILOG
 chmod 700 "$epilog"
 worker='export TANGRAM_SCRATCH="<SCRATCH>/tangram-node-$tangram_tag-$SLURMD_NODENAME"

@@ -206,7 +206,9 @@ case "$1" in
     [ -z "${BROKER_FAILS:-}" ] || { echo "tangram: error: config field" >&2; exit 2; }
     trap 'echo "broker ended" >> "$LOG"; touch "$job/ended"; exit 0' TERM
     trap 'echo "broker drained" >> "$LOG"' USR1
-    mkdir -p "$job"; echo key > "$job/access.json"
+    socket="$TMPDIR/tangram-broker-job7-x"
+    mkdir -p "$job" "$socket"; exec 9> "$socket/.alive"; flock 9  # it leaves its folder behind
+    echo "{\\"addresses\\": [\\"unix:$socket/broker.sock\\", \\"tls:n:1#2\\"]}" > "$job/access.json"
     while :; do sleep 0.05; done ;;
   worker) touch "$TANGRAM_SCRATCH/left"; until [ -e "$job/ended" ]; do sleep 0.05; done ;;
   rank)
@@ -305,6 +307,11 @@ def test_the_job_script_starts_and_ends_broker_workers_gateway_and_trainer(
     assert sum(t.startswith("tangram rank --gateway=on --step-file=") for t in told) == 2
     assert told[-1] == "broker ended"
     assert list(pretence.scratch.iterdir()) == []  # the epilog was there
+
+
+def test_the_task_epilog_keeps_the_folder_of_a_broker_that_lives(pretence: Pretence) -> None:
+    trainer = 'touch "$TANGRAM_HOME/jobs/7/ended"; sleep 3; ls "$TMPDIR"'  # first the workers end
+    assert pretence.run(trainer) == (0, "tangram-broker-job7-x\n", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -16,7 +16,6 @@ import json
 import os
 import pwd
 import random
-import re
 import subprocess
 import time
 from collections import Counter
@@ -111,12 +110,14 @@ class EventJob(Trial):
         """How often the job has begun."""
         return len(list(self.home.glob(f"{self.name}-{self.job}*.out")))
 
-    def age_s(self) -> float:
-        """How long ago the job began its present start, in seconds."""
-        shown = self.root("scontrol", "-o", "show", "job", self.job).splitlines()[0]
-        began = re.search(r" StartTime=(\S+)", shown)
-        assert began, shown
-        return time.time() - time.mktime(time.strptime(began[1], "%Y-%m-%dT%H:%M:%S"))
+    def quiet_s(self) -> float:
+        """How long ago Slurm last took one of its jobs for active, in seconds: at their present
+        starts, at the end of a suspension, or when all nodes registered with a new slurmctld."""
+        starts = self.root("squeue", "-h", "-j", ",".join((self.job, *self.others)), "-t",
+                           "running,suspended", "-o", "%S").split()
+        return time.time() - max([
+            *(time.mktime(time.strptime(start, "%Y-%m-%dT%H:%M:%S")) for start in starts),
+            *(self.marks.get(mark, 0) for mark in ("resumed", "registered"))])
 
     def said(self) -> str:
         """What all starts of the job and its satellites printed."""
@@ -213,12 +214,15 @@ def suspend(job: EventJob) -> None:
     job.root("scontrol", "suspend", job.job)
     time.sleep(job.rng.uniform(2, 20))
     job.root("scontrol", "resume", job.job)
+    job.mark("resumed")
 
 
 def preempt(job: EventJob) -> None:
     """Another user's job of a partition that goes first takes a node."""
     victims = [n for n in job.all_nodes() if n in job.site.cluster.cpu_nodes]
     node = job.rng.choice(victims or job.site.cluster.cpu_nodes)
+    if node in job.undo:  # no job starts on a node that an earlier event has drained
+        job.undo.pop(node)()
     told = job.site.cluster.run_as_user(
         ["sbatch", "--parsable", "-p", "cpu", "-w", node, "--exclusive", "-t", "1", "-o",
          "/dev/null", "--wrap", "sleep 8"])
@@ -241,6 +245,7 @@ def slurmctld_restart(job: EventJob) -> None:
     _daemon(job, "stop", "slurmctld")
     time.sleep(job.rng.uniform(0, 10))
     _daemon(job, "start", "slurmctld")
+    job.mark("registered")
 
 
 def slurmdbd_down(job: EventJob) -> None:
@@ -271,10 +276,9 @@ def node_reboot(job: EventJob) -> None:
     # memory does not outlive a reboot
     for path in Path(f"/proc/{holder}/root", "dev/shm").iterdir():
         path.unlink()
-    # Slurm ends what began before a machine's new boot, or, if a node registers without a job's
-    # script, what began 70 s before. Only the second can be had here, as all nodes have the host's
-    # boot time; a node that registers earlier is asked again ten minutes later.
-    time.sleep(max(job.rng.uniform(1, 8), 80 - job.age_s()))
+    # A node that registers without a job's script ends the job if it was last active 20 s before
+    # (BatchStartTimeout and 10 s). One that registers earlier is asked again ten minutes later.
+    time.sleep(max(job.rng.uniform(1, 8), 35 - job.quiet_s()))
     job.fate("start", node)
     time.sleep(45)  # srun learns only when it asks that a node has no process of its step
 

@@ -1,6 +1,7 @@
 """A het job whose component of GPU nodes loses one of its two nodes: with that component's own
 `--no-kill` the component shrinks, and the job works on and ends well. A component that waits in the
-queue because the whole job was put back there is not taken for a lost one."""
+queue because the whole job was put back there is not taken for a lost one. On a first node that is
+set down, nothing of the job stays, though Slurm runs no epilog there."""
 
 from __future__ import annotations
 
@@ -75,6 +76,20 @@ def test_a_job_that_is_requeued_while_its_script_still_ends_starts_again(nodes: 
                 lambda: str(rows(nodes, job)))
     (nodes.cluster.home / "again.go").touch()
     nodes.finish("again", job)
+
+
+def test_nothing_stays_on_a_first_node_that_is_set_down(nodes: Site) -> None:
+    """Slurm takes the node from the job, which has others, and kills the script and its broker."""
+    job = submitted(nodes, "down")
+    nodes.until(lambda: len(nodes.info(job).get("nodes", [])) == 4, "all workers to join", 120,
+                lambda: nodes.output("down", job))
+    first = nodes.cluster.run_as_user(["squeue", "-h", "-j", job, "-o", "%B"]).stdout.split()[0]
+    assert any(f"{nodes.roots[first]}/tmp/tangram-broker-" in path for path in nodes.left_behind())
+    subprocess.run(["scontrol", "update", f"nodename={first}", "state=down", "reason=test"],
+                   env=nodes.cluster.env, check=True)
+    nodes.until(lambda: not nodes.state(job), "the job to leave the queue", 90)
+    nodes.until(lambda: not nodes.left_behind(), "all that is the user's to go", 30,
+                lambda: str(nodes.left_behind()))
 
 
 def test_a_component_that_loses_one_of_two_nodes_shrinks(nodes: Site) -> None:
