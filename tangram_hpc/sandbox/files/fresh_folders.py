@@ -54,7 +54,7 @@ class FreshFolders:
         """Removes all that is in them.
 
         Raises:
-            Unemptied: see there.
+            Unemptied: something cannot be removed, or they lie in a writable image.
         """
         if self._once:
             raise Unemptied("an image's root is used once")
