@@ -8,7 +8,7 @@ trajectory: no action waits for a unit. Before each command the trajectory think
 drawn (exponential, mean `--think` seconds), as a model that generates would. What an action takes
 beside its run time is then the system's: queue, set-up, start and return. The share is the sum of
 that over the sum of action completion times, by the client's clock. Longer think times leave more
-of the machine free: `machine_busy` is the part of its CPU time that was used, by whatever.
+of the machine free: `machine_busy` is the part of its CPU time that this and all else used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEED = 1
 
 
 def busy_and_all() -> tuple[int, int]:
-    """CPU time of the machine that was used, and all of it, in ticks."""
+    """Returns the CPU time of the machine that was used, and all of it, in ticks."""
     with open("/proc/stat") as file:
         ticks = [int(word) for word in file.readline().split()[1:9]]
     idle = ticks[3] + ticks[4]
@@ -39,7 +39,7 @@ def busy_and_all() -> tuple[int, int]:
 
 
 def opened(cluster: LocalCluster, count: int) -> list[Session]:
-    """So many open sessions."""
+    """Opens so many sessions, OPEN_AT_ONCE at a time."""
     sessions: list[Session] = []
     while len(sessions) < count:
         more = [cluster.session(trusted=True)
@@ -74,7 +74,7 @@ async def all_of(sessions: list[Session], actions: int, think_s: float, run_s: f
 
 
 def measure(trajectories: int, actions: int, think_s: float, run_s: float) -> dict[str, Any]:
-    """The figures of one run."""
+    """Runs the trajectories on a cluster of their own, and returns the figures."""
     with tempfile.TemporaryDirectory() as home, \
             LocalCluster(cpus=trajectories, home=home) as cluster:
         sessions = opened(cluster, trajectories)

@@ -38,7 +38,7 @@ def look(bench: Bench, call: ExecCall) -> list[Any]:
 
 
 def left(bench: Bench, text: str) -> str:
-    """How the library comes back after an action without a session that was served."""
+    """How the library comes back after it has served an action without a session."""
     back, ends = bench.play(frame(order(ExecCall(shell=text), keep=False)))
     assert [end.none_left for end in ends] == [back is ReturnCode.READ], (text, back)
     if back is ReturnCode.FRESHEN:

@@ -222,8 +222,8 @@ LEAVE = ("true", "echo x >left", "mkdir -p left/e; echo y >left/e/f", "echo z >$
 @pytest.mark.parametrize("leave", LEAVE)
 def test_nothing_is_left_of_an_action_without_a_session(
         pair: tuple[Rig, Rig], leave: str) -> None:
-    """Whoever serves it. What it did to its own folders is undone, or its sandbox is not used
-    again."""
+    """What it did to its own folders is undone, or its sandbox is not used again, whether Python or
+    the library serves it."""
     for rig in pair:
         _, fresh = rig.shell(THERE)
         for _ in range(3):  # the library serves the later ones

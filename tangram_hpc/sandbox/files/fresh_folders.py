@@ -10,7 +10,7 @@ _SHM = "/dev/shm"
 
 
 class Unemptied(Exception):
-    """Raised when the directories cannot be emptied, so that the sandbox is not used again; the
+    """Raised when the directories cannot be emptied: the sandbox must not be used again. The
     text is one line that says why.
     """
 
