@@ -1,13 +1,15 @@
 """Compares `elastic` with the best simple rule where simple rules are hard to beat, by simulation.
 
-Each regime is a kind of load, generated from a seed. A simple rule is `fcfs:K` or `static:K`; the
-line has the best of them by mean ACT, and the mean ACT, the 99th percentile and the step of
-`elastic` as ratios to that rule's, with durations that it learns and with durations that it is
-told. Simple rules use no durations. `worst` is the highest ratio of mean ACT with learned ones.
+Each regime is a kind of load, generated from a seed. A simple rule is `fcfs:K`, `first-fit` or
+`static:K`; the line has the best of them by mean ACT, and the mean ACT, the 99th percentile and the
+step of `elastic` as ratios to that rule's, with durations that it learns and with durations that it
+is told. Simple rules use no durations. `worst` is the highest ratio of mean ACT with learned ones.
 
     rigid       actions with several degrees that keep the size with which they start, on a node of
                 little, medium and much room for them, and on six nodes
     half-rigid  the same, with half of them resizable
+    widths      programs of one class, each of which runs on 1, 2, 3 or 4 cores and on no other
+                number, on one node and on four
     nodes       the same actions, all resizable, on 4 nodes of 24 cores, 12 of 8, or 24 of 4
     overload    the same on a quarter of the cores that they could use
     resize      the same on 24, 48, 96 and 256 cores, where each resize takes 0, 0.1 or 0.5 s
@@ -71,6 +73,15 @@ def coding(rng: random.Random, rigid: float = 0.0, most: int = 16, scale: float 
     return trajectories(rng, max(2, round(60 * scale)), 8, 3.0, 3.0, draw)
 
 
+def widths(rng: random.Random, scale: float) -> Workload:
+    """Programs of one name that keep their only size; nothing says how long one will take."""
+    def draw() -> dict[str, Any]:
+        cpus = rng.randint(1, 4)
+        return action("program", "cpu", cpus * rng.lognormvariate(0.4, 0.7), [cpus], resize=False)
+
+    return trajectories(rng, max(2, round(70 * scale)), 12, 4.0, 4.0, draw)
+
+
 def nodes(count: int, cpus: int, resize_s: float = 0.0) -> Cluster:
     """CPU nodes with more memory than is needed, on which each resize takes `resize_s`."""
     return Cluster.model_validate({"nodes": [
@@ -108,6 +119,10 @@ def regimes(seed: int, scale: float) -> Iterator[Regime]:
     yield ("rigid 6x16", coding(rng(), 1.0, scale=scale),
            nodes(max(1, round(6 * scale)), 16), FCFS)
     yield "half-rigid 96", coding(rng(), 0.5, scale=scale), nodes(1, part(96)), FCFS
+    for count, cpus in ((1, 56), (4, 14)):
+        yield (f"widths {count}x{cpus}", widths(rng(), scale),
+               nodes(max(1, round(count * scale)), max(4, round(cpus * scale))),
+               (*FCFS, "first-fit"))
     for count, cpus in ((4, 24), (12, 8), (24, 4)):
         yield (f"nodes {count}x{cpus}", coding(rng(), most=cpus, scale=scale),
                nodes(max(1, round(count * scale)), cpus), FCFS)

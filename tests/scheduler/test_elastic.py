@@ -115,12 +115,19 @@ def test_dividing_units_among_leases_conserves_units(seed: int) -> None:
     held = {h.id: h.units for h in holders}
     after = held | dict(changed)
     assert sum(after.values()) + sum(u for _, u in starts) <= free + sum(held.values())
-    assert [i for i, _ in starts] == [e.id for e in candidates[:len(starts)]]
+    begun = dict(starts)
+    room = free + sum(max(0, h.units - 1) for h in holders)
+    last = max((k for k, e in enumerate(candidates) if e.id in begun), default=-1)
+    for e in candidates[:last + 1]:  # only those are passed over that nothing could let start
+        assert e.id in begun or (e.least > room and not e.must)
+        room -= e.least if e.id in begun else 0
     for holder in holders:
         assert min(1, holder.units) <= after[holder.id] <= holder.top
-    for e, (_, units) in zip(candidates, starts, strict=False):
+    assert [i for i, _ in starts] == [e.id for e in candidates if e.id in begun]
+    for e in candidates:
+        units = begun.get(e.id, e.degrees[0])
         assert units in e.degrees if e.rigid else 1 <= units <= e.degrees[-1]
-    tops = sum(h.top for h in holders) + sum(e.degrees[-1] for e in candidates[:len(starts)])
+    tops = sum(h.top for h in holders) + sum(e.degrees[-1] for e in candidates if e.id in begun)
     if not any(e.rigid for e in candidates):  # nothing is left idle that somebody could use
         used = sum(after.values()) + sum(u for _, u in starts)
         assert used == min(tops, free + sum(held.values()))

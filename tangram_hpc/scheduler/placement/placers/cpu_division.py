@@ -4,8 +4,9 @@ The value of a further unit is its gain in the action's speed, times the action'
 grow ever more slowly, lending unit after unit where its value is highest makes the sum of weighted
 speeds largest. Two heaps find the highest and the lowest value in O(log).
 
-No unit is made or lost, no running action that has a unit falls below one, and of each tenant the
-actions that start are a prefix of those that wait. The result depends on the arguments alone.
+No unit is made or lost, and no running action that has a unit falls below one. A waiting action is
+passed over only if it needs more units than all that are free or could be taken. The result depends
+on the arguments alone.
 """
 
 from __future__ import annotations
@@ -270,8 +271,10 @@ def divide_cpus(free: int, holders: Sequence[ResizableLease],
 
     First, free units go where their value is highest. Second, each candidate in order takes the
     units of its smallest size from the actions that value them least, if the candidate values them
-    more or must start; the first candidate for which neither holds ends the list. Third, units move
-    while a move gains enough. Fourth, a rigid action keeps the largest degree within its share.
+    more or must start. The first candidate for which neither holds ends the list; but one that
+    needs more units than are free or could be taken is passed over, unless it must start. Third,
+    units move while a move gains enough. Fourth, a rigid action keeps the largest degree within its
+    share.
     O((holders + candidates + units moved) log).
 
     Between tenants, their ranks decide in place of values: a free unit goes to the tenant that is
@@ -299,14 +302,18 @@ def divide_cpus(free: int, holders: Sequence[ResizableLease],
             continue
         left = shares.admit(e, free) if e.least <= spare else None
         if left is None:
+            passed_over = e.least > spare and not e.must
             if turns is None:
+                if passed_over:
+                    continue
                 break
             if turns.room(e.tenant) < e.least:
                 continue  # units that come free do not help it
             last = last or max(map(turns.rank, turns.holders()), default=turns.rank(e.tenant))
             if e.tenant != last[2] and turns.rank(e.tenant, e.least) < last:
                 break
-            ended.add(e.tenant)
+            if not passed_over:
+                ended.add(e.tenant)
             continue
         last = None
         started.append(e)

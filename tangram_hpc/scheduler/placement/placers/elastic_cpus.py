@@ -20,7 +20,7 @@ from ....domain.ids import client_of
 from ....domain.states import LeaseState
 from ...state.ledger import RESIZE_GAP_NS, LeaseEntry
 from ...state.queue import CPU, ActionShape, ShapeQueue
-from ...state.speed import ONE, speed, speed_gains
+from ...state.speed import ONE, run_ns, speed, speed_gains
 from ...state.tenant_use import TenantTurns, copy_of
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, Resizing, grant
@@ -32,6 +32,9 @@ from .waiting import AGED_NS, OVERDUE_NS, Waiting
 # Tenants that hold units of a node are compared again after BALANCE_NS, times the nodes divided by
 # BALANCE_NODES. So at most BALANCE_NODES nodes are looked at for that in BALANCE_NS.
 BALANCE_NS, BALANCE_NODES = 250_000_000, 16
+# An action that needs more units than are free or can be taken lets others pass, until it has
+# waited for PASSED_RUNS times its expected run. Then units gather for it.
+PASSED_RUNS = 8
 STARTS = 64  # grants after which a cycle ends, if waiting actions may start on any node
 
 
@@ -319,7 +322,8 @@ def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiti
             started: set[int]) -> tuple[list[tuple[Action, ActionShape, bool]], bool]:
     """Chooses the actions that start if units suffice, in order.
 
-    Actions with reserved CPUs start at once.
+    Actions with reserved CPUs start at once. An action for which too few units are free or can be
+    taken is chosen as well, but no units are kept for it, until PASSED_RUNS says so.
 
     Returns:
         The actions, each with a flag that it must start if it fits, since it is overdue or its
@@ -345,17 +349,30 @@ def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiti
             gpus_kept = gpus_kept or (overdue and lacks_gpus)
             waiting.skip_shape(shape)
             continue
+        entry = view.ledger.actions[action].action
+        least = 1 if is_elastic(entry.resizable, entry.degrees) else _degrees(shape.degrees)[0]
+        if least > room and not shape.session:
+            overdue = overdue or _was_passed_long(view, entry, least)
+            if not overdue:
+                waiting.skip_shape_of(head)
+                chosen.append((entry, shape, False))
+                continue
         owed = several and waiting.is_first()
         waiting.take(head)
         waiting.charge(head, 0 if shape.session else _degrees(shape.degrees)[0])
-        entry = view.ledger.actions[action].action
         mem, gpus = mem - shape.mem_mib, gpus - shape.gpus
         if shape.session:
             own = len(view.ledger.sessions[shape.session].cores)
             grant(view, placement, action, shape, node,
                   max((d for d in shape.degrees if d <= own), default=shape.degrees[0]))
             continue
-        fixed = not is_elastic(entry.resizable, entry.degrees)
-        room -= _degrees(shape.degrees)[0] if fixed else 1
+        room -= least
         chosen.append((entry, shape, overdue or owed))
     return chosen, gpus_kept
+
+
+def _was_passed_long(view: Snapshot, action: Action, units: int) -> bool:
+    """Returns whether an action that needs `units` units lets no other one pass any more."""
+    serial, work = view.ledger.estimator.estimate(action)
+    waited = view.now_ns - view.ledger.actions[action.id].submitted_at
+    return waited >= PASSED_RUNS * run_ns(work, serial, units)
