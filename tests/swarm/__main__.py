@@ -26,7 +26,7 @@ from swarm.shrinking import minimised
 def main() -> int:
     """Plays the seeds that were asked for."""
     given = _arguments()
-    plans = [_plan(seed, given) for seed in _seeds(given.seeds)]
+    plans = [_plan(seed, given) for seed in given.seeds]
     began, failures = time.monotonic(), list[Ended]()
     events, struck = 0, Counter[str]()
     for ended in _played(plans, given.jobs):
@@ -56,7 +56,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(prog="python -m swarm", description=__doc__)
-    p.add_argument("--seeds", default="0:1000", help="FROM:TO, or one seed")
+    p.add_argument("--seeds", type=_seeds, default="0:1000", help="FROM:TO, or one seed")
     p.add_argument("--jobs", type=int, default=2, help="processes")
     p.add_argument("--turns", type=int, help="turns of each run; else drawn")
     p.add_argument("--workers", type=int, help="workers; else drawn")
