@@ -193,7 +193,7 @@ def test_the_memory_limit_holds_in_an_image(rig: ImageRig) -> None:
     session = rig.start(mem_mib=64)
     rig.out(session, "echo kept >/testbed/kept")
     outcome, _ = rig.shell("dd if=/dev/zero of=/dev/null bs=200M count=90000000", session=session)
-    assert outcome.state is ActionState.OUT_OF_MEMORY and outcome.exit_code == 137, outcome
+    assert outcome.state is ActionState.OUT_OF_MEMORY, outcome
     print(f"limited by {outcome.enforcement}")
     assert rig.out(session, "cat /testbed/kept") == "kept\n"
     rig.close_session(session)
