@@ -197,8 +197,8 @@ class Session:
         background jobs from one command to the next; returns at once. A session may have several.
 
         Args:
-            options: `cwd`, `env`, `program`, `pty`, `rows`, `cols`, `echo` and `restart`, as
-                described for `Shell`.
+            options: `cwd`, `env`, `program`, `pty`, `rows`, `cols`, `echo`, `restart` and `user`,
+                as described for `Shell`.
 
         Returns:
             The shell. As a context manager it waits until it is open, and closes it at the end.

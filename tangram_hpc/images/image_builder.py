@@ -7,6 +7,7 @@ imported like any other.
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from ..errors import TangramError
 from .image_errors import ImageRefused
 
 BUILDERS = ("buildah", "podman")
+_RUNTIMES = ("crun", "runc")  # what buildah runs the steps by, if its settings name no other
 
 
 def find_builder() -> str:
@@ -46,11 +48,20 @@ def build_image(context: str, dockerfile: str, archive: str) -> None:
     name = f"localhost/tangram-build-{secrets.token_hex(8)}"  # of the builder's own storage
     file = ["--file", dockerfile] if dockerfile else []
     try:
-        _run([builder, "build", "--tag", name, *file, context], "build")
+        _run([builder, "build", *_isolation(builder), "--tag", name, *file, context], "build")
         _run([builder, "push", "--quiet", name, f"oci-archive:{archive}"], "be written")
     finally:
         subprocess.run([builder, "rmi", "--force", name], stdin=subprocess.DEVNULL,
                        capture_output=True, check=False)
+
+
+def _isolation(builder: str) -> list[str]:
+    """Returns the option by which buildah runs the steps without a container runtime where none is
+    installed, as Debian does not install one with buildah. Each `RUN` would fail without it."""
+    if builder != "buildah" or "BUILDAH_ISOLATION" in os.environ or any(
+            map(shutil.which, _RUNTIMES)):
+        return []
+    return ["--isolation", "chroot"]
 
 
 def _run(command: list[str], what: str) -> None:

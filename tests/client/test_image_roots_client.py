@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.root_folder_rig import make_image
 
-from tangram_hpc import InfeasibleRequest, LocalCluster
+from tangram_hpc import ActionFailed, InfeasibleRequest, LocalCluster
 from tangram_hpc.cli import main
 from tangram_hpc.errors import InvalidInput
 
@@ -37,6 +37,12 @@ def test_a_client_runs_an_image_session_as_root(
             for user, told in (("", "pg"), ("root", "root")):
                 with session.pty("echo $USER", user=user) as pty:
                     assert b"".join(pty).strip() == told.encode()
+                with session.shell(user=user) as shell:
+                    number = "105" if several and told == "pg" else "0"
+                    assert shell.run("echo $USER; id -u").result(30).text.split() == [told, number]
+            with pytest.raises(ActionFailed, match=r"shell: .* no user 'nope'"), session.shell(
+                    user="nope"):
+                pass
             with session.fork(user="root") as copy:
                 assert copy.exec("ls /testbed; echo $USER").result(30).text.split() == [
                     "folder", "old", "x", "root"]
@@ -49,6 +55,8 @@ def test_a_client_runs_an_image_session_as_root(
         for wrong in (-1, 1.5, True, "x" * 81, None):
             with pytest.raises(InvalidInput, match=r"^user: "):
                 cluster.submit("true", user=wrong)
+            with pytest.raises(InvalidInput, match=r"^user: "):
+                lost.shell(user=wrong)
         with pytest.raises(InvalidInput, match=r"^user: only a session has users"):
             cluster.submit("true", user="root")
         with pytest.raises(InvalidInput, match=r"^user: only a session has users"):

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from helpers.image_rig import needs_registry, registry, small
@@ -16,6 +17,7 @@ from tangram_hpc import LocalCluster
 from tangram_hpc.accounting.fields import as_json
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.cli import main
+from tangram_hpc.images import image_builder
 from tangram_hpc.storage.access import Access, mark_ended, write_access
 from tangram_hpc.storage.journal_segments import read_journals
 
@@ -203,6 +205,37 @@ def test_build_makes_an_image_of_a_dockerfile(store: Path, tmp_path: Path,
     (context / "Dockerfile").write_text("FROM scratch\nCOPY nothing /file\n")
     status, _, err = tangram(capsys, "build", str(context), "--name", "localhost/built:2")
     assert status == 2 and "cannot build" in err
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("buildah"), reason="buildah is not installed")
+def test_build_runs_the_steps_of_a_dockerfile(store: Path, tmp_path: Path,
+                                              capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where no container runtime is installed, as Debian installs none with buildah."""
+    archive = small().docker_archive(tmp_path / "base.tar")
+    (tmp_path / "Dockerfile").write_text(
+        f"FROM docker-archive:{archive}\nRUN echo made >/etc/made\n")
+    assert tangram(capsys, "build", str(tmp_path), "--name", "localhost/built:1")[0] == 0
+    assert {path.read_text() for path in store.rglob("etc/made")} == {"made\n"}
+
+
+@pytest.mark.parametrize(("present", "words"), [
+    ((), ["--isolation", "chroot"]), (("crun",), []), (("runc",), [])])
+def test_buildah_needs_no_container_runtime(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, present: tuple[str, ...],
+        words: list[str]) -> None:
+    said = tmp_path / "said"
+    for name in ("buildah", *present):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\necho \"$@\" >>{said}\n")
+        program.chmod(0o755)
+    monkeypatch.delenv("BUILDAH_ISOLATION", raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    image_builder.build_image(".", "", str(tmp_path / "archive"))
+    assert said.read_text().split("\n")[0].split()[1:3] == (words or ["--tag", ANY])
+    monkeypatch.setenv("BUILDAH_ISOLATION", "rootless")
+    image_builder.build_image(".", "", str(tmp_path / "archive"))
+    assert "--isolation" not in said.read_text().split("\n")[3]
 
 
 def test_texts_of_an_image_that_are_no_unicode_do_not_end_the_worker(

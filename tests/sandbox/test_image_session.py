@@ -189,6 +189,16 @@ def test_unlinked_open_files_count_against_the_disk_limit(rig: ImageRig) -> None
     rig.close_session(session)
 
 
+def test_the_memory_limit_holds_in_an_image(rig: ImageRig) -> None:
+    session = rig.start(mem_mib=64)
+    rig.out(session, "echo kept >/testbed/kept")
+    outcome, _ = rig.shell("dd if=/dev/zero of=/dev/null bs=200M count=90000000", session=session)
+    assert outcome.state is ActionState.OUT_OF_MEMORY, outcome
+    print(f"limited by {outcome.enforcement}")
+    assert rig.out(session, "cat /testbed/kept") == "kept\n"
+    rig.close_session(session)
+
+
 CHANGE = ("echo changed >/testbed/new; rm /testbed/old; rm -r /testbed/folder; "
           "mkdir /testbed/folder; mkdir /shut; echo s >/shut/in; chmod 0 /shut/in /shut; "
           "echo h >/session/h; echo t >/tmp/t; chmod 4755 /testbed/new")

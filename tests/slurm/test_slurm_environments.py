@@ -2,12 +2,14 @@
 
 They have users of their image, servers, shells, snapshots between the nodes, an environment that is
 prepared once, a rank that is killed and a scorer in another step; for a user with a range of
-subordinate numbers, and for one without.
+subordinate numbers, and for one without. A whole Debian with 30,000 files more is used as root
+would, and forked 64 times.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import debian_commands
+from helpers.debian_image import debian_image
 from helpers.devcluster_fixture import running_cluster
 from helpers.environment_image import environment_image
 from helpers.image_rig import MadeImage, needs_registry, registry
@@ -56,11 +60,24 @@ def image(nodes: Site, tmp_path_factory: pytest.TempPathFactory) -> MadeImage:
     return made
 
 
+@pytest.fixture(scope="module", params=["bookworm", "trixie"])
+def debian(request: pytest.FixtureRequest, nodes: Site) -> Iterator[tuple[str, str]]:
+    """A release of Debian, and the name of an image of it that both users read."""
+    if os.getuid() != 0 or not shutil.which("debootstrap"):
+        pytest.skip("the image needs root and debootstrap")
+    place = nodes.cluster.prefix / request.param
+    place.mkdir()
+    yield request.param, debian_image(request.param, place, debian_commands.PACKAGES,
+                                      debian_commands.add_users)
+    shutil.rmtree(place)
+
+
 @pytest.fixture(params=["a range", "no range"])
 def site(request: pytest.FixtureRequest, nodes: Site) -> Site:
     names = list(nodes.cluster.users)
     site = Site(nodes.cluster.of(names[request.param == "no range"]), nodes.venv)
-    shutil.copy(DATA / "trainer_environments.py", site.cluster.home)
+    for name in ("trainer_environments.py", "trainer_debian.py"):
+        shutil.copy(DATA / name, site.cluster.home)
     return site
 
 
@@ -155,6 +172,62 @@ def test_an_image_is_fetched_once_for_an_allocation(site: Site, image: MadeImage
     on_both(site, "--overlap", f"{setup}; tangram image remove {name} && rm -r /tmp/images-$USER")
     site.until(lambda: not site.left_on_nodes(), "all to be gone from the nodes", 60,
                lambda: "\n".join(site.left_on_nodes()[:20]))
+
+
+@pytest.mark.timeout(900)
+def test_a_whole_debian_is_used_and_forked_on_a_node(
+        site: Site, debian: tuple[str, str], request: pytest.FixtureRequest, tmp_path: Path,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command ends well; what it made has the owners that it named, as far as there are
+    several users. Each fork has its own changes and those of before, and no others."""
+    several, (suite, image) = "no range" not in request.node.name, debian
+    debian_commands.make_package(tmp_path)
+    commands = debian_commands.commands(several)
+    (tmp_path / "commands.json").write_text(json.dumps(commands))
+    folder = site.cluster.home / f"debian-{suite}"
+    shutil.copytree(tmp_path, folder, ignore=shutil.ignore_patterns("package"))
+    subprocess.run(["chown", "-R", site.cluster.user, folder], check=True)
+    job = site.sbatch("debian", f"python trainer_debian.py {folder} {image}", partition="cpu",
+                      template="homogeneous", nodes="2", cpus_lent="2", cpus_per_rank="1",
+                      mem="2000", mpi="none", gateway="off", time="15")
+    said = site.finish("debian", job, 800)
+    assert (folder / "debian.json").exists(), said
+    told = facts(folder, "debian")
+    with capsys.disabled():
+        print(f"\n{suite} on {told['node']}, {request.node.callspec.params['site']}: opened in "
+              f"{told['opened_s']:.1f} s, snapshot {told['snapshot_s']:.2f} s, "
+              f"{len(told['forks'])} forks {told['forks_s']:.2f} s",
+              "| command | exit status | owners |", "|---|---|---|",
+              *(f"| {row['title']}{' as ' * bool(row['user'])}{row['user']} | {row['status']} | "
+                f"{', '.join(row['owners'])} |" for row in told["rows"]), sep="\n")
+    assert told["node"] in site.cluster.cpu_nodes and len(told["rows"]) == len(commands)
+    for row in told["rows"]:
+        assert row["status"] == 0, row
+        assert row["isolation"] == f"bwrap+overlay{'+users' * several}+seccomp"
+    owned(told["rows"], several)
+    changed(told)
+    site.until(lambda: not site.left_on_nodes(), "all to be gone from the nodes", 60,
+               lambda: "\n".join(site.left_on_nodes()[:20]))
+
+
+def owned(rows: list[dict[str, Any]], several: bool) -> None:
+    """Files have the owners that the commands gave them, or root without several users."""
+    owners = dict(line.split() for row in rows for line in row["owners"])
+    wanted = {"/testbed/f": "root", "/home/ann/0/0.py": "ann", "/home/ben/7/99.py": "ben",
+              "/usr/bin/tt": "ttuser", "/home/bob/x": "bob", "/home/ann/new": "ann"}
+    assert {path: owners[path] for path in wanted} == {
+        path: f"{name}:{name}" if several else "root:root" for path, name in wanted.items()}
+
+
+def changed(told: dict[str, Any]) -> None:
+    """The snapshot has what was there before, and each of 64 forks its own changes besides."""
+    def look(value: str, user: str, line: str) -> str:
+        names = "".join(f"{name}\n" for name in sorted(["ann", "ben", "bob", *user.split()]))
+        return f"{value}\n{line}\n{names}30001\n"
+
+    assert told["before"] == told["snapshot"] == look("2", "", "x = 0\nx = 2")
+    assert told["forks"] == [look(str(n), f"fork{n}", f"x = {n}") for n in range(64)]
+    assert told["after"] == look("later", "forklater", "x = later")
 
 
 def on_both(site: Site, option: str, line: str) -> subprocess.CompletedProcess[str]:

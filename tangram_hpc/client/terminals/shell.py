@@ -20,7 +20,7 @@ from ...protocol import payload as pl
 from ..command_names import name_of
 from ..connection import Connection
 from ..future import Future
-from ..request import Cpus, Options, environment, kept_output, raw_bytes, tool_of
+from ..request import Cpus, Options, command_user, environment, kept_output, raw_bytes, tool_of
 from ..session_record import SessionRecord
 
 
@@ -39,6 +39,8 @@ class Shell:
             stderr are then one stream, and commands read the terminal where they have no `stdin`.
         echo: whether the terminal echoes what is written to it.
         restart: whether a command that finds that the shell has ended begins in a new one.
+        user: the user that it begins as, a name or a number, as for `Session.exec`; empty for the
+            session's.
 
     Attributes:
         opened: a Future that ends when the shell is there. Its result fails if it cannot be.
@@ -50,7 +52,7 @@ class Shell:
     def __init__(self, connection: Connection, session: SessionRecord, *, cwd: str = "",
                  env: Mapping[str, str] | None = None, program: str = "", pty: bool = False,
                  rows: int = 24, cols: int = 80, echo: bool = False,
-                 restart: bool = False) -> None:
+                 restart: bool = False, user: str | int = "") -> None:
         size = (rows, cols) if pty else (0, 0)
         if pty and (why := wrong_size(rows, cols)):
             raise InvalidInput(why)
@@ -61,7 +63,7 @@ class Shell:
         self._begin = pl.ShellCall(
             "open", connection.new_id(), start=True, program=str(program), cwd=str(cwd),
             env={**session.env, **environment(env)}, size=size, echo=bool(echo),
-            user=session.spec.user)
+            user=command_user(user, session.spec))
         self.opened = self._submit(self._begin, Options(), "shell", None)
 
     def run(self, command: str, *, stdin: bytes | str = b"", timeout: float | None = None,
