@@ -16,6 +16,7 @@ import json
 import os
 import pwd
 import random
+import shutil
 import subprocess
 import time
 from collections import Counter
@@ -315,6 +316,10 @@ def node_reboot(job: EventJob) -> None:
     # memory does not outlive a reboot
     for path in Path(f"/proc/{holder}/root", "dev/shm").iterdir():
         path.unlink()
+    if job.attended:  # no epilog runs on a node that is set down; Debian empties /tmp at boot
+        for path in Path(f"/proc/{holder}/root/tmp").iterdir():
+            if not path.name.startswith("devcluster-"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
     # A node that registers without a job's script ends the job if it was last active 20 s before
     # (BatchStartTimeout and 10 s). One that registers earlier is asked again ten minutes later.
     time.sleep(max(job.rng.uniform(1, 8), 35 - job.quiet_s()))
