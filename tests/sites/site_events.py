@@ -317,7 +317,7 @@ def node_reboot(job: EventJob) -> None:
     for path in Path(f"/proc/{holder}/root", "dev/shm").iterdir():
         path.unlink()
     if job.attended:  # no epilog runs on a node that is set down; Debian empties /tmp at boot
-        for path in Path(f"/proc/{holder}/root/tmp").iterdir():
+        for path in Path(f"/proc/{holder}/root", "tmp").iterdir():
             if not path.name.startswith("devcluster-"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     # A node that registers without a job's script ends the job if it was last active 20 s before
