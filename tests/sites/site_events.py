@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from helpers.devcluster_fixture import devcluster
@@ -130,11 +131,12 @@ class EventJob(Trial):
         """Waits until each satellite of a job that goes on runs an action. One that the event has
         ended has to come back: it is put into the queue again, and joins the broker again."""
         for number, satellite in enumerate(self.others):
-            self.site.until(
-                lambda job=satellite, name=f"s{number}":
-                self.site.state(job) == "RUNNING" and self.flows("-p", name),
-                f"satellite {satellite} to run an action", 300,
-                lambda: f"{self.states()} {self.said()[-2000:]}")
+            self.site.until(partial(self._works, satellite, f"s{number}"),
+                            f"satellite {satellite} to run an action", 300,
+                            lambda: f"{self.states()} {self.said()[-2000:]}")
+
+    def _works(self, satellite: str, component: str) -> bool:
+        return self.site.state(satellite) == "RUNNING" and self.flows("-p", component)
 
     def starts(self) -> int:
         """How often the job has begun."""
