@@ -16,8 +16,15 @@ drop_leftovers() {      # of a het job: components that lost all their nodes and
         [[ $told =~ $own\ *RUNNING && $told =~ COMPLETING ]] || break
         sleep 1
     done
-    # a higher restart count: Slurm has put the whole job back, and its components wait for the next start
-    [[ $told =~ $own ]] || return 0
+    if [[ ! $told =~ $own ]]; then                       # a higher restart count: Slurm has put this component back
+        # Slurm 22.05 puts it back alone when it has one node, and that node or one of another component is set
+        # down or lost. It could never start without the others; where the whole job was put back, none runs.
+        if [[ $told =~ RUNNING ]]; then
+            echo "tangram: Slurm has put the first component of job $SLURM_JOB_ID back into the queue: the others follow"
+            scontrol requeue "$SLURM_JOB_ID" 2>/dev/null # it says that the first one waits already
+        fi
+        return 0
+    fi
     for component in $(sed -n 's/ .* PENDING *$//p' <<< "$told"); do
         # scancel refuses one component, but Slurm ends it when this job is over: --kill-on-invalid-dep
         timeout 5 scontrol update jobid="$component" dependency="$left:$SLURM_JOB_ID" || echo "tangram: a component of job" \

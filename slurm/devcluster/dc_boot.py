@@ -321,8 +321,10 @@ def start_daemon(c: Cluster, name: str) -> None:
     DAEMONS[name](c)
 
 
-def start_slurmd(c: Cluster, node: str) -> None:
-    argv = [*dc_net.enter(c, node), "slurmd", "-D", "-N", node, "-f", c.conf]
+def start_slurmd(c: Cluster, node: str, *, rebooted: bool = False) -> None:
+    """Starts a node's slurmd; `rebooted` makes it report that the node has just booted, as the
+    nodes have no boot time of their own."""
+    argv = [*dc_net.enter(c, node), "slurmd", "-D", "-N", node, "-f", c.conf, *["-b"] * rebooted]
     name = f"slurmd-{node}"
     c.daemons = [d for d in c.daemons if d["name"] != name]
     dc_procs.start(c, name, argv, f"{c.prefix}/log/{name}.log",

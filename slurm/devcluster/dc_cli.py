@@ -120,7 +120,7 @@ def do_node(o: argparse.Namespace) -> int:
     dc_net.demand(c, o.node)
     if o.fate == "start":
         dc_net.join(c, o.node)
-        dc_boot.start_slurmd(c, o.node)
+        dc_boot.start_slurmd(c, o.node, rebooted=True)
     else:
         {"cut": dc_net.cut, "join": dc_net.join, "kill": dc_net.kill}[o.fate](c, o.node)
     say(f"{o.fate} {o.node}")

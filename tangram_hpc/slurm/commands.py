@@ -14,7 +14,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from ..domain.slurm import JobOrder, JobRef, JobSpan, JobView, with_job_comment
@@ -130,11 +130,13 @@ class Commands:
         """
         try:
             output = await self._run(["sacct", "-n", "-X", "-P", "--duplicates", "-j", job, "-S",
-                                      "1970-01-02", "-o", "JobIDRaw,Submit"], b"", _EPOCH)
+                                      "1970-01-02", "-o", "JobIDRaw,Submit,State"], b"", _EPOCH)
         except (SlurmRejected, SlurmTransient):
             return []
         rows = [line.split("|") for line in output.splitlines()]
-        return [_number(row[1]) for row in rows if len(row) == 2 and row[0] == job]
+        return sorted(set(_start_submits(
+            (job, _number(row[1]), row[2]) for row in rows if len(row) == 3 and row[0] == job
+        ).values()))
 
     async def spans(self, jobs: Collection[str]) -> list[JobSpan]:
         """Returns when each start of each of these jobs held nodes, by accounting, for a
@@ -149,15 +151,16 @@ class Commands:
             SlurmTransient: accounting does not answer.
         """
         output = await self._run(["sacct", "-n", "-X", "-P", "--duplicates", "-j", ",".join(jobs),
-                                  "-S", "1970-01-02", "-o", "JobIDRaw,JobID,Submit,Start,End"],
-                                 b"", _EPOCH)
+                                  "-S", "1970-01-02", "-o",
+                                  "JobIDRaw,JobID,Submit,Start,End,State"], b"", _EPOCH)
+        told = (line.split("|") for line in output.splitlines())
+        rows = [(row[1] if "+" in row[1] else row[0], _number(row[2]), _number(row[3]),
+                 _number(row[4]), row[5]) for row in told if len(row) == 6]
+        first = _start_submits((job, submit, state) for job, submit, _, _, state in rows)
         found: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        for raw, shown, submit, *times in (
-                row for line in output.splitlines() if len(row := line.split("|")) == 5):
-            start, end = map(_number, times)
+        for job, submit, start, end, _ in rows:
             if start:
-                job = shown if "+" in shown else raw
-                found.setdefault((job, _number(submit)), []).append((start, end))
+                found.setdefault((job, first[job, submit]), []).append((start, end))
         return [JobSpan(job, submit, min(start for start, _ in rows) * 10**9,
                         max(end for _, end in rows) * 10**9 if all(end for _, end in rows) else 0)
                 for (job, submit), rows in found.items()]
@@ -244,6 +247,26 @@ def _view(words: Sequence[str]) -> JobView | None:
 
 def _text(word: str) -> str:
     return "" if word in _NOTHING else word
+
+
+def _start_submits(rows: Iterable[tuple[str, int, str]]) -> dict[tuple[str, int], int]:
+    """Returns the submit time of the start to which each row of sacct belongs, by the row's job and
+    submit time.
+
+    A job that loses a node, and works on, gets a new row. Accounting gives that row the time of the
+    loss as its submit time (seen with Slurm 22.05), and the row before it the state RESIZING.
+
+    Args:
+        rows: job, submit time and state of each row, in any order.
+    """
+    found: dict[tuple[str, int], int] = {}
+    resized: dict[str, int] = {}
+    # of two rows of the same second, the one that was resized is the earlier one
+    for job, submit, state in sorted(rows, key=lambda row: (*row[:2], row[2] != "RESIZING")):
+        found[job, submit] = start = resized.pop(job, submit)
+        if state == "RESIZING":
+            resized[job] = start
+    return found
 
 
 def _number(word: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -48,11 +49,13 @@ class Accounting:
         (folder / "sacct").chmod(0o755)
         self.set([])
 
-    def set(self, rows: list[tuple[str, str, int, int, int]], away: list[str] | None = None
-            ) -> None:
-        names = ("JobIDRaw", "JobID", "Submit", "Start", "End")
+    def set(self, rows: Sequence[tuple[str, str, int, int, int] |
+                                 tuple[str, str, int, int, int, str]],
+            away: list[str] | None = None) -> None:
+        """Sets the rows; those without a state are of jobs that are COMPLETED."""
+        names = ("JobIDRaw", "JobID", "Submit", "Start", "End", "State")
         (self.folder / "rows").write_text(json.dumps(
-            [dict(zip(names, row, strict=True)) for row in rows]))
+            [dict(zip(names, (*row, "COMPLETED")[:6], strict=True)) for row in rows]))
         (self.folder / "away").write_text(json.dumps(away or []))
 
     def asked(self) -> list[int]:
@@ -85,6 +88,16 @@ def test_elements_of_arrays_and_components_are_found_by_the_ids_of_the_broker(
              for folder, found in ask_spans([element, last, het]).items()}
     assert spans == {element: [("127", 10, 20)], last: [("123", 11, 21)],
                      het: [("200+0", 12, 22), ("200+1", 13, 23)]}
+
+
+def test_a_job_that_has_lost_nodes_held_nodes_until_its_end(
+        tmp_path: Path, accounting: Accounting) -> None:
+    """Accounting has a row for each size that the job had, with the time of the loss as its submit
+    time; rows of a later job with the same id are no part of it."""
+    accounting.set([("9", "9", 7, 10, 20, "RESIZING"), ("9", "9", 20, 20, 30, "RESIZING"),
+                    ("9", "9", 30, 30, 40, "COMPLETED"), ("9", "9", 90, 90, 99, "COMPLETED")])
+    folder = a_job(tmp_path, "9")
+    assert ask_spans([folder])[folder] == [JobSpan("9", 7, 10 * SECOND, 40 * SECOND)]
 
 
 def test_many_jobs_are_asked_in_pieces_and_again_after_a_piece_without_an_answer(

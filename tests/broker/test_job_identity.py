@@ -33,7 +33,8 @@ from tangram_hpc.storage.journal_segments import read_journals
 NAME = "step0/reward/0"
 SQUEUE = ('#!/bin/sh\nprintf \'%s\\037%s\\037%s\\037\\n\' '
           '7 "$PRETEND_SUBMITTED" "$PRETEND_SUBMITTED"\n')
-SACCT = '#!/bin/sh\nfor at in $PRETEND_ACCOUNTED; do echo "7|$at"; done\n'
+SACCT = ('#!/bin/sh\nfor row in $PRETEND_ACCOUNTED; do at="${row%:*}"; state="${row#"$at"}"; '
+         'echo "7|$at|${state#:}"; done\n')
 
 
 @dataclass
@@ -68,7 +69,7 @@ def environ(home: Path, cluster: str) -> dict[str, str]:
 
 @contextmanager
 def broker_start(home: Path, submitted: int, restarts: int = 0, *, cluster: str = "alpha",
-         accounted: tuple[int, ...] = ()) -> Iterator[Life]:
+         accounted: tuple[int | str, ...] = ()) -> Iterator[Life]:
     """One start of job 7; at the end its broker is killed, as by a lost node."""
     env = environ(home, cluster) | {"PRETEND_SUBMITTED": str(submitted),
                                     "PRETEND_ACCOUNTED": " ".join(map(str, accounted))}
@@ -129,6 +130,14 @@ def test_a_requeued_job_resumes_its_folder(home: Path) -> None:
         starts = tuple(range(1000, submitted, 1000))
         with broker_start(home, submitted, restarts, accounted=starts) as again:
             assert again.kept() == "mine\n"
+
+
+def test_a_requeued_job_that_had_lost_nodes_resumes_its_folder(home: Path) -> None:
+    """Accounting has another row for each size that the job had in its first start, with another
+    submit time."""
+    with broker_start(home, 2000, 1, accounted=("1000:RESIZING", "1500:RESIZING", "1700:REQUEUED")
+                      ) as again:
+        assert again.kept() == "mine\n"
 
 
 def test_a_requeued_job_resumes_its_folder_without_slurm_accounting(home: Path) -> None:

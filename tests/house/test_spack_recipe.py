@@ -1,4 +1,4 @@
-"""The recipe for Spack asks for what pyproject.toml asks for. Spack itself is not installed here: a
+"""The recipe for Spack asks for what pyproject.toml asks for. Spack is not needed: a
 stand-in for its directives reads the recipes."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def directives(recipe: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[A
             monkeypatch.setitem(sys.modules, ".".join(parts[:n]), ModuleType(".".join(parts[:n])))
         monkeypatch.setitem(sys.modules, module.__name__, module)
     file = RECIPES / recipe / "package.py"
-    exec(compile(file.read_text(), str(file), "exec"), {"__name__": recipe})
+    exec(compile(file.read_text(), str(file), "exec"), {"__name__": recipe, "__file__": str(file)})
     return called
 
 
@@ -57,7 +57,15 @@ def test_the_recipe_has_the_dependencies_of_the_project(monkeypatch: pytest.Monk
     assert f"python@{project['project']['requires-python'].removeprefix('>=')}:" in told
 
 
-def test_the_recipe_of_a_dependency_names_a_version_with_its_hash(
+def test_the_recipe_can_be_fetched_from_the_checkout_that_holds_it(
         monkeypatch: pytest.MonkeyPatch) -> None:
-    ((version,), named), = directives("py_shtab", monkeypatch)["version"]
-    assert version == "1.7.2" and re.fullmatch(r"[0-9a-f]{64}", named["sha256"])
+    """`spack info` and `spack audit` refuse a version that Spack could fetch from nowhere."""
+    (version, named), = directives("py_tangram_hpc", monkeypatch)["version"]
+    assert version == ("develop",) and named == {"git": f"file://{REPO}"}
+
+
+@pytest.mark.parametrize(("recipe", "at"), [("py_shtab", "1.7.2"), ("py_msgspec", "0.21.1")])
+def test_the_recipe_of_a_dependency_names_a_version_with_its_hash(
+        recipe: str, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ((version,), named), = directives(recipe, monkeypatch)["version"]
+    assert version == at and re.fullmatch(r"[0-9a-f]{64}", named["sha256"])

@@ -16,11 +16,13 @@ import json
 import os
 import pwd
 import random
+import shutil
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from helpers.devcluster_fixture import devcluster
@@ -49,11 +51,14 @@ class EventJob(Trial):
     Attributes:
         rng: chooses nodes and times.
         full: the folder of a file system that holds `TANGRAM_HOME` alone.
+        attended: whether a node that was down waits for an administrator, as where ReturnToService
+            is 0 or 1.
         undo: what makes the cluster as it was, by name.
     """
 
     rng: random.Random = field(default_factory=random.Random)
     full: Path = Path()
+    attended: bool = False
     undo: dict[str, Callable[[], object]] = field(default_factory=dict)
 
     def start(self) -> None:
@@ -74,12 +79,17 @@ class EventJob(Trial):
         for _ in range(2 if self.layout == "satellites" else 0):
             self.others.append(self.site.submit(
                 "satellite", f"{self.name}s{len(self.others)}", broker=self.job, partition="scav",
-                mem="600", time="30", cpus="8"))
+                mem="600", time="30", cpus="8", component=f"s{len(self.others)}"))
 
-    def flows(self) -> bool:
-        """Whether an action that is submitted from now on ends well."""
+    def flows(self, *where: str) -> bool:
+        """Whether an action that is submitted from now on ends well.
+
+        Args:
+            where: options of `tangram run` that choose its nodes.
+        """
         try:
-            told = self.site.tangram("run", "-j", self.job, "--", "echo", "flows", timeout=30)
+            told = self.site.tangram("run", "-j", self.job, *where, "--", "echo", "flows",
+                                     timeout=30)
         except subprocess.TimeoutExpired:  # it waits for CPUs, of which there are none yet
             return False
         return told.stdout == "flows\n"
@@ -91,20 +101,42 @@ class EventJob(Trial):
         return ask(["scontrol", "show", "hostnames", ",".join(here.split())]).stdout.split()
 
     def outcome(self, seconds: float = 420) -> str:
-        """Waits until the job goes on, starts again and works, or is over."""
+        """Waits until the job goes on with all its satellites, starts again and works, or is over.
+        """
         end, waited = time.monotonic() + seconds, False
         while time.monotonic() < end:
             state = self.site.state(self.job)
             waited = waited or state in ("PENDING", "REQUEUED")
+            if state == "PENDING":
+                self.return_nodes()
             if state not in (*_ACTIVE, "PENDING", "REQUEUED"):
                 return OVER
             if waited and state == "RUNNING" and not any(map(self.site.state, self.others)):
                 self.submit_satellites()
             if state == "RUNNING" and self.flows():
-                return AGAIN if waited or self.starts() > 1 else GOES_ON
+                if waited or self.starts() > 1:  # earlier satellites ended with their broker
+                    return AGAIN
+                self.satellites_work()
+                return GOES_ON
             time.sleep(1)
         raise AssertionError(f"after {seconds:.0f} s job {self.job} is {self.states()} and does "
                              f"not work: {self.said()[-3000:]}")
+
+    def return_nodes(self) -> None:
+        """Returns nodes that earlier events have drained: a job that waits may have no others."""
+        for node in self.undo.keys() - {"slurmdbd"}:
+            self.undo.pop(node)()
+
+    def satellites_work(self) -> None:
+        """Waits until each satellite of a job that goes on runs an action. One that the event has
+        ended has to come back: it is put into the queue again, and joins the broker again."""
+        for number, satellite in enumerate(self.others):
+            self.site.until(partial(self._works, satellite, f"s{number}"),
+                            f"satellite {satellite} to run an action", 300,
+                            lambda: f"{self.states()} {self.said()[-2000:]}")
+
+    def _works(self, satellite: str, component: str) -> bool:
+        return self.site.state(satellite) == "RUNNING" and self.flows("-p", component)
 
     def starts(self) -> int:
         """How often the job has begun."""
@@ -176,8 +208,7 @@ def scancel(job: EventJob) -> None:
     job.site.cluster.run_as_user(["scancel", job.job], check=True)
 
 
-def _set_node(job: EventJob, state: str) -> None:
-    node = job.rng.choice(job.all_nodes())
+def _set_node(job: EventJob, node: str, state: str) -> None:
     # without a check: a node that is down comes back by itself when its slurmd answers
     job.undo[node] = lambda: subprocess.run(
         ["scontrol", "update", f"nodename={node}", "state=resume"], env=job.site.cluster.env,
@@ -185,12 +216,23 @@ def _set_node(job: EventJob, state: str) -> None:
     job.root("scontrol", "update", f"nodename={node}", f"state={state}", "reason=event")
 
 
+def _return_to_service(job: EventJob, node: str, reason: str) -> None:
+    """Where Slurm leaves a node down, an administrator returns it a while after the event."""
+    if job.attended:
+        job.site.until(lambda: f"Reason={reason} " in job.root("scontrol", "show", "node", node),
+                       f"Slurm to set {node} down: {reason}", 60)
+        time.sleep(job.rng.uniform(5, 30))
+        job.root("scontrol", "update", f"nodename={node}", "state=resume")
+
+
 def drain(job: EventJob) -> None:
-    _set_node(job, "drain")
+    _set_node(job, job.rng.choice(job.all_nodes()), "drain")
 
 
 def down(job: EventJob) -> None:
-    _set_node(job, "down")
+    node = job.rng.choice(job.all_nodes())
+    _set_node(job, node, "down")
+    _return_to_service(job, node, "event")
 
 
 def _limit(job: EventJob, minutes: int) -> None:
@@ -276,10 +318,15 @@ def node_reboot(job: EventJob) -> None:
     # memory does not outlive a reboot
     for path in Path(f"/proc/{holder}/root", "dev/shm").iterdir():
         path.unlink()
+    if job.attended:  # no epilog runs on a node that is set down; Debian empties /tmp at boot
+        for path in Path(f"/proc/{holder}/root", "tmp").iterdir():
+            if not path.name.startswith("devcluster-"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
     # A node that registers without a job's script ends the job if it was last active 20 s before
     # (BatchStartTimeout and 10 s). One that registers earlier is asked again ten minutes later.
     time.sleep(max(job.rng.uniform(1, 8), 35 - job.quiet_s()))
     job.fate("start", node)
+    _return_to_service(job, node, "Node unexpectedly rebooted")
     time.sleep(45)  # srun learns only when it asks that a node has no process of its step
 
 
@@ -297,11 +344,11 @@ EVENTS: dict[str, tuple[Callable[[EventJob], None], frozenset[str]]] = {
     "node reboot": (node_reboot, frozenset({GOES_ON, AGAIN, OVER}))}
 
 
-def deck(template: str, count: int, seed: int) -> list[str]:
-    """Returns the events for a template: each as often as any other, in random order."""
+def deck(template: str, count: int, seed: int, kinds: Sequence[str] = tuple(EVENTS)) -> list[str]:
+    """Returns the events for a template: each kind as often as any other, in random order."""
     rng, cards = random.Random(f"{seed} {template}"), list[str]()
     while len(cards) < count:
-        more = list(EVENTS)
+        more = list(kinds)
         rng.shuffle(more)
         cards += more
     return cards[:count]

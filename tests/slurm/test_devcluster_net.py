@@ -108,9 +108,19 @@ def test_a_killed_node_loses_all_processes_and_can_be_started_again(
     assert sleepers()
     node(cluster, "kill", name)
     assert sleepers() == []
+    before = boot_time(cluster, name)
     node(cluster, "start", name)
     cluster.run_as_user(["scancel", "--user", cluster.user])
     assert runs_on(cluster, name)
+    # BootTime of a node without a boot time of its own is its host's, give or take a second
+    assert boot_time(cluster, name) - before > 5
+
+
+def boot_time(cluster: RunningCluster, name: str) -> float:
+    """When a node was started, by Slurm, in seconds since the epoch."""
+    said = cluster.run_as_user(["scontrol", "show", "node", name], check=True).stdout
+    told = said.partition("BootTime=")[2].split()[0]
+    return time.mktime(time.strptime(told, "%Y-%m-%dT%H:%M:%S"))
 
 
 def sleepers() -> list[str]:

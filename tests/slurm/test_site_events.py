@@ -2,7 +2,8 @@
 starts again or ends in order, nothing is left on any node, and every action has an end.
 
 `EVENTS=13 SEED=1 pytest tests/slurm/test_site_events.py -m "slurm and long"` prints the table;
-TEMPLATES=hetjob,satellites takes some templates only.
+TEMPLATES=hetjob,satellites takes some templates only, KINDS="down,node reboot" some events only,
+and RETURN_TO_SERVICE=0 a site where an administrator has to return nodes that were down.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from sites.site_events import COLUMNS, EVENTS, GOES_ON, TEMPLATES, EventJob
 
 SEED, COUNT = int(os.environ.get("SEED", "1")), int(os.environ.get("EVENTS", "13"))
 CHOSEN = os.environ.get("TEMPLATES", ",".join(TEMPLATES)).split(",")
+KINDS = os.environ.get("KINDS", ",".join(EVENTS)).split(",")
+RETURN = int(os.environ.get("RETURN_TO_SERVICE", "2"))
 MIB = 64
 
 
@@ -53,7 +56,8 @@ def site(small_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with running_cluster(
             tmp_path_factory, name=name, prefix=prefix, netns=True, debian_hosts=True, cpu_nodes=4,
             gpu_nodes=1, trainer_nodes=1, cpus_per_node=16, conf_line=[
-                "SlurmdTimeout=90", f"Epilog={REPO}/slurm/epilog.d/50-tangram",
+                "SlurmdTimeout=90", f"ReturnToService={RETURN}",
+                f"Epilog={REPO}/slurm/epilog.d/50-tangram",
                 f"AuthInfo=socket={prefix}/munge/munge.sock,cred_expire=10"]) as cluster:
         cluster.run_as_user(f"mkdir -m 700 {small_home}/home && ln -s {small_home}/home .tangram",
                             check=True)
@@ -78,11 +82,12 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[tuple[str, ...]]]:
 @pytest.mark.parametrize("template", CHOSEN)
 def test_events_end_a_job_in_order_or_not_at_all(
         template: str, site: Site, small_home: Path, table: list[tuple[str, ...]]) -> None:
-    cards, jobs, wrong = site_events.deck(template, COUNT, SEED), 0, list[str]()
+    cards, jobs, wrong = site_events.deck(template, COUNT, SEED, KINDS), 0, list[str]()
     while cards:
         jobs += 1
         name = f"ev{template.replace('-', '')}{jobs}"
-        job = EventJob(site, template, name, rng=random.Random(f"{SEED} {name}"), full=small_home)
+        job = EventJob(site, template, name, rng=random.Random(f"{SEED} {name}"), full=small_home,
+                       attended=RETURN < 2)
         first = len(table)
         try:
             job.start()

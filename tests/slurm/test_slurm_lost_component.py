@@ -40,12 +40,13 @@ def component(site: Site, job: str) -> list[str]:
     return rows(site, job).get(f"{job}+1", [])
 
 
-def submitted(site: Site, name: str, **keys: str) -> str:
+def submitted(site: Site, name: str, strict: bool = True, **keys: str) -> str:
     """A job whose trainer ends when a file of its name is there."""
     return site.submit(
-        "hetjob", name, partition_cpu="cpu", partition_gpu="gpu", partition_trainer="trainer",
-        nodes_gpu="2", gres_gpu="gpu:1", mem_cpu="600", mem_gpu="600", ranks="1", gateway="off",
-        mpi="none", time="20", trainer=f"until [ -e {name}.go ]; do sleep 0.2; done", **keys)
+        "hetjob", name, strict, partition_cpu="cpu", partition_gpu="gpu",
+        partition_trainer="trainer", nodes_gpu="2", gres_gpu="gpu:1", mem_cpu="600", mem_gpu="600",
+        ranks="1", gateway="off", mpi="none", time="20",
+        trainer=f"until [ -e {name}.go ]; do sleep 0.2; done", **keys)
 
 
 def test_a_job_that_is_requeued_while_its_script_still_ends_starts_again(nodes: Site) -> None:
@@ -90,6 +91,45 @@ def test_nothing_stays_on_a_first_node_that_is_set_down(nodes: Site) -> None:
     nodes.until(lambda: not nodes.state(job), "the job to leave the queue", 90)
     nodes.until(lambda: not nodes.left_behind(), "all that is the user's to go", 30,
                 lambda: str(nodes.left_behind()))
+
+
+@pytest.mark.parametrize(("name", "number"), [("own", 0), ("other", 1), ("dead", 1)])
+def test_a_job_starts_again_whose_first_component_alone_is_put_back(
+        nodes: Site, name: str, number: int) -> None:
+    """Slurm puts a first component of one node back into the queue when any node of the job is set
+    down or lost, and ends the others when the script is over. They have to follow it, as it cannot
+    start alone."""
+    job = submitted(nodes, name, strict=False, nodes_cpu="1")
+    nodes.until(lambda: len(nodes.info(job).get("nodes", [])) == 3, "all workers to join", 120,
+                lambda: nodes.output(name, job))
+    node = rows(nodes, job)[f"{job}+{number}"][2].replace("[1-2]", "1")
+    prefix = ("node", "--prefix", str(nodes.cluster.prefix))
+    if name == "dead":
+        assert devcluster(*prefix, "kill", node).returncode == 0
+        nodes.until(lambda: rows(nodes, job)[f"{job}+0"][0] == "PENDING", "Slurm to notice", 120,
+                    lambda: str(rows(nodes, job)))
+        assert devcluster(*prefix, "start", node).returncode == 0
+    else:
+        subprocess.run(["scontrol", "update", f"nodename={node}", "state=down", "reason=test"],
+                       env=nodes.cluster.env, check=True)
+    again = nodes.cluster.home / f"{name}-{job}.1.out"
+    nodes.until(again.exists, "the next start", 200, lambda: str(rows(nodes, job)))
+
+    def up() -> int:
+        return sum(n["state"] == "UP" for n in nodes.info(job).get("nodes", []))
+
+    nodes.until(lambda: up() == 3, "all workers to join again", 120,
+                lambda: f"{nodes.info(job)} {again.read_text()}")
+    (nodes.cluster.home / f"{name}.go").touch()
+    nodes.until(lambda: not nodes.state(job), "the job to leave the queue", 90, again.read_text)
+
+    def left() -> list[str]:
+        """Without that of the node that lost its power, where nothing could be removed: its scratch
+        folder stays until the epilog or a later worker removes it."""
+        return [path for path in nodes.left_behind()
+                if name != "dead" or not path.endswith(f"-{node}")]
+
+    nodes.until(lambda: not left(), "all that is the user's to go", 30, lambda: str(left()))
 
 
 def test_a_component_that_loses_one_of_two_nodes_shrinks(nodes: Site) -> None:

@@ -1,11 +1,16 @@
 """tangram_hpc from a checkout, with Spack's Python and, by `+mpi`, its MPI.
 
 There is no archive of a release that Spack could fetch, so the version `develop` is built from a
-folder: `spack install py-tangram-hpc@develop dev_path=/path/to/checkout`.
+folder: `spack install py-tangram-hpc@develop dev_path=/path/to/checkout`. Without `dev_path` Spack
+clones the checkout in which this recipe lies, and builds the commit that is checked out there.
 """
+
+import os
 
 from spack.package import depends_on, license, variant, version
 from spack_repo.builtin.build_systems.python import PythonPackage
+
+CHECKOUT = os.path.abspath(os.path.join(os.path.dirname(__file__), *6 * [".."]))
 
 
 class PyTangramHpc(PythonPackage):
@@ -13,7 +18,8 @@ class PyTangramHpc(PythonPackage):
 
     license("Apache-2.0")
 
-    version("develop")
+    # a version without an address would make `spack info` and `spack audit` fail
+    version("develop", git=f"file://{CHECKOUT}")
 
     variant("mpi", default=True, description="Ranks of a trainer reach the broker by MPI")
 
