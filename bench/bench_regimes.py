@@ -77,7 +77,8 @@ def coding(rng: random.Random, rigid: float = 0.0, most: int = 16, scale: float 
 
 
 def widths(rng: random.Random, scale: float) -> Workload:
-    """Programs of one name that keep their only size; nothing says how long one will take."""
+    """Programs of one name that keep their only size. What is learned of them does not tell short
+    ones from long ones."""
     def draw() -> dict[str, Any]:
         cpus = rng.randint(1, 4)
         return action("program", "cpu", cpus * rng.lognormvariate(0.4, 0.7), [cpus], resize=False)

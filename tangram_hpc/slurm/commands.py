@@ -161,9 +161,9 @@ class Commands:
         for job, submit, start, end, _ in rows:
             if start:
                 found.setdefault((job, first[job, submit]), []).append((start, end))
-        return [JobSpan(job, submit, min(start for start, _ in rows) * 10**9,
-                        max(end for _, end in rows) * 10**9 if all(end for _, end in rows) else 0)
-                for (job, submit), rows in found.items()]
+        return [JobSpan(job, submit, min(start for start, _ in held) * 10**9,
+                        max(end for _, end in held) * 10**9 if all(end for _, end in held) else 0)
+                for (job, submit), held in found.items()]
 
     async def close(self) -> None:
         """See `adapter.SlurmAdapter.close`; a call that is cancelled ends its own command."""

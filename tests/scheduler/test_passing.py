@@ -30,6 +30,16 @@ def join(world: World, client: int) -> None:
     world.happen(ev.ClientJoined(world.now, client, f"uid-{client}", "test", 0, 1, "socket"))
 
 
+def two_tenants() -> World:
+    """A world in which client 1 belongs to the tenant `ahead`, and client 2 to `behind`."""
+    world = World("elastic", now=SECOND)
+    join(world, 2)
+    for client, tenant in ((1, "ahead"), (2, "behind")):
+        world.happen(ev.TenantDeclared(world.now, TenantSpec(tenant)))
+        world.happen(ev.TenantNamed(world.now, client, tenant))
+    return world
+
+
 def busy(world: World, run_s: float = 1.0) -> None:
     """Adds a node and gives it an action of one CPU for each CPU but one."""
     world.node(cpus=CPUS)
@@ -86,18 +96,25 @@ def test_a_wide_action_is_passed_for_a_multiple_of_its_run_at_most(cpus: int, se
 
 
 def test_no_action_of_another_tenant_passes_one_whose_tenant_stays_behind() -> None:
-    world = World("elastic", now=SECOND)
-    for client, tenant in ((1, "ahead"), (2, "behind")):
-        if client > 1:
-            join(world, client)
-        world.happen(ev.TenantDeclared(world.now, TenantSpec(tenant)))
-        world.happen(ev.TenantNamed(world.now, client, tenant))
+    world = two_tenants()
     busy(world)  # with actions of the tenant that is ahead
     wide, narrow = submit(world, 2, 1.0, 2), submit(world, 1, 1.0, 1)
     assert started(world.plan()) == []
     world.now += SECOND
     world.finish(next(iter(world.ledger.leases.values())).action)
     assert started(world.plan())[0] == wide and not world.ledger.actions[narrow].lease
+
+
+def test_a_wide_action_lets_its_own_tenant_pass_where_tenants_are_compared() -> None:
+    world = two_tenants()
+    busy(world)
+    submit(world, 2, 1.0, 2)
+    world.now += SECOND
+    world.finish(next(iter(world.ledger.leases.values())).action)
+    world.plan()  # the tenant that was behind holds two CPUs now
+    world.finish(next(iter(world.ledger.leases.values())).action)
+    wide, narrow = submit(world, 3, 1.0, 2), submit(world, 1, 4.0, 2)
+    assert started(world.plan()) == [narrow] and not world.ledger.actions[wide].lease
 
 
 def widths(seed: int) -> Workload:

@@ -56,7 +56,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(prog="python -m swarm", description=__doc__)
-    p.add_argument("--seeds", type=_seeds, default="0:1000", help="FROM:TO, or one seed")
+    p.add_argument("--seeds", type=seed_range, default="0:1000", help="FROM:TO, or one seed")
     p.add_argument("--jobs", type=int, default=2, help="processes")
     p.add_argument("--turns", type=int, help="turns of each run; else drawn")
     p.add_argument("--workers", type=int, help="workers; else drawn")
@@ -71,7 +71,8 @@ def _arguments() -> argparse.Namespace:
     return p.parse_args()
 
 
-def _seeds(text: str) -> range:
+def seed_range(text: str) -> range:
+    """The seeds that a text names; its own name is part of argparse's message."""
     first, _, last = text.partition(":")
     return range(int(first), int(last) if last else int(first) + 1)
 

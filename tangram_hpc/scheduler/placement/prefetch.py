@@ -31,7 +31,7 @@ OVERHEAD_NS = 20_000  # the least time for an action in addition to its own work
 # is too high on a busy machine, or leaves units idle between two scheduling cycles: a bound of 32
 # halved the throughput.
 CONTENDED_NS, CONTENDED_MIN = 5_000_000, 8
-PACE = 128  # leases over which `NodeEntry.pace_ns` is averaged
+PACE = 128  # leases over which `NodeEntry.short_lease_gap_ns` is averaged
 RECENT_NS = 1_000_000_000  # a client that has sent nothing for this time does not count as sending
 
 

@@ -303,12 +303,10 @@ def divide_cpus(free: int, holders: Sequence[ResizableLease],
         left = shares.admit(e, free) if e.least <= spare else None
         if left is None:
             passed_over = e.least > spare and not e.must
-            if turns is None:
-                if passed_over:
-                    continue
+            if turns is None and not passed_over:
                 break
-            if turns.room(e.tenant) < e.least:
-                continue  # units that come free do not help it
+            if turns is None or turns.room(e.tenant) < e.least:
+                continue  # no units are kept for it
             last = last or max(map(turns.rank, turns.holders()), default=turns.rank(e.tenant))
             if e.tenant != last[2] and turns.rank(e.tenant, e.least) < last:
                 break

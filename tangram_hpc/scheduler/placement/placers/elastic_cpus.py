@@ -322,11 +322,12 @@ def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiti
             started: set[int]) -> tuple[list[tuple[Action, ActionShape, bool]], bool]:
     """Chooses the actions that start if units suffice, in order.
 
-    Actions with reserved CPUs start at once. An action for which too few units are free or can be
-    taken is chosen as well, but no units are kept for it, until PASSED_RUNS says so.
+    Actions with reserved CPUs start at once. An action that needs more units than there are is
+    chosen as well, because `divide_cpus` keeps them for it if its tenant stays behind another one.
+    Otherwise later actions may take them, until it has waited too long for that (PASSED_RUNS).
 
     Returns:
-        The actions, each with a flag that it must start if it fits, since it is overdue or its
+        The actions, each with a flag that it must start if it fits, since it has waited long or its
         client was not served in this cycle yet; and whether a waiting action reserves the node's
         GPUs.
     """

@@ -139,13 +139,10 @@ class Waiting:
 
     def skip_shape_of(self, chosen: Next) -> None:
         """Passes over all actions of an action's tenant that have its shape, in this cycle."""
-        shard = self._ledger.ready.shard_of(chosen.action)
-        self._skip_shape_of(shard.share.tenant, chosen.shape)
-
-    def _skip_shape_of(self, tenant: str, shape: ActionShape) -> None:
+        tenant = self._ledger.ready.shard_of(chosen.action).share.tenant
         for each in self._lists.values():
             if each.tenant == tenant:
-                each.skip_shape(shape)
+                each.skip_shape(chosen.shape)
 
     def allows(self, view: Snapshot, chosen: Next) -> bool:
         """Returns whether the limits of an action's tenant allow its smallest size. If they do not,
@@ -161,7 +158,7 @@ class Waiting:
                 units + self._beside[tenant, resource] <= of.room(tenant)
                 for resource, units in beside if units and (of := view.turns(resource))):
             return True
-        self._skip_shape_of(tenant, shape)
+        self.skip_shape_of(chosen)
         return False
 
     def charge(self, chosen: Next, units: int) -> None:
