@@ -2,7 +2,8 @@
 
 The init samples what they use (`background_demand` decides), tells the worker when they could run
 (BackgroundRunnable), and runs them under the lease that comes (LeaseBackground) until nothing can
-run any more. The end of a lease is reported like that of an action, with CPU time and memory.
+run any more or waits for the kernel. The end of a lease is reported like that of an action, with
+CPU time and memory.
 
 Without a lease, processes that wait are left alone, so that a server notices its client. Those that
 run use a twentieth of one core, and are stopped beyond that. The limits of the session hold under a
@@ -79,7 +80,7 @@ class LeasedBackground:
         self.there = True
         self._demand.begin(now)
         self._cpu.used(pids)
-        self._sample(now, pids, 0, _can_run(pids))
+        self._sample(now, pids, 0, _in_state("R", pids))
 
     def wake(self) -> None:
         """Notes that an action begins, beside which the processes run."""
@@ -165,9 +166,13 @@ class LeasedBackground:
         if self._order is not None and self._meter.due and now >= self._meter.due and (
                 broken := self._meter.look(now)):
             return self._kill(*broken)
+        if self._order is not None:
+            # "D": the kernel gives it memory, waits for the disk or is about to end it. A lease
+            # that ended now would end before its processes when they break the memory limit.
+            return self._sample(now, pids, used, _in_state("RD", pids))
         # what uses no CPU time that a cgroup counts cannot run, or will have used some soon
-        quiet = self._cpu.exact and not used and self._order is None
-        self._sample(now, pids, used, not quiet and _can_run(pids))
+        quiet = self._cpu.exact and not used
+        self._sample(now, pids, used, not quiet and _in_state("R", pids))
 
     def _sample(self, now: int, pids: list[int], used: int, runnable: bool) -> None:
         verdict = self._demand.sample(used, runnable, now)
@@ -255,9 +260,9 @@ class _CpuClock:
         self._reaped_ns += round((usage.ru_utime + usage.ru_stime) * 1e9)
 
 
-def _can_run(pids: list[int]) -> bool:
-    """Whether a thread of these processes runs or waits for a core."""
-    return any(process_tree.thread_state(pid, tid) == "R"
+def _in_state(states: str, pids: list[int]) -> bool:
+    """Whether a thread of these processes is in one of the states, letters as in ps."""
+    return any(process_tree.thread_state(pid, tid) in states
                for pid in pids for tid in process_tree.threads(pid))
 
 
