@@ -287,6 +287,19 @@ def test_a_session_that_waits_rests_on_what_holds_cores_and_memory() -> None:
     assert forecast(world.scheduler, write.id, world.now).rests_on == {"unknown": 1}
 
 
+def test_an_action_without_a_session_rests_on_what_runs_on_reserved_cores() -> None:
+    """The lease itself holds no core. Its session does, and may close after the action."""
+    world = World("static:2")
+    world.node(2)
+    session = world.session()
+    world.plan()
+    world.happen(ev.SessionReady(world.now, session))
+    runs = world.submit(2, session=session)
+    world.plan()
+    assert world.ledger.leases[world.lease_of(runs)].reserved
+    assert forecast(world.scheduler, world.submit(1), world.now).rests_on == {"unknown": 1}
+
+
 def test_no_end_lies_beyond_the_limit_on_the_run_time() -> None:
     world = World("fcfs:1")
     world.node(1)

@@ -81,6 +81,18 @@ def test_queues_of_services_are_bounded_and_explain_says_why_a_turn_waits() -> N
         explain(world.scheduler, world.now, show(turns[6])))[0]
 
 
+def test_a_turn_that_no_service_was_chosen_for_rests_on_the_calls_and_not_on_commands() -> None:
+    world = site()
+    world.submit(1)
+    turns = [world.turn(n) for n in range(8)]
+    world.plan()
+    calls = sum(bool(world.lease_of(turn)) for turn in turns)
+    assert calls and world.service(turns[7]) == ""
+    assert forecast(world.scheduler, turns[7], world.now).rests_on == {"unknown": calls}
+    waits = [world.submit(4) for _ in range(2)][-1]
+    assert forecast(world.scheduler, waits, world.now).rests_on == {"unknown": 1}
+
+
 def test_tangram_info_shows_pool_rates_with_their_counts() -> None:
     world = site()
 
