@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,9 +73,8 @@ def files_with(test: Callable[[bytes], bool], *folders: Path) -> set[Path]:
 class Job:
     """A broker that takes a checkpoint each 100 events, and a worker of it."""
 
-    def __init__(self, place: Path) -> None:
-        self.home, self.scratch, self.said = place / "home", place / "scratch", place / "said"
-        self.scratch.mkdir()
+    def __init__(self, place: Path, scratch: Path) -> None:
+        self.home, self.scratch, self.said = place / "home", scratch, place / "said"
         self.folder = self.home / "jobs" / JOB
         self.environ = {**os.environ, "TANGRAM_HOME": str(self.home), "TANGRAM_JOB": JOB,
                         "TANGRAM_SCRATCH": str(self.scratch), "TANGRAM_LOGS_MIB": "16",
@@ -108,11 +108,13 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    running = Job(tmp_path)
-    yield running
-    for process in (running.broker, running.worker):
-        process.kill()
-        process.wait()
+    # the name of a socket in it has to be short, and that of `tmp_path` may be long
+    with tempfile.TemporaryDirectory(prefix="search-") as scratch:
+        running = Job(tmp_path, Path(scratch))
+        yield running
+        for process in (running.broker, running.worker):
+            process.kill()
+            process.wait()
 
 
 def used(session: tangram_hpc.Session, job: Job) -> str:
@@ -188,7 +190,7 @@ def test_a_secret_is_in_nothing_that_a_job_keeps_or_prints(job: Job, tmp_path: P
         assert not outside_processes(job)
         searched(job, shown)
     job.end()
-    assert not files_with(hidden_in, tmp_path)  # the file of secrets is gone, too
+    assert not files_with(hidden_in, tmp_path, job.scratch)  # the file of secrets is gone, too
 
 
 def searched(job: Job, shown: dict[str, bytes]) -> None:
