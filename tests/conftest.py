@@ -1,8 +1,10 @@
-"""Fixtures that several files share: a real Slurm with this package on it, a real executor."""
+"""Fixtures that several files share: a real Slurm with this package on it, a real executor, a
+folder for sockets."""
 
 from __future__ import annotations
 
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +90,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     else:
         forked_start.install()
     return (yield)
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """An empty folder with a name of few characters. `tmp_path` leaves too little room for the path
+    of a Unix socket (107 bytes) if the name of the user or of the test is long.
+    """
+    with tempfile.TemporaryDirectory(prefix="t-") as name:
+        yield Path(name)
 
 
 @pytest.fixture(scope="session")

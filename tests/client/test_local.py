@@ -328,25 +328,23 @@ def test_a_broker_that_ends_says_so_and_leaves_a_tombstone(tmp_path: Path) -> No
     c.close()
 
 
-def test_all_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
+def test_all_processes_end_with_a_killed_parent(tmp_path: Path, short_folder: Path) -> None:
     code = ("import tangram_hpc, time\n"
             "c = tangram_hpc.LocalCluster(cpus=1).start()\n"
             "c.submit(['sleep', '4242'])\n"
             "time.sleep(0.5); print('up', flush=True); time.sleep(100)")
-    scratch = tmp_path / "s"  # a Unix socket's path has 107 bytes at most
-    scratch.mkdir()
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE,
                              env={**os.environ, "TANGRAM_HOME": str(tmp_path / "home"),
-                                  "TANGRAM_SCRATCH": str(scratch)})
+                                  "TANGRAM_SCRATCH": str(short_folder)})
     assert child.stdout is not None and child.stdout.readline() == b"up\n"
     child.kill()
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         alive = subprocess.run(["pgrep", "-f", "sleep 4242"], capture_output=True, check=False)
-        if alive.returncode and not list(scratch.iterdir()):
+        if alive.returncode and not list(short_folder.iterdir()):
             return
         time.sleep(0.1)
-    raise AssertionError(f"left: {alive.stdout!r} {list(scratch.iterdir())}")
+    raise AssertionError(f"left: {alive.stdout!r} {list(short_folder.iterdir())}")
 
 
 # ---- the mouth ---------------------------------------------------------------------------------
@@ -435,9 +433,9 @@ def test_info_names_the_enforcement_of_actions(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.parametrize("field", ["bind", "scratch"])
-def test_a_broker_that_cannot_listen_says_why_and_leaves_nothing(tmp_path: Path, field: str
-                                                                 ) -> None:
-    scratch = tmp_path / ("x" * 110 if field == "scratch" else "x")  # too long for a socket
+def test_a_broker_that_cannot_listen_says_why_and_leaves_nothing(
+        tmp_path: Path, short_folder: Path, field: str) -> None:
+    scratch = short_folder / ("x" * 110 if field == "scratch" else "x")  # too long for a socket
     scratch.mkdir()
     words = ["--bind", "203.0.113.7"] if field == "bind" else []  # nobody has this address
     told = forked_verb.tangram("broker", "--job", "j", *words, env={

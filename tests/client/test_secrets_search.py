@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -107,14 +106,12 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    # the name of a socket in it has to be short, and that of `tmp_path` may be long
-    with tempfile.TemporaryDirectory(prefix="search-") as scratch:
-        running = Job(tmp_path, Path(scratch))
-        yield running
-        for process in (running.broker, running.worker):
-            process.kill()
-            process.wait()
+def job(tmp_path: Path, short_folder: Path) -> Iterator[Job]:
+    running = Job(tmp_path, short_folder)
+    yield running
+    for process in (running.broker, running.worker):
+        process.kill()
+        process.wait()
 
 
 def used(session: tangram_hpc.Session, job: Job) -> str:

@@ -280,14 +280,14 @@ def test_files_and_locks_are_really_tried(tmp_path: Path) -> None:
     assert found[0].state == "skip" and "no folder can be made" in found[0].found
 
 
-def test_doctor_connects_to_a_broker_with_the_real_handshake(tmp_path: Path) -> None:
-    here = where(tmp_path)
+def test_doctor_connects_to_a_broker_with_the_real_handshake(short_folder: Path) -> None:
+    here = where(short_folder)
     assert "handshake" in net.tcp(here).found and net.unix(here).state == "ok"
     elsewhere = CheckContext({}, Config.model_validate({}), "203.0.113.9", SlurmFacts())
     assert net.tcp(elsewhere).state == "fail" and "cannot listen" in net.tcp(elsewhere).found
-    long = tmp_path / ("n" * 100)
+    long = short_folder / ("n" * 100)
     long.mkdir()
-    assert "short path" in net.unix(where(tmp_path, TMPDIR=str(long))).remedy
+    assert "short path" in net.unix(where(short_folder, TMPDIR=str(long))).remedy
     assert "lo 127.0.0.1" in net.interfaces(here).found
 
 
@@ -338,8 +338,8 @@ def by_name(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.timeout(300)
-def test_doctor_finds_that_this_machine_runs_the_main_job(tmp_path: Path) -> None:
-    status, told = doctor(tmp_path)
+def test_doctor_finds_that_this_machine_runs_the_main_job(short_folder: Path) -> None:
+    status, told = doctor(short_folder)
     if told["place"] != "machine":
         pytest.skip("this machine has a Slurm of its own")
     found = by_name(told)
@@ -348,8 +348,8 @@ def test_doctor_finds_that_this_machine_runs_the_main_job(tmp_path: Path) -> Non
     assert found["cores"]["found"].startswith(f"{len(os.sched_getaffinity(0))} of ")
     assert found["library"]["state"] == "ok" and "two ranks met" in found["hello"]["found"]
     assert found["job"]["state"] == found["nodes"]["state"] == "skip"
-    assert str(tmp_path / "tmp") in found["scratch"]["found"]
-    assert os.listdir(tmp_path / "home") == os.listdir(tmp_path / "tmp") == []
+    assert str(short_folder / "tmp") in found["scratch"]["found"]
+    assert os.listdir(short_folder / "home") == os.listdir(short_folder / "tmp") == []
 
 
 @pytest.mark.timeout(300)
@@ -364,12 +364,12 @@ def test_doctor_names_the_reasons_why_a_machine_cannot_run_the_main_job(tmp_path
         "broker" in found["embedded run"]["found"])
 
 
-def test_a_failed_rehearsal_of_doctor_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_rehearsal_of_doctor_leaves_nothing(short_folder: Path) -> None:
     """The worker's settings forbid it to start: the finding is one line, and nothing is left."""
     if not missing(RUNTIMES["enroot"]):
         pytest.skip("enroot is here, so that it may be asked for")
-    given = {**os.environ, "TANGRAM_HOME": str(tmp_path / "home"), "TANGRAM_ISOLATION": "enroot",
-             "TMPDIR": str(tmp_path)}
+    given = {**os.environ, "TANGRAM_HOME": str(short_folder / "home"),
+             "TANGRAM_ISOLATION": "enroot", "TMPDIR": str(short_folder)}
     found = rehearsal.run(CheckContext(given, Config.model_validate({}), "", SlurmFacts()))
     assert found.state == "fail" and "a worker did not start" in found.found
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(short_folder) == []

@@ -32,9 +32,9 @@ def until(true: Callable[[], Any], what: str) -> Any:
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def started(short_folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `tangram` commands with a home of their own."""
-    env = {**os.environ, "TANGRAM_HOME": str(tmp_path / "t"), "TMPDIR": str(tmp_path),
+    env = {**os.environ, "TANGRAM_HOME": str(short_folder / "t"), "TMPDIR": str(short_folder),
            "TANGRAM_GRACE_S": "5"}
     runs = []
 
@@ -50,8 +50,8 @@ def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def test_a_worker_joins_the_job_that_it_is_told(
-        started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
-    jobs = tmp_path / "t" / "jobs"
+        started: Callable[..., subprocess.Popen[str]], short_folder: Path) -> None:
+    jobs = short_folder / "t" / "jobs"
     started("broker", "--job", "local-a", "--bind", "none")
     started("broker", "--job", "local-b", "--bind", "none")
     until(lambda: all((jobs / job / "access.json").exists() for job in ("local-a", "local-b")),
@@ -71,14 +71,14 @@ def test_a_worker_takes_one_way_to_a_broker(
 
 
 def test_a_worker_rejoins_after_a_lost_link_and_exits_when_its_broker_ended(
-        started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+        started: Callable[..., subprocess.Popen[str]], short_folder: Path) -> None:
     broker = started("broker", "--job", "local-way", "--bind", "127.0.0.1")
-    path = tmp_path / "t" / "jobs" / "local-way" / "access.json"
+    path = short_folder / "t" / "jobs" / "local-way" / "access.json"
     until(path.exists, "a broker")
     known = json.loads(path.with_name("worker.json").read_text())
     tcp = next(a for a in known["addresses"] if a.startswith("tcp:"))
     relay = Relay("127.0.0.1", int(tcp.rpartition(":")[2]))
-    detour = tmp_path / "detour.json"
+    detour = short_folder / "detour.json"
     detour.write_text(json.dumps({**known, "addresses": [f"tcp:127.0.0.1:{relay.port}"]}))
     detour.chmod(0o600)
     worker = started("worker", "--access", str(detour), "--name", "n", "--cpus", "1")
@@ -87,7 +87,7 @@ def test_a_worker_rejoins_after_a_lost_link_and_exits_when_its_broker_ended(
             return [n["state"] for n in client.ask("nodes")["nodes"]]
 
         until(lambda: up() == ["UP"], "the worker to join")
-        go = tmp_path / "go"  # however slow this machine is: it still runs when the way is cut
+        go = short_folder / "go"  # however slow this machine is: it still runs when the way is cut
         cut = client.submit(f"until [ -e {go} ]; do sleep 0.05; done; echo over", trusted=True)
         until(lambda: client.ask("info")["actions"].get("RUNNING"), "it to run")
         relay.shut()
