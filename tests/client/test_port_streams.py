@@ -261,9 +261,18 @@ def kill_init_beside(session: Any) -> None:
     here = process_tree.descendants(os.getpid())
     names = {pid: process_tree.read(f"/proc/{pid}/cmdline") or b"" for pid in here}
     (program,) = [pid for pid, name in names.items() if b"98765" in name]
-    (init,) = [pid for pid in here if process_tree.read(f"/proc/{pid}/comm") == b"tangram-init\n"
-               and os.readlink(f"/proc/{pid}/ns/net") == os.readlink(f"/proc/{program}/ns/net")]
+    # a child that it forks to stop the program has its name, too, for a moment; parents come first
+    init = next(pid for pid in here if process_tree.read(f"/proc/{pid}/comm") == b"tangram-init\n"
+                and network_of(pid) == network_of(program))
     os.kill(init, signal.SIGKILL)
+
+
+def network_of(pid: int) -> str:
+    """The network namespace of a process; empty when the process is gone."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return ""
 
 
 def test_many_streams_at_once(session: Any) -> None:
