@@ -63,8 +63,8 @@ def state(pid: int) -> str:
 
 
 def thread_state(pid: int, tid: int) -> str:
-    """The state of a thread as a letter: "R" runs or waits for a core, "D" waits in the
-    kernel and cannot be killed; "X" when it is gone.
+    """The state of a thread as a letter: "R" runs or waits for a core, "D" waits in the kernel for
+    a disk or for memory; "X" when it is gone.
     """
     text = read(f"/proc/{pid}/task/{tid}/stat")
     return chr(text[text.rindex(b")") + 2]) if text else "X"

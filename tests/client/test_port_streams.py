@@ -261,7 +261,7 @@ def kill_init_beside(session: Any) -> None:
     here = process_tree.descendants(os.getpid())
     names = {pid: process_tree.read(f"/proc/{pid}/cmdline") or b"" for pid in here}
     (program,) = [pid for pid, name in names.items() if b"98765" in name]
-    # a child that it forks to stop the program has its name, too, for a moment; parents come first
+    # the init forks a child, which has its name, to stop the program; parents come before children
     init = next(pid for pid in here if process_tree.read(f"/proc/{pid}/comm") == b"tangram-init\n"
                 and network_of(pid) == network_of(program))
     os.kill(init, signal.SIGKILL)

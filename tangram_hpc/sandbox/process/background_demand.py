@@ -9,8 +9,8 @@ is taken from it. When a process can run, CPUs are asked for; when the bucket is
 stopped until the CPUs come. A sample may come late, so more than the bucket held may have been
 used. That debt is paid with a later lease, which goes on until it has been idle for as long.
 
-A lease ends when nothing has run, and nothing could, for QUIET_NS. Under a lease what waits in the
-kernel, for memory or a disk, counts as what can run.
+A lease ends when nothing has run, and nothing could, for QUIET_NS. Under a lease, a process that
+waits in the kernel for a disk or for memory counts as one that can run.
 
 Invariant: what is used without a lease in a time t is at most t / SHARE + BURST_NS, one sample's
 time on the cores to which the processes are bound, and what idle time of leases has paid for.
@@ -93,7 +93,8 @@ class BackgroundDemand:
         Args:
             used_ns: CPU time that the processes used since the last sample, or since `begin` or
                 `lease`.
-            runnable: whether one of them can run now, or waits in the kernel under a lease.
+            runnable: whether one of them can run now. Under a lease, also whether one waits in the
+                kernel.
             now: the time.
         """
         passed, self._at = now - self._at, now

@@ -1,9 +1,9 @@
 """Background processes that get CPUs of their own while one of them can run (`background="run"`).
 
 The init samples what they use (`background_demand` decides), tells the worker when they could run
-(BackgroundRunnable), and runs them under the lease that comes (LeaseBackground) until nothing can
-run any more or waits for the kernel. The end of a lease is reported like that of an action, with
-CPU time and memory.
+(BackgroundRunnable), and runs them under the lease that comes (LeaseBackground) until none can run
+and none waits in the kernel. The end of a lease is reported like that of an action, with CPU time
+and memory.
 
 Without a lease, processes that wait are left alone, so that a server notices its client. Those that
 run use a twentieth of one core, and are stopped beyond that. The limits of the session hold under a
@@ -166,13 +166,12 @@ class LeasedBackground:
         if self._order is not None and self._meter.due and now >= self._meter.due and (
                 broken := self._meter.look(now)):
             return self._kill(*broken)
-        if self._order is not None:
-            # "D": the kernel gives it memory, waits for the disk or is about to end it. A lease
-            # that ended now would end before its processes when they break the memory limit.
-            return self._sample(now, pids, used, _in_state("RD", pids))
+        # A process that breaks its memory limit waits in the kernel ("D") before it is killed and
+        # before it has ended. Its lease must not end meanwhile.
+        states = "R" if self._order is None else "RD"
         # what uses no CPU time that a cgroup counts cannot run, or will have used some soon
-        quiet = self._cpu.exact and not used
-        self._sample(now, pids, used, not quiet and _in_state("R", pids))
+        quiet = self._cpu.exact and not used and self._order is None
+        self._sample(now, pids, used, not quiet and _in_state(states, pids))
 
     def _sample(self, now: int, pids: list[int], used: int, runnable: bool) -> None:
         verdict = self._demand.sample(used, runnable, now)
