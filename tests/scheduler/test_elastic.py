@@ -174,6 +174,56 @@ def test_an_action_that_waited_past_the_limit_starts_next() -> None:
     assert next(iter(w.ledger.leases.values())).action == victim
 
 
+def test_where_much_work_waits_an_action_is_overtaken_as_long_as_arrival_would_make_it_wait(
+        ) -> None:
+    """It would wait for 100 others of a second if it had come last."""
+    w = World("elastic")
+    w.node(1)
+    w.submit(1, profile=Profile(10**9))
+    w.plan()
+    victim = w.submit(1, profile=Profile(10**13))
+    for _ in range(100):
+        w.submit(1, profile=Profile(10**9))
+    since = w.now
+    while True:
+        w.now += 10**9
+        w.finish(next(iter(w.ledger.leases.values())).action)
+        w.plan()
+        running = next(iter(w.ledger.leases.values())).action
+        if running == victim:
+            break
+        w.submit(1, profile=Profile(10**9))  # always as much is left
+    assert 100 * 10**9 <= w.now - since <= 114 * 10**9
+
+
+@pytest.mark.parametrize("others", [0, 300])
+def test_the_work_of_other_clients_counts_no_longer_than_their_turns(others: int) -> None:
+    """Another client has hours of work here, which is served in turn with this client's."""
+    w = World("elastic")
+    w.node(2)
+    w.happen(ev.ClientJoined(0, 2, "uid-2", "other", 0, 1, "socket"))
+    w.client = 2
+    for _ in range(others):
+        w.submit(1, profile=Profile(100 * 10**9))
+    w.client = 1
+    victim = w.submit(1, profile=Profile(10**13))
+    mine = [w.submit(1, profile=Profile(10**9)) for _ in range(60)]
+    w.plan()
+    since = w.now
+    while victim not in {lease.action for lease in w.ledger.leases.values()}:
+        w.now += 10**9
+        for lease in list(w.ledger.leases.values()):
+            if lease.action in mine:
+                w.finish(lease.action)
+                mine.append(w.submit(1, profile=Profile(10**9)))  # always as much is left
+            elif w.now - lease.granted_at >= 100 * 10**9:
+                w.finish(lease.action)
+        w.plan()
+    waited = (w.now - since) // 10**9
+    # the 60 s of its client, twice for two clients, on two units, until an action of the other ends
+    assert 60 <= waited <= 68 + 100 if others else 29 <= waited <= 35
+
+
 def test_an_action_without_free_gpus_blocks_no_cpu_action_and_is_not_starved() -> None:
     w = World("elastic")
     w.node(8, gpus=2)
@@ -288,6 +338,13 @@ def test_cpu_time_on_one_unit_tells_no_serial_fraction() -> None:
         e.began(action)
         e.ended(action, [(1, 10**9)], True, 10**8)
     assert e.serial(action) == PRIOR
+
+
+def test_a_wait_in_a_long_run_on_one_unit_is_not_taken_for_serial_work() -> None:
+    found = Serial()
+    for _ in range(20):  # parallel, but it waits for half a second on its only unit
+        found.add([(2, 10**9), (1, 20 * 10**9)], 0, cpu_ns=21_500_000_000)
+    assert found.best == PRIOR
 
 
 def test_the_ledger_learns_from_cpu_time_that_is_complete_only() -> None:

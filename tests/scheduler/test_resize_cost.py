@@ -84,6 +84,20 @@ def test_an_action_grows_only_if_that_saves_more_than_it_costs(cost: int, grows:
     assert units_of(world, short) == (2 if grows else 1)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_an_action_too_short_to_be_resized_gets_a_size_to_keep(known: bool) -> None:
+    """Eight alike share a node. They run on eight CPUs in turn if no resize is worth its cost."""
+    world = World("elastic")
+    world.node(16)
+    world.ledger.nodes[1].resize_ns = SECOND
+    profile = Profile(2 * SECOND) if known else None
+    for _ in range(8):
+        world.submit((1, 2, 4, 8, 16), profile=profile)
+    world.plan()
+    sizes = [lease.units for lease in world.ledger.leases.values()]
+    assert sizes == [8, 8] if known else len(sizes) == 8
+
+
 def test_a_long_action_grows_where_resizes_cost_much() -> None:
     world = World("elastic")
     world.node(2)
@@ -102,7 +116,7 @@ def test_a_unit_that_gains_too_little_by_itself_stays_free() -> None:
     world.ledger.nodes[1].resize_ns = MOST_NS
     others = [world.submit(1, profile=Profile(SECOND)) for _ in range(2)]
     world.plan()
-    wide = world.submit((1, 2, 4, 8, 16), profile=Profile(44 * SECOND))
+    wide = world.submit((1, 2, 4, 8, 16), profile=Profile(88 * SECOND))
     world.plan()
     assert units_of(world, wide) == 2
     end(world, others[0])

@@ -9,6 +9,7 @@ import pytest
 from helpers.builders import World, started
 
 from tangram_hpc.domain.action import Profile
+from tangram_hpc.scheduler.placement.placers.cpu_division import WaitingCandidate, divide_cpus
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.scheduler.placement.placers.rigid_sizes import (
     NodeLoad,
@@ -16,7 +17,7 @@ from tangram_hpc.scheduler.placement.placers.rigid_sizes import (
     sizes_to_start,
 )
 from tangram_hpc.scheduler.placement.placers.waiting import OVERDUE_NS
-from tangram_hpc.scheduler.state.speed import run_ns
+from tangram_hpc.scheduler.state.speed import run_ns, speed_gains
 from tangram_hpc.simulator.simulate import simulate
 from tangram_hpc.simulator.workload import Cluster, Workload
 
@@ -28,7 +29,7 @@ def cost(degree: int, serial: int, load: NodeLoad) -> Fraction:
     """The cost of a degree as the module defines it, in fractions."""
     run = Fraction(serial, 1000) + Fraction(1000 - serial, 1000) / degree
     used = Fraction(min(load.cpus, load.cpus - load.free + load.waiting), load.cpus)
-    return run * (1 + degree * Fraction(load.present, load.cpus) * used ** 2)
+    return run * (1 + degree * max(load.present * used ** 2, Fraction(1, 4)) / load.cpus)
 
 
 def drawn(rng: random.Random) -> NodeLoad:
@@ -56,6 +57,22 @@ def test_the_more_actions_there_are_the_smaller_is_the_size() -> None:
 
 def test_on_an_idle_node_an_action_gets_its_largest_size() -> None:
     assert best_size(DEGREES, 200, NodeLoad(256, 256, 1, 1)) == 16
+
+
+def test_an_action_leaves_others_the_units_that_would_add_little_to_its_speed() -> None:
+    idle = NodeLoad(8, 8, 1, 1)
+    assert best_size((1, 2, 4, 8), 600, idle) == 4, "eight would make it 7 % faster"
+    assert best_size((1, 2, 4, 8), 300, idle) == 8, "eight make it 18 % faster"
+
+
+@pytest.mark.parametrize("free", range(8, 33))
+def test_units_that_no_degree_takes_raise_other_actions_to_their_next_degree(free: int) -> None:
+    alike = [WaitingCandidate(n, (2, 4, 8), True, speed_gains(20, 8), 1 << 20, False)
+             for n in range(4)]
+    sizes = [units for _, units in divide_cpus(free, [], alike)[1]]
+    left = free - sum(sizes)
+    assert len(sizes) == 4 and set(sizes) <= {2, 4, 8} and left >= 0
+    assert all(units == 8 or units > left for units in sizes), "a further step takes as many again"
 
 
 def test_an_action_waits_for_a_good_size_only_while_that_pays() -> None:

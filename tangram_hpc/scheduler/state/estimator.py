@@ -39,6 +39,10 @@ CPU_SAMPLES = 64
 # A lease whose spans are longer than its execution by more than one part in IDLE_PART is not used
 # for that, because set-up and resizes would count as serial work.
 IDLE_PART = 20
+# CPU time is not used either where it tells little of the serial fraction: where a program that is
+# all parallel would have done less than TELLING_NUM/TELLING_DEN times the work of one that is all
+# serial. In a long run on one unit, a short wait for a disk would look like serial work.
+TELLING_NUM, TELLING_DEN = 5, 4
 # Run times move a class after MIN_SERIAL samples, from what its CPU time says (from PRIOR if that
 # is not known) to the nearest fraction that is less than 8 bits + n/64 bits worse than the best.
 # They do so only while at least RIPE leases have ended for each lease that runs, because the leases
@@ -270,7 +274,7 @@ class Serial:
             self._first[i] += lg(speed(f, last)) - w
             self._logw[i] += w
             self._logw2[i] += w * w
-        if cpu_ns and works[0] > works[-1]:  # on one unit every fraction explains the CPU time
+        if cpu_ns and works[0] * TELLING_DEN >= works[-1] * TELLING_NUM:
             self._compare(works, cpu_ns)
         if self.n >= MIN_SERIAL and not self.n & 7 and self.n >= RIPE * running:
             n, likely = self.n, []

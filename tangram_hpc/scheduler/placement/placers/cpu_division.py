@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Sequence
+from fractions import Fraction
 from math import isqrt
 from typing import NamedTuple
 
@@ -326,12 +327,38 @@ def divide_cpus(free: int, holders: Sequence[ResizableLease],
 
 
 def _fix(shares: _Shares, started: Sequence[WaitingCandidate], n: int) -> int:
-    """Rounds rigid actions down to one of their degrees; returns the number of freed units."""
-    free = 0
+    """Gives each rigid action one of its degrees; returns the number of units that become free."""
+    rigid = defaultdict[str, list[tuple[int, WaitingCandidate]]](list)
     for k, e in enumerate(started, n):
         if e.rigid:
-            degree = max(d for d in e.degrees if d <= shares.units[k])
-            free += shares.units[k] - degree
-            shares.shift(k, degree - shares.units[k])
-            shares.least[k] = shares.top[k] = degree
-    return free
+            rigid[e.tenant if shares.turns is not None else ""].append((k, e))
+    return sum(_fix_of_tenant(shares, some) for some in rigid.values())
+
+
+def _fix_of_tenant(shares: _Shares, rigid: Sequence[tuple[int, WaitingCandidate]]) -> int:
+    """Gives each of these actions the largest degree within its share. With the units that this
+    leaves, those that were nearest to their next degree get that one, until none fits.
+
+    O(n log n) for n actions and each degree. Returns the number of units that are left.
+    """
+    share, free = {k: shares.units[k] for k, _ in rigid}, 0
+
+    def fix(k: int, degree: int) -> None:
+        nonlocal free
+        free += shares.units[k] - degree
+        shares.top[k] = max(shares.top[k], degree)
+        shares.shift(k, degree - shares.units[k])
+        shares.least[k] = shares.top[k] = degree
+
+    for k, e in rigid:
+        fix(k, max(d for d in e.degrees if d <= share[k]))
+    while True:
+        steps = [(k, shares.units[k], min(d for d in e.degrees if d > shares.units[k]))
+                 for k, e in rigid if shares.units[k] < e.degrees[-1]]
+        fitting = [(Fraction(now - share[k], then - now), k, then)
+                   for k, now, then in steps if then - now <= free]
+        if not fitting:
+            return free
+        for _, k, then in sorted(fitting):
+            if then - shares.units[k] <= free:
+                fix(k, then)

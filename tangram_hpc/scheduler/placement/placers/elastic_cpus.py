@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from ....domain.action import Action
 from ....domain.ids import client_of
 from ....domain.states import LeaseState
+from ...state.estimator import Estimator
 from ...state.ledger import RESIZE_GAP_NS, LeaseEntry
 from ...state.queue import CPU, ActionShape, ShapeQueue
 from ...state.speed import ONE, run_ns, speed, speed_gains
@@ -25,9 +26,9 @@ from ...state.tenant_use import TenantTurns, copy_of
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, Resizing, grant
 from .cpu_division import ResizableLease, WaitingCandidate, weight
-from .resize_cost import PATIENCE, counted_cost, divide_with_cost
+from .resize_cost import PATIENCE, counted_cost, divide_with_cost, is_worth
 from .rigid_sizes import NodeLoad, sizes_to_start
-from .waiting import AGED_NS, OVERDUE_NS, Waiting
+from .waiting import AGED_NS, OVERDUE_NS, Backlog, Waiting
 
 # Tenants that hold units of a node are compared again after BALANCE_NS, times the nodes divided by
 # BALANCE_NODES. So at most BALANCE_NODES nodes are looked at for that in BALANCE_NS.
@@ -73,7 +74,7 @@ class ElasticCpus:
     """
 
     def __init__(self, tail: int) -> None:
-        self._tail, self._aged_ns = tail, AGED_NS if tail else OVERDUE_NS
+        self._tail, self._aged_ns = tail, AGED_NS if tail else 0
         self._nodes: dict[int, _Node] = {}
         self._floating = -1
 
@@ -137,22 +138,24 @@ class ElasticCpus:
             kept.done = {}
         if not holders and not queues:  # no lease to resize and no action to start
             kept.keeps_gpus = False
-            return self._look_again(view, kept, soonest, [])
+            return self._look_again(view, kept, soonest, [], None)
         room = node.free_cpus + sum(lease.units - 1 for lease, _, _, _ in holders
                                     if lease.units > 1)
         started = {g.action for g in placement.grants}
         turns = view.turns(CPU)
+        backlog = None if self._tail else Backlog(view.ledger, queues, node.cpus, len(view.nodes))
         waiting = Waiting(view.ledger, queues, view.now_ns, aged_ns=self._aged_ns,
-                          turns=copy_of(turns))
+                          turns=copy_of(turns), backlog=backlog)
         chosen, kept.keeps_gpus = _choose(view, placement, node, waiting, room, started)
         sizes_of = _StartSizes(view, node, queues, turns)
+        cost = counted_cost(view.ledger.nodes[node.node].resize_ns)
         candidates = []
         for action, shape, overdue in chosen:
             serial, work = view.ledger.estimator.estimate(action)
             lefts += work
-            candidates.append((action, shape, serial, work, overdue))
+            keeps = _keeps_size(view.ledger.estimator, action, cost, serial, work)
+            candidates.append((action, shape, serial, work, overdue, keeps))
         scale = 2 * lefts // max(1, len(holders) + len(candidates))
-        cost = counted_cost(view.ledger.nodes[node.node].resize_ns)
         takes_at = _takes_at(view, cost, chosen)
         sizes, starts = divide_with_cost(
             node.free_cpus, cost, takes_at > view.now_ns,
@@ -160,12 +163,11 @@ class ElasticCpus:
                              self._weight(view, lease.action, left, scale), lease.tenant),
               serial, left)
              for lease, top, serial, left in holders],
-            [WaitingCandidate(a.id, sizes_of(a, shape, serial, work),
-                              not is_elastic(a.resizable, a.degrees),
+            [WaitingCandidate(a.id, sizes_of(a, shape, serial, work, keeps), keeps,
                               speed_gains(serial, a.degrees[-1]),
                               self._weight(view, a.id, work, scale), must,
                               view.ledger.tenants.tenant_of(client_of(a.id)))
-             for a, shape, serial, work, must in candidates], turns)
+             for a, shape, serial, work, must, keeps in candidates], turns)
         now_held = {lease.lease: lease for lease, _, _, _ in holders}
         for lease_id, units in sizes:
             more = units - now_held[lease_id].units
@@ -173,11 +175,12 @@ class ElasticCpus:
             node.free_cpus -= more
             if turns is not None:
                 turns.charge(now_held[lease_id].tenant, more)
-        shapes = {action.id: shape for action, shape, _, _, _ in candidates}
+        shapes = {action.id: shape for action, shape, *_ in candidates}
         for started_id, units in starts:
             grant(view, placement, started_id, shapes.pop(started_id), node, units)
         self._look_again(view, kept, soonest,
-                         [*shapes, *(first.action for first in waiting.each_oldest())])
+                         [*shapes, *(first.action for first in waiting.each_oldest())],
+                         backlog)
         for at in (sizes_of.changes_at, takes_at if shapes else 0):
             if at > view.now_ns:
                 kept.look_at = min(kept.look_at or at, at)
@@ -192,17 +195,21 @@ class ElasticCpus:
         age = max(0, view.now_ns - view.ledger.actions[action].submitted_at)
         return weight(left, scale, age, self._tail)
 
-    def _look_again(self, view: Snapshot, kept: _Node, soonest: int, left: list[int]) -> None:
+    def _look_again(self, view: Snapshot, kept: _Node, soonest: int, left: list[int],
+                    backlog: Backlog | None) -> None:
         """Sets when to look at a node again: when sizes may change, or when an action gets overdue.
 
-        `left` are the actions that stay waiting; the oldest of them gets overdue first.
+        `left` are the actions that stay waiting.
         """
         if kept.look_at:
             return
         at = (soonest if left else view.now_ns + RESIZE_GAP_NS) if soonest else 0
-        if left:
-            oldest = min(view.ledger.actions[a].submitted_at for a in left)
-            for due in (oldest + self._aged_ns, oldest + OVERDUE_NS):
+        for action in left:
+            since = view.ledger.actions[action].submitted_at
+            overdue = since + OVERDUE_NS
+            if backlog is not None and overdue <= view.now_ns:
+                overdue = since + backlog.wait_ns(action)
+            for due in (since + self._aged_ns, overdue):
                 if due > view.now_ns and (not at or due < at):
                     at = due
         kept.look_at = at
@@ -239,6 +246,18 @@ class ElasticCpus:
             found.append((lease, action.degrees[-1], serial, left))
         kept.done = done
         return found, lefts, soonest
+
+
+def _keeps_size(estimator: Estimator, action: Action, cost: int, serial: int, work: int) -> bool:
+    """Returns whether an action will keep the size with which it starts: because it must, or
+    because no resize of it is expected to be worth its cost.
+    """
+    if not is_elastic(action.resizable, action.degrees):
+        return True
+    if not cost or (action.profile is None and not estimator.seen(action)):
+        return False
+    degrees = _degrees(action.degrees)
+    return not is_worth(cost, serial, work, degrees[0], degrees[-1])
 
 
 def _takes_at(view: Snapshot, cost: int, chosen: list[tuple[Action, ActionShape, bool]]) -> int:
@@ -280,10 +299,10 @@ class _StartSizes:
         self._load: NodeLoad | None = None
         self.changes_at = 0
 
-    def __call__(self, action: Action, shape: ActionShape, serial: int, work: int
-                 ) -> tuple[int, ...]:
+    def __call__(self, action: Action, shape: ActionShape, serial: int, work: int,
+                 keeps: bool) -> tuple[int, ...]:
         degrees = _degrees(shape.degrees)
-        if len(degrees) == 1 or is_elastic(action.resizable, action.degrees):
+        if len(degrees) == 1 or not keeps:
             return degrees
         ledger, now, load = self._view.ledger, self._view.now_ns, self._load
         if load is None:

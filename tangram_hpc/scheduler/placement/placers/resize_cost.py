@@ -24,7 +24,7 @@ FREE_NS = 10_000_000  # a cost below half of the least time between two resizes 
 # The cost and each sample of it are capped at this, so that no action waits long for it, and one
 # resize that stood still for a minute is soon forgotten.
 MOST_NS = 2_500_000_000
-GAIN, PATIENCE = 4, 2
+GAIN, PATIENCE = 8, 2
 ROUNDS = 4  # how often the units of a node are divided while some action would gain too little
 
 

@@ -8,7 +8,9 @@ Suppose N actions like this one share U units and no other comes. On d units eac
 N d / U waves, and the mean completion time is run(d) (1 + d N / U) / 2. So the best size is the one
 for which run(d) (1 + d N / U) is least. N counts what runs and what waits. Where units are idle,
 actions that come later find some, and a unit costs others little: the price N / U is multiplied by
-the square of the share of units in use, about the chance that a newcomer finds none.
+the square of the share of units in use, about the chance that a newcomer finds none. It is at least
+1 / 4 U, as if one more action came now and then. So an action leaves others the units of an idle
+node that would add little to its speed.
 
 The node's free units may be fewer than that. Half of the best size is good enough, as the sum above
 is flat around its least value. An action waits for that many units no longer than the time that
@@ -50,7 +52,7 @@ def best_size(degrees: tuple[int, ...], serial: int, load: NodeLoad) -> int:
         load: the load of the node.
     """
     used = min(load.cpus, load.cpus - load.free + load.waiting)
-    price, one = load.present * used * used, load.cpus ** 3
+    price, one = max(4 * load.present * used * used, load.cpus ** 2), 4 * load.cpus ** 3
     return min(degrees, key=lambda d: ((one + d * price << 2 * ONE) // speed(serial, d), d))
 
 

@@ -7,8 +7,13 @@ order tag decides.
 
 Shortest first alone could starve a long action. So the action with the lowest order tag of a list
 comes first once it was overtaken BYPASS times by later ones of its queue shard, or has waited for
-OVERDUE_NS. Under `elastic` with a TAIL above 0 it comes first once it has waited for AGED_NS; units
-are then taken for it by value only. The queue is read only.
+OVERDUE_NS. Where much work waits, all actions would soon be so old, and the order would be that of
+arrival, which makes the mean completion time long. So for CPUs, `Backlog` allows that an action is
+overtaken for as long as it would wait in order of arrival.
+
+Under `elastic` with a TAIL above 0 there is no `Backlog`, and the action with the lowest order tag
+comes first once it has waited for AGED_NS; units are then taken for it by value only. The queue is
+read only.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from ....domain.ids import client_of
 from ...state.fair_order import Rounds, arrival_of, round_of
 from ...state.ledger import Ledger
 from ...state.queue import GPU, ActionShape, QueueShard, ShapeQueue
-from ...state.speed import octaves
+from ...state.speed import most_of, octaves
 from ...state.tenant_use import MEMORY, TenantTurns
 from ..snapshot import Snapshot
 
@@ -45,6 +50,40 @@ def is_overdue(ledger: Ledger, action: int, now: int, more: int = 0, bypass: int
     """
     return (now - ledger.actions[action].submitted_at >= OVERDUE_NS
             or ledger.ready.bypass_count(action) + more >= bypass)
+
+
+class Backlog:
+    """The work that waits for the CPUs of a node. It is added up when it is first asked for.
+
+    Args:
+        ledger: knows what is expected of each action.
+        queues: the shape queues of the actions that may start on the node.
+        units: the CPUs of the node.
+        nodes: how many nodes share the actions that may start on any of them.
+    """
+
+    def __init__(self, ledger: Ledger, queues: Iterable[ShapeQueue], units: int, nodes: int
+                 ) -> None:
+        self._ledger, self._queues = ledger, queues
+        self._units, self._nodes = max(1, units), nodes
+        self._work_ns: defaultdict[int, int] | None = None  # by client
+        self._whole_ns = 0
+
+    def wait_ns(self, action: int) -> int:
+        """Returns how long an action would wait if its client's others were all served before it,
+        in turn with as many of each other client. O(queues) in the first call, then O(1).
+        """
+        ledger, work = self._ledger, self._work_ns
+        if work is None:
+            work = self._work_ns = defaultdict(int)
+            for queue in self._queues:
+                count = len(queue) if queue.shard.node else -(-len(queue) // self._nodes)
+                work[queue.shard.share.client] += count * most_of(rank(ledger, queue.shape))
+            self._whole_ns = sum(work.values())
+        ready = ledger.ready
+        own = most_of(rank(ledger, ready.shape_of(action)))
+        mine = work[ready.shard_of(action).share.client] - own
+        return max(0, min(self._whole_ns - own, mine * len(work))) // self._units
 
 
 class Next(NamedTuple):
@@ -73,8 +112,8 @@ class Waiting:
     """
 
     def __init__(self, ledger: Ledger, queues: Iterable[ShapeQueue], now: int,
-                 bypass: int = BYPASS, aged_ns: int = OVERDUE_NS,
-                 turns: TenantTurns | None = None) -> None:
+                 bypass: int = BYPASS, aged_ns: int = 0, turns: TenantTurns | None = None,
+                 backlog: Backlog | None = None) -> None:
         self._ledger, self._turns = ledger, turns
         # memory and GPUs of the actions that were charged, by tenant and resource
         self._beside: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -88,7 +127,7 @@ class Waiting:
         self._lists: dict[tuple[int, int], _List] = {}
         self.n = 0
         for whose, some in found.items():
-            self._lists[whose] = each = _List(ledger, some, now, bypass, aged_ns)
+            self._lists[whose] = each = _List(ledger, some, now, bypass, aged_ns, backlog)
             self.n += each.n
         # In most cycles there is one list, which needs no `Rounds`.
         self._rounds = Rounds(((some[0].shard.share, some[0].shard.group, self._lists[whose])
@@ -185,8 +224,9 @@ class _List:
     """
 
     def __init__(self, ledger: Ledger, queues: Iterable[ShapeQueue], now: int,
-                 bypass: int, aged_ns: int) -> None:
+                 bypass: int, aged_ns: int, backlog: Backlog | None) -> None:
         self._ledger, self._now, self._bypass, self._aged_ns = ledger, now, bypass, aged_ns
+        self._backlog = backlog
         # (round, bucket, order tag, action, shape queue, rest of the shape queue)
         self._ahead: list[tuple[int, int, int, int, ShapeQueue,
                                 Iterator[tuple[int, int]] | None]] = []
@@ -223,7 +263,9 @@ class _List:
         order_tag, action, queue, _ = heap[0]
         due = is_overdue(self._ledger, action, self._now, self._passes, self._bypass)
         waited = self._now - self._ledger.actions[action].submitted_at
-        return Next(action, queue.shape, order_tag, due, due or waited >= self._aged_ns)
+        if due and self._backlog is not None:
+            due = waited >= self._backlog.wait_ns(action)
+        return Next(action, queue.shape, order_tag, due, due or 0 < self._aged_ns <= waited)
 
     def head(self) -> Next | None:
         """Returns the action that comes next; None when none is left."""
