@@ -45,7 +45,7 @@ def end(world: World, action: int, resize_ns: int = 0) -> None:
 
 def resized_once(world: World, resize_ns: int) -> None:
     """An action of two CPUs gives one up to another action, and both end."""
-    wide = world.submit((1, 2), profile=Profile(100 * SECOND))
+    wide = world.submit((1, 2), profile=Profile(1000 * SECOND))
     world.plan()
     other = world.submit(1, profile=Profile(SECOND))
     world.now += 50 * SECOND  # longer than it has to wait for units that cost much
@@ -148,6 +148,23 @@ def test_an_action_waits_for_the_units_of_others_as_long_as_their_resizes_take(c
     world.now = due - 2
     assert started(world.plan()) == []
     assert started(world.plan()) == [other] and units_of(world, wide) == 1
+
+
+@pytest.mark.parametrize(("left_s", "taken"), [(5, True), (3, False)])
+def test_no_unit_is_taken_from_an_action_that_ends_within_the_patience(left_s: int, taken: bool
+                                                                      ) -> None:
+    world = World("elastic")
+    world.node(2)
+    world.ledger.nodes[1].resize_ns = SECOND
+    wide = world.submit((1, 2), profile=Profile(200 * SECOND))
+    world.plan()
+    world.now += (100 - left_s) * SECOND
+    other = world.submit(1, profile=Profile(SECOND))
+    assert started(world.plan()) == []
+    world.now += PATIENCE * SECOND
+    assert started(world.plan()) == ([other] if taken else [])
+    end(world, wide)
+    assert taken or started(world.plan()) == [other]
 
 
 def test_an_action_of_a_tenant_at_its_limit_does_not_end_the_patience_of_others() -> None:

@@ -49,6 +49,14 @@ def is_worth(cost: int, serial: int, left: int, units: int, more: int) -> bool:
         GAIN * cost)
 
 
+def ends_soon(cost: int, serial: int, left: int, units: int) -> bool:
+    """Returns whether an action that holds `units` is expected to end before others could have
+    taken some and it had got them back, so that they had better wait for its end. The arguments
+    are those of `is_worth`.
+    """
+    return bool(units) and (left << ONE) // speed(serial, units) <= PATIENCE * cost
+
+
 def divide_with_cost(
         free: int, cost: int, keep: bool, holders: list[tuple[ResizableLease, int, int]],
         candidates: list[WaitingCandidate], turns: TenantTurns | None,
@@ -70,7 +78,8 @@ def divide_with_cost(
     if not cost:
         return divide_cpus(free, [h for h, _, _ in holders], candidates, copy_of(turns))
     work = {h.id: (serial, left) for h, serial, left in holders}
-    held = {h.id: h._replace(least=h.units if keep else 1) for h, _, _ in holders}
+    held = {h.id: h._replace(least=h.units if keep or ends_soon(cost, serial, left, h.units) else 1)
+            for h, serial, left in holders}
     stay = [h.id for h, serial, left in holders
             if not is_worth(cost, serial, left, h.units, h.top)]
     for round_ in range(ROUNDS + 1):
