@@ -84,7 +84,7 @@ def drawn(seed: int, scale: float) -> tuple[Workload, Cluster]:
     trajectories = max(4, min(400, round(actions / turns / each)))
     session_mib, mem_mib = rng.choice([16, 16, 16, 2000]), rng.choice([1 << 20] * 3 + [16000])
 
-    rng = random.Random(10 * seed)
+    rng = random.Random(10 * seed)  # for the actions, whatever was drawn for the classes
 
     def draw() -> dict[str, Any]:
         of = rng.choices(classes, [each.weight for each in classes])[0]

@@ -9,7 +9,7 @@ N d / U waves, and the mean completion time is run(d) (1 + d N / U) / 2. So the 
 for which run(d) (1 + d N / U) is least. N counts what runs and what waits. Where units are idle,
 actions that come later find some, and a unit costs others little: the price N / U is multiplied by
 the square of the share of units in use, about the chance that a newcomer finds none. It is at least
-1 / 4 U, as if one more action came now and then. So an action leaves others the units of an idle
+1 / (4 U), as if another action came now and then. So an action leaves others the units of an idle
 node that would add little to its speed.
 
 The node's free units may be fewer than that. Half of the best size is good enough, as the sum above

@@ -44,7 +44,7 @@ def rank(ledger: Ledger, shape: ActionShape) -> int:
 
 
 def is_overdue(ledger: Ledger, action: int, now: int, more: int = 0, bypass: int = BYPASS) -> bool:
-    """Returns whether the action may not be overtaken any more.
+    """Returns whether the action may not be overtaken any more, but for what a `Backlog` allows.
 
     `more` is how many actions have overtaken it in this cycle. O(1).
     """
@@ -53,7 +53,8 @@ def is_overdue(ledger: Ledger, action: int, now: int, more: int = 0, bypass: int
 
 
 class Backlog:
-    """The work that waits for the CPUs of a node. It is added up when it is first asked for.
+    """Says how long an action would wait for the CPUs of a node in order of arrival. The work that
+    waits is added up when it is first asked for.
 
     Args:
         ledger: knows what is expected of each action.
@@ -109,6 +110,16 @@ class Waiting:
     """The waiting actions of some shape queues in order, during one cycle.
 
     It is built in O(queues); each step costs O(log queues).
+
+    Args:
+        ledger: knows what is expected of each action, and how long it has waited.
+        queues: the shape queues whose actions are ordered.
+        now: the present time, epoch ns.
+        bypass: how often an action may be overtaken.
+        aged_ns: the wait after which the action with the lowest order tag comes first; 0 for none.
+        turns: the order of the tenants, which is drawn down; None if there is nothing to compare.
+        backlog: how long an action may be overtaken where much work waits; None for no longer
+            than `bypass` and OVERDUE_NS say.
     """
 
     def __init__(self, ledger: Ledger, queues: Iterable[ShapeQueue], now: int,
