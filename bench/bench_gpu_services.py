@@ -6,10 +6,16 @@ simple rules see durations in advance (`oracle`); `elastic` runs with `oracle` a
 durations. The ratio of a cell is to the better rule; above 1 means that this rule was better than
 `elastic`. The line names the worst cells, and the longest wait of calls that need several GPUs,
 under `elastic` and under the better rule.
+
+With `--few` the cells are one, two and four services on one node of 8 GPUs, whose calls run on 1 to
+8 GPUs each and in batches of up to 8. `--added` is what each further call adds to the run time of a
+batch, as a part of its own.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import math
 import multiprocessing
 import os
@@ -41,6 +47,14 @@ def drawn(seed: int, count: int, calls: int = 400) -> list[cells.Cell]:
             rng.choice((.4, .8, 1.3)), rng.random() < .5, rng.choice((1, 1, 1, 8)),
             calls if gpus <= cells.NODE_GPUS else 2 * calls))
     return found
+
+
+def few(seed: int) -> list[cells.Cell]:
+    """Cells of few services with batches: all of these restores, loads and kinds of arrivals."""
+    return [cells.Cell(seed * 1000 + i, services, cells.NODE_GPUS, restore_s, "any", bursty, load,
+                       batch=8)
+            for i, (services, restore_s, bursty, load) in enumerate(itertools.product(
+                (1, 2, 4), (.3, 3., 10.), (False, True), (.4, .8, 1.3)))]
 
 
 def compared(cell: cells.Cell) -> list[dict[str, Any]]:
@@ -83,12 +97,21 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     """Prints one line."""
-    tiny = common.arguments(__doc__).tiny
-    chosen = drawn(SEED, 4, 40) if tiny else drawn(SEED, COUNT)
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--tiny", action="store_true", help="few seconds, for the tests")
+    p.add_argument("--seed", type=int, default=SEED)
+    p.add_argument("--few", action="store_true", help="few services with batches")
+    p.add_argument("--added", type=float, default=cells.BATCH_REST, help="see above")
+    args = p.parse_args()
+    if args.few:
+        chosen = few(args.seed)
+    else:
+        chosen = drawn(args.seed, 4, 40) if args.tiny else drawn(args.seed, COUNT)
+    cells.BATCH_REST = args.added
     with multiprocessing.Pool(len(os.sched_getaffinity(0))) as pool:
         rows = [row for some in pool.imap(compared, chosen) for row in some]
-    common.line("gpu_services", {"seed": SEED, "cells": len(chosen), "bound": BOUND},
-                figures(rows))
+    common.line("gpu_services", {"seed": args.seed, "few": args.few, "added": args.added,
+                                 "cells": len(chosen), "bound": BOUND}, figures(rows))
 
 
 if __name__ == "__main__":

@@ -131,6 +131,7 @@ class _Block:
 
     running: list[int] = field(default_factory=list)
     behind: list[int] = field(default_factory=list)
+    took_ns: int = 0  # the run time of the batch that runs
 
 
 class BatchWorld(SimulationWorld):
@@ -170,6 +171,7 @@ class BatchWorld(SimulationWorld):
         spans = sorted(run.end_at - run.start for lease in block.running
                        if (run := self._runs[lease]).end_at is not None)
         took = spans[-1] + round(BATCH_REST * sum(spans[:-1]))
+        block.took_ns = took
         self.event_queue.put(self.event_queue.now + restore_ns + took, 0, (block.running[0], -1))
 
     def _finish(self, lease: int, end_at: int) -> None:
@@ -181,11 +183,9 @@ class BatchWorld(SimulationWorld):
         block = self._blocks[node, gpus]
         ran, block.running = block.running, []
         for one in ran:
-            entry = self.scheduler.ledger.leases[one]
             del self._runs[one]
-            took = now - entry.granted_at
             self._record_event(ev.LeaseFinished(now, one, Outcome(
-                ActionState.COMPLETED, exec_ns=took, batch=len(ran)), True))
+                ActionState.COMPLETED, exec_ns=block.took_ns, batch=len(ran)), True))
         ended, self._ended = self._ended, []
         for action in ended:
             self.client.ended(action)

@@ -9,13 +9,14 @@ from helpers.builders import World, replies, started
 from tangram_hpc.accounting.record import fold
 from tangram_hpc.domain import decision as de
 from tangram_hpc.domain import event as ev
-from tangram_hpc.domain.action import Action, Kind
+from tangram_hpc.domain.action import Action, Kind, Profile
 from tangram_hpc.domain.node import NodeSpec
 from tangram_hpc.domain.outcome import Outcome
 from tangram_hpc.domain.service import ServiceSpec
 from tangram_hpc.domain.states import ActionState
 from tangram_hpc.scheduler.forecast import forecast
 from tangram_hpc.scheduler.policy.declarations import refusal_of_service
+from tangram_hpc.scheduler.state.demand import ADDED, Demand
 
 S = 10**9
 
@@ -199,3 +200,52 @@ def test_a_forecast_finishes_while_calls_are_prefetched_to_a_batch() -> None:
     assert len(w.ledger.ready) == 2
     told = forecast(w.scheduler, calls[-1], w.now)
     assert told.at is not None and told.at > w.now + 5 * S and len(w.ledger.ready) == 2
+
+
+@pytest.mark.parametrize("added", [100, 300, 1000])
+def test_what_a_call_adds_to_a_batch_is_learned(added: int) -> None:
+    """Half of the calls run alone, for 1 s, and half in batches of 4."""
+    w = world(batch=4)
+    assert w.ledger.demand.added("a") == ADDED
+    for n in range(120):
+        calls = [call(w, "a") for _ in range(4 if n % 2 else 1)]
+        w.plan()
+        took = S + added * S // 1000 * (len(calls) - 1)
+        w.now += took
+        for one in calls:
+            end(w, one, batch=len(calls), exec_ns=took)
+    assert w.ledger.demand.added("a") == pytest.approx(added, abs=60)
+    assert w.ledger.demand.added("b") == ADDED, "of another service nothing is known"
+    _, work_ns = w.ledger.estimator.estimate(Action(9, "x", Kind.CALL, (1,), "service:a"))
+    assert work_ns == pytest.approx(S, rel=0.2), "the work is that of a call alone"
+
+
+def test_the_share_of_a_call_in_a_batch_and_its_time_alone_agree() -> None:
+    demand = Demand()
+    for batch in (1, 2, 8):
+        took = demand.share("a", batch, S) * batch
+        assert demand.alone("a", batch, took) == pytest.approx(S, abs=2)
+    assert demand.share("a", 1, S) == S
+
+
+def test_a_batch_of_what_is_no_call_is_taken_as_it_is() -> None:
+    """A worker may report what it likes."""
+    w = world()
+    action = Action(w.id(), "x", Kind.FUNCTION, (1,), "cpu")
+    w.happen(ev.ActionSubmitted(w.now, action))
+    w.plan()
+    assert replies(end(w, action.id, batch=7)) == {action.id: ActionState.COMPLETED}
+    assert w.ledger.demand.added("") == ADDED
+
+
+@pytest.mark.parametrize(("batch", "widest"), [(1, 1), (8, 8)])
+def test_copies_are_wide_where_full_batches_can_carry_the_load(batch: int, widest: int) -> None:
+    """3 calls of 2 s a second take 6 of 8 GPUs, one GPU each. With 8 GPUs each they would take
+    all 8 of them for 1 s in a second, unless they share batches."""
+    w = world(gpus=8, batch=batch, services="a")
+    for _ in range(60):
+        w.now += S // 3
+        w.happen(ev.ActionSubmitted(w.now, Action(
+            w.id(), "x", Kind.CALL, (1, 2, 4, 8), "service:a", profile=Profile(2 * S, 50))))
+    w.plan()
+    assert max(len(lease.gpus) for lease in w.ledger.leases.values()) == widest

@@ -12,7 +12,7 @@ that is no longer in the ledger are ignored: the lease id is the fencing key.
 from __future__ import annotations
 
 from ...domain import event as ev
-from ...domain.action import Kind
+from ...domain.action import Action, Kind
 from ...domain.decision import Decision, ReplyToClient, ResizeLease, StartLease
 from ...domain.ids import client_of
 from ...domain.retry import is_retried, is_sent_back
@@ -123,8 +123,8 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
         _note_resizes(ledger, lease, outcome.resize_ns)
     begun = lease.begun
     spans = lease.work_spans(event.at, outcome.exec_ns, entry.submitted_at)
-    if outcome.batch > 1:  # the calls of a batch share its time equally
-        spans = [(units, ns // outcome.batch) for units, ns in spans]
+    if service_of(lease.key):
+        spans = _alone(ledger, lease, entry.action, outcome.batch, spans)
     forced = entry.forced_outcome is not None
     sent_back = not forced and is_sent_back(entry.action, outcome)
     if entry.action.kind is not Kind.BACKGROUND:
@@ -151,6 +151,20 @@ def on_lease_finished(state: SchedulerState, event: ev.LeaseFinished) -> list[De
         node = ledger.nodes[lease.node]
         node.short_lease_gap_ns += (event.at - began_at - node.short_lease_gap_ns) // PACE
     return end_action(state, entry, event.at, _reply(entry, lease, began_at, event))
+
+
+def _alone(ledger: Ledger, lease: LeaseEntry, action: Action, batch: int,
+           spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns the spans that a service's call would have had alone, and learns from them what calls
+    add to a batch.
+    """
+    demand, kind = ledger.demand, (service_of(lease.key), action.degrees)
+    if kind not in demand.kinds:  # what only a worker takes for a call
+        return spans
+    found = [(units, demand.alone(kind[0], batch, ns)) for units, ns in spans]
+    for units, ns in spans:
+        demand.ran(kind, batch, ns, units)
+    return found
 
 
 def _note_resizes(ledger: Ledger, lease: LeaseEntry, ns: int) -> None:

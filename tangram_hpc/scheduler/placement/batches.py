@@ -18,6 +18,7 @@ from ...domain.states import NodeState
 from ..policy.ending import Endings
 from ..state.ledger import LeaseEntry, Ledger, NodeEntry
 from ..state.queue import GPU, QueueShard, fair_walk
+from ..state.speed import speed
 from .minimum_residency import gpu_demand, residency_end_ns, starvation_limit_ns
 from .placers.waiting import OVERDUE_NS
 
@@ -42,14 +43,23 @@ def batches(ledger: Ledger, now: int) -> list[ev.Event]:
             continue
         oldest = min(_oldest(ledger, shard) for shard in shards)
         waiting = sum(len(queue) for shard in shards for queue in shard.queues.values())
-        share = -(-waiting // len(busy))  # equally many for each copy
-        for lease in busy:
-            if ledger.nodes[lease.node].state is not NodeState.UP:
-                continue
-            if starved and _residency_end(ledger, lease, oldest) <= now:
-                continue
-            _fill(ledger, now, lease, shards, share, events, taken)
+        by_speed = _by_speed(ledger, key, [
+            lease for lease in busy if ledger.nodes[lease.node].state is NodeState.UP
+            and not (starved and _residency_end(ledger, lease, oldest) <= now)])
+        left = sum(fast for fast, _ in by_speed)
+        for fast, lease in by_speed:
+            share = -(-waiting * fast // left)  # in proportion to the copies' speeds
+            waiting -= _fill(ledger, now, lease, shards, share, events, taken)
+            left -= fast
     return events
+
+
+def _by_speed(ledger: Ledger, key: str, busy: list[LeaseEntry]) -> list[tuple[int, LeaseEntry]]:
+    """Returns these leases with the speeds of their copies, the fastest first."""
+    demand, service = ledger.demand, service_of(key)
+    kinds = demand.of_service.get(service)
+    serial = demand.kinds[service, kinds[0][1]].serial if kinds else 1000
+    return sorted(((speed(serial, len(lease.gpus)), lease) for lease in busy), key=lambda x: -x[0])
 
 
 def _oldest(ledger: Ledger, shard: QueueShard) -> int:
@@ -82,8 +92,9 @@ def _residency_end(ledger: Ledger, lease: LeaseEntry, oldest: int) -> int:
 
 
 def _fill(ledger: Ledger, now: int, lease: LeaseEntry, shards: list[QueueShard], share: int,
-          events: list[ev.Event], taken: set[int]) -> None:
-    node = ledger.nodes[lease.node]
+          events: list[ev.Event], taken: set[int]) -> int:
+    """Adds grants behind a lease, for `share` calls at most; returns how many."""
+    node, before = ledger.nodes[lease.node], len(events)
     room = min(share, 2 * ledger.services[service_of(lease.key)].batch - len(lease.lease_queue))
     turns, endings = ledger.tenants.turns(GPU, now), Endings(ledger, now)
     last, walk = next(reversed(lease.lease_queue)), fair_walk(shards, turns)
@@ -100,7 +111,7 @@ def _fill(ledger: Ledger, now: int, lease: LeaseEntry, shards: list[QueueShard],
         caller = turns.tenant_of(client_of(action)) if turns is not None else tenant
         if turns is not None and not turns.may_follow(tenant, caller):
             if turns.free_to_start(caller) >= len(lease.gpus):
-                return  # its turn has come, so the block has to become free for it
+                break  # its turn has come, so the block has to become free for it
             walk.skip_shape()
             continue
         walk.next()
@@ -113,6 +124,7 @@ def _fill(ledger: Ledger, now: int, lease: LeaseEntry, shards: list[QueueShard],
         events.append(ev.LeaseGranted(now, number, action, lease.node, attempt, (), lease.gpus,
                                       after=last))
         last, room = number, room - 1
+    return len(events) - before
 
 
 def note(ledger: Ledger, lease: LeaseEntry, node: NodeEntry) -> None:

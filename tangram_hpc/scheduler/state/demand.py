@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from ...domain.action import Action
 from ...domain.service import service_of
-from .estimator import Estimator
+from .estimator import Estimator, work_of
+from .speed import run_ns
 
 ONE = 1 << 20
 HORIZON = 4  # how far ahead calls are expected, in restores of the service
 YOUNG = 8  # a rate is taken over at least 1/8 of a horizon
 HORIZON_MIN_NS = 1_000_000_000
+ADDED = 500  # what is assumed of a service before it has run a batch; see `Demand.added`
+PACE = 32  # each call of a batch counts for 1/32 of what is learned
 
 CallKind = tuple[str, tuple[int, ...]]  # service, degrees
 
@@ -26,13 +29,15 @@ class Calls:
         horizon: how far ahead calls are expected, in ns.
         serial: the estimated serial fraction of a call, in 1/1000.
         work_ns: the moving mean of the estimated work of a call, on one unit.
+        alone_ns: the moving mean of the work of calls that ran alone, on one unit; 0 before one
+            has.
     """
 
-    __slots__ = ("_at", "_first", "_x", "horizon", "serial", "work_ns")
+    __slots__ = ("_at", "_first", "_x", "alone_ns", "horizon", "serial", "work_ns")
 
     def __init__(self, horizon: int, serial: int, work_ns: int) -> None:
         self.horizon, self._x, self._at, self._first = horizon, 0, 0, 0
-        self.serial, self.work_ns = serial, work_ns
+        self.serial, self.work_ns, self.alone_ns = serial, work_ns, 0
 
     def expected(self, now: int) -> int:
         """How many calls are expected within the horizon, in 1/ONE; changes nothing."""
@@ -68,6 +73,53 @@ class Demand:
     def __init__(self) -> None:
         self.kinds: dict[CallKind, Calls] = {}
         self.of_service: dict[str, list[CallKind]] = {}
+        self._added: dict[str, int] = {}  # by service, see `added`
+
+    def added(self, service: str) -> int:
+        """Returns what each call but the first adds to the run time of a batch, in 1/1000 of the
+        run time of a call alone.
+        """
+        return self._added.get(service, ADDED)
+
+    def alone(self, service: str, calls: int, ns: int) -> int:
+        """Returns how long one call of a batch would have run alone.
+
+        Args:
+            service: the service.
+            calls: how many calls the batch had.
+            ns: its run time.
+        """
+        return ns * 1000 // (1000 + self.added(service) * (calls - 1))
+
+    def share(self, service: str, batch: int, ns: int) -> int:
+        """Returns the part of one call in the run time of a batch.
+
+        Args:
+            service: the service.
+            batch: how many calls the batch has.
+            ns: the run time of a call alone.
+        """
+        return ns * (1000 + self.added(service) * (batch - 1)) // (1000 * batch)
+
+    def ran(self, kind: CallKind, calls: int, ns: int, units: int) -> None:
+        """Learns from a call that has ended. What it adds to a batch is told by the calls that ran
+        alone and by those that did not: neither of them tells it by itself.
+
+        Args:
+            kind: its kind, which has come before.
+            calls: how many calls its batch had.
+            ns: the run time of the batch.
+            units: on how many GPUs it ran.
+        """
+        known = self.kinds[kind]
+        if calls == 1:
+            work = work_of([(units, ns)], known.serial)
+            known.alone_ns += (work - known.alone_ns) // 8 if known.alone_ns else work
+            return
+        alone = run_ns(known.alone_ns or known.work_ns, known.serial, units)
+        sample = (ns * 1000 // max(1, alone) - 1000) // (calls - 1)
+        added = self.added(kind[0])
+        self._added[kind[0]] = added + (max(0, min(sample, 1000)) - added) // PACE
 
     def came(self, action: Action, now: int, restore_ns: int, estimator: Estimator) -> None:
         """Counts a call that was submitted. O(1)."""

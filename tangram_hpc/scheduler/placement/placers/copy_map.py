@@ -146,8 +146,10 @@ class CopyMap:
         v = speed(estimator.serial(action), copy.size)
         done = max(0, now - copy.began) * v >> ONE
         end = max(now, copy.began) + (estimator.remaining(action, done) << ONE) // v
-        # The prefetched calls are assumed to run for as long as the current one.
-        return end + copy.prefetched * self.run_ns(action, copy.size)
+        # The prefetched calls are assumed to run for as long as the current one, in full batches.
+        ledger = self.view.ledger
+        return end + copy.prefetched * ledger.demand.share(
+            copy.service, ledger.services[copy.service].batch, self.run_ns(action, copy.size))
 
     # ---- changes within a cycle ----------------------------------------------------------------
 

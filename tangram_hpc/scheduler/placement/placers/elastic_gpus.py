@@ -257,6 +257,8 @@ class _Cycle:
         """Returns the GPUs that all kinds need if each call runs on at most `size` GPUs, in 1/ONE.
 
         Each kind counts with its load, or with the chance that a call comes at all if that is more.
+        The calls of a service with batches share full ones: where they did not, more of them would
+        wait until the batches were full.
         A service that was never called counts once with its smallest degree.
         """
         if size not in self._loads:
@@ -264,10 +266,14 @@ class _Cycle:
             if len(services) > len(self._demand.of_service):
                 total = ONE * sum(spec.degrees[0] for name, spec in services.items()
                                   if name not in self._demand.of_service)
-            for (_, degrees), calls in self._demand.kinds.items():
+            for (service, degrees), calls in self._demand.kinds.items():
                 d = max(x for x in degrees if x <= max(size, degrees[0]))
-                expected = calls.steady(self._now)
-                busy = expected * run_ns(calls.work_ns, calls.serial, d) // calls.horizon
+                batches = services[service].batch > 1
+                young = batches and calls.is_young(self._now)
+                expected = calls.expected(self._now) if young else calls.steady(self._now)
+                run = self._demand.share(service, services[service].batch,
+                                         run_ns(calls.work_ns, calls.serial, d))
+                busy = expected * run // calls.horizon
                 total += max(chance(expected), busy * RHO[1] // RHO[0]) * d
             self._loads[size] = total
         return self._loads[size]
@@ -443,7 +449,8 @@ class _Cycle:
         calls, restore = self._calls(want), self._restore(service_of(want.key))
         narrow = run_ns(calls.work_ns, calls.serial, want.degrees[0])
         often = WIDE * (ONE + calls.expected(self._now))
-        if restore > LONG * narrow and calls.is_young(self._now):
+        batch = self._view.ledger.services[service_of(want.key)].batch
+        if restore > LONG * narrow and calls.is_young(self._now) and batch == 1:
             # The rate is not known yet: only waiting calls count.
             often = ONE * self._queues[want].n
         for d in want.degrees:
