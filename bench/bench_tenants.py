@@ -9,7 +9,9 @@
    begin at a whole second, the least and the largest part of the units that the tenant
    with 3 shares held, and by how much any of the fifty was off its part, at worst.
 3. *Flood, live.* A client of one tenant submits no-op functions without a pause. The line has p50
-   and p99 of single calls of another tenant's client, before the flood and during it.
+   and p99 of single calls of another tenant's client, through the broker and as direct calls,
+   before the flood and during it; and beside them those of a ProcessPoolExecutor, which suffers
+   only from the CPU time that the flood takes.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -175,25 +180,37 @@ def flood(access: str, most: int) -> None:
 def flooded(calls: int, seconds: float, most: int) -> dict[str, Any]:
     """Latency of single calls before and during another tenant's flood, which begins `seconds`
     before they are measured and has at most `most` actions open at a time."""
-    with LocalCluster(cpus=2) as cluster:
-        with tangram_hpc.connect(cluster.access, tenant="small") as small:
-            small.submit(nothing).result()
-            before = common.timed(lambda: small.submit(nothing).result(), calls, .01)
-            other = subprocess.Popen([sys.executable, __file__, "--flood", str(cluster.access),
-                                      "--open", str(most)],
-                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            assert other.stdout is not None and other.stdout.readline() == "begun\n"
-            began = time.monotonic()
-            time.sleep(seconds)
-            during = common.timed(lambda: small.submit(nothing).result(), calls, .01)
-            told, _ = other.communicate("")
-            sent, done = map(int, told.split())
-            lasted = time.monotonic() - began
-    p_before, p_during = common.percentiles(before), common.percentiles(during)
-    return {"before": p_before, "during": p_during, "flood_sent": sent, "flood_done": done,
+    with ExitStack() as stack:
+        cluster = stack.enter_context(LocalCluster(cpus=2))
+        small = stack.enter_context(tangram_hpc.connect(cluster.access, tenant="small"))
+        direct = stack.enter_context(small.direct(term_s=3600))
+        pool = stack.enter_context(ProcessPoolExecutor(1))
+        ways: dict[str, Callable[[], Any]] = {
+            "broker": lambda: small.submit(nothing).result(),
+            "direct": lambda: direct.call(nothing),
+            "pool": lambda: pool.submit(nothing).result()}
+        before = {way: latency(call, calls) for way, call in ways.items()}
+        other = subprocess.Popen([sys.executable, __file__, "--flood", str(cluster.access),
+                                  "--open", str(most)],
+                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert other.stdout is not None and other.stdout.readline() == "begun\n"
+        began = time.monotonic()
+        time.sleep(seconds)
+        during = {way: latency(call, calls) for way, call in ways.items()}
+        told, _ = other.communicate("")
+        lasted = time.monotonic() - began
+    sent, done = map(int, told.split())
+    return {"before": before, "during": during, "flood_sent": sent, "flood_done": done,
             "flood_s": round(lasted, 1),
-            "p50_ratio": p_during["p50_ms"] / p_before["p50_ms"],
-            "p99_ratio": p_during["p99_ms"] / p_before["p99_ms"]}
+            **{f"{q}_ratio": {way: during[way][f"{q}_ms"] / before[way][f"{q}_ms"] for way in ways}
+               for q in ("p50", "p99")},
+            "direct_p99_over_idle_broker": during["direct"]["p99_ms"] / before["broker"]["p99_ms"]}
+
+
+def latency(call: Callable[[], Any], calls: int) -> dict[str, float]:
+    """p50 and p99 of single calls, 10 ms apart, after one that does not count."""
+    call()
+    return common.percentiles(common.timed(call, calls, .01))
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ _HOMES = {
     "Client": "client.client",
     "Session": "client.session",
     "SessionHandle": "client.session_handle",
+    "DirectCalls": "client.direct.direct_calls",
     "SnapshotInfo": "client.snapshots.listing",
     "Future": "client.future",
     "ExecResult": "client.future",

@@ -7,6 +7,7 @@ must not name an adapter, a file format or a transport.
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +18,7 @@ from .domain.service import ServiceSpec
 from .domain.session import SessionSpec
 from .domain.slurm import JobOrder, JobRef, JobView, SlurmCalls
 from .domain.states import ActionState
+from .protocol.direct_frames import ByteStream
 from .protocol.frame import Buffer, Parcel
 from .protocol.message import (
     ActionResult,
@@ -741,3 +743,54 @@ class Channel(Protocol):
 
 
 Dial = Callable[[], Channel]
+
+
+class DirectConnection(ByteStream, Protocol):
+    """A client's connection to the process that serves its direct calls. One thread uses it."""
+
+    def readable(self, timeout_s: float) -> bool:
+        """Waits until bytes have come or the process is gone; returns False if neither was the case
+        within so many seconds.
+        """
+
+    def hang_up(self) -> None:
+        """Ends the connection; any thread may call it, also while another one waits."""
+
+    def close(self) -> None:
+        """Closes it. In the child of a fork it closes the copy only."""
+
+
+class DirectListener(Protocol):
+    """Waits for the process that shall serve a client's direct calls.
+
+    Attributes:
+        addresses: where it listens; none if this process cannot listen.
+        key: the secret that the process must prove.
+        accepted: ends with the connection of the first process that has proven the key; with None
+            if the listener was closed before; with an OSError if it could not listen.
+    """
+
+    addresses: tuple[str, ...]
+    key: bytes
+    accepted: concurrent.futures.Future[DirectConnection | None]
+
+    def close(self) -> None:
+        """Stops listening; see `accepted`. Any thread may call it, and more than once."""
+
+    def abandon(self) -> None:
+        """Closes the copies of what it listens on, in the child of a fork."""
+
+
+@dataclass(frozen=True)
+class DirectTransport:
+    """How a client's direct calls get to a node and back.
+
+    Attributes:
+        listen: begins to listen.
+        server: returns the function that the action runs. It takes the listener's addresses and
+            key, the job's name, the seconds that it waits for a call, and the seconds after which
+            a call is the last one; and returns a `DirectReturn`.
+    """
+
+    listen: Callable[[], DirectListener]
+    server: Callable[[], Callable[..., object]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -84,6 +85,43 @@ class OursTls(Ours):
         address = f"tcp:{tcp.partition(':')[2].partition('#')[0]}"
         self.cluster = self.stack.enter_context(
             tangram_hpc.connect(cluster.access, address=address))
+
+
+class OursDirect(Ours):
+    """One function after the other by `Client.direct`: an action holds a CPU for all of them. The
+    cold start is that of the first one. The process that serves them is on this host, so they are
+    not encrypted."""
+
+    name = "tangram_hpc, direct calls"
+    measured = ("idle",)
+    lacks: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Starts broker, worker and client."""
+        super().start()
+        self.direct = self.stack.enter_context(self.cluster.direct())
+
+    def one(self) -> None:
+        """One function."""
+        self.direct.call(work.noop, 1)
+        assert self.direct.via == "node"
+
+
+class OursDirectTls(OursTls):
+    """The same over TCP with TLS 1.3, as between two nodes: a long name of the folder of temporary
+    files leaves no room for a Unix socket."""
+
+    name = "tangram_hpc, direct calls, TLS"
+    measured = ("idle",)
+    one = OursDirect.one
+
+    def start(self) -> None:
+        """Starts broker and worker, and connects a client over TCP."""
+        super().start()
+        long = self.folder / ("x" * 110)
+        long.mkdir()
+        tempfile.tempdir = str(long)
+        self.direct = self.stack.enter_context(self.cluster.direct())
 
 
 class OursTold(Ours):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from adapter import Peer
 from cluster_peers import Dask, HyperQueue, Parsl, Ray
-from ours import Ours, OursResizable, OursTls, OursTold
+from ours import Ours, OursDirect, OursDirectTls, OursResizable, OursTls, OursTold
 from pool_peers import ExecutorLib, MpiFutures, ProcessPool
 from program_peers import GnuParallel, Srun
 
 PEERS: dict[str, type[Peer]] = {each.name: each for each in (
-    Ours, OursTls, OursTold, OursResizable, ProcessPool, MpiFutures, ExecutorLib, Ray, Dask, Parsl,
-    HyperQueue, GnuParallel, Srun)}
+    Ours, OursTls, OursDirect, OursDirectTls, OursTold, OursResizable, ProcessPool, MpiFutures,
+    ExecutorLib, Ray, Dask, Parsl, HyperQueue, GnuParallel, Srun)}

@@ -10,6 +10,7 @@ import common
 from peers import PEERS
 
 OURS, FLOOR = "tangram_hpc", "ProcessPool"
+DIRECT, DIRECT_TLS = "tangram_hpc, direct calls", "tangram_hpc, direct calls, TLS"
 RATES = ("functions", "chunks", "commands", "sandboxed")
 Rounds = Sequence[dict[str, dict[str, Any]]]
 
@@ -108,9 +109,9 @@ def bars(figures: dict[str, Any]) -> dict[str, Any]:
     at_least("functions, over Ray", medians("functions", ["Ray"]), 8)
     at_least("functions, over the best scheduling peer", medians("functions", peers), 3)
     at_least("commands, over the best scheduling peer", medians("commands", peers), 1.3)
-    idle = figures["idle_ms"]
-    floor = medians("idle", [FLOOR])
-    at_most("idle p50, over ProcessPool", significant(1 / floor[0]) if floor else None, 2)
+    idle, over_floor = figures["idle_ms"], figures["idle_over_floor"]
+    for said, name in (("", OURS), (", direct calls", DIRECT), (", direct calls, TLS", DIRECT_TLS)):
+        at_most(f"idle p50{said}, over {FLOOR}", over_floor.get(name, {}).get("median"), 2)
     others = [idle[name]["p99"] for name in peers if name in idle]
     if others and OURS in idle:
         at_most("idle p99 in ms, below every scheduling peer", idle[OURS]["p99"], min(others))
@@ -128,6 +129,11 @@ def figures(rounds: Rounds, missing: dict[str, str], failed: dict[str, str]) -> 
         name: spread(each) for name, each in by_peer(rounds, lambda own, _, what=what: own.get(what)
                                                      ).items()} for what in RATES}
     found["idle_ms"] = _idle(rounds)
+    found["idle_over_floor"] = {name: spread(each) for name, each in by_peer(
+        rounds, lambda own, told: statistics.median(own["idle"])
+        / statistics.median(told[FLOOR]["idle"])
+        if "idle" in own and "idle" in told.get(FLOOR, {}) else None).items()
+        if name.startswith(OURS)}
     found["cold_s"] = {name: spread(each) for name, each in by_peer(
         rounds, lambda own, _: own.get("cold_s")).items()}
     mean = by_peer(rounds, lambda own, _: statistics.mean(own["mixed"]) * 1e3

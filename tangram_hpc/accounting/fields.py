@@ -184,6 +184,10 @@ FIELDS = (
     Field("Restore", 13, lambda r: duration(_of(r, "restore_ns")),
           "bringing its service onto the GPUs"),
     Field("Batch", 6, lambda r: str(_of(r, "batch") or 1), "calls that ran as one with it"),
+    Field("DirectCalls", 11, lambda r: str(_of(r, "direct_calls") or ""),
+          "direct calls that it served"),
+    Field("DirectTime", 13, lambda r: duration(_of(r, "direct_ns")) if _of(r, "direct_calls")
+          else "", "run time of these calls, of its ExecTime"),
     Field("GPUUtil", 8, lambda r: _shown(r, "gpu_util_pct"),
           "mean use of its GPUs, %; sacct: gres/gpuutil in TRESUsageInAve"),
     Field("GPUMaxMem", 10, lambda r: _shown(r, "gpu_max_mem_mib", "M"),
@@ -197,7 +201,8 @@ DEFAULT = "JobID,JobName,NodeList,NCPUS,State,ExitCode,Planned,Elapsed,TotalCPU"
 
 
 _WHOLE_SECONDS = frozenset({"Submit", "Start", "End", "Elapsed", "Planned", "Setup", "ExecTime",
-                            "Return", "CPUTime", "TotalCPU", "Timelimit", "GPUTime", "Restore"})
+                            "Return", "CPUTime", "TotalCPU", "Timelimit", "GPUTime", "Restore",
+                            "DirectTime"})
 _MARKED = frozenset({"TotalCPU", "MaxRSS", "Restarts", "ConsumedEnergy"})
 
 
@@ -285,6 +290,7 @@ def as_json(r: ActionRecord) -> dict[str, Any]:
         "gpus": list(r.gpus), "attempt": r.attempt, "attempt_at_least": r.lost_ahead,
         "lower_bounds": list(o.lower_bounds) if o else [],
         "cost_micro": o.cost_micro if o else 0,
+        "direct_calls": o.direct_calls if o else 0, "direct_ns": o.direct_ns if o else 0,
         "grants": [[at, list(cores)] for at, cores in r.grants],
         "isolation": o.isolation if o else "", "enforcement": o.enforcement if o else "",
         "gpu_util_pct": _measure(r, "gpu_util_pct"),

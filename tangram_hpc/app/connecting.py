@@ -25,6 +25,7 @@ from ..transport.socket.channel import SocketChannel
 from ..version import VERSION
 from .access_dial import AccessFileDialer, OutOfSight
 from .broker_location import find_access
+from .direct_transport import direct_transport
 from .lost_broker import report_loss_in_one_line
 
 _rank_pid = 0  # pid of this process once it has met its MPI world; a forked child differs
@@ -108,7 +109,8 @@ def connect(access: str | Path | None = None, *, job: str = "", address: str = "
         return Client([socket_dial(dialer, known.job)], known.job, FolderStore,
                       name or _name_by_job(environ, known.job),
                       again=f"tangram_hpc.connect({str(path.absolute())!r}{at})",
-                      back_within_s=known.back_within_s, tenant=tenant)
+                      back_within_s=known.back_within_s, tenant=tenant,
+                      direct=direct_transport(dialer, known.job))
     except OutOfSight as error:  # it names its remedy
         raise AccessError(f"access file {path}: {error}") from None
     except BrokerUnreachable as error:
@@ -137,7 +139,8 @@ def _connect_over_mpi(environ: Mapping[str, str], name: str, tenant: str) -> Cli
     client = Client(dials, world.job, FolderStore, name or _name_by_job(environ, world.job),
                     world.rank, world.size,
                     again=f"tangram_hpc.connect({world.access!r}{_for_tenant(tenant)})",
-                    back_within_s=_back_within_s(dialer), tenant=tenant)
+                    back_within_s=_back_within_s(dialer), tenant=tenant,
+                    direct=direct_transport(dialer, world.job))
     mpi.leave_after(client)
     return client
 

@@ -68,7 +68,7 @@ _OUTCOME: Bounds = {
     "batch": (1, COUNT_MAX), "gpu_util_pct": (-1, 1000), "gpu_max_mem_mib": (-1, AMOUNT_MAX),
     "energy_mj": (-1, 1 << 60), "cost_micro": (0, MICRO_MAX), "pushed": (0, 2),
     "retry_after_ns": (0, NS_MAX), "returned": (0, AMOUNT_MAX), "setup_ns": (-1, NS_MAX),
-    "resize_ns": (0, NS_MAX)}
+    "resize_ns": (0, NS_MAX), "direct_calls": (0, AMOUNT_MAX), "direct_ns": (0, NS_MAX)}
 _RETURNED: Bounds = {"characters": (0, AMOUNT_MAX), "status": (SUCCESS, TIMEOUT)}
 _ENDED: Bounds = {"tokens": (-1, CONTEXT_MAX), "epoch": (-1, AMOUNT_MAX)}
 _HELLO: Bounds = {"rank": (-1, AMOUNT_MAX), "size": (0, AMOUNT_MAX)}
@@ -231,7 +231,7 @@ def mended(outcome: Outcome) -> Outcome:
     """
     o = outcome  # a fast check, as in `_wrong_submit`
     if (not (o.exec_ns | o.cpu_ns | o.maxrss_kib | o.restore_ns | o.exit_code | o.signal
-             | o.returned | o.setup_ns + 1 | o.resize_ns) >> 40
+             | o.returned | o.setup_ns + 1 | o.resize_ns | o.direct_calls | o.direct_ns) >> 40
             and o.batch == 1 and o.gpu_util_pct == -1 == o.energy_mj and o.gpu_max_mem_mib == -1
             and not (o.pushed or o.cost_micro or o.retry_after_ns)
             and (o.state is ActionState.COMPLETED or o.state in _ENDS)

@@ -17,10 +17,11 @@ from ..config.services import Service
 from ..domain.action import Profile
 from ..domain.session import SessionSpec
 from ..errors import InvalidInput, TangramError
-from ..ports import Dial, Store
+from ..ports import Dial, DirectTransport, Store
 from ..protocol import message as ms
 from .actions import submit
 from .connection import Connection
+from .direct.direct_calls import DirectCalls
 from .endpoints.endpoint import Endpoint
 from .endpoints.grants import GrantSource
 from .future import Future
@@ -53,6 +54,7 @@ class Client:
         back_within_s: how long to try the dials at first, in seconds, as for a broker that is being
             started again.
         tenant: the tenant for which all that the client does counts; empty for the default one.
+        direct: how its direct calls are served; None if they go through the broker.
 
     Attributes:
         job, name, rank, size: as above.
@@ -68,10 +70,11 @@ class Client:
     def __init__(self, dials: Sequence[Dial], job: str, make_store: Callable[[str], Store],
                  name: str = "", rank: int = -1, size: int = 0, connect_s: float = 30.0,
                  again: str = "tangram_hpc.connect()", back_within_s: float = 0.0,
-                 tenant: str = "") -> None:
+                 tenant: str = "", direct: DirectTransport | None = None) -> None:
         self.job, self.name, self.rank, self.size = job, name, rank, size
         self._connection = Connection(dials, job, make_store, name, rank, size, connect_s, again,
                                       back_within_s, tenant)
+        self._direct = direct
         self._services = ServiceCalls(self._connection)
         self._rollouts = RolloutCalls(self._connection)
         self._grants = GrantSource(self._connection)
@@ -198,6 +201,44 @@ class Client:
                     future.cancel()
 
         return results()
+
+    def direct(self, *, cpus: Cpus = 1, mem: int | str = 0, gpus: int = 0, component: str = "",
+               name: str = "direct", trusted: bool = False, timeout: float | None = None,
+               retries: int = 2, idle_s: float = 0.5, term_s: float = 10.0) -> DirectCalls:
+        """Prepares a stream of short calls of functions that go straight to a process on a node,
+        one after the other; returns at once. One action holds the CPUs for the stream.
+
+        A call takes a fraction of the time that `submit` takes, and a flood of other clients'
+        actions hardly delays it. Use `submit` or `map` for many calls at once, and for calls of
+        more than some milliseconds: their CPUs are held only while they run.
+
+        Args:
+            cpus, mem, gpus, component: as for `submit`. They are held from the first call on, until
+                `close`, for `idle_s` after the last call, or for `term_s`; after that the next call
+                waits for them again, as any action does.
+            name: the name of these actions in accounting.
+            trusted: whether results may be unpickled here, as for `submit`.
+            timeout: the longest run time of one call, in seconds; None for no limit.
+            retries: how often a call is sent again after a failure of its node.
+            idle_s: how long the CPUs are held without a call, in seconds.
+            term_s: after so many seconds the action ends with the call that runs then, so that
+                others get their turn.
+
+        Returns:
+            The stream. Where the node cannot connect to this process, its calls go through the
+            broker, as functions that are submitted; its `reason` then says why.
+
+        Raises:
+            InvalidInput: an argument is wrong; the message names it.
+
+        Example:
+            with client.direct() as direct:
+                for action in actions:
+                    state = direct.call(step, state, action)
+        """
+        return DirectCalls(self._connection, self._direct,
+                           Options(cpus, mem, gpus, name=name, component=component,
+                                   trusted=trusted), timeout, retries, idle_s, term_s)
 
     def forget(self, *names: str, prefix: str = "") -> int:
         """Lets the broker drop the kept results of idempotency keys. Call it when a checkpoint

@@ -83,8 +83,23 @@ class ActionWindow(msgspec.Struct):
             self.system_ns += system_ns
             if setup_ns > 0:
                 self.setup_ns += setup_ns if setup_ns < system_ns else system_ns
-        self.cpu_ns += outcome.cpu_ns
+        self.add_held(result)
+
+    def add_held(self, result: ActionResult) -> None:
+        """Adds what an action held and used."""
+        self.cpu_ns += result.outcome.cpu_ns
         self.held_core_ns += _held_core_ns(result)
+
+    def add_direct(self, act_ns: int, queue_ns: int, run_ns: int, failed: bool) -> None:
+        """Adds a direct call: its time from call to result, the part of it in which it waited for
+        units, and its run time."""
+        self.count += 1
+        self.failed += failed
+        self.act_ns += act_ns
+        self.act_max_ns = max(self.act_max_ns, act_ns)
+        self.queue_ns += queue_ns
+        self.run_ns += run_ns
+        self.system_ns += max(0, act_ns - queue_ns - run_ns)
 
     def figures(self) -> dict[str, float]:
         """Returns the counts, and the mean times in seconds; 0 where no action ended."""
@@ -106,12 +121,21 @@ class ActionWindows:
         self._lock = threading.Lock()
         self._windows = _empty()
 
-    def add(self, action: Action, result: ActionResult, act_ns: int) -> None:
-        """Adds the end of one action. Operations on files belong to no group."""
+    def add(self, action: Action, result: ActionResult, act_ns: int, direct: bool = False) -> None:
+        """Adds the end of one action. Operations on files belong to no group. Of an action that
+        serves direct calls only what it held is added, as each call is added by itself."""
         group = "rollouts" if action.turn is not None else _GROUPS.get(action.kind)
         if group is not None:
             with self._lock:
-                self._windows[group].add(result, act_ns)
+                if direct:
+                    self._windows[group].add_held(result)
+                else:
+                    self._windows[group].add(result, act_ns)
+
+    def add_direct(self, act_ns: int, queue_ns: int, run_ns: int, failed: bool) -> None:
+        """Adds a direct call; see `ActionWindow.add_direct`."""
+        with self._lock:
+            self._windows["tools"].add_direct(act_ns, queue_ns, run_ns, failed)
 
     def read(self, info: Mapping[str, Any], prefix: str) -> dict[str, float]:
         """Begins new windows and returns all metrics.

@@ -200,7 +200,7 @@ class Connection:
                 future.action = action.id
                 pending = Pending(action, payload, future, trusted, time.monotonic_ns(), on_output,
                                   session=session, stored=stored, uploaded=uploaded, reader=reader,
-                                  earlier=earlier, on_credit=on_credit)
+                                  earlier=earlier, on_credit=on_credit, direct=options.direct)
                 self._pending[action.id] = pending
                 if self._credit.admit(pending):
                     self._put(ms.Submit(action), payload)
@@ -658,7 +658,7 @@ class Connection:
                     act_ns = time.monotonic_ns() - pending.submitted_ns
                     if pending.sent_ns:
                         message = pending.with_time_held_back(message)
-                    self.windows.add(pending.action, message, act_ns)
+                    self.windows.add(pending.action, message, act_ns, pending.direct)
                     conclude(pending, message, payload, self.store, act_ns)
                     pending.release(self.functions, self.store)
             case ms.Output(id=action, stream=stream):

@@ -80,19 +80,7 @@ class FunctionCache:
         Raises:
             InvalidInput: the function or an argument cannot be pickled, or is too large.
         """
-        arguments = _NO_ARGUMENTS
-        if args or kwargs:
-            # a large argument is refused before it is copied: a GiB takes seconds
-            size = 0
-            for one in (*args, *kwargs.values()) if kwargs else args:
-                if type(one) is bytes or type(one) is str:
-                    size += len(one)
-            check_size(size, "arguments", PAYLOAD_MAX)
-            try:
-                arguments = pickle.dumps((args, kwargs), protocol=5)
-            except (pickle.PicklingError, AttributeError, TypeError):
-                arguments = pickled_by_value((args, kwargs), "arguments")
-            check_size(len(arguments), "arguments", PAYLOAD_MAX)
+        arguments = pickled_arguments(args, kwargs)
         with self._lock:
             known = self._known.get(id(function))
             if known is None or known.function is not function:
@@ -118,8 +106,7 @@ class FunctionCache:
                 self._release(uploaded)
 
     def _upload(self, function: Callable[..., Any]) -> UploadedFunction:
-        data = pickled_by_value(function, "function")
-        check_size(len(data), "function", PAYLOAD_MAX)
+        data = pickled_function(function)
         old = self._known.pop(id(function), None)  # a former function that had the same id()
         if old is not None:
             self._evict(old)
@@ -159,6 +146,39 @@ def _pickler_class() -> type[pickle.Pickler]:
         dispatch_table = ChainMap({types.CodeType: code_with_file}, reducers)
 
     return _NamingPickler
+
+
+def pickled_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """Pickles the arguments of one call.
+
+    Raises:
+        InvalidInput: an argument cannot be pickled, or they are too large.
+    """
+    if not args and not kwargs:
+        return _NO_ARGUMENTS
+    # a large argument is refused before it is copied: a GiB takes seconds
+    size = 0
+    for one in (*args, *kwargs.values()) if kwargs else args:
+        if type(one) is bytes or type(one) is str:
+            size += len(one)
+    check_size(size, "arguments", PAYLOAD_MAX)
+    try:
+        arguments = pickle.dumps((args, kwargs), protocol=5)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        arguments = pickled_by_value((args, kwargs), "arguments")
+    check_size(len(arguments), "arguments", PAYLOAD_MAX)
+    return arguments
+
+
+def pickled_function(function: Callable[..., Any]) -> bytes:
+    """Pickles a function.
+
+    Raises:
+        InvalidInput: it cannot be pickled, or is too large.
+    """
+    data = pickled_by_value(function, "function")
+    check_size(len(data), "function", PAYLOAD_MAX)
+    return data
 
 
 def pickled_by_value(value: Any, field: str) -> bytes:

@@ -67,6 +67,7 @@ class Options(NamedTuple):
     once: str = ""
     trajectory: str = ""
     turn: Turn | None = None
+    direct: bool = False  # it serves direct calls; no argument of `submit`
 
 
 def session_spec(base: SessionSpec, *, mem: int | str | None = None,

@@ -78,6 +78,7 @@ class Pending(msgspec.Struct, gc=False):
         sent_ns: for an action that was held back, when it was sent; 0 for one that was sent when
             it was submitted.
         counted: whether `SubmissionCredit` counts it.
+        direct: whether it serves direct calls, each of which is counted when it ends.
     """
 
     action: Action
@@ -96,6 +97,7 @@ class Pending(msgspec.Struct, gc=False):
     on_credit: Callable[[int], None] | None = None
     sent_ns: int = 0
     counted: bool = False
+    direct: bool = False
 
     def with_time_held_back(self, result: ms.ActionResult) -> ms.ActionResult:
         """Adds the time that an action waited here for credit, until `sent_ns`, to the time that it
@@ -179,7 +181,9 @@ def _value(pending: Pending, result: ms.ActionResult, payload: memoryview | None
             raise ProtocolError(f"{_name(pending)}: its result is not the content of a file")
         return told
     if isinstance(told, pl.ValueReturn):
-        return _returned(told, pending)
+        return returned_value(told, _name(pending), pending.trusted)
+    if isinstance(told, pl.DirectReturn):
+        return told
     if isinstance(told, pl.FileList):
         if told.one and len(told.entries) != 1:
             raise ProtocolError(f"{_name(pending)}: its result is not one entry")
@@ -196,10 +200,15 @@ def _told_failure(pending: Pending, outcome: Outcome, told: pl.ErrorReturn) -> T
         return _file_failure(pending, outcome, told)
     if kind is Kind.EXEC and told.kind == pl.SHELL_ENDED:
         return ShellEnded(f"{_name(pending)}: {told.text}")
+    return raised_error(told, _name(pending))
+
+
+def raised_error(told: pl.ErrorReturn, name: str) -> ActionFailed:
+    """Makes the exception for what a function or a service has raised in the call `name`."""
     trace = f"\n{told.trace}" if told.trace else ""
     if told.kind == "UntrustedResult":
-        return UntrustedResult(f"{_name(pending)}: {told.text}{trace}", told)
-    return RemoteError(f"{_name(pending)}: {told.kind}: {told.text}{trace}", told)
+        return UntrustedResult(f"{name}: {told.text}{trace}", told)
+    return RemoteError(f"{name}: {told.kind}: {told.text}{trace}", told)
 
 
 def _file_failure(pending: Pending, outcome: Outcome, told: pl.ErrorReturn) -> FileFailed:
@@ -240,17 +249,28 @@ def _fetched(told: pl.Stored, pending: Pending, store: StoredPayloads) -> pl.Any
     return pl.decode(data)
 
 
-def _returned(told: pl.ValueReturn, pending: Pending) -> Any:
+def returned_value(told: pl.ValueReturn, name: str, trusted: bool) -> Any:
+    """Returns the value of a function.
+
+    Args:
+        told: what its process sent.
+        name: the call, for errors.
+        trusted: whether the value may be unpickled.
+
+    Raises:
+        UntrustedResult: it came as a pickle and may not be unpickled.
+        ActionFailed: it cannot be unpickled here.
+    """
     if not told.pickled:
         return decode_value(told.data)
-    if not pending.trusted:
-        raise UntrustedResult(f"{_name(pending)}: its result came as a pickle and `trusted=True` "
-                              "was not said")
+    if not trusted:
+        raise UntrustedResult(f"{name}: its result came as a pickle and `trusted=True` was not said"
+                              )
     try:
         return pickle.loads(told.data)
     except BaseException as error:  # noqa: BLE001 - a pickle runs what it likes, on our thread
-        raise ActionFailed(f"{_name(pending)}: its result cannot be unpickled here: {_said(error)}",
-                           told) from None
+        raise ActionFailed(f"{name}: its result cannot be unpickled here: {_said(error)}", told
+                           ) from None
 
 
 def _said(error: BaseException) -> str:

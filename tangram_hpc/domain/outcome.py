@@ -58,6 +58,9 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
             began, without `restore_ns`: it waited for a sandbox or for the payload. -1 if not
             known.
         resize_ns: how long the node needed to apply all resizes of the attempt; 0 if it had none.
+        direct_calls: how many direct calls it served (`DirectReturn`); 0 for every other action.
+        direct_ns: the run time of these calls, in sum. The rest of `exec_ns` is time in which the
+            action held its units and waited for its client.
     """
 
     state: ActionState
@@ -81,6 +84,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     at_least: int = 0
     setup_ns: int = -1
     resize_ns: int = 0
+    direct_calls: int = 0
+    direct_ns: int = 0
 
     @property
     def lower_bounds(self) -> tuple[str, ...]:

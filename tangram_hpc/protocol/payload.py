@@ -281,6 +281,20 @@ class ErrorReturn(Payload, frozen=True, tag=13):
     trace: str = ""
 
 
+class DirectReturn(Payload, frozen=True, tag=15):
+    """What an action returns that served direct calls (`protocol/direct_frames.py`).
+
+    Attributes:
+        calls: how many calls have begun.
+        run_ns: their run time, in sum.
+        unreachable: why it could not connect to its client; empty if it could.
+    """
+
+    calls: int = 0
+    run_ns: int = 0
+    unreachable: str = ""
+
+
 AnyPayload = Union[  # noqa: UP007
     Stored,
     ExecCall,
@@ -295,6 +309,7 @@ AnyPayload = Union[  # noqa: UP007
     FileList,
     ValueReturn,
     ErrorReturn,
+    DirectReturn,
     SnapshotCall,
     SnapshotReturn,
 ]

@@ -222,6 +222,32 @@ def test_master_addr_is_an_address_of_rank_0_that_other_nodes_reach(pair: Pair, 
     assert (child.returncode, out) == (0, f"{CABLE}.1\n"), err
 
 
+STREAM = """
+import socket, sys, tempfile
+import tangram_hpc
+tempfile.tempdir = sys.argv[1]  # a path too long for a Unix socket: both hosts have one kernel
+with tangram_hpc.connect() as client, client.direct() as direct:
+    print(direct.call(socket.gethostname), direct.via, direct.call(divmod, 7, 2), direct.reason)
+"""
+
+
+def test_direct_calls_come_from_another_host_over_tls(pair: Pair) -> None:
+    long = pair.folder / ("x" * 110)
+    long.mkdir()
+    with pair.broker():
+        worker = pair.tangram(1, "worker", "--cpus", "1", TANGRAM_ACCESS=str(
+            pair.access.with_name("worker.json")))
+        try:
+            done = subprocess.run(
+                [*pair.enter(0), sys.executable, "-c", STREAM, str(long)],
+                env=pair.environ(0, TANGRAM_ACCESS=str(pair.access)), capture_output=True,
+                text=True, timeout=90, cwd=REPO, check=False)
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            worker.communicate(timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"{NAMES[1]} node (3, 1) \n"), done.stderr
+
+
 def test_other_nodes_of_a_job_are_read_from_its_environment() -> None:
     other_nodes = slurm_environ.other_nodes
     plain: dict[str, Any] = {"SLURMD_NODENAME": "n2", "SLURM_JOB_NODELIST": "n[1-3]"}

@@ -20,7 +20,7 @@ from helpers.tcp_relay import Relay
 import tangram_hpc
 from tangram_hpc.errors import BrokerUnreachable
 from tangram_hpc.transport.socket import dial as dialling
-from tangram_hpc.transport.socket.asyncsock import tune
+from tangram_hpc.transport.socket.tcp_options import tune
 
 
 def until(true: Callable[[], Any], what: str) -> Any:

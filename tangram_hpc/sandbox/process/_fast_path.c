@@ -27,7 +27,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define FAST_PATH_VERSION 8     /* raise it when the struct or its meaning changes */
+#define FAST_PATH_VERSION 9     /* raise it when the struct or its meaning changes */
 #define BYTES (1 << 16)     /* of a read; Python serves an order that does not fit */
 #define OUTPUT (1 << 14)    /* bytes of one stream, at most */
 #define ARGS 256
@@ -68,8 +68,8 @@ struct fast_path {
     int64_t output_max;  /* or writes more to a stream; at most OUTPUT */
     struct bytes call_tail; /* of a call that has only argv or shell */
     struct bytes completed, failed; /* an outcome's bytes up to its exit code */
-    /* the outcome's fields after maxrss; the last three bytes are the set of `at_least` bits, and
-     * `setup_ns` and `resize_ns`, which the worker fills in */
+    /* the outcome's fields after maxrss; the last five bytes are the set of `at_least` bits,
+     * `setup_ns` and `resize_ns`, which the worker fills in, and two that are 0 for a command */
     struct bytes outcome_tail;
     struct bytes begin; /* the directory of commands; empty: ours */
     /* what a command without a session may leave files in, the sandbox's home first; empty: none */
@@ -264,7 +264,7 @@ static int tell(const struct fast_path *path, uint64_t lease, const uint8_t *out
     to = put_whole(to, 0xcf, 8, (uint64_t)path->maxrss_kib);
     to = put(to, path->outcome_tail.at, path->outcome_tail.size);
     if (path->hidden)
-        to[-3] = RSS_AT_LEAST;
+        to[-5] = RSS_AT_LEAST;
     to = put_size(to, 2 + packed(sizes[0]) + packed(sizes[1]) + 3);
     *to++ = 0x94;
     *to++ = TAG_RETURN;

@@ -24,7 +24,7 @@ from ...protocol.process_frames import RECEIVE, RunAction, SandboxLimits
 from .isolation_setup import SandboxIsolation
 
 PATIENCE_NS = 2_000_000  # Python takes over a command that takes longer
-_VERSION = 8
+_VERSION = 9
 _KNOWN = 16  # kinds of orders that it remembers
 _OUTPUT = 1 << 14  # bytes of a stream
 _OWN = 8  # the pause process and its children inside
@@ -199,7 +199,7 @@ class FastPath:
 
 def _rest(values: tuple[Any, ...]) -> int:
     """The encoded size of these values at the end of a list."""
-    return len(msgspec.msgpack.encode(values)) - 1
+    return sum(len(msgspec.msgpack.encode(value)) for value in values)
 
 
 def _around(isolation: str) -> tuple[bytes, bytes, bytes]:

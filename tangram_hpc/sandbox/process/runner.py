@@ -1,41 +1,35 @@
 """Runs users' functions in this process, one at a time, and reports how they ended.
 
-Only this process and the client unpickle what another process has sent. Users' code can do anything
-to this process, so the worker believes its reports only about the calls that it was given. How
-calls are given ahead and taken back is told in `protocol/process_frames.py`.
+Users' code can do anything to this process, so the worker believes its reports only about the calls
+that it was given. How calls are given ahead and taken back is told in `protocol/process_frames.py`,
+and how one call is carried out in `function_calls.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
-import inspect
 import os
-import pickle
 import resource
 import select
 import signal
 import socket
 import sys
 import time
-import traceback
 import types
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import msgspec
 
 from ...domain.outcome import CPU_AT_LEAST, RSS_AT_LEAST, Outcome
 from ...domain.service import pushed_by
 from ...domain.states import ActionState
-from ...protocol.payload import ErrorReturn, FunctionCall, ValueReturn, decode, encode
+from ...protocol.payload import DirectReturn, FunctionCall, Payload, decode, encode
 from ...protocol.process_frames import (
     OUTPUT,
-    PAYLOAD_MAX,
     RECEIVE,
-    TAIL,
     Drop,
     Ended,
     ExitProcess,
@@ -46,22 +40,24 @@ from ...protocol.process_frames import (
     Setup,
     frame,
 )
-from ...protocol.value import encode_value
 from ...resources import process_tree
 from ...resources.cpu import cgroupfs
 from .. import environment
 from ..files import scratch
 from .bootstrap import open_of_self
+from .function_calls import (
+    call_function,
+    failure_of,
+    forget_output,
+    print_into,
+    unpickled_function,
+)
 
 # A function's children are killed and waited for. After this many seconds the result is sent
 # without them, and its CPU time is a lower bound.
 _END_S = 1.0
 _MUCH_KIB = 1024
 _BATCH_NS = 1_000_000  # a result waits at most so long for further ones
-
-
-class Untrusted(Exception):
-    """The result can travel only as a pickle, which the caller has not allowed."""
 
 
 class Runner:
@@ -76,16 +72,11 @@ class Runner:
         _room: polls the control socket for room.
         _arrived: polls the control socket for orders.
         _used: what was used when the last call had ended.
-        _output: the file that holds what a function prints.
     """
 
     def __init__(self, control: socket.socket, home: str) -> None:
         self._control = control
-        self._output = os.open(
-            os.path.join(home, OUTPUT), os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
-        for fd in (1, 2):
-            os.dup2(self._output, fd)
+        print_into(os.path.join(home, OUTPUT))
         faulthandler.enable()
         sys.modules["__main__"] = types.ModuleType("__main__")
         os.environ["TMPDIR"] = scratch.tmp(home)
@@ -176,15 +167,15 @@ class Runner:
             self._told = (run.units, run.gpus)
             os.environ.update(environment.hints(run.units))
             environment.export_grant(os.environ, run.units, run.units, run.gpus)
-        before, pushed, wait_ns = self._used, 0, 0
+        before, pushed, wait_ns, reason = self._used, 0, 0, ""
         cpu_before, began = time.process_time_ns(), time.monotonic_ns()
         try:
-            payload, reason = self._call(run.payload), ""
+            returned = self._call(run.payload)
         except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
-            payload, reason = self._failure(error)
+            returned, reason = failure_of(error)
             pushed, wait_ns = pushed_by(error)
         exec_ns = time.monotonic_ns() - began
-        self._forget_output()
+        forget_output()
         left = _children_left() and not _end_children(_END_S)
         self._used = used = Used()
         outcome = Outcome(
@@ -198,7 +189,10 @@ class Runner:
             enforcement=self._enforcement, pushed=pushed, retry_after_ns=wait_ns,
             at_least=(CPU_AT_LEAST if left else 0) | used.hidden(before),
         )
-        self._send(Ended(run.lease, outcome, payload, not left, used.cpu_ns))
+        if isinstance(returned, DirectReturn):
+            outcome = msgspec.structs.replace(outcome, direct_calls=returned.calls,
+                                              direct_ns=returned.run_ns)
+        self._send(Ended(run.lease, outcome, encode(returned), not left, used.cpu_ns))
         self._peak.forget(used)
         if left:
             self._ring()
@@ -207,83 +201,17 @@ class Runner:
             self._used = Used()
             self._send(Gone(run.lease))
 
-    def _call(self, payload: bytes) -> bytes:
+    def _call(self, payload: bytes) -> Payload:
         call = decode(payload)
         if not isinstance(call, FunctionCall):
             raise TypeError(f"a runner cannot run a {type(call).__name__}")
-        args, kwargs = pickle.loads(call.arguments)
-        result = self._function(call.digest)(*args, **kwargs)
-        if inspect.iscoroutine(result):
-            import asyncio
-
-            result = asyncio.run(result)
-        value = _pack(result, call.pickled)
-        if len(value.data) > PAYLOAD_MAX:
-            raise OverflowError(f"a result of {len(value.data)} bytes is too large; return a path")
-        return encode(value)
+        return call_function(self._function(call.digest), call.arguments, call.pickled)
 
     def _function(self, digest: str) -> Callable[..., Any]:
         known = self._functions[digest]
         if isinstance(known, bytes):
-            known = self._functions[digest] = pickle.loads(known)
-        assert not isinstance(known, bytes)
+            known = self._functions[digest] = unpickled_function(known)
         return known
-
-    def _failure(self, error: BaseException) -> tuple[bytes, str]:
-        kind = "UntrustedResult" if isinstance(error, Untrusted) else type(error).__name__
-        try:
-            text = str(error)
-        except Exception:  # noqa: BLE001 - a user's __str__
-            text = "(its text cannot be made)"
-        trace = "" if isinstance(error, Untrusted) else _trace(error)
-        if tail := self._tail():
-            trace += f"\n--- the end of its output ---\n{tail}"
-        kind, text, trace = map(_tellable, (kind, text, trace))
-        reason = f"{kind}: {text}".splitlines()[0][:200]
-        return encode(ErrorReturn(kind, text[: 1 << 16], trace[-(1 << 16) :])), reason
-
-    def _tail(self) -> str:
-        _flush_streams()
-        size = os.fstat(self._output).st_size
-        return os.pread(self._output, TAIL, max(0, size - TAIL)).decode(errors="replace")
-
-    def _forget_output(self) -> None:
-        _flush_streams()
-        if os.lseek(self._output, 0, os.SEEK_END):
-            os.ftruncate(self._output, 0)
-
-
-def _flush_streams() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        try:  # each call of a function comes here, and `contextlib.suppress` takes as long again
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
-            pass
-
-
-def _tellable(text: str) -> str:
-    """Makes text valid for a message. A file name, for example, need not be UTF-8."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-def _pack(result: Any, pickled: bool) -> ValueReturn:
-    try:
-        return ValueReturn(encode_value(result))
-    except TypeError as error:
-        if not pickled:
-            raise Untrusted(
-                f"the result holds a {error}, which only a pickle can carry; return plain values "
-                "or arrays, or submit with trusted=True"
-            ) from None
-    return ValueReturn(cloudpickle.dumps(result), True)
-
-
-def _trace(error: BaseException) -> str:
-    """The traceback from the user's code on."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
-        frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames))
 
 
 class Used:

@@ -70,7 +70,7 @@ def addresses(bind: str, peers: Sequence[str] = (), names: Sequence[str] = (),
         advertised = listen
     else:
         advertised = _chosen(peers, names, shared or bool(listen)) or LOOPBACK
-    if (peers or needed) and _is_loopback(advertised):
+    if (peers or needed) and is_loopback(advertised):
         who = ", ".join(peers[:3]) + (", ..." if len(peers) > 3 else "") or "satellites to come"
         raise InvalidInput(
             f"config field `bind`: {advertised} means this host alone, and the job has other nodes "
@@ -216,8 +216,10 @@ def _is_wildcard(address: str) -> bool:
     return _is_address(address) and ipaddress.ip_address(address).is_unspecified
 
 
-def _is_loopback(address: str) -> bool:
-    return _is_address(address) and ipaddress.ip_address(address).is_loopback
+def is_loopback(address: str) -> bool:
+    """Returns whether an address, or the name localhost, means the host that uses it."""
+    return address == "localhost" or (
+        _is_address(address) and ipaddress.ip_address(address).is_loopback)
 
 
 def _is_reachable(address: str) -> bool:

@@ -1,4 +1,4 @@
-"""Sockets on asyncio's loop, for broker, worker and gateway: links, listeners, TCP options.
+"""Sockets on asyncio's loop, for broker, worker and gateway: links and listeners.
 
 No listener is without authentication, and a TCP connection is encrypted before anything else
 (`encryption.py`). A peer that has not proven a key of the job within `HANDSHAKE_S` is dropped
@@ -28,9 +28,9 @@ from ...protocol.frame import RECEIVE, Buffer, Inbox, Outbox, Parcel
 from ...protocol.message import AnyMessage, Message
 from .certificate import Certificate
 from .encryption import Encryption
+from .socket_connection import SocketConnection
+from .tcp_options import HANDSHAKE_S, tune
 
-HANDSHAKE_S = 5.0  # how long the mutual challenge may take
-TCP_TIMEOUT_S = 30.0  # equal to the broker's limit for a silent worker
 _NO_ROOM_S = 0.1  # pause before the next accept when no descriptors are left
 # How many messages of one link are handed on before other links get their turn, unless the driver
 # says another number (`broker/turns.py`). One read may contain thousands of messages of one client,
@@ -80,6 +80,12 @@ class SocketLink:
         self._on_message, self._on_turn, self._on_lost = on_message, on_turn, on_lost
         self._turn = turn
         self._loop.add_reader(self._sock.fileno(), self._readable)
+
+    def detach(self) -> SocketConnection:
+        """Gives the connection away, with calls that block; only before `attach`."""
+        assert self._sock is not None
+        self._sock.setblocking(True)
+        return SocketConnection(self._sock, self._encryption)
 
     def send(self, message: Message, payload: Buffer | None = None) -> None:
         """Queues a message for the next flush; see `ports.Link.send`."""
@@ -350,20 +356,6 @@ def _check_same_user(peer: socket.socket) -> None:
     _, uid = _process_of(peer)
     if uid != os.getuid():
         raise AccessError(f"a process of user {uid} may not connect")
-
-
-def tune(sock: socket.socket) -> None:
-    """Sets TCP options, so that small frames leave at once and a vanished host is noticed.
-
-    If a host vanishes without closing its connections (power, cable), the connection ends after
-    `TCP_TIMEOUT_S`; by default the kernel would try for a quarter of an hour.
-    """
-    if sock.family != socket.AF_UNIX:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(TCP_TIMEOUT_S * 1000))
 
 
 def listen_unix(path: str) -> socket.socket:

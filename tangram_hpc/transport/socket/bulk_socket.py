@@ -20,11 +20,12 @@ from ...protocol import auth
 from ...protocol.frame import RECEIVE, Buffer
 from ...protocol.gradient_messages import HEAD, AnyMemberMessage, MemberMessage, pack, sizes, unpack
 from .address import addresses
-from .asyncsock import HANDSHAKE_S, listen_tcp, tune, unproven_max
+from .asyncsock import listen_tcp, unproven_max
 from .certificate import Certificate, address_of, certificate_for
 from .dial import dial
 from .encryption import Encryption
 from .socket_connection import SocketConnection
+from .tcp_options import HANDSHAKE_S, tune
 
 
 class BulkLink:

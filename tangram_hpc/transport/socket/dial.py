@@ -20,9 +20,9 @@ from ...errors import AccessError, BrokerUnreachable, InvalidInput
 from ...protocol import auth
 from ...protocol.frame import RECEIVE
 from ...storage.access import read_access
-from .asyncsock import HANDSHAKE_S, tune
 from .encryption import Encryption, dialling_context
 from .socket_connection import SocketConnection
+from .tcp_options import HANDSHAKE_S, tune
 
 
 def dial(addresses: Sequence[str], key: bytes, job: str) -> SocketConnection:

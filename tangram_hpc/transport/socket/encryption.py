@@ -97,6 +97,12 @@ class Encryption:
         with self._lock:
             self._received.write(received)
 
+    @property
+    def holds_bytes(self) -> bool:
+        """Whether bytes were received that nobody has read."""
+        with self._lock:
+            return bool(self._received.pending or self._tls.pending())
+
     def read_into(self, view: memoryview) -> int:
         """Reads into `view`, and returns how many bytes; 0 if more has to be received first.
 

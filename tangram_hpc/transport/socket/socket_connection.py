@@ -5,7 +5,9 @@ Links, channels and pipes take the two apart (`sock`, `encryption`), since they 
 
 from __future__ import annotations
 
+import select
 import socket
+from contextlib import suppress
 
 from ...protocol.frame import Buffer
 from .encryption import Encryption
@@ -52,6 +54,27 @@ class SocketConnection:
                 return 0
             self.encryption.feed(data)
         return got
+
+    def readable(self, timeout_s: float) -> bool:
+        """Waits until the peer has sent something or is gone; returns False if neither was the case
+        within so many seconds.
+        """
+        if self.encryption is not None and self.encryption.holds_bytes:
+            return True  # they came together with what was read before
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+
+    def limit(self, timeout_s: float | None) -> None:
+        """Sets how long a later call may wait before it raises a TimeoutError without an `errno`;
+        None for no limit. (The kernel's own ETIMEDOUT is a TimeoutError too.)
+        """
+        self.sock.settimeout(timeout_s)
+
+    def hang_up(self) -> None:
+        """Ends the connection while another thread waits in a call, which then sees its end."""
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Closes the socket."""
