@@ -75,7 +75,8 @@ def tables(figures: dict[str, Any]) -> Iterator[str]:
     yield from table(
         ("", "functions / s", "functions in chunks / s", "`/bin/true` / s",
          "`/bin/true` in open sandboxes / s"),
-        ([name, *(cell(figures[what].get(name)) for what in columns)] for name in measured))
+        ([name, *(cell(figures[what].get(name)) for what in columns)] for name in measured
+         if any(name in figures[what] for what in columns)))
 
     def waits(name: str) -> list[str]:
         idle = figures["idle_ms"].get(name)
