@@ -32,25 +32,23 @@ folder = Path(sys.argv[1])
 def say(word):
     with open(folder / "said", "a") as out:
         out.write(f"{word} {os.getpid()}\\n")
-def term(number, frame):
-    say(signal.Signals(number).name)
-    if number != signal.SIGUSR1:
-        mark_ended(folder / "access.json", "j", "now")
-        os._exit(0)
 while (folder / "not yet").exists():
     time.sleep(0.02)
-# signals come as soon as the access file is there, and this process says first that it serves
+# Signals come as soon as the access file is there, and this process says first that it serves. It
+# takes one after the other: a handler could be interrupted by that of the next signal.
 signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-for number in signals:
-    signal.signal(number, term)
 if not (folder / "never").exists():
     host = socket.gethostname()
     write_access(folder / "access.json", Access("j", (), b"", "", host, os.getpid()))
 say("serves")
-signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 while True:
-    time.sleep(0.02)
+    came = signal.sigtimedwait(signals, 0.02)
+    if came is not None:
+        say(signal.Signals(came.si_signo).name)
+        if came.si_signo != signal.SIGUSR1:
+            mark_ended(folder / "access.json", "j", "now")
+            os._exit(0)
     if (folder / "end").exists():
         status = int((folder / "end").read_text())
         (folder / "end").unlink()

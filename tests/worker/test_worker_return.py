@@ -47,6 +47,8 @@ def started(short_folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]
     for run in reversed(runs):
         run.kill()
         run.communicate()
+    # a killed worker cannot remove its scratch folder: its fork server does so a little later
+    until(lambda: not list(short_folder.glob("tangram-worker-*/worker-*")), "it is removed")
 
 
 def test_a_worker_joins_the_job_that_it_is_told(
