@@ -3,6 +3,7 @@ ended exits."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -31,6 +32,16 @@ def until(true: Callable[[], Any], what: str) -> Any:
     return value
 
 
+def with_environment(text: str) -> list[str]:
+    """The processes whose environment has this text, by their folders in /proc."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or may not be read
+            if text.encode() in environ.read_bytes():
+                found.append(str(environ.parent))
+    return found
+
+
 @pytest.fixture
 def started(short_folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `tangram` commands with a home of their own."""
@@ -47,8 +58,8 @@ def started(short_folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]
     for run in reversed(runs):
         run.kill()
         run.communicate()
-    # a killed worker cannot remove its scratch folder: its fork server does so a little later
-    until(lambda: not list(short_folder.glob("tangram-worker-*/worker-*")), "it is removed")
+    # the fork server and the probes of a killed worker use its scratch folder a little longer
+    until(lambda: not with_environment(str(short_folder)), "none of their processes is left")
 
 
 def test_a_worker_joins_the_job_that_it_is_told(
