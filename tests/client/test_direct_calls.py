@@ -80,6 +80,19 @@ def _functions() -> tuple[Callable[..., int], Callable[[], int], Callable[[], No
 add, pid, boom = _functions()
 
 
+def long_call(direct: DirectCalls, told: list[BaseException]) -> threading.Thread:
+    """Begins a call of a minute in another thread, which notes what it raises."""
+    def call() -> None:
+        try:
+            direct.call(time.sleep, 60)
+        except BaseException as error:  # noqa: BLE001 - the test judges it
+            told.append(error)
+    thread = threading.Thread(target=call)
+    thread.start()
+    time.sleep(0.2)
+    return thread
+
+
 # ---- results and errors ------------------------------------------------------------------------
 
 
@@ -488,14 +501,7 @@ def test_closing_ends_a_call_of_another_thread(cluster: LocalCluster) -> None:
     direct, told = cluster.direct(), list[BaseException]()
     direct.call(add, 1)
 
-    def call() -> None:
-        try:
-            direct.call(time.sleep, 60)
-        except BaseException as error:  # noqa: BLE001 - the test judges it
-            told.append(error)
-    thread = threading.Thread(target=call)
-    thread.start()
-    time.sleep(0.2)
+    thread = long_call(direct, told)
     direct.close()
     thread.join(DEADLINE_S)
     assert isinstance(told[0], ClientClosed)
@@ -523,14 +529,7 @@ def test_closing_waits_for_no_broker(tmp_path: Path) -> None:
         direct, told = c.direct(), list[BaseException]()
         process = direct.call(pid)
 
-        def call() -> None:
-            try:
-                direct.call(time.sleep, 60)
-            except BaseException as error:  # noqa: BLE001 - the test judges it
-                told.append(error)
-        thread = threading.Thread(target=call)
-        thread.start()
-        time.sleep(0.2)
+        thread = long_call(direct, told)
         broker_of(c).send_signal(signal.SIGSTOP)
         try:
             os.kill(process, signal.SIGKILL)

@@ -117,24 +117,26 @@ class DirectCalls:
         if not callable(function):
             raise InvalidInput(f"function: {function!r:.60} cannot be called")
         arguments = pickled_arguments(args, kwargs)
-        began, queue_ns, run_ns, ended = time.monotonic_ns(), 0, 0, False
+        began, queue_ns, run_ns = time.monotonic_ns(), 0, 0
+        told: pl.AnyPayload | None = None
         with self._lock:
             known = self._functions.known(function)
             check_size(len(arguments) + len(known.pickled), "function, arguments", PAYLOAD_MAX)
             try:
                 reply, queue_ns = self._ask(known, arguments, began)
                 if reply is not None:
-                    ended, run_ns = self._took_reply(reply), reply.run_ns
+                    told, run_ns = self._told(reply), reply.run_ns
             finally:
                 if self._over.done():
                     self._drop()
-                took_ns = time.monotonic_ns() - began
                 if not self.reason:
+                    took_ns = time.monotonic_ns() - began
                     self._broker.windows.add_direct(took_ns, queue_ns,
-                                                    max(0, min(run_ns, took_ns)), not ended)
-        if reply is None:
+                                                    max(0, min(run_ns, took_ns)),
+                                                    not isinstance(told, pl.ValueReturn))
+        if told is None:
             return self._by_broker(function, args, kwargs)
-        return self._value(function, reply)
+        return self._value(function, told)
 
     def close(self) -> None:
         """Ends the stream and gives the units back; a call that runs in another thread raises
@@ -202,19 +204,18 @@ class DirectCalls:
                     raise ActionFailed("direct call: its process ended before the call had begun, "
                                        f"{again} times")
 
-    def _took_reply(self, reply: DirectReply) -> bool:
-        """Drops the lease if it is over; returns whether the function returned."""
+    def _told(self, reply: DirectReply) -> pl.AnyPayload:
+        """Returns what a reply holds, and drops the lease if that is over."""
         if reply.over:
             self._drop()
         try:
-            return not isinstance(pl.decode(reply.returned), pl.ErrorReturn)
+            return pl.decode(reply.returned)
         except msgspec.DecodeError as error:
             self._drop()  # who forged one reply may have forged the next one
             raise _no_result("direct call", error) from None
 
-    def _value(self, function: Callable[..., Any], reply: DirectReply) -> Any:
+    def _value(self, function: Callable[..., Any], told: pl.AnyPayload) -> Any:
         name = f"direct call of {getattr(function, '__name__', 'a function')}"
-        told = pl.decode(reply.returned)
         if isinstance(told, pl.ErrorReturn):
             raise raised_error(told, name)
         try:

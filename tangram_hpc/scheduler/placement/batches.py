@@ -1,7 +1,7 @@
 """Grants calls behind a busy copy of their service, so that its worker can run many as one. Pure.
 
-A copy has at most two batches: the one that runs and the one that follows it. Prefetched calls hold
-nothing of their own.
+A copy has at most two batches: the one that runs and the one that follows it. Several copies of a
+service get calls in proportion to their speeds. Prefetched calls hold nothing of their own.
 
 Prefetching overtakes no call: an idle copy takes the next call of its own kind anyway (see the
 placers). While a call of a service without a copy has waited longer than its starvation limit

@@ -1,4 +1,5 @@
-"""Pure. Estimates how often each kind of call to a service comes, and the work of such calls.
+"""Pure. Estimates how often each kind of call to a service comes, the work of such calls, and what
+a call adds to a batch.
 
 A kind is a service and the degrees of its calls. A rate is a count that fades as x * h / (h + dt)
 between calls, with h the horizon, so no exponential is needed and whole numbers suffice. Only the

@@ -257,9 +257,10 @@ class _Cycle:
         """Returns the GPUs that all kinds need if each call runs on at most `size` GPUs, in 1/ONE.
 
         Each kind counts with its load, or with the chance that a call comes at all if that is more.
-        The calls of a service with batches share full ones: where they did not, more of them would
-        wait until the batches were full.
-        A service that was never called counts once with its smallest degree.
+        A service that was never called counts once with its smallest degree. Calls of a service
+        with batches count with their share in a full batch, because batches fill up under load. A
+        young rate of such a service is not scaled up: too wide a copy can carry more calls in each
+        batch, and too narrow a one is hard to get rid of.
         """
         if size not in self._loads:
             total, services = 0, self._view.ledger.services
@@ -451,7 +452,8 @@ class _Cycle:
         often = WIDE * (ONE + calls.expected(self._now))
         batch = self._view.ledger.services[service_of(want.key)].batch
         if restore > LONG * narrow and calls.is_young(self._now) and batch == 1:
-            # The rate is not known yet: only waiting calls count.
+            # The rate is not known yet: only waiting calls count. With batches a wide copy is no
+            # waste, see `_load`.
             often = ONE * self._queues[want].n
         for d in want.degrees:
             run = run_ns(calls.work_ns, calls.serial, d)
