@@ -57,7 +57,8 @@ class Class:
     mem_mib: int
 
 
-def _class(rng: random.Random, number: int, cpus: int) -> Class:
+def drawn_class(rng: random.Random, number: int, cpus: int) -> Class:
+    """Draws a class of actions that fit on `cpus` CPUs."""
     median = math.exp(rng.uniform(math.log(.1), math.log(40)))
     spread, serial = rng.choice([0, .3, .8, 1.4]), rng.choice([0, .02, .1, .3, .6])
     weight = rng.uniform(.1, 1)
@@ -72,32 +73,51 @@ def _class(rng: random.Random, number: int, cpus: int) -> Class:
     return Class(name, median, spread, serial, weight, degrees, resizable, mem_mib)
 
 
-def drawn(seed: int, scale: float) -> tuple[Workload, Cluster]:
-    """Returns the load of a seed; `scale` is its number of actions relative to the full size."""
-    rng = random.Random(seed)
-    count, cpus = rng.choice(_NODES)
-    resize_s = rng.choice([0, 0, 0, .05, .3])
-    classes = [_class(rng, number, cpus) for number in range(rng.randint(1, 4))]
-    turns, each = rng.choice([1, 2, 4, 8, 16]), rng.choice([1, 1, 1, 2, 4])
-    think_s, spread_s = rng.choice([.05, 1, 5, 20]), rng.choice([.1, 3, 30, 120])
-    actions = scale * rng.choice([150, 400, 900])
-    trajectories = max(4, min(400, round(actions / turns / each)))
-    session_mib, mem_mib = rng.choice([16, 16, 16, 2000]), rng.choice([1 << 20] * 3 + [16000])
+def workload(name: str, rng: random.Random, classes: list[Class], trajectories: int, turns: int,
+             each: int, think_s: float, later_s: float, spread_s: float, session_mib: int = 16,
+             ) -> Workload:
+    """Draws a load from its classes, whatever was drawn for them.
 
-    rng = random.Random(10 * seed)  # for the actions, whatever was drawn for the classes
-
+    Args:
+        name: its name.
+        rng: what draws the actions, the pauses and the starts.
+        classes: the classes of its actions.
+        trajectories: how many there are.
+        turns: how many each has.
+        each: how many actions a turn has.
+        think_s: the mean pause before a turn.
+        later_s: when the first trajectory may begin.
+        spread_s: over how many seconds they begin.
+        session_mib: the memory that each trajectory's session takes.
+    """
     def draw() -> dict[str, Any]:
         of = rng.choices(classes, [each.weight for each in classes])[0]
         more: dict[str, Any] = {} if of.resizable else {"resize": False}
         return regimes.action(of.name, "cpu", of.median_s * rng.lognormvariate(0, of.spread),
                               of.degrees, of.serial, mem_mib=of.mem_mib, **more)
 
-    work = Workload.model_validate({"name": f"drawn {seed}", "trajectories": [
-        {"trajectory": f"t{n}", "start_s": round(rng.uniform(0, spread_s), 3),
+    return Workload.model_validate({"name": name, "trajectories": [
+        {"trajectory": f"t{n}", "start_s": round(later_s + rng.uniform(0, spread_s), 3),
          "session": {"mem_mib": session_mib},
          "turns": [{"think_s": round(rng.expovariate(1 / think_s), 3),
                     "actions": [draw() for _ in range(each)]} for _ in range(turns)]}
         for n in range(trajectories)]})
+
+
+def drawn(seed: int, scale: float) -> tuple[Workload, Cluster]:
+    """Returns the load of a seed; `scale` is its number of actions relative to the full size."""
+    rng = random.Random(seed)
+    count, cpus = rng.choice(_NODES)
+    resize_s = rng.choice([0, 0, 0, .05, .3])
+    classes = [drawn_class(rng, number, cpus) for number in range(rng.randint(1, 4))]
+    turns, each = rng.choice([1, 2, 4, 8, 16]), rng.choice([1, 1, 1, 2, 4])
+    think_s, spread_s = rng.choice([.05, 1, 5, 20]), rng.choice([.1, 3, 30, 120])
+    actions = scale * rng.choice([150, 400, 900])
+    trajectories = max(4, min(400, round(actions / turns / each)))
+    session_mib, mem_mib = rng.choice([16, 16, 16, 2000]), rng.choice([1 << 20] * 3 + [16000])
+
+    work = workload(f"drawn {seed}", random.Random(10 * seed), classes, trajectories, turns, each,
+                    think_s, 0, spread_s, session_mib)
     return work, Cluster.model_validate({"nodes": [
         {"name": "c", "count": count, "cpus": cpus, "mem_mib": mem_mib, "resize_s": resize_s}]})
 

@@ -306,6 +306,10 @@ class TenantTurns:
         used = use.used if self._use.counted else use.used_at(self._now) + use.held * HORIZON_NS
         return -use.spec.priority, used, use.spec.shares
 
+    def shares(self, tenant: str) -> int:
+        """Returns the shares of a tenant."""
+        return self._use.look_up(tenant).spec.shares
+
     def room(self, tenant: str) -> int:
         """Returns how many more units a tenant may hold."""
         use = self._use.look_up(tenant)

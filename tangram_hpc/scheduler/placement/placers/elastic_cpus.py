@@ -6,14 +6,17 @@ among those that `rigid_sizes.py` allows an action that keeps its size. An actio
 overtaken and that lacks memory or GPUs holds back only actions that want the same resource of its
 node.
 
-A node is looked at when its revision has changed or its time has come. The memory between cycles
-only saves work: the revision that was seen, when to look again, and work that was already added up.
-Without this memory every node is looked at.
+A node is looked at when its revision has changed or its time has come. Most of the memory between
+cycles only saves work: the revision that was seen, when to look again, and work that was already
+added up. Without this memory every node is looked at. The rest is what tenants held on the node
+lately (`tenant_parts.py`); a broker that is started again begins without it.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ....domain.action import Action
 from ....domain.ids import client_of
@@ -22,13 +25,14 @@ from ...state.estimator import Estimator
 from ...state.ledger import RESIZE_GAP_NS, LeaseEntry
 from ...state.queue import CPU, ActionShape, ShapeQueue
 from ...state.speed import ONE, run_ns, speed, speed_gains
-from ...state.tenant_use import TenantTurns, copy_of
+from ...state.tenant_use import NO_LIMIT, TenantTurns, copy_of
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, Resizing, grant
 from .cpu_division import ResizableLease, WaitingCandidate, weight
 from .resize_cost import PATIENCE, counted_cost, divide_with_cost, is_worth
 from .rigid_sizes import NodeLoad, sizes_to_start
-from .waiting import AGED_NS, OVERDUE_NS, Backlog, Waiting
+from .tenant_parts import Held, RecentUse, TenantParts
+from .waiting import AGED_NS, OVERDUE_NS, Backlog, Next, Waiting
 
 # Tenants that hold units of a node are compared again after BALANCE_NS, times the nodes divided by
 # BALANCE_NODES. So at most BALANCE_NODES nodes are looked at for that in BALANCE_NS.
@@ -57,12 +61,14 @@ class _Node:
         keeps_gpus: whether an action that nothing may overtake waits here for more GPUs than are
             free.
         done: what `_done_before` returned for each lease.
+        recent: what tenants held here lately; empty if there is nothing to compare.
     """
 
     revision: int = -1
     look_at: int = 0
     keeps_gpus: bool = False
     done: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    recent: RecentUse = field(default_factory=RecentUse)
 
 
 class ElasticCpus:
@@ -136,25 +142,27 @@ class ElasticCpus:
         else:  # there is nothing to divide, and what is left of the work decides nothing
             holders, lefts, soonest = [], 0, 0
             kept.done = {}
+        turns = view.turns(CPU)
+        drawn = copy_of(turns)
+        parts = _parts(view, node, queues, drawn, kept.recent)
         if not holders and not queues:  # no lease to resize and no action to start
             kept.keeps_gpus = False
             return self._look_again(view, kept, soonest, [], None)
         room = node.free_cpus + sum(lease.units - 1 for lease, _, _, _ in holders
                                     if lease.units > 1)
         started = {g.action for g in placement.grants}
-        turns = view.turns(CPU)
         backlog = None if self._tail else Backlog(view.ledger, queues, node.cpus, len(view.nodes))
         waiting = Waiting(view.ledger, queues, view.now_ns, aged_ns=self._aged_ns,
-                          turns=copy_of(turns), backlog=backlog)
-        chosen, kept.keeps_gpus = _choose(view, placement, node, waiting, room, started)
-        sizes_of = _StartSizes(view, node, queues, turns)
+                          turns=drawn, backlog=backlog)
+        chosen, kept.keeps_gpus = _choose(view, placement, node, waiting, room, started, parts)
+        sizes_of = _StartSizes(view, node, queues, turns, parts, room)
         cost = counted_cost(view.ledger.nodes[node.node].resize_ns)
         candidates = []
-        for action, shape, overdue in chosen:
+        for action, shape, overdue, most in chosen:
             serial, work = view.ledger.estimator.estimate(action)
             lefts += work
             keeps = _keeps_size(view.ledger.estimator, action, cost, serial, work)
-            candidates.append((action, shape, serial, work, overdue, keeps))
+            candidates.append((action, shape, serial, work, overdue, most, keeps))
         scale = 2 * lefts // max(1, len(holders) + len(candidates))
         takes_at = _takes_at(view, cost, chosen)
         sizes, starts = divide_with_cost(
@@ -163,28 +171,34 @@ class ElasticCpus:
                              self._weight(view, lease.action, left, scale), lease.tenant),
               serial, left)
              for lease, top, serial, left in holders],
-            [WaitingCandidate(a.id, sizes_of(a, shape, serial, work, keeps), keeps,
+            [WaitingCandidate(a.id, sizes_of(a, shape, serial, work, most, keeps), keeps,
                               speed_gains(serial, a.degrees[-1]),
                               self._weight(view, a.id, work, scale), must,
                               view.ledger.tenants.tenant_of(client_of(a.id)))
-             for a, shape, serial, work, must, keeps in candidates], turns)
+             for a, shape, serial, work, must, most, keeps in candidates], turns)
         now_held = {lease.lease: lease for lease, _, _, _ in holders}
         for lease_id, units in sizes:
-            more = units - now_held[lease_id].units
+            lease = now_held[lease_id]
+            more = units - lease.units
             placement.resizings.append(Resizing(lease_id, units))
             node.free_cpus -= more
             if turns is not None:
-                turns.charge(now_held[lease_id].tenant, more)
+                turns.charge(lease.tenant, more)
+                if _counts_lately(view, lease.session):
+                    kept.recent.add(lease.tenant, more, view.now_ns)
         shapes = {action.id: shape for action, shape, *_ in candidates}
         for started_id, units in starts:
             grant(view, placement, started_id, shapes.pop(started_id), node, units)
+            if turns is not None and _counts_lately(
+                    view, view.ledger.actions[started_id].action.session):
+                kept.recent.add(turns.tenant_of(client_of(started_id)), units, view.now_ns)
         self._look_again(view, kept, soonest,
                          [*shapes, *(first.action for first in waiting.each_oldest())],
                          backlog)
         for at in (sizes_of.changes_at, takes_at if shapes else 0):
             if at > view.now_ns:
                 kept.look_at = min(kept.look_at or at, at)
-        if turns is not None and turns.contended:
+        if turns is not None and (turns.contended or (parts is not None and parts.held_back)):
             due = view.now_ns + BALANCE_NS * -(-len(view.nodes) // BALANCE_NODES)
             kept.look_at = min(kept.look_at or due, due)
 
@@ -260,14 +274,14 @@ def _keeps_size(estimator: Estimator, action: Action, cost: int, serial: int, wo
     return not is_worth(cost, serial, work, degrees[0], degrees[-1])
 
 
-def _takes_at(view: Snapshot, cost: int, chosen: list[tuple[Action, ActionShape, bool]]) -> int:
+def _takes_at(view: Snapshot, cost: int, chosen: list[_Chosen]) -> int:
     """Returns when actions that may start may take units from those that run, in epoch ns; 0 if
     resizes cost nothing there.
     """
     if not cost or not chosen:
         return 0
     return PATIENCE * cost + min(view.ledger.actions[action.id].submitted_at
-                                 for action, _, _ in chosen)
+                                 for action, *_ in chosen)
 
 
 def _done_before(lease: LeaseEntry, serial: int,
@@ -294,12 +308,14 @@ class _StartSizes:
     """
 
     def __init__(self, view: Snapshot, node: NodeView, queues: list[ShapeQueue],
-                 turns: TenantTurns | None) -> None:
-        self._view, self._node, self._queues, self._turns = view, node, queues, turns
+                 turns: TenantTurns | None, parts: TenantParts | None, room: int) -> None:
+        self._view, self._node, self._queues = view, node, queues
+        self._turns, self._parts, self._room = turns, parts, room
         self._load: NodeLoad | None = None
+        self._own: dict[str, NodeLoad | None] = {}  # by tenant
         self.changes_at = 0
 
-    def __call__(self, action: Action, shape: ActionShape, serial: int, work: int,
+    def __call__(self, action: Action, shape: ActionShape, serial: int, work: int, most: int,
                  keeps: bool) -> tuple[int, ...]:
         degrees = _degrees(shape.degrees)
         if len(degrees) == 1 or not keeps:
@@ -307,25 +323,41 @@ class _StartSizes:
         ledger, now, load = self._view.ledger, self._view.now_ns, self._load
         if load is None:
             load = self._load = self._measure()
-        limit = load.cpus
+        limit = min(load.cpus, most)
         if self._turns is not None:
             limit = min(limit, self._turns.room(ledger.tenants.tenant_of(client_of(action.id))))
         possible = tuple(d for d in degrees if d <= limit) or degrees[:1]
         sizes, lasts = sizes_to_start(possible, serial, work, load,
-                                      now - ledger.actions[action.id].submitted_at)
+                                      now - ledger.actions[action.id].submitted_at,
+                                      self._on_own_part(action))
         if lasts:
             self.changes_at = min(self.changes_at or now + lasts, now + lasts)
         return sizes
 
     def _measure(self) -> NodeLoad:
-        """Returns the load of the node. Actions that may start on any node count in equal parts."""
-        view, node = self._view, self._node
-        leases = map(view.ledger.leases.__getitem__, view.ledger.nodes[node.node].leases)
-        running = sum(lease.key == "cpu" and not lease.reserved for lease in leases)
-        anywhere = sum(len(queue) for queue in self._queues if not queue.shard.node)
-        waiting = (sum(len(queue) for queue in self._queues if queue.shard.node)
-                   + -(-anywhere // len(view.nodes)))
-        return NodeLoad(node.cpus, node.free_cpus, running + waiting, waiting)
+        """Returns the load of the node."""
+        running = len(_cpu_leases(self._view, self._node))
+        waiting = self._waiting(self._queues)
+        return NodeLoad(self._node.cpus, self._node.free_cpus, running + waiting, waiting)
+
+    def _on_own_part(self, action: Action) -> NodeLoad | None:
+        """Returns the load of an action's tenant on its part of the node; None if no other tenant
+        uses the node.
+        """
+        if self._parts is None:
+            return None
+        tenant = self._view.ledger.tenants.tenant_of(client_of(action.id))
+        if tenant not in self._own:
+            running = sum(lease.tenant == tenant for lease in _cpu_leases(self._view, self._node))
+            waiting = self._waiting([q for q in self._queues if q.shard.share.tenant == tenant])
+            self._own[tenant] = self._parts.load(tenant, running + waiting, waiting, self._room)
+        return self._own[tenant]
+
+    def _waiting(self, queues: list[ShapeQueue]) -> int:
+        """Returns how many actions wait. Those that may start on any node count in equal parts."""
+        anywhere = sum(len(queue) for queue in queues if not queue.shard.node)
+        return (sum(len(queue) for queue in queues if queue.shard.node)
+                + -(-anywhere // len(self._view.nodes)))
 
 
 def _queues(view: Snapshot, node: NodeView) -> list[ShapeQueue]:
@@ -337,8 +369,56 @@ def _queues(view: Snapshot, node: NodeView) -> list[ShapeQueue]:
     return queues
 
 
+def _cpu_leases(view: Snapshot, node: NodeView) -> list[LeaseEntry]:
+    """Returns the leases of a node that hold CPUs which no session reserves."""
+    leases = map(view.ledger.leases.__getitem__, view.ledger.nodes[node.node].leases)
+    return [lease for lease in leases if lease.key == "cpu" and not lease.reserved]
+
+
+def _parts(view: Snapshot, node: NodeView, queues: list[ShapeQueue], turns: TenantTurns | None,
+           recent: RecentUse) -> TenantParts | None:
+    """Returns the parts of the node's tenants, and notes what they hold; None if there is nothing
+    to compare. O(leases and queues of the node).
+    """
+    if turns is None:
+        return None
+    held = defaultdict[str, Held](Held)
+    for lease in _cpu_leases(view, node):
+        action, of = view.ledger.actions[lease.action].action, held[lease.tenant]
+        of.units += lease.units
+        of.solid += min(1, lease.units) if is_elastic(action.resizable, action.degrees
+                                                      ) else lease.units
+        if _counts_lately(view, lease.session):
+            of.lately += lease.units
+    recent.note({tenant: of.lately for tenant, of in held.items()}, view.now_ns)
+    return TenantParts(node.cpus, turns, held, (q.shard.share.tenant for q in queues), recent)
+
+
+def _counts_lately(view: Snapshot, session: int) -> bool:
+    """Returns whether the units of an action count for what its tenant held lately on the node.
+    Actions without a session do only if there is one node, since the next one may start on any.
+    """
+    return session != 0 or len(view.nodes) == 1
+
+
+class _Chosen(NamedTuple):
+    """An action that starts if units suffice.
+
+    Attributes:
+        action: the action.
+        shape: its shape.
+        must: whether it starts whenever enough units can be taken from others.
+        most: the most units that it may have; see `TenantParts.most`.
+    """
+
+    action: Action
+    shape: ActionShape
+    must: bool
+    most: int
+
+
 def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiting, room: int,
-            started: set[int]) -> tuple[list[tuple[Action, ActionShape, bool]], bool]:
+            started: set[int], parts: TenantParts | None) -> tuple[list[_Chosen], bool]:
     """Chooses the actions that start if units suffice, in order.
 
     Actions with reserved CPUs start at once. An action that needs more units than there are is
@@ -346,11 +426,10 @@ def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiti
     Otherwise later actions may take them, until it has waited too long for that (PASSED_RUNS).
 
     Returns:
-        The actions, each with a flag that it must start if it fits, since it has waited long or its
-        client was not served in this cycle yet; and whether a waiting action reserves the node's
-        GPUs.
+        The actions, where those must start that have waited long or whose client was not served in
+        this cycle yet; and whether a waiting action reserves the node's GPUs.
     """
-    chosen: list[tuple[Action, ActionShape, bool]] = []
+    chosen: list[_Chosen] = []
     mem, gpus, mem_kept, gpus_kept = node.free_mem_mib, node.free_gpus, False, False
     several = waiting.several
     while (head := waiting.head()) is not None:
@@ -375,7 +454,12 @@ def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiti
             overdue = overdue or _was_passed_long(view, entry, least)
             if not overdue:
                 waiting.skip_shape_of(head)
-                chosen.append((entry, shape, False))
+                chosen.append(_Chosen(entry, shape, False, NO_LIMIT))
+                continue
+        most = NO_LIMIT
+        if parts is not None and parts.keep and least <= room and not shape.session:
+            most = _beside_kept(view, node, entry, least, room, overdue, parts, waiting, head)
+            if most < least:
                 continue
         owed = several and waiting.is_first()
         waiting.take(head)
@@ -387,8 +471,36 @@ def _choose(view: Snapshot, placement: Placement, node: NodeView, waiting: Waiti
                   max((d for d in shape.degrees if d <= own), default=shape.degrees[0]))
             continue
         room -= least
-        chosen.append((entry, shape, overdue or owed))
+        chosen.append(_Chosen(entry, shape, overdue or owed, most))
     return chosen, gpus_kept
+
+
+def _beside_kept(view: Snapshot, node: NodeView, action: Action, least: int, room: int,
+                 overdue: bool, parts: TenantParts, waiting: Waiting, head: Next) -> int:
+    """Returns the most units that an action may have beside those that are kept for other tenants;
+    fewer than `least` if it was passed over for them.
+
+    Where an action that needs several units has waited for long, units of its tenant's part gather
+    for it: no other action of the tenant starts.
+    """
+    tenant = view.ledger.tenants.tenant_of(client_of(action.id))
+    serial, work = view.ledger.estimator.estimate(action)
+    run = run_ns(work, serial, least)
+    waited = view.now_ns - view.ledger.actions[action.id].submitted_at
+    most = parts.most(tenant, least, run, room, waited)
+    if most < least:
+        if parts.held_back < node.cpus:
+            waiting.take(head)  # one of its shape may be short
+        else:
+            waiting.skip_shape_of(head)
+        if least > 1 and (overdue or waited >= PASSED_RUNS * run):
+            waiting.leave_out(tenant)
+    elif most < room and not is_elastic(action.resizable, action.degrees):
+        parts.choose(tenant, least, max(d for d in action.degrees if d <= most))
+    else:
+        parts.choose(tenant, least, least)
+        most = NO_LIMIT
+    return most
 
 
 def _was_passed_long(view: Snapshot, action: Action, units: int) -> bool:

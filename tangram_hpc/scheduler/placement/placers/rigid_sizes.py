@@ -15,6 +15,10 @@ node that would add little to its speed.
 The node's free units may be fewer than that. Half of the best size is good enough, as the sum above
 is flat around its least value. An action waits for that many units no longer than the time that
 they save it, and no longer than any action may be overtaken. Then it starts on what it gets.
+
+Where several tenants use the node, a tenant's actions also have the size that they would have on a
+node that is only the tenant's part and has no load but theirs. Otherwise the crowd of another
+tenant would make them narrow although their own part is free.
 """
 
 from __future__ import annotations
@@ -57,7 +61,7 @@ def best_size(degrees: tuple[int, ...], serial: int, load: NodeLoad) -> int:
 
 
 def sizes_to_start(degrees: tuple[int, ...], serial: int, work_ns: int, load: NodeLoad,
-                   waited_ns: int) -> tuple[tuple[int, ...], int]:
+                   waited_ns: int, own: NodeLoad | None = None) -> tuple[tuple[int, ...], int]:
     """Returns the degrees on which an action may start now, and for how long that stays so, in ns;
     0 if it stays so until the load changes. O(degrees).
 
@@ -67,8 +71,11 @@ def sizes_to_start(degrees: tuple[int, ...], serial: int, work_ns: int, load: No
         work_ns: the work that is expected of it, ns on one unit.
         load: the load of the node.
         waited_ns: how long it has waited.
+        own: the load of its tenant on the tenant's part of the node, if several tenants use it.
     """
     best = best_size(degrees, serial, load)
+    if own is not None and (possible := tuple(d for d in degrees if d <= own.free)):
+        best = max(best, best_size(possible, serial, own))
     good = tuple(d for d in degrees if d <= best <= 2 * d)
     if good[0] <= load.free:
         return good, 0

@@ -1,0 +1,119 @@
+"""Compares a shared cluster with each tenant's own part of it, on loads that are drawn at random.
+
+A seed draws the nodes, two to four tenants with their shares, and the load of each as in
+`bench_drawn.py`. All tenants share one broker; then each runs alone on the nodes with its part of
+their CPUs. By simulation, under `elastic`.
+
+The line has, with durations that are learned and that are told: the number of tenants; of how many
+the mean ACT on the shared cluster is above 1.1 and above 1.5 times that on their own part; and the
+geometric mean of these ratios and of those of the 99th percentile. `over` lists the loads with a
+tenant above 1.5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from typing import Any
+
+import bench_drawn
+import common
+
+from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
+from tangram_hpc.simulator.simulate import simulate
+from tangram_hpc.simulator.workload import Cluster, Workload, together
+
+BOUNDS = (1.1, 1.5)
+# (number of nodes, CPUs of each)
+_NODES = ((1, 16), (1, 48), (1, 96), (2, 24), (2, 48), (4, 8), (4, 24), (6, 16), (12, 8), (24, 4),
+          (3, 32))
+_SHARES = ((1, 1), (3, 1), (1, 1, 2), (1, 1, 1, 1), (1, 1))
+
+
+def _load(rng: random.Random, seed: int, cpus: int, scale: float) -> Workload:
+    """The load of one tenant, whose actions fit on `cpus` CPUs."""
+    classes = [bench_drawn.drawn_class(rng, number, cpus) for number in range(rng.randint(1, 3))]
+    turns, each = rng.choice([1, 2, 4, 8, 16]), rng.choice([1, 1, 1, 2, 4])
+    think_s, spread_s = rng.choice([.05, 1, 5, 20]), rng.choice([.1, 3, 30, 120])
+    actions = scale * rng.choice([80, 200, 450])
+    trajectories = max(2, min(200, round(actions / turns / each)))
+    later_s = rng.choice([0, 0, 0, 5, 30])
+    return bench_drawn.workload(f"drawn {seed}", random.Random(10 * seed), classes, trajectories,
+                                turns, each, think_s, later_s, spread_s)
+
+
+def drawn(seed: int, scale: float) -> tuple[dict[str, Workload], dict[str, int], Cluster]:
+    """Returns the load and the shares of each tenant of a seed, and the cluster that they share."""
+    rng = random.Random(seed * 7 + 3)
+    count, cpus = rng.choice(_NODES)
+    shares = rng.choice([s for s in _SHARES if cpus % sum(s) == 0 and cpus // sum(s) >= 2])
+    resize_s = rng.choice([0, 0, 0, .05, .3])
+    least = min(shares) * cpus // sum(shares)
+    works = {f"u{k}": _load(rng, seed * 100 + k, least, scale) for k in range(len(shares))}
+    granted = {f"u{k}": each for k, each in enumerate(shares)}
+    cluster = Cluster.model_validate({
+        "nodes": [{"name": "c", "count": count, "cpus": cpus, "mem_mib": 1 << 20,
+                   "resize_s": resize_s}],
+        "tenants": {tenant: {"shares": each} for tenant, each in granted.items()}})
+    return works, granted, cluster
+
+
+def _acts(works: dict[str, Workload], cluster: Cluster, durations: str
+          ) -> dict[str, tuple[float, float]]:
+    """The mean ACT of each tenant and its 99th percentile, in ns."""
+    run = simulate(together([(tenant, work, 0) for tenant, work in works.items()]), cluster,
+                   make_placer("elastic"), durations)
+    acts: dict[str, list[int]] = {tenant: [] for tenant in works}
+    for record in run.records:
+        acts[record.trajectory.partition("/")[0]].append(record.end - record.submit)
+    return {tenant: (sum(each) / len(each), sorted(each)[int(.99 * (len(each) - 1))])
+            for tenant, each in acts.items()}
+
+
+def ratios(seed: int, scale: float, durations: str) -> dict[str, tuple[float, float]]:
+    """The mean ACT of each tenant and its 99th percentile, to those on its part of the nodes."""
+    works, shares, cluster = drawn(seed, scale)
+    shared, found = _acts(works, cluster, durations), {}
+    for tenant, work in works.items():
+        nodes = [node.model_copy(update={
+            "cpus": node.cpus * shares[tenant] // sum(shares.values())}) for node in cluster.nodes]
+        part = cluster.model_copy(update={"nodes": tuple(nodes)})
+        alone = _acts({tenant: work}, part, durations)[tenant]
+        found[tenant] = shared[tenant][0] / alone[0], shared[tenant][1] / alone[1]
+    return found
+
+
+def compared(seeds: range, scale: float) -> dict[str, Any]:
+    """The figures of the line over these seeds."""
+    found: dict[str, Any] = {"loads": len(seeds)}
+    for durations in ("learned", "oracle"):
+        rows = {seed: ratios(seed, scale, durations) for seed in seeds}
+        tenants = [each for row in rows.values() for each in row.values()]
+        mean, p99 = (round(math.exp(sum(math.log(each[i]) for each in tenants) / len(tenants)), 4)
+                     for i in (0, 1))
+        found[durations] = {
+            "tenants": len(tenants), "mean_act": mean, "p99_act": p99,
+            "above": {bound: sum(each[0] > bound for each in tenants) for bound in BOUNDS},
+            "over": {seed: {tenant: [round(figure, 3) for figure in each]
+                            for tenant, each in row.items()}
+                     for seed, row in rows.items()
+                     if any(each[0] > BOUNDS[-1] for each in row.values())}}
+    return found
+
+
+def main() -> None:
+    """Prints the line."""
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--loads", type=int, default=100, help="how many; about 3 s each")
+    parser.add_argument("--tiny", action="store_true", help="about a second, for the tests")
+    args = parser.parse_args()
+    seeds = range(args.seed, args.seed + (3 if args.tiny else args.loads))
+    common.line("drawn_tenants", {"seed": args.seed, "tiny": args.tiny, "bounds": BOUNDS},
+                compared(seeds, 0.1 if args.tiny else 1.0))
+
+
+if __name__ == "__main__":
+    main()
