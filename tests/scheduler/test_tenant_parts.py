@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from tangram_hpc.domain import event as ev
 from tangram_hpc.domain.action import Profile
+from tangram_hpc.domain.outcome import Outcome
+from tangram_hpc.domain.states import ActionState
 from tangram_hpc.domain.tenant import TenantSpec
 from tangram_hpc.scheduler.placement.placers.elastic_cpus import BALANCE_NS
 from tangram_hpc.scheduler.placement.placers.rigid_sizes import NodeLoad, sizes_to_start
@@ -233,6 +235,21 @@ def test_a_tenants_resizable_actions_give_room_where_no_kept_unit_is_free() -> N
     world.now += SECOND
     rigid = submit(world, 1, 1, 50.0)
     assert started(world.plan()) == [rigid]
+
+
+def test_a_lease_whose_action_is_forgotten_counts_until_its_cpus_are_free() -> None:
+    world = two_tenants()
+    mine = submit(world, 2, 2, 100.0)
+    world.plan()
+    lease = world.lease_of(mine)
+    world.happen(ev.ActionCancelled(world.now, mine, "not wanted"))
+    world.happen(ev.LeaseFinished(world.now, lease, Outcome(ActionState.CANCELLED), False))
+    world.happen(ev.ActionAcknowledged(world.now, (mine,)))
+    assert mine not in world.ledger.actions and lease in world.ledger.leases
+    for _ in range(CPUS):
+        submit(world, 1, 1, 100.0)
+    world.plan()
+    assert held(world, "batch") == CPUS - 2
 
 
 def test_rigid_actions_do_not_grow_into_kept_units() -> None:

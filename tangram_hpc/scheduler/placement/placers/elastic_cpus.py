@@ -384,14 +384,21 @@ def _parts(view: Snapshot, node: NodeView, queues: list[ShapeQueue], turns: Tena
         return None
     held = defaultdict[str, Held](Held)
     for lease in _cpu_leases(view, node):
-        action, of = view.ledger.actions[lease.action].action, held[lease.tenant]
+        of = held[lease.tenant]
         of.units += lease.units
-        of.solid += min(1, lease.units) if is_elastic(action.resizable, action.degrees
-                                                      ) else lease.units
+        of.solid += min(1, lease.units) if _gives_back(view, lease) else lease.units
         if _counts_lately(view, lease.session):
             of.lately += lease.units
     recent.note({tenant: of.lately for tenant, of in held.items()}, view.now_ns)
     return TenantParts(node.cpus, turns, held, (q.shard.share.tenant for q in queues), recent)
+
+
+def _gives_back(view: Snapshot, lease: LeaseEntry) -> bool:
+    """Returns whether a lease gives back all but one of its CPUs if others want them."""
+    if lease.state is LeaseState.RELEASING:  # its action may be forgotten already
+        return False
+    action = view.ledger.actions[lease.action].action
+    return is_elastic(action.resizable, action.degrees)
 
 
 def _counts_lately(view: Snapshot, session: int) -> bool:
