@@ -2,7 +2,8 @@
 
 A seed draws the nodes, two to four tenants with their shares, and the load of each as in
 `bench_drawn.py`. All tenants share one broker; then each runs alone on the nodes with its part of
-their CPUs. By simulation, under `elastic`.
+their CPUs. By simulation, under `elastic`. With `--services` the loads are calls of GPU services,
+drawn as in `gpu_services.py` without batches, and the parts are of the GPUs.
 
 The line has, with durations that are learned and that are told: the number of tenants; of how many
 the mean ACT on the shared cluster is above 1.1 and above 1.5 times that on their own part; and the
@@ -19,12 +20,14 @@ from typing import Any
 
 import bench_drawn
 import common
+import gpu_services as cells
 
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.simulator.simulate import simulate
-from tangram_hpc.simulator.workload import Cluster, Workload, together
+from tangram_hpc.simulator.workload import Cluster, Workload, WorkloadTrajectory, together
 
 BOUNDS = (1.1, 1.5)
+Drawn = tuple[dict[str, Workload], dict[str, int], Cluster]
 # (number of nodes, CPUs of each)
 _NODES = ((1, 16), (1, 48), (1, 96), (2, 24), (2, 48), (4, 8), (4, 24), (6, 16), (12, 8), (24, 4),
           (3, 32))
@@ -43,7 +46,7 @@ def _load(rng: random.Random, seed: int, cpus: int, scale: float) -> Workload:
                                 turns, each, think_s, later_s, spread_s)
 
 
-def drawn(seed: int, scale: float) -> tuple[dict[str, Workload], dict[str, int], Cluster]:
+def drawn(seed: int, scale: float) -> Drawn:
     """Returns the load and the shares of each tenant of a seed, and the cluster that they share."""
     rng = random.Random(seed * 7 + 3)
     count, cpus = rng.choice(_NODES)
@@ -59,6 +62,40 @@ def drawn(seed: int, scale: float) -> tuple[dict[str, Workload], dict[str, int],
     return works, granted, cluster
 
 
+def drawn_services(seed: int, scale: float) -> Drawn:
+    """As `drawn`, for calls of GPU services. In a third of the seeds all tenants call one service.
+    """
+    rng = random.Random(seed)
+    gpus = rng.choice([8, 8, 16])
+    shares = rng.choice([(1, 1), (1, 1), (3, 1), (1, 1, 2)])
+    same, restore_s = rng.random() < .3, rng.choice([.3, 1.2, 3., 6., 10.])
+    degrees = rng.choice(["one", "any", "any"])
+    works, services = {}, dict[str, None]()
+    for k, each in enumerate(shares):
+        facts = cells.material(cells.Cell(
+            seed * 10 + k, 1 if same else rng.choice([1, 1, 2, 3]), gpus * each // sum(shares),
+            restore_s, degrees, rng.random() < .5, rng.choice([.2, .5, .8, 1.2]),
+            calls=max(4, round(scale * rng.choice([100, 300])))))
+        prefix, most = "" if same else f"u{k}-", min(8, gpus) * each // sum(shares)
+        services.update(dict.fromkeys(prefix + service.name for service in facts.cluster.services))
+        works[f"u{k}"] = Workload(name="calls", trajectories=tuple(
+            _renamed(one, prefix, most) for one in facts.work.trajectories))
+    cluster = Cluster.model_validate({
+        "nodes": [{"name": "g", "count": gpus // 8, "cpus": 8, "gpus": 8, "mem_mib": 1000}],
+        "services": [{"name": name, "restore_s": restore_s} for name in services],
+        "tenants": {f"u{k}": {"shares": each} for k, each in enumerate(shares)}})
+    return works, {f"u{k}": each for k, each in enumerate(shares)}, cluster
+
+
+def _renamed(one: WorkloadTrajectory, prefix: str, most: int) -> WorkloadTrajectory:
+    """A trajectory whose services have a prefix and whose calls run on `most` GPUs at most."""
+    return one.model_copy(update={"turns": tuple(turn.model_copy(update={"actions": tuple(
+        call.model_copy(update={
+            "name": prefix + call.name, "resource": f"service:{prefix}{call.name}",
+            "degrees": tuple(d for d in call.degrees if d <= most) or (1,)})
+        for call in turn.actions)}) for turn in one.turns)})
+
+
 def _acts(works: dict[str, Workload], cluster: Cluster, durations: str
           ) -> dict[str, tuple[float, float]]:
     """The mean ACT of each tenant and its 99th percentile, in ns."""
@@ -71,24 +108,26 @@ def _acts(works: dict[str, Workload], cluster: Cluster, durations: str
             for tenant, each in acts.items()}
 
 
-def ratios(seed: int, scale: float, durations: str) -> dict[str, tuple[float, float]]:
+def ratios(of: Drawn, durations: str) -> dict[str, tuple[float, float]]:
     """The mean ACT of each tenant and its 99th percentile, to those on its part of the nodes."""
-    works, shares, cluster = drawn(seed, scale)
+    works, shares, cluster = of
     shared, found = _acts(works, cluster, durations), {}
     for tenant, work in works.items():
         nodes = [node.model_copy(update={
-            "cpus": node.cpus * shares[tenant] // sum(shares.values())}) for node in cluster.nodes]
+            "cpus": node.cpus * shares[tenant] // sum(shares.values()),
+            "gpus": node.gpus * shares[tenant] // sum(shares.values())}) for node in cluster.nodes]
         part = cluster.model_copy(update={"nodes": tuple(nodes)})
         alone = _acts({tenant: work}, part, durations)[tenant]
         found[tenant] = shared[tenant][0] / alone[0], shared[tenant][1] / alone[1]
     return found
 
 
-def compared(seeds: range, scale: float) -> dict[str, Any]:
+def compared(seeds: range, scale: float, services: bool) -> dict[str, Any]:
     """The figures of the line over these seeds."""
+    draw = drawn_services if services else drawn
     found: dict[str, Any] = {"loads": len(seeds)}
     for durations in ("learned", "oracle"):
-        rows = {seed: ratios(seed, scale, durations) for seed in seeds}
+        rows = {seed: ratios(draw(seed, scale), durations) for seed in seeds}
         tenants = [each for row in rows.values() for each in row.values()]
         mean, p99 = (round(math.exp(sum(math.log(each[i]) for each in tenants) / len(tenants)), 4)
                      for i in (0, 1))
@@ -108,11 +147,15 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--loads", type=int, default=100, help="how many; about 3 s each")
+    parser.add_argument("--services", action="store_true", help="calls of GPU services")
     parser.add_argument("--tiny", action="store_true", help="about a second, for the tests")
     args = parser.parse_args()
     seeds = range(args.seed, args.seed + (3 if args.tiny else args.loads))
-    common.line("drawn_tenants", {"seed": args.seed, "tiny": args.tiny, "bounds": BOUNDS},
-                compared(seeds, 0.1 if args.tiny else 1.0))
+    found = compared(seeds, 0.1 if args.tiny else 1.0, args.services)
+    if args.tiny and not args.services:  # so that the tests see both kinds
+        found["with_services"] = compared(seeds, 0.1, True)
+    common.line("drawn_tenants", {"seed": args.seed, "services": args.services,
+                                  "tiny": args.tiny, "bounds": BOUNDS}, found)
 
 
 if __name__ == "__main__":
