@@ -184,23 +184,22 @@ class ElasticCpus:
             node.free_cpus -= more
             if turns is not None:
                 turns.charge(lease.tenant, more)
-                if _counts_lately(view, lease.session):
-                    kept.recent.add(lease.tenant, more, view.now_ns)
+                _note_lately(view, kept, lease.tenant, lease.session, more)
         shapes = {action.id: shape for action, shape, *_ in candidates}
         for started_id, units in starts:
             grant(view, placement, started_id, shapes.pop(started_id), node, units)
-            if turns is not None and _counts_lately(
-                    view, view.ledger.actions[started_id].action.session):
-                kept.recent.add(turns.tenant_of(client_of(started_id)), units, view.now_ns)
+            if turns is not None:
+                _note_lately(view, kept, turns.tenant_of(client_of(started_id)),
+                             view.ledger.actions[started_id].action.session, units)
         self._look_again(view, kept, soonest,
                          [*shapes, *(first.action for first in waiting.each_oldest())],
                          backlog)
-        for at in (sizes_of.changes_at, takes_at if shapes else 0):
-            if at > view.now_ns:
-                kept.look_at = min(kept.look_at or at, at)
+        due = 0  # when tenants are compared again
         if turns is not None and (turns.contended or (parts is not None and parts.held_back)):
             due = view.now_ns + BALANCE_NS * -(-len(view.nodes) // BALANCE_NODES)
-            kept.look_at = min(kept.look_at or due, due)
+        for at in (sizes_of.changes_at, takes_at if shapes else 0, due):
+            if at > view.now_ns:
+                kept.look_at = min(kept.look_at or at, at)
 
     def _weight(self, view: Snapshot, action: int, left: int, scale: int) -> int:
         if not self._tail:
@@ -408,6 +407,12 @@ def _counts_lately(view: Snapshot, session: int) -> bool:
     return session != 0 or len(view.nodes) == 1
 
 
+def _note_lately(view: Snapshot, kept: _Node, tenant: str, session: int, units: int) -> None:
+    """Notes `units` more that an action of a tenant holds on a node; `session` is 0 for none."""
+    if _counts_lately(view, session):
+        kept.recent.add(tenant, units, view.now_ns)
+
+
 class _Chosen(NamedTuple):
     """An action that starts if units suffice.
 
@@ -492,15 +497,14 @@ def _beside_kept(view: Snapshot, node: NodeView, action: Action, least: int, roo
     """
     tenant = view.ledger.tenants.tenant_of(client_of(action.id))
     serial, work = view.ledger.estimator.estimate(action)
-    run = run_ns(work, serial, least)
-    waited = view.now_ns - view.ledger.actions[action.id].submitted_at
-    most = parts.most(tenant, least, run, room, waited)
+    most = parts.most(tenant, least, run_ns(work, serial, least), room,
+                      view.now_ns - view.ledger.actions[action.id].submitted_at)
     if most < least:
         if parts.held_back < node.cpus:
             waiting.take(head)  # one of its shape may be short
         else:
             waiting.skip_shape_of(head)
-        if least > 1 and (overdue or waited >= PASSED_RUNS * run):
+        if least > 1 and (overdue or _was_passed_long(view, action, least)):
             waiting.leave_out(tenant)
     elif most < room and not is_elastic(action.resizable, action.degrees):
         parts.choose(tenant, least, max(d for d in action.degrees if d <= most))
