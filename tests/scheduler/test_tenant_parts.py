@@ -371,6 +371,7 @@ PAUSES = st.sampled_from([0, 1, RECENT_NS // 2, RECENT_NS - 1, RECENT_NS, 2 * RE
 
 
 @example([(0, 5), (1, 0)], 3 * RECENT_NS)
+@example([(0, 1), (0, 0), (RECENT_NS // 2, 0), (RECENT_NS - 1, 0)], RECENT_NS - 1)
 @given(st.lists(st.tuples(PAUSES, st.integers(0, 5)), max_size=30), PAUSES)
 def test_what_was_held_counts_for_its_time_and_at_most_for_twice_as_long(
         steps: list[tuple[int, int]], later: int) -> None:

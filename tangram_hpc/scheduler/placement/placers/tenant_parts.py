@@ -39,7 +39,7 @@ class _Recent:
     """What a tenant held on a node lately.
 
     Attributes:
-        since: when the present period began, epoch ns. A period lasts for RECENT_NS.
+        since: when the present period began, epoch ns. Each lasts for RECENT_NS.
         before: the most CPUs that it held in the period before.
         most: the most that it held in the present period.
         now: what it holds since it was last noted.
@@ -65,7 +65,7 @@ class RecentUse:
             use = self._of.setdefault(tenant, _Recent(now))
             if (age := now - use.since) >= RECENT_NS:
                 use.before = use.most if age < 2 * RECENT_NS else use.now
-                use.most, use.since = use.now, now
+                use.most, use.since = use.now, now - age % RECENT_NS
             use.now = held.get(tenant, 0)
             use.most = max(use.most, use.now)
             if not use.most and not use.before:
