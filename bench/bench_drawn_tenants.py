@@ -3,7 +3,8 @@
 A seed draws the nodes, two to four tenants with their shares, and the load of each as in
 `bench_drawn.py`. All tenants share one broker; then each runs alone on the nodes with its part of
 their CPUs. By simulation, under `elastic`. With `--services` the loads are calls of GPU services,
-drawn as in `gpu_services.py` without batches, and the parts are of the GPUs.
+drawn as in `gpu_services.py`, and the parts are of the GPUs; with `--batch N` up to N calls run as
+one.
 
 The line has, with durations that are learned and that are told: the number of tenants; of how many
 the mean ACT on the shared cluster is above 1.1 and above 1.5 times that on their own part; and the
@@ -23,7 +24,6 @@ import common
 import gpu_services as cells
 
 from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
-from tangram_hpc.simulator.simulate import simulate
 from tangram_hpc.simulator.workload import Cluster, Workload, WorkloadTrajectory, together
 
 BOUNDS = (1.1, 1.5)
@@ -96,11 +96,11 @@ def _renamed(one: WorkloadTrajectory, prefix: str, most: int) -> WorkloadTraject
         for call in turn.actions)}) for turn in one.turns)})
 
 
-def _acts(works: dict[str, Workload], cluster: Cluster, durations: str
+def _acts(works: dict[str, Workload], cluster: Cluster, durations: str, batch: int
           ) -> dict[str, tuple[float, float]]:
     """The mean ACT of each tenant and its 99th percentile, in ns."""
-    run = simulate(together([(tenant, work, 0) for tenant, work in works.items()]), cluster,
-                   make_placer("elastic"), durations)
+    run = cells.BatchWorld(together([(tenant, work, 0) for tenant, work in works.items()]), cluster,
+                           make_placer("elastic"), durations == "oracle", batch=batch).run()
     acts: dict[str, list[int]] = {tenant: [] for tenant in works}
     for record in run.records:
         acts[record.trajectory.partition("/")[0]].append(record.end - record.submit)
@@ -108,26 +108,26 @@ def _acts(works: dict[str, Workload], cluster: Cluster, durations: str
             for tenant, each in acts.items()}
 
 
-def ratios(of: Drawn, durations: str) -> dict[str, tuple[float, float]]:
+def ratios(of: Drawn, durations: str, batch: int = 1) -> dict[str, tuple[float, float]]:
     """The mean ACT of each tenant and its 99th percentile, to those on its part of the nodes."""
     works, shares, cluster = of
-    shared, found = _acts(works, cluster, durations), {}
+    shared, found = _acts(works, cluster, durations, batch), {}
     for tenant, work in works.items():
         nodes = [node.model_copy(update={
             "cpus": node.cpus * shares[tenant] // sum(shares.values()),
             "gpus": node.gpus * shares[tenant] // sum(shares.values())}) for node in cluster.nodes]
         part = cluster.model_copy(update={"nodes": tuple(nodes)})
-        alone = _acts({tenant: work}, part, durations)[tenant]
+        alone = _acts({tenant: work}, part, durations, batch)[tenant]
         found[tenant] = shared[tenant][0] / alone[0], shared[tenant][1] / alone[1]
     return found
 
 
-def compared(seeds: range, scale: float, services: bool) -> dict[str, Any]:
+def compared(seeds: range, scale: float, services: bool, batch: int = 1) -> dict[str, Any]:
     """The figures of the line over these seeds."""
     draw = drawn_services if services else drawn
     found: dict[str, Any] = {"loads": len(seeds)}
     for durations in ("learned", "oracle"):
-        rows = {seed: ratios(draw(seed, scale), durations) for seed in seeds}
+        rows = {seed: ratios(draw(seed, scale), durations, batch) for seed in seeds}
         tenants = [each for row in rows.values() for each in row.values()]
         mean, p99 = (round(math.exp(sum(math.log(each[i]) for each in tenants) / len(tenants)), 4)
                      for i in (0, 1))
@@ -148,13 +148,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--loads", type=int, default=100, help="how many; about 3 s each")
     parser.add_argument("--services", action="store_true", help="calls of GPU services")
+    parser.add_argument("--batch", type=int, default=1, help="calls that run as one, at most")
     parser.add_argument("--tiny", action="store_true", help="about a second, for the tests")
     args = parser.parse_args()
     seeds = range(args.seed, args.seed + (3 if args.tiny else args.loads))
-    found = compared(seeds, 0.1 if args.tiny else 1.0, args.services)
+    found = compared(seeds, 0.1 if args.tiny else 1.0, args.services, args.batch)
     if args.tiny and not args.services:  # so that the tests see both kinds
-        found["with_services"] = compared(seeds, 0.1, True)
-    common.line("drawn_tenants", {"seed": args.seed, "services": args.services,
+        found["with_services"] = compared(seeds, 0.1, True, 4)
+    common.line("drawn_tenants", {"seed": args.seed, "services": args.services, "batch": args.batch,
                                   "tiny": args.tiny, "bounds": BOUNDS}, found)
 
 

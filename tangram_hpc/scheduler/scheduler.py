@@ -172,7 +172,7 @@ class Scheduler:
             placement = Placement(placement.openings)
         else:
             state.place_again_at = placement.again_at if placement.again_at > now else 0
-            state.placed_at = now
+            state.placed_at, state.drained = now, placement.drained
         carrier = Carrier(ledger, now)
         events = carrier.events(placement)
         state.dirty = carrier.left_out
@@ -202,7 +202,7 @@ def _follow_up(state: SchedulerState, now: int) -> list[ev.Event]:
     if ledger.background and (events := slices_over(ledger, now)):
         return events
     events = prefetch(ledger, now) if ledger.short else []
-    events = events or (batches(ledger, now) if ledger.batching else events)
+    events = events or (batches(ledger, now, state.drained) if ledger.batching else events)
     return events or state.elastic.decide(ledger, now)
 
 

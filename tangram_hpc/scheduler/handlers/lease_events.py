@@ -324,7 +324,7 @@ def _pass_on(state: SchedulerState, lease: LeaseEntry, node: NodeEntry, at: int)
     _count(ledger, lease, -1)
     if not lease.reserved:
         node.cores.give(lease.cores)
-    node.gpus.give(lease.gpus)
+    node.gpus.leave(lease.gpus, lease.tenant, at)
     if endpoint := endpoint_of(lease.key):
         ledger.endpoints[endpoint].done()
     node.free_mem_mib += lease.mem_mib

@@ -11,6 +11,8 @@ comes free for the starved service.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ...domain import event as ev
 from ...domain.ids import client_of
 from ...domain.service import service_of
@@ -23,10 +25,16 @@ from .minimum_residency import gpu_demand, residency_end_ns, starvation_limit_ns
 from .placers.waiting import OVERDUE_NS
 
 
-def batches(ledger: Ledger, now: int) -> list[ev.Event]:
+def batches(ledger: Ledger, now: int, drained: Collection[tuple[int, int]] = ()
+            ) -> list[ev.Event]:
     """Returns grants behind the first lease of each busy copy whose service runs calls in batches.
 
     O(busy copies + queue shards + grants x log).
+
+    Args:
+        ledger: knows the leases and the calls that wait.
+        now: the present time, epoch ns.
+        drained: the GPUs, as (node, GPU), whose copies take no further calls.
     """
     events: list[ev.Event] = []
     if not ledger.batching or not ledger.ready.waits(GPU):
@@ -36,6 +44,8 @@ def batches(ledger: Ledger, now: int) -> list[ev.Event]:
     copies: dict[str, list[LeaseEntry]] = {}
     for number in ledger.batching.values():
         lease = ledger.leases[number]
+        if any((lease.node, gpu) in drained for gpu in lease.gpus):
+            continue
         copies.setdefault(lease.key, []).append(lease)
     for key, busy in copies.items():
         shards = list(ledger.ready.shards_at(GPU, key, 0))

@@ -23,6 +23,11 @@ PACE = 32  # each call of a batch counts for 1/32 of what is learned
 CallKind = tuple[str, tuple[int, ...]]  # service, degrees
 
 
+def horizon_ns(restore_ns: int) -> int:
+    """Returns how far ahead calls of a service with this restore time are expected, in ns."""
+    return max(HORIZON_MIN_NS, HORIZON * restore_ns)
+
+
 class Calls:
     """The calls of one kind.
 
@@ -129,5 +134,5 @@ class Demand:
         serial, work = estimator.estimate(action)
         if kind not in self.kinds:
             self.of_service.setdefault(service, []).append(kind)
-            self.kinds[kind] = Calls(max(HORIZON_MIN_NS, HORIZON * restore_ns), serial, work)
+            self.kinds[kind] = Calls(horizon_ns(restore_ns), serial, work)
         self.kinds[kind].came(now, serial, work)

@@ -21,12 +21,16 @@ class Resident(NamedTuple):
         gpus: the GPUs of the block.
         used_at: when its last call there started, epoch ns.
         since: when its first call there started, epoch ns.
+        left_at: when the block last came free after a call, epoch ns; 0 if it never did.
+        tenant: the tenant of that call.
     """
 
     service: str
     gpus: tuple[int, ...]
     used_at: int
     since: int
+    left_at: int = 0
+    tenant: str = ""
 
 
 class GpuSet(CoreSet):
@@ -90,9 +94,19 @@ class GpuSet(CoreSet):
         old = self.resident.get(block[0])
         same = old is not None and old.service == service and old.gpus == block
         self.evict(block)
-        there = Resident(service, block, now, old.since if old is not None and same else now)
+        there = (old._replace(used_at=now) if old is not None and same
+                 else Resident(service, block, now, now))
         for gpu in block:
             self.resident[gpu] = there
+
+    def leave(self, block: tuple[int, ...], tenant: str, now: int) -> None:
+        """Gives a block back, and notes that it was used by a call of this tenant until now."""
+        self.give(block)
+        there = self.resident.get(block[0]) if block else None
+        if there is not None and there.gpus == block:
+            left = there._replace(left_at=now, tenant=tenant)
+            for gpu in block:
+                self.resident[gpu] = left
 
     def choose(self, n: int, mask: int, preferred: tuple[int, ...] = ()
                ) -> tuple[tuple[int, ...], int]:

@@ -315,6 +315,18 @@ class TenantTurns:
         use = self._use.look_up(tenant)
         return use.limit - use.held - self.given.get(tenant, 0)
 
+    def priority(self, tenant: str) -> int:
+        """Returns the priority of a tenant."""
+        return self._use.look_up(tenant).spec.priority
+
+    def held(self, tenant: str) -> int:
+        """Returns how many units a tenant holds, with those that it was given in this pass."""
+        return self._use.look_up(tenant).held + self.given.get(tenant, 0)
+
+    def present(self) -> list[str]:
+        """Returns the tenants that hold units or wait for some."""
+        return [name for name, use in self._use.tenants.items() if use.held or use.waiting]
+
     def holders(self) -> list[str]:
         """Returns the tenants that hold units."""
         return [name for name, use in self._use.tenants.items()

@@ -74,12 +74,15 @@ class Placement:
         grants: actions that start.
         again_at: when to place again although nothing may have happened, in epoch ns; 0 for no
             need.
+        drained: blocks of GPUs that are to come free for another call, as (node, GPU). Their copies
+            take no further calls.
     """
 
     openings: list[SessionPlacement] = field(default_factory=list)
     resizings: list[Resizing] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
     again_at: int = 0
+    drained: set[tuple[int, int]] = field(default_factory=set)
 
 
 class Placer(Protocol):

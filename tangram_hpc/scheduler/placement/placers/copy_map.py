@@ -34,6 +34,8 @@ class PlacedCopy:
         busy: the call that it runs; None while it runs none.
         began: when that call began to run, after any restore, in epoch ns.
         prefetched: how many calls are queued behind the running call.
+        left_at: when its block last came free after a call, in epoch ns; 0 for never.
+        tenant: the tenant of the call that it runs, or else of the last one; "" for none.
     """
 
     service: str
@@ -45,6 +47,8 @@ class PlacedCopy:
     busy: Action | None = None
     began: int = 0
     prefetched: int = 0
+    left_at: int = 0
+    tenant: str = ""
 
     @property
     def size(self) -> int:
@@ -79,7 +83,8 @@ class CopyMap:
             seen: dict[Resident, None] = dict.fromkeys(node.gpus.resident.values())
             for there in seen:
                 self._add(PlacedCopy(there.service, node, there.gpus, there.used_at, there.since,
-                                     there.since + stay_ns(view, there.service)))
+                                     there.since + stay_ns(view, there.service),
+                                     left_at=there.left_at, tenant=there.tenant))
             self._mark_busy(node)
 
     def _mark_busy(self, node: NodeView) -> None:
@@ -91,6 +96,7 @@ class CopyMap:
                 copy.busy = ledger.actions[lease.action].action
                 copy.began = lease.granted_at + lease.restore_ns
                 copy.prefetched = len(lease.lease_queue) - 1
+                copy.tenant = lease.tenant
 
     def _add(self, copy: PlacedCopy) -> None:
         self.of.setdefault(copy.service, []).append(copy)
@@ -128,10 +134,13 @@ class CopyMap:
                 for gpus in node.gpus.free_blocks(size):
                     if not self.may_reside(want, node, gpus):
                         continue
-                    over = {id(c): c for gpu in gpus
-                            if (c := self.at.get((node.node, gpu))) is not None}
-                    found.append((node, gpus, list(over.values())))
+                    found.append((node, gpus, self.on(node, gpus)))
         return found
+
+    def on(self, node: NodeView, gpus: tuple[int, ...]) -> list[PlacedCopy]:
+        """Returns the copies on any of these GPUs, each once, in order of GPU."""
+        found = {id(c): c for gpu in gpus if (c := self.at.get((node.node, gpu))) is not None}
+        return list(found.values())
 
     def free_at(self, copy: PlacedCopy | None, now: int) -> int:
         """Returns when a block should be free, in epoch ns. `copy` is the copy on it, None for

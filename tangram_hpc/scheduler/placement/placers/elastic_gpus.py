@@ -9,6 +9,10 @@ Nothing is kept from cycle to cycle. A cycle applies these rules in order:
    waiting calls if the minimum residency of their copy is over. If there is none, the block that
    should come free first is booked for it: nothing else is brought there, and once the minimum
    residency of all copies on the block is over these take no further calls.
+   Where several tenants use the GPUs (`gpu_parts`), such a call takes no copy that is kept for
+   another tenant, unless it has waited for KEPT_LIMITS times that limit. Then each kind whose
+   tenant is behind may bring in a copy as by rule 2 (`_claim`), at the cost of tenants that hold
+   more than their part; if no block is free, one is booked, and its copies take no further calls.
 1. *Own copies first.* An idle copy takes the next call of its kind, the widest copy first. Before
    that, `_split` replaces an idle copy that is wider than the load allows by narrower ones, and
    `_widen` replaces one that is narrower by a wider one, if only one call waits.
@@ -21,7 +25,8 @@ Nothing is kept from cycle to cycle. A cycle applies these rules in order:
    copy that is parked. `use` is the part of the time in which the other copies of the service are
    busy with all its calls, so use^2 is about the chance that a call finds none of them idle; it is
    1 if there are none. `chance` is the chance that a call comes at all: x / (1 + x) of x expected
-   calls. This rule parks no copy that has waiting calls.
+   calls. This rule parks no copy that has waiting calls, and none that is kept for another tenant.
+   A copy to which the call's tenant has a claim may be parked, and costs nothing.
 """
 
 from __future__ import annotations
@@ -39,6 +44,7 @@ from ..minimum_residency import gpu_demand, residency_end_ns, starvation_limit_n
 from ..snapshot import NodeView, Snapshot
 from .base import Placement
 from .copy_map import CopyMap, PlacedCopy
+from .gpu_parts import GpuParts
 from .waiting import OVERDUE_NS, Next, Waiting
 
 BYPASS = 64  # how often a call may be overtaken by shorter ones of its kind
@@ -47,6 +53,7 @@ WIDE = 8  # a wide copy pays if 8 times the expected calls save the time of a re
 LOSSES = 3  # a call waits for busy copies for at most 3 times the cost of parking
 RHO = (4, 5)  # the load that a copy should carry, as a fraction
 LONG = 3  # if a restore is longer than 3 runs, no copy is wide until the load is known
+KEPT_LIMITS = 2  # kept copies of other tenants are taken after so many starvation limits
 OVER = (3, 4)  # a wide copy may be split if its width loads more than this part of all GPUs
 
 Spot = tuple[int, int, int, tuple[int, ...], NodeView]  # loss, last used, node, GPUs, node
@@ -74,7 +81,7 @@ class _Cycle:
     """The decisions of one cycle. Computed losses are kept until a copy is opened."""
 
     def __init__(self, view: Snapshot, placement: Placement, kept: Collection[int]) -> None:
-        self._view, self._now = view, view.now_ns
+        self._view, self._now, self._placement = view, view.now_ns, placement
         self._copies = CopyMap(view, placement)
         self._demand, self._kept = view.ledger.demand, kept
         queues: dict[ActionShape, list[ShapeQueue]] = {}
@@ -94,7 +101,9 @@ class _Cycle:
         # copies -> cost of parking them together.
         self._losses: dict[tuple[PlacedCopy, ...], int] = {}
         self._loads: dict[int, int] = {}
-        self._stays = 0  # when the first copy that must stay may be parked, in epoch ns; 0: none
+        parts = self._turns and GpuParts(view.ledger, self._copies, self._turns, self._now)
+        self._parts = parts if parts and parts.several else None
+        self._again_at = 0  # when to look again although nothing may have happened, in epoch ns
 
     def go(self) -> int:
         oldest = [(o, want) for want, q in self._queues.items() if (o := q.oldest()) is not None]
@@ -102,13 +111,18 @@ class _Cycle:
         for first, want in oldest:
             if self._now - self._came(first) >= self._starvation_limit(want):
                 self._rescue(want)
+        for _, want in oldest if self._parts is not None else ():
+            self._claim(want)
         for _, want in oldest:
             self._use_idle(want)
         self._bring_in([want for _, want in oldest])
-        dues = [self._came(o) + self._starvation_limit(want) for want, q in self._queues.items()
-                if (o := q.oldest()) is not None]
-        dues += [self._stays] if self._stays else []
-        return min((due for due in dues if due > self._now), default=0)
+        if self._booked is not None and self._drains:
+            number, gpus = self._booked
+            self._placement.drained.update((number, gpu) for gpu in gpus)
+        for want, q in self._queues.items():
+            if (left := q.oldest()) is not None:
+                self._look_again(self._came(left) + self._starvation_limit(want))
+        return self._again_at
 
     def _bring_in(self, wants: list[ActionShape]) -> None:
         """Brings in a copy for each kind without one, then copies for the kinds in turn."""
@@ -137,6 +151,7 @@ class _Cycle:
             if q.n == 1 and self._widen(want, copy):
                 continue
             head = self._take(want)
+            self._note_used(copy)
             self._copies.begin(copy, head.action, head.shape)
 
     # ---- queries -------------------------------------------------------------------------------
@@ -144,16 +159,19 @@ class _Cycle:
     def _rank(self, first: Next) -> Rank | None:
         """Returns the rank of a call's tenant; None for all if there is nothing to compare."""
         turns = self._turns
-        return None if turns is None else turns.rank(turns.tenant_of(client_of(first.action)))
+        return None if turns is None else turns.rank(self._tenant(first))
 
     def _room(self, call: Next | None) -> int:
         """Returns how many GPUs the limits of a call's tenant allow it."""
         return NO_LIMIT if call is None else self._view.room(call.action, call.shape)
 
+    def _tenant(self, call: Next) -> str:
+        return "" if self._turns is None else self._turns.tenant_of(client_of(call.action))
+
     def _leave_out(self, want: ActionShape, call: Next | None) -> None:
         """Leaves the calls of this kind that the call's tenant has out of the cycle."""
         if call is not None and self._turns is not None:
-            self._queues[want].leave_out(self._turns.tenant_of(client_of(call.action)))
+            self._queues[want].leave_out(self._tenant(call))
 
     def _may(self, want: ActionShape, call: Next | None) -> bool:
         """Returns whether there is a call and the limits of its tenant allow it the smallest
@@ -193,8 +211,14 @@ class _Cycle:
 
     def _open(self, want: ActionShape, spot: Spot, head: Next) -> None:
         self._queues[want].take(head)
+        for copy in self._copies.on(spot[4], spot[3]):
+            self._note_used(copy)
         self._copies.open(spot[4], spot[3], head.action, head.shape)
         self._losses = {}
+
+    def _note_used(self, copy: PlacedCopy) -> None:
+        if self._parts is not None:
+            self._parts.used(copy)
 
     def _is_booked(self, node: NodeView, gpus: tuple[int, ...]) -> bool:
         if node.node in self._kept:
@@ -288,15 +312,17 @@ class _Cycle:
             best = d
         return best
 
-    def _spot(self, want: ActionShape, size: int, force: bool = False,
+    def _spot(self, want: ActionShape, size: int, call: Next, force: bool = False,
               ignore: ActionShape | None = None) -> Spot | None:
         """Returns the free block whose parking costs least, or None.
 
-        Of blocks that cost the same, it is the one used longest ago.
+        Of blocks that cost the same, it is the one used longest ago. Copies to which the call's
+        tenant has a claim cost nothing.
 
         Args:
             want: the shape of the calls.
             size: GPUs of the block.
+            call: the call that is to run there.
             force: for a starved call, which may take copies from waiting calls after their minimum
                 residency.
             ignore: calls of this shape do not protect the copies that they wait for.
@@ -305,20 +331,54 @@ class _Cycle:
         for node, gpus, over in self._copies.blocks(want, size):
             if node.node in self._kept or self._is_booked(node, gpus):
                 continue
-            if any(self._must_stay(c) if force else self._keeps(c, ignore) for c in over):
+            claims = [] if force else self._claims(want, call, over, size)
+            if any(self._must_stay(c) or self._is_kept_from_starved(c, want, call) if force
+                   else self._keeps(c, call, ignore, c in claims) for c in over):
                 continue
-            loss = self._loss(over)
+            loss = self._loss([c for c in over if c not in claims])
             used = max((c.used_at for c in over), default=0)
             if best is None or (loss, used, node.node, gpus) < best[:4]:
                 best = (loss, used, node.node, gpus, node)
         return best
 
-    def _keeps(self, copy: PlacedCopy, ignore: ActionShape | None) -> bool:
+    def _claims(self, want: ActionShape, call: Next, over: list[PlacedCopy], size: int
+                ) -> list[PlacedCopy]:
+        """Returns those of the copies to which a call's tenant has a claim, for so many GPUs."""
+        parts, tenant = self._parts, self._tenant(call)
+        if parts is None or not parts.is_behind(tenant, size):
+            return []
+        return [c for c in over if parts.may_claim(c, tenant) and not self._serves(c, want)]
+
+    @staticmethod
+    def _serves(copy: PlacedCopy, want: ActionShape) -> bool:
+        return copy.service == service_of(want.key) and copy.size in want.degrees
+
+    def _keeps(self, copy: PlacedCopy, call: Next, ignore: ActionShape | None, claimed: bool
+               ) -> bool:
         if copy.stays_until > self._now and (ignore is None
                                              or copy.service != service_of(ignore.key)):
-            self._stays = min(self._stays or copy.stays_until, copy.stays_until)
+            self._look_again(copy.stays_until)
             return True
-        return self._wanted(copy, ignore)
+        return not claimed and (self._is_kept(copy, call) or self._wanted(copy, ignore))
+
+    def _is_kept(self, copy: PlacedCopy, call: Next) -> bool:
+        """Returns whether an idle copy is kept for its tenant."""
+        if self._parts is None or not self._parts.keeps(copy, self._tenant(call)):
+            return False
+        self._look_again(self._parts.held_until(copy))
+        return True
+
+    def _look_again(self, at: int) -> None:
+        if at > self._now:
+            self._again_at = min(self._again_at or at, at)
+
+    def _is_kept_from_starved(self, copy: PlacedCopy, want: ActionShape, call: Next) -> bool:
+        """Returns whether a copy is kept for its tenant although a call is starved."""
+        until = self._came(call) + KEPT_LIMITS * self._starvation_limit(want)
+        if until <= self._now or not self._is_kept(copy, call):
+            return False
+        self._look_again(until)
+        return True
 
     def _must_stay(self, copy: PlacedCopy) -> bool:
         """Returns whether calls wait for a copy whose minimum residency is not over."""
@@ -328,7 +388,7 @@ class _Cycle:
         if end <= self._now:
             return False
         if self._copies.is_idle(copy):  # a busy copy is looked at again when its call ends
-            self._stays = min(self._stays or end, end)
+            self._look_again(end)
         return True
 
     def _wanted(self, copy: PlacedCopy, ignore: ActionShape | None) -> bool:
@@ -342,7 +402,7 @@ class _Cycle:
         head, size = self._queues[want].oldest(), want.degrees[0]
         if head is None or not self._may(want, head) or self._usable(want, head):
             return
-        spot = self._spot(want, size, force=True)
+        spot = self._spot(want, size, head, force=True)
         if spot is not None:
             self._open(want, spot, head)
         elif self._booked is None and size > 1:
@@ -350,10 +410,44 @@ class _Cycle:
                        n.node, gpus)
                       for n in self._copies.nodes if self._copies.may(n, want)
                       for gpus, _ in n.gpus.blocks[size]
-                      if self._copies.may_reside(want, n, gpus)]
+                      if self._copies.may_reside(want, n, gpus)
+                      and not any(self._is_kept_from_starved(c, want, head)
+                                  for c in self._copies.on(n, gpus))]
             if blocks:
                 since, _, number, gpus = min(blocks)
                 self._booked, self._drains = (number, frozenset(gpus)), not since
+
+    def _claim(self, want: ActionShape) -> None:
+        """Brings in a copy for a call whose tenant is behind; if that would pay but no block is
+        free, one is booked whose copies all are of tenants that hold more than their part.
+        """
+        head, parts, size = self._queues[want].oldest(), self._parts, want.degrees[0]
+        if parts is None or head is None or self._room(head) < size:
+            return
+        if not parts.is_behind(tenant := self._tenant(head), size):
+            return
+        if self._more(want) or self._booked is not None:
+            return
+        fit, calls = self._usable(want, head), self._calls(want)
+        price = self._price(want, fit)
+        cost = price + run_ns(calls.work_ns, calls.serial, size)
+        if fit and not self._too_long(want, fit, price, cost, 0):
+            return
+        blocks = [(max(self._free_at(n, gpu) for gpu in gpus), n.node, gpus)
+                  for n in self._copies.nodes if self._copies.may(n, want)
+                  for gpus, _ in n.gpus.blocks[size]
+                  if self._copies.may_reside(want, n, gpus)
+                  and all(self._may_claim(want, n, gpu, tenant) for gpu in gpus)]
+        if blocks:
+            _, number, gpus = min(blocks)
+            self._booked, self._drains = (number, frozenset(gpus)), True
+
+    def _may_claim(self, want: ActionShape, node: NodeView, gpu: int, tenant: str) -> bool:
+        copy = self._copies.at.get((node.node, gpu))
+        if copy is None:
+            return node.gpus.is_free(gpu)
+        return (self._parts is not None and self._parts.may_claim(copy, tenant)
+                and copy.stays_until <= self._now and not self._serves(copy, want))
 
     def _last_residency(self, node: NodeView, gpus: tuple[int, ...]) -> int:
         """Returns when the newest copy that must stay was brought to this block; 0 for none."""
@@ -417,35 +511,40 @@ class _Cycle:
         gain = (gain * use >> 20) * use >> 20
         if gain <= 2 * restore:
             return False
-        spot = self._spot(want, top, ignore=want)  # the kind's own idle copies may be parked
-        if spot is None or gain <= 2 * restore + spot[0]:
-            return False
         head = self._queues[want].head()
         assert head is not None
+        # the kind's own idle copies may be parked
+        spot = self._spot(want, top, head, ignore=want)
+        if spot is None or gain <= 2 * restore + spot[0]:
+            return False
         self._open(want, spot, head)
         return True
 
     def _more(self, want: ActionShape) -> bool:
         """Brings in a copy for the oldest call, and returns True, if a call waits too long."""
         head = self._queues[want].oldest()
-        if head is None or self._spot(want, want.degrees[0]) is None:
+        if head is None or self._spot(want, want.degrees[0], head) is None:
             return False
         if not self._may(want, head):
             return True  # the next call is another tenant's
-        service, fit = service_of(want.key), self._usable(want, head)
-        use, restore = self._use(service, fit), self._restore(service)
-        price = restore - ((restore * use >> 20) * use >> 20)
-        best = self._cheapest(want, price, self._room(head))
-        if fit and not self._too_long(want, fit, price, best):
+        fit = self._usable(want, head)
+        price = self._price(want, fit)
+        cost, spot = self._cheapest(want, price, head)
+        if fit and not self._too_long(want, fit, price, cost, spot[0]):
             return False
-        self._open(want, best[1], head)
+        self._open(want, spot, head)
         return True
 
-    def _cheapest(self, want: ActionShape, price: int, most: int) -> tuple[int, Spot]:
-        """Returns the cost in ns and the block of the cheapest new copy, over all degrees of at
-        most `most` GPUs.
+    def _price(self, want: ActionShape, fit: list[PlacedCopy]) -> int:
+        """Returns what a new copy beside these costs, in ns: a restore, less what others gain."""
+        use, restore = self._use(service_of(want.key), fit), self._restore(service_of(want.key))
+        return restore - ((restore * use >> 20) * use >> 20)
+
+    def _cheapest(self, want: ActionShape, price: int, head: Next) -> tuple[int, Spot]:
+        """Returns the cost in ns and the block of the cheapest new copy, over all degrees that the
+        limits of the call's tenant allow.
         """
-        top = min(self._wide(want.degrees), most)
+        top = min(self._wide(want.degrees), self._room(head))
         best: tuple[int, Spot] | None = None
         calls, restore = self._calls(want), self._restore(service_of(want.key))
         narrow = run_ns(calls.work_ns, calls.serial, want.degrees[0])
@@ -459,7 +558,7 @@ class _Cycle:
             run = run_ns(calls.work_ns, calls.serial, d)
             if best is not None and (narrow - run) * often >> 20 <= restore:
                 break
-            spot = self._spot(want, d) if d <= top else None
+            spot = self._spot(want, d, head) if d <= top else None
             if spot is not None:
                 cost = price + run + spot[0]
                 if best is None or cost < best[0]:
@@ -467,15 +566,14 @@ class _Cycle:
         assert best is not None
         return best
 
-    def _too_long(self, want: ActionShape, fit: list[PlacedCopy], price: int,
-                  best: tuple[int, Spot]) -> bool:
+    def _too_long(self, want: ActionShape, fit: list[PlacedCopy], price: int, cost: int,
+                  loss: int) -> bool:
         """Returns whether a waiting call would end sooner on a new copy.
 
         The waiting calls are assigned to the copies as these come free. Each call is assumed to run
-        for the mean time, since the oldest may be the longest. `best` is the cost in ns and the
-        block of the new copy.
+        for the mean time, since the oldest may be the longest. `cost` is that of the new copy,
+        and `loss` the part of it that other services lose; all in ns.
         """
-        cost, loss = best[0], best[1][0]
         calls = self._calls(want)
         free = [(self._copies.free_at(c, self._now), i,
                  run_ns(calls.work_ns, calls.serial, c.size)) for i, c in enumerate(fit)]
