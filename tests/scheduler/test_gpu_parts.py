@@ -3,6 +3,7 @@ that holds less may take those of tenants that hold more."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -186,11 +187,10 @@ def test_there_is_no_claim_to_copies_on_which_the_call_can_run() -> None:
 def test_nobody_has_a_claim_to_the_copies_of_a_tenant_with_a_higher_priority() -> None:
     for priority, claims in ((-1, False), (0, True)):
         world = two_tenants(priority=priority)
-        theirs = crowd(world, MANY, "b", 20, 2)
-        mine = call(world, FEW, "a")
-        world.now += RUN_NS
-        world.finish(theirs[0])
-        assert (mine in started(world.plan())) == claims, priority
+        crowd(world, MANY, "b", 2, 2)
+        call(world, FEW, "a")
+        world.plan()
+        assert bool(world.scheduler.state.drained) == claims, priority
 
 
 def test_what_the_others_lose_by_a_claim_does_not_count() -> None:
@@ -287,6 +287,106 @@ def test_a_call_that_needs_more_than_the_part_of_its_tenant_starts_in_the_end() 
             world.now += SECOND // 2
             world.finish(mine)
     assert begun and begun - submitted <= (KEPT_LIMITS + 1) * OVERDUE_NS
+
+
+def leave(world: World, actions: list[int]) -> None:
+    """Lets calls end after their run time."""
+    world.now += RUN_NS
+    for action in actions:
+        world.finish(action)
+
+
+def test_a_tenant_within_its_part_may_park_kept_copies_of_others() -> None:
+    world = two_tenants(gpus=4)
+    leave(world, [crowd(world, client, service, 1, 1)[0]
+                  for client, service in ((FEW, "a"), (LATE, "b"), (FEW, "a"))])
+    assert [there.service for there in world.ledger.nodes[1].gpus.resident.values()] == list("aba")
+    world.happen(ev.ClientLeft(world.now, LATE, True, world.now))
+    wide = call(world, MANY, "c", degrees=(2,))
+    assert started(world.plan()) == [wide], "its part is two GPUs, and no two are free"
+
+
+def test_a_call_that_is_wider_than_its_tenants_part_parks_kept_copies() -> None:
+    world = two_tenants()
+    run(world, FEW, "a")
+    wide = call(world, MANY, "b", degrees=(2,))
+    assert started(world.plan()) == [wide]
+
+
+def test_a_copy_that_is_wider_than_its_tenants_part_is_not_kept_and_not_claimed_at_once() -> None:
+    world = two_tenants()
+    wide = [call(world, FEW, "a", degrees=(2,)) for _ in range(3)]
+    assert started(world.plan()) == wide[:1]
+    narrow = call(world, MANY, "b")
+    for before, after in pairwise(wide):
+        leave(world, [before])
+        assert started(world.plan()) == [after], "without the copy it would hold less than its part"
+    leave(world, wide[-1:])
+    assert started(world.plan()) == [narrow]
+
+
+def test_tenants_that_share_a_service_claim_nothing_for_its_calls() -> None:
+    world = two_tenants()
+    run(world, FEW, "b")
+    theirs = [*crowd(world, MANY, "c", 20, 1), call(world, MANY, "b")]
+    assert started(world.plan()) == theirs[-1:], "a copy that both use"
+    mine = [call(world, FEW, "b") for _ in range(4)]
+    leave(world, theirs[:1])
+    assert started(world.plan()) == theirs[1:2] and standing(world, "c") == 1
+    leave(world, theirs[-1:])
+    assert started(world.plan()) == mine[:1]
+
+
+def test_a_tenant_with_a_claim_does_not_come_before_one_of_a_higher_priority() -> None:
+    world = two_tenants(gpus=3, priority=1)
+    mine = crowd(world, FEW, "a", 1, 1)
+    theirs = crowd(world, MANY, "b", 20, 2)
+    mine += [call(world, FEW, "c")]
+    leave(world, theirs[:1])
+    late = call(world, LATE, "d")
+    begun = started(world.plan())
+    assert late not in begun and mine[-1] not in begun and begun == theirs[2:3]
+    while mine[-1] not in begun:
+        leave(world, [next(lease.action for lease in world.ledger.leases.values()
+                           if lease.action != mine[0])])
+        begun = started(world.plan())
+        assert late not in begun
+
+
+def test_the_oldest_call_has_the_copy_that_is_there() -> None:
+    world = two_tenants(gpus=4)
+    run(world, FEW, "a")
+    crowd(world, MANY, "b", 1, 1)
+    mine = [call(world, FEW, "a") for _ in range(3)]
+    assert mine[0] in started(world.plan())
+    restores = [world.ledger.leases[world.lease_of(one)].restore_ns for one in mine[:2]]
+    assert restores == [0, RESTORE_NS]
+
+
+def test_nothing_is_kept_beyond_a_limit_or_for_a_tenant_without_clients() -> None:
+    for leaves, started_at_once in ((False, 3), (True, 4)):
+        world = two_tenants(gpus=4, grp_tres=(("gpu", 1),))
+        for service in "ab":
+            run(world, FEW, service)
+        if leaves:
+            world.happen(ev.ClientLeft(world.now, FEW, True, world.now))
+        for service in "cdefcdef":
+            call(world, MANY, service)
+        assert len(started(world.plan())) == started_at_once
+
+
+def test_a_block_that_is_booked_for_a_starved_call_gets_no_prefetched_calls() -> None:
+    """This holds with one tenant, too: before, the batches on both copies followed without end."""
+    world = two_tenants(batch=2)
+    crowd(world, MANY, "b", 400, 2)
+    wide, at = call(world, MANY, "b", degrees=(2,)), world.now
+    while wide not in started(world.plan()):
+        assert world.now - at < 4 * OVERDUE_NS
+        world.now += SECOND
+        running = {lease.gpus: lease.action for lease in world.ledger.leases.values()
+                   if lease.begun and lease.units}
+        for action in running.values():
+            world.finish(action)
 
 
 @settings(max_examples=60, deadline=None)

@@ -6,7 +6,8 @@ service get calls in proportion to their speeds. Prefetched calls hold nothing o
 Prefetching overtakes no call: an idle copy takes the next call of its own kind anyway (see the
 placers). While a call of a service without a copy has waited longer than its starvation limit
 (`minimum_residency`), no calls are prefetched on copies whose minimum residency is over. So a block
-comes free for the starved service.
+comes free for the starved service. The same holds for the copies on a block that the placer has
+booked for another call.
 """
 
 from __future__ import annotations

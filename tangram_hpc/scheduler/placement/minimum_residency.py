@@ -16,6 +16,9 @@ nearly all GPU time would go to restores. Two limits prevent that (decision 0045
   waiting kind in turn would need. So services that together need more GPUs than there are do not
   spend their time on replacing each other.
 
+Where several tenants use the GPUs, a tenant that holds less than its part may take copies of those
+that hold more before either limit (`placers.gpu_parts`).
+
 Both limits are finite, and a block that is chosen for a starved call is kept free for it, so every
 call is served in the end.
 """

@@ -319,6 +319,10 @@ class TenantTurns:
         """Returns the priority of a tenant."""
         return self._use.look_up(tenant).spec.priority
 
+    def limit(self, tenant: str) -> int:
+        """Returns the most units that a tenant may hold."""
+        return self._use.look_up(tenant).limit
+
     def held(self, tenant: str) -> int:
         """Returns how many units a tenant holds, with those that it was given in this pass."""
         return self._use.look_up(tenant).held + self.given.get(tenant, 0)

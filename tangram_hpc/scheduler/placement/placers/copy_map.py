@@ -35,7 +35,8 @@ class PlacedCopy:
         began: when that call began to run, after any restore, in epoch ns.
         prefetched: how many calls are queued behind the running call.
         left_at: when its block last came free after a call, in epoch ns; 0 for never.
-        tenant: the tenant of the call that it runs, or else of the last one; "" for none.
+        tenant: the tenant of the call that it ran when the cycle began, or else of the last one;
+            "" for none.
     """
 
     service: str

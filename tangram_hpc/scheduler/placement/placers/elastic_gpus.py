@@ -111,8 +111,8 @@ class _Cycle:
         for first, want in oldest:
             if self._now - self._came(first) >= self._starvation_limit(want):
                 self._rescue(want)
-        for _, want in oldest if self._parts is not None else ():
-            self._claim(want)
+        for first, want in oldest if self._parts is not None else ():
+            self._claim(want, self._priority(oldest[0][0]) > self._priority(first))
         for _, want in oldest:
             self._use_idle(want)
         self._bring_in([want for _, want in oldest])
@@ -160,6 +160,9 @@ class _Cycle:
         """Returns the rank of a call's tenant; None for all if there is nothing to compare."""
         turns = self._turns
         return None if turns is None else turns.rank(self._tenant(first))
+
+    def _priority(self, call: Next) -> int:
+        return 0 if self._turns is None else self._turns.priority(self._tenant(call))
 
     def _room(self, call: Next | None) -> int:
         """Returns how many GPUs the limits of a call's tenant allow it."""
@@ -331,7 +334,7 @@ class _Cycle:
         for node, gpus, over in self._copies.blocks(want, size):
             if node.node in self._kept or self._is_booked(node, gpus):
                 continue
-            claims = [] if force else self._claims(want, call, over, size)
+            claims = [] if force else self._claimed(want, call, over, size)
             if any(self._must_stay(c) or self._is_kept_from_starved(c, want, call) if force
                    else self._keeps(c, call, ignore, c in claims) for c in over):
                 continue
@@ -341,17 +344,18 @@ class _Cycle:
                 best = (loss, used, node.node, gpus, node)
         return best
 
-    def _claims(self, want: ActionShape, call: Next, over: list[PlacedCopy], size: int
-                ) -> list[PlacedCopy]:
+    def _claimed(self, want: ActionShape, call: Next, over: list[PlacedCopy], size: int
+                 ) -> list[PlacedCopy]:
         """Returns those of the copies to which a call's tenant has a claim, for so many GPUs."""
         parts, tenant = self._parts, self._tenant(call)
-        if parts is None or not parts.is_behind(tenant, size):
+        if parts is None or not self._has_claims(want, tenant, size):
             return []
-        return [c for c in over if parts.may_claim(c, tenant) and not self._serves(c, want)]
+        return [c for c in over if parts.has_claim(c, tenant)]
 
-    @staticmethod
-    def _serves(copy: PlacedCopy, want: ActionShape) -> bool:
-        return copy.service == service_of(want.key) and copy.size in want.degrees
+    def _has_claims(self, want: ActionShape, tenant: str, size: int) -> bool:
+        """Returns whether a tenant may claim copies for calls of this shape."""
+        return (self._parts is not None and self._parts.is_behind(tenant, size)
+                and all(c.tenant in ("", tenant) for c in self._copies.usable(want)))
 
     def _keeps(self, copy: PlacedCopy, call: Next, ignore: ActionShape | None, claimed: bool
                ) -> bool:
@@ -362,8 +366,11 @@ class _Cycle:
         return not claimed and (self._is_kept(copy, call) or self._wanted(copy, ignore))
 
     def _is_kept(self, copy: PlacedCopy, call: Next) -> bool:
-        """Returns whether an idle copy is kept for its tenant."""
-        if self._parts is None or not self._parts.keeps(copy, self._tenant(call)):
+        """Returns whether an idle copy is kept for its tenant. If it is, the cycle asks to be
+        called again when that ends.
+        """
+        least = call.shape.degrees[0]
+        if self._parts is None or not self._parts.keeps(copy, self._tenant(call), least):
             return False
         self._look_again(self._parts.held_until(copy))
         return True
@@ -417,14 +424,17 @@ class _Cycle:
                 since, _, number, gpus = min(blocks)
                 self._booked, self._drains = (number, frozenset(gpus)), not since
 
-    def _claim(self, want: ActionShape) -> None:
+    def _claim(self, want: ActionShape, waits_for_others: bool) -> None:
         """Brings in a copy for a call whose tenant is behind; if that would pay but no block is
-        free, one is booked whose copies all are of tenants that hold more than their part.
+        free, one is booked whose copies it may claim. While calls of a higher priority wait, it
+        does nothing.
         """
-        head, parts, size = self._queues[want].oldest(), self._parts, want.degrees[0]
-        if parts is None or head is None or self._room(head) < size:
+        head, size = self._queues[want].oldest(), want.degrees[0]
+        if waits_for_others or head is None or not self._has_claims(want, self._tenant(head), size):
             return
-        if not parts.is_behind(tenant := self._tenant(head), size):
+        self._use_idle(want)
+        head = self._queues[want].oldest()
+        if head is None or not self._has_claims(want, tenant := self._tenant(head), size):
             return
         if self._more(want) or self._booked is not None:
             return
@@ -434,20 +444,22 @@ class _Cycle:
         if fit and not self._too_long(want, fit, price, cost, 0):
             return
         blocks = [(max(self._free_at(n, gpu) for gpu in gpus), n.node, gpus)
-                  for n in self._copies.nodes if self._copies.may(n, want)
+                  for n in self._copies.nodes
+                  if n.node not in self._kept and self._copies.may(n, want)
                   for gpus, _ in n.gpus.blocks[size]
                   if self._copies.may_reside(want, n, gpus)
-                  and all(self._may_claim(want, n, gpu, tenant) for gpu in gpus)]
+                  and all(self._may_come_free(n, gpu, tenant) for gpu in gpus)]
         if blocks:
             _, number, gpus = min(blocks)
             self._booked, self._drains = (number, frozenset(gpus)), True
 
-    def _may_claim(self, want: ActionShape, node: NodeView, gpu: int, tenant: str) -> bool:
+    def _may_come_free(self, node: NodeView, gpu: int, tenant: str) -> bool:
+        """Returns whether a GPU is free, or has a copy to which the tenant has a claim."""
         copy = self._copies.at.get((node.node, gpu))
         if copy is None:
             return node.gpus.is_free(gpu)
-        return (self._parts is not None and self._parts.may_claim(copy, tenant)
-                and copy.stays_until <= self._now and not self._serves(copy, want))
+        return (self._parts is not None and self._parts.has_claim(copy, tenant)
+                and copy.stays_until <= self._now)
 
     def _last_residency(self, node: NodeView, gpus: tuple[int, ...]) -> int:
         """Returns when the newest copy that must stay was brought to this block; 0 for none."""
