@@ -148,9 +148,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--loads", type=int, default=100, help="how many; about 3 s each")
     parser.add_argument("--services", action="store_true", help="calls of GPU services")
-    parser.add_argument("--batch", type=int, default=1, help="calls that run as one, at most")
+    parser.add_argument("--batch", type=int, default=1,
+                        help="calls that run as one, at most; only with --services")
     parser.add_argument("--tiny", action="store_true", help="about a second, for the tests")
     args = parser.parse_args()
+    if args.batch > 1 and not args.services:
+        parser.error("--batch: only calls of services run in batches; add --services")
     seeds = range(args.seed, args.seed + (3 if args.tiny else args.loads))
     found = compared(seeds, 0.1 if args.tiny else 1.0, args.services, args.batch)
     if args.tiny and not args.services:  # so that the tests see both kinds

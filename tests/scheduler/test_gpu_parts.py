@@ -60,8 +60,7 @@ def run(world: World, client: int, service: str, degrees: tuple[int, ...] = (1,)
     """Lets a call run to its end on idle GPUs."""
     action = call(world, client, service, degrees)
     assert started(world.plan()) == [action]
-    world.now += RUN_NS
-    world.finish(action)
+    end(world, [action])
 
 
 def crowd(world: World, client: int, service: str, calls: int, at_once: int) -> list[int]:
@@ -69,6 +68,13 @@ def crowd(world: World, client: int, service: str, calls: int, at_once: int) -> 
     sent = [call(world, client, service) for _ in range(calls)]
     assert started(world.plan())[:at_once] == sent[:at_once]
     return sent
+
+
+def end(world: World, actions: list[int]) -> None:
+    """Lets calls end after their run time."""
+    world.now += RUN_NS
+    for action in actions:
+        world.finish(action)
 
 
 def standing(world: World, service: str) -> int:
@@ -103,9 +109,7 @@ def test_the_tenant_finds_its_copy_where_it_left_it() -> None:
 def test_a_tenant_that_holds_more_than_its_part_keeps_only_its_part() -> None:
     world = two_tenants(gpus=3)
     mine = crowd(world, FEW, "a", 3, 3)
-    world.now += RUN_NS
-    for action in mine:
-        world.finish(action)
+    end(world, mine)
     theirs = [call(world, MANY, service) for service in "bcd"]
     assert started(world.plan()) == theirs[:2], "one as its part, and one that nobody is to have"
     assert standing(world, "a") == 1
@@ -116,9 +120,7 @@ def test_the_part_follows_the_shares(shares: int) -> None:
     world = two_tenants(gpus=4, shares=shares)
     mine = [call(world, FEW, "a") for _ in range(4)]
     assert started(world.plan()) == mine
-    world.now += RUN_NS
-    for action in mine:
-        world.finish(action)
+    end(world, mine)
     for service in "bcb":
         call(world, MANY, service, run_ns=60 * SECOND)
     world.plan()
@@ -257,9 +259,7 @@ def test_a_copy_is_not_kept_for_ever_from_a_starved_call() -> None:
     restore_ns = 30 * SECOND
     world = two_tenants(gpus=8, restore_ns=restore_ns)
     mine = crowd(world, FEW, "a", 4, 4)
-    world.now += RUN_NS
-    for action in mine:
-        world.finish(action)
+    end(world, mine)
     left = world.now
     for service in "bcde":
         call(world, MANY, service, run_ns=1000 * SECOND)
@@ -272,34 +272,10 @@ def test_a_copy_is_not_kept_for_ever_from_a_starved_call() -> None:
     assert at + OVERDUE_NS < world.now < left + horizon_ns(restore_ns) // 2 + SECOND
 
 
-def test_a_call_that_needs_more_than_the_part_of_its_tenant_starts_in_the_end() -> None:
-    world = two_tenants(gpus=2)
-    run(world, FEW, "a")
-    wide = call(world, MANY, "b", degrees=(2,))
-    submitted, begun = world.now, 0
-    while not begun and world.now < submitted + 20 * OVERDUE_NS:
-        if wide in started(world.plan()):
-            begun = world.now
-            break
-        world.now += SECOND
-        mine = call(world, FEW, "a")  # so that the copy never gets old
-        if mine in started(world.plan()):
-            world.now += SECOND // 2
-            world.finish(mine)
-    assert begun and begun - submitted <= (KEPT_LIMITS + 1) * OVERDUE_NS
-
-
-def leave(world: World, actions: list[int]) -> None:
-    """Lets calls end after their run time."""
-    world.now += RUN_NS
-    for action in actions:
-        world.finish(action)
-
-
 def test_a_tenant_within_its_part_may_park_kept_copies_of_others() -> None:
     world = two_tenants(gpus=4)
-    leave(world, [crowd(world, client, service, 1, 1)[0]
-                  for client, service in ((FEW, "a"), (LATE, "b"), (FEW, "a"))])
+    end(world, [crowd(world, client, service, 1, 1)[0]
+                for client, service in ((FEW, "a"), (LATE, "b"), (FEW, "a"))])
     assert [there.service for there in world.ledger.nodes[1].gpus.resident.values()] == list("aba")
     world.happen(ev.ClientLeft(world.now, LATE, True, world.now))
     wide = call(world, MANY, "c", degrees=(2,))
@@ -319,10 +295,19 @@ def test_a_copy_that_is_wider_than_its_tenants_part_is_not_kept_and_not_claimed_
     assert started(world.plan()) == wide[:1]
     narrow = call(world, MANY, "b")
     for before, after in pairwise(wide):
-        leave(world, [before])
+        end(world, [before])
         assert started(world.plan()) == [after], "without the copy it would hold less than its part"
-    leave(world, wide[-1:])
+    end(world, wide[-1:])
     assert started(world.plan()) == [narrow]
+
+
+def test_a_copy_that_is_wider_than_its_tenants_part_may_be_parked_by_any_tenant() -> None:
+    world = two_tenants(gpus=4)
+    run(world, FEW, "a", degrees=(2,))
+    crowd(world, MANY, "b", 1, 1)
+    crowd(world, LATE, "c", 1, 1)
+    more = call(world, MANY, "d")
+    assert started(world.plan()) == [more] and standing(world, "a") == 0
 
 
 def test_tenants_that_share_a_service_claim_nothing_for_its_calls() -> None:
@@ -331,9 +316,9 @@ def test_tenants_that_share_a_service_claim_nothing_for_its_calls() -> None:
     theirs = [*crowd(world, MANY, "c", 20, 1), call(world, MANY, "b")]
     assert started(world.plan()) == theirs[-1:], "a copy that both use"
     mine = [call(world, FEW, "b") for _ in range(4)]
-    leave(world, theirs[:1])
+    end(world, theirs[:1])
     assert started(world.plan()) == theirs[1:2] and standing(world, "c") == 1
-    leave(world, theirs[-1:])
+    end(world, theirs[-1:])
     assert started(world.plan()) == mine[:1]
 
 
@@ -342,13 +327,13 @@ def test_a_tenant_with_a_claim_does_not_come_before_one_of_a_higher_priority() -
     mine = crowd(world, FEW, "a", 1, 1)
     theirs = crowd(world, MANY, "b", 20, 2)
     mine += [call(world, FEW, "c")]
-    leave(world, theirs[:1])
+    end(world, theirs[:1])
     late = call(world, LATE, "d")
     begun = started(world.plan())
     assert late not in begun and mine[-1] not in begun and begun == theirs[2:3]
     while mine[-1] not in begun:
-        leave(world, [next(lease.action for lease in world.ledger.leases.values()
-                           if lease.action != mine[0])])
+        end(world, [next(lease.action for lease in world.ledger.leases.values()
+                         if lease.action != mine[0])])
         begun = started(world.plan())
         assert late not in begun
 
@@ -376,7 +361,7 @@ def test_nothing_is_kept_beyond_a_limit_or_for_a_tenant_without_clients() -> Non
 
 
 def test_a_block_that_is_booked_for_a_starved_call_gets_no_prefetched_calls() -> None:
-    """This holds with one tenant, too: before, the batches on both copies followed without end."""
+    """Batches on both copies would follow without end; the call is of the same tenant."""
     world = two_tenants(batch=2)
     crowd(world, MANY, "b", 400, 2)
     wide, at = call(world, MANY, "b", degrees=(2,)), world.now

@@ -9,14 +9,15 @@ Nothing is kept from cycle to cycle. A cycle applies these rules in order:
    waiting calls if the minimum residency of their copy is over. If there is none, the block that
    should come free first is booked for it: nothing else is brought there, and once the minimum
    residency of all copies on the block is over these take no further calls.
-   Where several tenants use the GPUs (`gpu_parts`), such a call takes no copy that is kept for
-   another tenant, unless it has waited for KEPT_LIMITS times that limit. Then each kind whose
-   tenant is behind may bring in a copy as by rule 2 (`_claim`), at the cost of tenants that hold
-   more than their part; if no block is free, one is booked, and its copies take no further calls.
-1. *Own copies first.* An idle copy takes the next call of its kind, the widest copy first. Before
+   Where several tenants use the GPUs, the call takes no copy that is kept for another tenant
+   (`gpu_parts`) until it has waited for KEPT_LIMITS times that limit.
+1. *Claims.* Where several tenants use the GPUs, a kind whose tenant holds less than its part may
+   bring in a copy as by rule 3, in place of copies to which the tenant has a claim. If no block is
+   free, one is booked, and its copies take no further calls.
+2. *Own copies first.* An idle copy takes the next call of its kind, the widest copy first. Before
    that, `_split` replaces an idle copy that is wider than the load allows by narrower ones, and
    `_widen` replaces one that is narrower by a wider one, if only one call waits.
-2. *Another copy.* Each kind without a copy brings in one; then kinds bring in copies in turn.
+3. *Another copy.* Each kind without a copy brings in one; then kinds bring in copies in turn.
    `_more` assigns the waiting calls to the copies as these come free, prefetched calls counted. The
    oldest call brings in a copy, on the block where price + run + loss is least, if one of the
    waiting calls would end later without it. That call's expected wait must also be longer than the
@@ -101,8 +102,10 @@ class _Cycle:
         # copies -> cost of parking them together.
         self._losses: dict[tuple[PlacedCopy, ...], int] = {}
         self._loads: dict[int, int] = {}
-        parts = self._turns and GpuParts(view.ledger, self._copies, self._turns, self._now)
-        self._parts = parts if parts and parts.several else None
+        self._parts: GpuParts | None = None  # None unless several tenants use the GPUs
+        if self._turns is not None:
+            parts = GpuParts(view.ledger, self._copies, self._turns, self._now)
+            self._parts = parts if parts.several else None
         self._again_at = 0  # when to look again although nothing may have happened, in epoch ns
 
     def go(self) -> int:
@@ -425,14 +428,17 @@ class _Cycle:
                 self._booked, self._drains = (number, frozenset(gpus)), not since
 
     def _claim(self, want: ActionShape, waits_for_others: bool) -> None:
-        """Brings in a copy for a call whose tenant is behind; if that would pay but no block is
-        free, one is booked whose copies it may claim. While calls of a higher priority wait, it
-        does nothing.
+        """Brings in a copy for a call whose tenant holds less than its part. If that would pay but
+        no block is free, one is booked whose copies the tenant may claim.
+
+        Args:
+            want: the shape of the calls.
+            waits_for_others: whether calls of a higher priority wait; then nothing is done.
         """
         head, size = self._queues[want].oldest(), want.degrees[0]
         if waits_for_others or head is None or not self._has_claims(want, self._tenant(head), size):
             return
-        self._use_idle(want)
+        self._use_idle(want)  # so that the oldest calls get the copies that are there
         head = self._queues[want].oldest()
         if head is None or not self._has_claims(want, tenant := self._tenant(head), size):
             return

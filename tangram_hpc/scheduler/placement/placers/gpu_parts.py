@@ -18,7 +18,7 @@ all GPUs that are up, among the tenants that hold GPUs or wait for some, and at 
 
 A tenant of a higher priority may park kept copies, and nobody has a claim to its copies. A copy on
 which no tenant has run a call belongs to nobody. In the end every call is served, since a call that
-no copy can serve takes kept copies too, after some starvation limits (`elastic_gpus`).
+no copy can serve takes kept copies too, after KEPT_LIMITS starvation limits (`elastic_gpus`).
 """
 
 from __future__ import annotations
