@@ -4,7 +4,8 @@ A seed draws the nodes, two to four tenants with their shares, and the load of e
 `bench_drawn.py`. All tenants share one broker; then each runs alone on the nodes with its part of
 their CPUs. By simulation, under `elastic`. With `--services` the loads are calls of GPU services,
 drawn as in `gpu_services.py`, and the parts are of the GPUs; with `--batch N` up to N calls run as
-one.
+one. With `--endpoints` they are calls of one endpoint, and the parts are of its concurrent calls
+and of its rate.
 
 The line has, with durations that are learned and that are told: the number of tenants; of how many
 the mean ACT on the shared cluster is above 1.1 and above 1.5 times that on their own part; and the
@@ -87,6 +88,42 @@ def drawn_services(seed: int, scale: float) -> Drawn:
     return works, {f"u{k}": each for k, each in enumerate(shares)}, cluster
 
 
+def drawn_endpoints(seed: int, scale: float) -> Drawn:
+    """As `drawn`, for calls of one endpoint that all tenants share."""
+    rng = random.Random(seed * 17 + 5)
+    shares = rng.choice([(1, 1), (1, 1), (3, 1), (1, 1, 2), (1, 1, 1, 1)])
+    concurrency = max(2 * sum(shares), rng.choice([4, 8, 16, 32, 64]))
+    rate_per_s = rng.choice([None, None, 2, 10, 50])
+    cluster = Cluster.model_validate({
+        "nodes": [{"name": "c", "cpus": 4, "mem_mib": 1 << 20}],
+        "endpoints": [{"name": "api", "concurrency": concurrency, "rate_per_s": rate_per_s}],
+        "tenants": {f"u{k}": {"shares": each} for k, each in enumerate(shares)}})
+    works = {f"u{k}": _calls(rng, random.Random(seed * 100 + k), scale)
+             for k in range(len(shares))}
+    return works, {f"u{k}": each for k, each in enumerate(shares)}, cluster
+
+
+def _calls(rng: random.Random, each: random.Random, scale: float) -> Workload:
+    """The calls of one tenant: `rng` draws their kind, and `each` every call."""
+    kinds = [(f"e{n}", math.exp(rng.uniform(math.log(.2), math.log(60))),
+              rng.choice([0, .3, .8, 1.4])) for n in range(rng.choice([1, 1, 2, 3]))]
+    turns, at_once = rng.choice([1, 2, 4, 8, 16]), rng.choice([1, 1, 2, 4])
+    think_s, spread_s = rng.choice([.05, 1, 5, 20]), rng.choice([.1, 3, 30, 120])
+    later_s = rng.choice([0, 0, 0, 5, 30])
+    trajectories = round(scale * rng.choice([80, 200, 450]) / turns / at_once)
+
+    def call() -> dict[str, Any]:
+        name, median_s, spread = each.choice(kinds)
+        return {"name": name, "resource": "endpoint:api", "degrees": [1],
+                "work_s": round(median_s * each.lognormvariate(0, spread), 4)}
+
+    return Workload.model_validate({"name": "calls", "trajectories": [
+        {"trajectory": f"t{n}", "start_s": round(later_s + each.uniform(0, spread_s), 3),
+         "turns": [{"think_s": round(each.expovariate(1 / think_s), 3),
+                    "actions": [call() for _ in range(at_once)]} for _ in range(turns)]}
+        for n in range(max(2, min(200, trajectories)))]})
+
+
 def _renamed(one: WorkloadTrajectory, prefix: str, most: int) -> WorkloadTrajectory:
     """A trajectory whose services have a prefix and whose calls run on `most` GPUs at most."""
     return one.model_copy(update={"turns": tuple(turn.model_copy(update={"actions": tuple(
@@ -113,18 +150,27 @@ def ratios(of: Drawn, durations: str, batch: int = 1) -> dict[str, tuple[float, 
     works, shares, cluster = of
     shared, found = _acts(works, cluster, durations, batch), {}
     for tenant, work in works.items():
-        nodes = [node.model_copy(update={
-            "cpus": node.cpus * shares[tenant] // sum(shares.values()),
-            "gpus": node.gpus * shares[tenant] // sum(shares.values())}) for node in cluster.nodes]
-        part = cluster.model_copy(update={"nodes": tuple(nodes)})
+        part = _part(cluster, shares[tenant], sum(shares.values()))
         alone = _acts({tenant: work}, part, durations, batch)[tenant]
         found[tenant] = shared[tenant][0] / alone[0], shared[tenant][1] / alone[1]
     return found
 
 
-def compared(seeds: range, scale: float, services: bool, batch: int = 1) -> dict[str, Any]:
-    """The figures of the line over these seeds."""
-    draw = drawn_services if services else drawn
+def _part(cluster: Cluster, shares: int, total: int) -> Cluster:
+    """The part of a cluster that is a tenant's with so many of all shares."""
+    nodes = [node.model_copy(update={"cpus": node.cpus * shares // total,
+                                     "gpus": node.gpus * shares // total})
+             for node in cluster.nodes]
+    endpoints = [each.model_copy(update={
+        "concurrency": each.concurrency * shares // total,
+        "rate_per_s": None if each.rate_per_s is None else each.rate_per_s * shares / total})
+        for each in cluster.endpoints]
+    return cluster.model_copy(update={"nodes": tuple(nodes), "endpoints": tuple(endpoints)})
+
+
+def compared(seeds: range, scale: float, of: str, batch: int = 1) -> dict[str, Any]:
+    """The figures of the line over these seeds, for loads of `cpus`, `services` or `endpoints`."""
+    draw = {"cpus": drawn, "services": drawn_services, "endpoints": drawn_endpoints}[of]
     found: dict[str, Any] = {"loads": len(seeds)}
     for durations in ("learned", "oracle"):
         rows = {seed: ratios(draw(seed, scale), durations, batch) for seed in seeds}
@@ -147,18 +193,22 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--loads", type=int, default=100, help="how many; about 3 s each")
-    parser.add_argument("--services", action="store_true", help="calls of GPU services")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--services", action="store_true", help="calls of GPU services")
+    kind.add_argument("--endpoints", action="store_true", help="calls of an endpoint")
     parser.add_argument("--batch", type=int, default=1,
                         help="calls that run as one, at most; only with --services")
     parser.add_argument("--tiny", action="store_true", help="about a second, for the tests")
     args = parser.parse_args()
     if args.batch > 1 and not args.services:
         parser.error("--batch: only calls of services run in batches; add --services")
+    of = "services" if args.services else "endpoints" if args.endpoints else "cpus"
     seeds = range(args.seed, args.seed + (3 if args.tiny else args.loads))
-    found = compared(seeds, 0.1 if args.tiny else 1.0, args.services, args.batch)
-    if args.tiny and not args.services:  # so that the tests see both kinds
-        found["with_services"] = compared(seeds, 0.1, True, 4)
-    common.line("drawn_tenants", {"seed": args.seed, "services": args.services, "batch": args.batch,
+    found = compared(seeds, 0.1 if args.tiny else 1.0, of, args.batch)
+    if args.tiny and of == "cpus":  # so that the tests see all kinds
+        found["with_services"] = compared(seeds, 0.1, "services", 4)
+        found["with_endpoints"] = compared(seeds, 0.1, "endpoints")
+    common.line("drawn_tenants", {"seed": args.seed, "of": of, "batch": args.batch,
                                   "tiny": args.tiny, "bounds": BOUNDS}, found)
 
 

@@ -17,15 +17,18 @@ from tangram_hpc.domain.tenant import TenantSpec
 from tangram_hpc.scheduler.placement.placers.elastic_cpus import BALANCE_NS
 from tangram_hpc.scheduler.placement.placers.rigid_sizes import NodeLoad, sizes_to_start
 from tangram_hpc.scheduler.placement.placers.tenant_parts import (
-    RECENT_NS,
+    AWAY,
+    PERIODS_NS,
     Held,
     RecentUse,
     TenantParts,
+    period_for,
 )
 from tangram_hpc.scheduler.state.tenant_use import HORIZON_NS, Tenants
 
 SECOND = 10**9
 CPUS = 8
+LONGEST = PERIODS_NS[-1]
 
 
 def submit(world: World, client: int, cpus: int, run_s: float) -> int:
@@ -111,10 +114,10 @@ def test_a_tenant_that_was_silent_for_long_has_nothing_kept() -> None:
     turn_of_agents(world)
     while held(world, "batch") < CPUS:
         at = world.scheduler.next_deadline()
-        assert world.now < at <= began + 2 * RECENT_NS + BALANCE_NS, "nobody looks again in time"
+        assert world.now < at <= began + 2 * LONGEST + BALANCE_NS, "nobody looks again in time"
         world.now = at
         world.plan()
-    assert world.now >= began + 2 * RECENT_NS
+    assert world.now >= began + 2 * LONGEST
 
 
 def test_a_tenant_with_room_in_its_part_is_not_held_back() -> None:
@@ -299,7 +302,7 @@ def test_what_was_held_until_now_counts_however_long_ago_it_began() -> None:
     wide = submit(world, 2, 3, 1000.0)
     world.plan()
     for _ in range(10):
-        world.now += RECENT_NS // 3
+        world.now += LONGEST // 3
         small = submit(world, 1, 1, 1.0)
         world.plan()
         world.finish(small)
@@ -366,12 +369,12 @@ def test_a_rigid_action_has_the_size_that_suits_its_tenants_part() -> None:
 # ---- what a tenant held lately ----
 
 
-PAUSES = st.sampled_from([0, 1, RECENT_NS // 2, RECENT_NS - 1, RECENT_NS, 2 * RECENT_NS - 1,
-                          2 * RECENT_NS, 3 * RECENT_NS])
+PAUSES = st.sampled_from([0, 1, *(near for period in PERIODS_NS for near in (
+    period // 2, period - 1, period, 2 * period - 1, 2 * period, 3 * period))])
 
 
-@example([(0, 5), (1, 0)], 3 * RECENT_NS)
-@example([(0, 1), (0, 0), (RECENT_NS // 2, 0), (RECENT_NS - 1, 0)], RECENT_NS - 1)
+@example([(0, 5), (1, 0)], 3 * LONGEST)
+@example([(0, 1), (0, 0), (LONGEST // 2, 0), (LONGEST - 1, 0)], LONGEST - 1)
 @given(st.lists(st.tuples(PAUSES, st.integers(0, 5)), max_size=30), PAUSES)
 def test_what_was_held_counts_for_its_time_and_at_most_for_twice_as_long(
         steps: list[tuple[int, int]], later: int) -> None:
@@ -386,10 +389,19 @@ def test_what_was_held_counts_for_its_time_and_at_most_for_twice_as_long(
     if spans:
         spans[-1] = spans[-1][0], now, spans[-1][2]
         recent.note({"t": spans[-1][2]} if spans[-1][2] else {}, now)
-    most = recent.most().get("t", 0)
-    assert most >= max((units for _, until, units in spans if until > now - RECENT_NS), default=0)
-    assert most <= max((units for _, until, units in spans if until >= now - 2 * RECENT_NS),
-                       default=0)
+    for period, span_ns in enumerate(PERIODS_NS):
+        most = recent.most("t", period)
+        assert most >= max((units for _, until, units in spans if until > now - span_ns),
+                           default=0)
+        assert most <= max((units for _, until, units in spans if until >= now - 2 * span_ns),
+                           default=0)
+
+
+def test_the_longer_an_action_runs_the_further_back_counts() -> None:
+    assert period_for(0) == period_for(PERIODS_NS[0] // AWAY) == 0
+    for k in range(1, len(PERIODS_NS)):
+        assert period_for(PERIODS_NS[k - 1] // AWAY + 1) == period_for(PERIODS_NS[k] // AWAY) == k
+    assert period_for(PERIODS_NS[-1]) == len(PERIODS_NS) - 1
 
 
 # ---- one pass ----

@@ -174,7 +174,7 @@ def test_a_priority_comes_first_and_leaves_the_rest() -> None:
     assert held(w) == {"low": 2, "high": 6}  # no running action falls below one core
 
 
-def test_endpoint_calls_are_counted_by_shares() -> None:
+def test_endpoint_calls_follow_the_shares() -> None:
     w = tenants(a=TenantSpec("a", 3), b=TenantSpec("b"))
     w.happen(ev.EndpointDeclared(0, EndpointSpec("e", 4, 0, MICRO)))
     for w.client in (1, 2):

@@ -263,6 +263,11 @@ def _count(ledger: Ledger, lease: LeaseEntry, sign: int) -> None:
     """Counts what a lease holds for its tenant, when it begins (1) and when it ends (-1)."""
     for resource, units in lease.holds():
         ledger.tenants.use(resource).take(lease.tenant, sign * units)
+    if sign < 0 and (endpoint := endpoint_of(lease.key)):
+        held_ns = max(0, ledger.tenants.now - lease.granted_at)
+        more_ns = ledger.endpoints[endpoint].least_ns - held_ns
+        if more_ns > 0:
+            ledger.tenants.use(lease.key).add(lease.tenant, more_ns)
 
 
 def _reply(entry: ActionEntry, lease: LeaseEntry, began_at: int,

@@ -63,6 +63,14 @@ class EndpointEntry:
         return -(-self.spec.rate_micro * self.share // WHOLE)
 
     @property
+    def least_ns(self) -> int:
+        """For how long each call would run if its rate and its concurrency were both used up, in
+        ns; 0 if there is no rate.
+        """
+        rate = self.spec.rate_micro
+        return self.spec.concurrency * TOKEN // rate if rate else 0
+
+    @property
     def free(self) -> int:
         """How many calls may start beside those that run."""
         return self.concurrency - self.busy

@@ -13,7 +13,9 @@ So what a tenant holds now counts as well, as if it would hold it for HORIZON_NS
 enough, tenants then hold units in proportion to their shares; where units are few or
 cannot be taken back, they get them in proportion over time.
 
-Calls of endpoints and actions without units are counted: each costs one unit for HORIZON_NS.
+A call holds one of its endpoint's concurrent calls. Where an endpoint allows fewer calls a second
+than could run, a short call costs more than that: what the rate leaves for each call
+(`EndpointEntry.least_ns`). Actions without units are counted: each costs one unit for HORIZON_NS.
 
 Invariants: everything here follows from the events of the ledger alone, so a replay agrees. What a
 tenant holds is the sum over its leases and sessions (`Ledger.check`). With one tenant nothing is
@@ -78,7 +80,7 @@ class ResourceUse:
 
     def __init__(self, name: str, tenants: Tenants) -> None:
         self.name, self._tenants = name, tenants
-        self.counted = name == "nothing" or name.startswith("endpoint:")
+        self.counted = name == "nothing"
         self.tenants: dict[str, TenantUse] = {}
         # kept once there are two tenants: those that are hungry, and the one that is most ahead,
         # when it last changed
@@ -151,6 +153,13 @@ class ResourceUse:
         if not hungry and use.hungry:
             self._catch_up(use)
         self._note(use)
+
+    def add(self, tenant: str, unit_ns: int) -> None:
+        """Counts unit-nanoseconds that a tenant used beyond those for which it held units."""
+        use = self.of(tenant)
+        use.used += unit_ns
+        if len(self.tenants) > 1:
+            self._note(use)
 
     def _note(self, use: TenantUse) -> None:
         """Notes a tenant that became hungry or is so no more, or that is most ahead."""

@@ -7,13 +7,14 @@ event of the journal.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ....domain.ids import client_of
 from ....domain.service import endpoint_of, service_of
 from ...state.queue import NOTHING, ActionShape
-from ..snapshot import FreeBlock, NodeView, Snapshot
+from ..snapshot import EndpointView, FreeBlock, NodeView, Snapshot
 
 
 class SessionPlacement(NamedTuple):
@@ -207,32 +208,47 @@ def start_unitless(view: Snapshot, placement: Placement) -> None:
         walk.next()
 
 
-def start_calls(view: Snapshot, placement: Placement) -> None:
-    """Starts endpoint calls in order of readiness, as far as the quotas of the endpoints allow.
+def start_all_calls(view: Snapshot, placement: Placement) -> None:
+    """Starts calls of each endpoint, as far as its quota allows. O(starts + endpoints)."""
+    for endpoint in view.endpoints.values():
+        start_calls(view, placement, endpoint)
 
-    Calls are spread over the nodes in turn. O(starts + endpoints).
+
+def start_calls(view: Snapshot, placement: Placement, endpoint: EndpointView,
+                may_start: Callable[[int], bool] | None = None) -> None:
+    """Starts calls of an endpoint in order of readiness, as far as its quota allows. O(starts).
+
+    Calls are spread over the nodes in turn.
+
+    Args:
+        view: the snapshot of this cycle.
+        placement: gets the grants.
+        endpoint: the endpoint.
+        may_start: whether this call starts, asked last of all; None for every call. If it does not,
+            no later one of its shape in its queue starts.
     """
-    for name, endpoint in view.endpoints.items():
-        if endpoint.starts <= 0:
+    if endpoint.starts <= 0:
+        return
+    pool = "endpoint:" + endpoint.name
+    walk = view.ledger.ready.walk(pool, view.turns(pool))
+    while endpoint.starts > 0 and (head := walk.head()) is not None:
+        action, shape = head
+        nodes = [] if shape.at_client else [n for n in view.candidates(shape)
+                                            if view.fits(n, shape, 0)]
+        if not view.room(action, shape) or not (nodes or shape.at_client):
+            walk.skip_shape()
             continue
-        pool = "endpoint:" + name
-        walk = view.ledger.ready.walk(pool, view.turns(pool))
-        while endpoint.starts > 0 and (head := walk.head()) is not None:
-            action, shape = head
-            if not view.room(action, shape):
-                walk.skip_shape()
-                continue
-            if shape.at_client:
-                walk.next()
-                if client_of(action) not in view.ledger.disconnected:  # else it cannot call
-                    endpoint.free, endpoint.tokens = endpoint.free - 1, endpoint.tokens - 1
-                    view.charge(action, shape, 1)
-                    placement.grants.append(Grant(action, 0, 1))
-                continue
-            nodes = [n for n in view.candidates(shape) if view.fits(n, shape, 0)]
-            if not nodes:
-                walk.skip_shape()
-                continue
+        if shape.at_client and client_of(action) in view.ledger.disconnected:
+            walk.next()  # it cannot call
+            continue
+        if may_start is not None and not may_start(action):
+            walk.skip_shape()
+            continue
+        if shape.at_client:
+            endpoint.free, endpoint.tokens = endpoint.free - 1, endpoint.tokens - 1
+            view.charge(action, shape, 1)
+            placement.grants.append(Grant(action, 0, 1))
+        else:
             turn = (view.ledger.next_lease + len(placement.grants)) % len(nodes)
             grant(view, placement, action, shape, nodes[turn], 1)
-            walk.next()
+        walk.next()

@@ -1,9 +1,10 @@
 """The placer `elastic`: sizes follow the load while actions run. Pure.
 
 The CPUs of each node are divided by `elastic_cpus`, blocks of GPUs are lent by `elastic_gpus`, and
-endpoint calls start in order of readiness as their quotas allow. An action that waits for one kind
-of unit holds up no action that wants another kind. No action is overtaken without bound
-(`waiting`). Run times come from an action's profile, or else from the ledger's estimator.
+endpoint calls start in order of readiness as their quotas allow (`elastic_endpoints`). An action
+that waits for one kind of unit holds up no action that wants another kind. No action is overtaken
+without bound (`waiting`). Run times come from an action's profile, or else from the ledger's
+estimator.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 from ....domain.service import BLOCK_SIZES
 from ...state.queue import GPU
 from ..snapshot import Snapshot
-from .base import Placement, start_calls, start_unitless
+from .base import Placement, start_unitless
 from .elastic_cpus import ElasticCpus
+from .elastic_endpoints import ElasticEndpoints
 from .elastic_gpus import place_services
 from .placer_name import TAIL
 from .session_openings import open_by_load
@@ -29,7 +31,7 @@ class ElasticPlacer:
     def __init__(self, tail: int = TAIL) -> None:
         self.name = "elastic" if tail == TAIL else f"elastic:{tail}"
         self.reserve, self.block_max = 0, BLOCK_SIZES[-1]
-        self._cpus = ElasticCpus(tail)
+        self._cpus, self._endpoints = ElasticCpus(tail), ElasticEndpoints()
 
     def place(self, view: Snapshot) -> Placement:
         """Returns the placement of one cycle.
@@ -46,5 +48,5 @@ class ElasticPlacer:
             again_at = place_services(view, placement, self._cpus.keeping_gpus())
             if again_at and (not placement.again_at or again_at < placement.again_at):
                 placement.again_at = again_at
-        start_calls(view, placement)
+        self._endpoints.place(view, placement)
         return placement

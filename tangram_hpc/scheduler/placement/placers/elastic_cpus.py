@@ -31,12 +31,12 @@ from .base import Placement, Resizing, grant
 from .cpu_division import ResizableLease, WaitingCandidate, weight
 from .resize_cost import PATIENCE, counted_cost, divide_with_cost, is_worth
 from .rigid_sizes import NodeLoad, sizes_to_start
-from .tenant_parts import Held, RecentUse, TenantParts
+from .tenant_parts import BALANCE_NS, Held, RecentUse, TenantParts
 from .waiting import AGED_NS, OVERDUE_NS, Backlog, Next, Waiting
 
 # Tenants that hold units of a node are compared again after BALANCE_NS, times the nodes divided by
 # BALANCE_NODES. So at most BALANCE_NODES nodes are looked at for that in BALANCE_NS.
-BALANCE_NS, BALANCE_NODES = 250_000_000, 16
+BALANCE_NODES = 16
 # An action that needs more units than are free or can be taken lets others pass, until it has
 # waited for PASSED_RUNS times its expected run. Then units gather for it.
 PASSED_RUNS = 8

@@ -20,7 +20,7 @@ from .base import (
     find_block,
     grant,
     largest,
-    start_calls,
+    start_all_calls,
 )
 from .session_openings import open_by_load
 
@@ -44,7 +44,7 @@ class Fcfs:
         self._cpus(view, placement, NOTHING)
         self._cpus(view, placement, CPU)
         self._services(view, placement)
-        start_calls(view, placement)
+        start_all_calls(view, placement)
         return placement
 
     def _cpus(self, view: Snapshot, placement: Placement, pool: str) -> None:

@@ -19,7 +19,7 @@ from ...state.queue import CPU, GPU, ActionShape, fair_walk
 from ...state.speed import ONE, run_ns, speed
 from ...state.tenant_use import copy_of
 from ..snapshot import NodeView, Snapshot
-from .base import Placement, grant, largest, start_calls, start_unitless
+from .base import Placement, grant, largest, start_all_calls, start_unitless
 from .copy_map import CopyMap, PlacedCopy
 from .prefix_program import choose_degrees
 from .session_openings import open_by_load
@@ -56,7 +56,7 @@ class Paper:
                 _start_on(view, placement, node)
         if view.ledger.ready.waits(GPU):
             _start_services(view, placement)
-        start_calls(view, placement)
+        start_all_calls(view, placement)
         return placement
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from ....domain.service import ServiceSpec, service_of
 from ...state.queue import CPU, GPU, NOTHING, QueueShard, fair_walk
 from ..snapshot import Snapshot
-from .base import Finder, Placement, grant, largest, start_calls
+from .base import Finder, Placement, grant, largest, start_all_calls
 from .session_openings import open_by_load
 
 NodeGpu = tuple[int, int]  # node, GPU
@@ -36,7 +36,7 @@ class Static:
         self._cpus(view, placement, CPU)
         if view.ledger.ready.waits(GPU):
             self._services(view, placement)
-        start_calls(view, placement)
+        start_all_calls(view, placement)
         return placement
 
     def _cpus(self, view: Snapshot, placement: Placement, pool: str) -> None:

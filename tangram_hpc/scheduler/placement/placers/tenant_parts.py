@@ -1,5 +1,5 @@
-"""Tells which part of a node's CPUs each tenant may count on, and keeps what it may need soon.
-Pure.
+"""Tells which part of a node's CPUs, or of an endpoint's concurrent calls, each tenant may count
+on, and keeps what it may need soon. Pure.
 
 Problem. Units that a tenant does not want go to others. An action that can be resized gives them
 back at once; any other holds them until it ends. So a tenant with short actions and pauses between
@@ -8,51 +8,85 @@ cluster that is only its part.
 
 Idea. A tenant's *part* of a node is what its shares make of the CPUs, among the tenants that use
 the node or wait for it. As many units of its part as a tenant held lately, less those that it holds
-now, are *kept* for it. Resizable actions may grow into kept units, as they give them back at once.
-Another action starts only beside them, unless one of these holds:
+now, are *kept* for it. Lately is longer for an action that will run for longer, since a tenant that
+has been away for long will hardly come back while a short action runs: at least AWAY times the run
+time, by one of PERIODS_NS. Resizable actions may grow into kept units, as they give them back at
+once. Another action starts only beside them, unless one of these holds:
 
 - It is expected to run for HORIZON_NS at most.
 - Its tenant has room in its own part. What the tenant's resizable actions can give back is room.
-- Its tenant is behind the one for which they are kept, in the order of tenants.
+- When it ends its tenant will still be behind the one for which they are kept, in the order of
+  tenants.
 - It needs more units than its tenant's part, and has waited for as long as it will run.
 
-So a tenant that was silent for twice RECENT_NS has nothing kept, what was lent once is not taken
-away, and every action starts in the end.
+So a tenant that was silent for twice the longest period has nothing kept, what was lent once is not
+taken away, and every action starts in the end.
+
+For an endpoint all of this holds of its concurrent calls, which are units that nobody gives back.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...state.tenant_use import HORIZON_NS, TenantTurns
 from .rigid_sizes import NodeLoad
 
-# What a tenant held counts for this long, and up to twice as long. On drawn loads
-# (bench_drawn_tenants) a third of it left more tenants worse off than on their own part, and four
-# times as much kept too many units.
-RECENT_NS = 30_000_000_000
+# What a tenant held counts for one of these periods, and up to twice as long. On drawn loads
+# (bench_drawn_tenants) a third of the longest left more tenants worse off than on their own part,
+# and four times as much kept too many units.
+PERIODS_NS = tuple(30_000_000_000 >> k for k in range(4, -1, -1))
+AWAY = 4
+BALANCE_NS = 250_000_000  # after this time tenants are compared again
+
+
+def period_for(run_ns: int) -> int:
+    """Returns which period counts for an action that will run for so long, from 0 on."""
+    return min(bisect_left(PERIODS_NS, AWAY * run_ns), len(PERIODS_NS) - 1)
 
 
 @dataclass(slots=True)
-class _Recent:
-    """What a tenant held on a node lately.
+class _Most:
+    """The most units that a tenant held in one period and in the one before.
 
     Attributes:
-        since: when the present period began, epoch ns. Each lasts for RECENT_NS.
-        before: the most CPUs that it held in the period before.
+        since: when the present period began, epoch ns.
+        before: the most units that it held in the period before.
         most: the most that it held in the present period.
-        now: what it holds since it was last noted.
     """
 
     since: int
     before: int = 0
     most: int = 0
-    now: int = 0
+
+
+class _Recent:
+    """What a tenant held of one node or endpoint lately.
+
+    Attributes:
+        now: what it holds since it was last noted.
+        most: for each of PERIODS_NS, the most that it held.
+    """
+
+    __slots__ = ("most", "now")
+
+    def __init__(self, at: int) -> None:
+        self.now, self.most = 0, [_Most(at) for _ in PERIODS_NS]
+
+    def note(self, units: int, at: int) -> None:
+        """Notes what it holds from now on. O(periods)."""
+        for period, use in zip(PERIODS_NS, self.most, strict=True):
+            if (age := at - use.since) >= period:
+                use.before = use.most if age < 2 * period else self.now
+                use.most, use.since = self.now, at - age % period
+            use.most = max(use.most, units)
+        self.now = units
 
 
 class RecentUse:
-    """Remembers the most CPUs that each tenant held on one node lately."""
+    """Remembers the most units that each tenant held of one node or endpoint lately."""
 
     __slots__ = ("_of",)
 
@@ -62,24 +96,31 @@ class RecentUse:
     def note(self, held: dict[str, int], now: int) -> None:
         """Notes what each tenant holds from `now` on, in epoch ns. O(tenants)."""
         for tenant in dict.fromkeys((*self._of, *held)):
-            use = self._of.setdefault(tenant, _Recent(now))
-            if (age := now - use.since) >= RECENT_NS:
-                use.before = use.most if age < 2 * RECENT_NS else use.now
-                use.most, use.since = use.now, now - age % RECENT_NS
-            use.now = held.get(tenant, 0)
-            use.most = max(use.most, use.now)
-            if not use.most and not use.before:
+            use = self._of.get(tenant)
+            if use is None:
+                use = self._of[tenant] = _Recent(now)
+            use.note(held.get(tenant, 0), now)
+            longest = use.most[-1]
+            if not longest.most and not longest.before:
                 del self._of[tenant]
 
     def add(self, tenant: str, units: int, now: int) -> None:
         """Notes `units` more that a tenant holds from `now` on; negative for fewer."""
-        use = self._of.setdefault(tenant, _Recent(now))
+        use = self._of.get(tenant)
+        if use is None:
+            use = self._of[tenant] = _Recent(now)
         use.now += units
-        use.most = max(use.most, use.now)
+        for each in use.most:
+            each.most = max(each.most, use.now)
 
-    def most(self) -> dict[str, int]:
-        """Returns the most that each tenant held lately; those that held nothing are left out."""
-        return {tenant: max(use.before, use.most) for tenant, use in self._of.items()}
+    def most(self, tenant: str, period: int) -> int:
+        """Returns the most that a tenant held within one of PERIODS_NS, and up to twice that."""
+        use = self._of.get(tenant)
+        return max(use.most[period].before, use.most[period].most) if use is not None else 0
+
+    def tenants(self) -> Iterable[str]:
+        """Returns the tenants that held anything within the longest period."""
+        return self._of
 
 
 @dataclass(slots=True)
@@ -99,48 +140,55 @@ class Held:
 
 @dataclass(slots=True)
 class _Part:
-    """What one tenant may count on, on one node.
+    """What one tenant may count on, of one node or endpoint.
 
     Attributes:
-        units: its part of the CPUs.
+        units: its part of the units.
         free: how many of these its actions did not keep when the pass began.
         room: how many of these it may still give in this pass to actions that keep them.
-        kept: how many units are kept for it.
+        lately: the most units of its part that it held lately, by period.
+        has: how many units it holds.
+        most: how many more units its limit allows.
     """
 
     units: int
     free: int
     room: int
-    kept: int
+    lately: list[int]
+    has: int
+    most: int
+
+    def kept(self, period: int = -1) -> int:
+        """Returns how many units are kept for it from actions for which this period counts."""
+        return max(0, min(self.lately[period] - self.has, self.most))
 
 
 class TenantParts:
-    """The parts of one node's tenants during one pass, which draws them down.
+    """The parts of the tenants of one node or endpoint during one pass, which draws them down.
 
     Args:
-        cpus: how many CPUs the node offers.
+        units: how many CPUs the node offers, or how many calls of the endpoint may run at once.
         turns: the order of the tenants.
-        held: what the leases of each tenant hold on the node.
-        wanting: the tenants whose actions may start on the node.
+        held: what the leases of each tenant hold of these.
+        wanting: the tenants whose actions may start there.
         recent: what tenants held there lately.
     """
 
     __slots__ = ("_keep", "_of", "_promised", "_turns", "held_back")
 
-    def __init__(self, cpus: int, turns: TenantTurns, held: dict[str, Held],
+    def __init__(self, units: int, turns: TenantTurns, held: dict[str, Held],
                  wanting: Iterable[str], recent: RecentUse) -> None:
-        most = recent.most()
         shares = {tenant: turns.shares(tenant)
-                  for tenant in dict.fromkeys((*most, *held, *wanting))}
+                  for tenant in dict.fromkeys((*recent.tenants(), *held, *wanting))}
         total, nothing = sum(shares.values()), Held()
         self._turns = turns
         self._of: dict[str, _Part] = {}
         for tenant, each in shares.items():
-            has, part = held.get(tenant, nothing), cpus * each // total
-            kept = min(part, most.get(tenant, 0)) - has.units
-            self._of[tenant] = _Part(part, part - has.solid, part - has.solid,
-                                     max(0, min(kept, turns.room(tenant))))
-        self._keep = {tenant: part for tenant, part in self._of.items() if part.kept}
+            has, part = held.get(tenant, nothing), units * each // total
+            lately = [min(part, recent.most(tenant, k)) for k in range(len(PERIODS_NS))]
+            self._of[tenant] = _Part(part, part - has.solid, part - has.solid, lately, has.units,
+                                     turns.room(tenant))
+        self._keep = {tenant: part for tenant, part in self._of.items() if part.kept()}
         self._promised = 0  # units into which actions that were chosen may still grow
         self.held_back = 0  # actions that were told to leave units to other tenants
 
@@ -180,9 +228,11 @@ class TenantParts:
         part = self._of[tenant]
         if least > part.units and waited_ns >= run_ns:
             return spare
-        rank = self._turns.rank(tenant, least)
-        kept = sum(other.kept for name, other in self._keep.items()
-                   if name != tenant and other.kept and self._turns.rank(name) <= rank)
+        # a unit for HORIZON_NS counts like one that is held now
+        rank, period = self._turns.rank(tenant, least * run_ns // HORIZON_NS), period_for(run_ns)
+        kept = sum(units for name, other in self._keep.items()
+                   if name != tenant and (units := other.kept(period))
+                   and self._turns.rank(name) <= rank)
         if not kept:
             return spare
         most = max(spare - kept - self._promised, min(spare, part.room))
@@ -195,5 +245,5 @@ class TenantParts:
         """
         part = self._of[tenant]
         part.room -= most
-        part.kept = max(0, part.kept - least)
+        part.has, part.most = part.has + least, part.most - least
         self._promised += most - least
