@@ -133,7 +133,7 @@ def test_nothing_is_kept_for_ever() -> None:
     assert world.now >= began + PERIODS_NS[-1]
 
 
-def test_a_call_that_ended_before_the_next_look_counts_no_longer() -> None:
+def test_a_call_that_ended_while_nothing_waited_counts_no_longer() -> None:
     world = two_tenants()
     turn_of_agents(world, 1)
     for action in running(world, BATCH):

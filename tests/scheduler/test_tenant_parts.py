@@ -366,6 +366,20 @@ def test_a_rigid_action_has_the_size_that_suits_its_tenants_part() -> None:
     assert sizes_to_start((1, 2, 4, 8), 100, 10 * SECOND, crowd, 0, used_up)[0] == narrow
 
 
+def test_units_that_were_given_back_while_nothing_waited_are_kept_no_longer() -> None:
+    world = two_tenants()
+    mine = [submit(world, 2, 1, 0.5) for _ in range(2)]
+    world.plan()
+    for action in mine:
+        world.finish(action)
+    world.plan()
+    world.now += 3 * LONGEST
+    for _ in range(CPUS):
+        submit(world, 1, 1, 100.0)
+    world.plan()
+    assert held(world, "batch") == CPUS
+
+
 # ---- what a tenant held lately ----
 
 
@@ -395,6 +409,20 @@ def test_what_was_held_counts_for_its_time_and_at_most_for_twice_as_long(
                            default=0)
         assert most <= max((units for _, until, units in spans if until >= now - 2 * span_ns),
                            default=0)
+
+
+@given(PAUSES, PAUSES, PAUSES)
+def test_what_was_given_back_between_two_looks_counts_up_to_then(
+        held_ns: int, away_ns: int, more_ns: int) -> None:
+    recent = RecentUse()
+    recent.note({"t": 5}, 0)
+    recent.note({"t": 1}, held_ns + away_ns, lambda tenant: held_ns)
+    recent.note({"t": 1}, held_ns + away_ns + more_ns, lambda tenant: held_ns)
+    for period, span_ns in enumerate(PERIODS_NS):
+        most = recent.most("t", period)
+        assert most in (1, 5)
+        assert most == 5 or away_ns + more_ns >= span_ns
+        assert most == 1 or away_ns + more_ns <= 2 * span_ns
 
 
 def test_the_longer_an_action_runs_the_further_back_counts() -> None:

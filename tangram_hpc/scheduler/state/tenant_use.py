@@ -336,6 +336,10 @@ class TenantTurns:
         """Returns how many units a tenant holds, with those that it was given in this pass."""
         return self._use.look_up(tenant).held + self.given.get(tenant, 0)
 
+    def changed_at(self, tenant: str) -> int:
+        """Returns a time since which a tenant has held as many units as now, in epoch ns."""
+        return self._use.look_up(tenant).since
+
     def present(self) -> list[str]:
         """Returns the tenants that hold units or wait for some."""
         return [name for name, use in self._use.tenants.items() if use.held or use.waiting]

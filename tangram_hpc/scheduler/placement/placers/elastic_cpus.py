@@ -388,7 +388,7 @@ def _parts(view: Snapshot, node: NodeView, queues: list[ShapeQueue], turns: Tena
         of.solid += min(1, lease.units) if _gives_back(view, lease) else lease.units
         if _counts_lately(view, lease.session):
             of.lately += lease.units
-    recent.note({tenant: of.lately for tenant, of in held.items()}, view.now_ns)
+    recent.note({tenant: of.lately for tenant, of in held.items()}, view.now_ns, turns.changed_at)
     return TenantParts(node.cpus, turns, held, (q.shard.share.tenant for q in queues), recent)
 
 

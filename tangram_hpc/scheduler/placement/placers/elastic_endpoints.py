@@ -19,27 +19,19 @@ class ElasticEndpoints:
     """Starts the calls of all endpoints, and remembers what tenants held of them lately."""
 
     def __init__(self) -> None:
-        # by endpoint: what each tenant held when it was last noted, and lately
-        self._held: dict[str, dict[str, int]] = {}
-        self._recent: dict[str, RecentUse] = {}
+        self._recent: dict[str, RecentUse] = {}  # by endpoint: what each tenant held lately
 
     def place(self, view: Snapshot, placement: Placement) -> None:
         """Adds the calls that start now. O(starts + endpoints x tenants)."""
         for name, endpoint in view.endpoints.items():
             pool = "endpoint:" + name
-            waits, turns = view.ledger.ready.waits(pool), view.turns(pool)
+            if endpoint.starts <= 0 or not view.ledger.ready.waits(pool):
+                continue
+            turns = view.turns(pool)
             if turns is None:
                 start_calls(view, placement, endpoint)
                 continue
-            held = {tenant: units for tenant in turns.present() if (units := turns.held(tenant))}
-            recent = self._recent.setdefault(name, RecentUse())
-            if waits or held != self._held.get(name):
-                self._held[name] = held
-                recent.note(held, view.now_ns)
-            if not waits or endpoint.starts <= 0:
-                continue
-            kept = _KeptCalls(view, name, turns, held, recent)
-            del self._held[name]  # what starts now may have ended at the next look
+            kept = _KeptCalls(view, name, turns, self._recent.setdefault(name, RecentUse()))
             start_calls(view, placement, endpoint, kept.may_start)
             if kept.held_back:
                 again_at = view.now_ns + BALANCE_NS
@@ -49,13 +41,14 @@ class ElasticEndpoints:
 class _KeptCalls:
     """The concurrent calls of one endpoint that are kept for its tenants, during one cycle."""
 
-    def __init__(self, view: Snapshot, name: str, turns: TenantTurns, held: dict[str, int],
-                 recent: RecentUse) -> None:
+    def __init__(self, view: Snapshot, name: str, turns: TenantTurns, recent: RecentUse) -> None:
         self._view, self._endpoint, self._turns = view, view.endpoints[name], turns
-        self._recent = recent
+        self._recent, present = recent, turns.present()
+        held = {tenant: units for tenant in present if (units := turns.held(tenant))}
+        recent.note(held, view.now_ns, turns.changed_at)
         self._parts = TenantParts(view.ledger.endpoints[name].concurrency, turns,
                                   {tenant: Held(units, units) for tenant, units in held.items()},
-                                  turns.present(), recent)
+                                  present, recent)
 
     @property
     def held_back(self) -> int:

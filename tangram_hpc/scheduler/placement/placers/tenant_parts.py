@@ -28,7 +28,7 @@ For an endpoint all of this holds of its concurrent calls, which are units that 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ...state.tenant_use import HORIZON_NS, TenantTurns
@@ -75,14 +75,20 @@ class _Recent:
     def __init__(self, at: int) -> None:
         self.now, self.most = 0, [_Most(at) for _ in PERIODS_NS]
 
-    def note(self, units: int, at: int) -> None:
-        """Notes what it holds from now on. O(periods)."""
+    def note(self, units: int, changed_at: int, now: int) -> None:
+        """Notes what it holds from `changed_at` until now. O(periods)."""
         for period, use in zip(PERIODS_NS, self.most, strict=True):
-            if (age := at - use.since) >= period:
-                use.before = use.most if age < 2 * period else self.now
-                use.most, use.since = self.now, at - age % period
+            _roll(use, period, self.now, changed_at)
             use.most = max(use.most, units)
+            _roll(use, period, units, now)
         self.now = units
+
+
+def _roll(use: _Most, period: int, units: int, until: int) -> None:
+    """Goes on to the period that `until` is in, with so many units held meanwhile."""
+    if (age := until - use.since) >= period:
+        use.before = use.most if age < 2 * period else units
+        use.most, use.since = units, until - age % period
 
 
 class RecentUse:
@@ -93,13 +99,20 @@ class RecentUse:
     def __init__(self) -> None:
         self._of: dict[str, _Recent] = {}
 
-    def note(self, held: dict[str, int], now: int) -> None:
-        """Notes what each tenant holds from `now` on, in epoch ns. O(tenants)."""
+    def note(self, held: dict[str, int], now: int, changed_at: Callable[[str], int] | None = None
+             ) -> None:
+        """Notes what each tenant holds. O(tenants).
+
+        Args:
+            held: the units of each tenant.
+            now: the present time, epoch ns.
+            changed_at: since when a tenant has held no other number, if that is known; epoch ns.
+        """
         for tenant in dict.fromkeys((*self._of, *held)):
             use = self._of.get(tenant)
             if use is None:
                 use = self._of[tenant] = _Recent(now)
-            use.note(held.get(tenant, 0), now)
+            use.note(held.get(tenant, 0), now if changed_at is None else changed_at(tenant), now)
             longest = use.most[-1]
             if not longest.most and not longest.before:
                 del self._of[tenant]
