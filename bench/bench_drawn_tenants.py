@@ -5,7 +5,8 @@ A seed draws the nodes, two to four tenants with their shares, and the load of e
 their CPUs. By simulation, under `elastic`. With `--services` the loads are calls of GPU services,
 drawn as in `gpu_services.py`, and the parts are of the GPUs; with `--batch N` up to N calls run as
 one. With `--endpoints` they are calls of one endpoint, and the parts are of its concurrent calls
-and of its rate.
+and of its rate. With `--sessions` memory is scarce, and each trajectory holds some in a session
+from its first action to its last; the parts are of CPUs and memory.
 
 The line has, with durations that are learned and that are told: the number of tenants; of how many
 the mean ACT on the shared cluster is above 1.1 and above 1.5 times that on their own part; and the
@@ -28,6 +29,7 @@ from tangram_hpc.scheduler.placement.placers.placer_registry import make_placer
 from tangram_hpc.simulator.workload import Cluster, Workload, WorkloadTrajectory, together
 
 BOUNDS = (1.1, 1.5)
+SESSION_MIB = 1000
 Drawn = tuple[dict[str, Workload], dict[str, int], Cluster]
 # (number of nodes, CPUs of each)
 _NODES = ((1, 16), (1, 48), (1, 96), (2, 24), (2, 48), (4, 8), (4, 24), (6, 16), (12, 8), (24, 4),
@@ -124,6 +126,28 @@ def _calls(rng: random.Random, each: random.Random, scale: float) -> Workload:
         for n in range(max(2, min(200, trajectories)))]})
 
 
+def drawn_sessions(seed: int, scale: float) -> Drawn:
+    """As `drawn`, for trajectories whose sessions wait for memory."""
+    rng = random.Random(seed * 13 + 1)
+    shares = rng.choice([(1, 1), (3, 1), (1, 1, 2), (1, 1, 1, 1)])
+    nodes, open_at_once = rng.choice([1, 1, 2, 4]), rng.choice([2, 4, 8]) * sum(shares)
+    works = {}
+    for k in range(len(shares)):
+        median_s = math.exp(rng.uniform(math.log(.2), math.log(10)))
+        kind = bench_drawn.Class("a", median_s, .5, .1, 1, [1], True, 0)
+        turns, think_s = rng.choice([1, 4, 8, 16]), rng.choice([.05, 1, 5])
+        spread_s, later_s = rng.choice([.1, 3, 30, 120]), rng.choice([0, 0, 5, 30])
+        trajectories = round(scale * rng.choice([60, 150, 400]) / turns)
+        works[f"u{k}"] = bench_drawn.workload(
+            "sessions", random.Random(seed * 1000 + k), [kind], max(2, min(150, trajectories)),
+            turns, 1, think_s, later_s, spread_s, SESSION_MIB)
+    cluster = Cluster.model_validate({
+        "nodes": [{"name": "c", "count": nodes, "cpus": open_at_once,
+                   "mem_mib": open_at_once * SESSION_MIB}],
+        "tenants": {f"u{k}": {"shares": each} for k, each in enumerate(shares)}})
+    return works, {f"u{k}": each for k, each in enumerate(shares)}, cluster
+
+
 def _renamed(one: WorkloadTrajectory, prefix: str, most: int) -> WorkloadTrajectory:
     """A trajectory whose services have a prefix and whose calls run on `most` GPUs at most."""
     return one.model_copy(update={"turns": tuple(turn.model_copy(update={"actions": tuple(
@@ -159,7 +183,8 @@ def ratios(of: Drawn, durations: str, batch: int = 1) -> dict[str, tuple[float, 
 def _part(cluster: Cluster, shares: int, total: int) -> Cluster:
     """The part of a cluster that is a tenant's with so many of all shares."""
     nodes = [node.model_copy(update={"cpus": node.cpus * shares // total,
-                                     "gpus": node.gpus * shares // total})
+                                     "gpus": node.gpus * shares // total,
+                                     "mem_mib": node.mem_mib * shares // total})
              for node in cluster.nodes]
     endpoints = [each.model_copy(update={
         "concurrency": each.concurrency * shares // total,
@@ -168,9 +193,13 @@ def _part(cluster: Cluster, shares: int, total: int) -> Cluster:
     return cluster.model_copy(update={"nodes": tuple(nodes), "endpoints": tuple(endpoints)})
 
 
+DRAWS = {"cpus": drawn, "services": drawn_services, "endpoints": drawn_endpoints,
+         "sessions": drawn_sessions}
+
+
 def compared(seeds: range, scale: float, of: str, batch: int = 1) -> dict[str, Any]:
-    """The figures of the line over these seeds, for loads of `cpus`, `services` or `endpoints`."""
-    draw = {"cpus": drawn, "services": drawn_services, "endpoints": drawn_endpoints}[of]
+    """The figures of the line over these seeds, for loads of one of DRAWS."""
+    draw = DRAWS[of]
     found: dict[str, Any] = {"loads": len(seeds)}
     for durations in ("learned", "oracle"):
         rows = {seed: ratios(draw(seed, scale), durations, batch) for seed in seeds}
@@ -196,18 +225,20 @@ def main() -> None:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--services", action="store_true", help="calls of GPU services")
     kind.add_argument("--endpoints", action="store_true", help="calls of an endpoint")
+    kind.add_argument("--sessions", action="store_true", help="sessions that wait for memory")
     parser.add_argument("--batch", type=int, default=1,
                         help="calls that run as one, at most; only with --services")
     parser.add_argument("--tiny", action="store_true", help="about a second, for the tests")
     args = parser.parse_args()
     if args.batch > 1 and not args.services:
         parser.error("--batch: only calls of services run in batches; add --services")
-    of = "services" if args.services else "endpoints" if args.endpoints else "cpus"
+    of = next((name for name in DRAWS if getattr(args, name, False)), "cpus")
     seeds = range(args.seed, args.seed + (3 if args.tiny else args.loads))
     found = compared(seeds, 0.1 if args.tiny else 1.0, of, args.batch)
     if args.tiny and of == "cpus":  # so that the tests see all kinds
         found["with_services"] = compared(seeds, 0.1, "services", 4)
         found["with_endpoints"] = compared(seeds, 0.1, "endpoints")
+        found["with_sessions"] = compared(seeds, 0.1, "sessions")
     common.line("drawn_tenants", {"seed": args.seed, "of": of, "batch": args.batch,
                                   "tiny": args.tiny, "bounds": BOUNDS}, found)
 

@@ -73,7 +73,8 @@ class SessionQueue:
         """Yields the sessions in the order of their clients; tenants are not compared."""
         return self._merged(self._by_client)
 
-    def walk(self, turns: TenantTurns | None, mem_mib: Callable[[int], int]) -> Iterator[int]:
+    def walk(self, turns: TenantTurns | None, mem_mib: Callable[[int], int],
+             left_out: Collection[str] = ()) -> Iterator[int]:
         """Yields the sessions in the order in which placers look at them, as if each one were
         placed in turn.
 
@@ -81,6 +82,7 @@ class SessionQueue:
             turns: the order of the tenants in memory, which is drawn down; None if there is nothing
                 to compare. Limits are not looked at.
             mem_mib: gives the memory of a session.
+            left_out: tenants whose sessions are passed over; it may grow during the walk.
         """
         if turns is None:
             yield from self
@@ -91,7 +93,7 @@ class SessionQueue:
         left = {tenant: self._merged(clients) for tenant, clients in of_tenant.items()}
         while left:
             tenant = min(left, key=turns.rank)
-            session = next(left[tenant], 0)
+            session = next(left[tenant], 0) if tenant not in left_out else 0
             if not session:
                 del left[tenant]
                 continue

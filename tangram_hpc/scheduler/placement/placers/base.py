@@ -85,6 +85,11 @@ class Placement:
     again_at: int = 0
     drained: set[tuple[int, int]] = field(default_factory=set)
 
+    def look_again(self, at: int) -> None:
+        """Asks to place again at a time at the latest, in epoch ns; 0 for no need."""
+        if at:
+            self.again_at = min(self.again_at or at, at)
+
 
 class Placer(Protocol):
     """The interface of placement.

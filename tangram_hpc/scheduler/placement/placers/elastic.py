@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from ....domain.service import BLOCK_SIZES
 from ...state.queue import GPU
+from ...state.tenant_use import MEMORY
 from ..snapshot import Snapshot
 from .base import Placement, start_unitless
 from .elastic_cpus import ElasticCpus
 from .elastic_endpoints import ElasticEndpoints
 from .elastic_gpus import place_services
+from .kept_units import KeptUnits
 from .placer_name import TAIL
 from .session_openings import open_by_load
+from .tenant_parts import BALANCE_NS, RecentUse
 
 
 class ElasticPlacer:
@@ -32,6 +35,7 @@ class ElasticPlacer:
         self.name = "elastic" if tail == TAIL else f"elastic:{tail}"
         self.reserve, self.block_max = 0, BLOCK_SIZES[-1]
         self._cpus, self._endpoints = ElasticCpus(tail), ElasticEndpoints()
+        self._memory = RecentUse()  # what tenants held of the memory of all nodes lately
 
     def place(self, view: Snapshot) -> Placement:
         """Returns the placement of one cycle.
@@ -39,14 +43,26 @@ class ElasticPlacer:
         O(nodes + n log n) for n actions that run or wait on nodes that have changed.
         """
         placement = Placement()
-        open_by_load(view, placement)
+        kept = self._kept_memory(view)
+        open_by_load(view, placement, kept_memory=kept)
         if placement.openings:
             return placement
         start_unitless(view, placement)
         self._cpus.place(view, placement)
         if view.ledger.ready.waits(GPU):
-            again_at = place_services(view, placement, self._cpus.keeping_gpus())
-            if again_at and (not placement.again_at or again_at < placement.again_at):
-                placement.again_at = again_at
+            placement.look_again(place_services(view, placement, self._cpus.keeping_gpus()))
         self._endpoints.place(view, placement)
+        if kept is not None and kept.held_back:
+            placement.look_again(view.now_ns + BALANCE_NS)
         return placement
+
+    def _kept_memory(self, view: Snapshot) -> KeptUnits | None:
+        """Returns the memory that is kept for tenants' sessions; None if there is nothing to
+        compare or no session waits.
+        """
+        turns = view.turns(MEMORY) if view.ledger.session_queue else None
+        if turns is None:
+            return None
+        return KeptUnits(sum(node.entry.spec.mem_mib for node in view.nodes.values()),
+                         sum(node.free_mem_mib for node in view.nodes.values()),
+                         turns, self._memory, view.now_ns)

@@ -15,10 +15,14 @@ A session that begins from a snapshot opens on a node that has the snapshot, as 
 has hardly more sessions than the least loaded one; elsewhere the snapshot would have to be packed
 and fetched first. Otherwise it opens by load like every other session, so a group spreads over the
 job.
+
+Under `elastic`, where several tenants share the nodes, memory is kept for those whose sessions held
+it lately, because nobody takes the memory of an open session back (`kept_units`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from ....domain.ids import client_of
@@ -28,9 +32,12 @@ from ...state.queue import CPU
 from ...state.tenant_use import MEMORY, copy_of
 from ..snapshot import NodeView, Snapshot
 from .base import Placement, SessionPlacement
+from .kept_units import KeptUnits
+from .tenant_parts import PERIODS_NS
 
 KEPT_MOST = 8  # nodes that are kept, of those that could hold a session
 BLOCKED_MOST = 64  # sessions of a kind without room after which its nodes are closed for the cycle
+EXPECTED_NS = PERIODS_NS[-1]  # how long a session is expected to stay open
 # Part of its CPUs by which the load of a node with the snapshot may be above the least one.
 AHEAD = 0.125
 
@@ -50,7 +57,50 @@ class _Kind:
     enough: bool = False
 
 
-def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None:
+class _TenantsRoom:
+    """What the tenants of waiting sessions may still open in one cycle.
+
+    Args:
+        view: the snapshot of this cycle.
+        reserve: CPUs that each session holds while it is open.
+        kept: the memory that is kept for tenants; None for none.
+
+    Attributes:
+        memory: the order of the tenants in memory; None if there is nothing to compare.
+        left_out: tenants of which many sessions were told to leave memory to others.
+    """
+
+    def __init__(self, view: Snapshot, reserve: int, kept: KeptUnits | None) -> None:
+        self.memory, self._cores = view.turns(MEMORY), view.turns(CPU)
+        self.left_out: set[str] = set()
+        self._now, self._reserve, self._kept = view.now_ns, reserve, kept
+        self._held_back: Counter[str] = Counter()
+
+    def may_open(self, session: SessionEntry, tenant: str) -> bool:
+        """Returns whether the limits of its tenant, and what others keep, let a session open."""
+        mem_mib = session.spec.mem_mib
+        if self.memory is not None and self._cores is not None and (
+                mem_mib > self.memory.room(tenant) or self._reserve > self._cores.room(tenant)):
+            return False
+        if self._kept is None or self._kept.may_take(tenant, mem_mib, EXPECTED_NS,
+                                                     self._now - session.requested_at):
+            return True
+        self._held_back[tenant] += 1
+        if self._held_back[tenant] == BLOCKED_MOST:
+            self.left_out.add(tenant)
+        return False
+
+    def opened(self, session: SessionEntry, tenant: str) -> None:
+        """Counts a session that opens."""
+        if self._kept is not None:
+            self._kept.take(tenant, session.spec.mem_mib)
+        if self.memory is not None and self._cores is not None:
+            self.memory.charge(tenant, session.spec.mem_mib)
+            self._cores.charge(tenant, self._reserve)
+
+
+def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0,
+                 kept_memory: KeptUnits | None = None) -> None:
     """Opens waiting sessions in their order, each where there are fewest sessions per CPU.
 
     A session without room keeps one of its eligible nodes from all sessions behind it. O(openings x
@@ -61,28 +111,27 @@ def open_by_load(view: Snapshot, placement: Placement, reserve: int = 0) -> None
         view: the amounts of the nodes, which this function draws down.
         placement: gets the openings.
         reserve: CPUs that each session holds while it is open.
+        kept_memory: the memory that is kept for tenants; None for none.
     """
     if not view.ledger.session_queue:
         return
-    tenants = view.ledger.tenants
+    room = _TenantsRoom(view, reserve, kept_memory)
     kept: set[int] = set()
     shut: set[int] = set()  # nodes that are kept or closed
     kinds: dict[tuple[str, str, str, bool], _Kind] = {}
-    sessions, memory, cores = view.ledger.sessions, view.turns(MEMORY), view.turns(CPU)
-    for session_id in view.ledger.session_queue.walk(copy_of(memory),
-                                                     lambda each: sessions[each].spec.mem_mib):
-        spec, tenant = sessions[session_id].spec, tenants.tenant_of(client_of(session_id))
-        if memory is not None and cores is not None and (
-                spec.mem_mib > memory.room(tenant) or reserve > cores.room(tenant)):
-            continue  # its tenant's limits keep it waiting
+    sessions = view.ledger.sessions
+    for session_id in view.ledger.session_queue.walk(
+            copy_of(room.memory), lambda each: sessions[each].spec.mem_mib, room.left_out):
+        session = sessions[session_id]
+        spec, tenant = session.spec, view.ledger.tenants.tenant_of(client_of(session_id))
+        if not room.may_open(session, tenant):
+            continue
         want = (spec.component, spec.backend, spec.image, spec.trusted)
         kind = None if spec.origin else kinds.get(want)
         if kind is None or spec.mem_mib < kind.least:
-            if node := _roomy(view, sessions[session_id], reserve, kept):
+            if node := _roomy(view, session, reserve, kept):
                 placement.openings.append(SessionPlacement(session_id, node.node, reserve))
-                if memory is not None and cores is not None:
-                    memory.charge(tenant, spec.mem_mib)
-                    cores.charge(tenant, reserve)
+                room.opened(session, tenant)
                 continue
             # a fork is a kind of its own
             kind = _Kind(spec.mem_mib) if spec.origin else kinds.setdefault(want, _Kind(0))
