@@ -42,11 +42,12 @@ def enqueue(state: SchedulerState, entry: ActionEntry) -> None:
 
 
 def dequeue(state: SchedulerState, action: Action, now: int) -> None:
-    """Takes a PENDING action out of all queues."""
+    """Takes a PENDING action out of all queues. Others may start now that waited behind it."""
     ledger = state.ledger
+    session = ledger.sessions.get(action.session)
     if action.id in ledger.ready:
         ledger.ready.remove(action.id)
-    session = ledger.sessions.get(action.session)
+        look_at(state, session.node if session is not None else 0)
     if session is not None and action.id in session.waiting:
         session.waiting.drop(action.id)
         promote(state, session)
@@ -65,10 +66,15 @@ def push(state: SchedulerState, entry: ActionEntry, session: SessionEntry | None
     own = session.spec.id if session is not None and session.cores else 0
     ledger.ready.push(entry.action, node, own, entry.order_tag, ledger.estimator.estimate,
                       entry.counted)
+    look_at(state, node)
+
+
+def look_at(state: SchedulerState, node: int) -> None:
+    """Lets the placer look again at a node, or with 0 at all nodes that any action may start on."""
     if node:
-        ledger.nodes[node].revision += 1
+        state.ledger.nodes[node].revision += 1
     else:
-        ledger.revision += 1
+        state.ledger.revision += 1
     state.dirty = True
 
 
